@@ -1,0 +1,131 @@
+"""From a Flower message to a method's client half and back; holds what lasts as long as the process."""
+
+from collections.abc import MutableMapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+
+from client.state import Kept, Version, needed, valid
+from client.trainer import Client, Received, Reply, Site
+from common.config import Task, parse_task
+from common.errors import UserError
+from common.modules import defined_in
+from common.models import Network, Tensors, network
+from common.wire import (
+    CONFIG,
+    KEPT,
+    METRICS,
+    NUM_EXAMPLES,
+    RESUMED,
+    ROUND,
+    RUN,
+    TASK,
+    from_record,
+    to_record,
+)
+
+PROTOCOL_KEYS = {TASK, RUN, ROUND, KEPT, RESUMED}
+
+
+@lru_cache
+def client_class(module: str) -> type[Client[Any]]:
+    """The client half of a method: the one `Client` subclass that its file defines."""
+    found: type[Client[Any]] = defined_in(f"client.methods.{module}", Client)
+    return found
+
+
+def pick_device(wish: str) -> torch.device:
+    """The device of a name; "auto" is the first GPU where there is one. Raises `UserError`."""
+    if wish == "auto":
+        wish = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(wish)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"device {wish!r} cannot be used here ({reason}); use auto, cpu or cuda:N") from None
+    return device
+
+
+@dataclass
+class Host:
+    """Serves one or many clients in this process: data, networks and kept state stay resident.
+
+    `states` holds versions by `RUN/CLIENT`: a plain dict in the local runtime, files elsewhere.
+    """
+
+    states: MutableMapping[str, list[Version]]
+    data_root: Path | None = None
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    _sites: dict[tuple[str, int], Site] = field(default_factory=dict)
+
+    def site(self, text: str, task: Task, number: int) -> Site:
+        """Client number `number` of the task, its data loaded once per process. Raises `UserError`."""
+        if (text, number) not in self._sites:
+            ids = task.scenario.client_ids
+            if not 0 <= number < len(ids):
+                raise UserError(f"partition-id {number} is not possible; the scenario has clients 0 to {len(ids) - 1}")
+            data = task.scenario.client_data(number, task.seed, self.data_root).to(self.device)
+            if not len(data.train):
+                raise UserError(f"{ids[number]} has no training samples")
+            self._sites[text, number] = Site(ids[number], data, self.network(task), task.seed)
+        return self._sites[text, number]
+
+    def network(self, task: Task) -> Network:
+        """The task's network, one per process."""
+        return network(task.model, task.scenario.input_shape, task.scenario.classes, self.device)
+
+    def handle(self, message: Message, number: int) -> Message:
+        """Answer a message as client number `number`."""
+        config = message.content.config_records[CONFIG]
+        text = str(config[TASK])
+        task = parse_task(text)
+        site = self.site(text, task, number)
+        action = message.metadata.message_type
+        if action == "query":
+            reply = Reply(
+                metrics={NUM_EXAMPLES: len(site.data.train)}, settings={"client": site.client}
+            )
+        else:
+            reply = self._act(message, config, action, task, site)
+        return Message(_content(reply), reply_to=message)
+
+    def _act(
+        self, message: Message, config: ConfigRecord, action: str, task: Task, site: Site
+    ) -> Reply:
+        received = Received(
+            round=int(config[ROUND]),  # type: ignore[arg-type]
+            arrays={
+                name: self._here(from_record(record)) for name, record in message.content.array_records.items()
+            },
+            settings={key: value for key, value in config.items() if key not in PROTOCOL_KEYS},  # type: ignore[misc]
+        )
+        resumed: list[int] = list(config[RESUMED])  # type: ignore[arg-type]
+        place = f"{config[RUN]}/{site.client}"
+        versions = valid(self.states.get(place, []), resumed)
+        before: Kept = {name: self._here(tensors) for name, tensors in versions[-1].kept.items()} if versions else {}
+        client = client_class(task.method.module())(site, task.method, dict(before))
+        reply = client.answer(action, received)
+        after = client.kept
+        if after.keys() != before.keys() or any(after[name] is not before[name] for name in after):
+            older = [version for version in versions if version.round < received.round]
+            checkpoints: list[int] = list(config[KEPT])  # type: ignore[arg-type]
+            self.states[place] = needed([*older, Version(received.round, len(resumed), after)], checkpoints)
+        return reply
+
+    def _here(self, tensors: Tensors) -> Tensors:
+        return {name: tensor.to(self.device) for name, tensor in tensors.items()}
+
+
+def _content(reply: Reply) -> RecordDict:
+    records: dict[str, ArrayRecord | MetricRecord | ConfigRecord] = {
+        name: to_record(tensors) for name, tensors in reply.arrays.items()
+    }
+    records[METRICS] = MetricRecord(dict(reply.metrics))
+    if reply.settings:
+        records[CONFIG] = ConfigRecord(dict(reply.settings))  # type: ignore[arg-type]
+    return RecordDict(records)

@@ -1,0 +1,16 @@
+"""Local training, client half: plain SGD on a model that never leaves the client."""
+
+from client.trainer import LocalTrainer, Predictor, Received, Reply
+from common.methods import Local
+from common.wire import NUM_EXAMPLES, PERSONAL
+
+
+class LocalClient(LocalTrainer[Local]):
+    """`v_u ← v_u − η ∇R(v_u; B)`; v_u starts from the common initial model and is kept across rounds."""
+
+    def train(self, received: Received) -> Reply:
+        self.kept[PERSONAL], metrics = self.descend(self.personal(received), self.loss, received)
+        return Reply(metrics={NUM_EXAMPLES: len(self.data.train), **metrics})
+
+    def models(self, received: Received) -> dict[str, Predictor]:
+        return {"personal": self.predictor(self.personal(received))}

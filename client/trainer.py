@@ -1,0 +1,186 @@
+"""Base of every method's client half: local steps, federated evaluation, kept state.
+
+A subclass answers actions: `train` is the method `train`, `train.gradient` is `train_gradient`, and so on. Its
+objective is `loss(params, batch, received) -> (scalar, metrics)`, a pure function of tensors, so that the same
+function is stepped here for one client and could be mapped over a stacked cohort.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from common.data.examples import ClientData, Examples
+from common.methods import LocalTraining, Method
+from common.metrics import score
+from common.models import Network, Tensors
+from common.seeding import torch_generator
+from common.wire import MODEL, NUM_EXAMPLES, PERSONAL, Scalar
+
+H = TypeVar("H", bound=Method)
+T = TypeVar("T", bound=LocalTraining)
+
+Metrics = dict[str, Tensor]
+"""Named scalars of one mini-batch; what a round reports is their mean over its steps."""
+Predictor = Callable[[Tensor], Tensor]
+"""Inputs (n, *input_shape) to logits (n, classes)."""
+
+EVALUATION_BATCH = 4096
+VALIDATION = "validation"
+
+
+@dataclass(frozen=True)
+class Received:
+    """What a request brought: the round, named tensors, and the method's own scalars."""
+
+    round: int
+    arrays: Mapping[str, Tensors] = field(default_factory=dict)
+    settings: Mapping[str, Scalar] = field(default_factory=dict)
+
+    def __getitem__(self, record: str) -> Tensors:
+        return self.arrays[record]
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a client answers: named tensors and plain numbers."""
+
+    arrays: Mapping[str, Tensors] = field(default_factory=dict)
+    metrics: Mapping[str, int | float | list[int] | list[float]] = field(default_factory=dict)
+    settings: Mapping[str, Scalar] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Site:
+    """What stands at a client for the whole run: who it is, its data, its resident network, its run's seed."""
+
+    client: str
+    data: ClientData
+    network: Network
+    seed: int
+
+
+class Client(Generic[H]):
+    """Base of all client halves, one object per message; whatever must last goes into `self.kept`."""
+
+    def __init__(self, site: Site, hparams: H, kept: dict[str, Tensors]) -> None:
+        self.client, self.data, self.network, self.seed = site.client, site.data, site.network, site.seed
+        self.hparams = hparams
+        self.kept = kept
+        """Tensors that this client keeps between rounds, by record name; stored once the action has succeeded."""
+
+    def answer(self, action: str, received: Received) -> Reply:
+        """Do the work of an action, e.g. `train` or `train.gradient`."""
+        handler: Callable[[Received], Reply] = getattr(self, action.replace(".", "_"))
+        return handler(received)
+
+    def models(self, received: Received) -> dict[str, Predictor]:
+        """The models that this client evaluates, by the names in the method's `evaluates`."""
+        raise NotImplementedError
+
+    def predictor(self, tensors: Tensors) -> Predictor:
+        """A model in evaluation mode."""
+        return lambda x: self.network.predict(tensors, x)
+
+    def initial(self) -> Tensors:
+        """The run's common initial model, the same at every client and at the server."""
+        return self.network.initial(self.seed)
+
+    @torch.no_grad()
+    def evaluate(self, received: Received) -> Reply:
+        """Counts and summed losses of each model on held-out training data and on each test environment.
+
+        Metrics are lists `MODEL/SPLIT/{count,correct,loss}`, one entry per environment; the settings of the reply
+        name the environments of each split.
+        """
+        splits = {VALIDATION: {VALIDATION: self.data.validation}, "test": self.data.test}
+        metrics: dict[str, int | float | list[int] | list[float]] = {}
+        for model, predict in self.models(received).items():
+            for split, environments in splits.items():
+                scores = [
+                    score(
+                        torch.cat([predict(x) for x in part.x.split(EVALUATION_BATCH)]),
+                        part.y,
+                    )
+                    for part in environments.values()
+                ]
+                metrics[f"{model}/{split}/count"] = [s.count for s in scores]
+                metrics[f"{model}/{split}/correct"] = [s.correct for s in scores]
+                metrics[f"{model}/{split}/loss"] = [s.loss for s in scores]
+        return Reply(metrics=metrics, settings={split: list(parts) for split, parts in splits.items()})
+
+
+class LocalTrainer(Client[T]):
+    """A client that takes mini-batch gradient steps; as it stands, FedAvg's."""
+
+    def train(self, received: Received) -> Reply:
+        """`local_steps` updates of the received model on `loss`."""
+        trained, metrics = self.descend(received[MODEL], self.loss, received)
+        return Reply({MODEL: trained}, {NUM_EXAMPLES: len(self.data.train), **metrics})
+
+    def loss(self, params: Tensors, batch: Examples, received: Received) -> tuple[Tensor, Metrics]:
+        """Mean cross-entropy of a mini-batch: the empirical risk R(f; D)."""
+        risk = F.cross_entropy(self.network.predict(params, batch.x, training=True), batch.y)
+        return risk, {"risk": risk}
+
+    def models(self, received: Received) -> dict[str, Predictor]:
+        return {"global": self.predictor(received[MODEL])}
+
+    def personal(self, received: Received) -> Tensors:
+        """This client's personal model; before its first round, the received or the initial one."""
+        start = received.arrays.get(MODEL)
+        return self.kept.get(PERSONAL) or start or self.initial()
+
+    def batches(self, steps: int, round_: int, purpose: str = "batches") -> Iterator[Examples]:
+        """`steps` local updates' worth of mini-batches, reshuffled at the end of each pass over the data.
+
+        With `local_unit` "epoch", `steps` counts passes. The same (round, purpose) gives the same batches.
+        """
+        train, size = self.data.train, self.hparams.batch_size
+        generator = torch_generator(self.seed, self.client, round_, purpose)
+        per_pass = -(-len(train) // size)
+        left = steps if self.hparams.local_unit == "step" else steps * per_pass
+        while left > 0:
+            order = torch.randperm(len(train), generator=generator).to(train.y.device)
+            for index in order.split(size)[:left]:
+                yield train[index]
+            left -= per_pass
+
+    def descend(
+        self,
+        start: Tensors,
+        loss: Callable[[Tensors, Examples, Received], tuple[Tensor, Metrics]],
+        received: Received,
+        *,
+        steps: int | None = None,
+    ) -> tuple[Tensors, dict[str, float]]:
+        """SGD on `loss` from `start` (left as it is); the model reached, and the mean metrics of the steps."""
+        hparams, network = self.hparams, self.network
+        model = {name: tensor.clone() for name, tensor in start.items()}
+        params = [model[name].requires_grad_() for name in network.parameter_names]
+        velocity: list[Tensor] = []
+        sums: Metrics = {}
+        taken = 0
+        for batch in self.batches(hparams.local_steps if steps is None else steps, received.round):
+            value, metrics = loss(model, batch, received)
+            gradient = list(torch.autograd.grad(value, params))
+            with torch.no_grad():
+                if hparams.weight_decay:
+                    torch._foreach_add_(gradient, params, alpha=hparams.weight_decay)
+                if hparams.momentum:
+                    if velocity:
+                        torch._foreach_mul_(velocity, hparams.momentum)
+                        torch._foreach_add_(velocity, gradient)
+                    else:
+                        velocity = gradient
+                    gradient = velocity
+                torch._foreach_add_(params, gradient, alpha=-hparams.learning_rate)
+                for name, metric in metrics.items():
+                    sums[name] = sums[name] + metric.detach() if taken else metric.detach()
+            taken += 1
+        for tensor in params:
+            tensor.requires_grad_(False)
+        return model, {name: float(total) / taken for name, total in sums.items()}

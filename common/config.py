@@ -1,0 +1,170 @@
+"""The configuration of a run: defaults < file < command line < `--set`, complete and checked once it is built."""
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, SerializeAsAny, ValidationError, field_validator
+
+from common.data.scenario import Scenario
+from common.data.scenarios import SCENARIOS, scenario_class
+from common.errors import UserError
+from common.knobs import knob
+from common.methods import Method, method_class
+from common.models import ModelSettings, model_settings
+from common.suggest import unknown
+
+
+class Task(BaseModel):
+    """What a client has to know to take part: sent with every message, so that no site is configured by hand."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    method: SerializeAsAny[Method]
+    scenario: SerializeAsAny[Scenario]
+    model: SerializeAsAny[ModelSettings]
+    seed: int = knob(0, "keys every random draw of the run, data included", ge=0, le=2**31 - 1)
+
+    @field_validator("method", mode="before")
+    @classmethod
+    def _method(cls, values: Any) -> Any:
+        if isinstance(values, Mapping):
+            return method_class(str(values.get("name", ""))).model_validate(values)
+        return values
+
+    @field_validator("scenario", mode="before")
+    @classmethod
+    def _scenario(cls, values: Any) -> Any:
+        if isinstance(values, Mapping):
+            return scenario_class(str(values.get("name", ""))).model_validate(values)
+        return values
+
+    @field_validator("model", mode="before")
+    @classmethod
+    def _model(cls, values: Any) -> Any:
+        return model_settings(values) if isinstance(values, Mapping) else values
+
+
+@lru_cache(maxsize=64)
+def parse_task(text: str) -> Task:
+    """A task from the JSON that travels; the same text is parsed once per process."""
+    return Task.model_validate_json(text)
+
+
+class RunConfig(Task):
+    """Everything that determines a run; `config.toml` of a run folder holds it whole."""
+
+    rounds: int = knob(..., "communication rounds", symbol="T", ge=1, le=1_000_000)
+    participation: float = knob(..., "fraction of the clients that is asked in a round", gt=0, le=1)
+    evaluate_every: int = knob(10, "rounds between two evaluations; the last round is always evaluated", ge=1)
+    checkpoint_every: int = knob(10, "rounds between two checkpoints; the last round always makes one", ge=1)
+    quorum: float = knob(0.5, "fraction of those asked that must answer an exchange, or the run stops", ge=0, le=1)
+    deadline: float = knob(600.0, "seconds after which an exchange goes on without the missing clients", gt=0)
+    wait: float = knob(120.0, "seconds to wait for the scenario's clients when a run starts", gt=0)
+    runtime: Literal["local", "simulation", "deployment"] = knob("local", "where the clients run")
+    device: str = knob("auto", 'where tensors live: "auto", "cpu", "cuda" or "cuda:N"')
+    data_root: str = knob("", "folder of the raw data sets; empty: PERENNIAL_DATA")
+
+    def task(self) -> str:
+        """The part that clients need, as JSON."""
+        return self.model_dump_json(include=set(Task.model_fields))
+
+    def toml(self) -> str:
+        """The complete configuration as TOML; `load_config` of it gives an equal configuration."""
+        return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
+
+
+def load_config(
+    file: Path | None = None, options: Mapping[str, Any] | None = None, settings: Iterable[str] = ()
+) -> RunConfig:
+    """The configuration from a TOML file, named options, and `key=value` settings, the later the stronger.
+
+    A bare key is one of the method's hyper-parameters or of the run; `scenario.key` and `model.key` reach the
+    others. Raises `UserError` with one sentence for the first thing that is wrong.
+    """
+    values = _read(file) if file else {}
+    for key, value in (options or {}).items():
+        if value is not None:
+            values[key] = value
+    values["method"] = _table(values.get("method", "ditto"), "method")
+    values["scenario"] = _scenario_table(values.get("scenario", "colored-digits"))
+    method = method_class(str(values["method"].get("name", "")))
+    assigned = [_assignment(setting, method) for setting in settings]
+    for (part, key), value in assigned:
+        if part in ("method", "scenario"):
+            values[part] = {**values[part], key: value}
+        elif not part:
+            values[key] = value
+    try:
+        scenario = scenario_class(str(values["scenario"].get("name", ""))).model_validate(values["scenario"])
+        model = _table(values.get("model", scenario.model), "model")
+        if model.get("name", scenario.model["name"]) == scenario.model["name"]:
+            model = {**scenario.model, **model}
+        model = {**model, **{key: value for (part, key), value in assigned if part == "model"}}
+        values = {"rounds": scenario.rounds, "participation": scenario.participation, **values, "model": model}
+        return RunConfig.model_validate(values)
+    except ValidationError as error:
+        raise UserError(sentence(error)) from None
+
+
+def sentence(error: ValidationError) -> str:
+    """One sentence for a validation error: the field, the value, what would be right."""
+    first, *others = error.errors()
+    where = ".".join(str(part) for part in first["loc"]) or error.title
+    if first["type"] == "extra_forbidden":
+        text = f"{where}: there is no such setting"
+    elif first["type"] == "missing":
+        text = f"{where}: a value is missing"
+    else:
+        text = f"{where}: {first['input']!r} is not possible; {first['msg'][0].lower()}{first['msg'][1:]}"
+    return text + (f" (and {len(others)} more)" if others else "")
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text())
+    except OSError as error:
+        raise UserError(f"configuration file {file}: {error.strerror or error}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"configuration file {file} is not valid TOML: {error}") from None
+
+
+def _table(value: Any, what: str) -> dict[str, Any]:
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, str):
+        return {"name": value}
+    raise UserError(f"{what}: {value!r} is not possible; give a name or a table with a name")
+
+
+def _scenario_table(value: Any) -> dict[str, Any]:
+    if isinstance(value, str):
+        if value not in SCENARIOS:
+            raise UserError(unknown("scenario", value, SCENARIOS))
+        return SCENARIOS[value].model_dump()
+    return _table(value, "scenario")
+
+
+def _assignment(setting: str, method: type[Method]) -> tuple[tuple[str, str], Any]:
+    key, equals, text = setting.partition("=")
+    key, text = key.strip(), text.strip()
+    if not equals or not key:
+        raise UserError(f"--set {setting!r} is not possible; write key=value")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    part, dot, name = key.rpartition(".")
+    if part in ("method", "scenario", "model"):
+        return (part, name), value
+    if dot:
+        raise UserError(f"--set {key}: the part before the dot must be method, scenario or model, not {part!r}")
+    if key in method.model_fields and key != "name":
+        return ("method", key), value
+    run = set(RunConfig.model_fields) - {"method", "scenario", "model"}
+    if key in run:
+        return ("", key), value
+    raise UserError(f"--set: {unknown('key', key, (set(method.model_fields) - {'name'}) | run)}")

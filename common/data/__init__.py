@@ -1,0 +1,1 @@
+"""Raw sources, environments, partitions, and the named scenarios made of them."""

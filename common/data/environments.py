@@ -1,0 +1,54 @@
+"""What makes an environment out of raw images: seeded transforms of tensors, without state.
+
+Whatever is random takes its own generator, so that the same key gives the same draw anywhere.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+
+def binary_label(classes: Tensor, ones: Iterable[int]) -> Tensor:
+    """Labels (n,) int64 from classes (n,): 1 for the classes in `ones`, 0 for all others."""
+    return torch.isin(classes, torch.tensor(list(ones))).long()
+
+
+def flip(bits: Tensor, probability: float, generator: torch.Generator) -> Tensor:
+    """Bits (n,) int64, each flipped with `probability` independently: label noise on binary labels."""
+    return bits ^ (torch.rand(bits.shape, generator=generator) < probability).long()
+
+
+def draw_colour(labels: Tensor, agreement: float, generator: torch.Generator) -> Tensor:
+    """Colour bits (n,) int64, each equal to its label with probability `agreement` = p^e.
+
+    At 0 and 1 exactly none and exactly all agree. Arjovsky et al. 2019 write e = 1 - p^e.
+    """
+    return flip(labels, 1 - agreement, generator)
+
+
+def unit_range(images: Tensor) -> Tensor:
+    """Images as float32 in [0, 1]; those that are float already stay as they are."""
+    return images.float() / 255 if images.dtype == torch.uint8 else images
+
+
+def downsample(images: Tensor, stride: int) -> Tensor:
+    """Every `stride`-th row and column of images (n, h, w), the first one included."""
+    return images[:, ::stride, ::stride]
+
+
+def colourise(images: Tensor, colour: Tensor) -> Tensor:
+    """Two-channel images (n, 2, h, w): the image (n, h, w) in channel `colour` (n,), zeros in the other."""
+    result = images.new_zeros(images.shape[0], 2, *images.shape[1:])
+    result[torch.arange(len(images)), colour] = images
+    return result
+
+
+def grey(images: Tensor) -> Tensor:
+    """Two-channel images (n, 2, h, w) that say nothing about a colour: the image (n, h, w) in both."""
+    return images.unsqueeze(1).repeat(1, 2, 1, 1)
+
+
+def rotate_quarter(images: Tensor, turns: int) -> Tensor:
+    """Images (..., h, w) turned by `turns` times 90 degrees counter-clockwise, pixel by pixel exact."""
+    return torch.rot90(images, turns, dims=(-2, -1))

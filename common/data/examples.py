@@ -1,0 +1,47 @@
+"""What a client trains and is tested on."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Samples with their labels and the training environment that each came from.
+
+    `x`: (n, *input_shape) float32; `y`: (n,) int64; `environment`: (n,) int64 index into the scenario's
+    `train_environments` (-1 for test samples, whose environment no client knows).
+    """
+
+    x: Tensor
+    y: Tensor
+    environment: Tensor
+
+    def __len__(self) -> int:
+        return self.y.shape[0]
+
+    def __getitem__(self, index: Tensor) -> "Examples":
+        return Examples(self.x[index], self.y[index], self.environment[index])
+
+    def to(self, device: torch.device) -> "Examples":
+        return replace(
+            self, x=self.x.to(device), y=self.y.to(device), environment=self.environment.to(device)
+        )
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """One client's own data: training, held-out training-environment data, and its test environments."""
+
+    train: Examples
+    validation: Examples
+    test: Mapping[str, Examples]
+
+    def to(self, device: torch.device) -> "ClientData":
+        return ClientData(
+            self.train.to(device),
+            self.validation.to(device),
+            {name: part.to(device) for name, part in self.test.items()},
+        )

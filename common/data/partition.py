@@ -1,0 +1,75 @@
+"""Who gets which sample: pure functions from labels to one index array per client.
+
+Index arrays are disjoint, int64, and in random order, so that a slice of one is a random sample of it.
+"""
+
+from collections.abc import Sequence
+from itertools import combinations
+
+import numpy as np
+import numpy.typing as npt
+
+from common.errors import UserError
+
+Indices = npt.NDArray[np.int64]
+
+
+def iid(n: int, parts: int, rng: np.random.Generator) -> list[Indices]:
+    """Samples 0..n-1 dealt at random to `parts` parts whose sizes differ by at most one."""
+    return np.array_split(rng.permutation(n), parts)
+
+
+def by_label(
+    labels: Indices, wanted: Sequence[Sequence[int]], count: int, rng: np.random.Generator
+) -> list[Indices]:
+    """For each client `count` samples of each of its `wanted` labels, none of them for two clients.
+
+    `labels`: (n,). Raises `UserError` when a label has too few samples for all clients that want it.
+    """
+    chosen: list[list[Indices]] = [[] for _ in wanted]
+    for label in sorted({label for own in wanted for label in own}):
+        pool = rng.permutation(np.flatnonzero(labels == label))
+        owners = [client for client, own in enumerate(wanted) if label in own]
+        if count * len(owners) > len(pool):
+            raise UserError(
+                f"{len(owners)} clients want {count} samples each of class {label}, "
+                f"but there are only {len(pool)}; make it {len(pool) // len(owners)} or fewer"
+            )
+        for place, client in enumerate(owners):
+            chosen[client].append(pool[place * count : (place + 1) * count])
+    return [rng.permutation(np.concatenate(own)) for own in chosen]
+
+
+def dirichlet(labels: Indices, parts: int, concentration: float, rng: np.random.Generator) -> list[Indices]:
+    """Every label's samples shared out to the parts in proportions drawn from a symmetric Dirichlet.
+
+    `labels`: (n,). Each sample lands in exactly one part; a small `concentration` gives each label to few
+    parts (some may stay empty), a large one approaches equal shares.
+    """
+    shares: list[list[Indices]] = [[] for _ in range(parts)]
+    for label in np.unique(labels):
+        pool = rng.permutation(np.flatnonzero(labels == label))
+        ends = np.cumsum(rng.dirichlet(np.full(parts, concentration)))[:-1]
+        for share, piece in zip(shares, np.split(pool, np.rint(ends * len(pool)).astype(int)), strict=True):
+            share.append(piece)
+    return [rng.permutation(np.concatenate(share)) for share in shares]
+
+
+def by_environment(clients: int, environments: int, rng: np.random.Generator) -> list[int]:
+    """One environment for each client at random, each environment for equally many (to within one).
+
+    An independent draw per client could leave an environment empty (spec/fedsdr.md A19).
+    """
+    return [int(environment) for environment in rng.permutation(np.arange(clients) % environments)]
+
+
+def class_pairs(classes: Sequence[int], rng: np.random.Generator) -> list[tuple[int, int]]:
+    """Eight different pairs of five classes, in random order, each class in three or four of them.
+
+    That is all ten pairs but two which have no class in common. Source: spec/fedsdr.md §5.2, where each of
+    eight clients has two of the five digits of a label.
+    """
+    a, b, c, d, _ = (int(item) for item in rng.permutation(classes))
+    left_out = ({a, b}, {c, d})
+    pairs = [pair for pair in combinations(classes, 2) if set(pair) not in left_out]
+    return [pairs[place] for place in rng.permutation(len(pairs))]

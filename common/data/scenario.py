@@ -1,0 +1,78 @@
+"""What a scenario is: data set + environments + partition over clients + test environments."""
+
+from abc import ABC, abstractmethod
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict
+
+from common.data.examples import ClientData
+
+
+class Scenario(BaseModel, ABC):
+    """One experiment's data. Subclasses add a `name: Literal[...]` field and their own fields (see `knob`).
+
+    Everything that the server needs (shapes, names) is a property that needs no data; only `client_data`,
+    which runs at a client, reads any. Equal scenarios with equal seeds give bit-identical data everywhere.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    title: ClassVar[str]
+    """One line for `perennial list scenarios`."""
+    source: ClassVar[str]
+    """The paper and section that the recipe is from."""
+    dataset: ClassVar[str]
+    """Name of the raw data set (see `datasets.DATASETS`)."""
+    name: str
+    clients: int
+    oracle: bool = False
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that a run takes unless told otherwise."""
+        return 100
+
+    @property
+    def participation(self) -> float:
+        """Fraction of the clients that is asked in a round, unless told otherwise."""
+        return 1.0
+
+    @property
+    @abstractmethod
+    def model(self) -> dict[str, Any]:
+        """Settings of the model that the paper uses here, e.g. {"name": "mlp", "hidden": (390,)}."""
+
+    @property
+    @abstractmethod
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one sample."""
+
+    @property
+    @abstractmethod
+    def classes(self) -> int:
+        """Number of classes."""
+
+    @property
+    @abstractmethod
+    def train_environments(self) -> tuple[str, ...]:
+        """Names of all training environments in the federation; a client has at least one of them."""
+
+    @property
+    @abstractmethod
+    def test_environments(self) -> tuple[str, ...]:
+        """Names of the test environments, the keys of `ClientData.test`, in the order of the tables."""
+
+    @abstractmethod
+    def client_data(self, client: int, seed: int, data_root: Path | None) -> ClientData:
+        """Client number `client` (from 0) of the run with this seed.
+
+        Raises `UserError` when the raw data set is not there: what, where looked for, how to get it.
+        """
+
+    @cached_property
+    def client_ids(self) -> tuple[str, ...]:
+        """Stable client ids, zero-padded so that their alphabetical order is their number order."""
+        width = len(str(self.clients - 1))
+        return tuple(f"client-{number:0{width}d}" for number in range(self.clients))

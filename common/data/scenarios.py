@@ -1,0 +1,339 @@
+"""The named scenarios, one class per recipe and one entry of `SCENARIOS` per experiment."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from common.data.datasets import Raw, load, resolve_root
+from common.data.environments import (
+    binary_label,
+    colourise,
+    downsample,
+    draw_colour,
+    flip,
+    grey,
+    rotate_quarter,
+    unit_range,
+)
+from common.data.examples import ClientData, Examples
+from common.data.partition import Indices, by_environment, by_label, class_pairs, iid
+from common.data.scenario import Scenario
+from common.errors import UserError
+from common.knobs import knob
+from common.modules import named_subclasses
+from common.seeding import numpy_generator, torch_generator
+from common.suggest import unknown
+
+Probability = Annotated[float, Field(ge=0, le=1)]
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one client holds: indices into a `Raw` data set, and the training environment it has."""
+
+    train: Indices
+    validation: Indices
+    test: Indices
+    environment: int
+
+
+class ColoredScenario(Scenario):
+    """A binary label that a colour gives away, in training more reliably than the shape does.
+
+    The label is the class group, flipped with probability `label_noise`; the flipped label is the target.
+    The colour agrees with it with the environment's probability p, and is the channel that holds the image.
+    A client's test environments are the same images with the same labels, coloured anew for each p. Under
+    `oracle` both channels hold the image, and all else is the same.
+    """
+
+    ones: ClassVar[Sequence[int]]
+    """The classes with label 1."""
+    side: ClassVar[int]
+    """Height and width of a sample, after taking every `stride`-th row and column of the raw image."""
+    stride: ClassVar[int]
+    test_agreement: ClassVar[tuple[float, ...]]
+    """P(colour agrees with the label) in each test environment."""
+
+    label_noise: float = knob(
+        0.25, "probability that a label is flipped, in training and test alike",
+        source="spec/fedsdr.md A15, spec/perinvfl.md A2", ge=0, le=1,
+    )  # fmt: skip
+    train_agreement: tuple[Probability, ...]
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return (2, self.side, self.side)
+
+    @property
+    def classes(self) -> int:
+        return 2
+
+    @property
+    def train_environments(self) -> tuple[str, ...]:
+        return tuple(f"p={p}" for p in self.train_agreement)
+
+    @property
+    def test_environments(self) -> tuple[str, ...]:
+        return tuple(f"p={p}" for p in self.test_agreement)
+
+    @abstractmethod
+    def shares(self, seed: int, raw: Raw) -> list[Share]:
+        """Every client's share of the raw data, all indices disjoint.
+
+        Raises `UserError` when the data set is too small for the scenario's sizes.
+        """
+
+    def quarter_turns(self, client: int) -> int:
+        """How often a client's images are turned by 90 degrees."""
+        return 0
+
+    def client_data(self, client: int, seed: int, data_root: Path | None) -> ClientData:
+        root = resolve_root(data_root)
+        raw = load(self.dataset, root)
+        share = _shares(self, seed, root)[client]
+        client_id = self.client_ids[client]
+
+        def labelled(split: str, index: Indices) -> tuple[Tensor, Tensor]:
+            chosen = torch.from_numpy(index)
+            images = downsample(unit_range(raw.images[chosen]), self.stride)
+            clean = binary_label(raw.labels[chosen], self.ones)
+            generator = torch_generator(seed, client_id, split, "label-noise")
+            return images, flip(clean, self.label_noise, generator)
+
+        def coloured(split: str, images: Tensor, labels: Tensor, p: float, environment: int) -> Examples:
+            if self.oracle:
+                x = grey(images)
+            else:
+                generator = torch_generator(seed, client_id, split, "colour", f"p={p}")
+                x = colourise(images, draw_colour(labels, p, generator))
+            x = rotate_quarter(x, self.quarter_turns(client))
+            return Examples(x, labels, torch.full_like(labels, environment))
+
+        own = share.environment
+        p = self.train_agreement[own]
+        train = coloured("train", *labelled("train", share.train), p, own)
+        validation = coloured("validation", *labelled("validation", share.validation), p, own)
+        images, labels = labelled("test", share.test)
+        test = {
+            name: coloured("test", images, labels, p, -1)
+            for name, p in zip(self.test_environments, self.test_agreement, strict=True)
+        }
+        return ClientData(train, validation, test)
+
+
+@lru_cache(maxsize=4)
+def _shares(scenario: ColoredScenario, seed: int, root: Path | None) -> list[Share]:
+    """The partition, made once per process for all of a run's clients."""
+    return scenario.shares(seed, load(scenario.dataset, root))
+
+
+SUBSETS = 8
+"""Digit subsets of the thesis; with 80 clients each of them is split over ten."""
+
+
+class _DigitPairs(ColoredScenario):
+    """CMNIST's recipe: a client has two of the five classes of each label, and one training environment."""
+
+    source = "FedSDR and FedPIN, thesis §4.5.2 and §5.6.1; spec/fedsdr.md §5.2, §5.3"
+    ones = range(5, 10)
+    test_agreement = tuple(tenths / 10 for tenths in range(11))
+
+    train_agreement: tuple[Probability, ...] = knob(
+        (0.9, 0.8), "P(colour agrees with the label) in each training environment; a client has one of them",
+        symbol="p^e", source="thesis §4.5.2", min_length=1, max_length=SUBSETS,
+    )  # fmt: skip
+    train_per_class: int
+    test_per_class: int
+    validation_fraction: float = knob(
+        0.1, "part of a client's own training data that is held out for validation", ge=0, lt=1
+    )
+
+    def shares(self, seed: int, raw: Raw) -> list[Share]:
+        labels, cut, each = raw.labels.numpy(), raw.train_size, self.clients // SUBSETS
+        pairs = numpy_generator(seed, "partition", "classes")
+        low, high = class_pairs(range(5), pairs), class_pairs(range(5, 10), pairs)
+        classes = [zero + one for zero, one in zip(low, high, strict=True)]
+        deal = numpy_generator(seed, "partition", "environments")
+        environments = by_environment(SUBSETS, len(self.train_agreement), deal)
+
+        def split(part: str, part_labels: Indices, count: int) -> list[Indices]:
+            rng = numpy_generator(seed, "partition", part)
+            subsets = by_label(part_labels, classes, count, rng)
+            return [subset[piece] for subset in subsets for piece in iid(len(subset), each, rng)]
+
+        shares = []
+        train = split("train", labels[:cut], self.train_per_class)
+        test = split("test", labels[cut:], self.test_per_class)
+        for client, (own, own_test) in enumerate(zip(train, test, strict=True)):
+            held_out = round(self.validation_fraction * len(own))
+            environment = environments[client // each]
+            shares.append(Share(own[held_out:], own[:held_out], own_test + cut, environment))
+        return shares
+
+
+class ColoredDigits(_DigitPairs):
+    """CMNIST in small, from scikit-learn's digits."""
+
+    title = "coloured 8x8 digits, two digits per label and client: CMNIST in small, no download"
+    dataset = "digits"
+    side, stride = 8, 1
+
+    name: Literal["colored-digits"] = "colored-digits"
+    clients: Literal[8] = knob(8, "number of clients", symbol="N")
+    train_per_class: int = knob(30, "training and validation images of each of a client's digits", ge=1)
+    test_per_class: int = knob(13, "test images of each of a client's digits", ge=1)
+
+    @property
+    def rounds(self) -> int:
+        return 60
+
+    @property
+    def model(self) -> dict[str, Any]:
+        return {"name": "mlp", "hidden": (64,)}
+
+
+class _ThesisPairs(_DigitPairs):
+    """The two full-sized ones."""
+
+    side, stride = 14, 2
+
+    clients: Literal[8, 80] = knob(
+        8, "number of clients; with 80, each of the 8 digit subsets is split over ten", symbol="N",
+        source="thesis §4.5.2",
+    )  # fmt: skip
+    train_per_class: int = knob(
+        1100, "training and validation images of each class of a digit subset", source="spec/fedsdr.md §5.2",
+        ge=1,
+    )  # fmt: skip
+    test_per_class: int = knob(
+        200, "test images of each class of a digit subset", source="spec/fedsdr.md §5.2", ge=1
+    )
+
+    @property
+    def rounds(self) -> int:
+        return 600
+
+    @property
+    def participation(self) -> float:
+        return 0.1 if self.clients == 80 else 1.0
+
+    @property
+    def model(self) -> dict[str, Any]:
+        return {"name": "mlp", "hidden": (390,)}
+
+
+class CMNIST(_ThesisPairs):
+    """Colored-MNIST of the thesis."""
+
+    title = "Colored-MNIST: p = 0.9 or 0.8 per client, two digits per label and client, tested at p = 0 to 1"
+    dataset = "mnist"
+
+    name: Literal["cmnist"] = "cmnist"
+
+
+class CFMNIST(_ThesisPairs):
+    """Colored Fashion-MNIST of the thesis."""
+
+    title = "Colored Fashion-MNIST: CMNIST's recipe on pictures of clothes"
+    dataset = "fashion-mnist"
+
+    name: Literal["cfmnist"] = "cfmnist"
+
+
+class _Rotated(ColoredScenario):
+    """PerInvFL's recipe: four clients, each with an environment and a rotation of its own.
+
+    The training data are the first images of the MNIST training file and the test data its last. The paper
+    holds nothing out; its unused official test file gives the validation data, in the client's training
+    environment, so that the training data stay the paper's 12,500.
+    """
+
+    source = "PerInvFL §5.1, A.4; spec/perinvfl.md §5.1, §5.2"
+    ones = range(5)
+    side, stride = 14, 2
+    test_agreement = (0.1, 0.2, 0.3, 0.4, 0.5)
+
+    clients: Literal[4] = knob(4, "number of clients", symbol="N")
+    train_agreement: tuple[Probability, Probability, Probability, Probability] = knob(
+        (0.95, 0.9, 0.85, 0.8), "P(colour agrees with the label) in each client's training environment",
+        symbol="p^e", source="PerInvFL Tab 6",
+    )  # fmt: skip
+    train_samples: int = knob(12_500, "training images of a client", source="PerInvFL A.4", ge=1)
+    test_samples: int = knob(
+        2_500, "test images of a client, and as many for validation", source="PerInvFL A.4", ge=1
+    )
+
+    @property
+    def rounds(self) -> int:
+        return 201
+
+    @property
+    def model(self) -> dict[str, Any]:
+        return {"name": "mlp", "hidden": (390, 390), "init": "xavier"}
+
+    def quarter_turns(self, client: int) -> int:
+        return client
+
+    def shares(self, seed: int, raw: Raw) -> list[Share]:
+        train, test, cut = self.clients * self.train_samples, self.clients * self.test_samples, raw.train_size
+        if train + test > cut or test > len(raw) - cut:
+            raise UserError(
+                f"train_samples = {self.train_samples} and test_samples = {self.test_samples} for "
+                f"{self.clients} clients are more than {self.dataset!r} has "
+                f"({cut} training and {len(raw) - cut} test images)"
+            )
+
+        def deal(part: str, first: int, count: int) -> list[Indices]:
+            return [first + own for own in iid(count, self.clients, numpy_generator(seed, "partition", part))]
+
+        parts = deal("train", 0, train), deal("validation", cut, test), deal("test", cut - test, test)
+        return [Share(*own, client) for client, own in enumerate(zip(*parts, strict=True))]
+
+
+class RCMNIST(_Rotated):
+    """Rotated Coloured MNIST of PerInvFL."""
+
+    title = "Rotated Colored-MNIST: p = 0.95 to 0.8 and quarter turns by client, tested at p = 0.1 to 0.5"
+    dataset = "mnist"
+
+    name: Literal["rc-mnist"] = "rc-mnist"
+
+
+class RCFMNIST(_Rotated):
+    """Rotated Coloured Fashion-MNIST of PerInvFL."""
+
+    title = "Rotated Colored Fashion-MNIST: RC-MNIST's recipe on pictures of clothes"
+    dataset = "fashion-mnist"
+
+    name: Literal["rc-fmnist"] = "rc-fmnist"
+
+
+def scenario_class(name: str) -> type[Scenario]:
+    """The class of a scenario by its `name` field. Raises `UserError` for a name that is none."""
+    classes = named_subclasses(Scenario)
+    if name not in classes:
+        raise UserError(unknown("scenario", name, classes))
+    return classes[name]
+
+
+_PLAIN: dict[str, Scenario] = {
+    "colored-digits": ColoredDigits(),
+    "cmnist": CMNIST(),
+    "cmnist-80": CMNIST(clients=80),
+    "cfmnist": CFMNIST(),
+    "cfmnist-80": CFMNIST(clients=80),
+    "rc-mnist": RCMNIST(),
+    "rc-fmnist": RCFMNIST(),
+}
+
+SCENARIOS: dict[str, Scenario] = _PLAIN | {
+    f"{name}-oracle": scenario.model_copy(update={"oracle": True}) for name, scenario in _PLAIN.items()
+}
+"""Every preset by name. The `-oracle` ones show what a model without the shortcut can reach."""

@@ -1,0 +1,58 @@
+"""Files that are complete or absent: written beside their place, flushed to disk, renamed."""
+
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from safetensors.torch import load_file, save_file
+
+from common.models import Tensors
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file."""
+    _replace(path, lambda beside: Path(beside).write_text(text))
+
+
+def save_tensors(path: Path, tensors: Tensors) -> None:
+    """Write named tensors as a safetensors file."""
+    # safetensors refuses views and shared storage.
+    plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    _replace(path, lambda beside: save_file(plain, beside))
+
+
+def save_records(path: Path, records: Mapping[str, Tensors]) -> None:
+    """Write named records of tensors as one safetensors file, with keys `RECORD/TENSOR`."""
+    save_tensors(path, {f"{record}/{key}": tensor for record, part in records.items() for key, tensor in part.items()})
+
+
+def load_records(path: Path) -> dict[str, Tensors]:
+    """Read what `save_records` wrote. Raises `OSError` or `SafetensorError`."""
+    records: dict[str, Tensors] = {}
+    for name, tensor in load_file(path).items():
+        record, _, key = name.partition("/")
+        records.setdefault(record, {})[key] = tensor
+    return records
+
+
+def sync(path: Path) -> None:
+    """Flush a file or folder to disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _replace(path: Path, fill: Callable[[str], object]) -> None:
+    handle, beside = tempfile.mkstemp(dir=path.parent, prefix=".new-")
+    os.close(handle)
+    try:
+        fill(beside)
+        os.chmod(beside, 0o644)
+        sync(Path(beside))
+        os.replace(beside, path)
+    except BaseException:
+        os.unlink(beside)
+        raise

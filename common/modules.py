@@ -1,0 +1,30 @@
+"""Finding things by where and what they are: a method's halves by their file, settings by their name."""
+
+from importlib import import_module
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def defined_in(module: str, base: type) -> Any:
+    """The one subclass of `base` that a module itself defines. Raises `TypeError` if there is not just one."""
+    found = [
+        value
+        for value in vars(import_module(module)).values()
+        if isinstance(value, type) and issubclass(value, base) and value.__module__ == module
+    ]
+    if len(found) != 1:
+        raise TypeError(f"{module} must define one subclass of {base.__name__}, not {len(found)}")
+    return found[0]
+
+
+def named_subclasses(parent: type[M]) -> dict[str, type[M]]:
+    """All subclasses of a settings class that have a `name` of their own, by that name."""
+    found: dict[str, type[M]] = {}
+    for child in parent.__subclasses__():
+        if isinstance(name := child.model_fields["name"].default, str):
+            found[name] = child
+        found |= named_subclasses(child)
+    return found

@@ -1,0 +1,22 @@
+"""Every random draw is keyed by (seed, client, round, purpose), so none depends on what ran before it."""
+
+from hashlib import blake2b
+
+import numpy as np
+import torch
+
+
+def derive(seed: int, *key: str | int) -> int:
+    """A 63-bit seed that depends on `seed` and on every part of `key`."""
+    text = "\x1f".join([str(seed), *map(str, key)])
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def torch_generator(seed: int, *key: str | int) -> torch.Generator:
+    """A CPU torch generator for one purpose, e.g. `torch_generator(seed, client, round, "batches")`."""
+    return torch.Generator().manual_seed(derive(seed, *key))
+
+
+def numpy_generator(seed: int, *key: str | int) -> np.random.Generator:
+    """A numpy generator for one purpose."""
+    return np.random.default_rng(derive(seed, *key))

@@ -1,0 +1,81 @@
+"""Names of what travels, and the step from tensors to Flower's records and back.
+
+Tensors in a record are encoded only when the record leaves the process. On the local runtime they never do,
+so a message costs no copy; over gRPC the bytes are numpy's own format, read with pickling refused.
+This is the one module that leans on how `flwr.app.Array` is made; `tests/common/test_wire.py` fails when that
+changes.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from flwr.app import Array, ArrayRecord
+from torch import Tensor
+
+from common.models import Tensors
+
+
+Scalar = int | float | str | bool | list[int] | list[float] | list[str]
+
+# Record names. A method's own records are named in its strategy and client alike.
+MODEL = "model"
+PERSONAL = "personal"
+CONFIG = "config"
+METRICS = "metrics"
+
+# Keys of the configuration record that every request carries.
+TASK = "task"
+RUN = "run"
+ROUND = "round"
+KEPT = "kept"
+RESUMED = "resumed"
+
+# Key of a reply's metrics: Flower's own name for the sample count.
+NUM_EXAMPLES = "num-examples"
+
+
+class TensorArray(Array):
+    """A Flower array that still is a tensor; `data` is made when somebody asks for bytes."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        tensor = tensor.detach()
+        # Flower (numpy) has no bfloat16; float32 holds every bfloat16 value exactly.
+        self.tensor = tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+        self.dtype = str(self.tensor.dtype).removeprefix("torch.")
+        self.shape = tuple(tensor.shape)
+        self.stype = "numpy.ndarray"
+
+    def plain(self) -> Array:
+        """The same array, encoded."""
+        if "_plain" not in self.__dict__:
+            self.__dict__["_plain"] = Array.from_torch_tensor(self.tensor)
+        array: Array = self.__dict__["_plain"]
+        return array
+
+    @property
+    def data(self) -> bytes:  # type: ignore[override]
+        return self.plain().data
+
+    def deflate(self) -> bytes:
+        return self.plain().deflate()
+
+
+def to_record(tensors: Mapping[str, Tensor]) -> ArrayRecord:
+    """An array record over the tensors themselves; the caller must not change them afterwards."""
+    record = ArrayRecord()
+    for name, tensor in tensors.items():
+        record[name] = TensorArray(tensor)
+    return record
+
+
+def from_record(record: ArrayRecord) -> Tensors:
+    """The tensors of a record, to be read and not changed. Raises `ValueError` for bytes that are no array."""
+    return {
+        name: array.tensor if isinstance(array, TensorArray) else torch.from_numpy(array.numpy())
+        for name, array in record.items()
+    }
+
+
+def payload_bytes(tensors: Mapping[str, Tensor]) -> int:
+    """Size of the values alone: 4 bytes for a float32, without names and framing."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())

@@ -1,0 +1,70 @@
+"""The Flower ServerApp: a run on Flower's simulation or on a SuperLink."""
+
+import json
+import time
+from pathlib import Path
+
+import torch
+from flwr.app import Context
+from flwr.common import log
+from flwr.serverapp import Grid, ServerApp
+
+from common.config import RunConfig, load_config
+from common.errors import RunStopped, UserError
+from common.files import write_text
+from server.folder import RunFolder
+from server.grid import OrderedGrid
+from server.loop import Progress, run_rounds, start
+from server.tables import progress_line
+
+INFO, ERROR = 20, 40
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Start or resume the run that the run configuration describes."""
+    torch.set_num_threads(1)
+    settings = {key: str(value) for key, value in context.run_config.items()}
+    try:
+        if settings["resume"]:
+            folder = RunFolder.open(Path(settings["resume"]))
+            config, origin = folder.config(), folder.load_checkpoint()
+            folder.cut_log(origin.log_bytes)
+        else:
+            config = config_of(settings)
+            folder = RunFolder.create(Path(settings["out"] or default_out(config)), config)
+            origin = start(config)
+        log(INFO, "perennial: run folder %s", folder.path.resolve())
+        run_rounds(config, folder, OrderedGrid(grid), origin, _watch)
+    except (UserError, RunStopped) as error:
+        log(ERROR, "perennial: %s", error)
+        _leave_word(Path(settings["resume"] or settings["out"] or "."), error)
+        raise
+
+
+def config_of(settings: dict[str, str]) -> RunConfig:
+    """The configuration from `flwr run`'s settings: a whole one as JSON, or method, scenario, rounds, seed, set."""
+    if settings["config"]:
+        return load_config(options=json.loads(settings["config"]))
+    options = {"method": settings["method"], "scenario": settings["scenario"], "seed": int(settings["seed"])}
+    if int(settings["rounds"]):
+        options["rounds"] = int(settings["rounds"])
+    return load_config(options={**options, "runtime": "deployment"}, settings=settings["set"].split())
+
+
+def default_out(config: RunConfig) -> str:
+    """Where a run goes when nobody says: `runs/TIME-METHOD-SCENARIO-sSEED`."""
+    return f"runs/{time.strftime('%Y%m%d-%H%M%S')}-{config.method.name}-{config.scenario.name}-s{config.seed}"
+
+
+def _watch(progress: Progress) -> None:
+    if line := progress_line(progress):
+        log(INFO, "perennial: %s", line)
+
+
+def _leave_word(path: Path, error: Exception) -> None:
+    # Whoever started the run through `flwr` sees only a failed run; the reason waits beside its files.
+    if path.is_dir():
+        write_text(path / "error.txt", f"{error}\n")

@@ -1,0 +1,185 @@
+"""A run folder: complete configuration, log of rows, summary, checkpoints, final models."""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from common.config import RunConfig, load_config
+from common.errors import UserError
+from common.files import load_records, save_records, save_tensors, sync, write_text
+from common.models import Tensors
+
+HELD_CHECKPOINTS = 2
+TENSOR_FILES = ("arrays.safetensors", "strategy.safetensors")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Everything that the rounds after `round` depend on, apart from what clients keep themselves."""
+
+    round: int
+    run_id: str
+    arrays: Tensors
+    strategy: Mapping[str, Tensors]
+    resumed: list[int] = field(default_factory=list)
+    """Rounds after which this run was taken up again, in the order in which that happened."""
+    seconds: float = 0.0
+    """Wall time of the rounds so far."""
+    log_bytes: int = 0
+    """Length of `metrics.jsonl` at this point."""
+
+
+class RunFolder:
+    """The files of one run. Every file is complete or absent, except the log, which is cut to whole rounds."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.log = path / "metrics.jsonl"
+
+    @classmethod
+    def create(cls, path: Path, config: RunConfig) -> "RunFolder":
+        """A new run folder with its configuration. Raises `UserError` if it cannot be made or holds a run."""
+        folder = cls(path)
+        if (path / "config.toml").exists():
+            raise UserError(f"{path} already holds a run; give another --out, or continue it: perennial resume {path}")
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            write_text(path / "config.toml", config.toml())
+            folder.log.touch()
+        except OSError as error:
+            raise UserError(f"--out {path} cannot be written ({error.strerror or error}); give another folder") from None
+        return folder
+
+    @classmethod
+    def open(cls, path: Path) -> "RunFolder":
+        """An existing run folder. Raises `UserError` if it is none."""
+        if not (path / "config.toml").is_file():
+            raise UserError(f"{path} is not a run folder: it has no config.toml")
+        return cls(path)
+
+    def config(self) -> RunConfig:
+        """The run's configuration. Raises `UserError` if the file was damaged."""
+        return load_config(self.path / "config.toml")
+
+    def append(self, rows: list[dict[str, Any]]) -> None:
+        """Add rows to the log."""
+        with self.log.open("a") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """All rows of the log. Raises `UserError` naming the line that cannot be read."""
+        rows = []
+        try:
+            for number, line in enumerate(self.log.read_text().splitlines(), start=1):
+                rows.append(json.loads(line))
+        except json.JSONDecodeError as error:
+            raise UserError(f"{self.log} line {number} is damaged ({error})") from None
+        except OSError as error:
+            raise UserError(f"{self.log} cannot be read ({error.strerror})") from None
+        return rows
+
+    def rows_after(self, offset: int) -> tuple[list[dict[str, Any]], int]:
+        """Whole rows that were written after a byte offset of the log, and the offset after them."""
+        if not self.log.exists():
+            return [], offset
+        with self.log.open("rb") as file:
+            file.seek(offset)
+            text = file.read()
+        whole = text[: text.rfind(b"\n") + 1]
+        return [json.loads(line) for line in whole.splitlines()], offset + len(whole)
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Write `summary.json`."""
+        write_text(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
+
+    def summary(self) -> dict[str, Any]:
+        """Read `summary.json`. Raises `UserError` when the run has not ended, or the file is damaged."""
+        try:
+            found: dict[str, Any] = json.loads((self.path / "summary.json").read_text())
+        except FileNotFoundError:
+            raise UserError(
+                f"{self.path} has no summary yet: the run has not ended (perennial resume {self.path})"
+            ) from None
+        except (OSError, json.JSONDecodeError) as error:
+            raise UserError(f"{self.path / 'summary.json'} is damaged ({error})") from None
+        return found
+
+    def save_model(self, name: str, tensors: Tensors) -> None:
+        """Write `models/NAME.safetensors`."""
+        folder = self.path / "models"
+        folder.mkdir(exist_ok=True)
+        save_tensors(folder / f"{name}.safetensors", tensors)
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def checkpoints(self) -> list[int]:
+        """Rounds of the checkpoints held, oldest first."""
+        found = (self.path / "checkpoint").glob("round-*")
+        return sorted(int(path.name.removeprefix("round-")) for path in found)
+
+    def checkpoint_path(self, round_: int) -> Path:
+        """Folder of a checkpoint; the local runtime puts what clients keep into its `clients`."""
+        return self.path / "checkpoint" / f"round-{round_}"
+
+    def save_checkpoint(self, checkpoint: Checkpoint, save_clients: Callable[[Path], None] | None = None) -> None:
+        """Write a checkpoint, then let go of all but the newest `HELD_CHECKPOINTS`.
+
+        It is written beside its place and renamed, so a crash at any moment leaves the one before it whole.
+        """
+        parent = self.path / "checkpoint"
+        parent.mkdir(exist_ok=True)
+        beside = Path(tempfile.mkdtemp(dir=parent, prefix=".new-"))
+        save_tensors(beside / "arrays.safetensors", checkpoint.arrays)
+        save_records(beside / "strategy.safetensors", checkpoint.strategy)
+        facts = {key: value for key, value in asdict(checkpoint).items() if key not in ("arrays", "strategy")}
+        facts["sha256"] = {name: _digest(beside / name) for name in TENSOR_FILES}
+        (beside / "state.json").write_text(json.dumps(facts))
+        if save_clients:
+            save_clients(beside / "clients")
+        sync(beside / "state.json")
+        sync(beside)
+        final = self.checkpoint_path(checkpoint.round)
+        shutil.rmtree(final, ignore_errors=True)
+        os.replace(beside, final)
+        sync(parent)
+        for stale in self.checkpoints()[:-HELD_CHECKPOINTS]:
+            shutil.rmtree(self.checkpoint_path(stale))
+
+    def load_checkpoint(self) -> Checkpoint:
+        """The newest checkpoint. Raises `UserError` when there is none, or it is damaged."""
+        held = self.checkpoints()
+        if not held:
+            raise UserError(f"{self.path} has no checkpoint to resume from; start the run again with another --out")
+        path = self.checkpoint_path(held[-1])
+        try:
+            facts = json.loads((path / "state.json").read_text())
+            for name, digest in facts.pop("sha256").items():
+                if digest != _digest(path / name):
+                    raise ValueError(f"the checksum of {name} does not match")
+            return Checkpoint(
+                arrays=load_file(path / "arrays.safetensors"),
+                strategy=load_records(path / "strategy.safetensors"),
+                **facts,
+            )
+        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+            older = f"; move it away to resume from round {held[-2]}" if len(held) > 1 else ""
+            raise UserError(f"checkpoint {path} is damaged ({error}){older}") from None
+
+    def cut_log(self, length: int) -> None:
+        """Drop the rows of rounds after a checkpoint. Raises `UserError` if the log is shorter than that."""
+        if self.log.stat().st_size < length:
+            raise UserError(f"{self.log} is shorter than it was at the checkpoint; restore it from a copy")
+        os.truncate(self.log, length)
+
+
+def _digest(path: Path) -> str:
+    return sha256(path.read_bytes()).hexdigest()

@@ -1,0 +1,41 @@
+"""The local runtime: server and all clients in this process."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from client.app import make_app
+from client.host import Host, pick_device
+from client.state import FileStates, Version
+from common.config import RunConfig, parse_task
+from server.folder import Checkpoint, RunFolder
+from server.grid import LocalGrid
+from server.loop import Watcher, run_rounds, start
+
+
+class LocalRuntime:
+    """One run's clients in this process, data loaded and networks resident."""
+
+    def __init__(self, config: RunConfig) -> None:
+        """Raises `UserError` when the device or the data set is not there, before anything is written."""
+        torch.set_num_threads(1)
+        self.config = config
+        self.states: dict[str, list[Version]] = {}
+        root = Path(config.data_root) if config.data_root else None
+        self.host = Host(self.states, root, pick_device(config.device))
+        text = config.task()
+        self.host.site(text, parse_task(text), 0)
+        app = make_app(lambda message, context: self.host.handle(message, int(context.node_config["partition-id"])))
+        self.grid = LocalGrid(app, len(config.scenario.client_ids))
+
+    def run(self, folder: RunFolder, origin: Checkpoint | None = None, watch: Watcher = lambda _: None) -> dict[str, Any]:
+        """Run all rounds, or those after a checkpoint, into the folder; returns the summary."""
+        if origin is None:
+            origin = start(self.config)
+        else:
+            self.states.update(FileStates(folder.checkpoint_path(origin.round) / "clients"))
+        return run_rounds(self.config, folder, self.grid, origin, watch, self._save_clients)
+
+    def _save_clients(self, path: Path) -> None:
+        FileStates(path).update(self.states)

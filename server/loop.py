@@ -1,0 +1,143 @@
+"""The round loop: train, log, evaluate, checkpoint. The same on every runtime."""
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord
+from flwr.serverapp import Grid
+
+from common.config import RunConfig
+from common.errors import RunStopped
+from common.models import network
+from common.wire import from_record, to_record
+from server.folder import Checkpoint, RunFolder
+from server.summary import summarise
+from strategies.base import Exchange, MethodStrategy
+from strategies.registry import strategy_class
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What somebody who watches a run is told after each round."""
+
+    round: int
+    rounds: int
+    metrics: dict[str, float]
+    left_out: dict[str, str]
+
+
+Watcher = Callable[[Progress], None]
+
+
+def start(config: RunConfig) -> Checkpoint:
+    """The state before the first round."""
+    scenario = config.scenario
+    net = network(config.model, scenario.input_shape, scenario.classes, torch.device("cpu"))
+    return Checkpoint(round=0, run_id=uuid4().hex[:12], arrays=net.initial(config.seed), strategy={})
+
+
+def run_rounds(
+    config: RunConfig,
+    folder: RunFolder,
+    grid: Grid,
+    origin: Checkpoint,
+    watch: Watcher = lambda _: None,
+    save_clients: Callable[[Path], None] | None = None,
+) -> dict[str, Any]:
+    """All rounds after `origin`, into the run folder; returns the summary.
+
+    `save_clients` writes what clients keep into a checkpoint, where they cannot do so themselves. Raises
+    `RunStopped` when an exchange misses its quorum; the last checkpoint then stands.
+    """
+    strategy: MethodStrategy[Any] = strategy_class(config.method.module())(config, origin.run_id)
+    if origin.round:
+        strategy.load_state_dict(origin.strategy)
+        strategy.resumed = [*origin.resumed, origin.round]
+        strategy.kept_checkpoints = folder.checkpoints()
+    await_clients(strategy, grid, config)
+
+    arrays, nothing = to_record(origin.arrays), ConfigRecord()
+    begun = time.monotonic() - origin.seconds
+    for number in range(origin.round + 1, config.rounds + 1):
+        strategy.exchanges.clear()
+        requests = strategy.configure_train(number, arrays, nothing, grid)
+        replies = grid.send_and_receive(requests, timeout=config.deadline)
+        new_arrays, metrics = strategy.aggregate_train(number, replies)
+        arrays = arrays if new_arrays is None else new_arrays
+        trained = {name: float(value) for name, value in (metrics or {}).items() if not isinstance(value, list)}
+        rows = [_round_row(number, strategy.exchanges, trained)]
+        last = number == config.rounds
+        if last or number % config.evaluate_every == 0:
+            evaluated, exchange = _evaluate(strategy, number, arrays, grid, config)
+            trained |= evaluated
+            rows += [*strategy.evaluation, _exchange_row("evaluation-traffic", number, [exchange])]
+        folder.append(rows)
+        if last or number % config.checkpoint_every == 0:
+            checkpoint = Checkpoint(
+                round=number,
+                run_id=origin.run_id,
+                arrays=from_record(arrays),
+                strategy=strategy.state_dict(),
+                resumed=strategy.resumed,
+                seconds=time.monotonic() - begun,
+                log_bytes=folder.log.stat().st_size,
+            )
+            folder.save_checkpoint(checkpoint, save_clients)
+            strategy.kept_checkpoints = folder.checkpoints()
+        watch(Progress(number, config.rounds, trained, rows[0]["left_out"]))
+
+    folder.save_model("global", from_record(arrays))
+    summary = summarise(config, folder.rows(), seconds=time.monotonic() - begun)
+    folder.write_summary(summary)
+    return summary
+
+
+def await_clients(strategy: MethodStrategy[Any], grid: Grid, config: RunConfig) -> None:
+    """Wait until all of the scenario's clients are there, at most `wait` seconds.
+
+    Raises `RunStopped` when then fewer than the quorum are.
+    """
+    wanted = len(config.scenario.client_ids)
+    end = time.monotonic() + config.wait
+    strategy.enrol(grid)
+    while len(strategy.roster) < wanted and time.monotonic() < end:
+        time.sleep(min(1.0, max(0.0, end - time.monotonic())))
+        strategy.enrol(grid)
+    if len(strategy.roster) < max(1, config.quorum * wanted):
+        reasons = [reason for exchange in strategy.exchanges for reason in exchange.left_out.values()]
+        raise RunStopped(
+            f"only {len(strategy.roster)} of {wanted} clients were there after wait={config.wait:g} seconds, and "
+            f"quorum={config.quorum:g} of them is needed" + (f" ({reasons[-1]})" if reasons else "")
+        )
+
+
+def _evaluate(
+    strategy: MethodStrategy[Any], number: int, arrays: ArrayRecord, grid: Grid, config: RunConfig
+) -> tuple[dict[str, float], Exchange]:
+    requests = strategy.configure_evaluate(number, arrays, ConfigRecord(), grid)
+    exchange = strategy.exchanges[-1]
+    metrics = strategy.aggregate_evaluate(number, grid.send_and_receive(requests, timeout=config.deadline))
+    values = {name: float(value) for name, value in (metrics or {}).items() if not isinstance(value, list)}
+    return values, exchange
+
+
+def _round_row(number: int, exchanges: Iterable[Exchange], trained: dict[str, float]) -> dict[str, Any]:
+    work = [exchange for exchange in exchanges if exchange.action != "query"]
+    return {**_exchange_row("round", number, work), "metrics": trained}
+
+
+def _exchange_row(kind: str, number: int, exchanges: list[Exchange]) -> dict[str, Any]:
+    return {
+        "kind": kind,
+        "round": number,
+        "exchanges": [exchange.action for exchange in exchanges],
+        "asked": len({client for exchange in exchanges for client in exchange.clients.values()}),
+        "bytes_down": sum(exchange.traffic.down for exchange in exchanges),
+        "bytes_up": sum(exchange.traffic.up for exchange in exchanges),
+        "left_out": {client: reason for exchange in exchanges for client, reason in exchange.left_out.items()},
+    }

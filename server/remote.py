@@ -1,0 +1,150 @@
+"""Runs on Flower's own processes: submit with `flwr run`, follow, and say how it ended."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from common.config import RunConfig
+from common.errors import RunStopped, UserError
+from server.folder import RunFolder
+
+APP = Path(__file__).parents[1]
+"""The Flower app: the project's folder, with its pyproject.toml."""
+
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+}
+STATUS_EVERY = 5.0
+
+
+def program(name: str) -> str:
+    """A program of the Flower that this Python has installed."""
+    return str(Path(sys.executable).parent / name)
+
+
+def free_port() -> int:
+    """A TCP port of this machine that nobody listens on now."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+    return port
+
+
+class Connection:
+    """A SuperLink as the `flwr` command line knows it by name."""
+
+    def __init__(self, name: str, environment: dict[str, str]) -> None:
+        self.name = name
+        self.environment = {**os.environ, **QUIET, **environment}
+
+    def submit(self, config: RunConfig, out: Path, resume: bool = False) -> str:
+        """Start a run; its Flower run id. Raises `UserError` with Flower's reason."""
+        if not (APP / "pyproject.toml").is_file():
+            raise UserError(f"--runtime {config.runtime} needs the project's folder, and {APP} has no pyproject.toml")
+        settings = {
+            "config": config.model_dump_json(),
+            "out": str(out.resolve()),
+            "resume": str(out.resolve()) if resume else "",
+        }
+        if config.runtime == "simulation":  # at a deployment, where a site keeps things is the site's own business
+            settings |= {"state-dir": str((out / "clients").resolve()), "device": config.device}
+            if config.data_root:
+                settings["data-root"] = str(Path(config.data_root).resolve())
+        with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
+            file.write(tomli_w.dumps(settings))
+            file.flush()
+            command = [str(APP), self.name, "--run-config", file.name]
+            if config.runtime == "simulation":
+                clients = len(config.scenario.client_ids)
+                command += ["--federation-config", f"num-supernodes={clients} client-resources-num-cpus=1"]
+            answer = self._flwr("run", *command)
+        if not answer.get("success"):
+            raise UserError(f"flwr run {self.name}: {answer.get('error-message', answer)}")
+        return str(answer["run-id"])
+
+    def status(self, run_id: str) -> str:
+        """Flower's word on a run, e.g. `running` or `finished:completed`."""
+        answer = self._flwr("ls", self.name, "--run-id", run_id)
+        runs = answer.get("runs") or [{}]
+        return str(runs[0].get("status", "unknown"))
+
+    def follow(self, run_id: str, out: Path) -> Iterator[dict[str, Any]]:
+        """The rows of a run's log as they are written, until it has ended.
+
+        Raises `RunStopped` or `UserError` when it did not end well.
+        """
+        folder, seen, asked = RunFolder(out), 0, time.monotonic()
+        ended = False
+        while not ended:
+            time.sleep(0.3)
+            ended = (out / "summary.json").exists() or (out / "error.txt").exists()
+            if not ended and time.monotonic() - asked > STATUS_EVERY:
+                ended = self.status(run_id).startswith("finished")
+                asked = time.monotonic()
+            rows, seen = folder.rows_after(seen)
+            yield from rows
+        status = self.status(run_id)
+        while not status.startswith("finished"):
+            time.sleep(1.0)
+            status = self.status(run_id)
+        if status != "finished:completed":
+            reason = (out / "error.txt").read_text().strip() if (out / "error.txt").exists() else ""
+            raise RunStopped(reason or f"Flower says of run {run_id}: {status} (flwr log {run_id} {self.name})")
+
+    def _flwr(self, *arguments: str) -> dict[str, Any]:
+        command = [program("flwr"), *arguments, "--format", "json"]
+        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False)
+        try:
+            answer: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])
+        except ValueError:
+            text = " ".join((done.stderr or done.stdout).split())
+            raise UserError(f"flwr {arguments[0]} failed: {text[-300:]}") from None
+        return answer
+
+
+@contextmanager
+def simulation(home: Path) -> Iterator[Connection]:
+    """A SuperLink in simulation mode for the time of the block, with a Flower home of its own."""
+    port = free_port()
+    home.mkdir(parents=True, exist_ok=True)
+    (home / "config.toml").write_text(
+        tomli_w.dumps({"superlink": {"here": {"address": f"127.0.0.1:{port}", "insecure": True}}})
+    )
+    connection = Connection("here", {"FLWR_HOME": str(home)})
+    command = [program("flower-superlink"), "--insecure", "--simulation"]
+    command += ["--control-api-address", f"127.0.0.1:{port}", "--serverappio-api-address", f"127.0.0.1:{free_port()}"]
+    with (home / "superlink.log").open("w") as log:
+        link = subprocess.Popen(command, env=connection.environment, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            await_port(port, link, home / "superlink.log")
+            yield connection
+        finally:
+            link.terminate()
+            try:
+                link.wait(timeout=20)
+            except subprocess.TimeoutExpired:
+                link.kill()
+
+
+def await_port(port: int, process: subprocess.Popen[Any], log: Path, seconds: float = 60.0) -> None:
+    """Wait until a process listens on a port. Raises `RunStopped` if it ends or takes too long."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and process.poll() is None:
+        with socket.socket() as probe:
+            probe.settimeout(0.5)
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.2)
+    raise RunStopped(f"{Path(str(process.args[0])).name} did not come up; see {log}")  # type: ignore[index]

@@ -1,0 +1,73 @@
+"""What a person sees of a run: a line while it goes on, a table when it is done."""
+
+from typing import Any
+
+from rich.table import Table
+
+from server.loop import Progress
+
+
+def progress_line(progress: Progress) -> str:
+    """One line for a round that has something to say: an evaluation, or clients left out; else empty."""
+    accuracies = {
+        name.removesuffix("/accuracy"): value
+        for name, value in progress.metrics.items()
+        if name.endswith("/accuracy")
+    }
+    if not accuracies and not progress.left_out:
+        return ""
+    parts = [f"round {progress.round}/{progress.rounds}"]
+    parts += [f"{name} {100 * value:.1f} %" for name, value in accuracies.items()]
+    parts += [f"left out {client}: {reason}" for client, reason in sorted(progress.left_out.items())]
+    return "  ".join(parts)
+
+
+def summary_table(summary: dict[str, Any]) -> Table:
+    """Test accuracy (%, mean over clients) of every model and selection, per test environment."""
+    columns = [
+        (f"{model}\n{selection}", found)
+        for model, selections in summary["models"].items()
+        for selection, found in selections.items()
+    ]
+    table = Table(
+        title=f"{summary['method']} on {summary['scenario']}, {summary['rounds']} rounds, seed {summary['seed']}",
+        caption="test accuracy in %, mean over clients",
+    )
+    table.add_column("test\nenvironment", no_wrap=True)
+    for title, _ in columns:
+        table.add_column(title, justify="right")
+    for environment in columns[0][1]["accuracy"]:
+        table.add_row(environment, *(_percent(found["accuracy"][environment]) for _, found in columns))
+    table.add_section()
+    for row in ("worst", "average"):
+        table.add_row(row, *(_percent(found[row]) for _, found in columns), style="bold")
+    table.add_section()
+    table.add_row("held-out training", *(_percent(found["validation"]) for _, found in columns))
+    table.add_row("round", *(str(found["round"]) for _, found in columns))
+    return table
+
+
+def traffic_line(summary: dict[str, Any]) -> str:
+    """Bytes per client and round, in the unit that reads best."""
+    traffic = summary["bytes_per_client_and_round"]
+    return f"per client and round: {_size(traffic['down'])} down, {_size(traffic['up'])} up"
+
+
+def left_out_lines(summary: dict[str, Any]) -> list[str]:
+    """A line for each client whose replies were left out."""
+    return [
+        f"{client}: {entry['replies']} replies left out, the last in {entry['last']}"
+        for client, entry in sorted(summary["left_out"].items())
+    ]
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.2f}"
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.4g} {unit}"
+        count /= 1000
+    return f"{count:.4g} GB"

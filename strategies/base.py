@@ -1,0 +1,372 @@
+"""Base of every method's server half: cohorts, exchanges, screening, federated evaluation.
+
+A method overrides `configure_train` and `aggregate_train`, like any Flower strategy, and says with `state_dict`
+what a checkpoint must hold of it. A round with several exchanges runs the first ones inside `configure_train`
+with `exchange`.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+
+from common.config import RunConfig
+from common.errors import RunStopped
+from common.methods import Method
+from common.models import Tensors
+from common.seeding import numpy_generator
+from common.wire import (
+    CONFIG,
+    KEPT,
+    METRICS,
+    MODEL,
+    NUM_EXAMPLES,
+    RESUMED,
+    ROUND,
+    RUN,
+    TASK,
+    Scalar,
+    from_record,
+    payload_bytes,
+    to_record,
+)
+from strategies.mean import StreamingMean
+from strategies.screening import Rejected, Template, accept, check_metrics
+
+H = TypeVar("H", bound=Method)
+
+Payload = Mapping[str, Tensors]
+"""Named records of one request."""
+PerClient = Callable[[str], Payload]
+"""A payload of its own for each client id."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One client's accepted reply."""
+
+    client: str
+    arrays: Mapping[str, Tensors]
+    metrics: MetricRecord
+    settings: ConfigRecord
+
+    def __getitem__(self, record: str) -> Tensors:
+        return self.arrays[record]
+
+    @property
+    def num_examples(self) -> int:
+        """The client's training samples."""
+        count = self.metrics[NUM_EXAMPLES]
+        assert isinstance(count, int)  # screened
+        return count
+
+
+@dataclass
+class Traffic:
+    """Bytes of tensor values that went to and came from clients, and in how many messages."""
+
+    down: int = 0
+    up: int = 0
+    messages: int = 0
+
+
+@dataclass
+class Exchange:
+    """What is known of a send-and-receive while its replies come in."""
+
+    action: str
+    round: int
+    clients: dict[int, str]
+    """Client id by node id of those asked."""
+    expect: Callable[[str], Mapping[str, Template]]
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Why a client's reply was not used, by client id."""
+    traffic: Traffic = field(default_factory=Traffic)
+
+
+class MethodStrategy(Strategy, Generic[H]):
+    """Base of all server halves; as it stands, one global model and the sample-weighted mean of the replies."""
+
+    def __init__(self, run: RunConfig, run_id: str) -> None:
+        self.run, self.run_id = run, run_id
+        self.hparams: H = run.method  # type: ignore[assignment]
+        self.roster: dict[str, int] = {}
+        """Node id by client id, in the order of client ids."""
+        self.kept_checkpoints: list[int] = []
+        self.resumed: list[int] = []
+        self.exchanges: list[Exchange] = []
+        """The exchanges of the round so far, for the log; whoever reads them clears them."""
+        self.evaluation: list[dict[str, Any]] = []
+        """Rows of the latest evaluation, one per client, model and split."""
+        self._task = run.task()
+        self._answered: dict[int, str] = {}
+        self._refused: set[int] = set()
+
+    # ------------------------------------------------------------------ what a method says about itself
+
+    def state_dict(self) -> dict[str, Tensors]:
+        """Everything beyond the global arrays that the next round depends on, as named tensors."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Tensors]) -> None:
+        """Take up the state of a checkpoint."""
+
+    def payload(self, arrays: ArrayRecord) -> Payload:
+        """What a client needs to train or to evaluate, when that is the same for all."""
+        return {MODEL: from_record(arrays)}
+
+    # ------------------------------------------------------------------ Flower's strategy, one exchange a round
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Ask the round's cohort to `train` from the global model."""
+        cohort, payload = self.sample(server_round, grid), self.payload(arrays)
+        return self.messages(server_round, cohort, "train", payload, expect=payload)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """The mean of the clients' models, weighted by their sample counts (McMahan et al. 2017)."""
+        mean, metrics = StreamingMean(), MetricMeans()
+        for reply in self.accepted(replies):
+            mean.add(reply[MODEL], reply.num_examples)
+            metrics.add(reply)
+        return to_record(mean.result()) if mean.weight else None, metrics.result()
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Ask every client to evaluate its models."""
+        self.enrol(grid)
+        return self.messages(server_round, list(self.roster), "evaluate", self.payload(arrays))
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Rows of counts and sums into `evaluation`; returns each model's client-mean test accuracy."""
+        exchange = self.exchanges[-1]
+        self.evaluation = []
+        for reply in self.accepted(replies):
+            try:
+                self.evaluation += _rows(server_round, reply)
+            except Rejected as reason:
+                exchange.left_out[reply.client] = str(reason)
+        accuracy: dict[str, list[float]] = {}
+        for row in self.evaluation:
+            if row["split"] == "test":
+                values = [right / count for right, count in zip(row["correct"], row["count"], strict=True) if count]
+                accuracy.setdefault(row["model"], []).append(sum(values) / len(values))
+        return MetricRecord({f"{name}/accuracy": sum(v) / len(v) for name, v in accuracy.items()})
+
+    def summary(self) -> None:
+        """Nothing to log: the run folder holds the complete configuration."""
+
+    # ------------------------------------------------------------------ the toolbox
+
+    def enrol(self, grid: Grid) -> None:
+        """Learn the client id of every node that has not been asked yet; forget nodes that are gone."""
+        present = set(grid.get_node_ids())
+        self._answered = {node: client for node, client in self._answered.items() if node in present}
+        self._refused &= present
+        strangers = sorted(present - self._answered.keys() - self._refused)
+        if strangers:
+            names = {f"node {node}": node for node in strangers}
+            clients = {node: name for name, node in names.items()}
+            messages = self._requests(0, clients, "query", lambda _: {}, lambda _: {}, {})
+            for reply in self.accepted(self._send(grid, messages), quorum=0.0):
+                self._answered[names[reply.client]] = str(reply.settings.get("client", ""))
+            # A node that did not answer is asked again once it has been away.
+            self._refused |= set(strangers) - self._answered.keys()
+        self.roster = {}
+        for node, client in sorted(self._answered.items(), key=lambda item: (item[1], item[0])):
+            if client in self.run.scenario.client_ids and client not in self.roster:
+                self.roster[client] = node
+
+    def sample(self, server_round: int, grid: Grid) -> list[str]:
+        """The round's cohort: `participation` of the scenario's clients, drawn from (seed, round).
+
+        The draw is over all client ids of the scenario, whoever is connected, so it is the same on every
+        runtime; clients that are not connected are left out and named.
+        """
+        self.enrol(grid)
+        ids = self.run.scenario.client_ids
+        size = max(1, round(self.run.participation * len(ids)))
+        generator = numpy_generator(self.run.seed, "server", server_round, "cohort")
+        return [ids[number] for number in sorted(generator.choice(len(ids), size, replace=False))]
+
+    def messages(
+        self,
+        server_round: int,
+        cohort: Sequence[str],
+        action: str,
+        payload: Payload | PerClient,
+        *,
+        expect: Mapping[str, Template] | Callable[[str], Mapping[str, Template]] | None = None,
+        settings: Mapping[str, Scalar] | None = None,
+    ) -> list[Message]:
+        """One request per client of the cohort, in client-id order.
+
+        `payload` and `expect` (the records that a reply must bring, as tensors of the right shapes and types) may
+        be functions of the client id. The replies go through `accepted`.
+        """
+        connected = {self.roster[client]: client for client in sorted(cohort) if client in self.roster}
+        per_client = payload if callable(payload) else lambda _: payload
+        expected = expect if callable(expect) else lambda _: expect or {}
+        messages = self._requests(server_round, connected, action, per_client, expected, settings or {})
+        exchange = self.exchanges[-1]
+        exchange.left_out |= {client: "is not connected" for client in cohort if client not in self.roster}
+        return messages
+
+    def exchange(
+        self,
+        grid: Grid,
+        server_round: int,
+        cohort: Sequence[str],
+        action: str,
+        payload: Payload | PerClient,
+        *,
+        expect: Mapping[str, Template] | Callable[[str], Mapping[str, Template]] | None = None,
+        settings: Mapping[str, Scalar] | None = None,
+    ) -> Iterator[Reply]:
+        """Send and receive within a round: `messages`, the grid, `accepted`."""
+        messages = self.messages(
+            server_round, cohort, action, payload, expect=expect, settings=settings
+        )
+        return self.accepted(self._send(grid, messages))
+
+    def accepted(self, replies: Iterable[Message], *, quorum: float | None = None) -> Iterator[Reply]:
+        """The replies of the latest exchange that may be used, in client-id order, one at a time.
+
+        A reply that is an error, lacks a record, has another shape or type or a number that is not finite is left
+        out and named in the exchange's `left_out`. Raises `RunStopped` after the last reply when fewer than the
+        quorum could be used.
+        """
+        return self._accepted(self.exchanges[-1], replies, self.run.quorum if quorum is None else quorum)
+
+    # ------------------------------------------------------------------ inside
+
+    def _accepted(self, exchange: Exchange, replies: Iterable[Message], quorum: float) -> Iterator[Reply]:
+        if isinstance(replies, Sequence):  # a stock Grid's: in order of arrival
+            replies = sorted(replies, key=lambda reply: exchange.clients.get(reply.metadata.src_node_id, ""))
+        asked = len(exchange.clients) + len(exchange.left_out)
+        waiting = dict(exchange.clients)
+        used = 0
+        for message in replies:
+            client = waiting.pop(message.metadata.src_node_id, None)
+            if client is None:
+                continue  # the SuperLink's word on a lost node: that client is named below
+            try:
+                reply = _screened(client, message, exchange.expect(client))
+            except Rejected as reason:
+                exchange.left_out[client] = str(reason)
+                continue
+            exchange.traffic.up += sum(payload_bytes(tensors) for tensors in reply.arrays.values())
+            used += 1
+            yield reply
+        exchange.left_out |= {client: "did not answer in time" for client in waiting.values()}
+        need = math.ceil(quorum * asked)
+        if used < need:
+            reasons = "; ".join(f"{client}: {reason}" for client, reason in sorted(exchange.left_out.items())[:3])
+            raise RunStopped(
+                f"round {exchange.round}: only {used} of {asked} clients gave a usable answer to "
+                f"{exchange.action!r}, and quorum={quorum} asks for {need} ({reasons})"
+            )
+
+    def _send(self, grid: Grid, messages: list[Message]) -> Iterable[Message]:
+        return grid.send_and_receive(messages, timeout=self.run.deadline)
+
+    def _requests(
+        self,
+        server_round: int,
+        clients: dict[int, str],
+        action: str,
+        payload: PerClient,
+        expect: Callable[[str], Mapping[str, Template]],
+        settings: Mapping[str, Scalar],
+    ) -> list[Message]:
+        exchange = Exchange(action, server_round, clients, expect)
+        config = ConfigRecord(
+            {
+                TASK: self._task,
+                RUN: self.run_id,
+                ROUND: server_round,
+                KEPT: self.kept_checkpoints,
+                RESUMED: self.resumed,
+                **settings,
+            }
+        )
+        messages = []
+        encoded: dict[int, tuple[Tensors, ArrayRecord]] = {}
+        for node, client in clients.items():
+            content = RecordDict({CONFIG: config})
+            for name, tensors in payload(client).items():
+                # The same tensors for several clients become one record.
+                if id(tensors) not in encoded:
+                    encoded[id(tensors)] = tensors, to_record(tensors)
+                content[name] = encoded[id(tensors)][1]
+                exchange.traffic.down += payload_bytes(tensors)
+            messages.append(Message(content, node, action, group_id=str(server_round)))
+        exchange.traffic.messages = len(messages)
+        self.exchanges.append(exchange)
+        return messages
+
+
+class MetricMeans:
+    """Sample-weighted means of the plain numbers in replies."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, float] = {}
+        self._examples = 0
+
+    def add(self, reply: Reply) -> None:
+        """Take in a reply that counts its samples."""
+        for name, value in reply.metrics.items():
+            if name != NUM_EXAMPLES and not isinstance(value, list):
+                self._sums[name] = self._sums.get(name, 0.0) + value * reply.num_examples
+        self._examples += reply.num_examples
+
+    def result(self) -> MetricRecord:
+        """The means, and the number of samples behind them."""
+        means: dict[str, float | int] = {name: total / self._examples for name, total in self._sums.items()}
+        return MetricRecord({**means, NUM_EXAMPLES: self._examples})
+
+
+def _screened(client: str, message: Message, expect: Mapping[str, Template]) -> Reply:
+    if message.has_error():
+        raise Rejected(_error_text(message))
+    content = message.content
+    arrays = {name: accept(name, content.array_records.get(name), like) for name, like in expect.items()}
+    if extra := content.array_records.keys() - expect.keys():
+        raise Rejected(f"unexpected record {sorted(extra)[0]!r}")
+    metrics = check_metrics(content.metric_records.get(METRICS))
+    return Reply(client, arrays, metrics, content.config_records.get(CONFIG, ConfigRecord()))
+
+
+def _error_text(message: Message) -> str:
+    reason = " ".join(message.error.reason.split()) or "no reason given"
+    raised = re.fullmatch(r"<class '(?:.*\.)?(\w+)'>:<['\"](.*)['\"]>", reason)  # Flower's form of an exception
+    return f"failed: {raised[2]} ({raised[1]})" if raised else f"failed: {reason} (code {message.error.code})"
+
+
+def _rows(server_round: int, reply: Reply) -> list[dict[str, Any]]:
+    """An evaluation reply as one row per model and split. Raises `Rejected` where the columns do not fit."""
+    columns: dict[tuple[str, str], dict[str, Any]] = {}
+    rows = []
+    try:
+        for key, values in reply.metrics.items():
+            model, split, column = key.split("/")
+            columns.setdefault((model, split), {})[column] = values
+        for (model, split), row in columns.items():
+            names = list(reply.settings[split])  # type: ignore[arg-type]
+            counts = zip(names, row["count"], row["correct"], row["loss"], strict=True)
+            if not all(0 <= correct <= count for _, count, correct, _ in counts):
+                raise ValueError("more correct answers than samples")
+            named = {"kind": "evaluation", "round": server_round, "client": reply.client}
+            rows.append({**named, "model": model, "split": split, "environment": names, **row})
+    except (KeyError, TypeError, ValueError) as error:
+        raise Rejected(f"its evaluation cannot be read ({error})") from None
+    return rows

@@ -1,0 +1,40 @@
+"""A weighted mean that sees one set of tensors at a time."""
+
+import torch
+from torch import Tensor
+
+from common.models import Tensors
+
+
+class StreamingMean:
+    """Weighted mean of equally shaped tensors, summed in float64 in the order of `add`.
+
+    Memory is one float64 copy of the model, whatever the number of clients. Integer tensors (BatchNorm's batch
+    counters) come out rounded, of their own type.
+    """
+
+    def __init__(self) -> None:
+        self.weight = 0.0
+        self._names: list[str] = []
+        self._sums: list[Tensor] = []
+        self._dtypes: list[torch.dtype] = []
+
+    def add(self, tensors: Tensors, weight: float = 1.0) -> None:
+        """Take `tensors` in with a weight > 0."""
+        values = [tensor.double() for tensor in tensors.values()]
+        if not self._sums:
+            self._names = list(tensors)
+            self._dtypes = [tensor.dtype for tensor in tensors.values()]
+            self._sums = [torch.zeros_like(value) for value in values]
+        torch._foreach_add_(self._sums, values, alpha=weight)
+        self.weight += weight
+
+    def result(self) -> Tensors:
+        """The mean so far, in the types that came in. Raises `ValueError` before the first `add`."""
+        if not self._sums:
+            raise ValueError("the mean of nothing")
+        means = torch._foreach_div(self._sums, self.weight)
+        return {
+            name: (mean if dtype.is_floating_point else mean.round()).to(dtype)
+            for name, mean, dtype in zip(self._names, means, self._dtypes, strict=True)
+        }

@@ -1,0 +1,172 @@
+"""What every method must keep, whoever wrote it: trains, repeats, resumes, survives bad and missing clients."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Array, Message, MetricRecord, RecordDict
+from safetensors.torch import load_file
+from toys import SpoilingGrid, toy_config
+
+from common.config import RunConfig
+from common.methods import METHODS
+from common.models import Tensors
+from common.wire import METRICS
+from server.folder import RunFolder
+from server.local import LocalRuntime
+
+pytestmark = pytest.mark.parametrize("method", sorted(METHODS))
+
+
+def run(config: RunConfig, path: Path, **how: Any) -> dict[str, Any]:
+    return LocalRuntime(config).run(RunFolder.create(path, config), **how)
+
+
+def files(folder: Path) -> dict[str, Tensors]:
+    """Every tensor file of a run: final model, last checkpoint, what clients keep."""
+    last = RunFolder(folder).checkpoints()[-1]
+    places = [folder / "models", folder / "checkpoint" / f"round-{last}"]
+    paths = [path for place in places for path in sorted(place.rglob("*.safetensors"))]
+    # A version's file name tells the attempt, which differs between a resumed and an unbroken run.
+    return {f"{p.parent.name}/{p.name.split('.')[0]}": load_file(p) for p in paths}
+
+
+def assert_same(one: Path, other: Path) -> None:
+    left, right = files(one), files(other)
+    assert left.keys() == right.keys()
+    for name in left:
+        assert left[name].keys() == right[name].keys()
+        assert all(torch.equal(left[name][key], right[name][key]) for key in left[name]), name
+    assert RunFolder(one).rows() == RunFolder(other).rows()
+
+
+def test_trains_and_improves(method: str, tmp_path: Path) -> None:
+    config = toy_config(method, rounds=8)
+    summary = run(config, tmp_path / "run")
+    model = config.method.evaluates[-1]
+    assert summary["models"].keys() == set(config.method.evaluates)
+    assert summary["models"][model]["final"]["validation"] > 0.75
+    assert summary["left_out"] == {}
+    losses = [row["metrics"]["risk"] for row in RunFolder(tmp_path / "run").rows() if row["kind"] == "round"]
+    assert losses[-1] < losses[0]
+
+
+def test_same_seed_same_bits_other_seed_other_bits(method: str, tmp_path: Path) -> None:
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        run(toy_config(method, seed=seed), tmp_path / name)
+    assert_same(tmp_path / "a", tmp_path / "b")
+    assert RunFolder(tmp_path / "a").rows() != RunFolder(tmp_path / "c").rows()
+
+
+@pytest.mark.parametrize("stops", [(3,), (1,), (4, 5), (3, 3)])
+def test_resumed_run_equals_unbroken_run(method: str, stops: tuple[int, ...], tmp_path: Path) -> None:
+    """Stopped in rounds between checkpoints, before the first, and twice."""
+    config = toy_config(method, participation=0.5, rounds=7)
+    run(config, tmp_path / "unbroken")
+    broken = RunFolder.create(tmp_path / "broken", config)
+
+    class Killed(Exception):
+        pass
+
+    origin = None
+    for stop in stops:
+
+        def kill(progress: Any, stop: int = stop) -> None:
+            if progress.round == stop:
+                raise Killed
+
+        with pytest.raises(Killed):
+            LocalRuntime(config).run(broken, origin, kill)
+        if not broken.checkpoints():  # nothing to resume from: the user starts again
+            broken = RunFolder.create(tmp_path / "again", config)
+            continue
+        origin = broken.load_checkpoint()
+        broken.cut_log(origin.log_bytes)
+    LocalRuntime(config).run(broken, origin)
+    assert_same(tmp_path / "unbroken", broken.path)
+
+
+@pytest.mark.parametrize(
+    ("fault", "word"),
+    [
+        ("nan", "finite"),
+        ("shape", "shape"),
+        ("key", "lacks"),
+        ("type", "type"),
+        ("bytes", "decoded"),
+        ("metrics", "metric"),
+        ("raise", "out of memory"),
+        ("silent", "did not answer"),
+    ],
+)
+def test_a_bad_client_is_left_out_and_named(method: str, fault: str, word: str, tmp_path: Path) -> None:
+    config = toy_config(method)
+    here = LocalRuntime(config)
+    bad_node = 2
+
+    def spoil(request: Message, reply: Message) -> Message | None:
+        kind = request.metadata.message_type
+        if request.metadata.dst_node_id != bad_node or not kind.startswith("train"):
+            return reply
+        return spoiled(fault, request, reply)
+
+    here.grid = SpoilingGrid(here.grid, spoil)  # type: ignore[assignment]
+    if fault in ("nan", "shape", "key", "type", "bytes") and not sends_arrays(config):
+        pytest.skip("this method's clients send no arrays")
+    summary = here.run(RunFolder.create(tmp_path / "run", config))
+    assert summary["left_out"].keys() == {"client-1"}
+    assert word in summary["left_out"]["client-1"]["last"]
+    assert summary["left_out"]["client-1"]["replies"] == config.rounds
+    assert all(torch.isfinite(t).all() for t in load_file(tmp_path / "run" / "models" / "global.safetensors").values())
+    text = (tmp_path / "run" / "summary.json").read_text()
+    assert "NaN" not in text
+    assert json.loads(text)["rounds"] == config.rounds
+
+
+def spoiled(fault: str, request: Message, reply: Message) -> Message | None:
+    """A client's reply with one thing wrong in it."""
+    from flwr.app import Error
+
+    if fault == "silent":
+        return None
+    if fault == "raise":
+        return Message(Error(2, "<class 'RuntimeError'>:<'out of memory'>"), reply_to=request)
+    content = RecordDict(dict(reply.content))
+    if fault == "metrics":
+        content[METRICS] = MetricRecord({**content.metric_records[METRICS], "num-examples": float("nan")})
+        return Message(content, reply_to=request)
+    for name, record in content.array_records.items():
+        arrays = dict(record)
+        key = next(iter(arrays))
+        good = arrays[key]
+        if fault == "nan":
+            arrays[key] = Array(torch.full(good.shape, float("nan")))
+        elif fault == "shape":
+            arrays[key] = Array(torch.zeros(*good.shape, 2))
+        elif fault == "type":
+            arrays[key] = Array(torch.zeros(good.shape, dtype=torch.float64))
+        elif fault == "bytes":
+            arrays[key] = Array(good.dtype, good.shape, good.stype, b"\x80\x04no array")
+        else:
+            del arrays[key]
+        record.clear()
+        record.update(arrays)
+        content[name] = record
+    return Message(content, reply_to=request)
+
+
+def sends_arrays(config: RunConfig) -> bool:
+    return config.method.name != "local"
+
+
+def test_an_absent_client_does_no_harm(method: str, tmp_path: Path) -> None:
+    config = toy_config(method, wait=0.01)
+    here = LocalRuntime(config)
+    del here.grid.contexts[3]
+    summary = here.run(RunFolder.create(tmp_path / "run", config))
+    assert summary["left_out"]["client-2"]["last"].endswith("is not connected")
+    assert summary["models"][config.method.evaluates[-1]]["final"]["clients"].keys() == {
+        "client-0", "client-1", "client-3",
+    }  # fmt: skip

@@ -1,0 +1,71 @@
+"""The same run on all three runtimes: same arrays, same metrics."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from deployment import deployment
+from safetensors.torch import load_file
+
+from common.config import RunConfig, load_config
+from server.folder import RunFolder
+from server.local import LocalRuntime
+from server.remote import Connection, simulation
+
+pytestmark = pytest.mark.runtimes
+
+
+def config_for(method: str, runtime: str) -> RunConfig:
+    return load_config(
+        options={"method": method, "scenario": "colored-digits", "rounds": 2, "runtime": runtime},
+        settings=["scenario.clients=4", "evaluate_every=2", "checkpoint_every=1"],
+    )
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folders = {}
+    for method in ("fedavg", "ditto"):
+        path = tmp_path_factory.mktemp("local") / method
+        config = config_for(method, "local")
+        LocalRuntime(config).run(RunFolder.create(path, config))
+        folders[method] = path
+    return folders
+
+
+def finish(connection: Connection, config: RunConfig, path: Path) -> None:
+    run_id = connection.submit(config, path)
+    list(connection.follow(run_id, path))
+
+
+def assert_equal_runs(one: Path, other: Path, clients: Path | None = None) -> None:
+    left, right = (load_file(path / "models" / "global.safetensors") for path in (one, other))
+    assert left.keys() == right.keys()
+    for name in left:
+        torch.testing.assert_close(left[name], right[name], rtol=0, atol=1e-6)
+    assert evaluations(one) == evaluations(other)
+    ours, theirs = RunFolder(one).summary(), RunFolder(other).summary()
+    for key in ("models", "bytes_per_client_and_round", "left_out", "rounds", "seed"):
+        assert ours[key] == theirs[key], key
+
+
+def evaluations(path: Path) -> list[dict[str, Any]]:
+    rows = [row for row in RunFolder(path).rows() if row["kind"] == "evaluation"]
+    for row in rows:
+        row["loss"] = [round(value, 3) for value in row["loss"]]
+    return rows
+
+
+def test_simulation_equals_local(local: dict[str, Path], tmp_path: Path) -> None:
+    for method, folder in local.items():
+        with simulation(tmp_path / "flower") as connection:
+            finish(connection, config_for(method, "simulation"), tmp_path / method)
+        assert_equal_runs(folder, tmp_path / method)
+
+
+def test_deployment_equals_local(local: dict[str, Path], tmp_path: Path) -> None:
+    with deployment(tmp_path, clients=4) as site:
+        for method, folder in local.items():
+            finish(site.connection, config_for(method, "deployment"), tmp_path / method)
+            assert_equal_runs(folder, tmp_path / method)

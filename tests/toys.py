@@ -1,0 +1,97 @@
+"""A scenario small enough for hundreds of runs, and a grid that spoils replies."""
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from common.config import RunConfig, load_config
+from common.data.examples import ClientData, Examples
+from common.data.scenario import Scenario
+from common.seeding import torch_generator
+
+
+class Toy(Scenario):
+    """Two features: the first says the label, the second does so in training only."""
+
+    title = "two features, two environments"
+    source = "tests"
+    dataset = "generated"
+
+    name: Literal["toy"] = "toy"
+    clients: int = 4
+    samples: int = 40
+
+    @property
+    def model(self) -> dict[str, Any]:
+        return {"name": "mlp", "hidden": (8,)}
+
+    @property
+    def rounds(self) -> int:
+        return 6
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return (2,)
+
+    @property
+    def classes(self) -> int:
+        return 2
+
+    @property
+    def train_environments(self) -> tuple[str, ...]:
+        return ("p=0.9", "p=0.8")
+
+    @property
+    def test_environments(self) -> tuple[str, ...]:
+        return ("p=0.1", "p=0.9")
+
+    def client_data(self, client: int, seed: int, data_root: Path | None) -> ClientData:
+        environment = client % 2
+        agreement = (0.9, 0.8)[environment]
+        return ClientData(
+            self._draw(client, seed, "train", agreement, environment),
+            self._draw(client, seed, "validation", agreement, environment),
+            {name: self._draw(client, seed, name, p, -1) for name, p in (("p=0.1", 0.1), ("p=0.9", 0.9))},
+        )
+
+    def _draw(self, client: int, seed: int, part: str, agreement: float, environment: int) -> Examples:
+        generator = torch_generator(seed, client, "toy", part)
+        y = torch.randint(0, 2, (self.samples,), generator=generator)
+        sign = 2.0 * y - 1
+        agrees = torch.rand(self.samples, generator=generator) < agreement
+        clean = sign + torch.randn(self.samples, generator=generator)
+        spurious = torch.where(agrees, sign, -sign)
+        x = torch.stack([clean, torch.zeros_like(spurious) if self.oracle else spurious], dim=1)
+        return Examples(x, y, torch.full_like(y, environment))
+
+
+def toy_config(method: str, *settings: str, **options: Any) -> RunConfig:
+    """A run of a method on the toy scenario: few, quick rounds."""
+    return load_config(
+        options={"method": method, "scenario": {"name": "toy"}, **options},
+        settings=["evaluate_every=2", "checkpoint_every=2", *settings],
+    )
+
+
+class SpoilingGrid(Grid):
+    """Passes a grid's replies through `spoil(request, reply)`; a reply that becomes None is never given."""
+
+    def __init__(self, inner: Grid, spoil: Callable[[Message, Message], Message | None]) -> None:
+        self.inner, self.spoil = inner, spoil
+        self.get_node_ids = inner.get_node_ids  # type: ignore[method-assign]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
+        for message in messages:
+            for reply in self.inner.send_and_receive([message], timeout=timeout):
+                if (given := self.spoil(message, reply)) is not None:
+                    yield given
+
+    def _absent(self, *_: Any, **__: Any) -> Any:
+        raise NotImplementedError
+
+    set_run = create_message = push_messages = pull_messages = get_node_ids = _absent
+    run = property(_absent)
