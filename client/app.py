@@ -36,9 +36,7 @@ def _host(states: str, data_root: str, device: str) -> Host:
 
 def _setting(context: Context, name: str, variable: str, default: str) -> str:
     """A site's setting: SuperNode's `--node-config`, else the environment, else the run's own, else default."""
-    found = (
-        context.node_config.get(name) or os.environ.get(variable) or context.run_config.get(name) or default
-    )
+    found = context.node_config.get(name) or os.environ.get(variable) or context.run_config.get(name) or default
     return str(found)
 
 

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from client.state import Kept, Version, needed, valid
 from client.trainer import Client, Received, Reply, Site
 from common.config import Task, parse_task
 from common.errors import UserError
-from common.modules import defined_in
 from common.models import Network, Tensors, network
+from common.modules import defined_in
 from common.wire import (
     CONFIG,
     KEPT,
@@ -68,7 +68,9 @@ class Host:
         if (text, number) not in self._sites:
             ids = task.scenario.client_ids
             if not 0 <= number < len(ids):
-                raise UserError(f"partition-id {number} is not possible; the scenario has clients 0 to {len(ids) - 1}")
+                raise UserError(
+                    f"partition-id {number} is not possible; the scenario has clients 0 to {len(ids) - 1}"
+                )
             data = task.scenario.client_data(number, task.seed, self.data_root).to(self.device)
             if not len(data.train):
                 raise UserError(f"{ids[number]} has no training samples")
@@ -87,16 +89,12 @@ class Host:
         site = self.site(text, task, number)
         action = message.metadata.message_type
         if action == "query":
-            reply = Reply(
-                metrics={NUM_EXAMPLES: len(site.data.train)}, settings={"client": site.client}
-            )
+            reply = Reply(metrics={NUM_EXAMPLES: len(site.data.train)}, settings={"client": site.client})
         else:
             reply = self._act(message, config, action, task, site)
         return Message(_content(reply), reply_to=message)
 
-    def _act(
-        self, message: Message, config: ConfigRecord, action: str, task: Task, site: Site
-    ) -> Reply:
+    def _act(self, message: Message, config: ConfigRecord, action: str, task: Task, site: Site) -> Reply:
         received = Received(
             round=int(config[ROUND]),  # type: ignore[arg-type]
             arrays={
@@ -105,9 +103,11 @@ class Host:
             settings={key: value for key, value in config.items() if key not in PROTOCOL_KEYS},  # type: ignore[misc]
         )
         resumed: list[int] = list(config[RESUMED])  # type: ignore[arg-type]
-        place = f"{config[RUN]}/{site.client}"
+        place = f"{config[RUN]!s}/{site.client}"
         versions = valid(self.states.get(place, []), resumed)
-        before: Kept = {name: self._here(tensors) for name, tensors in versions[-1].kept.items()} if versions else {}
+        before: Kept = (
+            {name: self._here(tensors) for name, tensors in versions[-1].kept.items()} if versions else {}
+        )
         client = client_class(task.method.module())(site, task.method, dict(before))
         reply = client.answer(action, received)
         after = client.kept
@@ -127,5 +127,5 @@ def _content(reply: Reply) -> RecordDict:
     }
     records[METRICS] = MetricRecord(dict(reply.metrics))
     if reply.settings:
-        records[CONFIG] = ConfigRecord(dict(reply.settings))  # type: ignore[arg-type]
+        records[CONFIG] = ConfigRecord(dict(reply.settings))
     return RecordDict(records)

@@ -6,8 +6,10 @@ client knows which version is current, and which ones nobody can ask for any mor
 """
 
 import re
+import shutil
 from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -44,7 +46,7 @@ def needed(versions: Sequence[Version], checkpoints: Sequence[int]) -> list[Vers
     """Of valid versions, oldest first: the newest, and the newest not after each checkpoint still held."""
     return [
         version
-        for version, following in zip(versions, [*versions[1:], None], strict=True)
+        for version, following in zip_longest(versions, versions[1:])
         if following is None or any(version.round <= c < following.round for c in checkpoints)
     ]
 
@@ -74,10 +76,13 @@ class FileStates(MutableMapping[str, list[Version]]):
                 path.unlink()
 
     def __delitem__(self, place: str) -> None:
-        self[place] = []
+        if place not in set(self):
+            raise KeyError(place)
+        shutil.rmtree(self.folder / place)
 
     def __iter__(self) -> Iterator[str]:
-        return (f"{path.parent.name}/{path.name}" for path in sorted(self.folder.glob("*/*")) if path.is_dir())
+        folders = {path.parent for path in self.folder.glob("*/*/round-*") if _numbers(path.name)}
+        return iter(sorted(folder.relative_to(self.folder).as_posix() for folder in folders))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -91,5 +96,5 @@ def _numbers(name: str) -> tuple[int, int] | None:
 def _load(path: Path) -> Kept:
     try:
         return load_records(path)
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, ValueError) as error:
         raise UserError(f"kept state {path} is damaged ({error}); restore it from a copy or remove it") from None

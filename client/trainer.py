@@ -102,7 +102,7 @@ class Client(Generic[H]):
             for split, environments in splits.items():
                 scores = [
                     score(
-                        torch.cat([predict(x) for x in part.x.split(EVALUATION_BATCH)]),
+                        torch.cat([predict(x) for x in torch.split(part.x, EVALUATION_BATCH)]),
                         part.y,
                     )
                     for part in environments.values()
@@ -145,7 +145,7 @@ class LocalTrainer(Client[T]):
         left = steps if self.hparams.local_unit == "step" else steps * per_pass
         while left > 0:
             order = torch.randperm(len(train), generator=generator).to(train.y.device)
-            for index in order.split(size)[:left]:
+            for index in torch.split(order, size)[:left]:
                 yield train[index]
             left -= per_pass
 

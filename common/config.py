@@ -4,7 +4,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, SerializeAsAny, ValidationError, field_validator
@@ -98,16 +98,23 @@ def load_config(
             values[part] = {**values[part], key: value}
         elif not part:
             values[key] = value
+    scenario = _checked(scenario_class(str(values["scenario"].get("name", ""))), values["scenario"], "scenario.")
+    model = _table(values.get("model", scenario.model), "model")
+    if model.get("name", scenario.model["name"]) == scenario.model["name"]:
+        model = {**scenario.model, **model}
+    values["model"] = {**model, **{key: value for (part, key), value in assigned if part == "model"}}
+    values = {"rounds": scenario.rounds, "participation": scenario.participation, **values}
+    return _checked(RunConfig, values)
+
+
+S = TypeVar("S", bound=BaseModel)
+
+
+def _checked(settings: type[S], values: Mapping[str, Any], prefix: str = "") -> S:
     try:
-        scenario = scenario_class(str(values["scenario"].get("name", ""))).model_validate(values["scenario"])
-        model = _table(values.get("model", scenario.model), "model")
-        if model.get("name", scenario.model["name"]) == scenario.model["name"]:
-            model = {**scenario.model, **model}
-        model = {**model, **{key: value for (part, key), value in assigned if part == "model"}}
-        values = {"rounds": scenario.rounds, "participation": scenario.participation, **values, "model": model}
-        return RunConfig.model_validate(values)
+        return settings.model_validate(values)
     except ValidationError as error:
-        raise UserError(sentence(error)) from None
+        raise UserError(prefix + sentence(error)) from None
 
 
 def sentence(error: ValidationError) -> str:

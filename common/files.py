@@ -1,11 +1,13 @@
 """Files that are complete or absent: written beside their place, flushed to disk, renamed."""
 
+import json
 import os
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from safetensors.torch import load_file, save_file
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from common.models import Tensors
 
@@ -19,18 +21,29 @@ def save_tensors(path: Path, tensors: Tensors) -> None:
     """Write named tensors as a safetensors file."""
     # safetensors refuses views and shared storage.
     plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    _replace(path, lambda beside: save_file(plain, beside))
+    # It also sorts them by size; code that walks two models side by side needs the order back.
+    order = {"names": json.dumps(list(plain))}
+    _replace(path, lambda beside: save_file(plain, beside, metadata=order))
+
+
+def load_tensors(path: Path) -> Tensors:
+    """Read what `save_tensors` wrote, in its order. Raises `OSError`, `SafetensorError` or `ValueError`."""
+    with safe_open(path, framework="pt") as file:
+        names: list[str] = json.loads((file.metadata() or {}).get("names", "null")) or sorted(file.keys())
+        return {name: file.get_tensor(name) for name in names}
 
 
 def save_records(path: Path, records: Mapping[str, Tensors]) -> None:
     """Write named records of tensors as one safetensors file, with keys `RECORD/TENSOR`."""
-    save_tensors(path, {f"{record}/{key}": tensor for record, part in records.items() for key, tensor in part.items()})
+    save_tensors(
+        path, {f"{record}/{key}": tensor for record, part in records.items() for key, tensor in part.items()}
+    )
 
 
 def load_records(path: Path) -> dict[str, Tensors]:
-    """Read what `save_records` wrote. Raises `OSError` or `SafetensorError`."""
+    """Read what `save_records` wrote. Raises `OSError`, `SafetensorError` or `ValueError`."""
     records: dict[str, Tensors] = {}
-    for name, tensor in load_file(path).items():
+    for name, tensor in load_tensors(path).items():
         record, _, key = name.partition("/")
         records.setdefault(record, {})[key] = tensor
     return records

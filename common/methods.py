@@ -44,20 +44,36 @@ class LocalTraining(Method):
     """What methods have in common whose clients take gradient steps on a model of their own."""
 
     local_steps: int = knob(
-        10, "local updates of the shared model in a round", symbol="R", source="thesis §4.5.2", ge=1, le=10_000,
+        10,
+        "local updates of the shared model in a round",
+        symbol="R",
+        source="thesis §4.5.2",
+        ge=1,
+        le=10_000,
         search=choice(5, 10, 20),
-    )  # fmt: skip
+    )
     local_unit: Literal["step", "epoch"] = knob(
-        "step", "whether a local update is one mini-batch step or one pass over the client's data",
+        "step",
+        "whether a local update is one mini-batch step or one pass over the client's data",
         source="spec/fedsdr.md A6",
-    )  # fmt: skip
+    )
     batch_size: int = knob(
-        64, "samples in a mini-batch", source="spec/fedsdr.md §10", ge=1, le=100_000, search=choice(32, 64, 128)
+        64,
+        "samples in a mini-batch",
+        source="spec/fedsdr.md §10",
+        ge=1,
+        le=100_000,
+        search=choice(32, 64, 128),
     )
     learning_rate: float = knob(
-        0.05, "step size of the local updates", symbol="β (FedPIN), η (FedAvg)", source="spec/fedsdr.md §10 grid",
-        gt=0, le=10, search=between(1e-3, 0.3, log=True),
-    )  # fmt: skip
+        0.05,
+        "step size of the local updates",
+        symbol="β (FedPIN), η (FedAvg)",
+        source="spec/fedsdr.md §10 grid",
+        gt=0,
+        le=10,
+        search=between(1e-3, 0.3, log=True),
+    )
     momentum: float = knob(0.0, "momentum of the local updates, fresh in every round", ge=0, lt=1)
     weight_decay: float = knob(0.0, "weight of ½‖θ‖² in the local risk", ge=0, le=1)
 
@@ -94,14 +110,23 @@ class Ditto(LocalTraining):
 
     name: Literal["ditto"] = "ditto"
     proximity: float = knob(
-        0.1, "weight of ½‖v − w‖², the pull of the personal model v to the received global model w",
-        symbol="λ", source="Li et al. 2021; grid of spec/cgpfl.md §5.3", ge=0, le=1e4,
+        0.1,
+        "weight of ½‖v − w‖², the pull of the personal model v to the received global model w",
+        symbol="λ",
+        source="Li et al. 2021; grid of spec/cgpfl.md §5.3",
+        ge=0,
+        le=1e4,
         search=between(1e-2, 10.0, log=True),
-    )  # fmt: skip
+    )
     personal_steps: int = knob(
-        10, "updates of the personal model in a round, in `local_unit`", symbol="s", source="thesis §4.5.2 (K)",
-        ge=1, le=10_000, search=choice(5, 10, 20),
-    )  # fmt: skip
+        10,
+        "updates of the personal model in a round, in `local_unit`",
+        symbol="s",
+        source="thesis §4.5.2 (K)",
+        ge=1,
+        le=10_000,
+        search=choice(5, 10, 20),
+    )
 
 
 METHODS = named_subclasses(Method)

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from common.models import Tensors
 
-
 Scalar = int | float | str | bool | list[int] | list[float] | list[str]
 
 # Record names. A method's own records are named in its strategy and client alike.

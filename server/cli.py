@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,11 +39,12 @@ err = Console(stderr=True)
 
 Json = Annotated[bool, typer.Option("--json", help="Print data as JSON.")]
 SuperLink = Annotated[
-    str, typer.Option("--superlink", help="Connection of the deployment runtime, a name in Flower's config.toml.")
+    str,
+    typer.Option("--superlink", help="Connection of the deployment runtime, a name in Flower's config.toml."),
 ]
 
 
-class Kind(str, Enum):
+class Kind(StrEnum):
     """What `perennial list` lists."""
 
     methods = "methods"
@@ -52,7 +53,7 @@ class Kind(str, Enum):
     models = "models"
 
 
-class Thing(str, Enum):
+class Thing(StrEnum):
     """What `perennial show` shows."""
 
     method = "method"
@@ -62,7 +63,9 @@ class Thing(str, Enum):
 
 @app.command()
 def run(
-    method: Annotated[str | None, typer.Option(help="Method, see `perennial list methods`.  [default: ditto]")] = None,
+    method: Annotated[
+        str | None, typer.Option(help="Method, see `perennial list methods`.  [default: ditto]")
+    ] = None,
     scenario: Annotated[
         str | None, typer.Option(help="Scenario, see `perennial list scenarios`.  [default: colored-digits]")
     ] = None,
@@ -76,11 +79,13 @@ def run(
             help="A hyper-parameter or run setting; scenario.KEY and model.KEY for theirs. Repeatable.",
         ),
     ] = None,
-    config: Annotated[Path | None, typer.Option(help="TOML file; what is on the command line is stronger.")] = None,
-    runtime: Annotated[
-        str | None, typer.Option(help="local, simulation or deployment.  [default: local]")
+    config: Annotated[
+        Path | None, typer.Option(help="TOML file; what is on the command line is stronger.")
     ] = None,
-    data_root: Annotated[Path | None, typer.Option(help="Folder of the raw data sets.  [env: PERENNIAL_DATA]")] = None,
+    runtime: Annotated[str | None, typer.Option(help="local, simulation or deployment.  [default: local]")] = None,
+    data_root: Annotated[
+        Path | None, typer.Option(help="Folder of the raw data sets.  [env: PERENNIAL_DATA]")
+    ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.  [default: auto]")] = None,
     folder: Annotated[
         Path | None, typer.Option("--out", help="Run folder.  [default: runs/TIME-METHOD-SCENARIO-sSEED]")
@@ -110,8 +115,7 @@ def run(
             with watching(complete.rounds, as_json) as watch:
                 here.run(made, watch=watch)
         else:
-            if (path / "config.toml").exists():
-                raise UserError(f"{path} already holds a run; give another --out, or continue it: perennial resume {path}")
+            RunFolder(path).must_be_empty()
             _run_on_flower(complete, path, superlink, as_json)
         _show_run(path, as_json, oracle)
 
@@ -127,7 +131,9 @@ def resume(
         opened = RunFolder.open(folder)
         config, checkpoint = opened.config(), opened.load_checkpoint()
         if checkpoint.round >= config.rounds:
-            raise UserError(f"{folder} has ended: all {config.rounds} rounds are done (perennial show run {folder})")
+            raise UserError(
+                f"{folder} has ended: all {config.rounds} rounds are done (perennial show run {folder})"
+            )
         if config.runtime == "local":
             here = LocalRuntime(config)
             opened.cut_log(checkpoint.log_bytes)
@@ -140,14 +146,12 @@ def resume(
 
 
 @app.command("list")
-def list_things(
-    kind: Annotated[Kind, typer.Argument(help="What to list.")], as_json: Json = False
-) -> None:
+def list_things(kind: Annotated[Kind, typer.Argument(help="What to list.")], as_json: Json = False) -> None:
     """List what there is, one line each."""
     lines: dict[Kind, Mapping[str, str]] = {
         Kind.methods: {name: f"{method.title}: {method.summary}" for name, method in METHODS.items()},
         Kind.scenarios: {name: _scenario_line(scenario) for name, scenario in SCENARIOS.items()},
-        Kind.datasets: {name: dataset.description for name, dataset in DATASETS.items()},
+        Kind.datasets: {name: dataset.summary for name, dataset in DATASETS.items()},
         Kind.models: {name: model.summary for name, model in MODELS.items()},
     }
     if as_json:
@@ -164,7 +168,8 @@ def show(
     thing: Annotated[Thing, typer.Argument(help="What to show.")],
     name: Annotated[str, typer.Argument(help="Its name, or the run folder.")],
     oracle: Annotated[
-        bool, typer.Option("--oracle", help="For a run: also the round that is best on test data, labelled so.")
+        bool,
+        typer.Option("--oracle", help="For a run: also the round that is best on test data, labelled so."),
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -232,8 +237,7 @@ def _run_on_flower(config: RunConfig, path: Path, superlink: str, quiet: bool, r
             connection = stack.enter_context(simulation(path / "flower"))
         else:
             connection = Connection(superlink, {})
-        run_id = connection.submit(config, path, resume)
-        for row in connection.follow(run_id, path):
+        for row in connection.execute(config, path, resume):
             if row["kind"] == "round":
                 watch(loop.Progress(row["round"], config.rounds, row["metrics"], row["left_out"]))
 

@@ -2,20 +2,20 @@
 
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 
 from common.config import RunConfig, load_config
 from common.errors import UserError
-from common.files import load_records, save_records, save_tensors, sync, write_text
+from common.files import load_records, load_tensors, save_records, save_tensors, sync, write_text
 from common.models import Tensors
 
 HELD_CHECKPOINTS = 2
@@ -30,8 +30,6 @@ class Checkpoint:
     run_id: str
     arrays: Tensors
     strategy: Mapping[str, Tensors]
-    resumed: list[int] = field(default_factory=list)
-    """Rounds after which this run was taken up again, in the order in which that happened."""
     seconds: float = 0.0
     """Wall time of the rounds so far."""
     log_bytes: int = 0
@@ -49,15 +47,23 @@ class RunFolder:
     def create(cls, path: Path, config: RunConfig) -> "RunFolder":
         """A new run folder with its configuration. Raises `UserError` if it cannot be made or holds a run."""
         folder = cls(path)
-        if (path / "config.toml").exists():
-            raise UserError(f"{path} already holds a run; give another --out, or continue it: perennial resume {path}")
         try:
+            folder.must_be_empty()
             path.mkdir(parents=True, exist_ok=True)
             write_text(path / "config.toml", config.toml())
             folder.log.touch()
         except OSError as error:
-            raise UserError(f"--out {path} cannot be written ({error.strerror or error}); give another folder") from None
+            raise UserError(
+                f"--out {path} cannot be written ({error.strerror or error}); give another folder"
+            ) from None
         return folder
+
+    def must_be_empty(self) -> None:
+        """Raises `UserError` if the folder holds a run that has written anything."""
+        if self.log.exists() and self.log.stat().st_size:
+            raise UserError(
+                f"{self.path} already holds a run; give another --out, or continue it: perennial resume {self.path}"
+            )
 
     @classmethod
     def open(cls, path: Path) -> "RunFolder":
@@ -77,12 +83,12 @@ class RunFolder:
 
     def rows(self) -> list[dict[str, Any]]:
         """All rows of the log. Raises `UserError` naming the line that cannot be read."""
-        rows = []
+        rows: list[dict[str, Any]] = []
         try:
-            for number, line in enumerate(self.log.read_text().splitlines(), start=1):
+            for line in self.log.read_bytes().splitlines():
                 rows.append(json.loads(line))
-        except json.JSONDecodeError as error:
-            raise UserError(f"{self.log} line {number} is damaged ({error})") from None
+        except ValueError as error:
+            raise UserError(f"{self.log} line {len(rows) + 1} is damaged ({error})") from None
         except OSError as error:
             raise UserError(f"{self.log} cannot be read ({error.strerror})") from None
         return rows
@@ -109,7 +115,7 @@ class RunFolder:
             raise UserError(
                 f"{self.path} has no summary yet: the run has not ended (perennial resume {self.path})"
             ) from None
-        except (OSError, json.JSONDecodeError) as error:
+        except (OSError, ValueError) as error:
             raise UserError(f"{self.path / 'summary.json'} is damaged ({error})") from None
         return found
 
@@ -123,8 +129,9 @@ class RunFolder:
 
     def checkpoints(self) -> list[int]:
         """Rounds of the checkpoints held, oldest first."""
-        found = (self.path / "checkpoint").glob("round-*")
-        return sorted(int(path.name.removeprefix("round-")) for path in found)
+        # Somebody may have put a damaged one aside under another name.
+        found = (re.fullmatch(r"round-(\d+)", path.name) for path in (self.path / "checkpoint").glob("round-*"))
+        return sorted(int(match[1]) for match in found if match)
 
     def checkpoint_path(self, round_: int) -> Path:
         """Folder of a checkpoint; the local runtime puts what clients keep into its `clients`."""
@@ -137,7 +144,10 @@ class RunFolder:
         """
         parent = self.path / "checkpoint"
         parent.mkdir(exist_ok=True)
+        for torso in parent.glob(".new-*"):
+            shutil.rmtree(torso)
         beside = Path(tempfile.mkdtemp(dir=parent, prefix=".new-"))
+        sync(self.log)  # the checkpoint counts its bytes
         save_tensors(beside / "arrays.safetensors", checkpoint.arrays)
         save_records(beside / "strategy.safetensors", checkpoint.strategy)
         facts = {key: value for key, value in asdict(checkpoint).items() if key not in ("arrays", "strategy")}
@@ -158,7 +168,9 @@ class RunFolder:
         """The newest checkpoint. Raises `UserError` when there is none, or it is damaged."""
         held = self.checkpoints()
         if not held:
-            raise UserError(f"{self.path} has no checkpoint to resume from; start the run again with another --out")
+            raise UserError(
+                f"{self.path} has no checkpoint to resume from; start the run again with another --out"
+            )
         path = self.checkpoint_path(held[-1])
         try:
             facts = json.loads((path / "state.json").read_text())
@@ -166,7 +178,7 @@ class RunFolder:
                 if digest != _digest(path / name):
                     raise ValueError(f"the checksum of {name} does not match")
             return Checkpoint(
-                arrays=load_file(path / "arrays.safetensors"),
+                arrays=load_tensors(path / "arrays.safetensors"),
                 strategy=load_records(path / "strategy.safetensors"),
                 **facts,
             )
@@ -174,9 +186,27 @@ class RunFolder:
             older = f"; move it away to resume from round {held[-2]}" if len(held) > 1 else ""
             raise UserError(f"checkpoint {path} is damaged ({error}){older}") from None
 
+    def resumes(self) -> list[int]:
+        """Rounds after which this run was taken up again, in the order in which that happened."""
+        path = self.path / "checkpoint" / "resumes.json"
+        try:
+            found: list[int] = json.loads(path.read_text()) if path.exists() else []
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path} is damaged ({error}); restore it from a copy") from None
+        return found
+
+    def add_resume(self, round_: int) -> list[int]:
+        """Note that the run is taken up again after a round; all of `resumes`, the new one last."""
+        # Not a part of the checkpoint: a run that is taken up twice from the same one has two resumes, and what
+        # clients kept in between must not be mistaken for the present attempt's.
+        path, resumes = self.path / "checkpoint" / "resumes.json", [*self.resumes(), round_]
+        write_text(path, json.dumps(resumes))
+        sync(path.parent)
+        return resumes
+
     def cut_log(self, length: int) -> None:
         """Drop the rows of rounds after a checkpoint. Raises `UserError` if the log is shorter than that."""
-        if self.log.stat().st_size < length:
+        if (self.log.stat().st_size if self.log.exists() else 0) < length:
             raise UserError(f"{self.log} is shorter than it was at the checkpoint; restore it from a copy")
         os.truncate(self.log, length)
 

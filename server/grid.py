@@ -2,10 +2,12 @@
 
 import time
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
+from flwr.supercore.run import Run
 
 from common.errors import UserError
 
@@ -23,15 +25,25 @@ class OrderedGrid(Grid):
 
     def __init__(self, inner: Grid, poll: float = 0.05) -> None:
         self.inner, self.poll = inner, poll
-        self.set_run = inner.set_run
-        self.create_message = inner.create_message
-        self.get_node_ids = inner.get_node_ids
-        self.push_messages = inner.push_messages
-        self.pull_messages = inner.pull_messages
+
+    def set_run(self, run: Run) -> None:
+        self.inner.set_run(run)
 
     @property
-    def run(self):  # type: ignore[no-untyped-def]  # noqa: ANN201 - Flower's own Run
+    def run(self) -> Run:
         return self.inner.run
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        return self.inner.create_message(*args, **kwargs)
+
+    def get_node_ids(self) -> Iterable[int]:
+        return self.inner.get_node_ids()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        return self.inner.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return self.inner.pull_messages(message_ids)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
         requests = list(messages)
@@ -86,18 +98,18 @@ class LocalGrid(Grid):
             except Exception as error:
                 yield Message(Error(APP_RAISED, f"{type(error)}:<{str(error)!r}>"), reply_to=message)
 
-    def set_run(self, run):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
+    def set_run(self, run: Run) -> None:
         raise NotImplementedError("the local runtime has no Flower run")
 
     @property
-    def run(self):  # type: ignore[no-untyped-def]  # noqa: ANN201
+    def run(self) -> Run:
         raise NotImplementedError("the local runtime has no Flower run")
 
-    def create_message(self, *args, **kwargs):  # type: ignore[no-untyped-def]  # noqa: ANN002, ANN003, ANN201
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
         raise NotImplementedError("deprecated in Flower; make a Message")
 
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         raise NotImplementedError("replies are made as they are asked for; use send_and_receive")
 
-    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         raise NotImplementedError("replies are made as they are asked for; use send_and_receive")

@@ -26,10 +26,14 @@ class LocalRuntime:
         self.host = Host(self.states, root, pick_device(config.device))
         text = config.task()
         self.host.site(text, parse_task(text), 0)
-        app = make_app(lambda message, context: self.host.handle(message, int(context.node_config["partition-id"])))
+        app = make_app(
+            lambda message, context: self.host.handle(message, int(context.node_config["partition-id"]))
+        )
         self.grid = LocalGrid(app, len(config.scenario.client_ids))
 
-    def run(self, folder: RunFolder, origin: Checkpoint | None = None, watch: Watcher = lambda _: None) -> dict[str, Any]:
+    def run(
+        self, folder: RunFolder, origin: Checkpoint | None = None, watch: Watcher = lambda _: None
+    ) -> dict[str, Any]:
         """Run all rounds, or those after a checkpoint, into the folder; returns the summary."""
         if origin is None:
             origin = start(self.config)

@@ -57,7 +57,7 @@ def run_rounds(
     strategy: MethodStrategy[Any] = strategy_class(config.method.module())(config, origin.run_id)
     if origin.round:
         strategy.load_state_dict(origin.strategy)
-        strategy.resumed = [*origin.resumed, origin.round]
+        strategy.resumed = folder.add_resume(origin.round)
         strategy.kept_checkpoints = folder.checkpoints()
     await_clients(strategy, grid, config)
 
@@ -83,7 +83,6 @@ def run_rounds(
                 run_id=origin.run_id,
                 arrays=from_record(arrays),
                 strategy=strategy.state_dict(),
-                resumed=strategy.resumed,
                 seconds=time.monotonic() - begun,
                 log_bytes=folder.log.stat().st_size,
             )
@@ -104,11 +103,15 @@ def await_clients(strategy: MethodStrategy[Any], grid: Grid, config: RunConfig) 
     """
     wanted = len(config.scenario.client_ids)
     end = time.monotonic() + config.wait
-    strategy.enrol(grid)
-    while len(strategy.roster) < wanted and time.monotonic() < end:
-        time.sleep(min(1.0, max(0.0, end - time.monotonic())))
+    while True:
+        # One query for all who are there costs as much as one for the first.
+        while len(list(grid.get_node_ids())) < wanted and time.monotonic() < end:
+            time.sleep(min(1.0, max(0.0, end - time.monotonic())))
         strategy.enrol(grid)
-    if len(strategy.roster) < max(1, config.quorum * wanted):
+        if len(strategy.roster) >= wanted or time.monotonic() >= end:
+            break
+        time.sleep(min(1.0, max(0.0, end - time.monotonic())))
+    if len(strategy.roster) < max(1, round(config.quorum * wanted, 9)):
         reasons = [reason for exchange in strategy.exchanges for reason in exchange.left_out.values()]
         raise RunStopped(
             f"only {len(strategy.roster)} of {wanted} clients were there after wait={config.wait:g} seconds, and "

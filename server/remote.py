@@ -15,6 +15,7 @@ from typing import Any
 import tomli_w
 
 from common.config import RunConfig
+from common.data.datasets import resolve_root
 from common.errors import RunStopped, UserError
 from server.folder import RunFolder
 
@@ -42,17 +43,41 @@ def free_port() -> int:
     return port
 
 
+class FlowerFailed(RunStopped):
+    """Flower ended the run without a word from Perennial."""
+
+
 class Connection:
     """A SuperLink as the `flwr` command line knows it by name."""
 
     def __init__(self, name: str, environment: dict[str, str]) -> None:
         self.name = name
-        self.environment = {**os.environ, **QUIET, **environment}
+        # Flower starts its other programs by name.
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+        self.environment = {**os.environ, **QUIET, "PATH": path, **environment}
+
+    def execute(self, config: RunConfig, out: Path, resume: bool = False) -> Iterator[dict[str, Any]]:
+        """Submit a run and follow it; the rows of its log. Raises `RunStopped` or `UserError`.
+
+        Ray's very first start on a machine can time out; a simulation that fails before its first row is
+        therefore tried once more.
+        """
+        begun = False
+        try:
+            for row in self.follow(self.submit(config, out, resume), out):
+                begun = True
+                yield row
+        except FlowerFailed:
+            if begun or config.runtime != "simulation":
+                raise
+            yield from self.follow(self.submit(config, out, resume), out)
 
     def submit(self, config: RunConfig, out: Path, resume: bool = False) -> str:
         """Start a run; its Flower run id. Raises `UserError` with Flower's reason."""
         if not (APP / "pyproject.toml").is_file():
-            raise UserError(f"--runtime {config.runtime} needs the project's folder, and {APP} has no pyproject.toml")
+            raise UserError(
+                f"--runtime {config.runtime} needs the project's folder, and {APP} has no pyproject.toml"
+            )
         settings = {
             "config": config.model_dump_json(),
             "out": str(out.resolve()),
@@ -60,8 +85,8 @@ class Connection:
         }
         if config.runtime == "simulation":  # at a deployment, where a site keeps things is the site's own business
             settings |= {"state-dir": str((out / "clients").resolve()), "device": config.device}
-            if config.data_root:
-                settings["data-root"] = str(Path(config.data_root).resolve())
+            if root := resolve_root(Path(config.data_root) if config.data_root else None):
+                settings["data-root"] = str(root)
         with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
             file.write(tomli_w.dumps(settings))
             file.flush()
@@ -100,18 +125,25 @@ class Connection:
             time.sleep(1.0)
             status = self.status(run_id)
         if status != "finished:completed":
-            reason = (out / "error.txt").read_text().strip() if (out / "error.txt").exists() else ""
-            raise RunStopped(reason or f"Flower says of run {run_id}: {status} (flwr log {run_id} {self.name})")
+            word = out / "error.txt"
+            if word.exists():
+                raise RunStopped(word.read_text().strip())
+            out.mkdir(parents=True, exist_ok=True)
+            (out / "flower.log").write_text(self._call("log", run_id, self.name, "--show").stdout)
+            raise FlowerFailed(f"Flower says of run {run_id}: {status}; its log is in {out / 'flower.log'}")
 
     def _flwr(self, *arguments: str) -> dict[str, Any]:
-        command = [program("flwr"), *arguments, "--format", "json"]
-        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False)
+        done = self._call(*arguments, "--format", "json")
         try:
             answer: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])
         except ValueError:
             text = " ".join((done.stderr or done.stdout).split())
             raise UserError(f"flwr {arguments[0]} failed: {text[-300:]}") from None
         return answer
+
+    def _call(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        command = [program("flwr"), *arguments]
+        return subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False)
 
 
 @contextmanager
@@ -124,7 +156,12 @@ def simulation(home: Path) -> Iterator[Connection]:
     )
     connection = Connection("here", {"FLWR_HOME": str(home)})
     command = [program("flower-superlink"), "--insecure", "--simulation"]
-    command += ["--control-api-address", f"127.0.0.1:{port}", "--serverappio-api-address", f"127.0.0.1:{free_port()}"]
+    command += [
+        "--control-api-address",
+        f"127.0.0.1:{port}",
+        "--serverappio-api-address",
+        f"127.0.0.1:{free_port()}",
+    ]
     with (home / "superlink.log").open("w") as log:
         link = subprocess.Popen(command, env=connection.environment, stdout=log, stderr=subprocess.STDOUT)
         try:

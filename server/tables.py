@@ -36,8 +36,8 @@ def summary_table(summary: dict[str, Any]) -> Table:
     table.add_column("test\nenvironment", no_wrap=True)
     for title, _ in columns:
         table.add_column(title, justify="right")
-    for environment in columns[0][1]["accuracy"]:
-        table.add_row(environment, *(_percent(found["accuracy"][environment]) for _, found in columns))
+    for environment in dict.fromkeys(name for _, found in columns for name in found["accuracy"]):
+        table.add_row(environment, *(_percent(found["accuracy"].get(environment)) for _, found in columns))
     table.add_section()
     for row in ("worst", "average"):
         table.add_row(row, *(_percent(found[row]) for _, found in columns), style="bold")

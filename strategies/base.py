@@ -152,14 +152,17 @@ class MethodStrategy(Strategy, Generic[H]):
         self.evaluation = []
         for reply in self.accepted(replies):
             try:
-                self.evaluation += _rows(server_round, reply)
+                self.evaluation += self._rows(server_round, reply)
             except Rejected as reason:
                 exchange.left_out[reply.client] = str(reason)
         accuracy: dict[str, list[float]] = {}
         for row in self.evaluation:
             if row["split"] == "test":
-                values = [right / count for right, count in zip(row["correct"], row["count"], strict=True) if count]
-                accuracy.setdefault(row["model"], []).append(sum(values) / len(values))
+                values = [
+                    right / count for right, count in zip(row["correct"], row["count"], strict=True) if count
+                ]
+                if values:
+                    accuracy.setdefault(row["model"], []).append(sum(values) / len(values))
         return MetricRecord({f"{name}/accuracy": sum(v) / len(v) for name, v in accuracy.items()})
 
     def summary(self) -> None:
@@ -233,9 +236,7 @@ class MethodStrategy(Strategy, Generic[H]):
         settings: Mapping[str, Scalar] | None = None,
     ) -> Iterator[Reply]:
         """Send and receive within a round: `messages`, the grid, `accepted`."""
-        messages = self.messages(
-            server_round, cohort, action, payload, expect=expect, settings=settings
-        )
+        messages = self.messages(server_round, cohort, action, payload, expect=expect, settings=settings)
         return self.accepted(self._send(grid, messages))
 
     def accepted(self, replies: Iterable[Message], *, quorum: float | None = None) -> Iterator[Reply]:
@@ -268,7 +269,7 @@ class MethodStrategy(Strategy, Generic[H]):
             used += 1
             yield reply
         exchange.left_out |= {client: "did not answer in time" for client in waiting.values()}
-        need = math.ceil(quorum * asked)
+        need = math.ceil(round(quorum * asked, 9))  # 0.55 * 20 is a little more than 11
         if used < need:
             reasons = "; ".join(f"{client}: {reason}" for client, reason in sorted(exchange.left_out.items())[:3])
             raise RunStopped(
@@ -314,12 +315,37 @@ class MethodStrategy(Strategy, Generic[H]):
         self.exchanges.append(exchange)
         return messages
 
+    def _rows(self, server_round: int, reply: Reply) -> list[dict[str, Any]]:
+        """An evaluation reply as one row per model and split. Raises `Rejected` where the columns do not fit."""
+        environments = {"validation": {"validation"}, "test": set(self.run.scenario.test_environments)}
+        columns: dict[tuple[str, str], dict[str, Any]] = {}
+        rows = []
+        try:
+            for key, values in reply.metrics.items():
+                model, split, column = key.split("/")
+                columns.setdefault((model, split), {})[column] = values
+            for (model, split), row in columns.items():
+                if model not in self.hparams.evaluates or row.keys() != {"count", "correct", "loss"}:
+                    raise ValueError(f"{model}/{split} was not asked for")
+                names = list(reply.settings[split])  # type: ignore[arg-type]
+                if not environments[split].issuperset(names) or len(set(names)) < len(names):
+                    raise ValueError(f"{split} has other environments than the scenario")
+                counts = zip(names, row["count"], row["correct"], row["loss"], strict=True)
+                if not all(0 <= correct <= count for _, count, correct, _ in counts):
+                    raise ValueError("more correct answers than samples")
+                named = {"kind": "evaluation", "round": server_round, "client": reply.client}
+                rows.append({**named, "model": model, "split": split, "environment": names, **row})
+        except (KeyError, TypeError, ValueError) as error:
+            raise Rejected(f"its evaluation cannot be read ({error})") from None
+        return rows
+
 
 class MetricMeans:
     """Sample-weighted means of the plain numbers in replies."""
 
     def __init__(self) -> None:
         self._sums: dict[str, float] = {}
+        self._weights: dict[str, int] = {}
         self._examples = 0
 
     def add(self, reply: Reply) -> None:
@@ -327,11 +353,12 @@ class MetricMeans:
         for name, value in reply.metrics.items():
             if name != NUM_EXAMPLES and not isinstance(value, list):
                 self._sums[name] = self._sums.get(name, 0.0) + value * reply.num_examples
+                self._weights[name] = self._weights.get(name, 0) + reply.num_examples
         self._examples += reply.num_examples
 
     def result(self) -> MetricRecord:
-        """The means, and the number of samples behind them."""
-        means: dict[str, float | int] = {name: total / self._examples for name, total in self._sums.items()}
+        """The means, each over the clients that report it, and the number of samples of all."""
+        means: dict[str, float | int] = {name: total / self._weights[name] for name, total in self._sums.items()}
         return MetricRecord({**means, NUM_EXAMPLES: self._examples})
 
 
@@ -347,26 +374,6 @@ def _screened(client: str, message: Message, expect: Mapping[str, Template]) -> 
 
 
 def _error_text(message: Message) -> str:
-    reason = " ".join(message.error.reason.split()) or "no reason given"
+    reason = " ".join((message.error.reason or "no reason given").split())
     raised = re.fullmatch(r"<class '(?:.*\.)?(\w+)'>:<['\"](.*)['\"]>", reason)  # Flower's form of an exception
     return f"failed: {raised[2]} ({raised[1]})" if raised else f"failed: {reason} (code {message.error.code})"
-
-
-def _rows(server_round: int, reply: Reply) -> list[dict[str, Any]]:
-    """An evaluation reply as one row per model and split. Raises `Rejected` where the columns do not fit."""
-    columns: dict[tuple[str, str], dict[str, Any]] = {}
-    rows = []
-    try:
-        for key, values in reply.metrics.items():
-            model, split, column = key.split("/")
-            columns.setdefault((model, split), {})[column] = values
-        for (model, split), row in columns.items():
-            names = list(reply.settings[split])  # type: ignore[arg-type]
-            counts = zip(names, row["count"], row["correct"], row["loss"], strict=True)
-            if not all(0 <= correct <= count for _, count, correct, _ in counts):
-                raise ValueError("more correct answers than samples")
-            named = {"kind": "evaluation", "round": server_round, "client": reply.client}
-            rows.append({**named, "model": model, "split": split, "environment": names, **row})
-    except (KeyError, TypeError, ValueError) as error:
-        raise Rejected(f"its evaluation cannot be read ({error})") from None
-    return rows

@@ -21,10 +21,11 @@ class StreamingMean:
 
     def add(self, tensors: Tensors, weight: float = 1.0) -> None:
         """Take `tensors` in with a weight > 0."""
-        values = [tensor.double() for tensor in tensors.values()]
         if not self._sums:
             self._names = list(tensors)
             self._dtypes = [tensor.dtype for tensor in tensors.values()]
+        values = [tensors[name].double() for name in self._names]
+        if not self._sums:
             self._sums = [torch.zeros_like(value) for value in values]
         torch._foreach_add_(self._sums, values, alpha=weight)
         self.weight += weight

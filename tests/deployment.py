@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import tomli_w
 
-from server.remote import QUIET, Connection, await_port, free_port, program
+from server.remote import Connection, await_port, free_port, program
 
 Command = list[str]
 
@@ -52,8 +51,7 @@ def deployment(folder: Path, clients: int, **environment: str) -> Iterator[Deplo
     (home / "config.toml").write_text(
         tomli_w.dumps({"superlink": {"deployment": {"address": f"127.0.0.1:{control}", "insecure": True}}})
     )
-    paths = {"FLWR_HOME": str(home), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    connection = Connection("deployment", {**QUIET, **paths, "OMP_NUM_THREADS": "1", **environment})
+    connection = Connection("deployment", {"FLWR_HOME": str(home), "OMP_NUM_THREADS": "1", **environment})
     link = [program("flower-superlink"), "--insecure"]
     for api, port in (("control", control), ("fleet", fleet), ("serverappio", runtime)):
         link += [f"--{api}-api-address", f"127.0.0.1:{port}"]

@@ -67,7 +67,7 @@ def test_resumed_run_equals_unbroken_run(method: str, stops: tuple[int, ...], tm
     run(config, tmp_path / "unbroken")
     broken = RunFolder.create(tmp_path / "broken", config)
 
-    class Killed(Exception):
+    class Killed(Exception):  # noqa: N818
         pass
 
     origin = None
@@ -119,7 +119,9 @@ def test_a_bad_client_is_left_out_and_named(method: str, fault: str, word: str, 
     assert summary["left_out"].keys() == {"client-1"}
     assert word in summary["left_out"]["client-1"]["last"]
     assert summary["left_out"]["client-1"]["replies"] == config.rounds
-    assert all(torch.isfinite(t).all() for t in load_file(tmp_path / "run" / "models" / "global.safetensors").values())
+    assert all(
+        torch.isfinite(t).all() for t in load_file(tmp_path / "run" / "models" / "global.safetensors").values()
+    )
     text = (tmp_path / "run" / "summary.json").read_text()
     assert "NaN" not in text
     assert json.loads(text)["rounds"] == config.rounds

@@ -103,9 +103,7 @@ def _mnist_like(name: str, kind: str, root: Path | None) -> Raw:
         try:
             return read_idx(path, dimensions)
         except (OSError, EOFError, ValueError, zlib.error) as error:
-            raise UserError(
-                f"data set {name!r}: {path} cannot be read ({error}); delete it, then {get}"
-            ) from None
+            raise UserError(f"data set {name!r}: {path} cannot be read ({error}); delete it, then {get}") from None
 
     parts = []
     for part in ("train", "t10k"):
@@ -142,9 +140,7 @@ def read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
 
 DATASETS: dict[str, Dataset] = {
     "digits": Dataset("1,797 handwritten digits of 8x8 pixels, bundled with scikit-learn", _digits),
-    "mnist": Dataset(
-        "MNIST: 70,000 handwritten digits of 28x28 pixels", partial(_mnist_like, "mnist", "MNIST")
-    ),
+    "mnist": Dataset("MNIST: 70,000 handwritten digits of 28x28 pixels", partial(_mnist_like, "mnist", "MNIST")),
     "fashion-mnist": Dataset(
         "Fashion-MNIST: 70,000 pictures of clothes of 28x28 pixels, 10 classes",
         partial(_mnist_like, "fashion-mnist", "FashionMNIST"),

@@ -26,9 +26,7 @@ class Examples:
         return Examples(self.x[index], self.y[index], self.environment[index])
 
     def to(self, device: torch.device) -> "Examples":
-        return replace(
-            self, x=self.x.to(device), y=self.y.to(device), environment=self.environment.to(device)
-        )
+        return replace(self, x=self.x.to(device), y=self.y.to(device), environment=self.environment.to(device))
 
 
 @dataclass(frozen=True)

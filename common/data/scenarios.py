@@ -156,7 +156,7 @@ class _DigitPairs(ColoredScenario):
     )
 
     def shares(self, seed: int, raw: Raw) -> list[Share]:
-        labels, cut, each = raw.labels.numpy(), raw.train_size, self.clients // SUBSETS
+        labels, cut, each = raw.labels.numpy(), raw.train_size, max(1, self.clients // SUBSETS)
         pairs = numpy_generator(seed, "partition", "classes")
         low, high = class_pairs(range(5), pairs), class_pairs(range(5, 10), pairs)
         classes = [zero + one for zero, one in zip(low, high, strict=True)]
@@ -186,7 +186,9 @@ class ColoredDigits(_DigitPairs):
     side, stride = 8, 1
 
     name: Literal["colored-digits"] = "colored-digits"
-    clients: Literal[8] = knob(8, "number of clients", symbol="N")
+    clients: int = knob(
+        8, "number of clients; fewer than 8 take the first of the 8 digit subsets", symbol="N", ge=1, le=SUBSETS
+    )
     train_per_class: int = knob(30, "training and validation images of each of a client's digits", ge=1)
     test_per_class: int = knob(13, "test images of each of a client's digits", ge=1)
 
@@ -317,7 +319,7 @@ class RCFMNIST(_Rotated):
 
 def scenario_class(name: str) -> type[Scenario]:
     """The class of a scenario by its `name` field. Raises `UserError` for a name that is none."""
-    classes = named_subclasses(Scenario)
+    classes = named_subclasses(Scenario)  # type: ignore[type-abstract]
     if name not in classes:
         raise UserError(unknown("scenario", name, classes))
     return classes[name]

@@ -1,0 +1,218 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import client.host
+from client.host import Host
+from client.state import FileStates, Version, needed, valid
+from client.trainer import Client, Received, Reply
+from common.config import load_config
+from common.errors import UserError
+from common.wire import CONFIG, KEPT, METRICS, RESUMED, ROUND, RUN, TASK
+
+TASK_TEXT = load_config(options={"method": "local", "scenario": "colored-digits"}).task()
+PLACE = "run-1/client-0"
+
+
+class Diary(Client[Any]):
+    """Keeps the rounds in which it trained; tells what it had kept before it did anything."""
+
+    def train(self, received: Received) -> Reply:
+        reply = self.tell(received)
+        before = self.kept.get("personal", {"rounds": torch.zeros(0)})["rounds"]
+        self.kept["personal"] = {"rounds": torch.cat([before, torch.tensor([float(received.round)])])}
+        return reply
+
+    def tell(self, received: Received) -> Reply:
+        if "personal" not in self.kept:
+            return Reply(metrics={"rounds": []})
+        return Reply(metrics={"rounds": self.kept["personal"]["rounds"].int().tolist()})
+
+
+def ask(host: Host, action: str, round_: int, kept: list[int], resumed: list[int]) -> list[int]:
+    """The rounds that the client had kept when it got this message."""
+    config = ConfigRecord({TASK: TASK_TEXT, RUN: "run-1", ROUND: round_, KEPT: kept, RESUMED: resumed})
+    reply = host.handle(Message(RecordDict({CONFIG: config}), 1, action), 0)
+    rounds = reply.content.metric_records[METRICS]["rounds"]
+    assert isinstance(rounds, list)
+    return [int(number) for number in rounds]
+
+
+def diary_host(states: Any, monkeypatch: pytest.MonkeyPatch) -> Host:
+    from client.trainer import Site
+
+    monkeypatch.setattr(client.host, "client_class", lambda _: Diary)
+    Diary.evaluate = Diary.tell  # type: ignore[method-assign]
+    host = Host(states)
+    monkeypatch.setattr(host, "site", lambda *_: Site("client-0", None, None, 0))  # type: ignore[arg-type]
+    return host
+
+
+# Per attempt: how many rounds it gets through, where in the last one it dies, whether its newest checkpoint is lost.
+attempts = st.lists(
+    st.tuples(st.integers(0, 7), st.sampled_from(["asked", "trained", "saved"]), st.booleans()), min_size=1, max_size=6
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(attempts, st.sets(st.integers(1, 12)), st.integers(1, 4))
+def test_a_resumed_run_reads_what_the_unbroken_run_would_have(
+    attempts: list[tuple[int, str, bool]], cohort_rounds: set[int], every: int
+) -> None:
+    """Any history of crashes and resumes, two checkpoints held, with the newest sometimes damaged and put aside."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        states: dict[str, list[Version]] = {}
+        host = diary_host(states, monkeypatch)
+        held: list[int] = []
+        resumed: list[int] = []
+        for length, moment, lost in [*attempts, (99, "", False)]:
+            if held:
+                resumed.append(held[-1])
+            told, start = list(held), (held[-1] if held else 0)
+            if not held:  # there is nothing to resume from: the user starts again, as another run
+                resumed.clear()
+                states.clear()
+            for number in range(start + 1, 13):
+                dies = moment if number == start + 1 + length else ""
+                if dies == "asked":
+                    break
+                if number in cohort_rounds:
+                    expected = [r for r in sorted(cohort_rounds) if r < number]
+                    assert ask(host, "train", number, told, resumed) == expected
+                if dies == "trained":
+                    break
+                expected = [r for r in sorted(cohort_rounds) if r <= number]
+                assert ask(host, "evaluate", number, told, resumed) == expected
+                if number % every == 0:
+                    held = [*held, number][-2:]
+                    if dies == "saved":
+                        break
+                    told = list(held)
+            if lost and len(held) > 1:
+                held.pop()
+            # What nobody can ask for is not kept: one per held checkpoint, and what was trained since.
+            assert len(states.get(PLACE, [])) <= 4
+
+
+histories = st.lists(st.integers(1, 30), unique=True, max_size=8).map(
+    lambda rounds: [Version(r, 0, {}) for r in sorted(rounds)]
+)
+
+
+@given(histories, st.lists(st.integers(1, 30), unique=True, max_size=4))
+def test_needed_is_what_some_future_reads_and_nothing_else(versions: list[Version], checkpoints: list[int]) -> None:
+    futures = [99, *checkpoints]
+    read = [[v for v in versions if v.round <= c][-1:] for c in futures]
+    assert needed(versions, checkpoints) == [v for v in versions if [v] in read]
+
+
+def test_valid_by_hand() -> None:
+    """Resumed after 4, then after 4 again, then after 6."""
+    versions = [Version(r, a, {}) for r, a in [(5, 1), (3, 0), (6, 2), (4, 0), (5, 0), (7, 2), (7, 3)]]
+    assert [(v.round, v.attempt) for v in valid(versions, [4, 4, 6])] == [(3, 0), (4, 0), (6, 2), (7, 3)]
+    assert [(v.round, v.attempt) for v in valid(versions[1:2], [])] == [(3, 0)]
+
+
+# ---------------------------------------------------------------------- on disk
+
+
+def version(round_: int, value: float = 0.0, attempt: int = 0) -> Version:
+    return Version(round_, attempt, {"personal": {"w": torch.full((2,), value + round_)}})
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.rglob("*") if path.is_file())
+
+
+def test_what_was_written_is_read_by_another_process(tmp_path: Path) -> None:
+    FileStates(tmp_path)["run-1/client-0"] = [version(3), version(12, attempt=1)]
+    found = FileStates(tmp_path)
+    assert list(found) == ["run-1/client-0"]
+    assert len(found) == 1
+    by_round = {v.round: v for v in found["run-1/client-0"]}
+    assert {r: v.attempt for r, v in by_round.items()} == {3: 0, 12: 1}
+    assert by_round[12].kept["personal"]["w"].tolist() == [12, 12]
+
+
+def test_the_newest_version_is_replaced_and_stale_ones_are_removed(tmp_path: Path) -> None:
+    states = FileStates(tmp_path)
+    states[PLACE] = [version(1), version(2)]
+    states[PLACE] = [version(2), version(3)]
+    assert names(tmp_path) == ["round-2.0.safetensors", "round-3.0.safetensors"]
+    states[PLACE] = [version(2), version(3, 0.5)]  # a second exchange of the same round
+    assert states[PLACE][-1].kept["personal"]["w"].tolist() == [3.5, 3.5]
+
+
+def test_places_come_and_go_as_in_a_dict(tmp_path: Path) -> None:
+    states = FileStates(tmp_path / "absent")
+    assert list(states) == []
+    assert "run-1/client-0" not in states
+    with pytest.raises(KeyError):
+        del states["run-1/client-0"]
+    states["run-1/client-0"] = [version(1)]
+    states["run-1/client-1"] = [version(1)]
+    del states["run-1/client-0"]
+    assert list(dict(states)) == ["run-1/client-1"]
+
+
+def test_other_files_in_the_folder_are_left_alone_and_not_read(tmp_path: Path) -> None:
+    states = FileStates(tmp_path)
+    states[PLACE] = [version(1)]
+    (tmp_path / PLACE / "notes.txt").write_text("mine")
+    (tmp_path / PLACE / ".new-abc").write_text("left by a crash")
+    states[PLACE] = [version(2)]
+    assert [v.round for v in states[PLACE]] == [2]
+    assert (tmp_path / PLACE / "notes.txt").exists()
+
+
+def test_a_damaged_file_is_named_in_one_sentence(tmp_path: Path) -> None:
+    states = FileStates(tmp_path)
+    states[PLACE] = [version(1)]
+    path = tmp_path / PLACE / "round-1.0.safetensors"
+    whole = path.read_bytes()
+    for data in (b"", b"rubbish", whole[:-1], whole.replace(b"names", b"nanes"), whole.replace(b"[", b"{")):
+        path.write_bytes(data)
+        try:
+            kept = states[PLACE][0].kept
+        except UserError as error:
+            assert str(error).startswith(f"kept state {path} is damaged (")
+            assert str(error).endswith("restore it from a copy or remove it")
+        else:  # the damage did no harm
+            assert kept["personal"]["w"].tolist() == [1, 1]
+            assert data == whole.replace(b"names", b"nanes")
+
+
+@pytest.mark.parametrize("moment", ["write", "rename", "prune"])
+def test_a_crash_while_writing_leaves_the_old_versions(
+    moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Crash(BaseException):
+        pass
+
+    def crash(*_: object, **__: object) -> None:
+        raise Crash
+
+    states = FileStates(tmp_path)
+    states[PLACE] = [version(1), version(2)]
+    where = {"write": "common.files.save_file", "rename": "os.replace", "prune": "pathlib.Path.unlink"}[moment]
+    with monkeypatch.context() as patch:
+        patch.setattr(where, crash)
+        with pytest.raises(Crash):
+            states[PLACE] = [version(2), version(3)]
+    found = sorted(v.round for v in FileStates(tmp_path)[PLACE])
+    assert found == ([1, 2, 3] if moment == "prune" else [1, 2])
+
+
+def test_a_host_on_disk_keeps_what_a_host_in_memory_keeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory: dict[str, list[Version]] = {}
+    script = [("train", 1, [], []), ("train", 3, [2], []), ("evaluate", 3, [2], []), ("train", 3, [2], [2])]
+    answers = []
+    for states in (memory, FileStates(tmp_path)):
+        answers.append([ask(diary_host(states, monkeypatch), *step) for step in script])
+    assert answers[0] == answers[1] == [[], [1], [1, 3], [1]]
+    assert names(tmp_path) == ["round-1.0.safetensors", "round-3.1.safetensors"]

@@ -1,0 +1,34 @@
+import math
+
+import pytest
+import torch
+
+from common.metrics import score
+
+
+def test_score_of_hand_made_logits() -> None:
+    # Losses: log(1 + e^-2), log(1 + e^2), log 2.
+    found = score(torch.tensor([[2.0, 0.0], [2.0, 0.0], [5.0, 5.0]]), torch.tensor([0, 1, 0]))
+    assert (found.count, found.correct) == (3, 2)
+    assert found.loss == pytest.approx(math.log1p(math.exp(-2)) + math.log1p(math.exp(2)) + math.log(2))
+
+
+def test_scores_of_parts_add_up_to_the_score_of_all() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits, labels = torch.randn(100, 5, generator=generator), torch.randint(0, 5, (100,), generator=generator)
+    whole, parts = score(logits, labels), [score(logits[i::3], labels[i::3]) for i in range(3)]
+    assert whole.count == sum(part.count for part in parts)
+    assert whole.correct == sum(part.correct for part in parts)
+    assert whole.loss == pytest.approx(sum(part.loss for part in parts), abs=1e-9)
+
+
+def test_the_loss_sum_keeps_what_float32_would_lose() -> None:
+    big, small = torch.tensor([[0.0, 2.0**25]]), torch.tensor([[0.0, 0.0]])
+    logits = torch.cat([big, small.expand(1000, 2)])
+    expected = 2.0**25 + 1000 * float(torch.tensor(2.0).log())
+    assert score(logits, torch.zeros(1001, dtype=torch.long)).loss == pytest.approx(expected, abs=1e-3)
+
+
+def test_no_samples_score_nothing() -> None:
+    found = score(torch.zeros(0, 3), torch.zeros(0, dtype=torch.long))
+    assert (found.count, found.correct, found.loss) == (0, 0, 0.0)
