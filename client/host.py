@@ -46,7 +46,7 @@ def pick_device(wish: str) -> torch.device:
         device = torch.device(wish)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
+        reason = str(error).splitlines()[0].split(". ")[0]
         raise UserError(f"device {wish!r} cannot be used here ({reason}); use auto, cpu or cuda:N") from None
     return device
 

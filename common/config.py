@@ -99,10 +99,9 @@ def load_config(
         elif not part:
             values[key] = value
     scenario = _checked(scenario_class(str(values["scenario"].get("name", ""))), values["scenario"], "scenario.")
-    model = _table(values.get("model", scenario.model), "model")
-    if model.get("name", scenario.model["name"]) == scenario.model["name"]:
-        model = {**scenario.model, **model}
-    values["model"] = {**model, **{key: value for (part, key), value in assigned if part == "model"}}
+    model = _table(values.get("model", {}), "model") | {key: v for (part, key), v in assigned if part == "model"}
+    same = model.get("name", scenario.model["name"]) == scenario.model["name"]
+    values["model"] = (scenario.model if same else {}) | model
     values = {"rounds": scenario.rounds, "participation": scenario.participation, **values}
     return _checked(RunConfig, values)
 

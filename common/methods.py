@@ -66,16 +66,30 @@ class LocalTraining(Method):
         search=choice(32, 64, 128),
     )
     learning_rate: float = knob(
-        0.05,
+        0.1,
         "step size of the local updates",
         symbol="β (FedPIN), η (FedAvg)",
-        source="spec/fedsdr.md §10 grid",
+        source="grid of spec/fedsdr.md §10; 0.1 is nearest to thesis Tab 4.2",
         gt=0,
         le=10,
         search=between(1e-3, 0.3, log=True),
     )
-    momentum: float = knob(0.0, "momentum of the local updates, fresh in every round", ge=0, lt=1)
-    weight_decay: float = knob(0.0, "weight of ½‖θ‖² in the local risk", ge=0, le=1)
+    momentum: float = knob(
+        0.0,
+        "momentum of the local updates, fresh in every round",
+        source="plain gradient steps, spec/fedsdr.md §5.6",
+        ge=0,
+        lt=1,
+        search=choice(0.0, 0.9),
+    )
+    weight_decay: float = knob(
+        0.0,
+        "weight of ½‖θ‖² in the local risk",
+        source="plain gradient steps, spec/fedsdr.md §5.6",
+        ge=0,
+        le=1,
+        search=choice(0.0, 1e-4, 1e-3),
+    )
 
 
 class FedAvg(LocalTraining):

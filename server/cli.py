@@ -199,6 +199,9 @@ def sentences() -> Iterator[None]:
     except RunStopped as error:
         err.print(f"perennial: the run stopped: {error}", style="red", markup=False, soft_wrap=True)
         raise typer.Exit(3) from None
+    except KeyboardInterrupt:
+        err.print("perennial: interrupted; `perennial resume` continues a run from its last checkpoint")
+        raise typer.Exit(130) from None
     except OSError as error:
         # A full disk or a folder that is gone: the files written so far are whole, so the run can be resumed.
         err.print(f"perennial: {error.filename or 'a file'}: {error.strerror}", style="red", markup=False)

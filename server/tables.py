@@ -31,7 +31,8 @@ def summary_table(summary: dict[str, Any]) -> Table:
     ]
     table = Table(
         title=f"{summary['method']} on {summary['scenario']}, {summary['rounds']} rounds, seed {summary['seed']}",
-        caption="test accuracy in %, mean over clients",
+        caption="test accuracy in %, mean over clients"
+        + ("; oracle: round chosen on test data" if any("oracle" in found for found in summary["models"].values()) else ""),
     )
     table.add_column("test\nenvironment", no_wrap=True)
     for title, _ in columns:

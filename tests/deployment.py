@@ -22,6 +22,7 @@ class Deployment:
     connection: Connection
     commands: dict[str, Command]
     folder: Path
+    control_port: int
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def start(self, name: str) -> None:
@@ -34,6 +35,10 @@ class Deployment:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+
+    def await_superlink(self) -> None:
+        """Wait until the SuperLink takes runs."""
+        await_port(self.control_port, self.processes["superlink"], self.folder / "superlink.log")
 
     def kill(self, name: str) -> None:
         """Kill a process and all its children with -9."""
@@ -62,10 +67,10 @@ def deployment(folder: Path, clients: int, **environment: str) -> Iterator[Deplo
             program("flower-supernode"), "--insecure", "--superlink", f"127.0.0.1:{fleet}",
             "--clientappio-api-address", f"127.0.0.1:{free_port()}", "--node-config", node,
         ]  # fmt: skip
-    found = Deployment(connection, commands, folder)
+    found = Deployment(connection, commands, folder, control)
     try:
         found.start("superlink")
-        await_port(control, found.processes["superlink"], folder / "superlink.log")
+        found.await_superlink()
         for name in commands:
             if name != "superlink":
                 found.start(name)

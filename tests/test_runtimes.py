@@ -1,11 +1,13 @@
 """The same run on all three runtimes: same arrays, same metrics."""
 
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from deployment import deployment
+from deployment import Deployment, deployment
 from safetensors.torch import load_file
 
 from common.config import RunConfig, load_config
@@ -63,8 +65,35 @@ def test_simulation_equals_local(local: dict[str, Path], tmp_path: Path) -> None
             assert_equal_runs(folder, tmp_path / method)
 
 
-def test_deployment_equals_local(local: dict[str, Path], tmp_path: Path) -> None:
-    with deployment(tmp_path, clients=2) as site:
-        for method, folder in local.items():
-            finish(site.connection, config_for(method, "deployment"), tmp_path / method)
-            assert_equal_runs(folder, tmp_path / method)
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    with deployment(tmp_path_factory.mktemp("deployment"), clients=2) as site:
+        yield site
+
+
+def test_deployment_equals_local(local: dict[str, Path], site: Deployment, tmp_path: Path) -> None:
+    for method, folder in local.items():
+        finish(site.connection, config_for(method, "deployment"), tmp_path / method)
+        assert_equal_runs(folder, tmp_path / method)
+
+
+def test_killed_deployment_resumes_to_the_same_arrays(
+    local: dict[str, Path], site: Deployment, tmp_path: Path
+) -> None:
+    """SuperLink, ServerApp and a SuperNode die with -9 after the first checkpoint; the rest is done by a resume."""
+    config, path = config_for("ditto", "deployment"), tmp_path / "killed"
+    run = site.connection.submit(config, path)
+    for row in site.connection.follow(run, path):
+        if row["kind"] == "round":
+            break
+    while not RunFolder(path).checkpoints():
+        time.sleep(0.05)
+    for name in ("superlink", "supernode-0"):
+        site.kill(name)
+    assert not (path / "summary.json").exists()
+    for name in ("superlink", "supernode-0"):
+        site.start(name)
+        time.sleep(1)
+    site.await_superlink()
+    list(site.connection.execute(config, path, resume=True))
+    assert_equal_runs(local["ditto"], path)
