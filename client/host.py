@@ -25,6 +25,7 @@ from common.wire import (
     RUN,
     TASK,
     from_record,
+    records,
     to_record,
 )
 
@@ -83,7 +84,7 @@ class Host:
 
     def handle(self, message: Message, number: int) -> Message:
         """Answer a message as client number `number`."""
-        config = message.content.config_records[CONFIG]
+        config = records(message.content, ConfigRecord)[CONFIG]
         text = str(config[TASK])
         task = parse_task(text)
         site = self.site(text, task, number)
@@ -98,7 +99,8 @@ class Host:
         received = Received(
             round=int(config[ROUND]),  # type: ignore[arg-type]
             arrays={
-                name: self._here(from_record(record)) for name, record in message.content.array_records.items()
+                name: self._here(from_record(record))
+                for name, record in records(message.content, ArrayRecord).items()
             },
             settings={key: value for key, value in config.items() if key not in PROTOCOL_KEYS},  # type: ignore[misc]
         )
@@ -122,10 +124,10 @@ class Host:
 
 
 def _content(reply: Reply) -> RecordDict:
-    records: dict[str, ArrayRecord | MetricRecord | ConfigRecord] = {
+    content: dict[str, ArrayRecord | MetricRecord | ConfigRecord] = {
         name: to_record(tensors) for name, tensors in reply.arrays.items()
     }
-    records[METRICS] = MetricRecord(dict(reply.metrics))
+    content[METRICS] = MetricRecord(dict(reply.metrics))
     if reply.settings:
-        records[CONFIG] = ConfigRecord(dict(reply.settings))
-    return RecordDict(records)
+        content[CONFIG] = ConfigRecord(dict(reply.settings))
+    return RecordDict(content)

@@ -161,25 +161,26 @@ class LocalTrainer(Client[T]):
         hparams, network = self.hparams, self.network
         model = {name: tensor.clone() for name, tensor in start.items()}
         params = [model[name].requires_grad_() for name in network.parameter_names]
+        values = [tensor.detach() for tensor in params]  # the same memory, to be changed unseen by autograd
         velocity: list[Tensor] = []
         sums: Metrics = {}
         taken = 0
         for batch in self.batches(hparams.local_steps if steps is None else steps, received.round):
             value, metrics = loss(model, batch, received)
             gradient = list(torch.autograd.grad(value, params))
-            with torch.no_grad():
-                if hparams.weight_decay:
-                    torch._foreach_add_(gradient, params, alpha=hparams.weight_decay)
-                if hparams.momentum:
-                    if velocity:
-                        torch._foreach_mul_(velocity, hparams.momentum)
-                        torch._foreach_add_(velocity, gradient)
-                    else:
-                        velocity = gradient
-                    gradient = velocity
-                torch._foreach_add_(params, gradient, alpha=-hparams.learning_rate)
-                for name, metric in metrics.items():
-                    sums[name] = sums[name] + metric.detach() if taken else metric.detach()
+            # Autograd may give several parameters one tensor (a sum of the two), so `gradient` is only read.
+            if hparams.weight_decay:
+                gradient = list(torch._foreach_add(gradient, values, alpha=hparams.weight_decay))
+            if hparams.momentum:
+                if velocity:
+                    torch._foreach_mul_(velocity, hparams.momentum)
+                    torch._foreach_add_(velocity, gradient)
+                else:
+                    velocity = [part.clone() for part in gradient]
+                gradient = velocity
+            torch._foreach_add_(values, gradient, alpha=-hparams.learning_rate)
+            for name, metric in metrics.items():
+                sums[name] = sums[name] + metric.detach() if taken else metric.detach()
             taken += 1
         for tensor in params:
             tensor.requires_grad_(False)

@@ -1,7 +1,7 @@
 """The configuration of a run: defaults < file < command line < `--set`, complete and checked once it is built."""
 
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -76,6 +76,10 @@ class RunConfig(Task):
         """The complete configuration as TOML; `load_config` of it gives an equal configuration."""
         return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
 
+    def flat(self) -> dict[str, str]:
+        """Every setting as text by its dotted name, e.g. `method.learning_rate`."""
+        return dict(_flat(self.model_dump(mode="json")))
+
 
 def load_config(
     file: Path | None = None, options: Mapping[str, Any] | None = None, settings: Iterable[str] = ()
@@ -127,6 +131,14 @@ def sentence(error: ValidationError) -> str:
     else:
         text = f"{where}: {first['input']!r} is not possible; {first['msg'][0].lower()}{first['msg'][1:]}"
     return text + (f" (and {len(others)} more)" if others else "")
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, str(value)
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -66,6 +66,7 @@ def _replace(path: Path, fill: Callable[[str], object]) -> None:
         os.chmod(beside, 0o644)
         sync(Path(beside))
         os.replace(beside, path)
+        sync(path.parent)
     except BaseException:
         os.unlink(beside)
         raise

@@ -130,7 +130,7 @@ class Ditto(LocalTraining):
         source="Li et al. 2021; grid of spec/cgpfl.md §5.3",
         ge=0,
         le=1e4,
-        search=between(1e-2, 10.0, log=True),
+        search=between(1e-2, 3.0, log=True),
     )
     personal_steps: int = knob(
         10,

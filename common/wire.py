@@ -7,13 +7,16 @@ changes.
 """
 
 from collections.abc import Mapping
+from typing import TypeVar
 
 import torch
-from flwr.app import Array, ArrayRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.supercore.inflatable.inflatable_object import InflatableObject
 from torch import Tensor
 
 from common.models import Tensors
 
+R = TypeVar("R", ArrayRecord, MetricRecord, ConfigRecord)
 Scalar = int | float | str | bool | list[int] | list[float] | list[str]
 
 # Record names. A method's own records are named in its strategy and client alike.
@@ -58,6 +61,9 @@ class TensorArray(Array):
     def deflate(self) -> bytes:
         return self.plain().deflate()
 
+    def slice_array(self) -> list[tuple[str, InflatableObject]]:
+        return self.plain().slice_array()
+
 
 def to_record(tensors: Mapping[str, Tensor]) -> ArrayRecord:
     """An array record over the tensors themselves; the caller must not change them afterwards."""
@@ -73,6 +79,15 @@ def from_record(record: ArrayRecord) -> Tensors:
         name: array.tensor if isinstance(array, TensorArray) else torch.from_numpy(array.numpy())
         for name, array in record.items()
     }
+
+
+def records(content: RecordDict, kind: type[R]) -> dict[str, R]:
+    """The records of one kind in a message, by name.
+
+    Flower's `content.array_records` and its like hold the same, but are made and type-checked anew at every use,
+    which takes ten times as long.
+    """
+    return {name: record for name, record in content.items() if isinstance(record, kind)}
 
 
 def payload_bytes(tensors: Mapping[str, Tensor]) -> int:

@@ -6,7 +6,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -150,7 +150,7 @@ class RunFolder:
         sync(self.log)  # the checkpoint counts its bytes
         save_tensors(beside / "arrays.safetensors", checkpoint.arrays)
         save_records(beside / "strategy.safetensors", checkpoint.strategy)
-        facts = {key: value for key, value in asdict(checkpoint).items() if key not in ("arrays", "strategy")}
+        facts = {key: value for key, value in vars(checkpoint).items() if key not in ("arrays", "strategy")}
         facts["sha256"] = {name: _digest(beside / name) for name in TENSOR_FILES}
         (beside / "state.json").write_text(json.dumps(facts))
         if save_clients:
@@ -182,7 +182,7 @@ class RunFolder:
                 strategy=load_records(path / "strategy.safetensors"),
                 **facts,
             )
-        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
             older = f"; move it away to resume from round {held[-2]}" if len(held) > 1 else ""
             raise UserError(f"checkpoint {path} is damaged ({error}){older}") from None
 

@@ -16,7 +16,7 @@ from common.errors import RunStopped
 from common.models import network
 from common.wire import from_record, to_record
 from server.folder import Checkpoint, RunFolder
-from server.summary import summarise
+from server.summary import summarise, versions
 from strategies.base import Exchange, MethodStrategy
 from strategies.registry import strategy_class
 
@@ -59,7 +59,8 @@ def run_rounds(
         strategy.load_state_dict(origin.strategy)
         strategy.resumed = folder.add_resume(origin.round)
         strategy.kept_checkpoints = folder.checkpoints()
-    await_clients(strategy, grid, config)
+    if origin.round < config.rounds:
+        await_clients(strategy, grid, config)
 
     arrays, nothing = to_record(origin.arrays), ConfigRecord()
     begun = time.monotonic() - origin.seconds
@@ -91,7 +92,8 @@ def run_rounds(
         watch(Progress(number, config.rounds, trained, rows[0]["left_out"]))
 
     folder.save_model("global", from_record(arrays))
-    summary = summarise(config, folder.rows(), seconds=time.monotonic() - begun)
+    seconds = time.monotonic() - begun
+    summary = {**summarise(config, folder.rows(), seconds=seconds), "versions": versions()}
     folder.write_summary(summary)
     return summary
 

@@ -51,7 +51,7 @@ def summary_table(summary: dict[str, Any]) -> Table:
 def traffic_line(summary: dict[str, Any]) -> str:
     """Bytes per client and round, in the unit that reads best."""
     traffic = summary["bytes_per_client_and_round"]
-    return f"per client and round: {_size(traffic['down'])} down, {_size(traffic['up'])} up"
+    return f"per client and round: {size(traffic['down'])} down, {size(traffic['up'])} up"
 
 
 def left_out_lines(summary: dict[str, Any]) -> list[str]:
@@ -66,7 +66,8 @@ def _percent(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.2f}"
 
 
-def _size(count: float) -> str:
+def size(count: float) -> str:
+    """A number of bytes in the unit that reads best."""
     for unit in ("B", "kB", "MB"):
         if count < 1000:
             return f"{count:.4g} {unit}"

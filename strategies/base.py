@@ -33,6 +33,7 @@ from common.wire import (
     Scalar,
     from_record,
     payload_bytes,
+    records,
     to_record,
 )
 from strategies.mean import StreamingMean
@@ -68,11 +69,10 @@ class Reply:
 
 @dataclass
 class Traffic:
-    """Bytes of tensor values that went to and came from clients, and in how many messages."""
+    """Bytes of tensor values that went to and came from clients."""
 
     down: int = 0
     up: int = 0
-    messages: int = 0
 
 
 @dataclass
@@ -311,7 +311,6 @@ class MethodStrategy(Strategy, Generic[H]):
                 content[name] = encoded[id(tensors)][1]
                 exchange.traffic.down += payload_bytes(tensors)
             messages.append(Message(content, node, action, group_id=str(server_round)))
-        exchange.traffic.messages = len(messages)
         self.exchanges.append(exchange)
         return messages
 
@@ -365,12 +364,13 @@ class MetricMeans:
 def _screened(client: str, message: Message, expect: Mapping[str, Template]) -> Reply:
     if message.has_error():
         raise Rejected(_error_text(message))
-    content = message.content
-    arrays = {name: accept(name, content.array_records.get(name), like) for name, like in expect.items()}
-    if extra := content.array_records.keys() - expect.keys():
+    given = records(message.content, ArrayRecord)
+    arrays = {name: accept(name, given.get(name), like) for name, like in expect.items()}
+    if extra := given.keys() - expect.keys():
         raise Rejected(f"unexpected record {sorted(extra)[0]!r}")
-    metrics = check_metrics(content.metric_records.get(METRICS))
-    return Reply(client, arrays, metrics, content.config_records.get(CONFIG, ConfigRecord()))
+    metrics = check_metrics(records(message.content, MetricRecord).get(METRICS))
+    settings = records(message.content, ConfigRecord).get(CONFIG) or ConfigRecord()
+    return Reply(client, arrays, metrics, settings)
 
 
 def _error_text(message: Message) -> str:

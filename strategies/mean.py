@@ -24,10 +24,8 @@ class StreamingMean:
         if not self._sums:
             self._names = list(tensors)
             self._dtypes = [tensor.dtype for tensor in tensors.values()]
-        values = [tensors[name].double() for name in self._names]
-        if not self._sums:
-            self._sums = [torch.zeros_like(value) for value in values]
-        torch._foreach_add_(self._sums, values, alpha=weight)
+            self._sums = [torch.zeros_like(tensor, dtype=torch.float64) for tensor in tensors.values()]
+        torch._foreach_add_(self._sums, [tensors[name] for name in self._names], alpha=weight)
         self.weight += weight
 
     def result(self) -> Tensors:

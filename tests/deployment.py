@@ -36,9 +36,14 @@ class Deployment:
                 start_new_session=True,
             )
 
-    def await_superlink(self) -> None:
-        """Wait until the SuperLink takes runs."""
+    def start_all(self) -> None:
+        """Start the SuperLink, wait until it takes runs, then start the SuperNodes."""
+        self.start("superlink")
         await_port(self.control_port, self.processes["superlink"], self.folder / "superlink.log")
+        for name in self.commands:
+            if name != "superlink":
+                self.start(name)
+                time.sleep(0.2)
 
     def kill(self, name: str) -> None:
         """Kill a process and all its children with -9."""
@@ -69,12 +74,7 @@ def deployment(folder: Path, clients: int, **environment: str) -> Iterator[Deplo
         ]  # fmt: skip
     found = Deployment(connection, commands, folder, control)
     try:
-        found.start("superlink")
-        found.await_superlink()
-        for name in commands:
-            if name != "superlink":
-                found.start(name)
-                time.sleep(0.2)
+        found.start_all()
         yield found
     finally:
         for name in list(found.processes):

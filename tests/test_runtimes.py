@@ -80,7 +80,7 @@ def test_deployment_equals_local(local: dict[str, Path], site: Deployment, tmp_p
 def test_killed_deployment_resumes_to_the_same_arrays(
     local: dict[str, Path], site: Deployment, tmp_path: Path
 ) -> None:
-    """SuperLink, ServerApp and a SuperNode die with -9 after the first checkpoint; the rest is done by a resume."""
+    """Everything dies with -9 after the first checkpoint and is started again; a resume does the rest."""
     config, path = config_for("ditto", "deployment"), tmp_path / "killed"
     run = site.connection.submit(config, path)
     for row in site.connection.follow(run, path):
@@ -88,12 +88,9 @@ def test_killed_deployment_resumes_to_the_same_arrays(
             break
     while not RunFolder(path).checkpoints():
         time.sleep(0.05)
-    for name in ("superlink", "supernode-0"):
+    for name in list(site.processes):
         site.kill(name)
     assert not (path / "summary.json").exists()
-    for name in ("superlink", "supernode-0"):
-        site.start(name)
-        time.sleep(1)
-    site.await_superlink()
+    site.start_all()
     list(site.connection.execute(config, path, resume=True))
     assert_equal_runs(local["ditto"], path)

@@ -3,14 +3,14 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import client.host
 from client.host import Host
 from client.state import FileStates, Version, needed, valid
-from client.trainer import Client, Received, Reply
+from client.trainer import Client, Received, Reply, Site
 from common.config import load_config
 from common.errors import UserError
 from common.wire import CONFIG, KEPT, METRICS, RESUMED, ROUND, RUN, TASK
@@ -44,8 +44,6 @@ def ask(host: Host, action: str, round_: int, kept: list[int], resumed: list[int
 
 
 def diary_host(states: Any, monkeypatch: pytest.MonkeyPatch) -> Host:
-    from client.trainer import Site
-
     monkeypatch.setattr(client.host, "client_class", lambda _: Diary)
     Diary.evaluate = Diary.tell  # type: ignore[method-assign]
     host = Host(states)
@@ -53,9 +51,11 @@ def diary_host(states: Any, monkeypatch: pytest.MonkeyPatch) -> Host:
     return host
 
 
-# Per attempt: how many rounds it gets through, where in the last one it dies, whether its newest checkpoint is lost.
+# Of each attempt: how many rounds it gets through, where in the next it dies, if its newest checkpoint is lost.
 attempts = st.lists(
-    st.tuples(st.integers(0, 7), st.sampled_from(["asked", "trained", "saved"]), st.booleans()), min_size=1, max_size=6
+    st.tuples(st.integers(0, 7), st.sampled_from(["asked", "trained", "saved"]), st.booleans()),
+    min_size=1,
+    max_size=6,
 )
 
 
@@ -64,7 +64,7 @@ attempts = st.lists(
 def test_a_resumed_run_reads_what_the_unbroken_run_would_have(
     attempts: list[tuple[int, str, bool]], cohort_rounds: set[int], every: int
 ) -> None:
-    """Any history of crashes and resumes, two checkpoints held, with the newest sometimes damaged and put aside."""
+    """Any history of crashes and resumes, two checkpoints held, the newest sometimes damaged and put aside."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         states: dict[str, list[Version]] = {}
         host = diary_host(states, monkeypatch)
@@ -105,7 +105,7 @@ histories = st.lists(st.integers(1, 30), unique=True, max_size=8).map(
 
 
 @given(histories, st.lists(st.integers(1, 30), unique=True, max_size=4))
-def test_needed_is_what_some_future_reads_and_nothing_else(versions: list[Version], checkpoints: list[int]) -> None:
+def test_needed_is_what_some_future_reads_and_no_more(versions: list[Version], checkpoints: list[int]) -> None:
     futures = [99, *checkpoints]
     read = [[v for v in versions if v.round <= c][-1:] for c in futures]
     assert needed(versions, checkpoints) == [v for v in versions if [v] in read]
@@ -175,16 +175,13 @@ def test_a_damaged_file_is_named_in_one_sentence(tmp_path: Path) -> None:
     states[PLACE] = [version(1)]
     path = tmp_path / PLACE / "round-1.0.safetensors"
     whole = path.read_bytes()
-    for data in (b"", b"rubbish", whole[:-1], whole.replace(b"names", b"nanes"), whole.replace(b"[", b"{")):
+    for data in (b"", b"rubbish", whole[:-1], whole.replace(b'"[', b'"{'), whole.replace(b'l/w\\"', b'l/v\\"')):
+        assert data != whole
         path.write_bytes(data)
-        try:
-            kept = states[PLACE][0].kept
-        except UserError as error:
-            assert str(error).startswith(f"kept state {path} is damaged (")
-            assert str(error).endswith("restore it from a copy or remove it")
-        else:  # the damage did no harm
-            assert kept["personal"]["w"].tolist() == [1, 1]
-            assert data == whole.replace(b"names", b"nanes")
+        with pytest.raises(UserError) as caught:
+            _ = states[PLACE]
+        assert str(caught.value).startswith(f"kept state {path} is damaged (")
+        assert str(caught.value).endswith("restore it from a copy or remove it")
 
 
 @pytest.mark.parametrize("moment", ["write", "rename", "prune"])

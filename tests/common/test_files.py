@@ -36,7 +36,7 @@ def test_tensors_that_share_memory_can_be_saved(tmp_path: Path) -> None:
     assert load_records(tmp_path / "x")["r"]["part"].tolist() == [1, 2]
 
 
-@pytest.mark.parametrize("write", [lambda p: write_text(p, "new"), lambda p: save_tensors(p, {"w": torch.ones(2)})])
+@pytest.mark.parametrize("write", [lambda p: write_text(p, "x"), lambda p: save_tensors(p, {"w": torch.ones(2)})])
 @pytest.mark.parametrize("broken", ["sync", "replace"])
 def test_a_failure_while_writing_leaves_the_old_file_and_no_rubbish(
     write: Callable[[Path], None], broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -61,4 +61,4 @@ def test_unknown_name_is_answered_with_the_nearest() -> None:
     assert unknown("method", "fedvg", ["local", "fedavg"]) == (
         "unknown method 'fedvg'; did you mean 'fedavg'? (there are: fedavg, local)"
     )
-    assert unknown("method", "xyz", []) == "unknown method 'xyz'; (there are: none)"
+    assert unknown("method", "xyz", []) == "unknown method 'xyz' (there are: none)"

@@ -60,7 +60,8 @@ def test_several_chunks_and_a_record_shared_by_two_messages(monkeypatch: pytest.
     monkeypatch.setattr("flwr.app.message.array.FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE", 64)
     record = to_record({"w": torch.zeros(100), "b": torch.arange(100.0)})  # zeros: chunks that are equal
     for _ in range(2):
-        assert_equal(from_record(over_the_wire(RecordDict({MODEL: record})).array_records[MODEL]), from_record(record))
+        there = over_the_wire(RecordDict({MODEL: record})).array_records[MODEL]
+        assert_equal(from_record(there), from_record(record))
 
 
 @settings(max_examples=25, deadline=None)
@@ -144,4 +145,5 @@ def test_flowers_array_is_still_made_as_tensor_array_assumes() -> None:
 
 
 def test_payload_bytes_counts_values_alone() -> None:
-    assert payload_bytes({"w": torch.zeros(3, 5), "n": torch.tensor(1), "half": torch.zeros(2).half()}) == 60 + 8 + 4
+    tensors = {"w": torch.zeros(3, 5), "n": torch.tensor(1), "half": torch.zeros(2).half()}
+    assert payload_bytes(tensors) == 60 + 8 + 4

@@ -161,6 +161,16 @@ def test_resume_of_what_cannot_be_resumed(here: Path) -> None:
     assert call("resume", "one").exit_code == call("resume", "two").exit_code == 2
 
 
+def test_a_run_that_died_between_its_last_round_and_its_summary(here: Path) -> None:
+    call("run", *TOY, "--rounds", "2", "--out", "one")
+    before = json.loads((here / "one" / "summary.json").read_text())
+    (here / "one" / "summary.json").unlink()
+    assert "perennial resume one" in call("show", "run", "one").stderr
+    assert call("resume", "one").exit_code == 0
+    after = json.loads((here / "one" / "summary.json").read_text())
+    assert {**after, "wall_seconds": 0} == {**before, "wall_seconds": 0}
+
+
 def test_a_run_that_misses_its_quorum_stops_with_code_3(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from server import local
 

@@ -35,9 +35,8 @@ def test_sums_in_float64() -> None:
 
 def test_the_order_of_clients_hardly_matters_and_that_of_names_not_at_all() -> None:
     sets = [{"w": torch.full((2,), 0.1 * i), "b": torch.full((2,), 7.0 * i)} for i in range(4)]
-    results = [
-        mean_of([sets[i] for i in order], [float(i + 1) for i in order]) for order in itertools.permutations(range(4))
-    ]
+    orders = itertools.permutations(range(4))
+    results = [mean_of([sets[i] for i in order], [i + 1 for i in order]) for order in orders]
     assert all(torch.allclose(result["w"], results[0]["w"], rtol=1e-7) for result in results)
     turned = [dict(reversed(list(tensors.items()))) if i % 2 else tensors for i, tensors in enumerate(sets)]
     expected, found = mean_of(sets, [1, 2, 3, 4]), mean_of(turned, [1, 2, 3, 4])
@@ -47,11 +46,11 @@ def test_the_order_of_clients_hardly_matters_and_that_of_names_not_at_all() -> N
 
 def test_every_type_comes_out_as_it_went_in_and_integers_rounded() -> None:
     sets = [
-        {"n": torch.tensor([3, 2**40]), "h": torch.tensor(1.0).half(), "d": torch.tensor(0.1, dtype=torch.float64)},
-        {"n": torch.tensor([6, 2**40]), "h": torch.tensor(2.0).half(), "d": torch.tensor(0.3, dtype=torch.float64)},
+        {"n": torch.tensor([n, 2**40]), "h": torch.tensor(h).half(), "d": torch.tensor(d, dtype=torch.float64)}
+        for n, h, d in ((6, 1.0, 0.1), (3, 2.0, 0.3))
     ]
     found = mean_of(sets, [1, 3])
-    assert found["n"].tolist() == [5, 2**40]  # 5.25
+    assert found["n"].tolist() == [4, 2**40]  # 3.75
     assert found["n"].dtype == torch.int64
     assert found["h"].dtype == torch.float16
     assert found["h"].item() == 1.75

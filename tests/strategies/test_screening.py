@@ -148,7 +148,7 @@ def test_an_oversized_reply_is_refused_before_it_is_decoded() -> None:
 
 @pytest.mark.parametrize(
     "metrics",
-    [{}, {"num-examples": 1}, {"num-examples": 3, "risk": -0.5, "columns": [1.0, 2.0]}, {"counts": [0, 3]}, {"x": []}],
+    [{}, {"num-examples": 1}, {"num-examples": 3, "risk": -0.5, "column": [1.0, 2.0]}, {"n": [0, 3]}, {"x": []}],
 )
 def test_good_metrics_pass(metrics: dict[str, float]) -> None:
     assert dict(check_metrics(MetricRecord(metrics))) == metrics

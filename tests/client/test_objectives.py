@@ -1,0 +1,42 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from client.objectives import squared_distance
+
+
+def test_by_hand_over_the_named_tensors_alone() -> None:
+    params = {"w": torch.tensor([[1.0, 2.0]]), "b": torch.tensor(3.0), "mean": torch.tensor([100.0])}
+    anchor = {"w": torch.tensor([[0.0, 4.0]]), "b": torch.tensor(0.0), "mean": torch.tensor([0.0])}
+    assert squared_distance(params, anchor, ["w", "b"]).item() == 1 + 4 + 9
+    assert squared_distance(params, anchor, iter(["b"])).item() == 9
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 1000), st.floats(-10, 10))
+def test_gradient_is_twice_the_difference_and_none_reaches_the_anchor(seed: int, scale: float) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    params, anchor = (
+        {n: scale * torch.randn(3, generator=generator, dtype=torch.float64) for n in "ab"} for _ in range(2)
+    )
+    for tensor in params.values():
+        tensor.requires_grad_()
+    gradient = torch.autograd.grad(squared_distance(params, anchor, ["a", "b"]), list(params.values()))
+    for name, found in zip("ab", gradient, strict=True):
+        torch.testing.assert_close(found, 2 * (params[name] - anchor[name]).detach())
+    assert not any(tensor.requires_grad for tensor in anchor.values())
+
+
+def test_a_model_is_at_no_distance_from_itself_with_a_gradient_that_is_finite() -> None:
+    """Unlike that of ‖θ − θ'‖, which is not defined there; a personal model starts at its anchor."""
+    w = torch.ones(2, requires_grad=True)
+    distance = squared_distance({"w": w}, {"w": w.detach()}, ["w"])
+    assert distance.item() == 0
+    assert torch.autograd.grad(distance, w)[0].tolist() == [0, 0]
+
+
+def test_maps_over_a_stacked_cohort() -> None:
+    stacked = {"w": torch.tensor([[1.0], [2.0], [3.0]])}
+    found = torch.func.vmap(lambda w: squared_distance({"w": w}, {"w": torch.zeros(1)}, ["w"]))(stacked["w"])
+    assert found.tolist() == pytest.approx([1, 4, 9])

@@ -1,0 +1,184 @@
+import random
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pytest
+from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+
+from common.errors import UserError
+from server.grid import LocalGrid, OrderedGrid
+
+
+def request(node: int) -> Message:
+    return Message(RecordDict({"config": ConfigRecord({"node": node})}), node, "train", group_id="1")
+
+
+class SlowLink(Grid):
+    """A SuperLink whose nodes' replies become available one by one, in the given order, at each pull."""
+
+    def __init__(self, order: list[int], lost: Iterable[int] = (), unsent: Iterable[int | None] = ()) -> None:
+        self.order, self.lost, self.unsent = order, set(lost), set(unsent)
+        self.waiting: dict[str, Message] = {}
+        self.there: set[int] = set()
+        self.pulls: list[list[str]] = []
+
+    def push_messages(self, messages: Iterable[Message]) -> list[Any]:
+        if None in self.unsent:
+            return []  # what GrpcGrid gives when the SuperLink's resources are exhausted
+        ids: list[Any] = []
+        for message in messages:
+            node = message.metadata.dst_node_id
+            message.metadata.__dict__.update(_run_id=5, _src_node_id=1, _message_id=f"id-{node}")
+            ids.append(None if node in self.unsent else f"id-{node}")
+            self.waiting[f"id-{node}"] = message
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        ids = list(message_ids)
+        self.pulls.append(ids)
+        if self.order:
+            self.there.add(self.order.pop(0))
+        found = [self.waiting[name] for name in ids]
+        return [self._answer(message) for message in found if message.metadata.dst_node_id in self.there]
+
+    def _answer(self, message: Message) -> Message:
+        node = message.metadata.dst_node_id
+        if node not in self.lost:
+            return Message(RecordDict({"metrics": MetricRecord({"node": node})}), reply_to=message)
+        reply = Message(Error(5, "Node Unavailable"), reply_to=message)
+        reply.metadata.__dict__["_src_node_id"] = 1  # in the SuperLink's own name, as the real one does
+        return reply
+
+    def get_node_ids(self) -> list[int]:
+        return [1, 2]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        raise AssertionError("polls every three seconds")
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        raise NotImplementedError
+
+    def set_run(self, run: Any) -> None:
+        self.seen = run
+
+    @property
+    def run(self) -> Any:
+        return self.seen
+
+
+def nodes(replies: Iterable[Message]) -> list[int]:
+    return [reply.metadata.src_node_id for reply in replies]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_replies_come_in_the_order_of_requests_whatever_arrives_first(seed: int) -> None:
+    wanted = [11, 2, 7, 30, 4]
+    arrival = random.Random(seed).sample(wanted, 5)
+    replies = list(OrderedGrid(SlowLink(arrival), poll=0).send_and_receive(map(request, wanted)))
+    assert nodes(replies) == wanted
+    assert [reply.content["metrics"]["node"] for reply in replies] == wanted  # type: ignore[index]
+
+
+def test_each_reply_is_given_as_soon_as_it_is_its_turn_and_pulled_once() -> None:
+    link = SlowLink([1, 2, 3])
+    replies = OrderedGrid(link, poll=0).send_and_receive([request(n) for n in (1, 2, 3)])
+    assert isinstance(replies, Iterator)
+    assert nodes([next(replies)]) == [1]
+    assert link.there == {1}  # the others have not even arrived
+    assert nodes(replies) == [2, 3]
+    assert link.pulls == [["id-1"], ["id-2"], ["id-3"]]
+
+
+def test_an_error_in_the_superlinks_name_is_given_in_the_nodes() -> None:
+    replies = list(OrderedGrid(SlowLink([3, 2, 1], lost=[2]), poll=0).send_and_receive(map(request, [1, 2, 3])))
+    assert nodes(replies) == [1, 2, 3]
+    assert [reply.has_error() for reply in replies] == [False, True, False]
+    assert (replies[1].error.code, replies[1].error.reason) == (5, "Node Unavailable")
+    assert replies[1].metadata.reply_to_message_id == "id-2"
+
+
+def test_who_does_not_answer_in_time_costs_the_others_nothing() -> None:
+    link = SlowLink([3, 1])
+    begun = time.monotonic()
+    replies = list(OrderedGrid(link, poll=0.001).send_and_receive(map(request, [1, 2, 3]), timeout=0.2))
+    assert 0.15 < time.monotonic() - begun < 2
+    assert nodes(replies) == [1, 2, 3]
+    assert [reply.has_error() for reply in replies] == [False, True, False]
+    assert (replies[1].error.code, replies[1].error.reason) == (4, "did not answer in time")
+
+
+def test_the_deadline_is_for_the_exchange_not_for_each_client() -> None:
+    begun = time.monotonic()
+    replies = list(OrderedGrid(SlowLink([]), poll=0.01).send_and_receive(map(request, range(1, 6)), timeout=0.1))
+    assert time.monotonic() - begun < 0.4
+    assert [reply.error.reason for reply in replies] == ["did not answer in time"] * 5
+
+
+@pytest.mark.parametrize(("unsent", "failed"), [([2], [2]), ([None], [1, 2, 3])])
+def test_a_request_that_cannot_be_sent_is_answered_at_once(unsent: list[int | None], failed: list[int]) -> None:
+    link = SlowLink([3, 1], unsent=unsent)
+    replies = list(OrderedGrid(link, poll=0).send_and_receive(map(request, [1, 2, 3]), timeout=60))
+    assert nodes(replies) == [1, 2, 3]
+    assert [reply.metadata.src_node_id for reply in replies if reply.has_error()] == failed
+    assert {reply.error.reason for reply in replies if reply.has_error()} == {"the request could not be sent"}
+
+
+def test_nobody_asked_nobody_answers() -> None:
+    assert list(OrderedGrid(SlowLink([])).send_and_receive([])) == []
+
+
+def test_the_rest_is_the_inner_grids() -> None:
+    grid = OrderedGrid(SlowLink([]))
+    grid.set_run("run")  # type: ignore[arg-type]
+    assert grid.run == "run"
+    assert grid.get_node_ids() == [1, 2]
+
+
+# ---------------------------------------------------------------------- in this process
+
+
+def local(clients: int, behave: Any) -> LocalGrid:
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        result = behave(int(context.node_config["partition-id"]))
+        return Message(RecordDict({"metrics": MetricRecord({"client": result})}), reply_to=message)
+
+    return LocalGrid(app, clients)
+
+
+def test_local_clients_run_one_by_one_as_replies_are_asked_for() -> None:
+    ran: list[int] = []
+    grid = local(3, lambda number: ran.append(number) or number)
+    replies = grid.send_and_receive([request(n) for n in (3, 1)])
+    assert ran == []
+    assert nodes([next(replies)]) == [3]
+    assert ran == [2]
+    assert nodes(replies) == [1]
+    assert grid.get_node_ids() == [1, 2, 3]
+
+
+def test_an_exception_in_a_client_becomes_flowers_error_reply() -> None:
+    def behave(number: int) -> int:
+        if number == 0:
+            raise ValueError("it's\nbroken")
+        return number
+
+    replies = list(local(2, behave).send_and_receive([request(1), request(2)]))
+    assert replies[0].error.code == 2
+    assert replies[0].error.reason == "<class 'ValueError'>:<\"it's\\nbroken\">"
+    assert nodes(replies) == [1, 2]
+    assert replies[1].has_content()
+
+
+@pytest.mark.parametrize("error", [UserError("no such folder"), KeyboardInterrupt()])
+def test_what_is_the_users_own_ends_the_run(error: BaseException) -> None:
+    def behave(_: int) -> int:
+        raise error
+
+    with pytest.raises(type(error)):
+        list(local(1, behave).send_and_receive([request(1)]))

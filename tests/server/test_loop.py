@@ -1,0 +1,109 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.serverapp import Grid
+
+from client.app import make_app
+from client.host import Host
+from client.state import FileStates, valid
+from common.config import RunConfig, load_config
+from common.errors import RunStopped
+from server.folder import RunFolder
+from server.grid import LocalGrid
+from server.loop import Progress, run_rounds, start
+
+CONFIG = load_config(
+    options={
+        "method": "local",
+        "scenario": {"name": "colored-digits", "clients": 3, "train_per_class": 5, "test_per_class": 2},
+        "model": "logistic",
+        "rounds": 7,
+        "participation": 0.7,
+    },
+    settings=["checkpoint_every=2", "evaluate_every=3", "local_steps=1", "wait=0.01"],
+)
+
+
+class Stop(Exception):  # noqa: N818
+    pass
+
+
+def sites(path: Path, config: RunConfig = CONFIG) -> LocalGrid:
+    """Clients that keep their own state on their own disk, as at a deployment."""
+    host = Host(FileStates(path))
+    app = make_app(lambda message, context: host.handle(message, int(context.node_config["partition-id"])))
+    return LocalGrid(app, len(config.scenario.client_ids))
+
+
+def go_on(folder: RunFolder, grid: Grid, stop: int = 0) -> None:
+    """Start or resume the run; die in the round `stop`."""
+
+    def watch(progress: Progress) -> None:
+        if progress.round == stop:
+            raise Stop
+
+    if folder.checkpoints():
+        origin = folder.load_checkpoint()
+        folder.cut_log(origin.log_bytes)
+    else:
+        origin = start(CONFIG)
+    run_rounds(CONFIG, folder, grid, origin, watch)
+
+
+def personal_models(path: Path, resumed: list[int]) -> dict[str, Any]:
+    """Of each client, the newest version of the run's present history."""
+    newest = {place.split("/")[1]: valid(v, resumed)[-1] for place, v in FileStates(path).items()}
+    return {client: (v.round, v.kept["personal"]["classifier.weight"].tolist()) for client, v in newest.items()}
+
+
+@pytest.mark.parametrize("stops", [(3, 3), (3, 5, 5)])
+def test_where_sites_keep_their_own_state_a_resumed_run_equals_the_unbroken_one(
+    stops: tuple[int, ...], tmp_path: Path
+) -> None:
+    """Also one that dies twice after one checkpoint: the second resume must not read what the first one left."""
+    unbroken, broken = (RunFolder.create(tmp_path / name, CONFIG) for name in ("unbroken", "broken"))
+    go_on(unbroken, sites(tmp_path / "a"))
+    for stop in stops:
+        with pytest.raises(Stop):
+            go_on(broken, sites(tmp_path / "b"), stop)
+    go_on(broken, sites(tmp_path / "b"))
+    assert broken.rows() == unbroken.rows()
+    assert personal_models(tmp_path / "b", broken.resumes()) == personal_models(tmp_path / "a", [])
+    assert broken.resumes() == [stop - 1 for stop in stops]
+
+
+def test_the_log_and_the_checkpoints_are_at_the_rounds_they_should_be(tmp_path: Path) -> None:
+    folder, seen = RunFolder.create(tmp_path / "run", CONFIG), list[Progress]()
+    summary = run_rounds(CONFIG, folder, sites(tmp_path / "a"), start(CONFIG), seen.append)
+    rows = folder.rows()
+    assert [row["round"] for row in rows if row["kind"] == "round"] == list(range(1, 8))
+    assert sorted({row["round"] for row in rows if row["kind"] == "evaluation"}) == [3, 6, 7]
+    assert folder.checkpoints() == [6, 7]
+    assert [progress.round for progress in seen] == list(range(1, 8))
+    assert "personal/accuracy" in seen[2].metrics
+    assert "personal/accuracy" not in seen[1].metrics
+    asked = {row["asked"] for row in rows if row["kind"] == "round"}
+    assert asked == {max(1, round(0.7 * len(CONFIG.scenario.client_ids)))}
+    assert folder.summary() == summary
+    assert torch.equal(
+        folder.load_checkpoint().arrays["classifier.weight"], start(CONFIG).arrays["classifier.weight"]
+    )  # nothing is aggregated
+
+
+def test_too_few_clients_stop_the_run_before_it_begins(tmp_path: Path) -> None:
+    grid = sites(tmp_path / "a")
+    for node in list(grid.contexts)[1:]:
+        del grid.contexts[node]
+    config = CONFIG.model_copy(update={"quorum": 0.9})
+    with pytest.raises(RunStopped, match=rf"only 1 of {len(config.scenario.client_ids)} clients were there"):
+        run_rounds(config, RunFolder.create(tmp_path / "run", config), grid, start(config))
+
+
+def test_what_keeps_a_client_away_is_said(tmp_path: Path) -> None:
+    grid = sites(tmp_path / "a")
+    for context in grid.contexts.values():
+        context.node_config["partition-id"] = "many"
+    with pytest.raises(RunStopped, match=r"failed: invalid literal for int\(\) .* \(ValueError\)"):
+        run_rounds(CONFIG, RunFolder.create(tmp_path / "run", CONFIG), grid, start(CONFIG))

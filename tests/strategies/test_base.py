@@ -1,0 +1,200 @@
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+
+from common.config import load_config
+from common.errors import RunStopped
+from common.wire import CONFIG, METRICS, MODEL, to_record
+from strategies.base import MethodStrategy, MetricMeans, Reply
+from strategies.fedavg import FedAvgStrategy
+
+Answer = Callable[[str, Message], RecordDict | Error | None]
+
+
+class FakeGrid(Grid):
+    """Nodes 100, 99, … are clients client-0, client-1, …; each answers as told, the last node first."""
+
+    def __init__(self, clients: list[str], answer: Answer) -> None:
+        self.names = {100 - number: name for number, name in enumerate(clients)}
+        self.answer = answer
+        self.sent: list[Message] = []
+
+    def get_node_ids(self) -> list[int]:
+        return sorted(self.names)
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        replies = []
+        for message in messages:
+            self.sent.append(message)
+            name = self.names[message.metadata.dst_node_id]
+            if message.metadata.message_type == "query":
+                found: Any = RecordDict({CONFIG: ConfigRecord({"client": name}), METRICS: MetricRecord({})})
+            else:
+                found = self.answer(name, message)
+            if found is not None:
+                replies.append(Message(found, reply_to=message))
+        return sorted(replies, key=lambda reply: reply.metadata.src_node_id)
+
+    def _absent(self, *_: Any, **__: Any) -> Any:
+        raise NotImplementedError
+
+    set_run = create_message = push_messages = pull_messages = _absent
+    run = property(_absent)
+
+
+def strategy(*settings: str) -> MethodStrategy[Any]:
+    config = load_config(options={"method": "fedavg", "scenario": "colored-digits"}, settings=settings)
+    return FedAvgStrategy(config, "run-1")
+
+
+def model(value: float) -> ArrayRecord:
+    return to_record({"w": torch.full((2,), float(value))})
+
+
+def trained(value: float, count: int, **metrics: float) -> RecordDict:
+    return RecordDict({MODEL: model(value), METRICS: MetricRecord({"num-examples": count, **metrics})})
+
+
+def train(method: MethodStrategy[Any], grid: Grid) -> tuple[ArrayRecord | None, MetricRecord | None]:
+    requests = method.configure_train(1, model(0), ConfigRecord(), grid)
+    return method.aggregate_train(1, grid.send_and_receive(requests))
+
+
+def evaluate(method: MethodStrategy[Any], grid: Grid) -> MetricRecord | None:
+    requests = method.configure_evaluate(1, model(0), ConfigRecord(), grid)
+    return method.aggregate_evaluate(1, grid.send_and_receive(requests))
+
+
+CLIENTS = list(strategy().run.scenario.client_ids)
+
+
+def number(client: str) -> int:
+    return CLIENTS.index(client)
+
+
+def test_the_model_is_the_sample_weighted_mean_and_requests_go_in_client_order() -> None:
+    grid = FakeGrid(CLIENTS, lambda name, _: trained(number(name), 10 * (number(name) + 1), risk=number(name)))
+    arrays, metrics = train(strategy(), grid)
+    total = sum(10 * (i + 1) for i in range(len(CLIENTS)))
+    mean = sum(10 * (i + 1) * i for i in range(len(CLIENTS))) / total
+    assert arrays is not None
+    assert metrics is not None
+    assert arrays["w"].numpy() == pytest.approx(mean)
+    assert metrics["risk"] == pytest.approx(mean)
+    assert metrics["num-examples"] == total
+    assert [grid.names[m.metadata.dst_node_id] for m in grid.sent if m.metadata.message_type == "train"] == CLIENTS
+
+
+def test_a_metric_is_averaged_over_those_who_report_it() -> None:
+    means = MetricMeans()
+    for client, metrics in {"a": {"num-examples": 1, "risk": 2.0}, "b": {"num-examples": 3}}.items():
+        means.add(Reply(client, {}, MetricRecord(metrics), ConfigRecord()))
+    assert dict(means.result()) == {"risk": 2.0, "num-examples": 4}
+
+
+def test_the_cohort_depends_on_seed_and_round_and_not_on_who_is_there() -> None:
+    few, all_ = FakeGrid(CLIENTS[:1], lambda *_: None), FakeGrid(CLIENTS, lambda *_: None)
+    settings = ["participation=0.5"]
+    draws = [strategy(*settings).sample(round_, all_) for round_ in range(1, 20)]
+    assert draws == [strategy(*settings).sample(round_, few) for round_ in range(1, 20)]
+    assert {len(draw) for draw in draws} == {max(1, round(len(CLIENTS) / 2))}
+    assert all(draw == sorted(draw) for draw in draws)
+    assert {client for draw in draws for client in draw} == set(CLIENTS)
+    assert draws != [strategy(*settings, "seed=1").sample(round_, all_) for round_ in range(1, 20)]
+
+
+def test_unusable_replies_are_left_out_and_named() -> None:
+    method = strategy("quorum=0")
+    answers: dict[str, Any] = {
+        CLIENTS[0]: Error(2, "<class 'my.module.Odd'>:<'no\n memory'>"),
+        CLIENTS[1]: None,
+    }
+    arrays, _ = train(method, FakeGrid(CLIENTS, lambda name, _: answers.get(name, trained(7, 1))))
+    assert arrays is None or arrays["w"].numpy().tolist() == [7, 7]
+    assert method.exchanges[-1].left_out == {
+        CLIENTS[0]: "failed: no memory (Odd)",
+        CLIENTS[1]: "did not answer in time",
+    }
+
+
+@pytest.mark.parametrize(("quorum", "asked", "need"), [(0.55, 20, 11), (0.07, 100, 7), (0.5, 3, 2), (1, 3, 3)])
+def test_the_quorum_is_of_those_asked(quorum: float, asked: int, need: int) -> None:
+    """0.55 · 20 is 11.000000000000002 in floating point, but eleven clients are enough."""
+
+    def go(answering: int) -> None:
+        method = strategy(f"quorum={quorum}")
+        names = [f"client-{i:03d}" for i in range(asked)]
+        method.roster = {name: 100 - i for i, name in enumerate(names)}
+        grid = FakeGrid(names, lambda name, _: trained(1, 1) if names.index(name) < answering else None)
+        expect = {MODEL: {"w": torch.zeros(2)}}
+        requests = method.messages(1, names, "train", {}, expect=expect)
+        method.aggregate_train(1, grid.send_and_receive(requests))
+
+    go(need)
+    with pytest.raises(RunStopped, match=f"only {need - 1} of {asked} clients gave a usable answer to 'train'"):
+        go(need - 1)
+
+
+# ---------------------------------------------------------------------- evaluation
+
+TEST = list(strategy().run.scenario.test_environments)
+
+
+def evaluation(changes: dict[str, Any], names: dict[str, list[str]] | None = None) -> RecordDict:
+    columns: dict[str, Any] = {
+        "global/validation/count": [4], "global/validation/correct": [1], "global/validation/loss": [0.5],
+        "global/test/count": [10] * len(TEST), "global/test/correct": [5] * len(TEST),
+        "global/test/loss": [1.0] * len(TEST),
+    }  # fmt: skip
+    columns = {key: value for key, value in (columns | changes).items() if value is not None}
+    settings = {"validation": ["validation"], "test": TEST, **(names or {})}
+    return RecordDict({METRICS: MetricRecord(columns), CONFIG: ConfigRecord(settings)})  # type: ignore[arg-type]
+
+
+def test_rows_hold_counts_by_client_model_and_split() -> None:
+    method = strategy()
+    metrics = evaluate(method, FakeGrid(CLIENTS, lambda *_: evaluation({})))
+    assert dict(metrics or {}) == {"global/accuracy": 0.5}
+    assert [row["client"] for row in method.evaluation] == [client for client in CLIENTS for _ in range(2)]
+    assert method.evaluation[0] == {
+        "kind": "evaluation", "round": 1, "client": CLIENTS[0], "model": "global", "split": "validation",
+        "environment": ["validation"], "count": [4], "correct": [1], "loss": [0.5],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ({"global/test/correct": [11] * len(TEST)}, {}),
+        ({"global/test/correct": [-1] * len(TEST)}, {}),
+        ({"global/test/correct": [5] * (len(TEST) + 1)}, {}),
+        ({"global/test/correct": 5}, {}),
+        ({"global/test/loss": None}, {}),
+        ({"global/test/kind": [1] * len(TEST)}, {}),
+        ({"global": 1}, {}),
+        ({"global/train/count": [1], "global/train/correct": [1], "global/train/loss": [1]}, {"train": ["x"]}),
+        ({"other/test/count": [1], "other/test/correct": [1], "other/test/loss": [1]}, {"test": TEST[:1]}),
+        ({}, {"test": ["an environment of its own"] * len(TEST)}),
+        ({}, {"test": TEST[:1] * len(TEST)}),
+    ],
+)
+def test_an_evaluation_that_does_not_fit_is_left_out(changes: dict[str, Any], names: dict[str, list[str]]) -> None:
+    """Otherwise one client could end the run, or put an environment into everybody's worst case."""
+    method = strategy("quorum=0")
+    grid = FakeGrid(CLIENTS, lambda name, _: evaluation(changes, names) if name == CLIENTS[0] else evaluation({}))
+    evaluate(method, grid)
+    assert method.exchanges[-1].left_out.keys() == {CLIENTS[0]}
+    assert "cannot be read" in method.exchanges[-1].left_out[CLIENTS[0]]
+    assert {row["client"] for row in method.evaluation} == set(CLIENTS[1:])
+
+
+def test_a_client_without_test_samples_does_no_harm() -> None:
+    empty = {"global/test/count": [0] * len(TEST), "global/test/correct": [0] * len(TEST)}
+    method = strategy()
+    metrics = evaluate(method, FakeGrid(CLIENTS, lambda *_: evaluation(empty)))
+    assert dict(metrics or {}) == {}
+    assert len(method.evaluation) == 2 * len(CLIENTS)
