@@ -1,8 +1,8 @@
-"""The command line: `perennial run | list | show | resume`."""
+"""The command line: `perennial run | resume | list | show | sweep | compare | reproduce | report`."""
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -23,11 +23,22 @@ from common.models import MODELS
 from common.suggest import unknown
 from server import loop
 from server.app import default_out
+from server.compare import Plan, compare, comparison_lines, comparison_tables, entries_of, trouble_lines
 from server.folder import RunFolder
 from server.local import LocalRuntime
 from server.remote import Connection, simulation
+from server.reproduce import (
+    load_reproduction,
+    remark_lines,
+    reproduction_json,
+    reproduction_table,
+    reproductions,
+)
+from server.runs import Standing, cores, standing_line
 from server.summary import summarise
+from server.sweep import key_of, sweep, sweep_rows, sweep_table
 from server.tables import left_out_lines, progress_line, summary_table, traffic_line
+from server.track import require, tracking
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -43,6 +54,21 @@ SuperLink = Annotated[
     typer.Option("--superlink", help="Connection of the deployment runtime, a name in Flower's config.toml."),
 ]
 
+Rounds = Annotated[int | None, typer.Option(help="Communication rounds.  [default: the scenario's]")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="A hyper-parameter or run setting; scenario.KEY and model.KEY for theirs. Repeatable.",
+    ),
+]
+DataRoot = Annotated[Path | None, typer.Option(help="Folder of the raw data sets.  [env: PERENNIAL_DATA]")]
+Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.  [default: auto]")]
+Jobs = Annotated[int | None, typer.Option(min=1, help="Runs at a time.  [default: one per core]")]
+Pool = Annotated[Path, typer.Option("--out", help="Folder of the run folders; studies may share it.")]
+POOL = Path("runs/studies")
+
 
 class Kind(StrEnum):
     """What `perennial list` lists."""
@@ -51,6 +77,22 @@ class Kind(StrEnum):
     scenarios = "scenarios"
     datasets = "datasets"
     models = "models"
+    reproductions = "reproductions"
+
+
+class Tracker(StrEnum):
+    """What a run can also be written to."""
+
+    tensorboard = "tensorboard"
+    mlflow = "mlflow"
+
+
+class Format(StrEnum):
+    """How `perennial report` writes."""
+
+    html = "html"
+    markdown = "markdown"
+    csv = "csv"
 
 
 class Thing(StrEnum):
@@ -69,30 +111,24 @@ def run(
     scenario: Annotated[
         str | None, typer.Option(help="Scenario, see `perennial list scenarios`.  [default: colored-digits]")
     ] = None,
-    rounds: Annotated[int | None, typer.Option(help="Communication rounds.  [default: the scenario's]")] = None,
+    rounds: Rounds = None,
     seed: Annotated[int | None, typer.Option(help="Keys every random draw.  [default: 0]")] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="A hyper-parameter or run setting; scenario.KEY and model.KEY for theirs. Repeatable.",
-        ),
-    ] = None,
+    settings: Settings = None,
     config: Annotated[
         Path | None, typer.Option(help="TOML file; what is on the command line is stronger.")
     ] = None,
     runtime: Annotated[str | None, typer.Option(help="local, simulation or deployment.  [default: local]")] = None,
-    data_root: Annotated[
-        Path | None, typer.Option(help="Folder of the raw data sets.  [env: PERENNIAL_DATA]")
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.  [default: auto]")] = None,
+    data_root: DataRoot = None,
+    device: Device = None,
     folder: Annotated[
         Path | None, typer.Option("--out", help="Run folder.  [default: runs/TIME-METHOD-SCENARIO-sSEED]")
     ] = None,
     oracle: Annotated[
         bool, typer.Option("--oracle", help="Also print the round that is best on test data, labelled so.")
     ] = False,
+    track: Annotated[
+        Tracker | None, typer.Option(help="Also write to a tracker on this machine; needs its extra.")
+    ] = None,
     superlink: SuperLink = "deployment",
     as_json: Json = False,
 ) -> None:
@@ -109,14 +145,15 @@ def run(
     with sentences():
         complete = load_config(config, options, settings or [])
         path = folder or Path(default_out(complete))
+        require(track)
         if complete.runtime == "local":
             here = LocalRuntime(complete)
             made = RunFolder.create(path, complete)
-            with watching(complete.rounds, as_json) as watch:
+            with watching(complete.rounds, as_json) as watch, tracking(track, path, complete, watch) as watch:
                 here.run(made, watch=watch)
         else:
             RunFolder(path).must_be_empty()
-            _run_on_flower(complete, path, superlink, as_json)
+            _run_on_flower(complete, path, superlink, as_json, track=track)
         _show_run(path, as_json, oracle)
 
 
@@ -130,7 +167,7 @@ def resume(
     with sentences():
         opened = RunFolder.open(folder)
         config, checkpoint = opened.config(), opened.load_checkpoint()
-        if checkpoint.round >= config.rounds:
+        if checkpoint.round >= config.rounds and (folder / "summary.json").exists():
             raise UserError(
                 f"{folder} has ended: all {config.rounds} rounds are done (perennial show run {folder})"
             )
@@ -153,7 +190,11 @@ def list_things(kind: Annotated[Kind, typer.Argument(help="What to list.")], as_
         Kind.scenarios: {name: _scenario_line(scenario) for name, scenario in SCENARIOS.items()},
         Kind.datasets: {name: dataset.summary for name, dataset in DATASETS.items()},
         Kind.models: {name: model.summary for name, model in MODELS.items()},
+        Kind.reproductions: {},
     }
+    if kind is Kind.reproductions:  # files, so that one of them may be damaged
+        with sentences():
+            lines[kind] = {name: load_reproduction(name).title for name in reproductions()}
     if as_json:
         out.print_json(data=dict(lines[kind]))
         return
@@ -183,6 +224,138 @@ def show(
             if name not in SCENARIOS:
                 raise UserError(unknown("scenario", name, SCENARIOS))
             _show_scenario(SCENARIOS[name], as_json)
+
+
+@app.command("sweep")
+def sweep_method(
+    method: Annotated[str, typer.Option(help="Method, see `perennial list methods`.")],
+    scenario: Annotated[str, typer.Option(help="Scenario, see `perennial list scenarios`.")],
+    count: Annotated[int, typer.Option("--trials", min=1, help="How many; trial 0 is the defaults.")],
+    seed: Annotated[int, typer.Option(help="Keys the draws and the runs.")] = 0,
+    rounds: Rounds = None,
+    settings: Settings = None,
+    jobs: Jobs = None,
+    folder: Pool = POOL,
+    data_root: DataRoot = None,
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    """Random search over a method's search ranges. Started again, it continues."""
+    options = {
+        "method": method,
+        "scenario": scenario,
+        "rounds": rounds,
+        "seed": seed,
+        "data_root": str(data_root) if data_root else None,
+        "device": device,
+    }
+    fixed = [key_of(setting) for setting in settings or ()]
+    with sentences(), watching_runs(as_json) as watch:
+        base = load_config(None, options, settings or [])
+        outcomes = sweep(base, count, fixed, folder, jobs or cores(), watch)
+    if as_json:
+        out.print_json(data=sweep_rows(outcomes))
+    else:
+        print_tables(sweep_table(outcomes))
+        print_troubles(outcome.trouble for outcome in outcomes if outcome.trouble)
+
+
+@app.command("compare")
+def compare_methods(
+    methods: Annotated[
+        str, typer.Option(help="Methods, with commas between them; FedAvg, Local and a constant are always in.")
+    ],
+    scenario: Annotated[str, typer.Option(help="Scenario, see `perennial list scenarios`.")],
+    seeds: Annotated[int, typer.Option(min=1, help="How many: 0, 1, …")] = 3,
+    count: Annotated[
+        int, typer.Option("--trials", min=1, help="Search budget of every method, with seed 0; 1 is the defaults.")
+    ] = 1,
+    rounds: Rounds = None,
+    settings: Settings = None,
+    jobs: Jobs = None,
+    folder: Pool = POOL,
+    data_root: DataRoot = None,
+    device: Device = None,
+    oracle: Annotated[
+        bool, typer.Option("--oracle", help="Also the round that is best on test data, labelled so.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Methods side by side, tuned alike. Started again, it continues."""
+    with sentences(), watching_runs(as_json) as watch:
+        plan = Plan(
+            entries=entries_of(name.strip() for name in methods.split(",")),
+            scenario=scenario,
+            seeds=seeds,
+            trials=count,
+            rounds=rounds,
+            settings=tuple(settings or ()),
+            data_root=str(data_root) if data_root else None,
+            device=device,
+            oracle=oracle,
+        )
+        comparison = compare(plan, folder, jobs or cores(), watch)
+    if as_json:
+        out.print_json(data=comparison.json())
+    else:
+        print_tables(*comparison_tables(comparison))
+        out.print("\n".join(comparison_lines(comparison)), markup=False, highlight=False, soft_wrap=True)
+        print_troubles(trouble_lines(comparison))
+
+
+@app.command("reproduce")
+def reproduce_table(
+    name: Annotated[str, typer.Argument(help="A table of a paper, see `perennial list reproductions`.")],
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A small version in minutes, not comparable with the paper.")
+    ] = False,
+    jobs: Jobs = None,
+    folder: Pool = POOL,
+    data_root: DataRoot = None,
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    """A table of a paper beside ours; runs what is missing. Started again, it continues."""
+    with sentences(), watching_runs(as_json) as watch:
+        table = load_reproduction(name)
+        plan = table.plan(quick, str(data_root) if data_root else None, device)
+        comparison = compare(plan, folder, jobs or cores(), watch)
+    if as_json:
+        out.print_json(data=reproduction_json(table, comparison, quick))
+    else:
+        print_tables(reproduction_table(table, comparison, quick))
+        lines = [*remark_lines(table), *comparison_lines(comparison)]
+        out.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
+        print_troubles(trouble_lines(comparison))
+
+
+@app.command("report")
+def report_runs(
+    folders: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold some.")],
+    file: Annotated[
+        Path | None,
+        typer.Option("--out", help="File to write.  [default: report.html in the first folder; others print]"),
+    ] = None,
+    form: Annotated[Format, typer.Option("--format", help="What to write.")] = Format.html,
+    oracle: Annotated[
+        bool, typer.Option("--oracle", help="Also the round that is best on test data, labelled so.")
+    ] = False,
+) -> None:
+    """Write a page about runs: tables, figures, configurations; or its tables alone."""
+    from server.report import report  # matplotlib takes its time, and no other command draws
+
+    with sentences():
+        text, skipped = report(folders, form.value, oracle)
+        if file is None and form is Format.html:
+            file = folders[0] / "report.html"
+        if file:
+            file.write_text(text, encoding="utf-8")
+        else:
+            print(text, end="")
+        for line in skipped:
+            err.print(f"skipped: {line}", style="yellow", markup=False, soft_wrap=True)
+        if file:
+            err.print(f"report: {file}", highlight=False, soft_wrap=True)
 
 
 # ---------------------------------------------------------------------- inside
@@ -233,9 +406,61 @@ def watching(rounds: int, quiet: bool) -> Iterator[Callable[[loop.Progress], Non
         yield say
 
 
-def _run_on_flower(config: RunConfig, path: Path, superlink: str, quiet: bool, resume: bool = False) -> None:
+@contextmanager
+def watching_runs(quiet: bool) -> Iterator[Callable[[Standing], None]]:
+    """The same for many runs; Ctrl-C ends them with a sentence."""
+    try:
+        if quiet:
+            yield lambda _: None
+        elif err.is_terminal:
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+            with Progress(*columns, console=err, transient=True) as bar:
+                task = bar.add_task("rounds")
+
+                def advance(standing: Standing) -> None:
+                    text = f"{standing.ended}/{standing.runs} runs, rounds"
+                    bar.update(task, description=text, completed=standing.rounds_done, total=standing.rounds)
+                    if line := standing_line(standing):
+                        bar.console.print(line, markup=False, highlight=False)
+
+                yield advance
+        else:
+
+            def say(standing: Standing) -> None:
+                if line := standing_line(standing):
+                    print(line, file=sys.stderr, flush=True)
+
+            yield say
+    except KeyboardInterrupt:
+        err.print("perennial: interrupted; the same command continues", style="red", markup=False)
+        raise typer.Exit(130) from None
+
+
+def print_tables(*tables: Table) -> None:
+    """Tables as wide as they are where no terminal sets a width."""
+    if not out.is_terminal:
+        out.width = max(out.width, *(out.measure(table).maximum for table in tables), 200)
+    for table in tables:
+        out.print(table)
+
+
+def print_troubles(lines: Iterable[str]) -> None:
+    """What is not in a table, and why."""
+    for line in lines:
+        out.print(line, style="yellow", markup=False, soft_wrap=True)
+
+
+def _run_on_flower(
+    config: RunConfig,
+    path: Path,
+    superlink: str,
+    quiet: bool,
+    resume: bool = False,
+    track: Tracker | None = None,
+) -> None:
     with ExitStack() as stack:
         watch = stack.enter_context(watching(config.rounds, quiet))
+        watch = stack.enter_context(tracking(track, path, config, watch))
         if config.runtime == "simulation":
             connection = stack.enter_context(simulation(path / "flower"))
         else:
@@ -249,7 +474,7 @@ def _show_run(path: Path, as_json: bool, oracle: bool) -> None:
     folder = RunFolder.open(path)
     summary = folder.summary()
     if oracle:
-        summary = summarise(folder.config(), folder.rows(), seconds=summary["wall_seconds"], oracle=True)
+        summary |= summarise(folder.config(), folder.rows(), seconds=summary["wall_seconds"], oracle=True)
     if as_json:
         out.print_json(data=summary)
         return

@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ QUIET = {
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
 }
 STATUS_EVERY = 5.0
+SIMULATION_TRIES = 3
 
 
 def program(name: str) -> str:
@@ -59,18 +61,20 @@ class Connection:
     def execute(self, config: RunConfig, out: Path, resume: bool = False) -> Iterator[dict[str, Any]]:
         """Submit a run and follow it; the rows of its log. Raises `RunStopped` or `UserError`.
 
-        Ray's very first start on a machine can time out; a simulation that fails before its first row is
-        therefore tried once more.
+        Ray gives its own servers 30 seconds to start, which a busy machine misses now and then; a simulation
+        that fails before its first row is therefore tried again, `SIMULATION_TRIES` times in all.
         """
-        begun = False
-        try:
-            for row in self.follow(self.submit(config, out, resume), out):
-                begun = True
-                yield row
-        except FlowerFailed:
-            if begun or config.runtime != "simulation":
-                raise
-            yield from self.follow(self.submit(config, out, resume), out)
+        tries = SIMULATION_TRIES if config.runtime == "simulation" else 1
+        while True:
+            begun, tries = False, tries - 1
+            try:
+                for row in self.follow(self.submit(config, out, resume), out):
+                    begun = True
+                    yield row
+                return
+            except FlowerFailed:
+                if begun or not tries:
+                    raise
 
     def submit(self, config: RunConfig, out: Path, resume: bool = False) -> str:
         """Start a run; its Flower run id. Raises `UserError` with Flower's reason."""
@@ -149,6 +153,7 @@ class Connection:
 @contextmanager
 def simulation(home: Path) -> Iterator[Connection]:
     """A SuperLink in simulation mode for the time of the block, with a Flower home of its own."""
+    _warm_ray()
     port = free_port()
     home.mkdir(parents=True, exist_ok=True)
     (home / "config.toml").write_text(
@@ -173,6 +178,14 @@ def simulation(home: Path) -> Iterator[Connection]:
                 link.wait(timeout=20)
             except subprocess.TimeoutExpired:
                 link.kill()
+
+
+def _warm_ray() -> None:
+    # From a cold disk alone, Ray's servers can take longer than the 30 seconds that Ray allows them.
+    if spec := find_spec("ray"):
+        for name in ("gcs/gcs_server", "raylet/raylet"):
+            for place in spec.submodule_search_locations or ():
+                (Path(place) / "core" / "src" / "ray" / name).read_bytes()
 
 
 def await_port(port: int, process: subprocess.Popen[Any], log: Path, seconds: float = 60.0) -> None:

@@ -1,6 +1,8 @@
 """From the rows of a run to its summary: selection after the fact, nothing chosen on test data unasked."""
 
+import platform
 from collections.abc import Iterable, Mapping
+from importlib import metadata
 from typing import Any
 
 import numpy as np
@@ -41,6 +43,17 @@ def summarise(config: RunConfig, rows: list[Row], *, seconds: float, oracle: boo
         "models": models,
         "left_out": _left_out(rows),
     }
+
+
+def versions() -> dict[str, str]:
+    """What this process runs on, for a run that ends in it."""
+    found = {"python": platform.python_version()}
+    for name in ("perennial", "flwr", "torch"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:  # Flower also runs the bare folder
+            found[name] = "not installed"
+    return found
 
 
 class Evaluation:

@@ -1,0 +1,237 @@
+"""Figures as inline SVG: the same bytes for the same numbers, coloured by the page, so that light and dark fit."""
+
+import io
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import PathPatch
+from matplotlib.path import Path
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+
+STYLES = 12
+"""How many curves can be told apart: by colour, dashes and marker together."""
+COLOURS = 8
+DASHES = ((), (5, 1.5), (1.5, 1.5), (6, 1.5, 1.5, 1.5), (9, 2, 3, 2))
+MARKERS = "os^DvPX*<>ph"
+POINTS = 200
+CELLS = 1500
+"""Most segments that a picture of cluster membership draws."""
+CLIENTS = 60
+
+Array = NDArray[np.float64]
+T = TypeVar("T")
+
+INK, GRID = "#f1f100", "#f1f101"
+# Stand-ins that no curve would have by chance; the page's variables take their place.
+LOOK: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "perennial",
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.size": 8.5,
+    "text.parse_math": False,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": GRID,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.unicode_minus": False,
+    "grid.color": GRID,
+    "grid.linewidth": 0.6,
+    "xtick.color": GRID,
+    "ytick.color": GRID,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "lines.linewidth": 1.6,
+    "lines.markersize": 4.5,
+}
+
+
+@dataclass(frozen=True)
+class Line:
+    """A curve: which of the styles, its points, and how far they spread to either side."""
+
+    style: int
+    x: Sequence[float]
+    y: Sequence[float]
+    spread: Sequence[float] = ()
+
+
+def line_figure(
+    key: str, lines: Sequence[Line], xlabel: str, ylabel: str, *, names: Sequence[str] = (), percent: bool = True
+) -> str:
+    """Curves in one panel; `names` label the x positions 0, 1, … `key` tells this figure's ids from others'."""
+    with _look():
+        figure = Figure(figsize=(4.2, 2.9), layout="constrained")
+        axes = figure.subplots()
+        for line in lines:
+            _draw(axes, line)
+        axes.set_xlabel(xlabel)
+        axes.set_ylabel(ylabel)
+        values = np.concatenate(
+            [np.asarray(line.y, dtype=float) + side * _around(line) for line in lines for side in (-1, 1)]
+        )
+        values = values[np.isfinite(values)]
+        if percent:
+            _percent_axis(axes, values)
+        elif values.size and values.min() > 0 and values.max() > 100 * values.min():
+            axes.set_yscale("log")
+        if names:
+            _name_axis(axes, names)
+        else:
+            axes.xaxis.set_major_locator(MaxNLocator(6, integer=xlabel == "round"))
+        return _svg(figure, key)
+
+
+def swatch(style: int) -> str:
+    """A piece of a curve for the legend."""
+    with _look():
+        figure = Figure(figsize=(0.62, 0.2))
+        axes = figure.add_axes((0, 0, 1, 1))
+        axes.axis("off")
+        _draw(axes, Line(style, [0, 1, 2], [0, 0, 0]), every=[1])
+        axes.set_xlim(0, 2)
+        return _svg(figure, f"swatch{style}")
+
+
+def membership_figure(key: str, rounds: Sequence[int], labels: Mapping[str, Sequence[int | None]]) -> str:
+    """A row per client, coloured and numbered by its cluster in each round; white where it was in none."""
+    clients = _thinned(list(labels), CLIENTS)
+    columns = list(range(len(rounds)))
+    segments = _segments(clients, columns, labels)
+    if len(segments) > CELLS:
+        columns = _thinned(columns, max(2, CELLS // max(1, len(clients))))
+        segments = _segments(clients, columns, labels)
+    step = max(1.0, float(np.median(np.diff(rounds)))) if len(rounds) > 1 else 1.0
+    edges = [rounds[column] - step / 2 for column in columns] + [rounds[-1] + step / 2]
+    with _look():
+        figure = Figure(figsize=(8.6, 0.7 + 0.17 * max(4, len(clients))), layout="constrained")
+        axes = figure.subplots()
+        axes.grid(False)
+        for cluster in sorted({cluster for _, _, _, cluster in segments}):
+            own = [(row, edges[a], edges[b]) for row, a, b, found in segments if found == cluster]
+            corners = [[(a, r - 0.42), (b, r - 0.42), (b, r + 0.42), (a, r + 0.42), (a, r)] for r, a, b in own]
+            codes = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY] * len(own)
+            path = Path(np.array(corners).reshape(-1, 2), codes)
+            axes.add_patch(PathPatch(path, facecolor=_colour(cluster), alpha=0.75, linewidth=0))
+        if len(segments) <= CELLS // 3:
+            for row, first, _, cluster in segments:
+                axes.text(edges[first] + step * 0.15, row, str(cluster), va="center", fontsize=7)
+        axes.set_xlim(edges[0], edges[-1])
+        axes.set_ylim(len(clients) - 0.5, -0.5)
+        axes.set_yticks(range(len(clients)), [_short(client, 24) for client in clients], fontsize=7)
+        axes.xaxis.set_major_locator(MaxNLocator(10, integer=True))
+        axes.set_xlabel("round")
+        return _svg(figure, key)
+
+
+# ---------------------------------------------------------------------- inside
+
+
+@contextmanager
+def _look() -> Iterator[None]:
+    # Not the user's own matplotlibrc: the same numbers give the same page everywhere.
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        warnings.simplefilter(
+            "ignore"
+        )  # a name in a script that the measuring font lacks; the browser has another
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(LOOK)
+        yield
+
+
+def _colour(style: int) -> str:
+    return f"#f0f0{style % COLOURS:02x}"
+
+
+def _draw(axes: Axes, line: Line, every: list[int] | None = None) -> None:
+    keep = _thinned(range(len(line.x)), POINTS)
+    x, y = np.asarray(line.x, dtype=float)[keep], np.asarray(line.y, dtype=float)[keep]
+    if len(line.spread):
+        around = _around(line)[keep]
+        axes.fill_between(x, y - around, y + around, color=_colour(line.style), alpha=0.13, linewidth=0)
+    style = line.style % STYLES
+    (drawn,) = axes.plot(x, y, color=_colour(style), marker=MARKERS[style])
+    drawn.set_markevery(every or _thinned(range(len(x)), 11))
+    if dashes := DASHES[style % len(DASHES)]:
+        drawn.set_dashes(dashes)
+
+
+def _around(line: Line) -> Array:
+    return np.nan_to_num(np.asarray(line.spread, dtype=float)) if len(line.spread) else np.zeros(len(line.y))
+
+
+def _percent_axis(axes: Axes, values: Array) -> None:
+    low, high = (values.min(), values.max()) if values.size else (0.0, 100.0)
+    room = max(1.0, 0.05 * (high - low))
+    axes.set_ylim(max(low - room, -2.0), min(high + room, 102.0))
+    axes.yaxis.set_major_locator(MaxNLocator(6))
+
+
+def _name_axis(axes: Axes, names: Sequence[str]) -> None:
+    short = [_short(name, 14) for name in names]
+    shown = _thinned(range(len(names)), 24)
+    crowded = sum(len(short[index]) + 2 for index in shown) > 50
+    axes.set_xticks(shown, [short[index] for index in shown])
+    if crowded:
+        axes.tick_params(axis="x", rotation=60)
+
+
+def _short(name: str, most: int) -> str:
+    """As much of a name as can be drawn."""
+    name = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in name)
+    return name if len(name) <= most else f"{name[: most - 1]}…"
+
+
+def _segments(
+    clients: Sequence[str], columns: Sequence[int], labels: Mapping[str, Sequence[int | None]]
+) -> list[tuple[int, int, int, int]]:
+    """Stretches of equal membership: row, first column, column after the last, cluster."""
+    found: list[tuple[int, int, int, int]] = []
+    for row, client in enumerate(clients):
+        for position, column in enumerate(columns):
+            cluster = labels[client][column]
+            if cluster is None:
+                continue
+            if found and found[-1][0] == row and found[-1][2:] == (position, cluster):
+                found[-1] = (row, found[-1][1], position + 1, cluster)
+            else:
+                found.append((row, position, position + 1, cluster))
+    return found
+
+
+def _thinned(items: Sequence[T], most: int) -> list[T]:
+    """At most so many of them, evenly spread, the first and last among them."""
+    if len(items) <= most:
+        return list(items)
+    return [items[int(index)] for index in np.linspace(0, len(items) - 1, most).round()]
+
+
+def _svg(figure: Figure, key: str) -> str:
+    """The figure as an element of an HTML page, in the page's colours and font, with ids of its own."""
+    file = io.StringIO()
+    figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
+    text = file.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.S)
+    text = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", text, flags=re.S)
+    text = re.sub(r'<svg [^>]*?viewBox="([^"]*)"[^>]*>', r'<svg viewBox="\1" aria-hidden="true">', text, count=1)
+    # Names that only group; what something refers to (a marker, a clip) keeps its id, told apart by figure.
+    text = re.sub(r' id="(\w+_\d+)"', "", text)
+    text = text.replace(' id="', f' id="{key}-').replace("url(#", f"url(#{key}-")
+    text = text.replace('xlink:href="#', f'href="#{key}-')
+    text = re.sub(r"font-family: [^;\"]*;? ?", "", text)
+    text = re.sub(r'(?<= d=")[^"]*', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0].replace("\n", "")), text)
+    text = text.replace(INK, "var(--ink)").replace(GRID, "var(--grid)")
+    text = re.sub(r"#f0f0(\d\d)", lambda style: f"var(--s{int(style[1])})", text)
+    return re.sub(r"\n\s*", "\n", text).strip()

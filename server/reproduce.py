@@ -1,0 +1,228 @@
+"""The tables of the papers: `reproduce/*.toml` holds their numbers, a comparison makes ours."""
+
+import json
+import tomllib
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from rich.table import Table
+from rich.text import Text
+
+from common.config import sentence
+from common.data.scenarios import SCENARIOS
+from common.errors import UserError
+from common.methods import METHODS
+from common.suggest import unknown
+from server.compare import Comparison, Entry, Plan, Spread
+from server.summary import SELECTIONS
+
+FOLDER = Path(__file__).parents[1] / "reproduce"
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class PaperRow(_Part):
+    """A row of the paper's table. Its method may not be implemented yet: then it has the paper's numbers only."""
+
+    title: str
+    method: str
+    paper: dict[str, float]
+    """In percent, by column."""
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """Hyper-parameters that the paper gives; the search leaves them alone."""
+    remark: str = ""
+    """What has to be known of this row."""
+    comparable: bool = True
+    """Whether the paper's number and ours are of the same thing; if not, `remark` says why."""
+
+    @property
+    def implemented(self) -> bool:
+        """Whether there is such a method here."""
+        return self.method in METHODS
+
+
+class Quick(_Part):
+    """The small version: minutes, and not the paper's setting."""
+
+    rounds: int = Field(ge=1)
+    seeds: int = Field(1, ge=1)
+    trials: int = Field(1, ge=1)
+
+
+class Reproduction(_Part):
+    """One table of one paper."""
+
+    title: str
+    source: str
+    scenario: str
+    rounds: int = Field(ge=1)
+    seeds: int = Field(ge=1)
+    trials: int = Field(ge=1)
+    columns: tuple[str, ...] = Field(min_length=1)
+    """Test environments, `worst`, `average`: whatever a comparison measures."""
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """Run settings and hyper-parameters for every method that has them."""
+    remarks: tuple[str, ...] = ()
+    """What has to be known before the numbers are compared."""
+    quick: Quick
+    rows: tuple[PaperRow, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _fits(self) -> "Reproduction":
+        if self.scenario not in SCENARIOS:
+            raise ValueError(unknown("scenario", self.scenario, SCENARIOS))
+        known = (*SCENARIOS[self.scenario].test_environments, "worst", "average")
+        for column in self.columns:
+            if column not in known:
+                raise ValueError(unknown("column", column, known))
+        titles = [row.title for row in self.rows]
+        for row in self.rows:
+            if titles.count(row.title) > 1:
+                raise ValueError(f"two rows have the title {row.title!r}")
+            if not (row.comparable or row.remark):
+                raise ValueError(f"row {row.title!r} needs a remark that says why it is not comparable")
+            if set(row.paper) != set(self.columns):
+                raise ValueError(f"row {row.title!r} must have a number for each of {', '.join(self.columns)}")
+        return self
+
+    @cached_property
+    def remark_numbers(self) -> dict[str, int]:
+        """The rows' remarks, numbered in order of appearance."""
+        return {
+            text: number for number, text in enumerate(dict.fromkeys(r.remark for r in self.rows if r.remark), 1)
+        }
+
+    def plan(self, quick: bool, data_root: str | None = None, device: str | None = None) -> Plan:
+        """The comparison that makes our side of the table."""
+        size = self.quick if quick else self
+        return Plan(
+            entries=tuple(Entry(row.title, row.method, row.settings) for row in self.rows if row.implemented),
+            scenario=self.scenario,
+            seeds=size.seeds,
+            trials=size.trials,
+            rounds=size.rounds,
+            settings=tuple(f"{key}={json.dumps(value)}" for key, value in self.settings.items()),
+            data_root=data_root,
+            device=device,
+        )
+
+
+def reproductions(folder: Path = FOLDER) -> dict[str, Path]:
+    """The files by the name that the command line knows them under."""
+    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+
+
+def load_reproduction(name: str, folder: Path = FOLDER) -> Reproduction:
+    """A table of a paper. Raises `UserError` for an unknown name and for a file that does not fit."""
+    files = reproductions(folder)
+    if name not in files:
+        raise UserError(unknown("reproduction", name, files))
+    try:
+        return Reproduction.model_validate(tomllib.loads(files[name].read_text()))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{files[name]} is not valid TOML: {error}") from None
+    except ValidationError as error:
+        raise UserError(f"{files[name]}: {sentence(error)}") from None
+
+
+@dataclass(frozen=True)
+class Line:
+    """One number of the paper and ours, in percent; None where there is none."""
+
+    title: str
+    column: str
+    paper: float | None
+    ours: dict[str, Spread | None]
+    """By selection."""
+    implemented: bool = True
+    comparable: bool = True
+    remark: str = ""
+
+    def difference(self, selection: str) -> float | None:
+        """Ours less the paper's."""
+        ours = self.ours[selection]
+        return None if ours is None or self.paper is None else ours.mean - self.paper
+
+
+def side_by_side(table: Reproduction, comparison: Comparison) -> list[Line]:
+    """The paper's rows, then those that only we have: baselines and the constant predictor."""
+
+    def ours(title: str, column: str) -> dict[str, Spread | None]:
+        rows = {selection: comparison.row(title, selection) for selection in SELECTIONS}
+        found = {selection: row.measures.get(column) if row else None for selection, row in rows.items()}
+        return {selection: spread.percent() if spread else None for selection, spread in found.items()}
+
+    theirs = [
+        Line(
+            row.title,
+            column,
+            row.paper[column],
+            ours(row.title, column),
+            row.implemented,
+            row.comparable,
+            row.remark,
+        )
+        for row in table.rows
+        for column in table.columns
+    ]
+    titles = {row.title for row in table.rows}
+    added = [label for label in dict.fromkeys(row.label for row in comparison.rows) if label not in titles]
+    return theirs + [Line(label, column, None, ours(label, column)) for label in added for column in table.columns]
+
+
+def reproduction_table(table: Reproduction, comparison: Comparison, quick: bool) -> Table:
+    """The paper's table with ours beside it."""
+    sizes = {"round": table.rounds, "seed": table.seeds, "trial": table.trials}
+    used = {"round": comparison.rounds, "seed": comparison.seeds, "trial": comparison.trials}
+    title = table.title + "\n" + ", ".join(_count(number, thing) for thing, number in used.items())
+    if quick:
+        instead = ", ".join(_count(number, thing) for thing, number in sizes.items())
+        title += f"\nQUICK VERSION, not comparable with the paper (whole: {instead})"
+    shown = Table(title=title, caption="accuracy in %; Δ: ours less the paper's, in brackets if not comparable")
+    shown.add_column("method")
+    shown.add_column("measure")
+    for column in ("paper", "ours,\nfinal", "Δ", "ours,\nvalidation", "Δ"):
+        shown.add_column(column, justify="right")
+    before = ""
+    for line in side_by_side(table, comparison):
+        first, before = line.title != before, line.title
+        if first:
+            shown.add_section()
+        number = table.remark_numbers.get(line.remark)
+        name = Text(line.title + (f" [{number}]" if number else "") if first else "")
+        cells = [cell for s in SELECTIONS for cell in _cells(line, s, quick or not line.comparable)]
+        if not line.implemented:
+            cells = ["not implemented yet" if first else ""]
+        shown.add_row(name, line.column, "–" if line.paper is None else f"{line.paper:.2f}", *cells)
+    return shown
+
+
+def remark_lines(table: Reproduction) -> list[str]:
+    """What has to be known before the numbers are compared: the file's remarks, then the rows'."""
+    general = [f"- {remark}" for remark in table.remarks]
+    return [*general, *(f"[{number}] {text}" for text, number in table.remark_numbers.items())]
+
+
+def reproduction_json(table: Reproduction, comparison: Comparison, quick: bool) -> dict[str, Any]:
+    """The same as plain data, with the whole comparison."""
+    lines = [
+        {**asdict(line), "difference": {selection: line.difference(selection) for selection in SELECTIONS}}
+        for line in side_by_side(table, comparison)
+    ]
+    about = {"title": table.title, "source": table.source, "quick": quick, "remarks": remark_lines(table)}
+    return {**about, "lines": lines, "comparison": comparison.json()}
+
+
+def _cells(line: Line, selection: str, bracketed: bool) -> tuple[str, str]:
+    ours, difference = line.ours[selection], line.difference(selection)
+    signed = "" if difference is None else f"{difference:+.2f}"
+    return str(ours or "–"), f"({signed})" if signed and bracketed else signed
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"
