@@ -96,13 +96,14 @@ def load_config(
     values["method"] = _table(values.get("method", "ditto"), "method")
     values["scenario"] = _scenario_table(values.get("scenario", "colored-digits"))
     method = method_class(str(values["method"].get("name", "")))
-    assigned = [_assignment(setting, method) for setting in settings]
+    scenario_type = scenario_class(str(values["scenario"].get("name", "")))
+    assigned = [_assignment(setting, method, scenario_type) for setting in settings]
     for (part, key), value in assigned:
         if part in ("method", "scenario"):
             values[part] = {**values[part], key: value}
         elif not part:
             values[key] = value
-    scenario = _checked(scenario_class(str(values["scenario"].get("name", ""))), values["scenario"], "scenario.")
+    scenario = _checked(scenario_type, values["scenario"], "scenario.")
     model = _table(values.get("model", {}), "model") | {key: v for (part, key), v in assigned if part == "model"}
     same = model.get("name", scenario.model["name"]) == scenario.model["name"]
     values["model"] = (scenario.model if same else {}) | model
@@ -166,7 +167,7 @@ def _scenario_table(value: Any) -> dict[str, Any]:
     return _table(value, "scenario")
 
 
-def _assignment(setting: str, method: type[Method]) -> tuple[tuple[str, str], Any]:
+def _assignment(setting: str, method: type[Method], scenario: type[Scenario]) -> tuple[tuple[str, str], Any]:
     key, equals, text = setting.partition("=")
     key, text = key.strip(), text.strip()
     if not equals or not key:
@@ -180,9 +181,11 @@ def _assignment(setting: str, method: type[Method]) -> tuple[tuple[str, str], An
         return (part, name), value
     if dot:
         raise UserError(f"--set {key}: the part before the dot must be method, scenario or model, not {part!r}")
-    if key in method.model_fields and key != "name":
+    known = set(method.model_fields) - {"name"}
+    if key in known:
         return ("method", key), value
     run = set(RunConfig.model_fields) - {"method", "scenario", "model"}
     if key in run:
         return ("", key), value
-    raise UserError(f"--set: {unknown('key', key, (set(method.model_fields) - {'name'}) | run)}")
+    elsewhere = {f"scenario.{field}" for field in scenario.model_fields}
+    raise UserError(f"--set: {unknown('key', key, known | run | elsewhere)}")

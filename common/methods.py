@@ -66,10 +66,10 @@ class LocalTraining(Method):
         search=choice(32, 64, 128),
     )
     learning_rate: float = knob(
-        0.1,
+        0.05,
         "step size of the local updates",
         symbol="β (FedPIN), η (FedAvg)",
-        source="grid of spec/fedsdr.md §10; 0.1 is nearest to thesis Tab 4.2",
+        source="not given in the thesis; inside the grid of spec/fedsdr.md §10, not tuned",
         gt=0,
         le=10,
         search=between(1e-3, 0.3, log=True),

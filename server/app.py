@@ -45,7 +45,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def config_of(settings: dict[str, str]) -> RunConfig:
-    """The configuration from `flwr run`'s settings: a whole one as JSON, or method, scenario, rounds, seed, set."""
+    """The configuration from `flwr run`'s settings: a whole one as JSON, or method, scenario, rounds and so on."""
     if settings["config"]:
         return load_config(options=json.loads(settings["config"]))
     options = {"method": settings["method"], "scenario": settings["scenario"], "seed": int(settings["seed"])}

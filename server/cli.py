@@ -12,12 +12,14 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from common.config import RunConfig, load_config
 from common.data.datasets import DATASETS
 from common.data.scenario import Scenario
 from common.data.scenarios import SCENARIOS
 from common.errors import RunStopped, UserError
+from common.knobs import Search
 from common.methods import METHODS, Method, method_class
 from common.models import MODELS
 from common.suggest import unknown
@@ -54,7 +56,7 @@ SuperLink = Annotated[
     typer.Option("--superlink", help="Connection of the deployment runtime, a name in Flower's config.toml."),
 ]
 
-Rounds = Annotated[int | None, typer.Option(help="Communication rounds.  [default: the scenario's]")]
+Rounds = Annotated[int | None, typer.Option(help=r"Communication rounds.  \[default: the scenario's]")]
 Settings = Annotated[
     list[str] | None,
     typer.Option(
@@ -63,9 +65,9 @@ Settings = Annotated[
         help="A hyper-parameter or run setting; scenario.KEY and model.KEY for theirs. Repeatable.",
     ),
 ]
-DataRoot = Annotated[Path | None, typer.Option(help="Folder of the raw data sets.  [env: PERENNIAL_DATA]")]
-Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.  [default: auto]")]
-Jobs = Annotated[int | None, typer.Option(min=1, help="Runs at a time.  [default: one per core]")]
+DataRoot = Annotated[Path | None, typer.Option(help=r"Folder of the raw data sets.  \[env: PERENNIAL_DATA]")]
+Device = Annotated[str | None, typer.Option(help=r"auto, cpu, cuda or cuda:N.  \[default: auto]")]
+Jobs = Annotated[int | None, typer.Option(min=1, help=r"Runs at a time.  \[default: one per core]")]
 Pool = Annotated[Path, typer.Option("--out", help="Folder of the run folders; studies may share it.")]
 POOL = Path("runs/studies")
 
@@ -106,22 +108,24 @@ class Thing(StrEnum):
 @app.command()
 def run(
     method: Annotated[
-        str | None, typer.Option(help="Method, see `perennial list methods`.  [default: ditto]")
+        str | None, typer.Option(help=r"Method, see `perennial list methods`.  \[default: ditto]")
     ] = None,
     scenario: Annotated[
-        str | None, typer.Option(help="Scenario, see `perennial list scenarios`.  [default: colored-digits]")
+        str | None, typer.Option(help=r"Scenario, see `perennial list scenarios`.  \[default: colored-digits]")
     ] = None,
     rounds: Rounds = None,
-    seed: Annotated[int | None, typer.Option(help="Keys every random draw.  [default: 0]")] = None,
+    seed: Annotated[int | None, typer.Option(help=r"Keys every random draw.  \[default: 0]")] = None,
     settings: Settings = None,
     config: Annotated[
         Path | None, typer.Option(help="TOML file; what is on the command line is stronger.")
     ] = None,
-    runtime: Annotated[str | None, typer.Option(help="local, simulation or deployment.  [default: local]")] = None,
+    runtime: Annotated[
+        str | None, typer.Option(help=r"local, simulation or deployment.  \[default: local]")
+    ] = None,
     data_root: DataRoot = None,
     device: Device = None,
     folder: Annotated[
-        Path | None, typer.Option("--out", help="Run folder.  [default: runs/TIME-METHOD-SCENARIO-sSEED]")
+        Path | None, typer.Option("--out", help=r"Run folder.  \[default: runs/TIME-METHOD-SCENARIO-sSEED]")
     ] = None,
     oracle: Annotated[
         bool, typer.Option("--oracle", help="Also print the round that is best on test data, labelled so.")
@@ -334,7 +338,7 @@ def report_runs(
     folders: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold some.")],
     file: Annotated[
         Path | None,
-        typer.Option("--out", help="File to write.  [default: report.html in the first folder; others print]"),
+        typer.Option("--out", help=r"File to write.  \[default: report.html in the first folder; others print]"),
     ] = None,
     form: Annotated[Format, typer.Option("--format", help="What to write.")] = Format.html,
     oracle: Annotated[
@@ -373,7 +377,10 @@ def sentences() -> Iterator[None]:
         err.print(f"perennial: the run stopped: {error}", style="red", markup=False, soft_wrap=True)
         raise typer.Exit(3) from None
     except KeyboardInterrupt:
-        err.print("perennial: interrupted; `perennial resume` continues a run from its last checkpoint")
+        err.print(
+            "perennial: interrupted; `perennial resume RUN-FOLDER` continues from the last checkpoint",
+            markup=False,
+        )
         raise typer.Exit(130) from None
     except OSError as error:
         # A full disk or a folder that is gone: the files written so far are whole, so the run can be resumed.
@@ -524,7 +531,9 @@ def _show_scenario(scenario: Scenario, as_json: bool) -> None:
 
 
 def _scenario_line(scenario: Scenario) -> str:
-    return f"{scenario.title} ({scenario.clients} clients, {len(scenario.test_environments)} test environments)"
+    removed = "; the shortcut removed" if scenario.oracle else ""
+    size = f"{scenario.clients} clients, {len(scenario.test_environments)} test environments"
+    return f"{scenario.title}{removed} ({size})"
 
 
 def _fields(settings: type[Method] | type[Scenario]) -> dict[str, dict[str, Any]]:
@@ -539,21 +548,18 @@ def _fields(settings: type[Method] | type[Scenario]) -> dict[str, dict[str, Any]
 
 
 def _field_table(fields: dict[str, dict[str, Any]]) -> Table:
-    table = Table("setting", "default", "what", "symbol", "bounds", "search", "source")
+    table = Table("setting", "default", "what it is")
     for name, facts in fields.items():
         signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
         bounds = " ".join(f"{sign}{facts[key]:g}" for key, sign in signs.items() if key in facts)
-        bounds = bounds or "|".join(map(str, facts.get("enum", ())))
-        search = facts.get("search")
-        table.add_row(
-            name,
-            str(facts.get("default", "")),
-            facts.get("description", ""),
-            facts.get("symbol", ""),
-            bounds,
-            f"{search['kind']} {list(search['values'])}" if search else "",
-            facts.get("source", ""),
-        )
+        more = {
+            "symbol": facts.get("symbol"),
+            "bounds": bounds or " | ".join(map(str, facts.get("enum", ()))),
+            "search": str(Search(**facts["search"])) if "search" in facts else "",
+            "source": facts.get("source"),
+        }
+        lines = [facts.get("description", ""), *(f"{key}: {value}" for key, value in more.items() if value)]
+        table.add_row(name, str(facts.get("default", "")), Text("\n".join(lines)), end_section=True)
     return table
 
 

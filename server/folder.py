@@ -62,7 +62,8 @@ class RunFolder:
         """Raises `UserError` if the folder holds a run that has written anything."""
         if self.log.exists() and self.log.stat().st_size:
             raise UserError(
-                f"{self.path} already holds a run; give another --out, or continue it: perennial resume {self.path}"
+                f"{self.path} already holds a run; give another --out, "
+                f"or continue it: perennial resume {self.path}"
             )
 
     @classmethod

@@ -42,4 +42,5 @@ class LocalRuntime:
         return run_rounds(self.config, folder, self.grid, origin, watch, self._save_clients)
 
     def _save_clients(self, path: Path) -> None:
-        FileStates(path).update(self.states)
+        # What comes back here is read once, at this round; older versions are for clients that outlive a server.
+        FileStates(path).update({place: versions[-1:] for place, versions in self.states.items()})

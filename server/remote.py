@@ -100,7 +100,8 @@ class Connection:
                 command += ["--federation-config", f"num-supernodes={clients} client-resources-num-cpus=1"]
             answer = self._flwr("run", *command)
         if not answer.get("success"):
-            raise UserError(f"flwr run {self.name}: {answer.get('error-message', answer)}")
+            reason = " ".join(str(answer.get("error-message", answer)).split())
+            raise UserError(f"flwr run {self.name}: {reason}")
         return str(answer["run-id"])
 
     def status(self, run_id: str) -> str:

@@ -29,14 +29,15 @@ def summary_table(summary: dict[str, Any]) -> Table:
         for model, selections in summary["models"].items()
         for selection, found in selections.items()
     ]
+    oracle = any("oracle" in found for found in summary["models"].values())
     table = Table(
         title=f"{summary['method']} on {summary['scenario']}, {summary['rounds']} rounds, seed {summary['seed']}",
         caption="test accuracy in %, mean over clients"
-        + ("; oracle: round chosen on test data" if any("oracle" in found for found in summary["models"].values()) else ""),
+        + ("; oracle: round chosen on test data" if oracle else ""),
     )
     table.add_column("test\nenvironment", no_wrap=True)
     for title, _ in columns:
-        table.add_column(title, justify="right")
+        table.add_column(title, justify="right", overflow="fold")
     for environment in dict.fromkeys(name for _, found in columns for name in found["accuracy"]):
         table.add_row(environment, *(_percent(found["accuracy"].get(environment)) for _, found in columns))
     table.add_section()

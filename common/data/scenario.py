@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict
 
 from common.data.examples import ClientData
+from common.knobs import knob
 
 
 class Scenario(BaseModel, ABC):
@@ -27,7 +28,7 @@ class Scenario(BaseModel, ABC):
     """Name of the raw data set (see `datasets.DATASETS`)."""
     name: str
     clients: int
-    oracle: bool = False
+    oracle: bool = knob(False, "remove the spurious feature, in training and test alike", source="thesis Fig 4.4")
 
     @property
     def rounds(self) -> int:

@@ -27,7 +27,9 @@ def test_preset_gives_its_participation_and_a_setting_overrides_it() -> None:
 
 @pytest.mark.parametrize("scenario", ["colored-digits", "cmnist-80-oracle", "rc-fmnist"])
 def test_toml_round_trip(scenario: str, tmp_path: Path) -> None:
-    config = load_config(options={"scenario": scenario, "seed": 3}, settings=["proximity=0.7", "model.hidden=[5, 6]"])
+    config = load_config(
+        options={"scenario": scenario, "seed": 3}, settings=["proximity=0.7", "model.hidden=[5, 6]"]
+    )
     path = tmp_path / "config.toml"
     path.write_text(config.toml())
     assert load_config(path) == config

@@ -37,7 +37,9 @@ def test_run_ends_in_a_table_and_leaves_a_folder(here: Path) -> None:
 
 
 def test_command_line_beats_file_and_settings_beat_both(here: Path) -> None:
-    (here / "own.toml").write_text('rounds = 9\nseed = 4\n[scenario]\nname = "toy"\n[method]\nname = "ditto"\nproximity = 3.0\n')
+    (here / "own.toml").write_text(
+        'rounds = 9\nseed = 4\n[scenario]\nname = "toy"\n[method]\nname = "ditto"\nproximity = 3.0\n'
+    )
     result = call("run", "--config", "own.toml", "--rounds", "2", "--set", "proximity=0.5", "--out", "one")
     assert result.exit_code == 0, result.output
     config = RunFolder(here / "one").config()

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from toys import Toy, toy_config
 from typer.testing import CliRunner
@@ -93,7 +93,9 @@ def changed(key: str, value: Any) -> RunConfig:
 
 @given(st.sampled_from(sorted(CHANGES)).flatmap(lambda key: st.tuples(st.just(key), CHANGES[key])))
 def test_what_changes_numbers_changes_the_digest(change: tuple[str, Any]) -> None:
-    assert config_digest(changed(*change)) != config_digest(CONFIG)
+    config = changed(*change)
+    assume(config != CONFIG)
+    assert config_digest(config) != config_digest(CONFIG)
 
 
 @given(st.sampled_from(sorted(NO_CHANGES)).flatmap(lambda key: st.tuples(st.just(key), NO_CHANGES[key])))
@@ -209,11 +211,11 @@ def test_worst_client_and_bottom_decile() -> None:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[comparing.Comparison, Path]]:
-    """Ditto against the baselines, two seeds, three trials, two runs at a time."""
+    """Ditto against the baselines, two seeds, three trials."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(scenarios.SCENARIOS, "toy", Toy())
         out = tmp_path_factory.mktemp("pool")
-        yield compare(plan("ditto", trials=3, oracle=True), out, jobs=2), out
+        yield compare(plan("ditto", trials=3, oracle=True), out, jobs=1), out
 
 
 def test_the_numbers_are_those_of_the_run_folders(finished: tuple[comparing.Comparison, Path]) -> None:

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import torch
 from flwr.app import Message
+from safetensors.torch import load_file
 from toys import SpoilingGrid, toy_config
 
 from common.wire import from_record, to_record
-from safetensors.torch import load_file
 from server.folder import RunFolder
 from server.local import LocalRuntime
 from server.loop import start
