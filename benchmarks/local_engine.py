@@ -265,6 +265,7 @@ def bare(case: Case, out: Path) -> Figures:
 
 def local(case: Case, out: Path) -> Figures:
     """A run of the local runtime."""
+    # Imported here, so that the bare loop's memory is its own.
     from server.folder import RunFolder
     from server.local import LocalRuntime
 
@@ -390,7 +391,7 @@ def medians(measured: list[Figures]) -> dict[str, float | None]:
 
 
 def report(found: dict[str, list[Figures]]) -> dict[str, dict[str, float | None]]:
-    """Medians of each contender, and its efficiency: the median over the repeats of bare CPU / its CPU."""
+    """Medians of each contender, and its efficiency, bare CPU / its CPU: median, lowest and highest repeat."""
     answer = {}
     for contender, measured in found.items():
         ratios = [
@@ -398,7 +399,10 @@ def report(found: dict[str, list[Figures]]) -> dict[str, dict[str, float | None]
             for base, figures in zip(found["bare"], measured, strict=False)
             if base.rounds_cpu and figures.rounds_cpu
         ]
-        answer[contender] = {**medians(measured), "efficiency": statistics.median(ratios) if ratios else None}
+        answer[contender] = medians(measured)
+        if ratios:
+            spread = {"efficiency_low": min(ratios), "efficiency_high": max(ratios)}
+            answer[contender] |= {"efficiency": statistics.median(ratios), **spread}
     return answer
 
 
@@ -410,6 +414,8 @@ def table(case: Case, answer: dict[str, dict[str, float | None]]) -> Table:
         "CPU s, rounds": ("rounds_cpu", "{:.2f}".format),
         "wall s, rounds": ("rounds_wall", "{:.2f}".format),
         "efficiency": ("efficiency", "{:.2f}".format),
+        "lowest": ("efficiency_low", "{:.2f}".format),
+        "highest": ("efficiency_high", "{:.2f}".format),
         "CPU s, process": ("process_cpu", "{:.1f}".format),
         "wall s, process": ("process_wall", "{:.1f}".format),
         "peak MiB": ("peak_mib", "{:.0f}".format),
@@ -417,7 +423,7 @@ def table(case: Case, answer: dict[str, dict[str, float | None]]) -> Table:
     for title in columns:
         shown.add_column(title, justify="right")
     for contender, figures in answer.items():
-        cells = [(figures[key], form) for key, form in columns.values()]
+        cells = [(figures.get(key), form) for key, form in columns.values()]
         shown.add_row(contender, *("" if value is None else form(value) for value, form in cells))
     return shown
 

@@ -647,7 +647,7 @@ def html_table(table: Table) -> str:
     )
     rows = "".join(
         "<tr>"
-        + f'<th scope="row">{escape(row[0])}</th>'
+        + f'<th scope="row">{escape(row[0]).replace("=", "=<wbr>")}</th>'
         + "".join(
             f'<td class="{"wrap" if len(cell) > 40 else kind}">{escape(cell)}</td>'
             for kind, cell in zip(classes[1:], row[1:], strict=True)
