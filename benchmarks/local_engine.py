@@ -411,14 +411,14 @@ def table(case: Case, answer: dict[str, dict[str, float | None]]) -> Table:
     shown = Table(title=case.title, title_justify="left")
     shown.add_column("")
     columns: dict[str, tuple[str, Callable[[float], str]]] = {
-        "CPU s, rounds": ("rounds_cpu", "{:.2f}".format),
-        "wall s, rounds": ("rounds_wall", "{:.2f}".format),
-        "efficiency": ("efficiency", "{:.2f}".format),
-        "lowest": ("efficiency_low", "{:.2f}".format),
-        "highest": ("efficiency_high", "{:.2f}".format),
-        "CPU s, process": ("process_cpu", "{:.1f}".format),
-        "wall s, process": ("process_wall", "{:.1f}".format),
-        "peak MiB": ("peak_mib", "{:.0f}".format),
+        "rounds\nCPU s": ("rounds_cpu", "{:.2f}".format),
+        "rounds\nwall s": ("rounds_wall", "{:.2f}".format),
+        "effi-\nciency": ("efficiency", "{:.2f}".format),
+        "\nlowest": ("efficiency_low", "{:.2f}".format),
+        "\nhighest": ("efficiency_high", "{:.2f}".format),
+        "process\nCPU s": ("process_cpu", "{:.1f}".format),
+        "process\nwall s": ("process_wall", "{:.1f}".format),
+        "peak\nMiB": ("peak_mib", "{:.0f}".format),
     }
     for title in columns:
         shown.add_column(title, justify="right")
