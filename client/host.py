@@ -13,7 +13,7 @@ from client.state import Kept, Version, needed, valid
 from client.trainer import Client, Received, Reply, Site
 from common.config import Task, parse_task
 from common.errors import UserError
-from common.models import Network, Tensors, network
+from common.models import Tensors, network
 from common.modules import defined_in
 from common.wire import (
     CONFIG,
@@ -75,12 +75,9 @@ class Host:
             data = task.scenario.client_data(number, task.seed, self.data_root).to(self.device)
             if not len(data.train):
                 raise UserError(f"{ids[number]} has no training samples")
-            self._sites[text, number] = Site(ids[number], data, self.network(task), task.seed)
+            net = network(task.model, task.scenario.input_shape, task.scenario.classes, self.device)
+            self._sites[text, number] = Site(ids[number], data, net, task.seed)
         return self._sites[text, number]
-
-    def network(self, task: Task) -> Network:
-        """The task's network, one per process."""
-        return network(task.model, task.scenario.input_shape, task.scenario.classes, self.device)
 
     def handle(self, message: Message, number: int) -> Message:
         """Answer a message as client number `number`."""

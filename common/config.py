@@ -68,6 +68,11 @@ class RunConfig(Task):
     device: str = knob("auto", 'where tensors live: "auto", "cpu", "cuda" or "cuda:N"')
     data_root: str = knob("", "folder of the raw data sets; empty: PERENNIAL_DATA")
 
+    @property
+    def data_folder(self) -> Path | None:
+        """`data_root` as a path; None where PERENNIAL_DATA decides."""
+        return Path(self.data_root) if self.data_root else None
+
     def task(self) -> str:
         """The part that clients need, as JSON."""
         return self.model_dump_json(include=set(Task.model_fields))

@@ -65,7 +65,9 @@ Settings = Annotated[
         help="A hyper-parameter or run setting; scenario.KEY and model.KEY for theirs. Repeatable.",
     ),
 ]
-DataRoot = Annotated[Path | None, typer.Option(help=r"Folder of the raw data sets.  \[env: PERENNIAL_DATA]")]
+DataRoot = Annotated[
+    str | None, typer.Option(metavar="PATH", help=r"Folder of the raw data sets.  \[env: PERENNIAL_DATA]")
+]
 Device = Annotated[str | None, typer.Option(help=r"auto, cpu, cuda or cuda:N.  \[default: auto]")]
 Jobs = Annotated[int | None, typer.Option(min=1, help=r"Runs at a time.  \[default: one per core]")]
 Pool = Annotated[Path, typer.Option("--out", help="Folder of the run folders; studies may share it.")]
@@ -143,7 +145,7 @@ def run(
         "rounds": rounds,
         "seed": seed,
         "runtime": runtime,
-        "data_root": str(data_root) if data_root else None,
+        "data_root": data_root,
         "device": device,
     }
     with sentences():
@@ -250,7 +252,7 @@ def sweep_method(
         "scenario": scenario,
         "rounds": rounds,
         "seed": seed,
-        "data_root": str(data_root) if data_root else None,
+        "data_root": data_root,
         "device": device,
     }
     fixed = [key_of(setting) for setting in settings or ()]
@@ -294,7 +296,7 @@ def compare_methods(
             trials=count,
             rounds=rounds,
             settings=tuple(settings or ()),
-            data_root=str(data_root) if data_root else None,
+            data_root=data_root,
             device=device,
             oracle=oracle,
         )
@@ -322,7 +324,7 @@ def reproduce_table(
     """A table of a paper beside ours; runs what is missing. Started again, it continues."""
     with sentences(), watching_runs(as_json) as watch:
         table = load_reproduction(name)
-        plan = table.plan(quick, str(data_root) if data_root else None, device)
+        plan = table.plan(quick, data_root, device)
         comparison = compare(plan, folder, jobs or cores(), watch)
     if as_json:
         out.print_json(data=reproduction_json(table, comparison, quick))

@@ -130,7 +130,7 @@ def compare(plan: Plan, out: Path, jobs: int, watch: Watch = lambda _: None) -> 
     entries = with_baselines(plan.entries)
     bases = {entry.label: base_config(plan, entry, entries) for entry in entries}
     first = next(iter(bases.values()))
-    constant = [constant_predictor(first.scenario, seed, _root(first)) for seed in range(plan.seeds)]
+    constant = [constant_predictor(first.scenario, seed, first.data_folder) for seed in range(plan.seeds)]
 
     tried = {label: trials_of(plan, entry, bases[label]) for label, entry in zip(bases, entries, strict=True)}
     searched = _split(run_all([c for configs in tried.values() for c in configs], out, jobs, watch), tried)
@@ -285,10 +285,6 @@ def _settings_for(plan: Plan, entry: Entry, entries: tuple[Entry, ...]) -> list[
 
 def trials_of(plan: Plan, entry: Entry, base: RunConfig) -> list[RunConfig]:
     return trials(base, plan.trials, {*entry.settings, *map(key_of, plan.settings)})
-
-
-def _root(config: RunConfig) -> Path | None:
-    return Path(config.data_root) if config.data_root else None
 
 
 def _split(outcomes: list[Outcome], parts: Mapping[str, list[RunConfig]]) -> dict[str, list[Outcome]]:

@@ -22,8 +22,7 @@ class LocalRuntime:
         torch.set_num_threads(1)
         self.config = config
         self.states: dict[str, list[Version]] = {}
-        root = Path(config.data_root) if config.data_root else None
-        self.host = Host(self.states, root, pick_device(config.device))
+        self.host = Host(self.states, config.data_folder, pick_device(config.device))
         text = config.task()
         self.host.site(text, parse_task(text), 0)
         app = make_app(

@@ -8,7 +8,7 @@ from typing import Any
 from uuid import uuid4
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 
 from common.config import RunConfig
@@ -70,7 +70,7 @@ def run_rounds(
         replies = grid.send_and_receive(requests, timeout=config.deadline)
         new_arrays, metrics = strategy.aggregate_train(number, replies)
         arrays = arrays if new_arrays is None else new_arrays
-        trained = {name: float(value) for name, value in (metrics or {}).items() if not isinstance(value, list)}
+        trained = _numbers(metrics)
         rows = [_round_row(number, strategy.exchanges, trained)]
         last = number == config.rounds
         if last or number % config.evaluate_every == 0:
@@ -127,8 +127,11 @@ def _evaluate(
     requests = strategy.configure_evaluate(number, arrays, ConfigRecord(), grid)
     exchange = strategy.exchanges[-1]
     metrics = strategy.aggregate_evaluate(number, grid.send_and_receive(requests, timeout=config.deadline))
-    values = {name: float(value) for name, value in (metrics or {}).items() if not isinstance(value, list)}
-    return values, exchange
+    return _numbers(metrics), exchange
+
+
+def _numbers(metrics: MetricRecord | None) -> dict[str, float]:
+    return {name: float(value) for name, value in (metrics or {}).items() if not isinstance(value, list)}
 
 
 def _round_row(number: int, exchanges: Iterable[Exchange], trained: dict[str, float]) -> dict[str, Any]:

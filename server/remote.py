@@ -89,7 +89,7 @@ class Connection:
         }
         if config.runtime == "simulation":  # at a deployment, where a site keeps things is the site's own business
             settings |= {"state-dir": str((out / "clients").resolve()), "device": config.device}
-            if root := resolve_root(Path(config.data_root) if config.data_root else None):
+            if root := resolve_root(config.data_folder):
                 settings["data-root"] = str(root)
         with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
             file.write(tomli_w.dumps(settings))

@@ -13,6 +13,7 @@ from common.knobs import Search
 from common.methods import Method
 from common.seeding import numpy_generator
 from server.runs import Outcome, Watch, run_all
+from server.tables import percent
 
 
 def search_ranges(method: type[Method]) -> dict[str, Search]:
@@ -121,11 +122,6 @@ def sweep_table(outcomes: Sequence[Outcome]) -> Table:
         accuracies = [percent(row[name]) for name in ("held-out", "worst", "average")]
         table.add_row(f"{mark}{row['trial']}", *values, *accuracies, style="bold" if mark else "")
     return table
-
-
-def percent(value: float | None) -> str:
-    """An accuracy in percent, a dash where there is none."""
-    return "–" if value is None else f"{100 * value:.2f}"
 
 
 def _searched(outcomes: Sequence[Outcome]) -> list[str]:

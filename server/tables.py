@@ -39,12 +39,12 @@ def summary_table(summary: dict[str, Any]) -> Table:
     for title, _ in columns:
         table.add_column(title, justify="right", overflow="fold")
     for environment in dict.fromkeys(name for _, found in columns for name in found["accuracy"]):
-        table.add_row(environment, *(_percent(found["accuracy"].get(environment)) for _, found in columns))
+        table.add_row(environment, *(percent(found["accuracy"].get(environment)) for _, found in columns))
     table.add_section()
     for row in ("worst", "average"):
-        table.add_row(row, *(_percent(found[row]) for _, found in columns), style="bold")
+        table.add_row(row, *(percent(found[row]) for _, found in columns), style="bold")
     table.add_section()
-    table.add_row("held-out training", *(_percent(found["validation"]) for _, found in columns))
+    table.add_row("held-out training", *(percent(found["validation"]) for _, found in columns))
     table.add_row("round", *(str(found["round"]) for _, found in columns))
     return table
 
@@ -63,7 +63,8 @@ def left_out_lines(summary: dict[str, Any]) -> list[str]:
     ]
 
 
-def _percent(value: float | None) -> str:
+def percent(value: float | None) -> str:
+    """An accuracy in percent, a dash where there is none."""
     return "–" if value is None else f"{100 * value:.2f}"
 
 
