@@ -43,7 +43,7 @@ from common.data.examples import ClientData, Examples
 from common.data.scenario import Scenario
 from common.errors import RunStopped, UserError
 from common.files import load_tensors, save_tensors
-from common.methods import FedAvg
+from common.methods.fedavg import FedAvg
 from common.models import Tensors, network
 from common.seeding import torch_generator
 

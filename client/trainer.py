@@ -13,8 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from client.working import Momentum, Working
 from common.data.examples import ClientData, Examples
-from common.methods import LocalTraining, Method
+from common.methods.base import LocalTraining, Method
 from common.metrics import score
 from common.models import Network, Tensors
 from common.seeding import torch_generator
@@ -158,30 +159,32 @@ class LocalTrainer(Client[T]):
         steps: int | None = None,
     ) -> tuple[Tensors, dict[str, float]]:
         """SGD on `loss` from `start` (left as it is); the model reached, and the mean metrics of the steps."""
-        hparams, network = self.hparams, self.network
-        model = {name: tensor.clone() for name, tensor in start.items()}
-        params = [model[name].requires_grad_() for name in network.parameter_names]
-        values = [tensor.detach() for tensor in params]  # the same memory, to be changed unseen by autograd
-        velocity: list[Tensor] = []
-        sums: Metrics = {}
-        taken = 0
+        hparams = self.hparams
+        model, momentum = Working(start, self.network.parameter_names), Momentum(hparams.momentum)
+        means = Means()
         for batch in self.batches(hparams.local_steps if steps is None else steps, received.round):
-            value, metrics = loss(model, batch, received)
-            gradient = list(torch.autograd.grad(value, params))
-            # Autograd may give several parameters one tensor (a sum of the two), so `gradient` is only read.
+            value, metrics = loss(model.tensors, batch, received)
+            gradient = model.gradient(value)
             if hparams.weight_decay:
-                gradient = list(torch._foreach_add(gradient, values, alpha=hparams.weight_decay))
-            if hparams.momentum:
-                if velocity:
-                    torch._foreach_mul_(velocity, hparams.momentum)
-                    torch._foreach_add_(velocity, gradient)
-                else:
-                    velocity = [part.clone() for part in gradient]
-                gradient = velocity
-            torch._foreach_add_(values, gradient, alpha=-hparams.learning_rate)
-            for name, metric in metrics.items():
-                sums[name] = sums[name] + metric.detach() if taken else metric.detach()
-            taken += 1
-        for tensor in params:
-            tensor.requires_grad_(False)
-        return model, {name: float(total) / taken for name, total in sums.items()}
+                gradient = list(torch._foreach_add(gradient, model.values, alpha=hparams.weight_decay))
+            model.step(momentum.direction(gradient), hparams.learning_rate)
+            means.add(metrics)
+        return model.result(), means.result()
+
+
+class Means:
+    """Means of named scalars over a round's steps, left on their device until the end."""
+
+    def __init__(self) -> None:
+        self._sums: Metrics = {}
+        self._steps = 0
+
+    def add(self, metrics: Metrics) -> None:
+        """Take in one step's scalars, the same names at each step."""
+        for name, metric in metrics.items():
+            self._sums[name] = self._sums[name] + metric.detach() if self._steps else metric.detach()
+        self._steps += 1
+
+    def result(self) -> dict[str, float]:
+        """The mean of each."""
+        return {name: float(total) / self._steps for name, total in self._sums.items()}

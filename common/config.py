@@ -13,7 +13,8 @@ from common.data.scenario import Scenario
 from common.data.scenarios import SCENARIOS, scenario_class
 from common.errors import UserError
 from common.knobs import knob
-from common.methods import Method, method_class
+from common.methods import method_class
+from common.methods.base import Method
 from common.models import ModelSettings, model_settings
 from common.suggest import unknown
 

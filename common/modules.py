@@ -1,6 +1,9 @@
 """Finding things by where and what they are: a method's halves by their file, settings by their name."""
 
+from collections.abc import Iterable
 from importlib import import_module
+from pkgutil import iter_modules
+from types import ModuleType
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
@@ -18,6 +21,11 @@ def defined_in(module: str, base: type) -> Any:
     if len(found) != 1:
         raise TypeError(f"{module} must define one subclass of {base.__name__}, not {len(found)}")
     return found[0]
+
+
+def members(package: str, path: Iterable[str]) -> list[ModuleType]:
+    """Every module of a package, imported, so that what they define can be found by what it is."""
+    return [import_module(f"{package}.{name}") for name in sorted(found.name for found in iter_modules(path))]
 
 
 def named_subclasses(parent: type[M]) -> dict[str, type[M]]:

@@ -16,11 +16,12 @@ from rich.text import Text
 
 from common.config import RunConfig, load_config
 from common.data.datasets import DATASETS
-from common.data.scenario import Scenario
+from common.data.scenario import Scenario, Spurious
 from common.data.scenarios import SCENARIOS
 from common.errors import RunStopped, UserError
 from common.knobs import Search
-from common.methods import METHODS, Method, method_class
+from common.methods import METHODS, method_class
+from common.methods.base import Method
 from common.models import MODELS
 from common.suggest import unknown
 from server import loop
@@ -533,7 +534,7 @@ def _show_scenario(scenario: Scenario, as_json: bool) -> None:
 
 
 def _scenario_line(scenario: Scenario) -> str:
-    removed = "; the shortcut removed" if scenario.oracle else ""
+    removed = "; the shortcut removed" if isinstance(scenario, Spurious) and scenario.oracle else ""
     size = f"{scenario.clients} clients, {len(scenario.test_environments)} test environments"
     return f"{scenario.title}{removed} ({size})"
 

@@ -147,7 +147,9 @@ def older(configs: Sequence[RunConfig], out: Path) -> list[Path]:
     found: set[Path] = set()
     for config in configs:
         same = set(out.glob(f"{name_without_code(config)}-*"))
-        found |= same - {out / f"{name_without_code(config)}-{code_version(type(config.method))}"}
+        found |= same - {
+            out / f"{name_without_code(config)}-{code_version(type(config.method), type(config.scenario))}"
+        }
     return sorted(found)
 
 

@@ -10,7 +10,7 @@ from rich.table import Table
 from common.config import RunConfig, sentence
 from common.errors import UserError
 from common.knobs import Search
-from common.methods import Method
+from common.methods.base import Method
 from common.seeding import numpy_generator
 from server.runs import Outcome, Watch, run_all
 from server.tables import percent

@@ -1,14 +1,14 @@
 """The name of a run's folder in a study: what its numbers depend on, and nothing else."""
 
 import ast
-import inspect
 import json
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
 from common.config import RunConfig
-from common.methods import Method
+from common.data.scenario import Scenario
+from common.methods.base import Method
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("client", "common", "server", "strategies")
@@ -19,7 +19,7 @@ between which rounds `validation` chooses; nor is `quorum`: it decides which run
 
 def run_name(config: RunConfig) -> str:
     """`METHOD-SCENARIO-sSEED-CONFIGURATION-CODE`, the last two being digests."""
-    return f"{name_without_code(config)}-{code_version(type(config.method))}"
+    return f"{name_without_code(config)}-{code_version(type(config.method), type(config.scenario))}"
 
 
 def name_without_code(config: RunConfig) -> str:
@@ -34,21 +34,17 @@ def config_digest(config: RunConfig) -> str:
 
 
 @cache
-def code_version(method: type[Method]) -> str:
-    """8 hex digits over the sources that a method's run imports.
+def code_version(method: type[Method], scenario: type[Scenario]) -> str:
+    """8 hex digits over the sources that a run of the method on the scenario imports.
 
-    Other methods' halves are not among them, nor their hyper-parameters, so that work on one method does not ask
-    for another one's runs again; neither is what only shows or compares results.
+    Other methods and other scenarios are not among them, so that work on one does not ask for another one's runs
+    again; neither is what only shows or compares results.
     """
-    module = method.module()
-    files = imported("server.local", f"strategies.{module}", f"client.methods.{module}")
-    files.pop("common.methods", None)
+    halves = f"strategies.{method.module()}", f"client.methods.{method.module()}"
+    files = imported("server.local", method.__module__, scenario.__module__, *halves)
     digest = sha256()
     for name in sorted(files):
         digest.update(name.encode() + b"\0" + files[name].read_bytes() + b"\0")
-    for base in method.__mro__:
-        if issubclass(base, Method):
-            digest.update(inspect.getsource(base).encode() + b"\0")
     return digest.hexdigest()[:8]
 
 

@@ -17,7 +17,7 @@ from flwr.serverapp.strategy import Strategy
 
 from common.config import RunConfig
 from common.errors import RunStopped
-from common.methods import Method
+from common.methods.base import Method
 from common.models import Tensors
 from common.seeding import numpy_generator
 from common.wire import (

@@ -1,6 +1,6 @@
 """Ditto, server half: FedAvg's; the personal models stay with the clients."""
 
-from common.methods import Ditto
+from common.methods.ditto import Ditto
 from strategies.base import MethodStrategy
 
 

@@ -1,6 +1,6 @@
 """FedAvg, server half."""
 
-from common.methods import FedAvg
+from common.methods.fedavg import FedAvg
 from strategies.base import MethodStrategy
 
 

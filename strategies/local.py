@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from flwr.app import ArrayRecord, Message, MetricRecord
 
-from common.methods import Local
+from common.methods.local import Local
 from strategies.base import MethodStrategy, MetricMeans, Payload
 
 

@@ -10,11 +10,11 @@ from flwr.serverapp import Grid
 
 from common.config import RunConfig, load_config
 from common.data.examples import ClientData, Examples
-from common.data.scenario import Scenario
+from common.data.scenario import Spurious
 from common.seeding import torch_generator
 
 
-class Toy(Scenario):
+class Toy(Spurious):
     """Two features: the first says the label, the second does so in training only."""
 
     title = "two features, two environments"

@@ -5,7 +5,7 @@ from torch import Tensor
 from client.objectives import squared_distance
 from client.trainer import LocalTrainer, Metrics, Predictor, Received, Reply
 from common.data.examples import Examples
-from common.methods import Ditto
+from common.methods.ditto import Ditto
 from common.models import Tensors
 from common.wire import MODEL, PERSONAL
 

@@ -1,7 +1,7 @@
 """Local training, client half: plain SGD on a model that never leaves the client."""
 
 from client.trainer import LocalTrainer, Predictor, Received, Reply
-from common.methods import Local
+from common.methods.local import Local
 from common.wire import NUM_EXAMPLES, PERSONAL
 
 

@@ -1,6 +1,7 @@
 """What a scenario is: data set + environments + partition over clients + test environments."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -25,10 +26,9 @@ class Scenario(BaseModel, ABC):
     source: ClassVar[str]
     """The paper and section that the recipe is from."""
     dataset: ClassVar[str]
-    """Name of the raw data set (see `datasets.DATASETS`)."""
+    """Name of the raw data set (see `datasets.DATASETS`), or "generated"."""
     name: str
     clients: int
-    oracle: bool = knob(False, "remove the spurious feature, in training and test alike", source="thesis Fig 4.4")
 
     @property
     def rounds(self) -> int:
@@ -77,3 +77,17 @@ class Scenario(BaseModel, ABC):
         """Stable client ids, zero-padded so that their alphabetical order is their number order."""
         width = len(str(self.clients - 1))
         return tuple(f"client-{number:0{width}d}" for number in range(self.clients))
+
+
+class Spurious(Scenario, ABC):
+    """A scenario whose training environments have a shortcut that the test environments break."""
+
+    oracle: bool = knob(False, "remove the spurious feature, in training and test alike", source="thesis Fig 4.4")
+
+
+def with_oracle(presets: Mapping[str, Spurious]) -> dict[str, Scenario]:
+    """The presets, and after them each without its shortcut, as `NAME-oracle`."""
+    without = {
+        f"{name}-oracle": scenario.model_copy(update={"oracle": True}) for name, scenario in presets.items()
+    }
+    return {**presets, **without}

@@ -13,7 +13,9 @@ from client.methods.fedavg import FedAvgClient
 from client.methods.local import LocalClient
 from client.trainer import LocalTrainer, Metrics, Received, Reply, Site
 from common.data.examples import ClientData, Examples
-from common.methods import Ditto, FedAvg, Local
+from common.methods.ditto import Ditto
+from common.methods.fedavg import FedAvg
+from common.methods.local import Local
 from common.models import Tensors, model_settings, network
 from common.wire import MODEL, NUM_EXAMPLES, PERSONAL
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from common.config import load_config, parse_task
-from common.data.scenarios import CMNIST
+from common.data.scenarios.colored import CMNIST
 from common.errors import UserError
-from common.methods import Ditto
+from common.methods.ditto import Ditto
 
 
 def test_defaults_are_complete() -> None:

@@ -22,8 +22,11 @@ from typer.testing import CliRunner
 from common.config import RunConfig, load_config
 from common.data import scenarios
 from common.data.examples import ClientData, Examples
+from common.data.scenarios.colored import CMNIST
 from common.errors import UserError
 from common.methods import METHODS
+from common.methods.ditto import Ditto
+from common.methods.fedavg import FedAvg
 from server import compare as comparing
 from server import reproduce, runs, version
 from server.cli import app
@@ -122,8 +125,12 @@ def test_a_configuration_from_its_file_has_the_same_name(tmp_path: Path) -> None
 
 
 def test_the_code_version_covers_what_a_run_imports_and_no_other_method() -> None:
-    found = imported("server.local", "strategies.ditto", "client.methods.ditto")
-    assert {"server.loop", "client.trainer", "strategies.base", "common.data.scenarios"} <= found.keys()
+    found = imported(
+        "server.local", Ditto.__module__, CMNIST.__module__, "strategies.ditto", "client.methods.ditto"
+    )
+    assert {"server.loop", "client.trainer", "strategies.base", "common.data.partition"} <= found.keys()
+    assert {"common.methods.ditto", "common.data.scenarios.colored"} <= found.keys()
+    assert not {"common.methods.local", "tests.toys"} & found.keys()
     assert not {"server.cli", "server.compare", "server.tables", "client.methods.local"} & found.keys()
     assert all(path.is_file() for path in found.values())
 
@@ -134,11 +141,10 @@ def test_the_code_version_follows_the_sources(tmp_path: Path, monkeypatch: pytes
         path.write_text("x = 1\n")
     monkeypatch.setattr(version, "imported", lambda *_: dict(files))
     fresh = code_version.__wrapped__
-    before = fresh(METHODS["fedavg"])
-    assert fresh(METHODS["fedavg"]) == before
-    assert fresh(METHODS["ditto"]) != before  # other hyper-parameters
+    before = fresh(FedAvg, CMNIST)
+    assert fresh(FedAvg, CMNIST) == before
     files["b"].write_text("x = 2\n")
-    assert fresh(METHODS["fedavg"]) != before
+    assert fresh(FedAvg, CMNIST) != before
 
 
 # ---------------------------------------------------------------------- trials

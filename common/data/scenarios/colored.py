@@ -1,4 +1,4 @@
-"""The named scenarios, one class per recipe and one entry of `SCENARIOS` per experiment."""
+"""Binary tasks whose label a colour gives away."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -24,12 +24,10 @@ from common.data.environments import (
 )
 from common.data.examples import ClientData, Examples
 from common.data.partition import Indices, by_environment, by_label, class_pairs, iid
-from common.data.scenario import Scenario
+from common.data.scenario import Spurious, with_oracle
 from common.errors import UserError
 from common.knobs import knob
-from common.modules import named_subclasses
 from common.seeding import numpy_generator, torch_generator
-from common.suggest import unknown
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 
@@ -44,7 +42,7 @@ class Share:
     environment: int
 
 
-class ColoredScenario(Scenario):
+class ColoredScenario(Spurious):
     """A binary label that a colour gives away, in training more reliably than the shape does.
 
     The label is the class group, flipped with probability `label_noise`; the flipped label is the target.
@@ -317,25 +315,14 @@ class RCFMNIST(_Rotated):
     name: Literal["rc-fmnist"] = "rc-fmnist"
 
 
-def scenario_class(name: str) -> type[Scenario]:
-    """The class of a scenario by its `name` field. Raises `UserError` for a name that is none."""
-    classes = named_subclasses(Scenario)  # type: ignore[type-abstract]
-    if name not in classes:
-        raise UserError(unknown("scenario", name, classes))
-    return classes[name]
-
-
-_PLAIN: dict[str, Scenario] = {
-    "colored-digits": ColoredDigits(),
-    "cmnist": CMNIST(),
-    "cmnist-80": CMNIST(clients=80),
-    "cfmnist": CFMNIST(),
-    "cfmnist-80": CFMNIST(clients=80),
-    "rc-mnist": RCMNIST(),
-    "rc-fmnist": RCFMNIST(),
-}
-
-SCENARIOS: dict[str, Scenario] = _PLAIN | {
-    f"{name}-oracle": scenario.model_copy(update={"oracle": True}) for name, scenario in _PLAIN.items()
-}
-"""Every preset by name. The `-oracle` ones show what a model without the shortcut can reach."""
+PRESETS = with_oracle(
+    {
+        "colored-digits": ColoredDigits(),
+        "cmnist": CMNIST(),
+        "cmnist-80": CMNIST(clients=80),
+        "cfmnist": CFMNIST(),
+        "cfmnist-80": CFMNIST(clients=80),
+        "rc-mnist": RCMNIST(),
+        "rc-fmnist": RCFMNIST(),
+    }
+)

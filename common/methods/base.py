@@ -1,17 +1,10 @@
-"""Hyper-parameters: one frozen class per method, sent by the server with every message.
-
-A subclass of `Method` that has a `name: Literal[...]` field is a method: the command line, the configuration
-file and the all-methods test suite find it here, its two halves in `strategies/` and `client/methods/`.
-"""
+"""What all hyper-parameter classes have in common."""
 
 from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from common.errors import UserError
 from common.knobs import between, choice, knob
-from common.modules import named_subclasses
-from common.suggest import unknown
 
 
 class Method(BaseModel):
@@ -90,64 +83,3 @@ class LocalTraining(Method):
         le=1,
         search=choice(0.0, 1e-4, 1e-3),
     )
-
-
-class FedAvg(LocalTraining):
-    """Federated averaging."""
-
-    title = "FedAvg"
-    summary = "one global model, the sample-weighted mean of what clients trained"
-    source = "McMahan et al. 2017"
-    evaluates = ("global",)
-
-    name: Literal["fedavg"] = "fedavg"
-
-
-class Local(LocalTraining):
-    """Every client for itself."""
-
-    title = "Local"
-    summary = "no communication: every client trains a model of its own"
-    source = "reference row, spec/cgpfl.md 8-A14"
-    evaluates = ("personal",)
-
-    name: Literal["local"] = "local"
-
-
-class Ditto(LocalTraining):
-    """A personal model beside the global one, pulled towards it."""
-
-    title = "Ditto"
-    summary = "FedAvg's global model, and a personal one pulled towards it that never leaves the client"
-    source = "Li et al. 2021"
-    evaluates = ("global", "personal")
-
-    name: Literal["ditto"] = "ditto"
-    proximity: float = knob(
-        0.1,
-        "weight of ½‖v − w‖², the pull of the personal model v to the received global model w",
-        symbol="λ",
-        source="Li et al. 2021; grid of spec/cgpfl.md §5.3",
-        ge=0,
-        le=1e4,
-        search=between(1e-2, 3.0, log=True),
-    )
-    personal_steps: int = knob(
-        10,
-        "updates of the personal model in a round, in `local_unit`",
-        symbol="s",
-        source="thesis §4.5.2 (K)",
-        ge=1,
-        le=10_000,
-        search=choice(5, 10, 20),
-    )
-
-
-METHODS = named_subclasses(Method)
-
-
-def method_class(name: str) -> type[Method]:
-    """The hyper-parameter class of a method. Raises `UserError` for a name that is none."""
-    if name not in METHODS:
-        raise UserError(unknown("method", name, METHODS))
-    return METHODS[name]

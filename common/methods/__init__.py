@@ -1,0 +1,22 @@
+"""Hyper-parameters: one frozen class per method, sent by the server with every message.
+
+A subclass of `Method` that has a `name: Literal[...]` field, in any module of this package, is a method: the
+command line, the configuration file and the all-methods test suite find it here, its two halves in
+`strategies/` and `client/methods/`.
+"""
+
+from common.errors import UserError
+from common.methods.base import Method
+from common.modules import members, named_subclasses
+from common.suggest import unknown
+
+members(__name__, __path__)
+
+METHODS = named_subclasses(Method)
+
+
+def method_class(name: str) -> type[Method]:
+    """The hyper-parameter class of a method. Raises `UserError` for a name that is none."""
+    if name not in METHODS:
+        raise UserError(unknown("method", name, METHODS))
+    return METHODS[name]

@@ -1,0 +1,35 @@
+"""Ditto: hyper-parameters."""
+
+from typing import Literal
+
+from common.knobs import between, choice, knob
+from common.methods.base import LocalTraining
+
+
+class Ditto(LocalTraining):
+    """A personal model beside the global one, pulled towards it."""
+
+    title = "Ditto"
+    summary = "FedAvg's global model, and a personal one pulled towards it that never leaves the client"
+    source = "Li et al. 2021"
+    evaluates = ("global", "personal")
+
+    name: Literal["ditto"] = "ditto"
+    proximity: float = knob(
+        0.1,
+        "weight of ½‖v − w‖², the pull of the personal model v to the received global model w",
+        symbol="λ",
+        source="Li et al. 2021; grid of spec/cgpfl.md §5.3",
+        ge=0,
+        le=1e4,
+        search=between(1e-2, 3.0, log=True),
+    )
+    personal_steps: int = knob(
+        10,
+        "updates of the personal model in a round, in `local_unit`",
+        symbol="s",
+        source="thesis §4.5.2 (K)",
+        ge=1,
+        le=10_000,
+        search=choice(5, 10, 20),
+    )
