@@ -114,7 +114,10 @@ def load_config(
     same = model.get("name", scenario.model["name"]) == scenario.model["name"]
     values["model"] = (scenario.model if same else {}) | model
     values = {"rounds": scenario.rounds, "participation": scenario.participation, **values}
-    return _checked(RunConfig, values)
+    config = _checked(RunConfig, values)
+    if misfit := config.method.misfit(config.scenario):
+        raise UserError(f"method.{misfit}")
+    return config
 
 
 S = TypeVar("S", bound=BaseModel)

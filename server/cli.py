@@ -482,9 +482,9 @@ def _run_on_flower(
 
 def _show_run(path: Path, as_json: bool, oracle: bool) -> None:
     folder = RunFolder.open(path)
-    summary = folder.summary()
+    config, summary = folder.config(), folder.summary()
     if oracle:
-        summary |= summarise(folder.config(), folder.rows(), seconds=summary["wall_seconds"], oracle=True)
+        summary |= summarise(config, folder.rows(), seconds=summary["wall_seconds"], oracle=True)
     if as_json:
         out.print_json(data=summary)
         return
@@ -492,6 +492,8 @@ def _show_run(path: Path, as_json: bool, oracle: bool) -> None:
     out.print(f"{traffic_line(summary)}; {summary['wall_seconds']:.1f} s", highlight=False)
     for line in left_out_lines(summary):
         out.print(line, style="yellow", markup=False)
+    if caution := config.method.caution(config.scenario):
+        out.print(f"caution: {caution}", style="yellow", markup=False)
     out.print(f"run folder: {path}", highlight=False, soft_wrap=True)
 
 

@@ -66,12 +66,13 @@ def run_rounds(
     begun = time.monotonic() - origin.seconds
     for number in range(origin.round + 1, config.rounds + 1):
         strategy.exchanges.clear()
+        strategy.notes.clear()
         requests = strategy.configure_train(number, arrays, nothing, grid)
         replies = grid.send_and_receive(requests, timeout=config.deadline)
         new_arrays, metrics = strategy.aggregate_train(number, replies)
         arrays = arrays if new_arrays is None else new_arrays
         trained = _numbers(metrics)
-        rows = [_round_row(number, strategy.exchanges, trained)]
+        rows = [_round_row(number, strategy.exchanges, trained), *strategy.notes]
         last = number == config.rounds
         if last or number % config.evaluate_every == 0:
             evaluated, exchange = _evaluate(strategy, number, arrays, grid, config)

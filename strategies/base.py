@@ -101,6 +101,8 @@ class MethodStrategy(Strategy, Generic[H]):
         self.resumed: list[int] = []
         self.exchanges: list[Exchange] = []
         """The exchanges of the round so far, for the log; whoever reads them clears them."""
+        self.notes: list[dict[str, Any]] = []
+        """The method's own rows of this round for the log, each with a `kind` and a `round`."""
         self.evaluation: list[dict[str, Any]] = []
         """Rows of the latest evaluation, one per client, model and split."""
         self._task = run.task()
@@ -116,8 +118,8 @@ class MethodStrategy(Strategy, Generic[H]):
     def load_state_dict(self, state: Mapping[str, Tensors]) -> None:
         """Take up the state of a checkpoint."""
 
-    def payload(self, arrays: ArrayRecord) -> Payload:
-        """What a client needs to train or to evaluate, when that is the same for all."""
+    def payload(self, arrays: ArrayRecord) -> Payload | PerClient:
+        """What a client needs to train or to evaluate: the same for all, or by client id."""
         return {MODEL: from_record(arrays)}
 
     # ------------------------------------------------------------------ Flower's strategy, one exchange a round

@@ -4,6 +4,7 @@ from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from common.data.scenario import Scenario
 from common.knobs import between, choice, knob
 
 
@@ -31,6 +32,14 @@ class Method(BaseModel):
     def module(cls) -> str:
         """Name of the method's file in `strategies/` and `client/methods/`."""
         return cls.family or str(cls.model_fields["name"].default).replace("-", "_")
+
+    def misfit(self, scenario: Scenario) -> str:
+        """Why this cannot run on the scenario: the field, the value, what would be right. Empty where it can."""
+        return ""
+
+    def caution(self, scenario: Scenario) -> str:
+        """What to know before believing the numbers of this combination, one sentence. Empty: nothing."""
+        return ""
 
 
 class LocalTraining(Method):
