@@ -72,7 +72,7 @@ class Row:
     model: str
     selection: str
     measures: dict[str, Spread]
-    """By test environment, and `worst`, `average`, `worst client`, `bottom decile`, `held-out`."""
+    """By test environment, and `worst`, `average`, `pooled`, `worst client`, `bottom decile`, `held-out`."""
     seeds: int
     """How many seeds the means are over; fewer than planned where runs have trouble."""
 
@@ -186,6 +186,7 @@ def measures(found: Selected) -> dict[str, float]:
         **found.accuracy,
         "worst": found.worst,
         "average": found.average,
+        "pooled": found.pooled,
         "worst client": clients[0],
         "bottom decile": fmean(tenth),
         **held_out,

@@ -64,7 +64,7 @@ class Reproduction(_Part):
     seeds: int = Field(ge=1)
     trials: int = Field(ge=1)
     columns: tuple[str, ...] = Field(min_length=1)
-    """Test environments, `worst`, `average`: whatever a comparison measures."""
+    """Test environments, `worst`, `average`, `pooled`: whatever a comparison measures."""
     settings: dict[str, Any] = Field(default_factory=dict)
     """Run settings and hyper-parameters for every method that has them."""
     remarks: tuple[str, ...] = ()
@@ -76,7 +76,7 @@ class Reproduction(_Part):
     def _fits(self) -> "Reproduction":
         if self.scenario not in SCENARIOS:
             raise ValueError(unknown("scenario", self.scenario, SCENARIOS))
-        known = (*SCENARIOS[self.scenario].test_environments, "worst", "average")
+        known = (*SCENARIOS[self.scenario].test_environments, "worst", "average", "pooled")
         for column in self.columns:
             if column not in known:
                 raise ValueError(unknown("column", column, known))

@@ -33,6 +33,8 @@ class Selected(BaseModel):
     """By test environment, mean over clients."""
     worst: float
     average: float
+    pooled: float
+    """Share of all test samples, so that a client counts by its size."""
     validation: float | None
     """On held-out training-environment data."""
     clients: dict[str, dict[str, float]]

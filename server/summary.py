@@ -17,7 +17,7 @@ def summarise(config: RunConfig, rows: list[Row], *, seconds: float, oracle: boo
     """What `summary.json` holds (design.md §7).
 
     For each model and selection: accuracy per test environment as the mean over clients, their minimum (`worst`)
-    and mean (`average`), and each client's accuracies. `oracle` adds the round with the best test average.
+    and mean (`average`), the share of all test samples that is right (`pooled`), and each client's accuracies. `oracle` adds the round with the best test average.
     """
     rounds = [row for row in rows if row["kind"] == "round"]
     evaluations = [row for row in rows if row["kind"] == "evaluation"]
@@ -62,10 +62,15 @@ class Evaluation:
     def __init__(self, rows: Iterable[Row]) -> None:
         self.accuracy: dict[str, dict[str, dict[str, float]]] = {"test": {}, "validation": {}}
         """Accuracy by split, client, environment; environments without samples are absent."""
+        right = total = 0
         for row in rows:
             columns = zip(row["environment"], row["count"], row["correct"], strict=True)
             values = {name: correct / count for name, count, correct in columns if count}
             self.accuracy[row["split"]][row["client"]] = values
+            if row["split"] == "test":
+                right, total = right + sum(row["correct"]), total + sum(row["count"])
+        self.pooled = right / total if total else None
+        """Over the test samples of all clients and environments."""
 
     def client_mean(self, split: str) -> dict[str, float]:
         """Mean over clients of the accuracy in each environment, in the scenario's order."""
@@ -78,12 +83,13 @@ class Evaluation:
         }
 
     def summary(self) -> dict[str, Any]:
-        """Accuracy per test environment, worst, average, per client, and on held-out training data."""
+        """Accuracy per test environment, worst, average, pooled, per client, and on held-out training data."""
         test, validation = self.client_mean("test"), self.client_mean("validation")
         return {
             "accuracy": test,
             "worst": min(test.values(), default=None),
             "average": float(np.mean(list(test.values()))) if test else None,
+            "pooled": self.pooled,
             "validation": next(iter(validation.values()), None),
             "clients": self.accuracy["test"],
         }

@@ -54,7 +54,9 @@ def plan(*methods: str, **facts: Any) -> Plan:
 
 
 def selected(validation: float | None = 0.5, **clients: dict[str, float]) -> Selected:
-    return Selected(round=1, accuracy={"a": 0.5}, worst=0.5, average=0.5, validation=validation, clients=clients)
+    return Selected(
+        round=1, accuracy={"a": 0.5}, worst=0.5, average=0.5, pooled=0.5, validation=validation, clients=clients
+    )
 
 
 def outcome(validation: float | None, trouble: str = "") -> Outcome:

@@ -62,6 +62,18 @@ def test_worst_average_and_clients_by_hand() -> None:
     assert final["clients"] == {"client-0": {"red": 0.9, "blue": 0.0}, "client-1": {"red": 0.7, "blue": 0.2}}
 
 
+def test_pooled_counts_a_client_by_its_samples() -> None:
+    rows = [
+        trained(1),
+        evaluation(1, "client-0", [9, 1], count=[10, 10]),
+        evaluation(1, "client-1", [2], count=[80], names=["red"]),
+    ]
+    rows += [evaluation(1, "client-0", [5], split="validation")]
+    final = summarise(CONFIG, rows, seconds=0)["models"]["global"]["final"]
+    assert final["pooled"] == pytest.approx(12 / 100)
+    assert final["average"] != pytest.approx(12 / 100)
+
+
 def test_bytes_are_per_client_and_round() -> None:
     found = summarise(CONFIG, ROWS, seconds=0)["bytes_per_client_and_round"]
     assert found == {"down": 300 / 8, "up": 140 / 8}
