@@ -17,7 +17,8 @@ def summarise(config: RunConfig, rows: list[Row], *, seconds: float, oracle: boo
     """What `summary.json` holds (design.md §7).
 
     For each model and selection: accuracy per test environment as the mean over clients, their minimum (`worst`)
-    and mean (`average`), the share of all test samples that is right (`pooled`), and each client's accuracies. `oracle` adds the round with the best test average.
+    and mean (`average`), the share of all test samples that is right (`pooled`), and each client's accuracies.
+    `oracle` adds the round with the best test average.
     """
     rounds = [row for row in rows if row["kind"] == "round"]
     evaluations = [row for row in rows if row["kind"] == "evaluation"]

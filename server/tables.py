@@ -41,7 +41,9 @@ def summary_table(summary: dict[str, Any]) -> Table:
     for environment in dict.fromkeys(name for _, found in columns for name in found["accuracy"]):
         table.add_row(environment, *(percent(found["accuracy"].get(environment)) for _, found in columns))
     table.add_section()
-    for row in ("worst", "average"):
+    # Where clients' test sets are of one size, the two means are the same number.
+    unequal = any(percent(found["pooled"]) != percent(found["average"]) for _, found in columns)
+    for row in ("worst", "average", "pooled") if unequal else ("worst", "average"):
         table.add_row(row, *(percent(found[row]) for _, found in columns), style="bold")
     table.add_section()
     table.add_row("held-out training", *(percent(found["validation"]) for _, found in columns))
