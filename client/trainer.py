@@ -16,7 +16,7 @@ from torch import Tensor
 from client.working import Momentum, Working
 from common.data.examples import ClientData, Examples
 from common.methods.base import LocalTraining, Method
-from common.metrics import score
+from common.metrics import Score, score
 from common.models import Network, Tensors
 from common.seeding import torch_generator
 from common.wire import MODEL, NUM_EXAMPLES, PERSONAL, Scalar
@@ -43,6 +43,10 @@ class Received:
 
     def __getitem__(self, record: str) -> Tensors:
         return self.arrays[record]
+
+
+Loss = Callable[[Tensors, Examples, Received], tuple[Tensor, Metrics]]
+"""Parameters, a mini-batch and what was received, to the scalar to descend on and its metrics."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,10 @@ class Client(Generic[H]):
         """A model in evaluation mode."""
         return lambda x: self.network.predict(tensors, x)
 
+    def score(self, predict: Predictor, examples: Examples) -> Score:
+        """How a model does on samples, which go through it in pieces."""
+        return score(torch.cat([predict(x) for x in torch.split(examples.x, EVALUATION_BATCH)]), examples.y)
+
     def initial(self) -> Tensors:
         """The run's common initial model, the same at every client and at the server."""
         return self.network.initial(self.seed)
@@ -101,13 +109,7 @@ class Client(Generic[H]):
         metrics: dict[str, int | float | list[int] | list[float]] = {}
         for model, predict in self.models(received).items():
             for split, environments in splits.items():
-                scores = [
-                    score(
-                        torch.cat([predict(x) for x in torch.split(part.x, EVALUATION_BATCH)]),
-                        part.y,
-                    )
-                    for part in environments.values()
-                ]
+                scores = [self.score(predict, part) for part in environments.values()]
                 metrics[f"{model}/{split}/count"] = [s.count for s in scores]
                 metrics[f"{model}/{split}/correct"] = [s.correct for s in scores]
                 metrics[f"{model}/{split}/loss"] = [s.loss for s in scores]
@@ -150,10 +152,20 @@ class LocalTrainer(Client[T]):
                 yield train[index]
             left -= per_pass
 
+    def gradient(
+        self, model: Working, loss: Loss, batch: Examples, received: Received
+    ) -> tuple[list[Tensor], Metrics]:
+        """Gradient of `loss` and of weight decay where the model stands, and the loss's metrics."""
+        value, metrics = loss(model.tensors, batch, received)
+        gradient = model.gradient(value)
+        if self.hparams.weight_decay:
+            gradient = list(torch._foreach_add(gradient, model.values, alpha=self.hparams.weight_decay))
+        return gradient, metrics
+
     def descend(
         self,
         start: Tensors,
-        loss: Callable[[Tensors, Examples, Received], tuple[Tensor, Metrics]],
+        loss: Loss,
         received: Received,
         *,
         steps: int | None = None,
@@ -163,10 +175,7 @@ class LocalTrainer(Client[T]):
         model, momentum = Working(start, self.network.parameter_names), Momentum(hparams.momentum)
         means = Means()
         for batch in self.batches(hparams.local_steps if steps is None else steps, received.round):
-            value, metrics = loss(model.tensors, batch, received)
-            gradient = model.gradient(value)
-            if hparams.weight_decay:
-                gradient = list(torch._foreach_add(gradient, model.values, alpha=hparams.weight_decay))
+            gradient, metrics = self.gradient(model, loss, batch, received)
             model.step(momentum.direction(gradient), hparams.learning_rate)
             means.add(metrics)
         return model.result(), means.result()

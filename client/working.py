@@ -13,9 +13,10 @@ class Working:
 
     def __init__(self, start: Tensors, names: Iterable[str]) -> None:
         """`names` are the tensors to be trained, in the order of every gradient."""
-        self.tensors: Tensors = {name: tensor.clone() for name, tensor in start.items()}
+        self.tensors: Tensors = {name: tensor.detach().clone() for name, tensor in start.items()}
         """What losses are computed from; always at the latest step."""
-        self._params = [self.tensors[name].requires_grad_() for name in names]
+        self._names = tuple(names)
+        self._params = [self.tensors[name].requires_grad_() for name in self._names]
         self.values = [tensor.detach() for tensor in self._params]
         """The trained tensors in the same memory, to be changed in place unseen by autograd."""
 
@@ -27,6 +28,12 @@ class Working:
     def step(self, direction: Sequence[Tensor], rate: float) -> None:
         """`θ ← θ − rate · direction`."""
         torch._foreach_add_(self.values, list(direction), alpha=-rate)
+
+    def moved(self, direction: Sequence[Tensor], rate: float) -> "Working":
+        """A copy, `rate · direction` further down; this one stays where it is."""
+        copy = Working(self.tensors, self._names)
+        copy.step(direction, rate)
+        return copy
 
     def result(self) -> Tensors:
         """The model reached, without gradients. Ends the training."""

@@ -122,6 +122,10 @@ class MethodStrategy(Strategy, Generic[H]):
         """What a client needs to train or to evaluate: the same for all, or by client id."""
         return {MODEL: from_record(arrays)}
 
+    def weight(self, reply: Reply) -> float:
+        """What a client counts for in the mean of the models: its training samples."""
+        return reply.num_examples
+
     # ------------------------------------------------------------------ Flower's strategy, one exchange a round
 
     def configure_train(
@@ -134,10 +138,10 @@ class MethodStrategy(Strategy, Generic[H]):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """The mean of the clients' models, weighted by their sample counts (McMahan et al. 2017)."""
+        """The mean of the clients' models, weighted by `weight` (McMahan et al. 2017)."""
         mean, metrics = StreamingMean(), MetricMeans()
         for reply in self.accepted(replies):
-            mean.add(reply[MODEL], reply.num_examples)
+            mean.add(reply[MODEL], self.weight(reply))
             metrics.add(reply)
         return to_record(mean.result()) if mean.weight else None, metrics.result()
 
@@ -241,18 +245,26 @@ class MethodStrategy(Strategy, Generic[H]):
         messages = self.messages(server_round, cohort, action, payload, expect=expect, settings=settings)
         return self.accepted(self._send(grid, messages))
 
-    def accepted(self, replies: Iterable[Message], *, quorum: float | None = None) -> Iterator[Reply]:
+    def accepted(
+        self,
+        replies: Iterable[Message],
+        *,
+        quorum: float | None = None,
+        check: Callable[[Reply], None] = lambda _: None,
+    ) -> Iterator[Reply]:
         """The replies of the latest exchange that may be used, in client-id order, one at a time.
 
         A reply that is an error, lacks a record, has another shape or type or a number that is not finite is left
-        out and named in the exchange's `left_out`. Raises `RunStopped` after the last reply when fewer than the
-        quorum could be used.
+        out and named in the exchange's `left_out`; so is one for which `check` raises `Rejected`. Raises
+        `RunStopped` after the last reply when fewer than the quorum could be used.
         """
-        return self._accepted(self.exchanges[-1], replies, self.run.quorum if quorum is None else quorum)
+        return self._accepted(self.exchanges[-1], replies, self.run.quorum if quorum is None else quorum, check)
 
     # ------------------------------------------------------------------ inside
 
-    def _accepted(self, exchange: Exchange, replies: Iterable[Message], quorum: float) -> Iterator[Reply]:
+    def _accepted(
+        self, exchange: Exchange, replies: Iterable[Message], quorum: float, check: Callable[[Reply], None]
+    ) -> Iterator[Reply]:
         if isinstance(replies, Sequence):  # a stock Grid's: in order of arrival
             replies = sorted(replies, key=lambda reply: exchange.clients.get(reply.metadata.src_node_id, ""))
         asked = len(exchange.clients) + len(exchange.left_out)
@@ -264,6 +276,7 @@ class MethodStrategy(Strategy, Generic[H]):
                 continue  # the SuperLink's word on a lost node: that client is named below
             try:
                 reply = _screened(client, message, exchange.expect(client))
+                check(reply)
             except Rejected as reason:
                 exchange.left_out[client] = str(reason)
                 continue

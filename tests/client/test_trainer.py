@@ -12,6 +12,7 @@ from client.methods.ditto import DittoClient
 from client.methods.fedavg import FedAvgClient
 from client.methods.local import LocalClient
 from client.trainer import LocalTrainer, Metrics, Received, Reply, Site
+from client.working import Working
 from common.data.examples import ClientData, Examples
 from common.methods.ditto import Ditto
 from common.methods.fedavg import FedAvg
@@ -137,6 +138,16 @@ def test_gradients_that_share_memory_are_each_stepped_once(
         objective(params["shared"] + params["own"]).backward()
         optimizer.step()
     assert_close(reached, {name: tensor.detach() for name, tensor in params.items()})
+
+
+def test_a_moved_working_copy_is_one_step_on_and_leaves_its_origin() -> None:
+    origin = Working(start(), NET.parameter_names)
+    ones = [torch.ones_like(tensor) for tensor in origin.values]
+    moved = origin.moved(ones, 0.5)
+    moved.step(ones, 0.5)
+    assert_close(moved.result(), {name: tensor - 1 for name, tensor in start().items()})
+    assert all(not tensor.grad_fn and tensor.requires_grad for tensor in origin.tensors.values())
+    assert_close(origin.result(), start(), rtol=0, atol=0)
 
 
 def test_buffers_are_updated_in_a_copy() -> None:

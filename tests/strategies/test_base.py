@@ -11,6 +11,7 @@ from common.errors import RunStopped
 from common.wire import CONFIG, METRICS, MODEL, to_record
 from strategies.base import MethodStrategy, MetricMeans, Reply
 from strategies.fedavg import FedAvgStrategy
+from strategies.screening import Rejected
 
 Answer = Callable[[str, Message], RecordDict | Error | None]
 
@@ -119,6 +120,23 @@ def test_unusable_replies_are_left_out_and_named() -> None:
         CLIENTS[0]: "failed: no memory (Odd)",
         CLIENTS[1]: "did not answer in time",
     }
+
+
+def test_a_methods_own_check_leaves_a_reply_out_and_it_does_not_count_for_the_quorum() -> None:
+    def check(reply: Reply) -> None:
+        if reply.client == CLIENTS[0]:
+            raise Rejected("answered out of turn")
+
+    def go(quorum: str) -> tuple[MethodStrategy[Any], list[str]]:
+        method, grid = strategy(quorum), FakeGrid(CLIENTS, lambda *_: trained(1, 1))
+        requests = method.configure_train(1, model(0), ConfigRecord(), grid)
+        return method, [reply.client for reply in method.accepted(grid.send_and_receive(requests), check=check)]
+
+    method, used = go("quorum=0.5")
+    assert used == CLIENTS[1:]
+    assert method.exchanges[-1].left_out == {CLIENTS[0]: "answered out of turn"}
+    with pytest.raises(RunStopped, match="client-0: answered out of turn"):
+        go("quorum=1")
 
 
 @pytest.mark.parametrize(("quorum", "asked", "need"), [(0.55, 20, 11), (0.07, 100, 7), (0.5, 3, 2), (1, 3, 3)])
