@@ -7,7 +7,7 @@ live outside it: a method keeps them as `Tensors`, and `Network` runs them.
 import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from math import prod
 from typing import Any, ClassVar, Literal
@@ -27,6 +27,11 @@ Tensors = dict[str, Tensor]
 
 GROUPS = 8
 """Groups of every GroupNorm layer: FedIIR's and FedILC's networks have 8."""
+
+
+def part(tensors: Mapping[str, Tensor], name: Literal["featurizer", "classifier"]) -> Tensors:
+    """One part's parameters and buffers of a model."""
+    return {full: tensor for full, tensor in tensors.items() if full.startswith(f"{name}.")}
 
 
 class Model(nn.Module):
@@ -364,6 +369,12 @@ class Network:
         """
         drawn = self._build(derive(seed, "init", *key)).state_dict()
         return {name: tensor.to(self.device) for name, tensor in drawn.items()}
+
+    @cached_property
+    def width(self) -> int:
+        """How many features the featurizer gives of a sample."""
+        sample = torch.zeros(1, *self.input_shape, device=self.device)
+        return self.features(self.initial(0), sample).shape[1]
 
     def predict(self, tensors: Mapping[str, Tensor], x: Tensor, training: bool = False) -> Tensor:
         """Logits (samples, classes) of samples x (samples, *input_shape)."""

@@ -4,7 +4,7 @@ from torch.func import grad, vmap
 from torch.nn.functional import cross_entropy
 
 from common.errors import UserError
-from common.models import MODELS, Network, Tensors, model_settings, network
+from common.models import MODELS, Network, Tensors, model_settings, network, part
 
 # The smallest input that shows each model's layers, for the tests that any model must pass.
 SMALL = {
@@ -65,6 +65,8 @@ def test_only_batch_norm_has_buffers() -> None:
     assert sum(tensors[name].numel() for name in floats) == 9_600
     assert sum(tensors[name].numel() for name in model.buffer_names if name not in floats) == 20
     assert set(tensors) == {*model.parameter_names, *model.buffer_names}
+    assert set(part(tensors, "classifier")) == set(model.classifier_names)
+    assert set(part(tensors, "featurizer")) == {*model.featurizer_names, *model.buffer_names}
     assert net("resnet18", (3, 64, 64), 2, norm="group").buffer_names == ()
 
 
@@ -83,6 +85,7 @@ def test_functional_calls_equal_the_module(name: str, training: bool) -> None:
     z = model.features(model.initial(4), x, training)
     assert logits.shape == (3, 3)
     assert z.ndim == 2
+    assert model.width == z.shape[1]
     torch.testing.assert_close(logits, module(x), rtol=0, atol=0)
     torch.testing.assert_close(model.classify(model.initial(4), z, training), logits, rtol=0, atol=0)
 
