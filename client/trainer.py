@@ -5,7 +5,7 @@ objective is `loss(params, batch, received) -> (scalar, metrics)`, a pure functi
 function is stepped here for one client and could be mapped over a stacked cohort.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -68,6 +68,12 @@ class Site:
     seed: int
 
 
+@torch.no_grad()
+def in_pieces(function: Predictor, x: Tensor) -> Tensor:
+    """A function's outputs for all samples x, which go through it a few thousand at a time."""
+    return torch.cat([function(piece) for piece in torch.split(x, EVALUATION_BATCH)])
+
+
 class Client(Generic[H]):
     """Base of all client halves, one object per message; whatever must last goes into `self.kept`."""
 
@@ -92,7 +98,7 @@ class Client(Generic[H]):
 
     def score(self, predict: Predictor, examples: Examples) -> Score:
         """How a model does on samples, which go through it in pieces."""
-        return score(torch.cat([predict(x) for x in torch.split(examples.x, EVALUATION_BATCH)]), examples.y)
+        return score(in_pieces(predict, examples.x), examples.y)
 
     def initial(self) -> Tensors:
         """The run's common initial model, the same at every client and at the server."""
@@ -142,15 +148,19 @@ class LocalTrainer(Client[T]):
 
         With `local_unit` "epoch", `steps` counts passes. The same (round, purpose) gives the same batches.
         """
-        train, size = self.data.train, self.hparams.batch_size
+        train, left = self.data.train, self.mini_batches(steps)
         generator = torch_generator(self.seed, self.client, round_, purpose)
-        per_pass = -(-len(train) // size)
-        left = steps if self.hparams.local_unit == "step" else steps * per_pass
         while left > 0:
             order = torch.randperm(len(train), generator=generator).to(train.y.device)
-            for index in torch.split(order, size)[:left]:
+            indices = torch.split(order, self.hparams.batch_size)[:left]
+            for index in indices:
                 yield train[index]
-            left -= per_pass
+            left -= len(indices)
+
+    def mini_batches(self, steps: int) -> int:
+        """How many mini-batches `steps` local updates take."""
+        per_pass = -(-len(self.data.train) // self.hparams.batch_size)
+        return steps if self.hparams.local_unit == "step" else steps * per_pass
 
     def gradient(
         self, model: Working, loss: Loss, batch: Examples, received: Received
@@ -169,12 +179,18 @@ class LocalTrainer(Client[T]):
         received: Received,
         *,
         steps: int | None = None,
+        names: Iterable[str] | None = None,
+        purpose: str = "batches",
     ) -> tuple[Tensors, dict[str, float]]:
-        """SGD on `loss` from `start` (left as it is); the model reached, and the mean metrics of the steps."""
+        """SGD on `loss` from `start` (left as it is); the model reached, and the mean metrics of the steps.
+
+        `names` are the tensors to be trained, by default all parameters of the network; `purpose` keys the
+        mini-batches.
+        """
         hparams = self.hparams
-        model, momentum = Working(start, self.network.parameter_names), Momentum(hparams.momentum)
-        means = Means()
-        for batch in self.batches(hparams.local_steps if steps is None else steps, received.round):
+        model = Working(start, self.network.parameter_names if names is None else names)
+        momentum, means = Momentum(hparams.momentum), Means()
+        for batch in self.batches(hparams.local_steps if steps is None else steps, received.round, purpose):
             gradient, metrics = self.gradient(model, loss, batch, received)
             model.step(momentum.direction(gradient), hparams.learning_rate)
             means.add(metrics)

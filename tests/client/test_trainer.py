@@ -101,6 +101,20 @@ def test_descend_is_torchs_sgd_over_the_same_batches(momentum: float, weight_dec
     assert metrics == {"risk": pytest.approx(sum(risks) / 12)}
 
 
+def test_the_named_tensors_alone_are_trained_over_the_mini_batches_of_the_purpose() -> None:
+    client = fedavg(site(net=DEEP), local_steps=3, batch_size=8, momentum=0.5, weight_decay=0.1)
+    names = DEEP.classifier_names
+    reached, _ = client.descend(start(DEEP), client.loss, received(2), steps=4, names=names, purpose="head")
+    params = {name: tensor.clone().requires_grad_(name in names) for name, tensor in start(DEEP).items()}
+    optimizer = torch.optim.SGD([params[n] for n in names], lr=0.05, momentum=0.5, weight_decay=0.1)
+    for batch in client.batches(4, 2, "head"):
+        optimizer.zero_grad()
+        F.cross_entropy(DEEP.predict(params, batch.x), batch.y).backward()
+        optimizer.step()
+    assert_close(reached, {name: tensor.detach() for name, tensor in params.items()})
+    assert all(torch.equal(reached[name], start(DEEP)[name]) for name in DEEP.featurizer_names)
+
+
 def test_what_was_received_is_left_as_it_was_and_the_result_needs_no_gradient() -> None:
     shared, kept = start(), start()
     client = DittoClient(site(), Ditto(momentum=0.9, weight_decay=0.1), {PERSONAL: kept})
