@@ -4,13 +4,16 @@ Importing scikit-learn takes seconds, so the loader that needs it does so itself
 """
 
 import gzip
+import lzma
 import os
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from math import prod
 from pathlib import Path
+from typing import Any, TypeVar
+from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
@@ -20,13 +23,15 @@ from torch import Tensor
 from common.errors import UserError
 from common.suggest import unknown
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True)
 class Raw:
     """A data set as published: its training part first, then its test part.
 
-    `images`: (n, h, w), uint8 in 0..255 or float32 in [0, 1]; `labels`: (n,) int64 classes; samples
-    [0, train_size) are the training part.
+    `images`: (n, h, w), or (n, 3, h, w) where they are in colour, uint8 in 0..255 or float32 in [0, 1];
+    `labels`: (n,) int64 classes; samples [0, train_size) are the training part.
     """
 
     images: Tensor
@@ -78,19 +83,53 @@ def _digits(_: Path | None) -> Raw:
     return Raw(images, torch.from_numpy(bunch.target.astype(np.int64)), DIGITS_TRAIN)
 
 
+def _below(name: str, root: Path | None, layout: str) -> Path:
+    """The data root. Raises `UserError` where none is given; `layout` is what it must hold."""
+    if root is None:
+        raise UserError(
+            f"data set {name!r} is not bundled and no data root is given; "
+            f"set PERENNIAL_DATA or data_root to a folder that holds {layout}"
+        )
+    return root
+
+
+def _read(name: str, path: Path, get: str, read: Callable[[Path], T]) -> T:
+    """`read(path)`. Raises `UserError` for a file that is not there or cannot be read; `get` is what to do."""
+    if not path.exists():
+        raise UserError(f"data set {name!r}: there is no {path.name} in {path.parent}; {get}")
+    try:
+        return read(path)
+    except (OSError, EOFError, KeyError, ValueError, BadZipFile, lzma.LZMAError, zlib.error) as error:
+        raise UserError(f"data set {name!r}: {path} cannot be read ({error}); delete it, then {get}") from None
+
+
+def _joined(
+    name: str,
+    folder: Path,
+    get: str,
+    parts: Mapping[str, tuple[npt.NDArray[np.uint8], npt.NDArray[np.integer[Any]]]],
+) -> Raw:
+    """A training and a test part, images and labels each, as one. Raises `UserError` where they do not match."""
+    for part, (images, labels) in parts.items():
+        if len(images) != len(labels):
+            raise UserError(
+                f"data set {name!r}: {folder} has {len(images)} {part} images but {len(labels)} labels; "
+                f"delete both files, then {get}"
+            )
+    images, labels = (np.concatenate(arrays) for arrays in zip(*parts.values(), strict=True))
+    first, _ = parts.values()
+    return Raw(torch.from_numpy(images), torch.from_numpy(labels.astype(np.int64)), len(first[1]))
+
+
 def _mnist_like(name: str, kind: str, root: Path | None) -> Raw:
     """torchvision's layout `root/kind/raw`, with the four idx files unpacked or still as .gz.
 
     torchvision's own class reads only unpacked files and would unpack them beside the .gz, which a data
     folder mounted read-only does not allow.
     """
-    layout = f"{kind}/raw/train-images-idx3-ubyte(.gz) and its three sister files"
-    if root is None:
-        raise UserError(
-            f"data set {name!r} is not bundled and no data root is given; "
-            f"set PERENNIAL_DATA or data_root to a folder that holds {layout}"
-        )
-    folder = root / kind / "raw"
+    folder = (
+        _below(name, root, f"{kind}/raw/train-images-idx3-ubyte(.gz) and its three sister files") / kind / "raw"
+    )
     get = (
         f"copy the four files into {folder}, or run: "
         f"python -c \"from torchvision.datasets import {kind}; {kind}('{root}', download=True)\""
@@ -100,26 +139,12 @@ def _mnist_like(name: str, kind: str, root: Path | None) -> Raw:
         path = next((path for path in (folder / stem, folder / f"{stem}.gz") if path.exists()), None)
         if path is None:
             raise UserError(f"data set {name!r}: there is no {stem} or {stem}.gz in {folder}; {get}")
-        try:
-            return read_idx(path, dimensions)
-        except (OSError, EOFError, ValueError, zlib.error) as error:
-            raise UserError(f"data set {name!r}: {path} cannot be read ({error}); delete it, then {get}") from None
+        return _read(name, path, get, partial(read_idx, dimensions=dimensions))
 
-    parts = []
-    for part in ("train", "t10k"):
-        images, labels = read(f"{part}-images-idx3-ubyte", 3), read(f"{part}-labels-idx1-ubyte", 1)
-        if len(images) != len(labels):
-            raise UserError(
-                f"data set {name!r}: {folder} has {len(images)} {part} images but {len(labels)} labels; "
-                f"delete both files, then {get}"
-            )
-        parts.append((images, labels))
-    (train_images, train_labels), (test_images, test_labels) = parts
-    return Raw(
-        torch.from_numpy(np.concatenate([train_images, test_images])),
-        torch.from_numpy(np.concatenate([train_labels, test_labels]).astype(np.int64)),
-        len(train_labels),
-    )
+    def both(part: str) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
+        return read(f"{part}-images-idx3-ubyte", 3), read(f"{part}-labels-idx1-ubyte", 1)
+
+    return _joined(name, folder, get, {part: both(part) for part in ("train", "t10k")})
 
 
 def read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
@@ -138,12 +163,79 @@ def read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
     return np.frombuffer(data, np.uint8, offset=start).reshape(shape)
 
 
+CIFAR_RECORD = 1 + 3 * 32 * 32
+"""Bytes of an image in CIFAR-10's binary files: the label, then the planes red, green and blue."""
+
+
+def _cifar10(root: Path | None) -> Raw:
+    """The binary version. torchvision keeps the "python version", which is pickle and is never read here."""
+    folder = _below("cifar10", root, "cifar-10-batches-bin/data_batch_1.bin and its five sister files")
+    folder = folder / "cifar-10-batches-bin"
+    get = (
+        f"unpack the binary version, https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz, in {root} "
+        "(cifar-10-batches-py will not do, since it is pickle)"
+    )
+
+    def read(path: Path) -> npt.NDArray[np.uint8]:
+        data = np.fromfile(path, np.uint8)
+        if len(data) == 0 or len(data) % CIFAR_RECORD or data[::CIFAR_RECORD].max() > 9:
+            raise ValueError(f"not one or more records of {CIFAR_RECORD} bytes with labels 0 to 9")
+        return data.reshape(-1, CIFAR_RECORD)
+
+    stems = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
+    batches = [_read("cifar10", folder / f"{stem}.bin", get, read) for stem in stems]
+    records = torch.from_numpy(np.concatenate(batches))
+    images, labels = records[:, 1:].reshape(-1, 3, 32, 32).contiguous(), records[:, 0].long()
+    return Raw(images, labels, len(labels) - len(batches[-1]))
+
+
+def _cifar10_subset(root: Path | None) -> Raw:
+    name, layout = "cifar10-subset", "cifar10/train_images.npy.xz and its three sister files"
+    folder = _below(name, root, layout) / "cifar10"
+    get = (
+        f"copy the four files into {folder} (docs/scenarios.md has their format), or take the full set, 'cifar10'"
+    )
+
+    def both(part: str) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.integer[Any]]]:
+        images = _read(name, folder / f"{part}_images.npy.xz", get, read_packed)
+        return images, _read(name, folder / f"{part}_labels.npz", get, lambda path: read_columns(path)["labels"])
+
+    return _joined(name, folder, get, {part: both(part) for part in ("train", "test")})
+
+
+def read_packed(path: Path) -> npt.NDArray[np.uint8]:
+    """Images (n, 3, h, w) from an xz-packed array (3, n, h, w) of the planes G, R-G and B-G.
+
+    Each plane is differenced along rows and columns, all modulo 256. Raises `ValueError` when it is no such
+    array; `OSError`, `EOFError` or `lzma.LZMAError` when it cannot be read or unpacked.
+    """
+    with lzma.open(path) as file:
+        planes = np.load(file)
+    if planes.dtype != np.uint8 or planes.ndim != 4 or len(planes) != 3:
+        raise ValueError(f"not three planes of bytes: shape {planes.shape}, type {planes.dtype}")
+    green, red, blue = planes.cumsum(axis=2, dtype=np.uint8).cumsum(axis=3, dtype=np.uint8)
+    return np.stack([red + green, green, blue + green], axis=1)
+
+
+def read_columns(path: Path) -> dict[str, npt.NDArray[np.integer[Any]]]:
+    """The whole numbers (n,) in an npz archive, by name.
+
+    Raises `ValueError`, `OSError` or `BadZipFile` when it is no such archive.
+    """
+    with np.load(path) as archive:
+        return {name: column for name, column in archive.items() if column.dtype.kind in "ui"}
+
+
 DATASETS: dict[str, Dataset] = {
     "digits": Dataset("1,797 handwritten digits of 8x8 pixels, bundled with scikit-learn", _digits),
     "mnist": Dataset("MNIST: 70,000 handwritten digits of 28x28 pixels", partial(_mnist_like, "mnist", "MNIST")),
     "fashion-mnist": Dataset(
         "Fashion-MNIST: 70,000 pictures of clothes of 28x28 pixels, 10 classes",
         partial(_mnist_like, "fashion-mnist", "FashionMNIST"),
+    ),
+    "cifar10": Dataset("CIFAR-10: 60,000 colour pictures of 32x32 pixels, 10 classes", _cifar10),
+    "cifar10-subset": Dataset(
+        "25,000 of CIFAR-10's pictures, packed, equally many of each class", _cifar10_subset
     ),
 }
 """Every raw data set by name."""

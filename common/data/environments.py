@@ -3,7 +3,7 @@
 Whatever is random takes its own generator, so that the same key gives the same draw anywhere.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -30,6 +30,11 @@ def draw_colour(labels: Tensor, agreement: float, generator: torch.Generator) ->
 def unit_range(images: Tensor) -> Tensor:
     """Images as float32 in [0, 1]; those that are float already stay as they are."""
     return images.float() / 255 if images.dtype == torch.uint8 else images
+
+
+def standardise(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """Images (n, c, h, w) less the mean of each channel, in units of its standard deviation."""
+    return (images - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]
 
 
 def downsample(images: Tensor, stride: int) -> Tensor:

@@ -3,7 +3,8 @@
 Index arrays are disjoint, int64, and in random order, so that a slice of one is a random sample of it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
@@ -12,6 +13,16 @@ import numpy.typing as npt
 from common.errors import UserError
 
 Indices = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one client holds: indices into a `Raw` data set, and the training environment it has."""
+
+    train: Indices
+    validation: Indices
+    test: Indices
+    environment: int = 0
 
 
 def iid(n: int, parts: int, rng: np.random.Generator) -> list[Indices]:
@@ -40,19 +51,23 @@ def by_label(
     return [rng.permutation(np.concatenate(own)) for own in chosen]
 
 
-def dirichlet(labels: Indices, parts: int, concentration: float, rng: np.random.Generator) -> list[Indices]:
-    """Every label's samples shared out to the parts in proportions drawn from a symmetric Dirichlet.
+def dirichlet(
+    labels: Indices, wanted: Sequence[Collection[int]], concentration: float, rng: np.random.Generator
+) -> list[Indices]:
+    """For each client a share of each of its `wanted` labels, in proportions from a symmetric Dirichlet.
 
-    `labels`: (n,). Each sample lands in exactly one part; a small `concentration` gives each label to few
-    parts (some may stay empty), a large one approaches equal shares.
+    `labels`: (n,). Every sample of a label goes to exactly one of the clients that want it. A small
+    `concentration` gives each label to few clients (some may get nothing), a large one approaches equal shares.
     """
-    shares: list[list[Indices]] = [[] for _ in range(parts)]
-    for label in np.unique(labels):
+    chosen: list[list[Indices]] = [[] for _ in wanted]
+    for label in sorted({label for own in wanted for label in own}):
         pool = rng.permutation(np.flatnonzero(labels == label))
-        ends = np.cumsum(rng.dirichlet(np.full(parts, concentration)))[:-1]
-        for share, piece in zip(shares, np.split(pool, np.rint(ends * len(pool)).astype(int)), strict=True):
-            share.append(piece)
-    return [rng.permutation(np.concatenate(share)) for share in shares]
+        owners = [client for client, own in enumerate(wanted) if label in own]
+        ends = np.cumsum(rng.dirichlet(np.full(len(owners), concentration)))[:-1]
+        pieces = np.split(pool, np.rint(ends * len(pool)).astype(int))
+        for client, piece in zip(owners, pieces, strict=True):
+            chosen[client].append(piece)
+    return [rng.permutation(np.concatenate(own)) for own in chosen]
 
 
 def by_environment(clients: int, environments: int, rng: np.random.Generator) -> list[int]:

@@ -2,13 +2,15 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
+from common.data.datasets import Raw, load
 from common.data.examples import ClientData
+from common.data.partition import Share
 from common.knobs import knob
 
 
@@ -77,6 +79,23 @@ class Scenario(BaseModel, ABC):
         """Stable client ids, zero-padded so that their alphabetical order is their number order."""
         width = len(str(self.clients - 1))
         return tuple(f"client-{number:0{width}d}" for number in range(self.clients))
+
+
+class Partitioned(Scenario, ABC):
+    """A scenario that shares out a raw data set among its clients."""
+
+    @abstractmethod
+    def shares(self, seed: int, raw: Raw) -> list[Share]:
+        """Every client's share of the raw data; no sample is anyone's training data and in another share.
+
+        Raises `UserError` when the data set is too small for the scenario's sizes.
+        """
+
+
+@lru_cache(maxsize=4)
+def all_shares(scenario: Partitioned, seed: int, root: Path | None) -> list[Share]:
+    """The partition, made once per process for all of a run's clients; `root` as `resolve_root` gives it."""
+    return scenario.shares(seed, load(scenario.dataset, root))
 
 
 class Spurious(Scenario, ABC):

@@ -1,9 +1,6 @@
 """Binary tasks whose label a colour gives away."""
 
-from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -23,8 +20,8 @@ from common.data.environments import (
     unit_range,
 )
 from common.data.examples import ClientData, Examples
-from common.data.partition import Indices, by_environment, by_label, class_pairs, iid
-from common.data.scenario import Spurious, with_oracle
+from common.data.partition import Indices, Share, by_environment, by_label, class_pairs, iid
+from common.data.scenario import Partitioned, Spurious, all_shares, with_oracle
 from common.errors import UserError
 from common.knobs import knob
 from common.seeding import numpy_generator, torch_generator
@@ -32,17 +29,7 @@ from common.seeding import numpy_generator, torch_generator
 Probability = Annotated[float, Field(ge=0, le=1)]
 
 
-@dataclass(frozen=True)
-class Share:
-    """What one client holds: indices into a `Raw` data set, and the training environment it has."""
-
-    train: Indices
-    validation: Indices
-    test: Indices
-    environment: int
-
-
-class ColoredScenario(Spurious):
+class ColoredScenario(Spurious, Partitioned):
     """A binary label that a colour gives away, in training more reliably than the shape does.
 
     The label is the class group, flipped with probability `label_noise`; the flipped label is the target.
@@ -81,13 +68,6 @@ class ColoredScenario(Spurious):
     def test_environments(self) -> tuple[str, ...]:
         return tuple(f"p={p}" for p in self.test_agreement)
 
-    @abstractmethod
-    def shares(self, seed: int, raw: Raw) -> list[Share]:
-        """Every client's share of the raw data, all indices disjoint.
-
-        Raises `UserError` when the data set is too small for the scenario's sizes.
-        """
-
     def quarter_turns(self, client: int) -> int:
         """How often a client's images are turned by 90 degrees."""
         return 0
@@ -95,7 +75,7 @@ class ColoredScenario(Spurious):
     def client_data(self, client: int, seed: int, data_root: Path | None) -> ClientData:
         root = resolve_root(data_root)
         raw = load(self.dataset, root)
-        share = _shares(self, seed, root)[client]
+        share = all_shares(self, seed, root)[client]
         client_id = self.client_ids[client]
 
         def labelled(split: str, index: Indices) -> tuple[Tensor, Tensor]:
@@ -124,12 +104,6 @@ class ColoredScenario(Spurious):
             for name, p in zip(self.test_environments, self.test_agreement, strict=True)
         }
         return ClientData(train, validation, test)
-
-
-@lru_cache(maxsize=4)
-def _shares(scenario: ColoredScenario, seed: int, root: Path | None) -> list[Share]:
-    """The partition, made once per process for all of a run's clients."""
-    return scenario.shares(seed, load(scenario.dataset, root))
 
 
 SUBSETS = 8
