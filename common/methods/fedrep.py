@@ -1,0 +1,43 @@
+"""FedRep: hyper-parameters."""
+
+from typing import Literal
+
+from common.knobs import choice, knob
+from common.methods.base import LocalTraining
+
+HEAD = "head"
+"""Record of a client's own classifier."""
+
+
+class AlternatingTraining(LocalTraining):
+    """What methods have in common whose clients train the classifier first and the featurizer after it."""
+
+    local_steps: int = knob(
+        10,
+        "updates of the featurizer in a round, its classifier frozen",
+        symbol="R",
+        source="thesis §4.5.2",
+        ge=1,
+        le=10_000,
+        search=choice(5, 10, 20),
+    )
+    head_steps: int = knob(
+        10,
+        "updates of the classifier in a round, before the featurizer's, in `local_unit`",
+        symbol="τ_h, K",
+        source="thesis §4.5.2 (K)",
+        ge=1,
+        le=10_000,
+        search=choice(5, 10, 20),
+    )
+
+
+class FedRep(AlternatingTraining):
+    """A shared featurizer under classifiers that stay with the clients."""
+
+    title = "FedRep"
+    summary = "one shared featurizer, and a classifier for each client that never leaves it"
+    source = "Collins et al. 2021"
+    evaluates = ("personal",)
+
+    name: Literal["fedrep"] = "fedrep"

@@ -1,0 +1,34 @@
+"""FedRep, server half: the mean of the clients' featurizers; classifiers never come here."""
+
+import torch
+from flwr.app import ArrayRecord
+
+from common.config import RunConfig
+from common.errors import UserError
+from common.methods.fedrep import FedRep
+from common.models import Network, network, part
+from common.wire import MODEL, from_record
+from strategies.base import MethodStrategy, Payload
+
+
+class FedRepStrategy(MethodStrategy[FedRep]):
+    """`φ^{t+1} = Σ_u (n_u / Σn) φ_u` (Collins et al. 2021, Algorithm 1). The global arrays become φ alone."""
+
+    def __init__(self, run: RunConfig, run_id: str) -> None:
+        """Raises `UserError` for a model whose featurizer has nothing to be shared."""
+        super().__init__(run, run_id)
+        split_network(run)
+
+    def payload(self, arrays: ArrayRecord) -> Payload:
+        return {MODEL: part(from_record(arrays), "featurizer")}
+
+
+def split_network(run: RunConfig) -> Network:
+    """The run's network, of which a method trains both parts. Raises `UserError` if its featurizer has none."""
+    found = network(run.model, run.scenario.input_shape, run.scenario.classes, torch.device("cpu"))
+    if not found.featurizer_names:
+        raise UserError(
+            f"model {run.model.name!r} has no featurizer to be trained, and method {run.method.name!r} shares "
+            "one; give another, e.g. --set model.name=mlp"
+        )
+    return found
