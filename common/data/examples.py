@@ -1,6 +1,6 @@
 """What a client trains and is tested on."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -27,6 +27,12 @@ class Examples:
 
     def to(self, device: torch.device) -> "Examples":
         return replace(self, x=self.x.to(device), y=self.y.to(device), environment=self.environment.to(device))
+
+
+def join(parts: Sequence[Examples]) -> Examples:
+    """The samples of all parts, one part after the other."""
+    x, y, environment = zip(*((part.x, part.y, part.environment) for part in parts), strict=True)
+    return Examples(torch.cat(x), torch.cat(y), torch.cat(environment))
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,12 @@ Indices = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Share:
-    """What one client holds: indices into a `Raw` data set, and the training environment it has."""
+    """What one client holds: indices into a `Raw` data set, and the training environments it has."""
 
     train: Indices
     validation: Indices
     test: Indices
-    environment: int = 0
+    environments: tuple[int, ...] = (0,)
 
 
 def iid(n: int, parts: int, rng: np.random.Generator) -> list[Indices]:

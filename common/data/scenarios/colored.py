@@ -19,7 +19,7 @@ from common.data.environments import (
     rotate_quarter,
     unit_range,
 )
-from common.data.examples import ClientData, Examples
+from common.data.examples import ClientData, Examples, join
 from common.data.partition import Indices, Share, by_environment, by_label, class_pairs, iid
 from common.data.scenario import Partitioned, Spurious, all_shares, with_oracle
 from common.errors import UserError
@@ -94,16 +94,22 @@ class ColoredScenario(Spurious, Partitioned):
             x = rotate_quarter(x, self.quarter_turns(client))
             return Examples(x, labels, torch.full_like(labels, environment))
 
-        own = share.environment
-        p = self.train_agreement[own]
-        train = coloured("train", *labelled("train", share.train), p, own)
-        validation = coloured("validation", *labelled("validation", share.validation), p, own)
+        def dealt(split: str, index: Indices) -> Examples:
+            """The samples dealt in turn to the client's training environments, each coloured as its own says."""
+            images, labels = labelled(split, index)
+            turn = torch.arange(len(labels)) % len(share.environments)
+            parts = [
+                coloured(split, images[turn == place], labels[turn == place], self.train_agreement[own], own)
+                for place, own in enumerate(share.environments)
+            ]
+            return join(parts)[turn.argsort(stable=True).argsort()]  # the samples in their own order again
+
         images, labels = labelled("test", share.test)
         test = {
             name: coloured("test", images, labels, p, -1)
             for name, p in zip(self.test_environments, self.test_agreement, strict=True)
         }
-        return ClientData(train, validation, test)
+        return ClientData(dealt("train", share.train), dealt("validation", share.validation), test)
 
 
 SUBSETS = 8
@@ -146,7 +152,7 @@ class _DigitPairs(ColoredScenario):
         for client, (own, own_test) in enumerate(zip(train, test, strict=True)):
             held_out = round(self.validation_fraction * len(own))
             environment = environments[client // each]
-            shares.append(Share(own[held_out:], own[:held_out], own_test + cut, environment))
+            shares.append(Share(own[held_out:], own[:held_out], own_test + cut, (environment,)))
         return shares
 
 
@@ -221,8 +227,13 @@ class CFMNIST(_ThesisPairs):
     name: Literal["cfmnist"] = "cfmnist"
 
 
+ONE_EACH: tuple[tuple[int, ...], ...] = ((0,), (1,), (2,), (3,))
+TWO_EACH: tuple[tuple[int, ...], ...] = ((0, 2), (1, 3), (0, 3), (1, 2))
+"""The environments of the rotated clients, with one each and with two, of which one is of the higher two."""
+
+
 class _Rotated(ColoredScenario):
-    """PerInvFL's recipe: four clients, each with an environment and a rotation of its own.
+    """PerInvFL's recipe: four clients, each with a rotation of its own, and one or two environments.
 
     The training data are the first images of the MNIST training file and the test data its last. The paper
     holds nothing out; its unused official test file gives the validation data, in the client's training
@@ -238,6 +249,10 @@ class _Rotated(ColoredScenario):
     train_agreement: tuple[Probability, Probability, Probability, Probability] = knob(
         (0.95, 0.9, 0.85, 0.8), "P(colour agrees with the label) in each client's training environment",
         symbol="p^e", source="PerInvFL Tab 6",
+    )  # fmt: skip
+    environments_per_client: Literal[1, 2] = knob(
+        1, "1: client i has environment i; 2: clients have (0, 2), (1, 3), (0, 3), (1, 2)", symbol="K_i",
+        source="PerInvFL Tab 6 (1); spec/perinvfl.md §7.5, E2 (2)",
     )  # fmt: skip
     train_samples: int = knob(12_500, "training images of a client", source="PerInvFL A.4", ge=1)
     test_samples: int = knob(
@@ -268,7 +283,8 @@ class _Rotated(ColoredScenario):
             return [first + own for own in iid(count, self.clients, numpy_generator(seed, "partition", part))]
 
         parts = deal("train", 0, train), deal("validation", cut, test), deal("test", cut - test, test)
-        return [Share(*own, client) for client, own in enumerate(zip(*parts, strict=True))]
+        environments = ONE_EACH if self.environments_per_client == 1 else TWO_EACH
+        return [Share(*own, held) for own, held in zip(zip(*parts, strict=True), environments, strict=True)]
 
 
 class RCMNIST(_Rotated):
@@ -289,6 +305,9 @@ class RCFMNIST(_Rotated):
     name: Literal["rc-fmnist"] = "rc-fmnist"
 
 
+TWO_LEVELS = (0.95, 0.9, 0.7, 0.65)
+"""With `TWO_EACH`: clients with p = .95 and .70, .90 and .65, .95 and .65, .90 and .70 (spec/perinvfl.md §7.5)."""
+
 PRESETS = with_oracle(
     {
         "colored-digits": ColoredDigits(),
@@ -297,6 +316,8 @@ PRESETS = with_oracle(
         "cfmnist": CFMNIST(),
         "cfmnist-80": CFMNIST(clients=80),
         "rc-mnist": RCMNIST(),
+        "rc-mnist-2env": RCMNIST(train_agreement=TWO_LEVELS, environments_per_client=2),
         "rc-fmnist": RCFMNIST(),
+        "rc-fmnist-2env": RCFMNIST(train_agreement=TWO_LEVELS, environments_per_client=2),
     }
 )

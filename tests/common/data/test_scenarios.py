@@ -46,6 +46,7 @@ MINIATURE = {
     "cmnist-80": CMNIST(clients=80, **SMALL),
     "cfmnist": CFMNIST(**SMALL),
     "rc-mnist": RCMNIST(train_samples=400, test_samples=150),
+    "rc-mnist-2env": SCENARIOS["rc-mnist-2env"].model_copy(update={"train_samples": 401, "test_samples": 151}),
     "rc-fmnist": RCFMNIST(train_samples=400, test_samples=150),
 }
 
@@ -128,7 +129,7 @@ def same(one: ClientData, other: ClientData) -> bool:
 
 def test_shapes_types_and_names(world: World) -> None:
     scenario = world.scenario
-    for data in world.clients:
+    for share, data in zip(world.shares, world.clients, strict=True):
         assert tuple(data.test) == scenario.test_environments
         for examples in splits(data).values():
             assert examples.x.shape == (len(examples), *scenario.input_shape)
@@ -137,23 +138,23 @@ def test_shapes_types_and_names(world: World) -> None:
             assert examples.environment.dtype == torch.int64
             assert 0 <= examples.x.min() <= examples.x.max() <= 1
             assert set(examples.y.unique().tolist()) <= set(range(scenario.classes))
-        held = data.train.environment.unique().tolist()
-        assert len(held) == 1
-        assert 0 <= held[0] < len(scenario.train_environments)
-        assert data.validation.environment.unique().tolist() == held
+        for examples in (data.train, data.validation):
+            held = examples.environment.bincount(minlength=len(scenario.train_environments))
+            assert set(held.nonzero().flatten().tolist()) == set(share.environments)
+            # Equally many in each of the client's environments.
+            assert held.max() - held[held > 0].min() <= 1
         assert all(test.environment.unique().tolist() == [-1] for test in data.test.values())
 
 
 def test_colour_agrees_with_the_noisy_label_as_the_environment_says(world: World) -> None:
     scenario = world.scenario
     agreeing: dict[float, list[Tensor]] = defaultdict(list)
-    for data in world.clients:
-        own = scenario.train_agreement[int(data.train.environment[0])]
-        for p, examples in [
-            (own, data.train),
-            (own, data.validation),
-            *zip(scenario.test_agreement, data.test.values(), strict=True),
-        ]:
+    for share, data in zip(world.shares, world.clients, strict=True):
+        for examples in (data.train, data.validation):
+            for own in share.environments:
+                here = examples[examples.environment == own]
+                agreeing[scenario.train_agreement[own]].append(colour_of(here.x) == here.y)
+        for p, examples in zip(scenario.test_agreement, data.test.values(), strict=True):
             agreeing[p].append(colour_of(examples.x) == examples.y)
     for p, clients in agreeing.items():
         assert_shares(clients, p)
@@ -161,7 +162,6 @@ def test_colour_agrees_with_the_noisy_label_as_the_environment_says(world: World
 
 def test_samples_are_the_shares_images_turned_by_client(world: World) -> None:
     for client, (share, data) in enumerate(zip(world.shares, world.clients, strict=True)):
-        assert int(data.train.environment[0]) == share.environment
         for split in ("train", "validation", "test"):
             original = world.raw.images[torch.from_numpy(getattr(share, split))]
             step = original.shape[1] // world.scenario.side
@@ -258,7 +258,7 @@ def test_each_client_has_two_digits_of_each_label(clients: int, seed: int) -> No
 def test_digits_and_environments_are_balanced_over_the_clients(seed: int) -> None:
     raw = raw_like(5000, 900)
     shares = CMNIST().shares(seed, raw)
-    assert Counter(share.environment for share in shares) == {0: 4, 1: 4}
+    assert Counter(share.environments for share in shares) == {(0,): 4, (1,): 4}
     digits = [frozenset(raw.labels[torch.from_numpy(share.train)].tolist()) for share in shares]
     assert len(set(digits)) == 8
     uses = Counter(digit for own in digits for digit in own)
@@ -271,7 +271,7 @@ def test_eighty_clients_are_the_eight_split_by_ten() -> None:
     eight, eighty = CMNIST().shares(4, raw), CMNIST(clients=80).shares(4, raw)
     for number, share in enumerate(eight):
         tenths = eighty[10 * number : 10 * number + 10]
-        assert {tenth.environment for tenth in tenths} == {share.environment}
+        assert {tenth.environments for tenth in tenths} == {share.environments}
         for parts in (("train", "validation"), ("test",)):
             whole = np.concatenate([getattr(share, part) for part in parts])
             pieces = np.concatenate([getattr(tenth, part) for tenth in tenths for part in parts])
@@ -336,11 +336,35 @@ def test_rotated_sizes_and_sources() -> None:
     raw = raw_like(6000, 1000)
     for client, share in enumerate(RCMNIST().shares(0, raw)):
         assert (len(share.train), len(share.test)) == (12_500, 2_500)
-        assert share.environment == client
+        assert share.environments == (client,)
         assert max(share.train) < 50_000 <= min(share.test)
         assert max(share.test) < 60_000 <= min(share.validation)
     assert RCMNIST().train_environments == ("p=0.95", "p=0.9", "p=0.85", "p=0.8")
     assert RCMNIST().test_environments == ("p=0.1", "p=0.2", "p=0.3", "p=0.4", "p=0.5")
+
+
+def test_two_environments_per_client() -> None:
+    scenario = SCENARIOS["rc-mnist-2env"]
+    assert isinstance(scenario, RCMNIST)
+    raw = raw_like(6000, 1000)
+    p = [tuple(scenario.train_agreement[own] for own in share.environments) for share in scenario.shares(0, raw)]
+    # K2 of spec/perinvfl.md §7.5
+    assert p == [(0.95, 0.7), (0.9, 0.65), (0.95, 0.65), (0.9, 0.7)]
+    assert scenario.train_environments == ("p=0.95", "p=0.9", "p=0.7", "p=0.65")
+    assert scenario.test_environments == RCMNIST().test_environments
+
+
+def test_two_environments_change_nothing_but_the_colours(miniature: Path) -> None:
+    """The same images and labels as with one, and the same test data to the last bit."""
+    small = {"train_samples": 400, "test_samples": 150}
+    one = RCMNIST(**small)
+    two = RCMNIST(**small, environments_per_client=2)
+    for before, after in zip(everything(one, miniature), everything(two, miniature), strict=True):
+        for name, examples in splits(after).items():
+            assert torch.equal(examples.y, splits(before)[name].y)
+            assert torch.equal(examples.x.sum(dim=1), splits(before)[name].x.sum(dim=1))
+        for name, examples in after.test.items():
+            assert torch.equal(examples.x, before.test[name].x)
 
 
 def test_label_one_is_the_first_five_classes_of_the_rotated_and_the_last_five_of_the_others() -> None:
@@ -357,7 +381,8 @@ def test_client_number_is_the_number_of_quarter_turns() -> None:
 
 
 def test_the_presets() -> None:
-    plain = ["colored-digits", "cmnist", "cmnist-80", "cfmnist", "cfmnist-80", "rc-mnist", "rc-fmnist"]
+    plain = ["colored-digits", "cmnist", "cmnist-80", "cfmnist", "cfmnist-80"]
+    plain += ["rc-mnist", "rc-mnist-2env", "rc-fmnist", "rc-fmnist-2env"]
     assert set(PRESETS) == {*plain, *(f"{name}-oracle" for name in plain)}
     for name in plain:
         assert not PRESETS[name].oracle
@@ -385,7 +410,9 @@ def test_defaults_of_the_papers() -> None:
         "cfmnist": (8, 600, 1.0),
         "cfmnist-80": (80, 600, 0.1),
         "rc-mnist": (4, 201, 1.0),
+        "rc-mnist-2env": (4, 201, 1.0),
         "rc-fmnist": (4, 201, 1.0),
+        "rc-fmnist-2env": (4, 201, 1.0),
     }
     assert CMNIST().train_environments == ("p=0.9", "p=0.8")
     assert CMNIST().test_environments == tuple(f"p={tenths / 10:.1f}" for tenths in range(11))
@@ -406,6 +433,7 @@ def test_defaults_of_the_papers() -> None:
         (partial(CMNIST, validation_fraction=1.0), "validation_fraction"),
         (partial(CMNIST, train_per_class=0), "train_per_class"),
         (partial(RCMNIST, train_agreement=(0.9, 0.8)), "train_agreement"),
+        (partial(RCMNIST, environments_per_client=3), "environments_per_client"),
     ],
 )
 def test_a_setting_out_of_bounds_is_refused(build: partial[ColoredScenario], field: str) -> None:
