@@ -181,18 +181,19 @@ class LocalTrainer(Client[T]):
         steps: int | None = None,
         names: Iterable[str] | None = None,
         purpose: str = "batches",
+        direction: Callable[[list[Tensor]], list[Tensor]] | None = None,
     ) -> tuple[Tensors, dict[str, float]]:
         """SGD on `loss` from `start` (left as it is); the model reached, and the mean metrics of the steps.
 
         `names` are the tensors to be trained, by default all parameters of the network; `purpose` keys the
-        mini-batches.
+        mini-batches; `direction` makes a step of a gradient, by default with the method's momentum.
         """
         hparams = self.hparams
         model = Working(start, self.network.parameter_names if names is None else names)
-        momentum, means = Momentum(hparams.momentum), Means()
+        direction, means = direction or Momentum(hparams.momentum).direction, Means()
         for batch in self.batches(hparams.local_steps if steps is None else steps, received.round, purpose):
             gradient, metrics = self.gradient(model, loss, batch, received)
-            model.step(momentum.direction(gradient), hparams.learning_rate)
+            model.step(direction(gradient), hparams.learning_rate)
             means.add(metrics)
         return model.result(), means.result()
 
