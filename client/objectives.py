@@ -1,7 +1,8 @@
 """The mathematics of local objectives: pure functions, tensors in, tensor out."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
+import torch
 from torch import Tensor
 
 from common.models import Tensors
@@ -14,3 +15,38 @@ def squared_distance(params: Tensors, anchor: Tensors, names: Iterable[str]) -> 
     for part in parts[1:]:
         total = total + part
     return total
+
+
+def interpolate(start: Tensors, end: Tensors, weight: float, names: Iterable[str]) -> Tensors:
+    """`(1 − weight) start + weight end` over the named tensors; exactly the one or the other at 0 and 1."""
+    return {name: torch.lerp(start[name], end[name], weight) for name in names}
+
+
+def mixing_slope(shared: Sequence[Tensor], own: Sequence[Tensor], gradient: Sequence[Tensor]) -> Tensor:
+    """`d/dα R(α v + (1 − α) w) = ⟨v − w, ∇R⟩` of own v and shared w, ∇R at the mixture (Deng et al. 2020)."""
+    return torch.stack([((v - w) * g).sum() for w, v, g in zip(shared, own, gradient, strict=True)]).sum()
+
+
+def proximal(gradient: list[Tensor], params: list[Tensor], anchor: list[Tensor], proximity: float) -> list[Tensor]:
+    """`∇R(θ) + λ (θ − ω)`, the gradient of `R(θ) + (λ/2) ‖θ − ω‖²`, from R's own; no autograd for the rest."""
+    total = list(torch._foreach_add(gradient, params, alpha=proximity))
+    torch._foreach_add_(total, anchor, alpha=-proximity)
+    return total
+
+
+def largest_eigenvalue(
+    multiply: Callable[[Tensor], Tensor], start: Tensor, tolerance: float = 1e-3, most: int = 100
+) -> float:
+    """Largest |eigenvalue| of a symmetric matrix that is given by its products, by power iteration.
+
+    `start` is a vector, not orthogonal to the eigenvector. It ends once a step changes the estimate, which comes
+    from below, by less than the relative `tolerance`, or after `most` steps.
+    """
+    vector, value = start / start.norm(), 0.0
+    for _ in range(most):
+        product = multiply(vector)
+        before, value = value, float(product.norm())
+        if value - before <= tolerance * value:
+            break
+        vector = product / value
+    return value

@@ -37,3 +37,14 @@ class StreamingMean:
             name: (mean if dtype.is_floating_point else mean.round()).to(dtype)
             for name, mean, dtype in zip(self._names, means, self._dtypes, strict=True)
         }
+
+
+def mix(old: Tensors, new: Tensors, rate: float) -> Tensors:
+    """`(1 − rate) old + rate new`, exactly `old` at 0 and `new` at 1; integer tensors are the new ones.
+
+    Where the two are on different devices, on that of `new`.
+    """
+    return {
+        name: torch.lerp(old[name].to(tensor.device), tensor, rate) if tensor.is_floating_point() else tensor
+        for name, tensor in new.items()
+    }

@@ -1,0 +1,48 @@
+"""CGPFL: hyper-parameters."""
+
+from typing import Literal
+
+from common.data.scenario import Scenario
+from common.knobs import choice, knob
+from common.methods.pfedme import ProximalTraining
+
+
+class ContextTraining(ProximalTraining):
+    """What CGPFL and CGPFL-Heur have in common."""
+
+    contexts: int = knob(
+        4,
+        "models at the server, one for each context of clients",
+        symbol="K",
+        source="thesis Tab 3.1",
+        ge=1,
+        le=10_000,
+        search=choice(2, 4),
+    )
+    mixing: float = knob(
+        1.0,
+        "how far a context's model moves to the mean of its clients' copies in a round",
+        symbol="α",
+        source="thesis Tab 3.1",
+        ge=0,
+        le=1,
+        search=choice(0.5, 1.0),
+    )
+
+    def misfit(self, scenario: Scenario) -> str:
+        if self.contexts > scenario.clients:
+            return (
+                f"contexts: {self.contexts} is more than the scenario's {scenario.clients} clients; "
+                f"take 1 to {scenario.clients}"
+            )
+        return super().misfit(scenario)
+
+
+class CGPFL(ContextTraining):
+    """Several models at the server, each for the clients whose uploads are alike."""
+
+    title = "CGPFL"
+    summary = "K context models found by clustering what clients send, and a personal model near its context's"
+    source = "Tang et al. 2022 (IJCAI); thesis ch. 3"
+
+    name: Literal["cgpfl"] = "cgpfl"

@@ -1,0 +1,43 @@
+"""CGPFL-Heur: hyper-parameters."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from common.knobs import choice, knob
+from common.methods.cgpfl import ContextTraining
+
+
+class CGPFLHeur(ContextTraining):
+    """CGPFL that chooses the number of contexts itself."""
+
+    title = "CGPFL-Heur"
+    summary = "CGPFL that chooses the number of contexts after the first round, from a generalisation bound"
+    source = "Tang et al. 2022 (IJCAI); thesis §3.7"
+
+    name: Literal["cgpfl-heur"] = "cgpfl-heur"
+    contexts: int = knob(
+        0,
+        "most contexts that are tried; 0 for half of the clients, and never more than that",
+        symbol="K_max",
+        source="thesis §3.8.3",
+        ge=0,
+        le=10_000,
+        search=choice(0),
+    )
+    mu: Annotated[float, Field(ge=0, le=1e12)] | Literal["auto", "lambda"] = knob(
+        "auto",
+        "weight of the clustering cost against √K: a number from 0 on; auto for one that makes the two equally "
+        "large over the range of K; lambda for λ + L/2 with an estimate of the risks' smoothness L",
+        symbol="μ",
+        source="not given in the thesis; spec/cgpfl.md §2.7",
+    )
+    heur_rounds: int = knob(
+        1,
+        "first rounds after which the number of contexts is chosen anew; then it stays",
+        symbol="H",
+        source="thesis §3.7",
+        ge=1,
+        le=1_000,
+        search=choice(1),
+    )

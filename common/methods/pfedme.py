@@ -1,0 +1,97 @@
+"""pFedMe: hyper-parameters."""
+
+from typing import Literal
+
+from common.data.scenario import Scenario
+from common.knobs import between, choice, knob
+from common.methods.base import LocalTraining
+
+
+class ProximalTraining(LocalTraining):
+    """What pFedMe and CGPFL have in common: a personal model θ solved around a local copy ω̃ that follows it."""
+
+    evaluates = ("global", "personal")
+
+    local_steps: int = knob(
+        10,
+        "local iterations of a round: `personal_steps` steps of θ on one mini-batch, then one step of ω̃",
+        symbol="R",
+        source="thesis Fig 3.3, Tab 3.2",
+        ge=1,
+        le=10_000,
+        search=choice(5, 10, 20),
+    )
+    personal_steps: int = knob(
+        5,
+        "gradient steps on θ in a local iteration, all on the same mini-batch",
+        symbol="S",
+        source="thesis Tab 3.1",
+        ge=1,
+        le=10_000,
+        search=choice(1, 5, 10),
+    )
+    batch_size: int = knob(
+        20,
+        "samples in a mini-batch",
+        source="not given in the thesis; pFedMe's public code, spec/cgpfl.md §5.3",
+        ge=1,
+        le=100_000,
+        search=choice(20, 50, 100),
+    )
+    proximity: float = knob(
+        12.0,
+        "weight of ½‖θ − ω̃‖², the pull of the personal model to the local copy",
+        symbol="λ",
+        source="thesis Tab 3.1; search: Tab 3.2",
+        ge=0,
+        le=1e4,
+        search=between(7.0, 19.0),
+    )
+    learning_rate: float = knob(
+        0.005,
+        "step size of ω̃, which moves towards θ by the fraction γ = learning_rate · proximity",
+        symbol="lr",
+        source="thesis Tab 3.1 (0.03 on CIFAR10), read as in spec/cgpfl.md 8-A1",
+        gt=0,
+        le=10,
+        search=between(1e-3, 0.03, log=True),
+    )
+    personal_learning_rate: float = knob(
+        0.1,
+        "step size of θ",
+        symbol="η",
+        source="not given in the thesis; pFedMe's public code on MNIST, spec/cgpfl.md 8-A1",
+        gt=0,
+        le=10,
+        search=choice(0.01, 0.03, 0.05, 0.1),
+    )
+
+    def misfit(self, scenario: Scenario) -> str:
+        # A gradient step on ½a‖θ‖² shrinks θ only if η a < 2, with heavy-ball momentum m if η a < 2 (1 + m).
+        rate, pull = self.personal_learning_rate, self.proximity + self.weight_decay
+        limit = 2 * (1 + self.momentum)
+        if rate * pull < limit:
+            return ""
+        return (
+            f"personal_learning_rate: {rate:g} is too large for proximity + weight_decay = {pull:g}, the personal "
+            f"steps would diverge; it must be below {limit / pull:.3g}"
+        )
+
+
+class PFedMe(ProximalTraining):
+    """A personal model at each client, solved around a copy of one global model."""
+
+    title = "pFedMe"
+    summary = "one global model that follows personal models, each solved near it (Moreau envelopes)"
+    source = "Dinh et al. 2020"
+
+    name: Literal["pfedme"] = "pfedme"
+    mixing: float = knob(
+        1.0,
+        "how far the global model moves to the mean of the clients' copies in a round",
+        symbol="β",
+        source="thesis Tab 3.2",
+        ge=0,
+        le=4,
+        search=choice(0.5, 1.0, 2.0),
+    )
