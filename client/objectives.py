@@ -1,8 +1,10 @@
 """The mathematics of local objectives: pure functions, tensors in, tensor out."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from common.models import Tensors
@@ -50,3 +52,35 @@ def largest_eigenvalue(
             break
         vector = product / value
     return value
+
+
+def squared_norm(params: Tensors, names: Iterable[str]) -> Tensor:
+    """‖θ‖² over the named tensors."""
+    return torch.stack([params[name].square().sum() for name in names]).sum()
+
+
+def irm_gradient(logits: Tensor, labels: Tensor) -> Tensor:
+    """`g = d/ds CE(s · logits, labels)` at s = 1, a scalar: the mean of `Σ_k (softmax(z)_k − 1{y = k}) z_k`.
+
+    Logits (n, classes), labels (n,). Logits (0, z) give binary cross-entropy's `(σ(z) − y) z` (Arjovsky et al.
+    2019, IRMv1's dummy classifier).
+    """
+    expected = (logits.softmax(dim=1) * logits).sum(dim=1)
+    return (expected - logits.gather(1, labels[:, None]).squeeze(1)).mean()
+
+
+def irm_penalty(logits: Tensor, labels: Tensor, halves: bool = False) -> Tensor:
+    """g² of `irm_gradient`; with `halves` the product of the g of two halves of the samples.
+
+    Of a random mini-batch the former expects g² plus the variance of g, the latter g² (Arjovsky et al. 2019,
+    appendix D). A single sample has no halves.
+    """
+    if halves and len(labels) > 1:
+        return irm_gradient(logits[::2], labels[::2]) * irm_gradient(logits[1::2], labels[1::2])
+    return irm_gradient(logits, labels).square()
+
+
+def contrast(anchor: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
+    """Mean of `−log(e^{cos(a,p)} / (e^{cos(a,p)} + 0.2 e^{cos(a,n)}))` over rows (PerInvFL's public code)."""
+    gap = F.cosine_similarity(anchor, negative) - F.cosine_similarity(anchor, positive)
+    return F.softplus(gap + math.log(0.2)).mean()

@@ -1,5 +1,6 @@
 """A model under training: its tensors as autograd sees them, and the steps taken on them."""
 
+import math
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -28,6 +29,10 @@ class Working:
     def step(self, direction: Sequence[Tensor], rate: float) -> None:
         """`θ ← θ − rate · direction`."""
         torch._foreach_add_(self.values, list(direction), alpha=-rate)
+
+    def descend(self, value: Tensor, optimizer: "Momentum | Adam", rate: float) -> None:
+        """A step along the optimizer's direction for a scalar's gradient."""
+        self.step(optimizer.direction(self.gradient(value)), rate)
 
     def moved(self, direction: Sequence[Tensor], rate: float) -> "Working":
         """A copy, `rate · direction` further down; this one stays where it is."""
@@ -59,3 +64,34 @@ class Momentum:
         else:
             self._velocity = [part.clone() for part in gradient]
         return self._velocity
+
+
+class Adam:
+    """Adam's steps (Kingma and Ba 2015): along `m̂ / (√v̂ + 1e-8)`. Its state can go on in another round."""
+
+    def __init__(self, state: Tensors | None = None) -> None:
+        """`state` as `state()` gave it; it is left as it is."""
+        state = state or {"steps": torch.tensor(0)}
+        self._steps = int(state["steps"])
+        numbers = range(len(state) // 2)
+        self._mean, self._square = ([state[f"{m}.{i}"].clone() for i in numbers] for m in ("mean", "square"))
+
+    def direction(self, gradient: list[Tensor]) -> list[Tensor]:
+        """Where to step for this gradient."""
+        if not self._steps:
+            self._mean, self._square = ([torch.zeros_like(part) for part in gradient] for _ in range(2))
+        self._steps += 1
+        torch._foreach_lerp_(self._mean, gradient, 1 - 0.9)
+        torch._foreach_mul_(self._square, 0.999)
+        torch._foreach_addcmul_(self._square, gradient, gradient, 1 - 0.999)
+        root = torch._foreach_sqrt(self._square)
+        torch._foreach_div_(root, math.sqrt(1 - 0.999**self._steps))
+        torch._foreach_add_(root, 1e-8)
+        unbiased = torch._foreach_div(self._mean, 1 - 0.9**self._steps)
+        return list(torch._foreach_div(unbiased, root))
+
+    def state(self) -> Tensors:
+        """Everything that the next step depends on."""
+        moments = {"mean": self._mean, "square": self._square}
+        parts = {f"{name}.{i}": part for name, parts in moments.items() for i, part in enumerate(parts)}
+        return {"steps": torch.tensor(self._steps), **parts}

@@ -25,6 +25,10 @@ class Examples:
     def __getitem__(self, index: Tensor) -> "Examples":
         return Examples(self.x[index], self.y[index], self.environment[index])
 
+    def by_environment(self) -> "list[Examples]":
+        """The samples of each environment that is there, in the order of the environments."""
+        return [self[self.environment == environment] for environment in torch.unique(self.environment)]
+
     def to(self, device: torch.device) -> "Examples":
         return replace(self, x=self.x.to(device), y=self.y.to(device), environment=self.environment.to(device))
 
