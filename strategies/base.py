@@ -250,7 +250,7 @@ class MethodStrategy(Strategy, Generic[H]):
         replies: Iterable[Message],
         *,
         quorum: float | None = None,
-        check: Callable[[Reply], None] = lambda _: None,
+        check: Callable[[Reply], object] = lambda _: None,
     ) -> Iterator[Reply]:
         """The replies of the latest exchange that may be used, in client-id order, one at a time.
 
@@ -263,7 +263,7 @@ class MethodStrategy(Strategy, Generic[H]):
     # ------------------------------------------------------------------ inside
 
     def _accepted(
-        self, exchange: Exchange, replies: Iterable[Message], quorum: float, check: Callable[[Reply], None]
+        self, exchange: Exchange, replies: Iterable[Message], quorum: float, check: Callable[[Reply], object]
     ) -> Iterator[Reply]:
         if isinstance(replies, Sequence):  # a stock Grid's: in order of arrival
             replies = sorted(replies, key=lambda reply: exchange.clients.get(reply.metadata.src_node_id, ""))

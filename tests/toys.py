@@ -2,15 +2,19 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import torch
 from flwr.app import Message
 from flwr.serverapp import Grid
+from torch import Tensor
 
+from client.trainer import Metrics, Received, Site
 from common.config import RunConfig, load_config
 from common.data.examples import ClientData, Examples
 from common.data.scenario import Spurious
+from common.models import Tensors, model_settings, network
 from common.seeding import torch_generator
 
 
@@ -75,6 +79,37 @@ def toy_config(method: str, *settings: str, **options: Any) -> RunConfig:
         options={"method": method, "scenario": {"name": "toy"}, **options},
         settings=["evaluate_every=2", "checkpoint_every=2", *settings],
     )
+
+
+def toy_site(number: int = 0, seed: int = 0) -> Site:
+    """Client `number` of the toy scenario, to be given to a client half."""
+    toy = Toy()
+    net = network(model_settings(toy.model), toy.input_shape, toy.classes)
+    return Site(toy.client_ids[number], toy.client_data(number, seed, None), net, seed)
+
+
+class Quadratic:
+    """Mixed into a client half: `R(θ; B) = ½ mean_j (θ − c_j)ᵀ diag(h_j) (θ − c_j)`, samples x_j = (c_j, h_j)."""
+
+    def loss(self, params: Tensors, batch: Examples, _: Received) -> tuple[Tensor, Metrics]:
+        centre, curvature = batch.x.chunk(2, dim=1)
+        risk = (curvature * (params["theta"] - centre).square()).sum(dim=1).mean() / 2
+        return risk, {"risk": risk}
+
+
+def quadratic_site(centres: Any, curvatures: Any = None, client: str = "client-0") -> Site:
+    """A client of a `Quadratic`, in float64; one sample per row of `centres` (n, d), curvature 1 unless given."""
+    c = torch.tensor(centres, dtype=torch.float64)
+    h = torch.ones_like(c) if curvatures is None else torch.tensor(curvatures, dtype=torch.float64)
+    nothing = torch.zeros(len(c), dtype=torch.long)
+    data = Examples(torch.cat([c, h], dim=1), nothing, nothing)
+    net: Any = SimpleNamespace(parameter_names=("theta",), buffer_names=())
+    return Site(client, ClientData(data, data, {}), net, 0)
+
+
+def theta(*values: float) -> Tensors:
+    """A model of a `Quadratic`."""
+    return {"theta": torch.tensor(values, dtype=torch.float64)}
 
 
 class SpoilingGrid(Grid):

@@ -1,0 +1,26 @@
+"""IFCA, client half: FedAvg's steps on the one of K models that fits best."""
+
+from client.trainer import LocalTrainer, Predictor, Received, Reply
+from common.methods.ifca import IFCA
+from common.wire import MODEL, NUM_EXAMPLES
+
+
+class IFCAClient(LocalTrainer[IFCA]):
+    """`k_i = argmin_k R(w_k; D_i)`, then `w_i ← w_i − η ∇R(w_i; B)`, `local_steps` times from w_{k_i}.
+
+    Ghosh et al. 2020, Algorithm 1 with model averaging.
+    """
+
+    def train(self, received: Received) -> Reply:
+        cluster = self.cluster(received)
+        trained, metrics = self.descend(received[self.hparams.model_names[cluster]], self.loss, received)
+        return Reply({MODEL: trained}, {NUM_EXAMPLES: len(self.data.train), **metrics}, {"cluster": cluster})
+
+    def cluster(self, received: Received) -> int:
+        """The number of the model with the least risk on all of this client's training data, first of equals."""
+        models = [self.predictor(received[name]) for name in self.hparams.model_names]
+        risks = [self.score(predict, self.data.train).loss for predict in models]
+        return risks.index(min(risks))
+
+    def models(self, received: Received) -> dict[str, Predictor]:
+        return {"personal": self.predictor(received[self.hparams.model_names[self.cluster(received)]])}

@@ -1,0 +1,29 @@
+"""APFL: hyper-parameters."""
+
+from typing import Literal
+
+from common.knobs import choice, knob
+from common.methods.base import LocalTraining
+
+
+class APFL(LocalTraining):
+    """A mixture of the global model and one of the client's own, in proportions that each client learns."""
+
+    title = "APFL"
+    summary = "a personal mixture of the global model and an own one; each client learns its proportions"
+    source = "Deng et al. 2020"
+    evaluates = ("global", "personal")
+
+    name: Literal["apfl"] = "apfl"
+    mixing: float = knob(
+        0.5,
+        "share of the own model v in the mixture αv + (1 − α)w; where α is `adaptive`, its start",
+        symbol="α",
+        source="spec/cgpfl.md §5.3",
+        ge=0,
+        le=1,
+        search=choice(0.25, 0.5, 0.75),
+    )
+    adaptive: bool = knob(
+        True, "whether each client moves its α by one gradient step a round", source="spec/cgpfl.md §5.3"
+    )

@@ -1,0 +1,48 @@
+"""IFCA: hyper-parameters."""
+
+from typing import Literal
+
+from common.data.scenario import Scenario
+from common.knobs import choice, knob
+from common.methods.base import LocalTraining
+
+
+class IFCA(LocalTraining):
+    """Several models; each client trains the one that fits its data best."""
+
+    title = "IFCA"
+    summary = "K models, of which each client trains, in every round, the one with the least risk on its data"
+    source = "Ghosh et al. 2020"
+    evaluates = ("personal",)
+
+    name: Literal["ifca"] = "ifca"
+    clusters: int = knob(
+        4,
+        "number of models",
+        symbol="K",
+        source="thesis Tab 3.1",
+        ge=1,
+        le=1000,
+        search=choice(2, 4, 8),
+    )
+    start: int = knob(
+        0,
+        "number of the draw of the initial models; the result depends on it, so a sweep tries several",
+        source="best of 5 in spec/cgpfl.md §5.3",
+        ge=0,
+        le=1_000_000,
+        search=choice(0, 1, 2, 3, 4),
+    )
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """Record names of the models, in the order of the clusters' numbers."""
+        return tuple(f"cluster-{number}" for number in range(self.clusters))
+
+    def misfit(self, scenario: Scenario) -> str:
+        if self.clusters <= scenario.clients:
+            return ""
+        return (
+            f"clusters: {self.clusters} is more than the scenario's {scenario.clients} clients, "
+            f"and a client trains one model; at most {scenario.clients}"
+        )

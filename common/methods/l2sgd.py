@@ -1,0 +1,57 @@
+"""L2SGD: hyper-parameters."""
+
+from typing import Literal
+
+from common.data.scenario import Scenario
+from common.knobs import choice, knob
+from common.methods.base import LocalTraining
+
+
+class L2SGD(LocalTraining):
+    """Personal models that are pulled towards their mean at random times (L2GD with mini-batches)."""
+
+    title = "L2SGD"
+    summary = "personal models that take local steps and, when a common coin says so, steps towards their mean"
+    source = "Hanzely and Richtárik 2020"
+    evaluates = ("global", "personal")
+
+    name: Literal["l2sgd"] = "l2sgd"
+    local_steps: int = knob(
+        10,
+        "expected local updates between two steps towards the mean, which are taken with p = 1/(R + 1)",
+        symbol="R",
+        source="thesis §4.5.2; spec/cgpfl.md §4",
+        ge=1,
+        le=10_000,
+        search=choice(5, 10, 20),
+    )
+    proximity: float = knob(
+        1.0,
+        "weight of ½‖x_i − x̄‖², the distance of each personal model to the mean of all",
+        symbol="λ",
+        source="grid of spec/cgpfl.md §5.3",
+        ge=0,
+        le=1e4,
+        search=choice(0.1, 1.0, 10.0),
+    )
+
+    @property
+    def averaging_probability(self) -> float:
+        """p: how likely ξ = 1 is, so that R local steps are expected before it."""
+        return 1 / (self.local_steps + 1)
+
+    @property
+    def pull(self) -> float:
+        """`aλ/(np)`: the part of the way to the mean that a step ξ = 1 goes.
+
+        With the local step size η = a/(n(1 − p)) it is ηλ(1 − p)/p, and (1 − p)/p is R.
+        """
+        return self.learning_rate * self.proximity * self.local_steps
+
+    def caution(self, scenario: Scenario) -> str:
+        if self.pull <= 1:
+            return ""
+        return (
+            f"learning_rate · proximity · local_steps is {self.pull:g}, so that a step towards the mean of the "
+            "models goes past it (above 1), or runs away from it (above 2)"
+        )

@@ -1,0 +1,31 @@
+"""Per-FedAvg: hyper-parameters."""
+
+from typing import Literal
+
+from common.knobs import choice, knob
+from common.methods.base import LocalTraining
+
+
+class PerFedAvg(LocalTraining):
+    """A global model made to be adapted: one gradient step turns it into a client's own."""
+
+    title = "Per-FedAvg"
+    summary = "a global model trained so that one gradient step on a client's data makes a good personal one"
+    source = "Fallah et al. 2020"
+    evaluates = ("global", "personal")
+
+    name: Literal["per-fedavg"] = "per-fedavg"
+    adaptation_rate: float = knob(
+        0.01,
+        "step size of the adaptation w − a ∇R(w), in training as in evaluation",
+        symbol="a (α in the paper)",
+        source="grid of spec/cgpfl.md §5.3",
+        ge=0,
+        le=10,
+        search=choice(0.005, 0.01, 0.03),
+    )
+    variant: Literal["hf", "fo"] = knob(
+        "hf",
+        "Hessian-free: the Hessian's term by a finite difference; or first-order: without it",
+        source="thesis Tab 3.1",
+    )
