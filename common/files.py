@@ -9,7 +9,7 @@ from pathlib import Path
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from common.models import Tensors
+from common.models import Tensors, divided, joined
 
 
 def write_text(path: Path, text: str) -> None:
@@ -35,18 +35,12 @@ def load_tensors(path: Path) -> Tensors:
 
 def save_records(path: Path, records: Mapping[str, Tensors]) -> None:
     """Write named records of tensors as one safetensors file, with keys `RECORD/TENSOR`."""
-    save_tensors(
-        path, {f"{record}/{key}": tensor for record, part in records.items() for key, tensor in part.items()}
-    )
+    save_tensors(path, joined(records))
 
 
 def load_records(path: Path) -> dict[str, Tensors]:
     """Read what `save_records` wrote. Raises `OSError`, `SafetensorError` or `ValueError`."""
-    records: dict[str, Tensors] = {}
-    for name, tensor in load_tensors(path).items():
-        record, _, key = name.partition("/")
-        records.setdefault(record, {})[key] = tensor
-    return records
+    return divided(load_tensors(path))
 
 
 def sync(path: Path) -> None:

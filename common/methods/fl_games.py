@@ -1,0 +1,162 @@
+"""FL Games: hyper-parameters, and what both halves know of the game."""
+
+from typing import ClassVar, Literal
+
+from common.data.scenario import Scenario
+from common.knobs import between, choice, knob
+from common.methods.base import LocalTraining
+from common.models import Tensors, part
+
+PREDICTOR = "predictor"
+GRADIENT = "gradient"
+OTHERS = "others"
+ANSWERED = "answered"
+"""Records: a client's predictor w^k, its gradient for φ, and in parameter space the sums over its opponents."""
+
+PLAYERS = "players"
+PLAYED = "played"
+"""Settings of a request: the client ids of all players, and how often each has played."""
+
+
+class FLGames(LocalTraining):
+    """What the Fixed and the Variable game have in common."""
+
+    source = "Gupta et al. 2022, arXiv 2205.11101"
+    evaluates = ("ensemble",)
+    family = "fl_games"
+    learns: ClassVar[bool]
+    """Whether the representation φ is learned or the identity."""
+
+    order: Literal["parallel", "sequential"] = knob(
+        "parallel",
+        "all clients play in a round, each against the round before; or one, in turn, against the newest",
+        source="FL Games §4.1, Algorithm 1 l. 20 and 26",
+    )
+    buffer: int = knob(
+        5,
+        "past predictors of each opponent that a client answers to beside the present one (SMOOTH); 0: none",
+        symbol="|B_k|",
+        source="FL Games Fig 3",
+        ge=0,
+        le=1000,
+        search=choice(5),
+    )
+    smoothing: Literal["paper", "convex", "replace"] = knob(
+        "paper",
+        "equation 5 as printed, with weights that sum to 1, or with the past in place of the present",
+        source="FL Games eq 5; spec/flgames.md §8.2",
+    )
+    space: Literal["function", "parameter"] = knob(
+        "function",
+        "what is summed: outputs, or the parameters of linear predictors, whose messages do not grow with clients",
+        source="spec/flgames.md §8.3",
+    )
+    optimizer: Literal["adam", "sgd"] = knob(
+        "adam", "steps of predictors and representation", source="IRM Games' code; spec/flgames.md §8.4"
+    )
+    local_steps: int = knob(
+        1,
+        "updates of the predictor in a round, in `local_unit`",
+        symbol="C",
+        source="FL Games §5.3.4",
+        ge=1,
+        le=10_000,
+        search=choice(1),
+    )
+    batch_size: int = knob(
+        256,
+        "samples in a mini-batch",
+        source="IRM Games' code; spec/flgames.md §5.7",
+        ge=1,
+        le=100_000,
+        search=choice(128, 256, 512),
+    )
+    learning_rate: float = knob(
+        2.5e-4,
+        "step size of the predictors",
+        source="IRM Games' code; spec/flgames.md §5.7",
+        gt=0,
+        le=10,
+        search=between(1e-4, 1e-3, log=True),
+    )
+    momentum: float = knob(
+        0.0,
+        "momentum of the steps of a round, for `optimizer` sgd alone",
+        source="FL Games Algorithm 1 l. 4",
+        ge=0,
+        lt=1,
+        search=choice(0.0),
+    )
+    warm_start: int = knob(
+        100,
+        "round from which on the game may end",
+        source="IRM Games' code; spec/flgames.md §2.7",
+        ge=1,
+        le=1_000_000,
+        search=choice(100),
+    )
+    termination: float = knob(
+        0.6,
+        "the game ends with the ensemble whose training accuracy is the first below this; 0: it never ends",
+        source="IRM Games' code; spec/flgames.md §2.7",
+        ge=0,
+        le=1,
+        search=choice(0.6),
+    )
+
+    def caution(self, scenario: Scenario) -> str:
+        if scenario.clients == 1:
+            return "With one client there is nobody to play against: this is local training."
+        return super().caution(scenario)
+
+    def predictor(self, model: Tensors) -> Tensors:
+        """A client's own part w of a model; all of it where φ is the identity."""
+        return part(model, "classifier") if self.learns else model
+
+    def weights(self, past: int) -> tuple[float, float]:
+        """Of an opponent's present action, and of each of the `past` ones in its buffer (equations 4 and 5)."""
+        if not past:
+            return 1.0, 0.0
+        return (0.0 if self.smoothing == "replace" else 1.0), 1 / past
+
+    def divisor(self, players: int, remembered: int) -> int:
+        """What the sum of a client's and its opponents' outputs is divided by.
+
+        `remembered` opponents have something in their buffers. Equation 5 divides its 2m − 1 unit terms by m.
+        """
+        return players + remembered if self.smoothing == "convex" else players
+
+
+class FFLGames(FLGames):
+    """The Fixed game, φ = I: a client's predictor is a whole model."""
+
+    title = "F-FL Games"
+    summary = "clients train whole models against each other; their mean output is the model"
+    learns = False
+
+    name: Literal["f-fl-games"] = "f-fl-games"
+
+
+class VFLGames(FLGames):
+    """The Variable game: a common representation, and a head at each client."""
+
+    title = "V-FL Games"
+    summary = "clients train heads against each other, every other round all a common featurizer below their mean"
+    actions = ("train", "train.gradient", "evaluate")
+    learns = True
+
+    name: Literal["v-fl-games"] = "v-fl-games"
+    fast: bool = knob(
+        True,
+        "gradients for φ from all of a client's data (FAST), or from `local_steps` mini-batches",
+        source="FL Games §4.1, Algorithm 1 l. 9",
+    )
+    representation_rate: float = knob(
+        2.5e-5,
+        "step size of the representation",
+        symbol="η",
+        source="IRM Games' code; spec/flgames.md §5.7",
+        gt=0,
+        le=10,
+        search=between(1e-5, 1e-4, log=True),
+    )

@@ -1,0 +1,241 @@
+"""FL Games, server half: whose turn it is, what a player hears of the others, and when the game ends."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+
+from common.adam import Adam
+from common.config import RunConfig
+from common.errors import UserError
+from common.methods.fl_games import (
+    ANSWERED,
+    GRADIENT,
+    OTHERS,
+    PLAYED,
+    PLAYERS,
+    PREDICTOR,
+    FLGames,
+    VFLGames,
+)
+from common.models import Tensors, divided, joined, network, part
+from common.wire import MODEL, Scalar, from_record, to_record
+from strategies.base import MethodStrategy, MetricMeans, Payload, PerClient, Reply
+from strategies.mean import StreamingMean
+from strategies.screening import Rejected
+
+WINDOW = 50
+
+
+class FLGamesStrategy(MethodStrategy[FLGames]):
+    """A round is a step of the representation φ (Variable game, odd rounds) or of predictors (Algorithm 1).
+
+    The global arrays are the ensemble, φ and every player's predictor, as `RECORD/TENSOR`. Once the game has ended
+    nobody is asked any more, so the ensemble of that moment is the one that is evaluated from then on.
+    """
+
+    def __init__(self, run: RunConfig, run_id: str) -> None:
+        """Raises `UserError` where predictors that are not linear would be summed in parameter space."""
+        super().__init__(run, run_id)
+        scenario = run.scenario
+        self.players = scenario.client_ids
+        self.network = network(run.model, scenario.input_shape, scenario.classes)
+        names = self.hparams.predictor(self.network.initial(run.seed)).keys()
+        if self.hparams.space == "parameter" and names != {"classifier.weight", "classifier.bias"}:
+            raise UserError(
+                "method.space: 'parameter' is for linear predictors, whose summed outputs are those of the summed "
+                f"parameters; model {run.model.name!r} gives {self.hparams.name} others, so take 'function'"
+            )
+        self.ensemble: dict[str, Tensors] = {}
+        """φ as `model`, and each player's present action by its client id."""
+        self.played = dict.fromkeys(self.players, 0)
+        self.past: dict[str, Tensors] = {}
+        """In parameter space: each player's buffer as `CLIENT.PLACE`, and its running sum as `CLIENT.sum`."""
+        self.adam = Adam()
+        self.latest: Tensors = {}
+        """By client: the ensemble's accuracy on its training data as it last said, and how many these are."""
+        self.curve: list[float] = []
+        """The accuracy on all clients' training data, by round."""
+        self.ended = 0
+
+    def state_dict(self) -> dict[str, Tensors]:
+        game = {
+            PLAYED: torch.tensor(list(self.played.values())),
+            "curve": torch.tensor(self.curve, dtype=torch.float64),
+            "ended": torch.tensor(self.ended),
+        }
+        return {"game": game, "adam": self.adam.state(), "latest": self.latest, **self.past}
+
+    def load_state_dict(self, state: Mapping[str, Tensors]) -> None:
+        rest = dict(state)
+        game = rest.pop("game")
+        self.played = dict(zip(self.players, game[PLAYED].tolist(), strict=True))
+        self.curve, self.ended = game["curve"].tolist(), int(game["ended"])
+        self.adam, self.latest = Adam(rest.pop("adam", None)), rest.pop("latest", {})
+        self.past = rest
+
+    def payload(self, arrays: ArrayRecord) -> Payload:
+        return divided(from_record(arrays))
+
+    # ------------------------------------------------------------------ a round
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Ask all for their gradients of φ, or all (parallel) or the next one (sequential) to play."""
+        self.ensemble = dict(self.payload(arrays)) if server_round > 1 else self._opening(from_record(arrays))
+        if self.ended:
+            return []
+        cohort = self.sample(server_round, grid)
+        settings: dict[str, Scalar] = {PLAYERS: list(self.players), PLAYED: list(self.played.values())}
+        if self._is_for_representation(server_round):
+            phi = self.ensemble[MODEL]
+            expected = {GRADIENT: {name: phi[name] for name in self.network.featurizer_names}}
+            heard = self._heard(past=False)
+            return self.messages(server_round, cohort, "train.gradient", heard, expect=expected, settings=settings)
+        if self.hparams.order == "sequential":
+            turn = server_round // 2 - 1 if self.hparams.learns else server_round - 1
+            cohort = [self.players[turn % len(self.players)]]
+        return self.messages(
+            server_round,
+            cohort,
+            "train",
+            self._heard(past=True),
+            expect=lambda client: {PREDICTOR: self.ensemble[client]},
+            settings=settings,
+        )
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """All new actions take effect at once; a player that is missing keeps its last one."""
+        if self.ended:
+            return None, None
+        gradient, actions, metrics = StreamingMean(), {}, MetricMeans()
+        alone = self.hparams.order == "sequential" and not self._is_for_representation(server_round)
+        # Where one client is asked, its failure costs it a turn and not everybody the run.
+        for reply in self.accepted(replies, quorum=0.0 if alone else None, check=_accuracy):
+            metrics.add(reply)
+            self.latest[reply.client] = torch.tensor([_accuracy(reply), reply.num_examples], dtype=torch.float64)
+            if PREDICTOR in reply.arrays:
+                actions[reply.client] = reply[PREDICTOR]
+            else:
+                gradient.add(reply[GRADIENT], reply.num_examples)
+        means = metrics.result()
+        if self.latest:
+            means["accuracy"] = self._follow(server_round)
+        if not self.ended:
+            for client, action in actions.items():
+                self._play(client, action)
+            if gradient.weight:
+                self._represent(gradient.result())
+        return to_record(joined(self.ensemble)), means
+
+    # ------------------------------------------------------------------ inside
+
+    def _is_for_representation(self, server_round: int) -> bool:
+        return self.hparams.learns and server_round % 2 == 1
+
+    def _opening(self, initial: Tensors) -> dict[str, Tensors]:
+        """The common initial φ, and predictors that each player draws for itself."""
+        phi = {MODEL: part(initial, "featurizer")} if self.hparams.learns else {}
+        seed, predictor = self.run.seed, self.hparams.predictor
+        return {**phi, **{player: predictor(self.network.initial(seed, player)) for player in self.players}}
+
+    def _heard(self, past: bool) -> PerClient:
+        """φ and a client's opponents: all their predictors, or in parameter space their sum, and that with the
+        past of equation 5 where it is wanted."""
+
+        def heard(client: str) -> Payload:
+            phi = {MODEL: self.ensemble[MODEL]} if self.hparams.learns else {}
+            opponents = [player for player in self.players if player != client]
+            if self.hparams.space == "function":
+                return phi | {player: self.ensemble[player] for player in opponents}
+            like = self.ensemble[client]
+            sums = {OTHERS: _combined([(1.0, self.ensemble[player]) for player in opponents], like)}
+            if past and self.hparams.buffer:
+                terms = [term for player in opponents for term in self._terms(player)]
+                sums[ANSWERED] = _combined(terms, like)
+            return phi | sums
+
+        return heard
+
+    def _terms(self, player: str) -> list[tuple[float, Tensors]]:
+        """What an opponent of `player` answers to, with weights; the buffer as its running sum."""
+        now, each = self.hparams.weights(min(self.played[player], self.hparams.buffer))
+        past = [(each, self.past[f"{player}.sum"])] if each else []
+        return [(now, self.ensemble[player]), *past]
+
+    def _play(self, player: str, action: Tensors) -> None:
+        """An action takes effect; the buffer's sum takes it in and lets the oldest go (§4.1's prefix sum)."""
+        self.ensemble[player] = action
+        self.played[player] += 1
+        if self.hparams.space == "parameter" and self.hparams.buffer:
+            total, place = f"{player}.sum", f"{player}.{self.played[player] % self.hparams.buffer}"
+            changes = [(1.0, action)]
+            changes += [(1.0, self.past[total])] if total in self.past else []
+            changes += [(-1.0, self.past[place])] if place in self.past else []
+            self.past[total] = _combined(changes, {name: tensor.double() for name, tensor in action.items()})
+            self.past[place] = action
+
+    def _represent(self, gradient: Tensors) -> None:
+        """`φ ← φ − η Σ_k (N_k / N) g^k` (Algorithm 1 l. 22), or along Adam's direction for that gradient."""
+        assert isinstance(self.hparams, VFLGames)
+        phi, rate = self.ensemble[MODEL], self.hparams.representation_rate
+        step = [gradient[name].to(phi[name].device) for name in gradient]
+        if self.hparams.optimizer == "adam":
+            step = self.adam.direction(step)
+        moved = {name: phi[name] - rate * part for name, part in zip(gradient, step, strict=True)}
+        self.ensemble[MODEL] = phi | moved
+
+    def _follow(self, server_round: int) -> float:
+        """The ensemble's accuracy on all clients' training data, as each last said; a low one ends the game."""
+        counts = torch.stack(list(self.latest.values()))
+        accuracy = float((counts[:, 0] * counts[:, 1]).sum() / counts[:, 1].sum())
+        self.curve.append(accuracy)
+        if server_round >= self.hparams.warm_start and accuracy < self.hparams.termination:
+            self.ended = server_round
+            self.notes.append({"kind": "equilibrium", "round": server_round, "accuracy": accuracy})
+        settled = self.curve[self.hparams.warm_start - 1 :]
+        if len(settled) > 1 and (self.ended or server_round == self.run.rounds):
+            self.notes.append({"kind": "oscillation", "round": server_round, **oscillation(settled)})
+        return accuracy
+
+
+def oscillation(curve: Sequence[float]) -> dict[str, Any]:
+    """How a curve of two or more values swings (spec/flgames.md §2.7).
+
+    `variation`: its mean step, up or down; `deviation`: its mean standard deviation in windows of 50; `period`:
+    the lag of the highest local maximum of its autocorrelation, 0 where there is none.
+    """
+    values = np.asarray(curve)
+    windows = np.lib.stride_tricks.sliding_window_view(values, min(WINDOW, len(values)))
+    centred = values - values.mean()
+    correlation = np.correlate(centred, centred, "full")[len(values) - 1 :]
+    inner = correlation[1:-1]
+    peaks = 1 + np.flatnonzero((inner > correlation[:-2]) & (inner >= correlation[2:]))
+    return {
+        "variation": float(np.abs(np.diff(values)).mean()),
+        "deviation": float(windows.std(axis=1).mean()),
+        "period": int(peaks[correlation[peaks].argmax()]) if len(peaks) else 0,
+    }
+
+
+def _accuracy(reply: Reply) -> float:
+    """The ensemble's accuracy at a client. Raises `Rejected` where it does not say."""
+    found = reply.metrics.get("accuracy")
+    if not isinstance(found, (int, float)) or not 0 <= found <= 1:
+        raise Rejected(f"metric 'accuracy' is {found}, not a share of samples")
+    return float(found)
+
+
+def _combined(terms: Iterable[tuple[float, Tensors]], like: Tensors) -> Tensors:
+    """`Σ a_i θ_i` of weights and tensors, summed in float64, in the names and types of `like`; 0 for no terms."""
+    total = {name: torch.zeros_like(tensor, dtype=torch.float64, device="cpu") for name, tensor in like.items()}
+    for weight, tensors in terms:
+        for name, value in total.items():
+            value.add_(tensors[name].cpu(), alpha=weight)
+    return {name: value.to(like[name].dtype) for name, value in total.items()}
