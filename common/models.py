@@ -34,6 +34,20 @@ def part(tensors: Mapping[str, Tensor], name: Literal["featurizer", "classifier"
     return {full: tensor for full, tensor in tensors.items() if full.startswith(f"{name}.")}
 
 
+def joined(records: Mapping[str, Tensors]) -> Tensors:
+    """Named records as one, with keys `RECORD/TENSOR`."""
+    return {f"{record}/{key}": tensor for record, tensors in records.items() for key, tensor in tensors.items()}
+
+
+def divided(tensors: Mapping[str, Tensor]) -> dict[str, Tensors]:
+    """What `joined` joined; records without tensors are gone."""
+    records: dict[str, Tensors] = {}
+    for name, tensor in tensors.items():
+        record, _, key = name.partition("/")
+        records.setdefault(record, {})[key] = tensor
+    return records
+
+
 class Model(nn.Module):
     """A classifier w on a featurizer Φ; its state-dict names start with the part's name."""
 
