@@ -7,6 +7,7 @@ function is stepped here for one client and could be mapped over a stacked cohor
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Generic, TypeVar
 
 import torch
@@ -148,14 +149,15 @@ class LocalTrainer(Client[T]):
 
         With `local_unit` "epoch", `steps` counts passes. The same (round, purpose) gives the same batches.
         """
-        train, left = self.data.train, self.mini_batches(steps)
+        return islice(self.stream(self.data.train, round_, purpose), self.mini_batches(steps))
+
+    def stream(self, examples: Examples, round_: int, purpose: str) -> Iterator[Examples]:
+        """Mini-batches of some of the client's samples without end, reshuffled at the end of each pass."""
         generator = torch_generator(self.seed, self.client, round_, purpose)
-        while left > 0:
-            order = torch.randperm(len(train), generator=generator).to(train.y.device)
-            indices = torch.split(order, self.hparams.batch_size)[:left]
-            for index in indices:
-                yield train[index]
-            left -= len(indices)
+        while True:
+            order = torch.randperm(len(examples), generator=generator).to(examples.y.device)
+            for index in torch.split(order, self.hparams.batch_size):
+                yield examples[index]
 
     def mini_batches(self, steps: int) -> int:
         """How many mini-batches `steps` local updates take."""
@@ -179,21 +181,24 @@ class LocalTrainer(Client[T]):
         received: Received,
         *,
         steps: int | None = None,
+        rate: float | None = None,
         names: Iterable[str] | None = None,
         purpose: str = "batches",
         direction: Callable[[list[Tensor]], list[Tensor]] | None = None,
     ) -> tuple[Tensors, dict[str, float]]:
         """SGD on `loss` from `start` (left as it is); the model reached, and the mean metrics of the steps.
 
-        `names` are the tensors to be trained, by default all parameters of the network; `purpose` keys the
-        mini-batches; `direction` makes a step of a gradient, by default with the method's momentum.
+        `rate` is the step size, by default the method's `learning_rate`; `names` are the tensors to be trained, by
+        default all parameters of the network; `purpose` keys the mini-batches; `direction` makes a step of a
+        gradient, by default with the method's momentum.
         """
         hparams = self.hparams
         model = Working(start, self.network.parameter_names if names is None else names)
+        rate = hparams.learning_rate if rate is None else rate
         direction, means = direction or Momentum(hparams.momentum).direction, Means()
         for batch in self.batches(hparams.local_steps if steps is None else steps, received.round, purpose):
             gradient, metrics = self.gradient(model, loss, batch, received)
-            model.step(direction(gradient), hparams.learning_rate)
+            model.step(direction(gradient), rate)
             means.add(metrics)
         return model.result(), means.result()
 

@@ -84,6 +84,8 @@ class Exchange:
     clients: dict[int, str]
     """Client id by node id of those asked."""
     expect: Callable[[str], Mapping[str, Template]]
+    optional: Mapping[str, Template] = field(default_factory=dict)
+    """Records that a reply may bring beyond those expected."""
     left_out: dict[str, str] = field(default_factory=dict)
     """Why a client's reply was not used, by client id."""
     traffic: Traffic = field(default_factory=Traffic)
@@ -215,18 +217,20 @@ class MethodStrategy(Strategy, Generic[H]):
         payload: Payload | PerClient,
         *,
         expect: Mapping[str, Template] | Callable[[str], Mapping[str, Template]] | None = None,
+        optional: Mapping[str, Template] | None = None,
         settings: Mapping[str, Scalar] | None = None,
     ) -> list[Message]:
         """One request per client of the cohort, in client-id order.
 
         `payload` and `expect` (the records that a reply must bring, as tensors of the right shapes and types) may
-        be functions of the client id. The replies go through `accepted`.
+        be functions of the client id; `optional` are records that it may bring. The replies go through `accepted`.
         """
         connected = {self.roster[client]: client for client in sorted(cohort) if client in self.roster}
         per_client = payload if callable(payload) else lambda _: payload
         expected = expect if callable(expect) else lambda _: expect or {}
         messages = self._requests(server_round, connected, action, per_client, expected, settings or {})
         exchange = self.exchanges[-1]
+        exchange.optional = optional or {}
         exchange.left_out |= {client: "is not connected" for client in cohort if client not in self.roster}
         return messages
 
@@ -275,7 +279,7 @@ class MethodStrategy(Strategy, Generic[H]):
             if client is None:
                 continue  # the SuperLink's word on a lost node: that client is named below
             try:
-                reply = _screened(client, message, exchange.expect(client))
+                reply = _screened(client, message, exchange.expect(client), exchange.optional)
                 check(reply)
             except Rejected as reason:
                 exchange.left_out[client] = str(reason)
@@ -376,10 +380,13 @@ class MetricMeans:
         return MetricRecord({**means, NUM_EXAMPLES: self._examples})
 
 
-def _screened(client: str, message: Message, expect: Mapping[str, Template]) -> Reply:
+def _screened(
+    client: str, message: Message, expect: Mapping[str, Template], optional: Mapping[str, Template]
+) -> Reply:
     if message.has_error():
         raise Rejected(_error_text(message))
     given = records(message.content, ArrayRecord)
+    expect = {**expect, **{name: like for name, like in optional.items() if name in given}}
     arrays = {name: accept(name, given.get(name), like) for name, like in expect.items()}
     if extra := given.keys() - expect.keys():
         raise Rejected(f"unexpected record {sorted(extra)[0]!r}")

@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -67,6 +68,11 @@ def test_on_a_quadratic_each_step_shrinks_the_model_by_one_minus_the_learning_ra
     assert_close(reached, {name: tensor * 0.9**3 for name, tensor in start().items()})
     first = float(sum(tensor.square().sum() / 2 for tensor in start().values()))
     assert metrics["risk"] == pytest.approx(first * (1 + 0.9**2 + 0.9**4) / 3)  # before each step
+
+
+def test_a_rate_of_its_own_takes_the_place_of_the_learning_rate() -> None:
+    reached, _ = fedavg(learning_rate=0.1, local_steps=3).descend(start(), quadratic, received(), rate=0.5)
+    assert_close(reached, {name: tensor * 0.5**3 for name, tensor in start().items()})
 
 
 def test_momentum_and_weight_decay_by_hand() -> None:
@@ -207,6 +213,15 @@ def test_in_epochs_a_step_is_a_pass() -> None:
     assert [len(batch) for batch in found] == [5, 5, 5, 5, 3] * 3
     assert found == numbers(fedavg(site(23), batch_size=5).batches(15, 1))
     assert found[:5] != found[5:10]  # shuffled anew
+
+
+def test_a_stream_is_the_batches_of_some_samples_without_end() -> None:
+    client = fedavg(site(23), batch_size=5)
+    few = client.data.train[torch.tensor([3, 7, 11])]
+    found = numbers(islice(client.stream(few, 1, "few"), 4))
+    assert [sorted(batch) for batch in found] == [[3, 7, 11]] * 4
+    whole = client.stream(client.data.train, 2, "batches")
+    assert numbers(islice(whole, 9)) == numbers(client.batches(9, 2))
 
 
 def test_batches_depend_on_seed_client_round_and_purpose_alone() -> None:

@@ -139,6 +139,21 @@ def test_a_methods_own_check_leaves_a_reply_out_and_it_does_not_count_for_the_qu
         go("quorum=1")
 
 
+def test_an_optional_record_may_be_there_but_must_fit() -> None:
+    def answer(name: str, _: Message) -> RecordDict:
+        extra = {CLIENTS[0]: {"extra": torch.ones(3)}, CLIENTS[1]: {"extra": torch.ones(4)}}.get(name)
+        return RecordDict({**trained(1, 1), **({"more": to_record(extra)} if extra else {})})
+
+    method, grid = strategy("quorum=0"), FakeGrid(CLIENTS, answer)
+    method.enrol(grid)
+    like = {MODEL: {"w": torch.zeros(2)}}, {"more": {"extra": torch.zeros(3)}}
+    requests = method.messages(1, CLIENTS, "train", {}, expect=like[0], optional=like[1])
+    found = {reply.client: set(reply.arrays) for reply in method.accepted(grid.send_and_receive(requests))}
+    assert found == {CLIENTS[0]: {MODEL, "more"}, **{client: {MODEL} for client in CLIENTS[2:]}}
+    assert method.exchanges[-1].left_out.keys() == {CLIENTS[1]}
+    assert "shape (4,) instead of (3,)" in method.exchanges[-1].left_out[CLIENTS[1]]
+
+
 @pytest.mark.parametrize(("quorum", "asked", "need"), [(0.55, 20, 11), (0.07, 100, 7), (0.5, 3, 2), (1, 3, 3)])
 def test_the_quorum_is_of_those_asked(quorum: float, asked: int, need: int) -> None:
     """0.55 · 20 is 11.000000000000002 in floating point, but eleven clients are enough."""
