@@ -1,11 +1,11 @@
 """A model under training: its tensors as autograd sees them, and the steps taken on them."""
 
-import math
 from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
+from common.adam import Adam
 from common.models import Tensors
 
 
@@ -64,34 +64,3 @@ class Momentum:
         else:
             self._velocity = [part.clone() for part in gradient]
         return self._velocity
-
-
-class Adam:
-    """Adam's steps (Kingma and Ba 2015): along `m̂ / (√v̂ + 1e-8)`. Its state can go on in another round."""
-
-    def __init__(self, state: Tensors | None = None) -> None:
-        """`state` as `state()` gave it; it is left as it is."""
-        state = state or {"steps": torch.tensor(0)}
-        self._steps = int(state["steps"])
-        numbers = range(len(state) // 2)
-        self._mean, self._square = ([state[f"{m}.{i}"].clone() for i in numbers] for m in ("mean", "square"))
-
-    def direction(self, gradient: list[Tensor]) -> list[Tensor]:
-        """Where to step for this gradient."""
-        if not self._steps:
-            self._mean, self._square = ([torch.zeros_like(part) for part in gradient] for _ in range(2))
-        self._steps += 1
-        torch._foreach_lerp_(self._mean, gradient, 1 - 0.9)
-        torch._foreach_mul_(self._square, 0.999)
-        torch._foreach_addcmul_(self._square, gradient, gradient, 1 - 0.999)
-        root = torch._foreach_sqrt(self._square)
-        torch._foreach_div_(root, math.sqrt(1 - 0.999**self._steps))
-        torch._foreach_add_(root, 1e-8)
-        unbiased = torch._foreach_div(self._mean, 1 - 0.9**self._steps)
-        return list(torch._foreach_div(unbiased, root))
-
-    def state(self) -> Tensors:
-        """Everything that the next step depends on."""
-        moments = {"mean": self._mean, "square": self._square}
-        parts = {f"{name}.{i}": part for name, parts in moments.items() for i, part in enumerate(parts)}
-        return {"steps": torch.tensor(self._steps), **parts}

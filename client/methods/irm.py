@@ -1,0 +1,41 @@
+"""Federated IRM, client half: steps on the risk and the IRM penalty, the client being one environment."""
+
+from typing import TypeVar
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from client.objectives import irm_penalty
+from client.stateful import StatefulTrainer
+from client.trainer import Metrics, Received
+from common.data.examples import Examples
+from common.methods.irm import InvariantTraining
+from common.models import Tensors
+
+I = TypeVar("I", bound=InvariantTraining)  # noqa: E741
+
+
+class IrmClient(StatefulTrainer[I]):
+    """`v ← v − γ ∇[R(v; D_i) + λ g(v; D_i)²]` (PerInvFL Algorithm 1, line 9; Arjovsky et al. 2019, IRMv1)."""
+
+    def loss(self, params: Tensors, batch: Examples, received: Received) -> tuple[Tensor, Metrics]:
+        """`R(v; B) + λ_t g(v; B)²`, all environments of the client as one."""
+        risk, penalty = self.risk_and_penalty(params, batch)
+        value = self.penalised(self.decayed(risk, params), penalty, self.hparams.penalty, received.round)
+        return value, {"risk": risk, "penalty": penalty}
+
+    def risk_and_penalty(self, params: Tensors, part: Examples) -> tuple[Tensor, Tensor]:
+        """R and g² on samples of one environment."""
+        logits = self.network.predict(params, part.x, training=True)
+        halves = self.hparams.penalty_estimator == "halves"
+        return F.cross_entropy(logits, part.y), irm_penalty(logits, part.y, halves)
+
+    def risk(self, params: Tensors, part: Examples) -> Tensor:
+        return self.risk_and_penalty(params, part)[0]
+
+    def penalised(self, value: Tensor, penalty: Tensor, weight: float, round_: int) -> Tensor:
+        """`value + λ_t · penalty`, with `rescale` divided by max(1, λ_t); λ_t is at most 1 while annealing."""
+        if round_ <= self.hparams.anneal_rounds:
+            weight = min(weight, 1.0)
+        scale = max(weight, 1.0) if self.hparams.rescale else 1.0
+        return value / scale + weight / scale * penalty

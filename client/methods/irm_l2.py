@@ -1,0 +1,80 @@
+"""IRM-L2, client half: federated IRM's steps, and a personal model held near the local copy of the shared one."""
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from client.methods.irm import IrmClient
+from client.objectives import squared_distance, squared_norm
+from client.stateful import OWN
+from client.trainer import Means, Predictor, Received, Reply
+from common.data.examples import Examples
+from common.methods.irm_l2 import HeldTraining
+from common.models import Tensors
+from common.wire import MODEL, PERSONAL
+
+P = TypeVar("P", bound=HeldTraining)
+
+PROX_DECAY = 0.001
+"""Weight decay of the personal steps in the authors' code (spec/perinvfl.md §10.4)."""
+
+
+class IrmL2Client(IrmClient[P]):
+    """PerInvFL's Algorithm 1 with a personal loss without penalty (§5.2)."""
+
+    def train(self, received: Received) -> Reply:
+        return self.algorithm_1(received) if self.hparams.preset == "paper" else self.public_code(received)
+
+    def algorithm_1(self, received: Received) -> Reply:
+        """PerInvFL's Algorithm 1, lines 5 to 9.
+
+        Order matters: θ goes on from where it was, within the round and from round to round; it takes its steps
+        before v does, towards v as it is then.
+        """
+        hparams, means = self.hparams, Means()
+        v, theta = self.working(received[MODEL]), self.working(self.personal(received))
+        for batch in self.batches(hparams.local_steps, received.round):
+            contexts = batch.by_environment()
+            for _ in range(hparams.personal_steps):
+                value = self.personal_loss(theta.tensors, v.tensors, contexts, received)
+                theta.descend(value, self.optimizer(OWN), hparams.personal_learning_rate)
+            means.add(self.shared_step(v, batch, received))
+        self.kept[PERSONAL] = theta.result()
+        return self.finish(v, means)
+
+    def personal_loss(
+        self, params: Tensors, anchor: Tensors, contexts: Sequence[Examples], received: Received
+    ) -> Tensor:
+        """`Σ_j R(θ; e_j) + β ‖θ − v‖²` over the client's environments e_j."""
+        return self.held(self.over_contexts([self.risk(params, part) for part in contexts]), params, anchor)
+
+    def over_contexts(self, values: Sequence[Tensor]) -> Tensor:
+        """The sum or the mean over the client's environments."""
+        stacked = torch.stack(list(values))
+        return stacked.sum() if self.hparams.context_reduction == "sum" else stacked.mean()
+
+    def held(self, value: Tensor, params: Tensors, anchor: Tensors) -> Tensor:
+        """`value + β ‖θ − v‖²`, and weight decay."""
+        distance = squared_distance(params, anchor, self.network.parameter_names)
+        return self.decayed(value + self.hparams.proximity * distance, params)
+
+    def public_code(self, received: Received) -> Reply:
+        """The authors' code: `θ ← θ − η (∇R(θ; B) + 2β (θ − v) + 0.001 θ)`, anew from v before every step of v
+        (spec/perinvfl.md §10.4)."""
+        hparams, names = self.hparams, self.network.parameter_names
+        v, means = self.working(received[MODEL]), Means()
+        for batch in self.batches(hparams.local_steps, received.round):
+            theta = self.working(v.tensors)
+            for _ in range(hparams.personal_steps):
+                value = self.risk(theta.tensors, batch)
+                value = value + hparams.proximity * squared_distance(theta.tensors, v.tensors, names)
+                value = value + PROX_DECAY / 2 * squared_norm(theta.tensors, names)
+                theta.step(theta.gradient(value), hparams.personal_learning_rate)
+            means.add(self.shared_step(v, batch, received))
+        self.kept[PERSONAL] = theta.result()
+        return self.finish(v, means)
+
+    def models(self, received: Received) -> dict[str, Predictor]:
+        return {**super().models(received), "personal": self.predictor(self.personal(received))}

@@ -1,0 +1,71 @@
+"""PerInvFL, client half: a personal model with an invariance loss of its own, held near a shared invariant one."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from client.methods.groupdro import GroupDROClient
+from client.methods.irm_l2 import IrmL2Client
+from client.objectives import contrast
+from client.stateful import OWN, SHARED
+from client.trainer import Means, Metrics, Received, Reply
+from common.data.examples import Examples
+from common.methods.perinvfl import PerInvFL
+from common.models import Tensors
+from common.wire import MODEL, PERSONAL
+
+AUXILIARY = "auxiliary"
+
+
+class PerInvFLClient(GroupDROClient[PerInvFL], IrmL2Client[PerInvFL]):
+    """Shared: federated IRM or GroupDRO, never seeing θ. Personal, S times before each step of v:
+    `θ ← θ − η ∇[Σ_j (R(θ; e_j) + λ g_j(θ)²) + β ‖θ − v‖²]` (Algorithm 1)."""
+
+    def train(self, received: Received) -> Reply:
+        return self._shared.train(self, received)
+
+    def loss(self, params: Tensors, batch: Examples, received: Received) -> tuple[Tensor, Metrics]:
+        return self._shared.loss(self, params, batch, received)
+
+    @property
+    def _shared(self) -> type[GroupDROClient[PerInvFL]] | type[IrmL2Client[PerInvFL]]:
+        """Whose the shared model is."""
+        return GroupDROClient if self.hparams.invariance == "groupdro" else IrmL2Client
+
+    def personal_loss(
+        self, params: Tensors, anchor: Tensors, contexts: Sequence[Examples], received: Received
+    ) -> Tensor:
+        """`Σ_j [R(θ; e_j) + λ_t g_j(θ)²] + β ‖θ − v‖²` (Eq 4), or `max_j R(θ; e_j) + β ‖θ − v‖²`, which is
+        GroupDRO's maximum over weights of the environments."""
+        risks, penalties = zip(*(self.risk_and_penalty(params, part) for part in contexts), strict=True)
+        if self.hparams.invariance == "groupdro":
+            return self.held(torch.stack(risks).max(), params, anchor)
+        value, penalty = self.held(self.over_contexts(risks), params, anchor), self.over_contexts(penalties)
+        return self.penalised(value, penalty, self.hparams.personal_penalty, received.round)
+
+    def public_code(self, received: Received) -> Reply:
+        """The authors' code, another algorithm: θ is one step on a contrastive loss away from v (spec/perinvfl.md
+        §10.3).
+
+        h is a plain model of the client's own, never reset. One Adam steps v and h in turn, so v depends on h.
+        """
+        hparams, means = self.hparams, Means()
+        v, h = self.working(received[MODEL]), self.working(self.kept.get(AUXILIARY) or self.initial())
+        for batch in self.batches(hparams.local_steps, received.round):
+            gradient = v.gradient(self.contrastive_loss(v.tensors, h.tensors, batch))
+            for _ in range(hparams.personal_steps):  # always from v; only the optimizer's state goes on
+                theta = v.moved(self.optimizer(OWN).direction(gradient), hparams.personal_learning_rate)
+            means.add(self.shared_step(v, batch, received))
+            h.descend(self.risk(h.tensors, batch), self.optimizer(SHARED), hparams.learning_rate)
+        self.kept |= {PERSONAL: theta.result(), AUXILIARY: h.result()}
+        return self.finish(v, means)
+
+    def contrastive_loss(self, params: Tensors, auxiliary: Tensors, batch: Examples) -> Tensor:
+        """`R(v; B) + λ_c C(Φ_v(x), Φ_v(x), Φ_h(x)) + (weight_decay/2) ‖v‖²`; the second and third features of C
+        are constants."""
+        z = self.network.features(params, batch.x, training=True)
+        risk = F.cross_entropy(self.network.classify(params, z, training=True), batch.y)
+        other = self.network.features(auxiliary, batch.x, training=True)
+        return self.decayed(risk + self.hparams.contrast * contrast(z, z.detach(), other.detach()), params)

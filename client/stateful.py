@@ -1,0 +1,86 @@
+"""Local training with an optimizer whose state may last: for PerInvFL, its ablations and its baselines."""
+
+from collections.abc import Iterator
+from typing import TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from client.objectives import squared_norm
+from client.trainer import LocalTrainer, Means, Metrics, Received, Reply, Site
+from client.working import Momentum, Working
+from common.adam import Adam
+from common.data.examples import Examples
+from common.methods.stateful import StatefulTraining
+from common.models import Tensors
+from common.wire import MODEL, NUM_EXAMPLES
+
+S = TypeVar("S", bound=StatefulTraining)
+
+SHARED = "optimizer-shared"
+OWN = "optimizer-personal"
+
+
+class StatefulTrainer(LocalTrainer[S]):
+    """`v ← v − γ · direction(∇L(v; B))`, `local_steps` times from the received model.
+
+    A subclass with a personal model has a loop of its own and takes the steps of v with `shared_step`.
+    """
+
+    def __init__(self, site: Site, hparams: S, kept: dict[str, Tensors]) -> None:
+        super().__init__(site, hparams, kept)
+        self._optimizers: dict[str, Momentum | Adam] = {}
+
+    def train(self, received: Received) -> Reply:
+        v, means = self.working(received[MODEL]), Means()
+        for batch in self.batches(self.hparams.local_steps, received.round):
+            means.add(self.shared_step(v, batch, received))
+        return self.finish(v, means)
+
+    def shared_step(self, v: Working, batch: Examples, received: Received) -> Metrics:
+        """One step of the shared model's local copy on `loss`; its metrics."""
+        value, metrics = self.loss(v.tensors, batch, received)
+        v.descend(value, self.optimizer(SHARED), self.hparams.learning_rate)
+        return metrics
+
+    def finish(self, v: Working, means: Means) -> Reply:
+        """The reply of a round, once the optimizers' states are kept."""
+        adams = {name: found for name, found in self._optimizers.items() if isinstance(found, Adam)}
+        self.kept |= {name: adam.state() for name, adam in adams.items()}
+        return Reply({MODEL: v.result()}, {NUM_EXAMPLES: len(self.data.train), **means.result()})
+
+    def loss(self, params: Tensors, batch: Examples, received: Received) -> tuple[Tensor, Metrics]:
+        """`R(v; B) + (weight_decay/2) ‖v‖²`."""
+        risk = self.risk(params, batch)
+        return self.decayed(risk, params), {"risk": risk}
+
+    def risk(self, params: Tensors, part: Examples) -> Tensor:
+        """Mean cross-entropy of samples."""
+        return F.cross_entropy(self.network.predict(params, part.x, training=True), part.y)
+
+    def decayed(self, value: Tensor, params: Tensors) -> Tensor:
+        """`value + (weight_decay/2) ‖θ‖²`. Part of the loss here, since IRM's rescaling divides it, too."""
+        weight = self.hparams.weight_decay / 2
+        return value + weight * squared_norm(params, self.network.parameter_names) if weight else value
+
+    def working(self, start: Tensors) -> Working:
+        """A working copy of all parameters."""
+        return Working(start, self.network.parameter_names)
+
+    def optimizer(self, name: str) -> Momentum | Adam:
+        """The message's optimizer of that name: Adam as this client left it, or SGD, whose momentum is fresh."""
+        if name not in self._optimizers:
+            adam = self.hparams.optimizer == "adam"
+            self._optimizers[name] = Adam(self.kept.get(name)) if adam else Momentum(self.hparams.momentum)
+        return self._optimizers[name]
+
+    def batches(self, steps: int, round_: int, purpose: str = "batches") -> Iterator[Examples]:
+        """As in the base class; in sequential order, number (round − 1) · steps of one endless sequence and on."""
+        if self.hparams.batch_order == "shuffled":
+            yield from super().batches(steps, round_, purpose)
+            return
+        train, count = self.data.train, self.mini_batches(steps)
+        pieces = torch.split(torch.arange(len(train), device=train.y.device), self.hparams.batch_size)
+        for number in range((round_ - 1) * count, round_ * count):
+            yield train[pieces[number % len(pieces)]]

@@ -1,0 +1,62 @@
+"""IRM-L2: hyper-parameters."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from common.knobs import between, choice, knob
+from common.methods.irm import InvariantTraining
+
+
+class HeldTraining(InvariantTraining):
+    """What PerInvFL and IRM-L2 have in common: a personal model θ held near the local copy v of the shared one."""
+
+    CODE: ClassVar[Mapping[str, Any]] = {
+        **InvariantTraining.CODE,
+        "personal_steps": 2,
+        "personal_learning_rate": 1e-4,
+        "proximity": 0.5,
+    }
+
+    personal_steps: int = knob(
+        1,
+        "updates of the personal model before each update of the shared one, on the same mini-batch",
+        symbol="S",
+        source="spec/perinvfl.md §5.5 (code: 2)",
+        ge=1,
+        le=10_000,
+        search=choice(1, 2, 5),
+    )
+    personal_learning_rate: float = knob(
+        0.05,
+        "step size of the personal model",
+        symbol="η",
+        source="that of the shared model, spec/perinvfl.md §5.5 (code: 1e-4)",
+        gt=0,
+        le=10,
+        search=between(1e-3, 0.3, log=True),
+    )
+    proximity: float = knob(
+        0.1,
+        "weight of ‖θ − v‖² (no ½), the pull of the personal model θ to the local copy v of the shared one",
+        symbol="β",
+        source="spec/perinvfl.md §5.5 (code: 0.5)",
+        ge=0,
+        le=1e4,
+        search=between(1e-3, 1.0, log=True),
+    )
+    context_reduction: Literal["sum", "mean"] = knob(
+        "sum",
+        "whether the personal loss is the sum or the mean over the client's training environments",
+        source="PerInvFL Eq 4; spec/perinvfl.md A13",
+    )
+
+
+class IrmL2(HeldTraining):
+    """Federated IRM, and a personal model of least risk held near it."""
+
+    title = "IRM-L2"
+    summary = "federated IRM's global model, and a personal one that is only held near it: PerInvFL's ablation"
+    source = "Tang et al. (PerInvFL) §5.2, Tab 5"
+    evaluates = ("global", "personal")
+
+    name: Literal["irm-l2"] = "irm-l2"

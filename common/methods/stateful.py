@@ -1,0 +1,66 @@
+"""What PerInvFL, its ablations and the baselines of its tables have in common: hyper-parameters."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from pydantic import model_validator
+
+from common.knobs import choice, knob
+from common.methods.base import LocalTraining
+
+
+class StatefulTraining(LocalTraining):
+    """Local training as the paper has it, or as its authors' public code has it (`preset`).
+
+    The preset is the only setting that picks an algorithm, and the defaults of the others go with it. Whatever is
+    set by hand overrides its default under both presets.
+    """
+
+    CODE: ClassVar[Mapping[str, Any]] = {
+        "optimizer": "adam",
+        "batch_order": "sequential",
+        "batch_size": 200,
+        "local_steps": 5,
+        "learning_rate": 5e-4,
+    }
+    """Defaults under `preset=code` where they differ (spec/perinvfl.md §10.2); the fields have the others."""
+
+    preset: Literal["paper", "code"] = knob(
+        "paper",
+        "the paper's algorithm, or that of its authors' public code with that code's settings as defaults",
+        source="PerInvFL Algorithm 1; spec/perinvfl.md §5.5",
+    )
+    optimizer: Literal["sgd", "adam"] = knob(
+        "sgd",
+        "gradient steps, or Adam, whose state stays at the client from round to round",
+        source="PerInvFL Algorithm 1 (code: adam)",
+    )
+    momentum: float = knob(
+        0.0,
+        "momentum of sgd, fresh in every round; adam has its own",
+        source="plain gradient steps, PerInvFL Algorithm 1",
+        ge=0,
+        lt=1,
+        search=choice(0.0, 0.9),
+    )
+    batch_order: Literal["shuffled", "sequential"] = knob(
+        "shuffled",
+        "mini-batches drawn anew, or always the same ones in turn, going on where the last round ended",
+        source="spec/fedsdr.md §5.6 (code: sequential)",
+    )
+    mixing: float = knob(
+        1.0,
+        "how far the server moves to the mean of the clients' models in a round",
+        symbol="α",
+        source="spec/perinvfl.md §5.5",
+        ge=0,
+        le=1,
+        search=choice(0.5, 1.0),
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults_of_the_preset(cls, values: Any) -> Any:
+        if isinstance(values, Mapping) and values.get("preset") == "code":
+            return {**cls.CODE, **values}
+        return values
