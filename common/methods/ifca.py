@@ -23,7 +23,7 @@ class IFCA(LocalTraining):
         source="thesis Tab 3.1",
         ge=1,
         le=1000,
-        search=choice(2, 4, 8),
+        search=choice(2, 4),
     )
     start: int = knob(
         0,
