@@ -84,3 +84,65 @@ def contrast(anchor: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
     """Mean of `−log(e^{cos(a,p)} / (e^{cos(a,p)} + 0.2 e^{cos(a,n)}))` over rows (PerInvFL's public code)."""
     gap = F.cosine_similarity(anchor, negative) - F.cosine_similarity(anchor, positive)
     return F.softplus(gap + math.log(0.2)).mean()
+
+
+def gaussian_divergence(mean: Tensor, deviation: Tensor, other_mean: Tensor, other_deviation: Tensor) -> Tensor:
+    """`KL(N(μ, diag σ²) ‖ N(m, diag s²)) = ½ Σ_j [ln(s²/σ²) + (σ² + (μ − m)²)/s² − 1]` of each sample.
+
+    All (n, d), deviations > 0; gives (n,). FedSR's bound on the information I(z; x | y) (Nguyen et al. 2022).
+    """
+    ratio = (deviation / other_deviation).square()
+    distance = ((mean - other_mean) / other_deviation).square()
+    return (ratio + distance - 1 - ratio.log()).sum(dim=1) / 2
+
+
+def balanced_cross_entropy(logits: Tensor, labels: Tensor, counts: Tensor) -> Tensor:
+    """`−ln(n_y e^{g_y} / Σ_c n_c e^{g_c})`, mean over a mini-batch: FedRoD's balanced risk (Chen & Chao 2022).
+
+    `logits` (n, classes), `labels` (n,), `counts` (classes,) > 0 for every label that occurs.
+    """
+    return F.cross_entropy(logits + counts.log(), labels)
+
+
+def class_means(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """Mean feature (classes, d) and number (classes,) of each class's samples; zeros for a class without any."""
+    counts = torch.bincount(labels, minlength=classes)
+    sums = features.new_zeros(classes, features.shape[1]).index_add_(0, labels, features)
+    return sums / counts.clamp(min=1)[:, None], counts
+
+
+def centroid_distance(features: Tensor, labels: Tensor, means: Tensor, counts: Tensor) -> Tensor:
+    """`1/(n d) Σ_i ‖z_i − c_{y_i}‖²` over features (n, d): FedPAC's alignment (Xu et al. 2023).
+
+    `means` (classes, d) are the centroids c; a class whose count (classes,) is 0 has none and adds nothing.
+    """
+    known = (counts > 0)[labels, None]
+    return ((features - means[labels]) * known).square().mean()
+
+
+def centred(logits: Tensor) -> Tensor:
+    """Logits (..., classes) less their mean over the classes, on which the probabilities do not depend."""
+    return logits - logits.mean(dim=-1, keepdim=True)
+
+
+def disagreement(logits: Tensor, divergence: str = "logits") -> Tensor:
+    """`Σ_i Σ_j d(i, j)` over classifiers' logits (E, n, classes), mean over the n samples.
+
+    d is `½ ‖a_i − a_j‖²` of centred logits or of probabilities (thesis (4.5)), or with "kl" KL(p_i ‖ p_j) (thesis
+    (4.3)). All are `E Σ_i ⟨a_i − ā, b_i − b̄⟩`: b = a for the squared distances, a = p and b = ln p for KL.
+    """
+    if divergence == "logits":
+        a = b = centred(logits)
+    else:
+        a = logits.softmax(dim=-1)
+        b = logits.log_softmax(dim=-1) if divergence == "kl" else a
+    return len(logits) * ((a - a.mean(dim=0)) * (b - b.mean(dim=0))).sum(dim=(0, 2)).mean()
+
+
+def conditional_dependence(outputs: Tensor, deviations: Tensor) -> Tensor:
+    """Mean |entry| of `E[Φ(X) (Ψ(X) − E[Ψ(X)|Y])ᵀ]`, the covariance within classes (thesis §4.4.2).
+
+    `outputs` (n, k) are Φ's, `deviations` (n, d) Ψ's less their class means. It is 0 if Φ and Ψ are independent
+    given Y; the reverse does not hold. The thesis's estimate of I(Φ; Ψ | Y) is k d times this one.
+    """
+    return (outputs.T @ deviations / len(outputs)).abs().mean()

@@ -22,6 +22,7 @@ Scalar = int | float | str | bool | list[int] | list[float] | list[str]
 # Record names. A method's own records are named in its strategy and client alike.
 MODEL = "model"
 PERSONAL = "personal"
+HEAD = "head"
 CONFIG = "config"
 METRICS = "metrics"
 

@@ -3,9 +3,9 @@
 from typing import TypeVar
 
 from client.trainer import LocalTrainer, Loss, Predictor, Received, Reply
-from common.methods.fedrep import HEAD, AlternatingTraining
+from common.methods.fedrep import AlternatingTraining
 from common.models import Tensors, part
-from common.wire import MODEL, NUM_EXAMPLES
+from common.wire import HEAD, MODEL, NUM_EXAMPLES
 
 A = TypeVar("A", bound=AlternatingTraining)
 

@@ -5,9 +5,6 @@ from typing import Literal
 from common.knobs import choice, knob
 from common.methods.base import LocalTraining
 
-HEAD = "head"
-"""Record of a client's own classifier."""
-
 
 class AlternatingTraining(LocalTraining):
     """What methods have in common whose clients train the classifier first and the featurizer after it."""

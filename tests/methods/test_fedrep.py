@@ -11,9 +11,9 @@ from client.methods.fedrep import FedRepClient
 from client.trainer import Metrics, Received, Site
 from common.data.examples import ClientData, Examples
 from common.errors import UserError
-from common.methods.fedrep import HEAD, FedRep
+from common.methods.fedrep import FedRep
 from common.models import Tensors, model_settings, network, part
-from common.wire import MODEL
+from common.wire import HEAD, MODEL
 from server.folder import RunFolder
 from server.local import LocalRuntime
 from strategies.fedrep import FedRepStrategy

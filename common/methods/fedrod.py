@@ -1,0 +1,16 @@
+"""FedRoD: hyper-parameters."""
+
+from typing import Literal
+
+from common.methods.base import LocalTraining
+
+
+class FedRoD(LocalTraining):
+    """A generic predictor that is fair to all classes, and a personal one on top of it."""
+
+    title = "FedRoD"
+    summary = "a generic predictor trained on a class-balanced risk, and personal logits added to its own"
+    source = "Chen & Chao 2022"
+    evaluates = ("global", "personal")
+
+    name: Literal["fedrod"] = "fedrod"

@@ -1,0 +1,41 @@
+"""FedSR: hyper-parameters, and the names of the tensors that it adds to a model."""
+
+from typing import Literal
+
+from common.knobs import between, knob
+from common.methods.base import LocalTraining
+
+DISTRIBUTION_WEIGHT, DISTRIBUTION_BIAS = "distribution.weight", "distribution.bias"
+"""A linear layer from d features to the d means of z and d numbers whose softplus is its deviations."""
+REFERENCE_MEAN, REFERENCE_SCALE = "reference.mean", "reference.scale"
+"""Of r(z|y), for each class: d means, and d numbers whose softplus is the deviations."""
+ADDED = (DISTRIBUTION_WEIGHT, DISTRIBUTION_BIAS, REFERENCE_MEAN, REFERENCE_SCALE)
+
+
+class FedSR(LocalTraining):
+    """A stochastic representation, kept small and close to one distribution per class."""
+
+    title = "FedSR"
+    summary = "a global model on random features whose norm and information on the input are penalised"
+    source = "Nguyen et al. 2022"
+    evaluates = ("global",)
+
+    name: Literal["fedsr"] = "fedsr"
+    norm_weight: float = knob(
+        1e-2,
+        "weight of E‖z‖², the norm of the representation",
+        symbol="α^L2R",
+        source="Nguyen et al. 2022 (PACS); spec/fedpin.md §4, spec/fediir.md §4.1",
+        ge=0,
+        le=1e3,
+        search=between(1e-4, 1e-1, log=True),
+    )
+    information_weight: float = knob(
+        1e-3,
+        "weight of KL(p(z|x) ‖ r(z|y)), a bound on what z tells of x beyond the label",
+        symbol="α^CMI",
+        source="Nguyen et al. 2022 (PACS); spec/fedpin.md §4",
+        ge=0,
+        le=1e3,
+        search=between(1e-5, 1e-1, log=True),
+    )
