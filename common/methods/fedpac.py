@@ -1,0 +1,31 @@
+"""FedPAC: hyper-parameters, and the names of what its clients send."""
+
+from typing import Literal
+
+from common.knobs import between, knob
+from common.methods.fedrep import AlternatingTraining
+
+CENTROIDS = "centroids"
+"""Record: mean feature (`mean`, classes x d) and number of samples (`count`, classes) of each class."""
+STATISTICS = "statistics"
+"""Record: s_u (`mean`, classes x d) and V_u (`variance`), from which the server weighs the classifiers."""
+
+
+class FedPAC(AlternatingTraining):
+    """Features pulled to common centroids, and for each client a combination of all classifiers."""
+
+    title = "FedPAC"
+    summary = "a shared featurizer aligned to class centroids, and for each client its own mix of all classifiers"
+    source = "Xu et al. 2023"
+    evaluates = ("personal",)
+
+    name: Literal["fedpac"] = "fedpac"
+    alignment: float = knob(
+        1.0,
+        "weight of the mean square of a feature's difference to the global centroid of its class",
+        symbol="λ",
+        source="Xu et al. 2023 and their public code; spec/fedpin.md §4 (mu)",
+        ge=0,
+        le=1e4,
+        search=between(0.1, 10.0, log=True),
+    )
