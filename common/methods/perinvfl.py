@@ -55,9 +55,10 @@ class PerInvFL(HeldTraining, GroupTraining):
                 "preset=code has neither the personal penalty nor the proximal term of the paper, and reaches the "
                 "paper's tables with a predictor near chance; compare it with the constant predictor"
             )
-        if self.invariance == "irm" and getattr(scenario, "environments_per_client", 1) == 1:
+        if getattr(scenario, "environments_per_client", 1) == 1:
             return (
-                "each client has one training environment here, on which the personal penalty has the same minima as "
-                "the plain risk; differences to IRM-L2 are of the way there (docs/methods/perinvfl.md)"
+                "each client has one training environment here, where the personal invariance loss has the same "
+                "minima as the plain risk, so PerInvFL and IRM-L2 differ only on the way there "
+                "(docs/methods/perinvfl.md)"
             )
         return ""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from beds import K1, LITERAL, Squares, federate, logistic_site, logistic_sites, logits, population
+from beds import K1, LITERAL, Squares, close, federate, logistic_site, logistic_sites, logits, population
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import ScriptedGrid, content, one_round
@@ -45,17 +45,17 @@ def test_the_closed_form_is_the_derivative_by_the_dummy_scale(seed: int) -> None
     z.requires_grad_()
     scale = torch.ones((), requires_grad=True, **FLOAT)
     (g,) = torch.autograd.grad(F.cross_entropy(scale * z, y), scale, create_graph=True)
-    torch.testing.assert_close(irm_gradient(z, y), g)
+    assert close(irm_gradient(z, y), g)
     (through_the_dummy,) = torch.autograd.grad(g.square(), z)
     (closed,) = torch.autograd.grad(irm_penalty(z, y), z)
-    torch.testing.assert_close(closed, through_the_dummy)
+    assert close(closed, through_the_dummy)
 
 
 def test_no_logits_no_gradient_and_one_logit_is_binary_cross_entropy() -> None:
     assert irm_gradient(torch.zeros(4, 3), torch.tensor([0, 1, 2, 1])) == 0
     z, y = sample(1, classes=1)[0], sample(1, classes=2)[1]
     g = ((z[:, 0].sigmoid() - y) * z[:, 0]).mean()
-    torch.testing.assert_close(irm_gradient(torch.cat([torch.zeros_like(z), z], dim=1), y), g)
+    assert close(irm_gradient(torch.cat([torch.zeros_like(z), z], dim=1), y), g)
 
 
 def test_halves_are_unbiased_over_the_order_of_samples_and_single_is_not() -> None:
@@ -65,11 +65,11 @@ def test_halves_are_unbiased_over_the_order_of_samples_and_single_is_not() -> No
     orders = [list(order) for order in permutations(range(4))]
     found = torch.stack([irm_penalty(z[order], y[order], halves=True) for order in orders]).mean()
     pairs = (each.sum().square() - each.square().sum()) / 12
-    torch.testing.assert_close(found, pairs)
+    assert close(found, pairs)
     single = irm_penalty(z, y)
-    torch.testing.assert_close(single, each.mean().square())
-    torch.testing.assert_close(single - found, each.var() / 4)  # the bias is the variance of g
-    torch.testing.assert_close(irm_penalty(z[:1], y[:1], halves=True), irm_penalty(z[:1], y[:1]))
+    assert close(single, each.mean().square())
+    assert close(single - found, each.var() / 4)  # the bias is the variance of g
+    assert close(irm_penalty(z[:1], y[:1], halves=True), irm_penalty(z[:1], y[:1]))
 
 
 def test_point_check_of_the_test_bed() -> None:
@@ -125,7 +125,7 @@ def test_one_full_step_per_round_is_gradient_descent_on_the_mean_loss() -> None:
             (g,) = torch.autograd.grad(risk, scale, create_graph=True)
             losses.append(risk + 10 * g**2)
         nu = (nu - 0.5 * 0.05 * torch.autograd.grad(torch.stack(losses).mean(), nu)[0]).detach()
-    torch.testing.assert_close(found["theta"], nu, rtol=0, atol=1e-15)
+    assert torch.allclose(found["theta"], nu, rtol=0, atol=1e-15)
 
 
 def test_without_penalty_a_client_takes_fedavgs_steps() -> None:
@@ -163,7 +163,7 @@ def test_the_weight_anneals_and_the_objective_is_divided_by_it() -> None:
         (2, {"penalty": 0.25}, of_risk + 0.25 * of_penalty),
         (3, {"penalty": 0.25}, of_risk + 0.25 * of_penalty),
     ):
-        torch.testing.assert_close(gradient(round_, **how), expected.detach())
+        assert close(gradient(round_, **how), expected.detach())
 
 
 @pytest.mark.parametrize(
