@@ -3,12 +3,13 @@
 Importing scikit-learn takes seconds, so the loader that needs it does so itself.
 """
 
+import csv
 import gzip
 import lzma
 import os
 import zlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from math import prod
 from pathlib import Path
@@ -18,6 +19,7 @@ from zipfile import BadZipFile
 import numpy as np
 import numpy.typing as npt
 import torch
+from PIL import Image
 from torch import Tensor
 
 from common.errors import UserError
@@ -27,19 +29,57 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
+class Files:
+    """Pictures that are decoded when they are asked for, so that a client reads no more than its own.
+
+    Each becomes RGB and `side` pixels high and wide, whatever its shape (PIL's bilinear filter).
+    """
+
+    paths: Sequence[Path]
+    side: int = 64
+
+    def __getitem__(self, index: Tensor) -> Tensor:
+        """Pictures (n, 3, side, side) uint8 of an index (n,). Raises `UserError` for one that cannot be read."""
+        pixels = np.empty((len(index), self.side, self.side, 3), np.uint8)
+        for place, number in enumerate(index.tolist()):
+            try:
+                with Image.open(self.paths[number]) as picture:
+                    small = picture.convert("RGB").resize((self.side, self.side), Image.Resampling.BILINEAR)
+            except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+                raise UserError(f"picture {self.paths[number]} cannot be read ({error})") from None
+            pixels[place] = np.asarray(small)
+        return torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
+
+
+@dataclass(frozen=True)
 class Raw:
     """A data set as published: its training part first, then its test part.
 
-    `images`: (n, h, w), or (n, 3, h, w) where they are in colour, uint8 in 0..255 or float32 in [0, 1];
-    `labels`: (n,) int64 classes; samples [0, train_size) are the training part.
+    `images`: (n, h, w), or (n, 3, h, w) where they are in colour, uint8 in 0..255 or float32 in [0, 1]; or files.
+    `labels`: (n,) int64 classes; samples [0, train_size) are the training part, or all where there is no such
+    split. `tags`: what else is known of each sample, by name, (n,) int64.
     """
 
-    images: Tensor
+    images: Tensor | Files
     labels: Tensor
     train_size: int
+    tags: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return self.labels.shape[0]
+
+    def at(self, side: int) -> "Raw":
+        """The same with colour pictures `side` pixels high and wide.
+
+        Raises `UserError` where the pictures are packed in another size.
+        """
+        if isinstance(self.images, Files):
+            return replace(self, images=replace(self.images, side=side))
+        if self.images.shape[-1] != side:
+            raise UserError(
+                f"side = {side} needs the picture files; those packed here are {self.images.shape[-1]} pixels wide"
+            )
+        return self
 
 
 @dataclass(frozen=True)
@@ -99,7 +139,7 @@ def _read(name: str, path: Path, get: str, read: Callable[[Path], T]) -> T:
         raise UserError(f"data set {name!r}: there is no {path.name} in {path.parent}; {get}")
     try:
         return read(path)
-    except (OSError, EOFError, KeyError, ValueError, BadZipFile, lzma.LZMAError, zlib.error) as error:
+    except (OSError, EOFError, KeyError, ValueError, BadZipFile, csv.Error, lzma.LZMAError, zlib.error) as error:
         raise UserError(f"data set {name!r}: {path} cannot be read ({error}); delete it, then {get}") from None
 
 
@@ -226,6 +266,81 @@ def read_columns(path: Path) -> dict[str, npt.NDArray[np.integer[Any]]]:
         return {name: column for name, column in archive.items() if column.dtype.kind in "ui"}
 
 
+WATERBIRDS = "waterbird_complete95_forest2water2"
+"""The folder that the published archive unpacks to."""
+
+
+def _waterbirds(root: Path | None) -> Raw:
+    """Pictures of CUB's birds on backgrounds from Places. Label 1 is a waterbird.
+
+    Tags: `place` (1: on water), `species` (1 to 200, CUB's numbers), `split` (0 training, 1 validation, 2 test).
+    """
+    folder = _below("waterbirds", root, f"{WATERBIRDS}/metadata.csv and the pictures that it lists") / WATERBIRDS
+    get = f"unpack {WATERBIRDS}.tar.gz (Sagawa et al. 2020, Group DRO's repository links to it) in {root}"
+
+    def read(path: Path) -> list[tuple[str, int, int, int, int]]:
+        with path.open(newline="") as file:
+            found = [(row["img_filename"], row) for row in csv.DictReader(file)]
+        if not found:
+            raise ValueError("it lists no pictures")
+        rows = [(name, int(row["y"]), int(row["place"]), int(name[:3]), int(row["split"])) for name, row in found]
+        return sorted(rows, key=lambda row: row[-1])  # stable: in the order of the file within a split
+
+    names, *columns = zip(*_read("waterbirds", folder / "metadata.csv", get, read), strict=True)
+    label, place, species, split = (torch.tensor(column) for column in columns)
+    tags = {"place": place, "species": species, "split": split}
+    return Raw(Files([folder / name for name in names]), label, int((split == 0).sum()), tags)
+
+
+PACS = ("art_painting", "cartoon", "photo", "sketch")
+VLCS = ("Caltech101", "LabelMe", "SUN09", "VOC2007")
+OFFICE_HOME = ("Art", "Clipart", "Product", "Real World")
+"""Their domains, by the names of their folders. The tag `domain` counts in this order."""
+
+
+def _tree(name: str, folder_name: str, domains: Sequence[str], classes: int, root: Path | None) -> Raw:
+    """Pictures in folders DOMAIN/CLASS. Label c is the c-th class in alphabetical order."""
+    folder = _below(name, root, f"{folder_name}/{domains[0]}/CLASS/*.jpg and so on") / folder_name
+    get = f"unpack it so that its pictures are {folder}/DOMAIN/CLASS/*.jpg, with the domains {', '.join(domains)}"
+    paths: list[Path] = []
+    labels: list[int] = []
+    domain: list[int] = []
+    for number, each in enumerate(domains):
+        if not (folder / each).is_dir():
+            raise UserError(f"data set {name!r}: there is no {each} in {folder}; {get}")
+        named = sorted(path for path in (folder / each).iterdir() if path.is_dir())
+        if len(named) != classes:
+            raise UserError(f"data set {name!r}: {folder / each} has {len(named)} classes, not {classes}; {get}")
+        for label, place in enumerate(named):
+            found = sorted(_pictures(place))
+            paths += found
+            labels += [label] * len(found)
+            domain += [number] * len(found)
+    return Raw(Files(paths), torch.tensor(labels), len(labels), {"domain": torch.tensor(domain)})
+
+
+def _pictures(folder: Path) -> Iterator[Path]:
+    return (path for path in folder.iterdir() if path.suffix.lower() in (".jpg", ".jpeg", ".png"))
+
+
+def _pacs(root: Path | None) -> Raw:
+    """The folders of pictures, or where there are none, all of them packed at 64x64 pixels, in the same order."""
+    if root is None or (root / "PACS").exists() or not (root / "pacs").exists():
+        return _tree("pacs", "PACS", PACS, 7, root)
+    folder = root / "pacs"
+    get = f"copy pacs64_images.npy.xz and pacs64_labels.npz into {folder}, or unpack the pictures in {root}/PACS"
+
+    def read(path: Path) -> tuple[Tensor, Tensor]:
+        columns = {name: torch.from_numpy(column.astype(np.int64)) for name, column in read_columns(path).items()}
+        return columns["labels"], columns["domains"]
+
+    images = torch.from_numpy(_read("pacs", folder / "pacs64_images.npy.xz", get, read_packed))
+    labels, domain = _read("pacs", folder / "pacs64_labels.npz", get, read)
+    if not len(images) == len(labels) == len(domain):
+        raise UserError(f"data set 'pacs': {folder} has {len(images)} images but {len(labels)} labels; {get}")
+    return Raw(images, labels, len(labels), {"domain": domain})
+
+
 DATASETS: dict[str, Dataset] = {
     "digits": Dataset("1,797 handwritten digits of 8x8 pixels, bundled with scikit-learn", _digits),
     "mnist": Dataset("MNIST: 70,000 handwritten digits of 28x28 pixels", partial(_mnist_like, "mnist", "MNIST")),
@@ -236,6 +351,13 @@ DATASETS: dict[str, Dataset] = {
     "cifar10": Dataset("CIFAR-10: 60,000 colour pictures of 32x32 pixels, 10 classes", _cifar10),
     "cifar10-subset": Dataset(
         "25,000 of CIFAR-10's pictures, packed, equally many of each class", _cifar10_subset
+    ),
+    "waterbirds": Dataset("Waterbirds: 11,788 pictures of birds on land and on water, 2 classes", _waterbirds),
+    "pacs": Dataset("PACS: 9,991 pictures of 7 classes in 4 domains, from photos to sketches", _pacs),
+    "vlcs": Dataset("VLCS: 10,729 photos of 5 classes in 4 domains", partial(_tree, "vlcs", "VLCS", VLCS, 5)),
+    "office-home": Dataset(
+        "Office-Home: 15,588 pictures of 65 classes in 4 domains",
+        partial(_tree, "office-home", "office_home", OFFICE_HOME, 65),
     ),
 }
 """Every raw data set by name."""

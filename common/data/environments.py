@@ -37,6 +37,11 @@ def standardise(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> 
     return (images - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]
 
 
+def standardise_photos(images: Tensor) -> Tensor:
+    """Colour pictures (n, 3, h, w) in [0, 1], standardised with the usual numbers, those of ImageNet's photos."""
+    return standardise(images, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+
 def downsample(images: Tensor, stride: int) -> Tensor:
     """Every `stride`-th row and column of images (n, h, w), the first one included."""
     return images[:, ::stride, ::stride]

@@ -70,6 +70,18 @@ def dirichlet(
     return [rng.permutation(np.concatenate(own)) for own in chosen]
 
 
+def cuts_by_size(sizes: Sequence[int], parts: int) -> list[int]:
+    """How many of `parts` pieces each set is cut into: one each, then one more where pieces are the largest.
+
+    Where two are, it is the first. FedIIR Alg 2, spec/fediir.md §5.3.
+    """
+    counts = [1] * len(sizes)
+    for _ in range(parts - len(sizes)):
+        largest = max(range(len(sizes)), key=lambda place: sizes[place] / counts[place])
+        counts[largest] += 1
+    return counts
+
+
 def by_environment(clients: int, environments: int, rng: np.random.Generator) -> list[int]:
     """One environment for each client at random, each environment for equally many (to within one).
 

@@ -4,9 +4,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from common.data.datasets import Raw, load
 from common.data.examples import ClientData
@@ -102,6 +102,29 @@ class Spurious(Scenario, ABC):
     """A scenario whose training environments have a shortcut that the test environments break."""
 
     oracle: bool = knob(False, "remove the spurious feature, in training and test alike", source="thesis Fig 4.4")
+
+
+Probability = Annotated[float, Field(ge=0, le=1)]
+
+
+class Agreeing(Spurious, ABC):
+    """A binary label with which a shortcut agrees as often as the environment's probability p says."""
+
+    test_agreement: ClassVar[tuple[float, ...]]
+    """P(the shortcut agrees with the label) in each test environment."""
+    train_agreement: tuple[Probability, ...]
+
+    @property
+    def classes(self) -> int:
+        return 2
+
+    @property
+    def train_environments(self) -> tuple[str, ...]:
+        return tuple(f"p={p}" for p in self.train_agreement)
+
+    @property
+    def test_environments(self) -> tuple[str, ...]:
+        return tuple(f"p={p}" for p in self.test_agreement)
 
 
 def with_oracle(presets: Mapping[str, Spurious]) -> dict[str, Scenario]:

@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from common.data.datasets import Raw, load, resolve_root
@@ -21,15 +20,13 @@ from common.data.environments import (
 )
 from common.data.examples import ClientData, Examples, join
 from common.data.partition import Indices, Share, by_environment, by_label, class_pairs, iid
-from common.data.scenario import Partitioned, Spurious, all_shares, with_oracle
+from common.data.scenario import Agreeing, Partitioned, Probability, all_shares, with_oracle
 from common.errors import UserError
 from common.knobs import knob
 from common.seeding import numpy_generator, torch_generator
 
-Probability = Annotated[float, Field(ge=0, le=1)]
 
-
-class ColoredScenario(Spurious, Partitioned):
+class ColoredScenario(Agreeing, Partitioned):
     """A binary label that a colour gives away, in training more reliably than the shape does.
 
     The label is the class group, flipped with probability `label_noise`; the flipped label is the target.
@@ -43,30 +40,15 @@ class ColoredScenario(Spurious, Partitioned):
     side: ClassVar[int]
     """Height and width of a sample, after taking every `stride`-th row and column of the raw image."""
     stride: ClassVar[int]
-    test_agreement: ClassVar[tuple[float, ...]]
-    """P(colour agrees with the label) in each test environment."""
 
     label_noise: float = knob(
         0.25, "probability that a label is flipped, in training and test alike",
         source="spec/fedsdr.md A15, spec/perinvfl.md A2", ge=0, le=1,
     )  # fmt: skip
-    train_agreement: tuple[Probability, ...]
 
     @property
     def input_shape(self) -> tuple[int, ...]:
         return (2, self.side, self.side)
-
-    @property
-    def classes(self) -> int:
-        return 2
-
-    @property
-    def train_environments(self) -> tuple[str, ...]:
-        return tuple(f"p={p}" for p in self.train_agreement)
-
-    @property
-    def test_environments(self) -> tuple[str, ...]:
-        return tuple(f"p={p}" for p in self.test_agreement)
 
     def quarter_turns(self, client: int) -> int:
         """How often a client's images are turned by 90 degrees."""

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.data.partition import Indices, by_environment, by_label, class_pairs, dirichlet, iid
+from common.data.partition import Indices, by_environment, by_label, class_pairs, cuts_by_size, dirichlet, iid
 from common.errors import UserError
 from common.seeding import numpy_generator
 
@@ -99,6 +99,33 @@ def test_dirichlet_concentration_runs_from_skewed_to_even() -> None:
     assert largest_share(0.01) > 0.9
     # The largest of five uniform spacings: H_5 / 5 = 0.457 in the mean.
     assert largest_share(1.0) == pytest.approx(0.457, abs=0.12)
+
+
+def test_dirichlet_gives_a_label_to_those_alone_that_want_it() -> None:
+    labels = np.repeat([0, 1, 2], 50)
+    both, zero, one = dirichlet(labels, [(0, 1), (0,), (1,)], 1.0, numpy_generator(0))
+    assert set(labels[zero]) == {0}
+    assert set(labels[one]) == {1}
+    # Nobody wants 2.
+    assert sorted(np.concatenate([both, zero, one]).tolist()) == list(range(100))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "counts"),
+    [
+        # spec/fediir.md §5.3 with 50 clients: PACS without art, without photos; VLCS without LabelMe
+        ((2344, 1670, 3929), [15, 11, 24]),
+        ((2048, 2344, 3929), [12, 14, 24]),
+        ((1415, 3282, 3376), [9, 20, 21]),
+    ],
+)
+def test_large_sets_are_cut_into_more_pieces(sizes: tuple[int, ...], counts: list[int]) -> None:
+    assert cuts_by_size([size - int(0.1 * size) for size in sizes], 50) == counts
+
+
+def test_the_first_of_equals_is_cut_first() -> None:
+    assert cuts_by_size([7, 7, 7], 4) == [2, 1, 1]
+    assert cuts_by_size([7, 7, 7], 3) == [1, 1, 1]
 
 
 @given(st.integers(1, 10), st.integers(0, 40), seeds)
