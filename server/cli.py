@@ -40,7 +40,7 @@ from server.reproduce import (
 from server.runs import Standing, cores, standing_line
 from server.summary import summarise
 from server.sweep import key_of, sweep, sweep_rows, sweep_table
-from server.tables import left_out_lines, progress_line, summary_table, traffic_line
+from server.tables import cluster_table, left_out_lines, progress_line, summary_table, traffic_line
 from server.track import require, tracking
 
 app = typer.Typer(
@@ -489,6 +489,8 @@ def _show_run(path: Path, as_json: bool, oracle: bool) -> None:
         out.print_json(data=summary)
         return
     out.print(summary_table(summary))
+    if clusters := cluster_table(folder.rows()):
+        out.print(clusters)
     out.print(f"{traffic_line(summary)}; {summary['wall_seconds']:.1f} s", highlight=False)
     for line in left_out_lines(summary):
         out.print(line, style="yellow", markup=False)

@@ -26,7 +26,7 @@ from server.compare import Spread, measures, spread
 from server.folder import RunFolder
 from server.runs import Selected
 from server.summary import SELECTIONS, Evaluation, Row, summarise
-from server.tables import size
+from server.tables import members, size
 from server.version import NO_NUMBER
 
 MEASURES = ("worst", "average", "worst client", "bottom decile")
@@ -348,13 +348,10 @@ def environment_table(found: Sequence[Entry], selections: Sequence[str]) -> Tabl
 def cluster_table(entry: Entry, run: Run) -> Table:
     """Who was in which cluster at the end."""
     last = run.clusters[max(run.clusters)]
-    members: dict[int, list[str]] = {}
-    for client in _clients(last):
-        members.setdefault(last[client], []).append(client)
     return Table(
         f"{entry.method}, seed {run.config.seed}: clusters in round {max(run.clusters)}",
         ["cluster", "clients", "who"],
-        [[str(k), str(len(members[k])), ", ".join(members[k])] for k in sorted(members)],
+        [[str(cluster), str(len(who)), ", ".join(who)] for cluster, who in members(last).items()],
         3,
     )
 
@@ -431,11 +428,6 @@ def _titled(selection: str) -> str:
 def _environments(found: Iterable[Entry]) -> list[str]:
     picked = (one for entry in found for run in entry.runs for one in run.models[entry.model].values())
     return list(dict.fromkeys(name for one in picked for name in one.accuracy))
-
-
-def _clients(labels: Mapping[str, int]) -> list[str]:
-    """Clients by cluster, then in the order in which a person counts them."""
-    return sorted(labels, key=lambda client: (labels[client], len(client), client))
 
 
 def _short(text: str) -> str:
@@ -517,7 +509,8 @@ def cluster_figure(key: str, entry: Entry, run: Run) -> Figure:
     """Cluster membership in every round."""
     rounds = sorted(run.clusters)
     last = {client: cluster for number in rounds for client, cluster in run.clusters[number].items()}
-    labels = {client: [run.clusters[number].get(client) for number in rounds] for client in _clients(last)}
+    clients = [client for group in members(last).values() for client in group]
+    labels = {client: [run.clusters[number].get(client) for number in rounds] for client in clients}
     caption = f"{entry.method}, seed {run.config.seed}: cluster of each client in each round"
     return Figure(caption, figures.membership_figure(key, rounds, labels))
 

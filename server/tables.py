@@ -1,5 +1,6 @@
 """What a person sees of a run: a line while it goes on, a table when it is done."""
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rich.table import Table
@@ -49,6 +50,34 @@ def summary_table(summary: dict[str, Any]) -> Table:
     table.add_row("held-out training", *(percent(found["validation"]) for _, found in columns))
     table.add_row("round", *(str(found["round"]) for _, found in columns))
     return table
+
+
+def cluster_table(rows: Iterable[Mapping[str, Any]]) -> Table | None:
+    """Who was in which cluster after the last round, and how many clusters were chosen; None without clusters."""
+    last = {row["kind"]: row for row in rows}
+    if "clusters" not in last:
+        return None
+    chosen = last.get("heuristic")
+    table = Table(
+        title=f"clusters in round {last['clusters']['round']}",
+        caption=f"chosen after round {chosen['round']}: {chosen['contexts']} clusters, μ = {chosen['mu']:.4g}"
+        if chosen
+        else None,
+    )
+    table.add_column("cluster", justify="right")
+    table.add_column("clients", justify="right")
+    table.add_column("who", overflow="fold")
+    for cluster, clients in members(last["clusters"]["labels"]).items():
+        table.add_row(str(cluster), str(len(clients)), ", ".join(clients))
+    return table
+
+
+def members(labels: Mapping[str, int]) -> dict[int, list[str]]:
+    """The clients of each cluster, in the order in which a person counts them."""
+    found: dict[int, list[str]] = {}
+    for client in sorted(labels, key=lambda client: (labels[client], len(client), client)):
+        found.setdefault(labels[client], []).append(client)
+    return found
 
 
 def traffic_line(summary: dict[str, Any]) -> str:

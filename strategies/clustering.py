@@ -5,7 +5,9 @@ Points are rows. `labels` (n,) give each point its cluster, 0, 1, … without ga
 
 import warnings
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from math import e, log, sqrt
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,11 +56,10 @@ def k_means(points: Tensor, clusters: int, seed: int) -> Tensor:
     # scikit-learn takes seconds to import.
     from sklearn.cluster import KMeans
     from sklearn.exceptions import ConvergenceWarning
-    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
     solver = KMeans(clusters, init="k-means++", n_init=RESTARTS, max_iter=ITERATIONS, random_state=seed % 2**32)
     # With one thread the sums are always in the same order.
-    with threadpool_limits(1), warnings.catch_warnings():
+    with _threads().limit(limits=1), warnings.catch_warnings():
         # Points that are all but equal may leave a cluster without any: it is left out below.
         warnings.simplefilter("ignore", ConvergenceWarning)
         found = torch.from_numpy(solver.fit(points.numpy()).labels_).long()
@@ -69,7 +70,7 @@ def k_means(points: Tensor, clusters: int, seed: int) -> Tensor:
 def align(means: Tensor, contexts: Tensor) -> list[int]:
     """The context (row of `contexts`) that each of as many or fewer clusters continues: the assignment with the
     least sum of squared distances."""
-    from scipy.optimize import linear_sum_assignment  # type: ignore[import-untyped]
+    from scipy.optimize import linear_sum_assignment
 
     found: list[int] = linear_sum_assignment(torch.cdist(means, contexts).square().numpy())[1].tolist()
     return found
@@ -109,8 +110,16 @@ def clusters_by_bound(costs: Sequence[float], factor: float, mu: float) -> int:
     return errors.index(min(errors)) + 1
 
 
+@lru_cache
+def _threads() -> Any:
+    """The thread pools of this process; finding them takes as long as a small k-means."""
+    from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
+
+    return ThreadpoolController()
+
+
 def _distinct(points: Tensor) -> int:
-    """How many points are told apart in float64, in which k-means compares squares of distances."""
-    gaps = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
-    same = (gaps <= 1e-8 * gaps.max()).tril(diagonal=-1)
+    """How many points k-means can tell apart; it compares squares of distances, rounded as large numbers."""
+    gaps = torch.cdist(points, points)
+    same = (gaps <= 1e-6 * gaps.max()).tril(diagonal=-1)
     return int((~same.any(dim=1)).sum())

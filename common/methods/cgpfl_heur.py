@@ -1,8 +1,8 @@
 """CGPFL-Heur: hyper-parameters."""
 
-from typing import Annotated, Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import field_validator
 
 from common.knobs import choice, knob
 from common.methods.cgpfl import ContextTraining
@@ -25,10 +25,10 @@ class CGPFLHeur(ContextTraining):
         le=10_000,
         search=choice(0),
     )
-    mu: Annotated[float, Field(ge=0, le=1e12)] | Literal["auto", "lambda"] = knob(
+    mu: float | Literal["auto", "lambda"] = knob(
         "auto",
-        "weight of the clustering cost against √K: a number from 0 on; auto for one that makes the two equally "
-        "large over the range of K; lambda for λ + L/2 with an estimate of the risks' smoothness L",
+        "weight of the clustering cost against √K: a number; auto for the one with which both have the same range "
+        "over K; lambda for λ + L/2 with an estimate of the risks' smoothness L",
         symbol="μ",
         source="not given in the thesis; spec/cgpfl.md §2.7",
     )
@@ -41,3 +41,10 @@ class CGPFLHeur(ContextTraining):
         le=1_000,
         search=choice(1),
     )
+
+    @field_validator("mu", mode="before")
+    @classmethod
+    def _check_mu(cls, value: Any) -> Any:
+        if value in ("auto", "lambda") or (isinstance(value, (int, float)) and 0 <= value <= 1e12):
+            return value
+        raise ValueError("give a number from 0 to 1e12, auto or lambda")

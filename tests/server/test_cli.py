@@ -53,6 +53,18 @@ def test_config_of_a_run_runs_again_to_the_same_numbers(here: Path) -> None:
     assert RunFolder(here / "one").rows() == RunFolder(here / "two").rows()
 
 
+def test_a_run_with_clusters_shows_who_was_together_at_the_end(here: Path) -> None:
+    assert "clusters" not in call("run", *TOY, "--rounds", "2", "--out", "one").stdout
+    result = call("run", *TOY, "--rounds", "2", "--method", "cgpfl-heur", "--out", "two")
+    assert result.exit_code == 0, result.output
+    rows = {row["kind"]: row for row in RunFolder(here / "two").rows()}
+    labels, chosen = rows["clusters"]["labels"], rows["heuristic"]
+    assert "clusters in round 2" in result.stdout
+    for cluster in set(labels.values()):
+        assert ", ".join(client for client in sorted(labels) if labels[client] == cluster) in result.stdout
+    assert f"chosen after round 1: {chosen['contexts']} clusters, μ = {chosen['mu']:.4g}" in result.stdout
+
+
 def test_json_is_the_summary(here: Path) -> None:
     result = call("run", *TOY, "--rounds", "2", "--out", "one", "--json")
     assert json.loads(result.stdout) == json.loads((here / "one" / "summary.json").read_text())
