@@ -73,11 +73,18 @@ class Toy(Spurious):
         return Examples(x, y, torch.full_like(y, environment))
 
 
+STRIDES = {
+    "f-fl-games": ("local_steps=20", "learning_rate=0.02"),
+    "v-fl-games": ("local_steps=20", "learning_rate=0.02", "representation_rate=0.02"),
+}
+"""For methods that by default take one small step in a round, and hundreds of rounds: enough for a few."""
+
+
 def toy_config(method: str, *settings: str, **options: Any) -> RunConfig:
     """A run of a method on the toy scenario: few, quick rounds."""
     return load_config(
         options={"method": method, "scenario": {"name": "toy"}, **options},
-        settings=["evaluate_every=2", "checkpoint_every=2", *settings],
+        settings=["evaluate_every=2", "checkpoint_every=2", *STRIDES.get(method, ()), *settings],
     )
 
 

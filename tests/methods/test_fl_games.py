@@ -101,7 +101,12 @@ def gradient(risk: Callable[[Tensors], Tensor], at: Tensors) -> list[Tensor]:
 
 def game(name: str, *settings: str, **scenario: Any) -> RunConfig:
     """A game on the toy scenario, in few and large steps."""
-    quick = ["learning_rate=0.05", "batch_size=16", *(["representation_rate=0.05"] if name[0] == "v" else [])]
+    quick = [
+        "local_steps=1",
+        "learning_rate=0.05",
+        "batch_size=16",
+        *(["representation_rate=0.05"] if name[0] == "v" else []),
+    ]
     return toy_config(name, *quick, *settings, rounds=9, scenario={"name": "toy", **scenario})
 
 
