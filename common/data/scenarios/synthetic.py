@@ -1,0 +1,149 @@
+"""Generated data whose causes are known."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from common.data.examples import ClientData, Examples
+from common.data.partition import by_environment
+from common.data.scenario import Spurious, with_oracle
+from common.knobs import knob
+from common.seeding import numpy_generator, torch_generator
+
+GLOBAL, PERSONAL, SHORTCUT = slice(0, 3), slice(3, 6), slice(6, 12)
+"""Which of the 12 latent features are which."""
+FEATURES = 12
+CAUSAL_MEAN, CAUSAL_NOISE = 1.5, 2.0
+"""Deviation of the means of global and personal features over draws, and of the features around their mean.
+
+The thesis' "N(0, 1.5 I)" and "N(0, 0.75 I)" are read as deviations: then causal features and shortcut have the
+same signal-to-noise ratio (spec/fedsdr.md A16).
+"""
+SHORTCUT_MEAN, SHORTCUT_NOISE = 0.75, 1.0
+
+
+@dataclass(frozen=True)
+class Population:
+    """What the data of a seed are drawn from: features N(y μ, σ² I) for y = ±1, seen through `mixing`."""
+
+    mixing: Tensor
+    """(12, 12), orthogonal: a sample is x = mixing · z."""
+    global_mean: Tensor
+    """(3,), everyone's."""
+    personal_mean: Tensor
+    """(clients, 3)."""
+    shortcut_mean: Tensor
+    """(environments, 6), the training environments first, then the unseen ones."""
+
+    def latent(self, x: Tensor) -> Tensor:
+        """The latent features z (n, 12) of samples x (n, 12), by `GLOBAL`, `PERSONAL` and `SHORTCUT`."""
+        return x @ self.mixing
+
+
+class SyntheticSCM(Spurious):
+    """The thesis' linear structural model; a client has one training environment, and all unseen ones for testing.
+
+    Given the label y = ±1, equally likely: `z_g ~ N(y μ_g, 2² I)`, the same for all; `z_u ~ N(y μ_u, 2² I)`, the
+    client's own, in training and test; `z_s ~ N(y μ_s^e, I)`, the environment's. Under `oracle` z_s is zero.
+    """
+
+    title = "linear model with known global, personal and shortcut features, tested in unseen environments"
+    source = "FedSDR, thesis §4.5.1; spec/fedsdr.md §5.1"
+    dataset = "generated"
+
+    name: Literal["synthetic-scm"] = "synthetic-scm"
+    clients: int = knob(100, "number of clients", symbol="N", source="thesis §4.5.1", ge=1, le=10_000)
+    seen: int = knob(10, "training environments; a client has one of them", source="thesis §4.5.1", ge=1, le=1000)
+    unseen: int = knob(50, "test environments; 5,000 in the thesis", source="thesis §4.5.1", ge=1, le=5000)
+    train_samples: int = knob(
+        1000, "training and validation samples of a client", source="thesis §4.5.1: 10,000 per environment", ge=1
+    )
+    test_samples: int = knob(
+        100, "samples of a client in each test environment", source="thesis §4.5.1: 10,000 per environment", ge=1
+    )
+    validation_fraction: float = knob(
+        0.1, "part of a client's own training data that is held out for validation", ge=0, lt=1
+    )
+    mixed: bool = knob(True, "samples are a random rotation of the features, not the features themselves")
+
+    @property
+    def rounds(self) -> int:
+        return 600
+
+    @property
+    def participation(self) -> float:
+        return 0.1
+
+    @property
+    def model(self) -> dict[str, Any]:
+        return {"name": "mlp", "hidden": (6,), "linear_features": True}
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return (FEATURES,)
+
+    @property
+    def classes(self) -> int:
+        return 2
+
+    @property
+    def train_environments(self) -> tuple[str, ...]:
+        return tuple(f"seen-{number}" for number in range(self.seen))
+
+    @property
+    def test_environments(self) -> tuple[str, ...]:
+        return tuple(f"unseen-{number}" for number in range(self.unseen))
+
+    def population(self, seed: int) -> Population:
+        """What this seed's data are drawn from."""
+
+        def normal(deviation: float, *key: str | int, shape: tuple[int, ...]) -> Tensor:
+            return deviation * torch.randn(shape, generator=torch_generator(seed, "population", *key))
+
+        mixing = torch.eye(FEATURES)
+        if self.mixed:
+            mixing = torch.linalg.qr(normal(1.0, "mixing", shape=(FEATURES, FEATURES)).double()).Q.float()
+        return Population(
+            mixing,
+            normal(CAUSAL_MEAN, "global", shape=(3,)),
+            torch.stack([normal(CAUSAL_MEAN, "personal", own, shape=(3,)) for own in self.client_ids]),
+            torch.stack(
+                [
+                    normal(SHORTCUT_MEAN, "shortcut", name, shape=(6,))
+                    for name in (*self.train_environments, *self.test_environments)
+                ]
+            ),
+        )
+
+    def client_data(self, client: int, seed: int, data_root: Path | None) -> ClientData:
+        population, client_id = self.population(seed), self.client_ids[client]
+        deal = numpy_generator(seed, "partition", "environments")
+        own = by_environment(self.clients, self.seen, deal)[client]
+
+        def draw(name: str, place: int, count: int, environment: int) -> Examples:
+            generator = torch_generator(seed, client_id, "samples", name)
+            y = torch.randint(2, (count,), generator=generator)
+            sign, noise = 2.0 * y[:, None] - 1, torch.randn(count, FEATURES, generator=generator)
+            z = torch.empty(count, FEATURES)
+            z[:, GLOBAL] = sign * population.global_mean + CAUSAL_NOISE * noise[:, GLOBAL]
+            z[:, PERSONAL] = sign * population.personal_mean[client] + CAUSAL_NOISE * noise[:, PERSONAL]
+            z[:, SHORTCUT] = sign * population.shortcut_mean[place] + SHORTCUT_NOISE * noise[:, SHORTCUT]
+            if self.oracle:
+                z[:, SHORTCUT] = 0
+            return Examples(z @ population.mixing.T, y, torch.full_like(y, environment))
+
+        held_out = round(self.validation_fraction * self.train_samples)
+        return ClientData(
+            draw("train", own, self.train_samples - held_out, own),
+            draw("validation", own, held_out, own),
+            {
+                name: draw(name, self.seen + number, self.test_samples, -1)
+                for number, name in enumerate(self.test_environments)
+            },
+        )
+
+
+PRESETS = with_oracle({"synthetic-scm": SyntheticSCM()})
