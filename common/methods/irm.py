@@ -21,7 +21,7 @@ class InvariantTraining(StatefulTraining):
         1e4,
         "weight of the shared model's IRM penalty after `anneal_rounds`",
         symbol="λ",
-        source="spec/perinvfl.md §5.5 (code: 1e9)",
+        source="spec/perinvfl.md §5.5",
         ge=0,
         le=1e12,
         search=between(1e2, 1e5, log=True),
@@ -42,7 +42,7 @@ class InvariantTraining(StatefulTraining):
     penalty_estimator: Literal["single", "halves"] = knob(
         "halves",
         "g² of a mini-batch, too large by the variance of g, or the product of the g of its halves, unbiased",
-        source="Arjovsky et al. 2019, appendix D (code: single)",
+        source="Arjovsky et al. 2019, appendix D",
     )
 
 

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import model_validator
 
-from common.knobs import choice, knob
+from common.knobs import between, choice, knob
 from common.methods.base import LocalTraining
 
 
@@ -27,13 +27,22 @@ class StatefulTraining(LocalTraining):
 
     preset: Literal["paper", "code"] = knob(
         "paper",
-        "the paper's algorithm, or that of its authors' public code with that code's settings as defaults",
+        "the paper's algorithm, or its authors' public code's, whose settings are then defaults (docs/methods)",
         source="PerInvFL Algorithm 1; spec/perinvfl.md §5.5",
     )
     optimizer: Literal["sgd", "adam"] = knob(
         "sgd",
         "gradient steps, or Adam, whose state stays at the client from round to round",
-        source="PerInvFL Algorithm 1 (code: adam)",
+        source="PerInvFL Algorithm 1",
+    )
+    learning_rate: float = knob(
+        0.05,
+        "step size of the shared model",
+        symbol="γ",
+        source="spec/perinvfl.md §5.5",
+        gt=0,
+        le=10,
+        search=between(1e-3, 0.3, log=True),
     )
     momentum: float = knob(
         0.0,
@@ -46,7 +55,7 @@ class StatefulTraining(LocalTraining):
     batch_order: Literal["shuffled", "sequential"] = knob(
         "shuffled",
         "mini-batches drawn anew, or always the same ones in turn, going on where the last round ended",
-        source="spec/fedsdr.md §5.6 (code: sequential)",
+        source="spec/fedsdr.md §5.6",
     )
     mixing: float = knob(
         1.0,
