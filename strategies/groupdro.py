@@ -59,7 +59,8 @@ class GroupDROStrategy(UniformStrategy[G]):
         code, risk = self.hparams.preset == "code", float(reply[GROUP]["risk"])
         if code:
             risk = self.first_risks.setdefault(reply.client, risk)
-        growth = min(self.hparams.group_rate * risk, 700.0)  # e^710 is too large for a float
+        # No risk is negative, and e^710 is no float: whatever a client reports, Σq stays finite and above 0.
+        growth = min(max(self.hparams.group_rate * risk, 0.0), 700.0)
         self.q[reply.client] *= math.exp(growth)
         return self.q[reply.client] if code else 1.0
 
@@ -69,7 +70,7 @@ class GroupDROStrategy(UniformStrategy[G]):
         found = super().aggregate_train(server_round, replies)
         total = sum(self.q.values())
         self.q = {client: q / total for client, q in self.q.items()}
-        self.notes.append({"kind": "groups", "round": server_round, "q": self.q})
+        self.notes.append({"kind": "groups", "round": server_round, "q": dict(self.q)})
         return found
 
 

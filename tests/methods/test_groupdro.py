@@ -70,11 +70,15 @@ def test_a_client_with_a_bad_risk_keeps_its_weight_but_for_the_normalisation(bad
     assert strategy.exchanges[-1].left_out.keys() == {"client-1"}
 
 
-def test_a_huge_risk_stops_nothing() -> None:
-    strategy, grid = server(risks={**RISKS, "client-1": 1e30})
+def test_no_risk_stops_the_server() -> None:
+    """A client that reports a huge one gets all the weight, and its hostile second word does not take it away."""
+    risks = {**RISKS, "client-1": 1e30}
+    strategy, grid = server(risks=risks)
     for number in (1, 2):
         one_round(strategy, grid, to_record(model(9)), number)
     assert strategy.q["client-1"] == pytest.approx(1)
+    risks["client-1"] = -1e30
+    one_round(strategy, grid, to_record(model(9)), 3)
     assert sum(strategy.q.values()) == pytest.approx(1)
 
 
