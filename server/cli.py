@@ -316,6 +316,8 @@ def reproduce_table(
     quick: Annotated[
         bool, typer.Option("--quick", help="A small version in minutes, not comparable with the paper.")
     ] = False,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds in place of the table's.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds in place of the table's.")] = None,
     jobs: Jobs = None,
     folder: Pool = POOL,
     data_root: DataRoot = None,
@@ -325,12 +327,12 @@ def reproduce_table(
     """A table of a paper beside ours; runs what is missing. Started again, it continues."""
     with sentences(), watching_runs(as_json) as watch:
         table = load_reproduction(name)
-        plan = table.plan(quick, data_root, device)
+        plan = table.plan(quick, data_root, device, rounds=rounds, seeds=seeds)
         comparison = compare(plan, folder, jobs or cores(), watch)
     if as_json:
-        out.print_json(data=reproduction_json(table, comparison, quick))
+        out.print_json(data=reproduction_json(table, comparison))
     else:
-        print_tables(reproduction_table(table, comparison, quick))
+        print_tables(reproduction_table(table, comparison))
         lines = [*remark_lines(table), *comparison_lines(comparison)]
         out.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
         print_troubles(trouble_lines(comparison))

@@ -97,15 +97,23 @@ class Reproduction(_Part):
             text: number for number, text in enumerate(dict.fromkeys(r.remark for r in self.rows if r.remark), 1)
         }
 
-    def plan(self, quick: bool, data_root: str | None = None, device: str | None = None) -> Plan:
-        """The comparison that makes our side of the table."""
+    def plan(
+        self,
+        quick: bool,
+        data_root: str | None = None,
+        device: str | None = None,
+        *,
+        rounds: int | None = None,
+        seeds: int | None = None,
+    ) -> Plan:
+        """The comparison that makes our side of the table; `rounds` and `seeds` in place of the table's."""
         size = self.quick if quick else self
         return Plan(
             entries=tuple(Entry(row.title, row.method, row.settings) for row in self.rows if row.implemented),
             scenario=self.scenario,
-            seeds=size.seeds,
+            seeds=seeds or size.seeds,
             trials=size.trials,
-            rounds=size.rounds,
+            rounds=rounds or size.rounds,
             settings=tuple(f"{key}={json.dumps(value)}" for key, value in self.settings.items()),
             data_root=data_root,
             device=device,
@@ -175,14 +183,21 @@ def side_by_side(table: Reproduction, comparison: Comparison) -> list[Line]:
     return theirs + [Line(label, column, None, ours(label, column)) for label in added for column in table.columns]
 
 
-def reproduction_table(table: Reproduction, comparison: Comparison, quick: bool) -> Table:
+def is_smaller(table: Reproduction, comparison: Comparison) -> bool:
+    """Whether other rounds or a smaller search make the numbers another thing than the paper's."""
+    return (comparison.rounds, comparison.trials) != (table.rounds, table.trials)
+
+
+def reproduction_table(table: Reproduction, comparison: Comparison) -> Table:
     """The paper's table with ours beside it."""
     sizes = {"round": table.rounds, "seed": table.seeds, "trial": table.trials}
     used = {"round": comparison.rounds, "seed": comparison.seeds, "trial": comparison.trials}
     title = table.title + "\n" + ", ".join(_count(number, thing) for thing, number in used.items())
-    if quick:
+    smaller = is_smaller(table, comparison)
+    if used != sizes:
         instead = ", ".join(_count(number, thing) for thing, number in sizes.items())
-        title += f"\nQUICK VERSION, not comparable with the paper (whole: {instead})"
+        title += "\nQUICK VERSION, not comparable with the paper" if smaller else ""
+        title += f" (whole: {instead})"
     shown = Table(title=title, caption="accuracy in %; Δ: ours less the paper's, in brackets if not comparable")
     shown.add_column("method")
     shown.add_column("measure")
@@ -195,7 +210,7 @@ def reproduction_table(table: Reproduction, comparison: Comparison, quick: bool)
             shown.add_section()
         number = table.remark_numbers.get(line.remark)
         name = Text(line.title + (f" [{number}]" if number else "") if first else "")
-        cells = [cell for s in SELECTIONS for cell in _cells(line, s, quick or not line.comparable)]
+        cells = [cell for s in SELECTIONS for cell in _cells(line, s, smaller or not line.comparable)]
         if not line.implemented:
             cells = ["not implemented yet" if first else ""]
         shown.add_row(name, line.column, "–" if line.paper is None else f"{line.paper:.2f}", *cells)
@@ -208,13 +223,18 @@ def remark_lines(table: Reproduction) -> list[str]:
     return [*general, *(f"[{number}] {text}" for text, number in table.remark_numbers.items())]
 
 
-def reproduction_json(table: Reproduction, comparison: Comparison, quick: bool) -> dict[str, Any]:
+def reproduction_json(table: Reproduction, comparison: Comparison) -> dict[str, Any]:
     """The same as plain data, with the whole comparison."""
     lines = [
         {**asdict(line), "difference": {selection: line.difference(selection) for selection in SELECTIONS}}
         for line in side_by_side(table, comparison)
     ]
-    about = {"title": table.title, "source": table.source, "quick": quick, "remarks": remark_lines(table)}
+    about = {
+        "title": table.title,
+        "source": table.source,
+        "quick": is_smaller(table, comparison),
+        "remarks": remark_lines(table),
+    }
     return {**about, "lines": lines, "comparison": comparison.json()}
 
 

@@ -500,6 +500,19 @@ def test_paper_and_ours_side_by_side(quick: bool, tmp_path: Path, monkeypatch: p
     assert (f"({difference})" if quick else f" {difference} ") in result.stdout
 
 
+def test_fewer_seeds_are_said_and_stay_comparable_and_fewer_rounds_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "t.toml").write_text(GOOD)
+    table = reproduce.load_reproduction("t", tmp_path)
+    monkeypatch.setattr("server.cli.load_reproduction", lambda name: table)
+    arguments = ["reproduce", "t", "--jobs", "1", "--out", str(tmp_path / "pool")]
+    seeds = CliRunner().invoke(app, [*arguments, "--seeds", "1"]).stdout
+    assert "4 rounds, 1 seed, 1 trial (whole: 4 rounds, 2 seeds, 1 trial)" in " ".join(seeds.split())
+    assert "QUICK" not in seeds
+    assert "QUICK" in CliRunner().invoke(app, [*arguments, "--seeds", "1", "--rounds", "2"]).stdout
+
+
 # ---------------------------------------------------------------------- the command line
 
 
