@@ -7,6 +7,20 @@ from common.knobs import between, choice, knob
 from common.methods.base import LocalTraining
 
 
+def diverging(rate: float, pull: float, momentum: float) -> str:
+    """Why steps of size `rate` on `½ pull ‖θ‖²` would diverge, as a misfit; empty where they do not.
+
+    A gradient step shrinks θ only if `rate · pull` < 2, with heavy-ball momentum m if it is < 2 (1 + m).
+    """
+    limit = 2 * (1 + momentum)
+    if rate * pull < limit:
+        return ""
+    return (
+        f"personal_learning_rate: {rate:g} is too large for proximity + weight_decay = {pull:g}, the personal "
+        f"steps would diverge; it must be below {limit / pull:.3g}"
+    )
+
+
 class ProximalTraining(LocalTraining):
     """What pFedMe and CGPFL have in common: a personal model θ solved around a local copy ω̃ that follows it."""
 
@@ -67,15 +81,7 @@ class ProximalTraining(LocalTraining):
     )
 
     def misfit(self, scenario: Scenario) -> str:
-        # A gradient step on ½a‖θ‖² shrinks θ only if η a < 2, with heavy-ball momentum m if η a < 2 (1 + m).
-        rate, pull = self.personal_learning_rate, self.proximity + self.weight_decay
-        limit = 2 * (1 + self.momentum)
-        if rate * pull < limit:
-            return ""
-        return (
-            f"personal_learning_rate: {rate:g} is too large for proximity + weight_decay = {pull:g}, the personal "
-            f"steps would diverge; it must be below {limit / pull:.3g}"
-        )
+        return diverging(self.personal_learning_rate, self.proximity + self.weight_decay, self.momentum)
 
 
 class PFedMe(ProximalTraining):

@@ -1,0 +1,25 @@
+"""FedSDR, client half: a personal model that never leaves the client, from which shortcuts are removed."""
+
+from client.shortcut import ShortcutTrainer
+from client.trainer import Predictor, Received
+from common.methods.fedsdr import FedSDR
+from common.models import Tensors
+from common.wire import PERSONAL
+
+
+class FedSDRClient(ShortcutTrainer[FedSDR]):
+    """K steps `f_u ← f_u − η ∇l_SR(f_u; B)` with Ψ^t, from where f_u was left (thesis Algorithm 2)."""
+
+    def remove(self, received: Received) -> tuple[dict[str, Tensors], dict[str, float]]:
+        hparams = self.hparams
+        self.kept[PERSONAL], metrics = self.descend(
+            self.personal(received),
+            self.removal_loss(received),
+            received,
+            steps=hparams.personal_steps,
+            rate=hparams.personal_learning_rate,
+        )
+        return {}, metrics
+
+    def models(self, received: Received) -> dict[str, Predictor]:
+        return {"personal": self.predictor(self.personal(received))}

@@ -1,0 +1,20 @@
+"""FedSDR+FedAvg, client half: a personal model that starts from the received one, and is sent."""
+
+from client.shortcut import ShortcutTrainer
+from client.trainer import Predictor, Received
+from common.methods.fedsdr_fedavg import FedSDRFedAvg
+from common.models import Tensors
+from common.wire import MODEL, PERSONAL
+
+
+class FedSDRFedAvgClient(ShortcutTrainer[FedSDRFedAvg]):
+    """R steps `f_u ← f_u − η ∇l_SR(f_u; B)` with Ψ^t, from f^t; f_u is kept and sent (thesis Algorithm 3)."""
+
+    def remove(self, received: Received) -> tuple[dict[str, Tensors], dict[str, float]]:
+        rate = self.hparams.personal_learning_rate
+        trained, metrics = self.descend(received[MODEL], self.removal_loss(received), received, rate=rate)
+        self.kept[PERSONAL] = trained
+        return {MODEL: trained}, metrics
+
+    def models(self, received: Received) -> dict[str, Predictor]:
+        return {**super().models(received), "personal": self.predictor(self.personal(received))}

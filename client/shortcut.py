@@ -1,0 +1,104 @@
+"""FedSDR's local work: shortcut features discovered with all clients, and removed from the own model."""
+
+from itertools import islice
+from typing import TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from client.objectives import centred, class_means, conditional_dependence, disagreement
+from client.trainer import LocalTrainer, Loss, Means, Metrics, Received, Reply, in_pieces
+from client.working import Momentum, Working
+from common.data.examples import Examples
+from common.methods.shortcut import ENVIRONMENT_HEAD, SHORTCUT, ShortcutTraining, environment_head
+from common.models import Tensors
+from common.wire import NUM_EXAMPLES
+
+TINY = 1e-12
+"""Of a Ψ that is constant within each class, the deviations stay 0."""
+
+S = TypeVar("S", bound=ShortcutTraining)
+
+
+class ShortcutTrainer(LocalTrainer[S]):
+    """Removal with the received Ψ^t, then discovery from it (thesis Algorithms 2 to 4)."""
+
+    def train(self, received: Received) -> Reply:
+        models, metrics = self.remove(received)
+        shortcut, shortcut_metrics = self.discover(received)
+        return Reply({**models, **shortcut}, {NUM_EXAMPLES: len(self.data.train), **metrics, **shortcut_metrics})
+
+    def remove(self, received: Received) -> tuple[dict[str, Tensors], dict[str, float]]:
+        """Steps of the personal model, which is kept, on `removal_loss`; the records to be sent, and metrics."""
+        raise NotImplementedError
+
+    def removal_loss(self, received: Received) -> Loss:
+        """`l_SR(Φ, ω) = R(ω∘Φ) + γ I(Φ; Ψ^t | Y)` (thesis (4.8)), Ψ^t in units of its deviation within classes.
+
+        Its class means are over all of the client's samples. So a class with one sample adds nothing to the
+        dependence, and for a client with one class it is the covariance within that class.
+        """
+        hparams, net, train = self.hparams, self.network, self.data.train
+
+        def shortcut(x: Tensor) -> Tensor:
+            return net.features(received[SHORTCUT], x)
+
+        features = in_pieces(shortcut, train.x)
+        means, _ = class_means(features, train.y, net.classes)
+        deviation = (features - means[train.y]).square().mean().sqrt().clamp(min=TINY)
+
+        def loss(params: Tensors, batch: Examples, _: Received) -> tuple[Tensor, Metrics]:
+            features = net.features(params, batch.x, training=True)
+            logits = net.classify(params, features, training=True)
+            risk = F.cross_entropy(logits, batch.y)
+            outputs = centred(logits) if hparams.removed_from == "logits" else features
+            dependence = conditional_dependence(outputs, (shortcut(batch.x) - means[batch.y]) / deviation)
+            return risk + hparams.removal * dependence, {"risk": risk, "dependence": dependence}
+
+        return loss
+
+    def discover(self, received: Received) -> tuple[dict[str, Tensors], dict[str, float]]:
+        """R times: `(Ψ, ω) ← (Ψ, ω) − β ∇l_SD` with all ω_i frozen, then L steps of each own ω_i with Ψ frozen
+        (thesis (4.5), (4.6)). Classifiers of other environments stay as they came."""
+        hparams, net = self.hparams, self.network
+        own = {environment_head(int(part.environment[0])): part for part in self.data.train.by_environment()}
+        heads = {name: received[name] for name in sorted(received.arrays) if name.startswith(ENVIRONMENT_HEAD)}
+        shortcut = Working(received[SHORTCUT], net.parameter_names)
+        own_heads = {name: Working(heads[name], net.classifier_names) for name in own}
+        samples = {name: self.stream(part, received.round, name) for name, part in own.items()}
+        discovery_loss = self.discovery_loss({**heads, **{name: head.tensors for name, head in own_heads.items()}})
+
+        def head_risk(params: Tensors, batch: Examples, _: Received) -> tuple[Tensor, Metrics]:
+            with torch.no_grad():
+                features = net.features(shortcut.tensors, batch.x)
+            return F.cross_entropy(net.classify(params, features), batch.y), {}
+
+        momentum, means = Momentum(hparams.momentum), Means()
+        for batch in self.batches(hparams.local_steps, received.round):
+            gradient, metrics = self.gradient(shortcut, discovery_loss, batch, received)
+            shortcut.step(momentum.direction(gradient), hparams.learning_rate)
+            means.add(metrics)
+            for name, head in own_heads.items():
+                for part in islice(samples[name], hparams.environment_steps):
+                    gradient, _ = self.gradient(head, head_risk, part, received)
+                    head.step(gradient, hparams.learning_rate)
+        trained = {SHORTCUT: shortcut.result(), **{name: head.result() for name, head in own_heads.items()}}
+        return trained, means.result()
+
+    def discovery_loss(self, heads: dict[str, Tensors]) -> Loss:
+        """`l_SD(Ψ, ω) = R(ω∘Ψ) − min(α, λ l_dis(Ψ))` (thesis (4.5) and the text below it)."""
+        hparams, net = self.hparams, self.network
+        pairs = max(1, len(heads) * (len(heads) - 1)) if hparams.pairs == "mean" else 1
+
+        def loss(params: Tensors, batch: Examples, _: Received) -> tuple[Tensor, Metrics]:
+            features = net.features(params, batch.x, training=True)
+            risk = F.cross_entropy(net.classify(params, features, training=True), batch.y)
+            logits = torch.stack([net.classify(head, features) for head in heads.values()])
+            distance = disagreement(logits, hparams.disagreement) / pairs
+            gain = hparams.discovery * distance
+            capped = (gain >= hparams.discovery_cap).to(gain)
+            metrics = {"shortcut-risk": risk, "disagreement": distance, "capped": capped}
+            return risk - gain.clamp(max=hparams.discovery_cap), metrics
+
+        return loss

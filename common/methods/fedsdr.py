@@ -1,0 +1,26 @@
+"""FedSDR: hyper-parameters."""
+
+from typing import Literal
+
+from common.knobs import choice, knob
+from common.methods.shortcut import ShortcutTraining
+
+
+class FedSDR(ShortcutTraining):
+    """Personal models without the shortcut that the clients discover together."""
+
+    title = "FedSDR"
+    summary = "a shortcut extractor trained by all, and personal models made independent of it given the label"
+    source = "Tang et al. 2024, thesis chapter 4, Algorithm 2"
+    evaluates = ("personal",)
+
+    name: Literal["fedsdr"] = "fedsdr"
+    personal_steps: int = knob(
+        10,
+        "updates of the personal model in a round, in `local_unit`",
+        symbol="K",
+        source="thesis §4.5.2",
+        ge=1,
+        le=10_000,
+        search=choice(5, 10, 20),
+    )

@@ -1,0 +1,40 @@
+"""FedSDR+pFedMe: hyper-parameters."""
+
+from typing import Literal
+
+from common.data.scenario import Scenario
+from common.knobs import between, choice, knob
+from common.methods.pfedme import diverging
+from common.methods.shortcut import ShortcutTraining
+
+
+class FedSDRPFedMe(ShortcutTraining):
+    """FedSDR whose personal models are solved around a copy of one global model, as pFedMe's."""
+
+    title = "FedSDR+pFedMe"
+    summary = "FedSDR whose personal models are each solved near a global model that follows them"
+    source = "Tang et al. 2024, thesis chapter 4, Algorithm 4"
+    evaluates = ("global", "personal")
+
+    name: Literal["fedsdr-pfedme"] = "fedsdr-pfedme"
+    personal_steps: int = knob(
+        10,
+        "updates of the personal model for each update of the local copy, in `local_unit`",
+        symbol="K",
+        source="thesis §4.5.2",
+        ge=1,
+        le=10_000,
+        search=choice(1, 5, 10),
+    )
+    proximity: float = knob(
+        15.0,
+        "weight of ½‖f_u − w‖², the pull of the personal model f_u to the local copy w of the global one",
+        symbol="μ (γ in the thesis)",
+        source="pFedMe's default, spec/fedsdr.md A8",
+        ge=0,
+        le=1e4,
+        search=between(1.0, 30.0, log=True),
+    )
+
+    def misfit(self, scenario: Scenario) -> str:
+        return diverging(self.personal_learning_rate, self.proximity + self.weight_decay, self.momentum)

@@ -1,0 +1,107 @@
+"""What FedSDR and its combinations have in common: hyper-parameters, names of records."""
+
+from typing import Literal
+
+from common.data.scenario import Scenario
+from common.knobs import between, choice, knob
+from common.methods.base import LocalTraining
+
+SHORTCUT = "shortcut"
+"""The shortcut extractor Ψ and its label classifier ω, one model."""
+ENVIRONMENT_HEAD = "environment-head-"
+
+
+def environment_head(number: int) -> str:
+    """The classifier ω_i, on Ψ, of training environment `number` (from 0)."""
+    return f"{ENVIRONMENT_HEAD}{number}"
+
+
+class ShortcutTraining(LocalTraining):
+    """A shortcut extractor that all clients train, and personal models from which it is removed."""
+
+    local_steps: int = knob(
+        10,
+        "updates of the shortcut extractor in a round, each followed by `environment_steps`",
+        symbol="R",
+        source="thesis §4.5.2",
+        ge=1,
+        le=10_000,
+        search=choice(5, 10, 20),
+    )
+    environment_steps: int = knob(
+        10,
+        "mini-batch steps on each of the client's environment classifiers after an update of the extractor",
+        symbol="L",
+        source="not given in the thesis; spec/fedsdr.md §10",
+        ge=0,
+        le=10_000,
+        search=choice(1, 5, 10),
+    )
+    learning_rate: float = knob(
+        0.05,
+        "step size of the shortcut extractor and the environment classifiers",
+        symbol="β",
+        source="not given in the thesis; inside the grid of spec/fedsdr.md §10, not tuned",
+        gt=0,
+        le=10,
+        search=between(1e-3, 0.3, log=True),
+    )
+    personal_learning_rate: float = knob(
+        0.05,
+        "step size of the personal model",
+        symbol="η",
+        source="not given in the thesis; inside the grid of spec/fedsdr.md §10, not tuned",
+        gt=0,
+        le=10,
+        search=between(1e-3, 0.3, log=True),
+    )
+    discovery: float = knob(
+        0.5,
+        "weight of the environment classifiers' disagreement, which the shortcut extractor maximises",
+        symbol="λ",
+        source="thesis Tab 4.4, §4.5.8",
+        ge=0,
+        le=1e4,
+        search=choice(0.0, 0.1, 0.5, 1.0, 10.0),
+    )
+    discovery_cap: float = knob(
+        1.0,
+        "most that the weighted disagreement can take off the risk; above it, it has no gradient",
+        symbol="α",
+        source="not given in the thesis; spec/fedsdr.md A10",
+        gt=0,
+        le=1e6,
+        search=choice(0.5, 1.0, 5.0),
+    )
+    disagreement: Literal["logits", "probabilities", "kl"] = knob(
+        "logits",
+        "between two environment classifiers: squared distance of centred logits or of probabilities, or KL",
+        source="thesis (4.5); kl: (4.3); spec/fedsdr.md A2",
+    )
+    pairs: Literal["sum", "mean"] = knob(
+        "sum",
+        "whether the disagreement is summed over the pairs of environments or averaged",
+        source="thesis (4.5); spec/fedsdr.md A10",
+    )
+    removal: float = knob(
+        2.0,
+        "weight of the personal model's dependence on the shortcut features given the label",
+        symbol="γ",
+        source="retuned, docs/methods/fedsdr.md (thesis: 1e4 on CMNIST, 1.4 on WaterBird, of another scale)",
+        ge=0,
+        le=1e6,
+        search=between(0.1, 100.0, log=True),
+    )
+    removed_from: Literal["logits", "features"] = knob(
+        "logits",
+        "what shall not depend on the shortcut features: the personal model's logits, or all of its features",
+        source="features: thesis §4.4.2; logits: docs/methods/fedsdr.md",
+    )
+
+    def caution(self, scenario: Scenario) -> str:
+        if len(scenario.train_environments) > 1:
+            return ""
+        return (
+            f"scenario {scenario.name!r} has one training environment, so no two classifiers can disagree and the "
+            "shortcut extractor is trained on the risk alone"
+        )
