@@ -15,6 +15,8 @@ from common.seeding import numpy_generator
 from server.runs import Outcome, Watch, run_all
 from server.tables import percent
 
+REDRAWS = 100
+
 
 def search_ranges(method: type[Method]) -> dict[str, Search]:
     """Where a sweep looks, by the name of the hyper-parameter; those without a range stay as they are."""
@@ -30,21 +32,27 @@ def trial(config: RunConfig, number: int, fixed: Collection[str] = ()) -> RunCon
     """Trial `number` of a method: 0 is the configuration itself, later ones are drawn.
 
     A draw depends on (seed, method, number, hyper-parameter) only, so that it is the same for everybody, and a
-    `fixed` hyper-parameter does not change the others. Raises `UserError` if a method refuses its own draw.
+    `fixed` hyper-parameter does not change the others. Settings that do not fit the scenario are drawn again.
+    Raises `UserError` if a method refuses its own draw, or none of `REDRAWS` fits.
     """
     if number == 0:
         return config
     method = config.method
-    drawn = {
-        name: search.draw(numpy_generator(config.seed, method.name, number, name))
-        for name, search in search_ranges(type(method)).items()
-        if name not in fixed
-    }
-    try:
-        settings = type(method).model_validate({**method.model_dump(), **drawn})
-    except ValidationError as error:
-        raise UserError(f"trial {number} of {method.name}: {sentence(error)}") from None
-    return config.model_copy(update={"method": settings})
+    for attempt in range(REDRAWS):
+        key = (method.name, number, attempt) if attempt else (method.name, number)
+        drawn = {
+            name: search.draw(numpy_generator(config.seed, *key, name))
+            for name, search in search_ranges(type(method)).items()
+            if name not in fixed
+        }
+        try:
+            settings = type(method).model_validate({**method.model_dump(), **drawn})
+        except ValidationError as error:
+            raise UserError(f"trial {number} of {method.name}: {sentence(error)}") from None
+        misfit = settings.misfit(config.scenario)
+        if not misfit:
+            return config.model_copy(update={"method": settings})
+    raise UserError(f"trial {number} of {method.name}: none of {REDRAWS} draws fits; the last: {misfit}")
 
 
 def trials(config: RunConfig, count: int, fixed: Collection[str] = ()) -> list[RunConfig]:

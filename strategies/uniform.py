@@ -6,13 +6,14 @@ from typing import TypeVar
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
+from common.methods.pfedme import PFedMe
 from common.methods.stateful import StatefulTraining
 from common.models import Tensors
 from common.wire import from_record, to_record
 from strategies.base import MethodStrategy, Reply
 from strategies.mean import mix
 
-S = TypeVar("S", bound=StatefulTraining)
+S = TypeVar("S", bound=StatefulTraining | PFedMe)
 
 
 class UniformStrategy(MethodStrategy[S]):

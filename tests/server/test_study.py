@@ -152,6 +152,17 @@ def test_the_code_version_follows_the_sources(tmp_path: Path, monkeypatch: pytes
 # ---------------------------------------------------------------------- trials
 
 
+def test_draws_that_do_not_fit_the_scenario_are_drawn_again() -> None:
+    few = load_config(
+        options={"method": {"name": "ifca", "clusters": 2}, "scenario": {"name": "toy", "clients": 3}}
+    )
+    assert search_ranges(METHODS["ifca"])["clusters"].values == (2, 4)
+    assert [config.method.model_dump()["clusters"] for config in trials(few, 8)] == [2] * 8
+    alone = few.model_copy(update={"scenario": Toy(clients=1)})
+    with pytest.raises(UserError, match="trial 1 of ifca: none of 100 draws fits; the last: clusters: "):
+        trial(alone, 1)
+
+
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_trials_are_the_same_for_everybody_and_inside_their_ranges(method: str) -> None:
     config = toy_config(method)
