@@ -22,7 +22,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from common.data.sprites import SHAPES, SIDE, draw_factors, render
 from common.errors import UserError
+from common.seeding import numpy_generator
 from common.suggest import unknown
 
 T = TypeVar("T")
@@ -341,6 +343,20 @@ def _pacs(root: Path | None) -> Raw:
     return Raw(images, labels, len(labels), {"domain": domain})
 
 
+SPRITES = 21_000, 15_000
+"""How many are rendered, and how many of them, the first, are for training: a third of each for each shape."""
+
+
+def _sprites(_: Path | None) -> Raw:
+    labels = np.arange(SPRITES[0]) % len(SHAPES)
+    factors = draw_factors(len(labels), numpy_generator(0, "sprites"))
+    images = np.empty((len(labels), SIDE, SIDE), np.uint8)
+    for shape in range(len(SHAPES)):
+        for part in np.array_split(np.flatnonzero(labels == shape), 7):  # a thousand at a time, for the memory
+            images[part] = render(shape, **{name: values[part] for name, values in factors.items()})
+    return Raw(torch.from_numpy(images), torch.from_numpy(labels), SPRITES[1])
+
+
 DATASETS: dict[str, Dataset] = {
     "digits": Dataset("1,797 handwritten digits of 8x8 pixels, bundled with scikit-learn", _digits),
     "mnist": Dataset("MNIST: 70,000 handwritten digits of 28x28 pixels", partial(_mnist_like, "mnist", "MNIST")),
@@ -348,6 +364,7 @@ DATASETS: dict[str, Dataset] = {
         "Fashion-MNIST: 70,000 pictures of clothes of 28x28 pixels, 10 classes",
         partial(_mnist_like, "fashion-mnist", "FashionMNIST"),
     ),
+    "sprites": Dataset("21,000 squares, ellipses and hearts of 64x64 pixels, rendered after dSprites", _sprites),
     "cifar10": Dataset("CIFAR-10: 60,000 colour pictures of 32x32 pixels, 10 classes", _cifar10),
     "cifar10-subset": Dataset(
         "25,000 of CIFAR-10's pictures, packed, equally many of each class", _cifar10_subset

@@ -54,6 +54,18 @@ class ColoredScenario(Agreeing, Partitioned):
         """How often a client's images are turned by 90 degrees."""
         return 0
 
+    def pictures(self, raw: Tensor) -> Tensor:
+        """Raw images (n, ...) as they are before they get a colour."""
+        return downsample(unit_range(raw), self.stride)
+
+    def marked(self, pictures: Tensor, colour: Tensor) -> Tensor:
+        """Samples (n, *input_shape) of pictures and colour bits (n,)."""
+        return colourise(pictures, colour)
+
+    def unmarked(self, pictures: Tensor) -> Tensor:
+        """Samples that say nothing about a colour."""
+        return grey(pictures)
+
     def client_data(self, client: int, seed: int, data_root: Path | None) -> ClientData:
         root = resolve_root(data_root)
         raw = load(self.dataset, root)
@@ -62,17 +74,17 @@ class ColoredScenario(Agreeing, Partitioned):
 
         def labelled(split: str, index: Indices) -> tuple[Tensor, Tensor]:
             chosen = torch.from_numpy(index)
-            images = downsample(unit_range(raw.images[chosen]), self.stride)
+            images = self.pictures(raw.images[chosen])
             clean = binary_label(raw.labels[chosen], self.ones)
             generator = torch_generator(seed, client_id, split, "label-noise")
             return images, flip(clean, self.label_noise, generator)
 
         def coloured(split: str, images: Tensor, labels: Tensor, p: float, environment: int) -> Examples:
             if self.oracle:
-                x = grey(images)
+                x = self.unmarked(images)
             else:
                 generator = torch_generator(seed, client_id, split, "colour", f"p={p}")
-                x = colourise(images, draw_colour(labels, p, generator))
+                x = self.marked(images, draw_colour(labels, p, generator))
             x = rotate_quarter(x, self.quarter_turns(client))
             return Examples(x, labels, torch.full_like(labels, environment))
 
