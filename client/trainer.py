@@ -91,7 +91,30 @@ class Client(Generic[H]):
 
     def models(self, received: Received) -> dict[str, Predictor]:
         """The models that this client evaluates, by the names in the method's `evaluates`."""
-        raise NotImplementedError
+        return {"global": self.predictor(received[MODEL])}
+
+    def loss(self, params: Tensors, batch: Examples, received: Received) -> tuple[Tensor, Metrics]:
+        """Mean cross-entropy of a mini-batch: the empirical risk R(f; D)."""
+        risk = F.cross_entropy(self.network.predict(params, batch.x, training=True), batch.y)
+        return risk, {"risk": risk}
+
+    def full_gradient(
+        self, model: Working, loss: Loss, received: Received, *, size: int, equal_pieces: bool = False
+    ) -> tuple[list[Tensor], dict[str, float]]:
+        """Gradient of `loss` over all training data where the model stands, and its metrics.
+
+        The data go through it in pieces of `size` samples. With `equal_pieces` a last, smaller one counts as much
+        as the others, which makes it the mean of the mini-batches' gradients.
+        """
+        train, means = self.data.train, Means()
+        total = [torch.zeros_like(value) for value in model.values]
+        pieces = torch.split(torch.arange(len(train), device=train.y.device), size)
+        for index in pieces:
+            value, metrics = loss(model.tensors, train[index], received)
+            weight = 1 / len(pieces) if equal_pieces else len(index) / len(train)
+            torch._foreach_add_(total, model.gradient(value), alpha=weight)
+            means.add(metrics, weight)
+        return total, means.result()
 
     def predictor(self, tensors: Tensors) -> Predictor:
         """A model in evaluation mode."""
@@ -131,14 +154,6 @@ class LocalTrainer(Client[T]):
         trained, metrics = self.descend(received[MODEL], self.loss, received)
         return Reply({MODEL: trained}, {NUM_EXAMPLES: len(self.data.train), **metrics})
 
-    def loss(self, params: Tensors, batch: Examples, received: Received) -> tuple[Tensor, Metrics]:
-        """Mean cross-entropy of a mini-batch: the empirical risk R(f; D)."""
-        risk = F.cross_entropy(self.network.predict(params, batch.x, training=True), batch.y)
-        return risk, {"risk": risk}
-
-    def models(self, received: Received) -> dict[str, Predictor]:
-        return {"global": self.predictor(received[MODEL])}
-
     def personal(self, received: Received) -> Tensors:
         """This client's personal model; before its first round, the received or the initial one."""
         start = received.arrays.get(MODEL)
@@ -169,10 +184,13 @@ class LocalTrainer(Client[T]):
     ) -> tuple[list[Tensor], Metrics]:
         """Gradient of `loss` and of weight decay where the model stands, and the loss's metrics."""
         value, metrics = loss(model.tensors, batch, received)
-        gradient = model.gradient(value)
-        if self.hparams.weight_decay:
-            gradient = list(torch._foreach_add(gradient, model.values, alpha=self.hparams.weight_decay))
-        return gradient, metrics
+        return self.with_decay(model.gradient(value), model), metrics
+
+    def with_decay(self, gradient: list[Tensor], model: Working) -> list[Tensor]:
+        """`g + weight_decay · θ`."""
+        if not self.hparams.weight_decay:
+            return gradient
+        return list(torch._foreach_add(gradient, model.values, alpha=self.hparams.weight_decay))
 
     def descend(
         self,
@@ -208,14 +226,15 @@ class Means:
 
     def __init__(self) -> None:
         self._sums: Metrics = {}
-        self._steps = 0
+        self._weight = 0.0
 
-    def add(self, metrics: Metrics) -> None:
-        """Take in one step's scalars, the same names at each step."""
+    def add(self, metrics: Metrics, weight: float = 1.0) -> None:
+        """Take in one step's scalars, the same names at each step, with a weight > 0."""
         for name, metric in metrics.items():
-            self._sums[name] = self._sums[name] + metric.detach() if self._steps else metric.detach()
-        self._steps += 1
+            term = metric.detach() * weight
+            self._sums[name] = self._sums[name] + term if self._weight else term
+        self._weight += weight
 
     def result(self) -> dict[str, float]:
         """The mean of each."""
-        return {name: float(total) / self._steps for name, total in self._sums.items()}
+        return {name: float(total) / self._weight for name, total in self._sums.items()}

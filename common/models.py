@@ -62,6 +62,17 @@ class Model(nn.Module):
         return logits
 
 
+class OneLogit(nn.Linear):
+    """A linear layer with one output z, as two logits (0, z): their cross-entropy is z's binary cross-entropy."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, 1)
+
+    def forward(self, features: Tensor) -> Tensor:
+        z = super().forward(features)
+        return torch.cat([torch.zeros_like(z), z], dim=1)
+
+
 # --- The settings of each model ------------------------------------------------------------------------
 
 
@@ -76,6 +87,11 @@ class ModelSettings(BaseModel, ABC):
     """The paper that the model is from."""
 
     name: str
+
+    @property
+    def batch_norm(self) -> bool:
+        """Whether it has BatchNorm layers."""
+        return False
 
     @abstractmethod
     def build(self, input_shape: tuple[int, ...], classes: int) -> Model:
@@ -139,6 +155,17 @@ class Mlp(ModelSettings):
         0, "how many of the hidden layers, from the last, are the classifier's",
         source="spec/flgames.md §5.6", ge=0,
     )  # fmt: skip
+    one_logit: bool = knob(
+        False, "for two classes: the classifier has one output z, and the logits are (0, z)",
+        source="spec/fedilc.md §5.1",
+    )  # fmt: skip
+    norm: Literal["none", "batch"] = knob(
+        "none", "BatchNorm before each activation, for FedBN and its control", source="spec/flgames.md §4"
+    )
+
+    @property
+    def batch_norm(self) -> bool:
+        return self.norm == "batch"
 
     @model_validator(mode="after")
     def _check_head(self) -> "Mlp":
@@ -153,10 +180,13 @@ class Mlp(ModelSettings):
         activation = nn.ReLU if self.activation == "relu" else nn.ELU
         layers: list[nn.Module] = []
         for wide, narrow in pairwise((prod(input_shape), *self.hidden)):
-            layers += [nn.Linear(wide, narrow), activation()]
-        split = len(layers) - 2 * self.head_layers
+            norm = [nn.BatchNorm1d(narrow)] if self.batch_norm else []
+            layers += [nn.Linear(wide, narrow), *norm, activation()]
+        split = len(layers) - len(layers) // len(self.hidden) * self.head_layers
         featurizer = [nn.Flatten(), *layers[: split - 1 if self.linear_features else split]]
-        output = nn.Linear(self.hidden[-1], classes)
+        if self.one_logit and classes != 2:
+            raise UserError(f"model.one_logit is for two classes, but here there are {classes}; leave it out")
+        output = OneLogit(self.hidden[-1]) if self.one_logit else nn.Linear(self.hidden[-1], classes)
         # A classifier of one layer is that layer itself: its tensors are "classifier.weight" and "…bias".
         head = nn.Sequential(*layers[split:], output) if self.head_layers else output
         model = Model(nn.Sequential(*featurizer), head)
@@ -273,12 +303,16 @@ class ResNet18(ModelSettings):
     )  # fmt: skip
     small_input: bool = knob(False, "3x3 stride-1 stem without max-pooling, for images of 64 pixels or fewer")
 
+    @property
+    def batch_norm(self) -> bool:
+        return self.norm == "batch"
+
     def build(self, input_shape: tuple[int, ...], classes: int) -> Model:
         # Importing torchvision takes seconds, and only this model needs it here.
         from torchvision.models import resnet18
 
         channels, _, _ = self._image(input_shape)
-        norm = nn.BatchNorm2d if self.norm == "batch" else lambda width: nn.GroupNorm(GROUPS, width)
+        norm = nn.BatchNorm2d if self.batch_norm else lambda width: nn.GroupNorm(GROUPS, width)
         featurizer = resnet18(weights=None, norm_layer=norm)
         if self.small_input:
             featurizer.conv1 = nn.Conv2d(channels, 64, 3, padding=1, bias=False)
@@ -353,6 +387,8 @@ class Network:
     """State-dict names of the featurizer's parameters."""
     classifier_names: tuple[str, ...]
     """State-dict names of the classifier's parameters."""
+    batch_norm_names: tuple[str, ...]
+    """State-dict names of all parameters and buffers of BatchNorm layers."""
 
     def __init__(
         self, settings: ModelSettings, input_shape: tuple[int, ...], classes: int, device: torch.device | str
@@ -369,6 +405,12 @@ class Network:
         self.buffer_names = tuple(name for name, _ in self._model.named_buffers())
         self.featurizer_names, self.classifier_names = (
             tuple(f"{part}.{name}" for name, _ in module.named_parameters()) for part, module in parts.items()
+        )
+        self.batch_norm_names = tuple(
+            f"{layer}.{name}"
+            for layer, module in self._model.named_modules()
+            if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d))
+            for name in module.state_dict()
         )
         self._whole = [(name, name) for name in self._model.state_dict()]
         self._featurizer, self._classifier = (

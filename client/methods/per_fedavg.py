@@ -59,10 +59,7 @@ class PerFedAvgClient(LocalTrainer[PerFedAvg]):
     @torch.enable_grad()
     def adapted(self, received: Received) -> Tensors:
         """`w − a ∇R(w; D)` over all training data D, in pieces that fit where a mini-batch fits."""
-        model, train = Working(received[MODEL], self.network.parameter_names), self.data.train
-        total = [torch.zeros_like(tensor) for tensor in model.values]
-        for index in torch.split(torch.arange(len(train), device=train.y.device), self.hparams.batch_size):
-            gradient, _ = self.gradient(model, self.loss, train[index], received)
-            torch._foreach_add_(total, gradient, alpha=len(index) / len(train))
-        model.step(total, self.hparams.adaptation_rate)
+        model = Working(received[MODEL], self.network.parameter_names)
+        gradient, _ = self.full_gradient(model, self.loss, received, size=self.hparams.batch_size)
+        model.step(self.with_decay(gradient, model), self.hparams.adaptation_rate)
         return model.result()

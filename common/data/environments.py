@@ -4,8 +4,10 @@ Whatever is random takes its own generator, so that the same key gives the same 
 """
 
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -62,3 +64,19 @@ def grey(images: Tensor) -> Tensor:
 def rotate_quarter(images: Tensor, turns: int) -> Tensor:
     """Images (..., h, w) turned by `turns` times 90 degrees counter-clockwise, pixel by pixel exact."""
     return torch.rot90(images, turns, dims=(-2, -1))
+
+
+def rotate(
+    images: Tensor, degrees: float | Tensor, interpolation: Literal["bilinear", "nearest"] = "bilinear"
+) -> Tensor:
+    """Images (n, c, h, w), floats, turned counter-clockwise about their middle; what comes in from outside is 0.
+
+    All by the same angle, or each by its own of (n,).
+    """
+    angle = torch.deg2rad(torch.as_tensor(degrees, dtype=images.dtype)).expand(len(images))
+    cos, sin, zero = angle.cos(), angle.sin(), torch.zeros_like(angle)
+    tall = images.shape[-2] / images.shape[-1]
+    # Where a pixel of the result comes from, in coordinates that go from -1 to 1 along either side.
+    origin = torch.stack([cos, -sin * tall, zero, sin / tall, cos, zero], dim=1).view(-1, 2, 3)
+    grid = F.affine_grid(origin, list(images.shape), align_corners=False)
+    return F.grid_sample(images, grid, mode=interpolation, padding_mode="zeros", align_corners=False)

@@ -82,6 +82,26 @@ def cuts_by_size(sizes: Sequence[int], parts: int) -> list[int]:
     return counts
 
 
+def by_domain(
+    domains: Sequence[Indices], test: Indices, clients: int, validation_fraction: float, rng: np.random.Generator
+) -> list[Share]:
+    """Each domain over as many clients as its size demands, a part of it held out; `test` over all of them.
+
+    Clients of the first domain come first; a client's environment is the number of its domain (FedIIR Alg 2).
+    """
+    mixed = [rng.permutation(own) for own in domains]
+    cuts = [int(validation_fraction * len(own)) for own in mixed]
+    counts = cuts_by_size([len(own) - cut for own, cut in zip(mixed, cuts, strict=True)], clients)
+    tests = iter(np.array_split(rng.permutation(test), clients))
+    return [
+        Share(train, validation, next(tests), (environment,))
+        for environment, (own, cut, count) in enumerate(zip(mixed, cuts, counts, strict=True))
+        for train, validation in zip(
+            np.array_split(own[cut:], count), np.array_split(own[:cut], count), strict=True
+        )
+    ]
+
+
 def by_environment(clients: int, environments: int, rng: np.random.Generator) -> list[int]:
     """One environment for each client at random, each environment for equally many (to within one).
 

@@ -1,8 +1,9 @@
 """What all hyper-parameter classes have in common."""
 
-from typing import ClassVar, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from common.data.scenario import Scenario
 from common.knobs import between, choice, knob
@@ -92,3 +93,22 @@ class LocalTraining(Method):
         le=1,
         search=choice(0.0, 1e-4, 1e-3),
     )
+
+
+class PresetTraining(LocalTraining):
+    """Local training as a paper has it, or as its authors' public code has it.
+
+    Whatever is set by hand overrides its default under both presets.
+    """
+
+    CODE: ClassVar[Mapping[str, Any]]
+    """Defaults under `preset=code` where they differ; the fields have the others."""
+
+    preset: Literal["paper", "code"]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults_of_the_preset(cls, values: Any) -> Any:
+        if isinstance(values, Mapping) and values.get("preset") == "code":
+            return {**cls.CODE, **values}
+        return values

@@ -3,18 +3,12 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from pydantic import model_validator
-
 from common.knobs import between, choice, knob
-from common.methods.base import LocalTraining
+from common.methods.base import PresetTraining
 
 
-class StatefulTraining(LocalTraining):
-    """Local training as the paper has it, or as its authors' public code has it (`preset`).
-
-    The preset is the only setting that picks an algorithm, and the defaults of the others go with it. Whatever is
-    set by hand overrides its default under both presets.
-    """
+class StatefulTraining(PresetTraining):
+    """The preset is the only setting that picks an algorithm, and the defaults of the others go with it."""
 
     CODE: ClassVar[Mapping[str, Any]] = {
         "optimizer": "adam",
@@ -23,7 +17,7 @@ class StatefulTraining(LocalTraining):
         "local_steps": 5,
         "learning_rate": 5e-4,
     }
-    """Defaults under `preset=code` where they differ (spec/perinvfl.md §10.2); the fields have the others."""
+    """spec/perinvfl.md §10.2."""
 
     preset: Literal["paper", "code"] = knob(
         "paper",
@@ -66,10 +60,3 @@ class StatefulTraining(LocalTraining):
         le=1,
         search=choice(0.5, 1.0),
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _defaults_of_the_preset(cls, values: Any) -> Any:
-        if isinstance(values, Mapping) and values.get("preset") == "code":
-            return {**cls.CODE, **values}
-        return values

@@ -160,6 +160,26 @@ def test_gradients_that_share_memory_are_each_stepped_once(
     assert_close(reached, {name: tensor.detach() for name, tensor in params.items()})
 
 
+@pytest.mark.parametrize("size", [5, 23, 100])
+def test_a_full_gradient_is_that_of_all_data_or_the_mean_of_its_mini_batches(size: int) -> None:
+    """23 samples: four pieces of 5 and one of 3, or one piece."""
+    client, model = fedavg(), Working(start(), NET.classifier_names)
+    train = client.data.train
+
+    def gradients(pieces: list[Examples]) -> list[list[Tensor]]:
+        return [model.gradient(F.cross_entropy(NET.predict(model.tensors, p.x), p.y)) for p in pieces]
+
+    found, metrics = client.full_gradient(model, client.loss, received(), size=size)
+    (whole,) = gradients([train])
+    torch.testing.assert_close(found, whole)
+    risk = F.cross_entropy(NET.predict(start(), train.x), train.y)
+    assert metrics == {"risk": pytest.approx(risk.item())}
+    found, _ = client.full_gradient(model, client.loss, received(), size=size, equal_pieces=True)
+    pieces = [train[index] for index in torch.split(torch.arange(23), size)]
+    each = [torch.stack(parts).mean(dim=0) for parts in zip(*gradients(pieces), strict=True)]
+    torch.testing.assert_close(found, each)
+
+
 def test_a_moved_working_copy_is_one_step_on_and_leaves_its_origin() -> None:
     origin = Working(start(), NET.parameter_names)
     ones = [torch.ones_like(tensor) for tensor in origin.values]

@@ -70,6 +70,29 @@ def test_only_batch_norm_has_buffers() -> None:
     assert net("resnet18", (3, 64, 64), 2, norm="group").buffer_names == ()
 
 
+def test_batch_norm_layers_have_their_parameters_and_buffers() -> None:
+    mlp = net("mlp", (6,), 2, hidden=[5, 4], head_layers=1, norm="batch")
+    tensors = mlp.initial(0)
+    own = {name: tensors[name] for name in mlp.batch_norm_names}
+    assert {name.rpartition(".")[2] for name in own} == {
+        "weight", "bias", "running_mean", "running_var", "num_batches_tracked",
+    }  # fmt: skip
+    assert sum(tensor.numel() for tensor in own.values()) == (4 * 5 + 1) + (4 * 4 + 1)
+    assert set(mlp.buffer_names) < set(own)
+    assert numbers(mlp, mlp.classifier_names) == (5 * 4 + 4) + (4 + 4) + (4 * 2 + 2)
+    # Whatever the inputs, what goes into an activation has mean 0 in training.
+    linear = net("mlp", (6,), 2, hidden=[5], linear_features=True, norm="batch")
+    z = linear.features(linear.initial(0), 3 + samples((6,), 50), training=True)
+    torch.testing.assert_close(z.mean(dim=0), torch.zeros(5), rtol=0, atol=1e-5)
+    for model in (
+        mlp,
+        net("resnet18", (2, 32, 32), 3),
+        net("resnet18", (2, 32, 32), 3, norm="group"),
+        net("mlp", (6,), 2),
+    ):
+        assert bool(model.batch_norm_names) == model.settings.batch_norm
+
+
 def test_every_model_has_a_small_input() -> None:
     assert set(SMALL) == set(MODELS)
 

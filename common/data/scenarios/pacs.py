@@ -9,7 +9,7 @@ import torch
 from common.data.datasets import OFFICE_HOME, PACS, VLCS, Raw, load, resolve_root
 from common.data.environments import standardise_photos, unit_range
 from common.data.examples import ClientData, Examples
-from common.data.partition import Indices, Share, cuts_by_size, iid
+from common.data.partition import Indices, Share, by_domain, iid
 from common.data.scenario import Partitioned, Scenario, all_shares
 from common.errors import UserError
 from common.knobs import knob
@@ -156,17 +156,9 @@ class _FedIIR(LeaveOneOut):
 
     def shares(self, seed: int, raw: Raw) -> list[Share]:
         rng = numpy_generator(seed, "partition", "pictures")
-        mixed = [rng.permutation(self.of_domain(raw, domain)) for domain in self.train_environments]
-        cuts = [int(self.validation_fraction * len(own)) for own in mixed]
-        counts = cuts_by_size([len(own) - cut for own, cut in zip(mixed, cuts, strict=True)], self.clients)
-        tests = iter(np.array_split(rng.permutation(self.of_domain(raw, self.held_out)), self.clients))
-        return [
-            Share(train, validation, next(tests), (environment,))
-            for environment, (own, cut, count) in enumerate(zip(mixed, cuts, counts, strict=True))
-            for train, validation in zip(
-                np.array_split(own[cut:], count), np.array_split(own[:cut], count), strict=True
-            )
-        ]
+        train = [self.of_domain(raw, domain) for domain in self.train_environments]
+        test = self.of_domain(raw, self.held_out)
+        return by_domain(train, test, self.clients, self.validation_fraction, rng)
 
 
 class PacsDomains(_FedIIR):
