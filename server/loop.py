@@ -92,7 +92,8 @@ def run_rounds(
             strategy.kept_checkpoints = folder.checkpoints()
         watch(Progress(number, config.rounds, trained, rows[0]["left_out"]))
 
-    folder.save_model("global", from_record(arrays))
+    for name, tensors in strategy.results(arrays).items():
+        folder.save_model(name, tensors)
     seconds = time.monotonic() - begun
     summary = {**summarise(config, folder.rows(), seconds=seconds), "versions": versions()}
     folder.write_summary(summary)

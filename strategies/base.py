@@ -120,6 +120,10 @@ class MethodStrategy(Strategy, Generic[H]):
     def load_state_dict(self, state: Mapping[str, Tensors]) -> None:
         """Take up the state of a checkpoint."""
 
+    def results(self, arrays: ArrayRecord) -> dict[str, Tensors]:
+        """The server's models after the last round, by the names of their files."""
+        return {"global": from_record(arrays)}
+
     def payload(self, arrays: ArrayRecord) -> Payload | PerClient:
         """What a client needs to train or to evaluate: the same for all, or by client id."""
         return {MODEL: from_record(arrays)}

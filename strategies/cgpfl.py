@@ -96,10 +96,16 @@ class CGPFLStrategy(MethodStrategy[C]):
         for context, mean in means.items():
             self.contexts[context] = mix(self.contexts[context], mean.result(), self.hparams.mixing)
 
+    def results(self, arrays: ArrayRecord) -> dict[str, Tensors]:
+        return {**super().results(arrays), **self._named()}
+
+    def _named(self) -> dict[str, Tensors]:
+        return {f"context-{number}": model for number, model in enumerate(self.contexts)}
+
     def state_dict(self) -> dict[str, Tensors]:
         return {
             "membership": {client: torch.tensor(context) for client, context in self.membership.items()},
-            **{f"context-{number}": model for number, model in enumerate(self.contexts)},
+            **self._named(),
             **{f"upload-{client}": model for client, model in self.uploads.items()},
         }
 

@@ -35,6 +35,9 @@ class IFCAStrategy(MethodStrategy[IFCA]):
     def load_state_dict(self, state: Mapping[str, Tensors]) -> None:
         self.models = {name: state[name] for name in self.models}
 
+    def results(self, arrays: ArrayRecord) -> dict[str, Tensors]:
+        return {**super().results(arrays), **self.models}
+
     def payload(self, arrays: ArrayRecord) -> Payload:
         """All models; the client chooses."""
         return self.models

@@ -4,6 +4,8 @@ from typing import Any
 import pytest
 import torch
 from flwr.serverapp import Grid
+from safetensors.torch import load_file
+from toys import toy_config
 
 from client.app import make_app
 from client.host import Host
@@ -12,6 +14,7 @@ from common.config import RunConfig, load_config
 from common.errors import RunStopped
 from server.folder import RunFolder
 from server.grid import LocalGrid
+from server.local import LocalRuntime
 from server.loop import Progress, run_rounds, start
 
 CONFIG = load_config(
@@ -107,3 +110,15 @@ def test_what_keeps_a_client_away_is_said(tmp_path: Path) -> None:
         context.node_config["partition-id"] = "many"
     with pytest.raises(RunStopped, match=r"failed: invalid literal for int\(\) .* \(ValueError\)"):
         run_rounds(CONFIG, RunFolder.create(tmp_path / "run", CONFIG), grid, start(CONFIG))
+
+
+@pytest.mark.parametrize(("method", "part"), [("ifca", "cluster"), ("cgpfl", "context")])
+def test_the_run_folder_holds_every_model_of_the_server(method: str, part: str, tmp_path: Path) -> None:
+    config = toy_config(method, "rounds=1")
+    folder = RunFolder.create(tmp_path / "run", config)
+    LocalRuntime(config).run(folder)
+    kept = folder.load_checkpoint().strategy
+    found = {path.stem: load_file(path) for path in (folder.path / "models").iterdir()}
+    assert found.keys() == {"global", *(f"{part}-{number}" for number in range(4))}
+    for name in found.keys() - {"global"}:
+        assert all(torch.equal(tensor, found[name][key]) for key, tensor in kept[name].items())
