@@ -99,9 +99,15 @@ class ShortcutTraining(LocalTraining):
     )
 
     def caution(self, scenario: Scenario) -> str:
-        if len(scenario.train_environments) > 1:
-            return ""
-        return (
-            f"scenario {scenario.name!r} has one training environment, so no two classifiers can disagree and the "
-            "shortcut extractor is trained on the risk alone"
-        )
+        environments = len(scenario.train_environments)
+        if environments == 1:
+            return (
+                f"scenario {scenario.name!r} has one training environment, so no two classifiers can disagree and "
+                "the shortcut extractor is trained on the risk alone"
+            )
+        if environments > 2 and self.pairs == "sum":
+            return (
+                f"the disagreement is a sum over the pairs of {environments} environments; where it is always "
+                "above discovery_cap (metric `capped` at 1), discovery has no effect: try pairs=mean"
+            )
+        return ""
