@@ -1,7 +1,7 @@
 import pytest
 import torch
 from torch.func import grad, vmap
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, linear
 
 from common.errors import UserError
 from common.models import MODELS, Network, Tensors, model_settings, network, part
@@ -33,9 +33,12 @@ def samples(shape: tuple[int, ...], count: int = 3) -> torch.Tensor:
         ("logistic", {}, (1, 28, 28), 10, 7_850, 7_850),
         ("mlp", {}, (2, 14, 14), 2, 154_052, 782),
         ("mlp", {"hidden": [390, 390]}, (2, 14, 14), 2, 306_542, 782),
-        ("mlp", {"hidden": [390, 390]}, (2, 14, 14), 1, 306_151, 391),
+        ("mlp", {"hidden": [390, 390], "one_logit": True}, (2, 14, 14), 2, 306_151, 391),
         ("mlp", {"hidden": [128]}, (1, 28, 28), 10, 101_770, 1_290),
-        ("mlp", {"hidden": [1024, 1024, 512], "linear_features": True}, (1399,), 1, 3_008_513, 513),
+        (
+            *("mlp", {"hidden": [1024, 1024, 512], "linear_features": True, "one_logit": True}),
+            *((1399,), 2, 3_008_513, 513),
+        ),
         ("mlp", {"hidden": [390, 390], "head_layers": 2}, (2, 28, 28), 2, 765_182, 765_182),
         ("mlp", {"hidden": [390, 390, 390], "head_layers": 2}, (2, 28, 28), 2, 611_910 + 305_762, 305_762),
         ("cnn-small", {}, (3, 32, 32), 10, 52_202, 1_210),
@@ -238,6 +241,21 @@ def test_equal_settings_share_one_network() -> None:
     first = network(model_settings({"name": "mlp", "hidden": [9]}), (4,), 2)
     assert network(model_settings({"name": "mlp", "hidden": (9,)}), (4,), 2) is first
     assert network(model_settings({"name": "mlp", "hidden": (8,)}), (4,), 2) is not first
+
+
+def test_one_logit_is_binary_cross_entropy() -> None:
+    model = net("mlp", (3,), 2, hidden=[4], one_logit=True)
+    tensors, x, labels = model.initial(0), samples((3,)), torch.tensor([0, 1, 1])
+    logits = model.predict(tensors, x)
+    assert logits.shape == (3, 2)
+    assert not logits[:, 0].any()
+    z = linear(model.features(tensors, x), tensors["classifier.weight"], tensors["classifier.bias"])[:, 0]
+    expected = binary_cross_entropy_with_logits(z, labels.float())
+    torch.testing.assert_close(cross_entropy(logits, labels), expected)
+    with pytest.raises(
+        UserError, match=r"model\.one_logit is for two classes, but here there are 3; leave it out"
+    ):
+        net("mlp", (3,), 3, hidden=[4], one_logit=True)
 
 
 @pytest.mark.parametrize(
