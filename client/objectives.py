@@ -146,3 +146,44 @@ def conditional_dependence(outputs: Tensor, deviations: Tensor) -> Tensor:
     given Y; the reverse does not hold. The thesis's estimate of I(Φ; Ψ | Y) is k d times this one.
     """
     return (outputs.T @ deviations / len(outputs)).abs().mean()
+
+
+def gradient_alignment(risk: Tensor, params: Tensors, anchor: Tensors) -> Tensor:
+    """`‖∇_ω R − g̃‖²` over the tensors ω that `anchor` names, differentiable in all that `risk` depends on.
+
+    `risk` must have been computed from `params`, which require gradients (Guo et al. 2023, problem FEDIIR).
+    """
+    gradient = torch.autograd.grad(risk, [params[name] for name in anchor], create_graph=True)
+    return squared_distance(dict(zip(anchor, gradient, strict=True)), anchor, anchor)
+
+
+def client_information(logits: Tensor, aware: Tensor, labels: Tensor) -> Tensor:
+    """`R(ω_g(Φ)) − R(ω_a(Φ, u))`: what knowing the client tells of the label beyond the features, in nats.
+
+    Logits (n, classes) without and with the client, labels (n,). It is I(U; Y | Φ) if both classifiers are as good
+    as can be, and I(E, U; Y | Φ) if besides a client has one environment (FedPIN, thesis (5.3)). It is negative if
+    the second is the worse one.
+    """
+    return F.cross_entropy(logits, labels) - F.cross_entropy(aware, labels)
+
+
+def anchored(risk: Tensor, information: Tensor, weight: float) -> Tensor:
+    """`(R + α I) / (1 + α)`: FedPIN's global objective (thesis (5.5)), in a scale in which α = ∞ is I alone."""
+    return (risk + weight * information) / (1 + weight)
+
+
+def contrastive_loss(features: Tensor, positives: Tensor, negatives: Tensor, temperature: float) -> Tensor:
+    """`−mean_i log [e^{cos(z_i, p_i)/τ} / (e^{cos(z_i, p_i)/τ} + Σ_j e^{cos(z_i, n_j)/τ})]`, FedPIN's L_con.
+
+    Thesis Prop. 5.4.3, where it stands for log(m + 1) − I(Φ_u; Φ_g | Y), of which it is no bound (spec/fedpin.md B5).
+    `features` z and `positives` p are (n, d), `negatives` (m, d) count for every z_i. A vector of zeros has cosine
+    0 with all others.
+    """
+    z, p, n = (F.normalize(vectors, dim=1) for vectors in (features, positives, negatives))
+    cosines = torch.cat([(z * p).sum(dim=1, keepdim=True), z @ n.T], dim=1)
+    return F.cross_entropy(cosines / temperature, cosines.new_zeros(len(cosines), dtype=torch.long))
+
+
+def total_variance(features: Tensor) -> Tensor:
+    """`mean_i ‖z_i − z̄‖²` of features (n, d), the trace of their covariance (biased): FedPIN's Var(Φ(X))."""
+    return (features - features.mean(dim=0)).square().sum(dim=1).mean()

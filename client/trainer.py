@@ -176,8 +176,12 @@ class LocalTrainer(Client[T]):
 
     def mini_batches(self, steps: int) -> int:
         """How many mini-batches `steps` local updates take."""
-        per_pass = -(-len(self.data.train) // self.hparams.batch_size)
-        return steps if self.hparams.local_unit == "step" else steps * per_pass
+        return steps if self.hparams.local_unit == "step" else steps * self.per_pass
+
+    @property
+    def per_pass(self) -> int:
+        """Mini-batches in a pass over the client's training data."""
+        return -(-len(self.data.train) // self.hparams.batch_size)
 
     def gradient(
         self, model: Working, loss: Loss, batch: Examples, received: Received

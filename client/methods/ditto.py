@@ -1,16 +1,20 @@
 """Ditto, client half: FedAvg's update, and beside it a personal model pulled towards the received one."""
 
+from typing import TypeVar
+
 from torch import Tensor
 
 from client.objectives import squared_distance
 from client.trainer import LocalTrainer, Metrics, Predictor, Received, Reply
 from common.data.examples import Examples
-from common.methods.ditto import Ditto
+from common.methods.ditto import PulledTraining
 from common.models import Tensors
 from common.wire import MODEL, PERSONAL
 
+P = TypeVar("P", bound=PulledTraining)
 
-class DittoClient(LocalTrainer[Ditto]):
+
+class DittoClient(LocalTrainer[P]):
     """Global: `w_u ← w_u − η ∇R(w_u; B)`. Personal: `v_u ← v_u − η (∇R(v_u; B) + λ (v_u − w^t))`.
 
     w^t is the received model, fixed for the round; v_u is kept across rounds and takes the same mini-batches as

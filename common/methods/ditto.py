@@ -6,15 +6,9 @@ from common.knobs import between, choice, knob
 from common.methods.base import LocalTraining
 
 
-class Ditto(LocalTraining):
+class PulledTraining(LocalTraining):
     """A personal model beside the global one, pulled towards it."""
 
-    title = "Ditto"
-    summary = "FedAvg's global model, and a personal one pulled towards it that never leaves the client"
-    source = "Li et al. 2021"
-    evaluates = ("global", "personal")
-
-    name: Literal["ditto"] = "ditto"
     proximity: float = knob(
         0.1,
         "weight of ½‖v − w‖², the pull of the personal model v to the received global model w",
@@ -33,3 +27,14 @@ class Ditto(LocalTraining):
         le=10_000,
         search=choice(5, 10, 20),
     )
+
+
+class Ditto(PulledTraining):
+    """FedAvg's global model, and a personal one pulled towards it."""
+
+    title = "Ditto"
+    summary = "FedAvg's global model, and a personal one pulled towards it that never leaves the client"
+    source = "Li et al. 2021"
+    evaluates = ("global", "personal")
+
+    name: Literal["ditto"] = "ditto"

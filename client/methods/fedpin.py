@@ -1,0 +1,68 @@
+"""FedPIN, client half: beside the global side a plain local model, and a personal one between the two."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from client.methods.fedpin_gm import FedPINGMClient
+from client.objectives import contrastive_loss, total_variance
+from client.trainer import Loss, Metrics, Predictor, Received, Reply
+from common.data.examples import Examples
+from common.methods.fedpin import FedPIN
+from common.models import Tensors
+from common.wire import MODEL, PERSONAL
+
+PLAIN = "plain"
+"""Kept record of (Ψ_u, ω_ψu), trained on the local risk alone."""
+
+
+class FedPINClient(FedPINGMClient[FedPIN]):
+    """K steps of (Ψ_u, ω_ψu) on R, K of (Φ_u, ω_u) on L_loc with Φ_g^t and the new Ψ_u, then the global side
+    (thesis Algorithm 5).
+
+    Both models start from the common initial one, take the same mini-batches, and are kept across rounds.
+    """
+
+    def train(self, received: Received) -> Reply:
+        steps, rate = self.hparams.personal_steps, self.hparams.personal_learning_rate
+        plain, _ = self.descend(self.own(PLAIN), self.loss, received, steps=steps, rate=rate)
+        loss = self.local_loss(plain)
+        personal, metrics = self.descend(self.own(PERSONAL), loss, received, steps=steps, rate=rate)
+        reply = super().train(received)
+        self.kept |= {PLAIN: self.finite(plain), PERSONAL: self.finite(personal)}
+        return Reply(reply.arrays, {**metrics, **reply.metrics})
+
+    def local_loss(self, plain: Tensors) -> Loss:
+        """`L_loc = R(ω_u(Φ_u); B) + λ L_con(Φ_u; Φ_g^t, Ψ_u) + γ Var(Φ_u(x))` (thesis (5.11)).
+
+        Φ_g^t, as received, and Ψ_u of `plain` are constants.
+        """
+        hparams, net = self.hparams, self.network
+
+        def loss(params: Tensors, batch: Examples, received: Received) -> tuple[Tensor, Metrics]:
+            with torch.no_grad():
+                anchors = net.features(received[MODEL], batch.x)
+                negatives = net.features(plain, batch.x)
+            z = net.features(params, batch.x, training=True)
+            risk = F.cross_entropy(net.classify(params, z, training=True), batch.y)
+            contrast = contrastive_loss(z, anchors, negatives, hparams.temperature)
+            variance = total_variance(z)
+            value = risk + hparams.contrast * contrast + hparams.variance * variance
+            return value, {"personal_risk": risk, "contrast": contrast, "variance": variance}
+
+        return loss
+
+    def own(self, name: str) -> Tensors:
+        """A kept model; before this client's first round, the common initial one."""
+        return self.kept.get(name) or self.initial()
+
+    def finite(self, tensors: Tensors) -> Tensors:
+        """The tensors, if they may be kept. Raises `FloatingPointError`, which leaves this client out."""
+        if all(bool(torch.isfinite(tensor).all()) for tensor in tensors.values()):
+            return tensors
+        used = ("personal_learning_rate", "contrast", "variance")
+        found = ", ".join(f"{name}={getattr(self.hparams, name):g}" for name in used)
+        raise FloatingPointError(f"its personal model overflowed; one of {found} is too large")
+
+    def models(self, received: Received) -> dict[str, Predictor]:
+        return {**super().models(received), "personal": self.predictor(self.own(PERSONAL))}

@@ -1,0 +1,27 @@
+"""FedPIN's global model fine-tuned, client half."""
+
+import torch
+
+from client.methods.fedpin_gm import FedPINGMClient
+from client.trainer import Predictor, Received
+from common.methods.fedpin import FedPINGMFT
+from common.models import Tensors
+from common.wire import MODEL
+
+
+class FedPINGMFTClient(FedPINGMClient[FedPINGMFT]):
+    """The personal model: `θ ← θ − η ∇R(θ; B)` over `fine_tuning_epochs` passes from the global model.
+
+    It is made for each evaluation, anew; nothing of it is kept or plays a part in training.
+    """
+
+    @torch.enable_grad()
+    def fine_tuned(self, received: Received) -> Tensors:
+        """The received model after the passes."""
+        hparams = self.hparams
+        steps = hparams.fine_tuning_epochs * (1 if hparams.local_unit == "epoch" else self.per_pass)
+        rate, start = hparams.personal_learning_rate, received[MODEL]
+        return self.descend(start, self.loss, received, steps=steps, rate=rate, purpose="fine-tuning")[0]
+
+    def models(self, received: Received) -> dict[str, Predictor]:
+        return {**super().models(received), "personal": self.predictor(self.fine_tuned(received))}

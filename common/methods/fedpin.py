@@ -1,0 +1,169 @@
+"""FedPIN and the ablations of its Table 5.2 that are methods of their own: hyper-parameters."""
+
+from typing import Literal
+
+from common.data.scenario import Scenario
+from common.knobs import between, choice, knob
+from common.methods.base import LocalTraining
+from common.methods.ditto import PulledTraining
+
+
+class AnchorTraining(LocalTraining):
+    """A global model whose features shall leave nothing for the client to tell of the label."""
+
+    independence: float = knob(
+        25.0,
+        "weight of I(E, U; Y | Φ), what knowing the client tells of the label beyond the global features",
+        symbol="α",
+        source="not given in the thesis; spec/fedpin.md §10",
+        ge=0,
+        le=1e6,
+        search=choice(1.0, 5.0, 25.0, 100.0, 300.0),
+    )
+    warm_up: float = knob(
+        0.1,
+        "fraction of the rounds, from the first, in which `independence` is 1 at most",
+        source="spec/fedpin.md B3",
+        ge=0,
+        le=1,
+        search=choice(0.0, 0.1, 0.3),
+    )
+    auxiliary_steps: int = knob(
+        1,
+        "steps of the auxiliary classifier after each update of the global model",
+        symbol="n_a",
+        source="spec/fedpin.md §10 (1 to 5)",
+        ge=1,
+        le=1000,
+        search=choice(1, 5),
+    )
+    auxiliary_learning_rate: float = knob(
+        0.05,
+        "step size of the auxiliary classifier",
+        symbol="β_a",
+        source="that of the global model, spec/fedpin.md §10",
+        gt=0,
+        le=10,
+        search=between(1e-3, 0.3, log=True),
+    )
+    literal: bool = knob(
+        False,
+        "the thesis's Algorithm 5 to the letter, where the auxiliary classifier climbs its own risk without end",
+        source="spec/fedpin.md B1",
+    )
+
+    def caution(self, scenario: Scenario) -> str:
+        if self.literal:
+            return (
+                "literal=true drives the auxiliary classifier up its own risk, which has no end; the global model "
+                "follows until its numbers overflow (docs/methods/fedpin.md)"
+            )
+        if scenario.clients == 1:
+            return "with one client there is nobody to tell apart, so `independence` finds nothing to remove"
+        return ""
+
+
+class FedPIN(AnchorTraining):
+    """Personal models drawn to the features of a global invariant one, and away from those of plain training."""
+
+    title = "FedPIN"
+    summary = "personal models drawn to global invariant features and away from those of plain local training"
+    source = "Tang 2025 (thesis), chapter 5"
+    evaluates = ("global", "personal")
+
+    name: Literal["fedpin"] = "fedpin"
+    contrast: float = knob(
+        1.0,
+        "weight of the contrastive term; 0 is the ablation PM (λ = 0)",
+        symbol="λ",
+        source="not given in the thesis; spec/fedpin.md §10",
+        ge=0,
+        le=1e4,
+        search=choice(0.1, 0.5, 1.0, 5.0),
+    )
+    variance: float = knob(
+        1e-3,
+        "weight of the variance of the personal features; 0 is the ablation PM (γ = 0)",
+        symbol="γ",
+        source="not given in the thesis; spec/fedpin.md §10",
+        ge=0,
+        le=1e6,
+        search=choice(0.0, 1e-4, 1e-3, 1e-2, 1e-1),
+    )
+    temperature: float = knob(
+        0.5,
+        "what cosines are divided by in the contrastive term",
+        symbol="τ",
+        source="not given in the thesis; spec/fedpin.md B15",
+        ge=0.01,
+        le=100,
+        search=choice(0.1, 0.5, 1.0),
+    )
+    personal_steps: int = knob(
+        10,
+        "updates in a round of the personal model, and as many of the plain local one, in `local_unit`",
+        symbol="K",
+        source="thesis §4.5.2",
+        ge=1,
+        le=10_000,
+        search=choice(5, 10, 20),
+    )
+    personal_learning_rate: float = knob(
+        0.05,
+        "step size of the personal model and of the plain local one",
+        symbol="η",
+        source="not given in the thesis; that of the global model",
+        gt=0,
+        le=10,
+        search=between(1e-3, 0.3, log=True),
+    )
+
+
+class FedPINGM(AnchorTraining):
+    """FedPIN's global model alone."""
+
+    title = "FedPIN GM"
+    summary = "FedPIN's global invariant model, without personal ones"
+    source = "Tang 2025 (thesis), Table 5.2"
+    evaluates = ("global",)
+
+    name: Literal["fedpin-gm"] = "fedpin-gm"
+
+
+class FedPINGMFT(AnchorTraining):
+    """FedPIN's global model, fine-tuned."""
+
+    title = "FedPIN GM-FT"
+    summary = "FedPIN's global invariant model, fine-tuned at every client"
+    source = "Tang 2025 (thesis), Table 5.2"
+    evaluates = ("global", "personal")
+
+    name: Literal["fedpin-gm-ft"] = "fedpin-gm-ft"
+    fine_tuning_epochs: int = knob(
+        10,
+        "passes over a client's data that lead from the global model to the personal one",
+        source="not given in the thesis; spec/fedpin.md B22",
+        ge=1,
+        le=1000,
+        search=choice(1, 5, 10),
+    )
+    personal_learning_rate: float = knob(
+        0.05,
+        "step size of the fine-tuning",
+        symbol="η",
+        source="not given in the thesis; that of the global model",
+        gt=0,
+        le=10,
+        search=between(1e-3, 0.3, log=True),
+    )
+
+
+class FedPINGML2(AnchorTraining, PulledTraining):
+    """FedPIN's global model, and Ditto's personal one."""
+
+    title = "FedPIN GM-L2"
+    summary = "FedPIN's global invariant model, and personal ones pulled towards it as in Ditto"
+    source = "Tang 2025 (thesis), Table 5.2"
+    evaluates = ("global", "personal")
+
+    name: Literal["fedpin-gm-l2"] = "fedpin-gm-l2"

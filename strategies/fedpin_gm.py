@@ -1,0 +1,64 @@
+"""FedPIN's global side, server half: the mean of the global models and of the auxiliary classifiers."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+
+from common.auxiliary import AUXILIARY, initial_auxiliary
+from common.config import RunConfig
+from common.methods.fedpin import AnchorTraining
+from common.models import Tensors
+from common.wire import MODEL, from_record, to_record
+from strategies.base import MethodStrategy, MetricMeans
+from strategies.fedrep import split_network
+from strategies.mean import StreamingMean
+
+A = TypeVar("A", bound=AnchorTraining)
+
+
+class FedPINGMStrategy(MethodStrategy[A]):
+    """`(Φ_g, ω_g, ω_a)^{t+1} = 1/|A_t| Σ_u (Φ_g, ω_g, ω_a)_u` over the clients A_t that answered.
+
+    Thesis Algorithm 5. The global arrays are Φ_g and ω_g.
+    """
+
+    def __init__(self, run: RunConfig, run_id: str) -> None:
+        """Raises `UserError` for a model whose featurizer has nothing to be trained."""
+        super().__init__(run, run_id)
+        self.auxiliary: Tensors = initial_auxiliary(split_network(run).width, run.scenario.classes, run.seed)
+        """ω_a but for the clients' own biases, which stay with them."""
+
+    def state_dict(self) -> dict[str, Tensors]:
+        return {AUXILIARY: self.auxiliary}
+
+    def load_state_dict(self, state: Mapping[str, Tensors]) -> None:
+        self.auxiliary = state[AUXILIARY]
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        payload = {MODEL: from_record(arrays), AUXILIARY: self.auxiliary}
+        settings = {"independence": self.independence(server_round)}
+        cohort = self.sample(server_round, grid)
+        return self.messages(server_round, cohort, "train", payload, expect=payload, settings=settings)
+
+    def independence(self, server_round: int) -> float:
+        """α in this round."""
+        warming = server_round <= self.hparams.warm_up * self.run.rounds
+        return min(1.0, self.hparams.independence) if warming else self.hparams.independence
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        means, metrics = defaultdict[str, StreamingMean](StreamingMean), MetricMeans()
+        for reply in self.accepted(replies):
+            for name, tensors in reply.arrays.items():
+                means[name].add(tensors)
+            metrics.add(reply)
+        if not means:
+            return None, metrics.result()
+        self.auxiliary = means[AUXILIARY].result()
+        return to_record(means[MODEL].result()), metrics.result()
