@@ -20,7 +20,8 @@ from client.trainer import Received
 from client.working import Working
 from common.config import load_config
 from common.methods.fedavg import FedAvg
-from common.methods.irm import Irm
+from common.methods.irm import InvariantTraining, Irm
+from common.methods.stateful import StatefulTraining
 from common.wire import MODEL, to_record
 from server.folder import RunFolder
 from server.local import LocalRuntime
@@ -280,14 +281,17 @@ def test_adam_goes_on_from_round_to_round_although_the_model_is_replaced() -> No
     assert all(torch.equal(kept["optimizer-shared"][name], tensor) for name, tensor in before.items())
 
 
-def test_the_preset_sets_defaults_that_a_setting_overrides(tmp_path: Any) -> None:
-    config = load_config(
-        options={"method": "irm", "scenario": "rc-mnist"}, settings=["preset=code", "weight_decay=0"]
-    )
+@pytest.mark.parametrize("name", ["perinvfl", "irm", "irm-l2", "irm-ft", "groupdro", "ftfa"])
+def test_the_preset_sets_defaults_that_a_setting_overrides(name: str, tmp_path: Any) -> None:
+    options = {"method": name, "scenario": "rc-mnist"}
+    config = load_config(options=options, settings=["preset=code", "batch_size=64"])
     method = config.method
-    assert isinstance(method, Irm)
-    assert (method.optimizer, method.batch_size, method.penalty, method.learning_rate) == ("adam", 200, 1e9, 5e-4)
-    assert method.weight_decay == 0  # as set, though it is the paper preset's default
+    assert isinstance(method, StatefulTraining)
+    assert (method.optimizer, method.batch_order, method.learning_rate) == ("adam", "sequential", 5e-4)
+    assert {key: getattr(method, key) for key in method.CODE} == {**method.CODE, "batch_size": 64}
+    assert method.batch_size == type(method)().batch_size == 64  # as set, though it is the other preset's default
+    if isinstance(method, InvariantTraining):
+        assert (method.penalty, method.penalty_estimator, method.weight_decay) == (1e9, "single", 0.0022)
     (tmp_path / "config.toml").write_text(config.toml())
     assert load_config(tmp_path / "config.toml") == config
 
