@@ -12,7 +12,8 @@ from common.suggest import unknown
 
 members(__name__, __path__)
 
-METHODS = named_subclasses(Method)
+METHODS = dict(sorted(named_subclasses(Method).items()))
+"""Every method's hyper-parameter class by the method's name."""
 
 
 def method_class(name: str) -> type[Method]:
