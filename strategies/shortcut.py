@@ -42,6 +42,9 @@ class ShortcutStrategy(MethodStrategy[S]):
         self.shortcut = state[SHORTCUT]
         self.heads = {name: state[name] for name in self.heads}
 
+    def results(self, arrays: ArrayRecord) -> dict[str, Tensors]:
+        return {**super().results(arrays), **self.state_dict()}
+
     def payload(self, arrays: ArrayRecord) -> Payload:
         return {MODEL: from_record(arrays)}
 

@@ -622,6 +622,7 @@ def test_a_state_taken_up_is_the_state() -> None:
     other.load_state_dict(one.state_dict())
     for name, tensors in one.state_dict().items():
         assert_equal(other.state_dict()[name], tensors)
+    assert one.results(to_record({})).keys() == {"global", *one.state_dict()}
 
 
 def floats(records: dict[str, Tensors]) -> int:
