@@ -496,8 +496,9 @@ def _show_run(path: Path, as_json: bool, oracle: bool) -> None:
     out.print(f"{traffic_line(summary)}; {summary['wall_seconds']:.1f} s", highlight=False)
     for line in left_out_lines(summary):
         out.print(line, style="yellow", markup=False)
-    if caution := config.method.caution(config.scenario):
-        out.print(f"caution: {caution}", style="yellow", markup=False)
+    for caution in (config.method.caution(config.scenario), config.method.model_caution(config.model)):
+        if caution:
+            out.print(f"caution: {caution}", style="yellow", markup=False)
     out.print(f"run folder: {path}", highlight=False, soft_wrap=True)
 
 

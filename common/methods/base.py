@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 
 from common.data.scenario import Scenario
 from common.knobs import between, choice, knob
+from common.models import ModelSettings
 
 
 class Method(BaseModel):
@@ -40,6 +41,10 @@ class Method(BaseModel):
 
     def caution(self, scenario: Scenario) -> str:
         """What to know before believing the numbers of this combination, one sentence. Empty: nothing."""
+        return ""
+
+    def model_caution(self, model: ModelSettings) -> str:
+        """The same of the model that is trained."""
         return ""
 
 

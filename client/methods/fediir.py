@@ -1,0 +1,44 @@
+"""FedIIR, client half: the gradient for the anchor, and steps that pull every gradient to it."""
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from client.objectives import gradient_alignment
+from client.trainer import LocalTrainer, Metrics, Received, Reply
+from client.working import Working
+from common.data.examples import Examples
+from common.methods.fediir import ANCHOR, GRADIENT, FedIIR
+from common.models import Tensors
+from common.wire import MODEL, NUM_EXAMPLES
+
+
+class FedIIRClient(LocalTrainer[FedIIR]):
+    """`θ_c ← θ_c − η ∇_θ [R_c(θ_c; B) + (γ/2) ‖∇_ω R_c(θ_c; B) − g̃‖²]` (Guo et al. 2023, Algorithm 1).
+
+    Nothing is kept. ω are the classifier's parameters; the penalty's gradient goes to all of θ.
+    """
+
+    def train_gradient(self, received: Received) -> Reply:
+        """`∇_ω R_c(θ^{t−1}; D_c)`, or the mean over mini-batches of `∇_ω R_c(θ^{t−1}; B)`; no step."""
+        names = self.hparams.aligned(self.network)
+        gradient, metrics = self.full_gradient(
+            Working(received[MODEL], names),
+            lambda params, batch, _: self.risk(params, batch, training=False),
+            received,
+            size=self.hparams.batch_size,
+            equal_pieces=self.hparams.anchor_average == "batches",
+        )
+        answer = dict(zip(names, gradient, strict=True))
+        return Reply({GRADIENT: answer}, {NUM_EXAMPLES: len(self.data.train), **metrics})
+
+    def loss(self, params: Tensors, batch: Examples, received: Received) -> tuple[Tensor, Metrics]:
+        """`R_c(θ; B) + (γ/2) ‖∇_ω R_c(θ; B) − g̃‖²`, the same mini-batch in both."""
+        risk, metrics = self.risk(params, batch, training=not self.hparams.frozen_statistics)
+        alignment = gradient_alignment(risk, params, received[ANCHOR])
+        weight = self.hparams.penalty / 2 if self.hparams.halved else self.hparams.penalty
+        return risk + weight * alignment, {**metrics, "alignment": alignment}
+
+    def risk(self, params: Tensors, batch: Examples, training: bool) -> tuple[Tensor, Metrics]:
+        """Mean cross-entropy; `training` says whether BatchNorm takes the statistics of the mini-batch."""
+        risk = F.cross_entropy(self.network.predict(params, batch.x, training=training), batch.y)
+        return risk, {"risk": risk}

@@ -1,0 +1,20 @@
+"""FedProx, client half: FedAvg's steps, each pulled back towards the received model."""
+
+from torch import Tensor
+
+from client.objectives import squared_distance
+from client.trainer import LocalTrainer, Metrics, Received
+from common.data.examples import Examples
+from common.methods.fedprox import FedProx
+from common.models import Tensors
+from common.wire import MODEL
+
+
+class FedProxClient(LocalTrainer[FedProx]):
+    """`w_u ← w_u − η (∇R(w_u; B) + μ (w_u − w^t))`, `local_steps` times from w^t (Li et al. 2020)."""
+
+    def loss(self, params: Tensors, batch: Examples, received: Received) -> tuple[Tensor, Metrics]:
+        """`R(w; B) + (μ/2) ‖w − w^t‖²`."""
+        risk, metrics = super().loss(params, batch, received)
+        distance = squared_distance(params, received[MODEL], self.network.parameter_names)
+        return risk + self.hparams.proximity / 2 * distance, {**metrics, "distance": distance}

@@ -1,0 +1,30 @@
+"""FedSGD, client half: the gradient on all training data, and no step."""
+
+from typing import TypeVar
+
+from torch import Tensor
+
+from client.trainer import Client, Received, Reply
+from client.working import Working
+from common.methods.fedsgd import GRADIENT, ServerTraining
+from common.wire import MODEL, NUM_EXAMPLES
+
+S = TypeVar("S", bound=ServerTraining)
+
+PIECE = 256
+"""Samples that go through the network at a time, to bound memory."""
+
+
+class FedSGDClient(Client[S]):
+    """Sends `∇R_u(w^t; D_u)` (McMahan et al. 2017), and under their own names the buffers that D_u leaves."""
+
+    def train(self, received: Received) -> Reply:
+        names = self.network.parameter_names
+        model = Working(received[MODEL], names)
+        gradient, metrics = self.own_gradient(model, received)
+        answer = {**model.result(), **dict(zip(names, gradient, strict=True))}
+        return Reply({GRADIENT: answer}, {NUM_EXAMPLES: len(self.data.train), **metrics})
+
+    def own_gradient(self, model: Working, received: Received) -> tuple[list[Tensor], dict[str, float]]:
+        """The gradient to be sent, where the model stands, and metrics."""
+        return self.full_gradient(model, self.loss, received, size=PIECE)

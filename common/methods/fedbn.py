@@ -1,0 +1,25 @@
+"""FedBN: hyper-parameters."""
+
+from typing import Literal
+
+from common.methods.base import LocalTraining
+from common.models import ModelSettings
+
+NORMS = "norms"
+"""The record of a client's own BatchNorm layers."""
+
+
+class FedBN(LocalTraining):
+    """Clients whose features are scaled differently, each with its own normalisation."""
+
+    title = "FedBN"
+    summary = "FedAvg whose clients keep their BatchNorm layers to themselves"
+    source = "Li et al. 2021"
+    evaluates = ("personal",)
+
+    name: Literal["fedbn"] = "fedbn"
+
+    def model_caution(self, model: ModelSettings) -> str:
+        if model.batch_norm:
+            return ""
+        return f"model {model.name!r} as set here has no BatchNorm layers, so this is FedAvg."

@@ -1,0 +1,89 @@
+"""FedIIR: hyper-parameters, and which gradients are aligned."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from common.data.scenario import Scenario
+from common.knobs import between, choice, knob
+from common.methods.base import PresetTraining
+from common.models import Network
+
+GRADIENT = "gradient"
+"""The record of a client's gradient at the model of the round's start."""
+ANCHOR = "anchor"
+"""The record that all clients' gradients are pulled to; of the same tensors."""
+
+
+class FedIIR(PresetTraining):
+    """FedAvg whose clients' classifier gradients are pulled to a common one."""
+
+    CODE: ClassVar[Mapping[str, Any]] = {
+        "halved": False,
+        "anchor_average": "batches",
+        "momentum": 0.9,
+        "local_unit": "epoch",
+        "local_steps": 1,
+        "learning_rate": 0.01,
+    }
+    """spec/fediir.md §5.5, §8; step size and batch size are those for RotatedMNIST."""
+
+    title = "FedIIR"
+    summary = "one global model; clients' classifier gradients are pulled to their running mean at the server"
+    source = "Guo et al. 2023"
+    evaluates = ("global",)
+    actions = ("train", "train.gradient", "evaluate")
+
+    name: Literal["fediir"] = "fediir"
+    preset: Literal["paper", "code"] = knob(
+        "paper",
+        "the paper's algorithm, or its authors' public code's, whose settings are then defaults (docs/methods)",
+        source="FedIIR Algorithm 1; spec/fediir.md §8",
+    )
+    penalty: float = knob(
+        0.01,
+        "weight of ‖∇_ω R − g̃‖², the distance of a mini-batch's gradient to the anchor",
+        symbol="γ",
+        source="FedIIR Tab 3 (RotatedMNIST)",
+        ge=0,
+        le=1e6,
+        search=between(1e-4, 1e-1, log=True),
+    )
+    halved: bool = knob(
+        True, "whether the weight is γ/2 or γ", source="FedIIR §3.2; spec/fediir.md §8 item 1 (code: false)"
+    )
+    anchor_ema: float = knob(
+        0.95,
+        "share of the last round's anchor in the new one",
+        symbol="v",
+        source="FedIIR Tab 3",
+        ge=0,
+        lt=1,
+        search=choice(0.9, 0.95, 0.99),
+    )
+    bias_correction: bool = knob(
+        False,
+        "divide the anchor, which starts at 0, by 1 − v^t",
+        source="authors' code; spec/fediir.md §8 item 4",
+    )
+    anchor_average: Literal["clients", "batches"] = knob(
+        "clients",
+        "mean over clients of the gradient on all their data, or over all mini-batches of all clients",
+        source="FedIIR Algorithm 1; spec/fediir.md §8 item 3 (code: batches)",
+    )
+    align: Literal["classifier", "all"] = knob(
+        "classifier",
+        "the parameters ω whose gradients are aligned; all: Koyama and Yamaguchi's IGA, federated",
+        source="FedIIR §3.2",
+    )
+    frozen_statistics: bool = knob(
+        False,
+        "train with BatchNorm's running statistics and leave them as they are, as for a pre-trained model",
+        source="authors' code, which trains pre-trained models alone; spec/fediir.md §5.4",
+    )
+
+    def aligned(self, network: Network) -> tuple[str, ...]:
+        """The names of ω's tensors."""
+        return network.classifier_names if self.align == "classifier" else network.parameter_names
+
+    def caution(self, scenario: Scenario) -> str:
+        return "With one client there is no other gradient to align with." if scenario.clients == 1 else ""

@@ -1,0 +1,26 @@
+"""FedProx: hyper-parameters."""
+
+from typing import Literal
+
+from common.knobs import between, knob
+from common.methods.base import LocalTraining
+
+
+class FedProx(LocalTraining):
+    """FedAvg with a proximal term in the local risk."""
+
+    title = "FedProx"
+    summary = "FedAvg whose clients are pulled back towards the model they received"
+    source = "Li et al. 2020"
+    evaluates = ("global",)
+
+    name: Literal["fedprox"] = "fedprox"
+    proximity: float = knob(
+        0.01,
+        "weight of ½‖w − w^t‖², the pull of the local model w to the received global model w^t",
+        symbol="μ",
+        source="Li et al. 2020; grid of spec/flgames.md §4",
+        ge=0,
+        le=1e4,
+        search=between(1e-3, 1.0, log=True),
+    )

@@ -1,0 +1,38 @@
+"""V-REx: hyper-parameters."""
+
+from typing import Literal
+
+from common.data.scenario import Scenario
+from common.knobs import between, choice, knob
+from common.methods.fedsgd import ServerTraining
+
+
+class VREx(ServerTraining):
+    """Clients as environments whose risks shall be alike."""
+
+    title = "V-REx"
+    summary = "FedSGD on the mean of the clients' risks and their variance"
+    source = "Krueger et al. 2021"
+    evaluates = ("global",)
+
+    name: Literal["vrex"] = "vrex"
+    penalty: float = knob(
+        10.0,
+        "weight of the variance of the clients' risks after `anneal_rounds`",
+        symbol="λ",
+        source="Gulrajani & Lopez-Paz 2021; spec/fediir.md §4.2",
+        ge=0,
+        le=1e6,
+        search=between(0.1, 1e3, log=True),
+    )
+    anneal_rounds: int = knob(
+        10,
+        "rounds at the start in which the penalty weighs no more than 1",
+        source="a tenth of 100 rounds, as 500 of 5,000 steps in Gulrajani & Lopez-Paz 2021",
+        ge=0,
+        le=1_000_000,
+        search=choice(0, 10, 50),
+    )
+
+    def caution(self, scenario: Scenario) -> str:
+        return "With one client risks have no variance: this is FedSGD." if scenario.clients == 1 else ""

@@ -1,0 +1,37 @@
+"""AND-mask, server half: a step where the clients agree which way to go."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from common.methods.and_mask import AndMask
+from common.methods.fedsgd import GRADIENT
+from common.models import Tensors
+from strategies.base import Reply
+from strategies.fedsgd import FedSGDStrategy
+from strategies.mean import StreamingMean
+
+
+class AndMaskStrategy(FedSGDStrategy[AndMask]):
+    """`w ← w − η m ⊙ ḡ`, `m = 1{|1/E Σ_e sign g_e| ≥ τ}`, ḡ the uniform mean of the g_e = ∇R_e.
+
+    E clients answered (Parascandolo et al. 2021, §2.3 and their code).
+    """
+
+    def combined(self, server_round: int, replies: Iterable[Reply]) -> Tensors:
+        gradient, signs = StreamingMean(), StreamingMean()
+        for reply in replies:
+            gradient.add(reply[GRADIENT])
+            signs.add({name: reply[GRADIENT][name].sign() for name in self.network.parameter_names})
+        if not gradient.weight:
+            return {}
+        mean = gradient.result()
+        masks = {name: sign.abs() >= self.hparams.agreement for name, sign in signs.result().items()}
+        return mean | {name: masked(mean[name], mask, self.hparams.rescale) for name, mask in masks.items()}
+
+
+def masked(gradient: Tensor, mask: Tensor, rescale: bool) -> Tensor:
+    """`m ⊙ g`, with `rescale` over the share of ones in m; zeros where there is none."""
+    share = mask.double().mean().item() if rescale else 1.0
+    return torch.where(mask, gradient / (share or 1.0), 0.0)

@@ -1,0 +1,90 @@
+"""FedIIR, server half: the anchor, asked for anew in every round, and the uniform mean of the models."""
+
+from collections.abc import Iterable, Mapping
+from math import ceil
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.serverapp import Grid
+
+from common.config import RunConfig
+from common.methods.fediir import ANCHOR, GRADIENT, FedIIR
+from common.models import Tensors, network
+from common.wire import MODEL, from_record
+from strategies.base import MethodStrategy, Reply
+from strategies.mean import StreamingMean, mix
+
+
+class FedIIRStrategy(MethodStrategy[FedIIR]):
+    """`ḡ = 1/C Σ_c ∇_ω R_c(θ^{t−1})`, `g̃ ← v g̃ + (1 − v) ḡ`, `θ^t = 1/C Σ_c θ_c` over the C that answered.
+
+    Two exchanges with the same clients: gradients up, then the anchor g̃ down and models up (Guo et al. 2023,
+    Algorithm 1 and appendix C). A client may fail in the one and not in the other.
+    """
+
+    def __init__(self, run: RunConfig, run_id: str) -> None:
+        super().__init__(run, run_id)
+        net = network(run.model, run.scenario.input_shape, run.scenario.classes)
+        self.names = self.hparams.aligned(net)
+        self.anchor: Tensors = {}
+        """g̃; before the first round 0, and no tensors."""
+        self.updates = 0
+        """How many rounds are in it."""
+
+    def state_dict(self) -> dict[str, Tensors]:
+        return {"anchor": self.anchor, "updates": {"count": torch.tensor(self.updates)}}
+
+    def load_state_dict(self, state: Mapping[str, Tensors]) -> None:
+        self.anchor, self.updates = state.get("anchor", {}), int(state["updates"]["count"])
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        cohort, model = self.sample(server_round, grid), from_record(arrays)
+        aligned = {name: model[name] for name in self.names}
+        replies = self.exchange(
+            grid, server_round, cohort, "train.gradient", {MODEL: model}, expect={GRADIENT: aligned}
+        )
+        self.follow(server_round, replies, like=aligned)
+        payload = {MODEL: model, ANCHOR: self.corrected()}
+        return self.messages(server_round, cohort, "train", payload, expect={MODEL: model})
+
+    def follow(self, server_round: int, replies: Iterable[Reply], like: Tensors) -> None:
+        """Takes the round's mean gradient into the anchor; with no reply at all the anchor stays as it was."""
+        mean, squares = StreamingMean(), StreamingMean()
+        for reply in replies:
+            batched = self.hparams.anchor_average == "batches"
+            weight = ceil(reply.num_examples / self.hparams.batch_size) if batched else 1.0
+            mean.add(reply[GRADIENT], weight)
+            squares.add({"norm": _squared_norm(reply[GRADIENT])}, weight)
+        self.anchor = self.anchor or {name: torch.zeros_like(tensor) for name, tensor in like.items()}
+        if not mean.weight:
+            return
+        gradient = mean.result()
+        self.anchor = mix(self.anchor, gradient, 1 - self.hparams.anchor_ema)
+        self.updates += 1
+        norm = squares.result()["norm"].item()
+        self.notes.append(
+            {
+                "kind": "anchor",
+                "round": server_round,
+                "norm": _squared_norm(self.anchor).sqrt().item(),
+                "gradient": norm**0.5,
+                # Mean ‖g_c − ḡ‖², which the penalty is to lower, as a share of mean ‖g_c‖².
+                "dispersion": 1 - _squared_norm(gradient).item() / norm if norm else 0.0,
+            }
+        )
+
+    def corrected(self) -> Tensors:
+        """What is sent as the anchor: g̃, or `g̃ / (1 − v^t)` after t rounds."""
+        if not (self.hparams.bias_correction and self.updates):
+            return self.anchor
+        weight = 1 - self.hparams.anchor_ema**self.updates
+        return {name: tensor / weight for name, tensor in self.anchor.items()}
+
+    def weight(self, reply: Reply) -> float:
+        return 1.0
+
+
+def _squared_norm(tensors: Tensors) -> torch.Tensor:
+    return torch.stack([tensor.double().square().sum() for tensor in tensors.values()]).sum()

@@ -1,0 +1,48 @@
+"""V-REx, server half: a step that also brings the clients' risks together."""
+
+from collections.abc import Iterable
+from statistics import fmean
+
+from common.methods.fedsgd import GRADIENT
+from common.methods.vrex import VREx
+from common.models import Tensors
+from strategies.base import Reply
+from strategies.fedsgd import FedSGDStrategy
+from strategies.mean import StreamingMean
+from strategies.screening import Rejected
+
+
+class VRExStrategy(FedSGDStrategy[VREx]):
+    """Descends on `R̄ + λ/E Σ_e (R_e − R̄)²` of the E clients that answered (Krueger et al. 2021, eq 8).
+
+    The gradient is `ḡ + 2λ (1/E Σ_e R_e g_e − R̄ ḡ)` with g_e = ∇R_e, so gradients and risks are all it takes.
+    """
+
+    def check(self, reply: Reply) -> None:
+        _risk(reply)
+
+    def combined(self, server_round: int, replies: Iterable[Reply]) -> Tensors:
+        gradient, product, risks = StreamingMean(), StreamingMean(), []
+        for reply in replies:
+            # In float64, since what is left of the difference may be small.
+            own = {name: reply[GRADIENT][name].double() for name in self.network.parameter_names}
+            gradient.add({**reply[GRADIENT], **own})
+            product.add({name: _risk(reply) * part for name, part in own.items()})
+            risks.append(_risk(reply))
+        if not risks:
+            return {}
+        mean, risk = gradient.result(), fmean(risks)
+        weight = self.hparams.penalty
+        if server_round <= self.hparams.anneal_rounds:
+            weight = min(weight, 1.0)
+        for name, part in product.result().items():
+            mean[name] += 2 * weight * (part - risk * mean[name])
+        return {name: tensor.to(self.sent[name].dtype) for name, tensor in mean.items()}
+
+
+def _risk(reply: Reply) -> float:
+    """R_e at the model that the client was sent. Raises `Rejected` where it does not say."""
+    found = reply.metrics.get("risk")
+    if not isinstance(found, (int, float)):
+        raise Rejected("the metric 'risk' is missing")
+    return float(found)
