@@ -1,0 +1,27 @@
+"""FedADG, server half: the uniform mean of the models and of the generators; discriminators never come here."""
+
+from flwr.app import ArrayRecord
+
+from common.config import RunConfig
+from common.methods.fedadg import GENERATOR, FedADG, layers
+from common.models import network
+from common.seeding import torch_generator
+from common.wire import MODEL, from_record
+from strategies.base import MethodStrategy, Payload, Reply
+
+
+class FedADGStrategy(MethodStrategy[FedADG]):
+    """`(F, C, G)^{t+1} = 1/C Σ_c (F, C, G)_c` over the C clients that answered (Zhang et al. 2021)."""
+
+    def __init__(self, run: RunConfig, run_id: str) -> None:
+        super().__init__(run, run_id)
+        net = network(run.model, run.scenario.input_shape, run.scenario.classes)
+        sizes = (self.hparams.noise_size + net.classes, net.width, net.width)
+        self.generator = layers(GENERATOR, sizes, torch_generator(run.seed, "init", "generator"))
+
+    def payload(self, arrays: ArrayRecord) -> Payload:
+        # After the first round the global arrays hold the generator.
+        return {MODEL: {**self.generator, **from_record(arrays)}}
+
+    def weight(self, reply: Reply) -> float:
+        return 1.0
