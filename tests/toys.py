@@ -76,6 +76,10 @@ class Toy(Spurious):
 STRIDES = {
     "f-fl-games": ("local_steps=20", "learning_rate=0.02"),
     "v-fl-games": ("local_steps=20", "learning_rate=0.02", "representation_rate=0.02"),
+    **dict.fromkeys(
+        ("geometric", "fedcurv", "fishr", "fishr-inter-geo", "fishr-intra-geo", "fishr-intra-arith"),
+        ("learning_rate=0.1",),
+    ),
 }
 """For methods that by default take one small step in a round, and hundreds of rounds: enough for a few."""
 

@@ -1,0 +1,170 @@
+"""FedILC, server half: the clients' gradients combined, and Fishr's penalty, whose gradient takes an exchange."""
+
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from torch import Tensor
+
+from common.config import RunConfig
+from common.data.examples import Examples
+from common.errors import UserError
+from common.fishr import head_sums, spread, variance
+from common.methods.fedilc import CLIENTS, PULL, VARIANCE, FedILC, Fishr
+from common.methods.fedsgd import GRADIENT
+from common.models import Tensors
+from common.wire import MODEL, from_record, to_record
+from strategies.base import MetricMeans, Reply
+from strategies.fedsgd import FedSGDStrategy
+from strategies.mean import StreamingMean
+
+
+class FedILCStrategy(FedSGDStrategy[FedILC]):
+    """`w ← w − η · direction(M + λ ∇L_Fishr)`, M the plain or the geometric mean of the g_e (E8).
+
+    `∇L_Fishr = (2/E) Σ_e J_eᵀ (c_e − c̄)` (E9) over the E clients that answered, all with the same weight. The
+    clients give its terms in a second exchange, or in the same one at the c̄ of the round before (`stale`), or it
+    is computed here from all their data (`central`). Zhu et al. 2022, Algorithms 1, 2; spec/fedilc.md §2.4.
+    """
+
+    def __init__(self, run: RunConfig, run_id: str) -> None:
+        """Raises `UserError` for a classifier of several layers, and where the server cannot have the data."""
+        super().__init__(run, run_id)
+        self.fishr = self.hparams if isinstance(self.hparams, Fishr) and self.hparams.penalty else None
+        self.mode = self.fishr.fishr_mode if self.fishr else ""
+        if self.fishr and set(self.network.classifier_names) != {"classifier.weight", "classifier.bias"}:
+            raise UserError(
+                f"model {run.model.name!r}: {self.hparams.name} needs a classifier of one linear layer, whose "
+                "gradients' variances have a closed form; take model.head_hidden=0 or model.head_layers=0"
+            )
+        if self.mode == "central" and run.runtime != "local":
+            raise UserError(
+                "method.fishr_mode: 'central' is for runtime local, where the server can read all clients' data; "
+                "take 'exact'"
+            )
+        self.variances: dict[str, Tensor] = {}
+        """c_e by client, of this round."""
+        self.before: Tensors = {}
+        """c̄ of the round before, in mode `stale`."""
+        self.pulls = StreamingMean()
+        self.gradient: Tensors = {}
+        self.metrics = MetricMeans()
+
+    def state_dict(self) -> dict[str, Tensors]:
+        return {**super().state_dict(), "before": self.before}
+
+    def load_state_dict(self, state: Mapping[str, Tensors]) -> None:
+        super().load_state_dict(state)
+        self.before = state.get("before", {})
+
+    def weight(self, reply: Reply) -> float:
+        return 1.0
+
+    # ------------------------------------------------------------------ a round
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Gradients and variances up; then c̄ down to those who answered."""
+        cohort, self.sent = self.sample(server_round, grid), from_record(arrays)
+        self.cohort, self.variances = cohort, {}
+        self.pulls, self.metrics = StreamingMean(), MetricMeans()
+        params = {name: self.sent[name] for name in self.network.parameter_names}
+        payload, expect = {MODEL: self.sent}, {GRADIENT: self.sent}
+        if self.mode in ("exact", "stale"):
+            expect[VARIANCE] = {
+                VARIANCE: torch.zeros(sum(self.sent[n].numel() for n in self.network.classifier_names))
+            }
+        if self.before:
+            payload[VARIANCE] = self.before
+            if self.hparams.geometric_mean("clients"):
+                expect[PULL] = params
+        replies = self.exchange(
+            grid, server_round, cohort, "train", payload, expect=expect, settings={CLIENTS: len(cohort)}
+        )
+        self.gradient = self.combined(server_round, replies)
+        mean = self._mean_variance(server_round)
+        if self.mode == "stale":
+            self.before = mean or self.before
+        if self.mode != "exact" or not mean:
+            return []
+        return self.messages(
+            server_round, list(self.variances), "train.fishr", {VARIANCE: mean}, expect={PULL: params}
+        )
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        if not self.gradient:
+            return None, self.metrics.result()
+        if self.mode == "exact":
+            for reply in self.accepted(replies):
+                self.pulls.add(reply[PULL])
+        if self.fishr:
+            slope = self.fishr.slope(len(self.cohort))
+            pull = self._central() if self.mode == "central" else self.pulls.result() if self.pulls.weight else {}
+            for name, part in pull.items():
+                self.gradient[name] = self.gradient[name] + slope * part.to(self.gradient[name].device)
+        return to_record(self.stepped(self.gradient)), self.metrics.result()
+
+    def combined(self, server_round: int, replies: Iterable[Reply]) -> Tensors:
+        """M, and the mean of the buffers; takes in what else the replies bring. Empty if nobody answered."""
+        plain, geometric = StreamingMean(), self.hparams.geometric_mean("clients")
+        for reply in replies:
+            self.metrics.add(reply)
+            plain.add(reply[GRADIENT])
+            if geometric:
+                geometric.add({name: reply[GRADIENT][name] for name in self.network.parameter_names})
+            if VARIANCE in reply.arrays:
+                self.variances[reply.client] = reply[VARIANCE][VARIANCE]
+            if PULL in reply.arrays:
+                self.pulls.add(reply[PULL])
+        if not plain.weight:
+            return {}
+        mean = plain.result()
+        if not geometric:
+            return mean
+        found = geometric.result()
+        self.notes.append({"kind": "geometric", "round": server_round, **_compared(found, mean)})
+        return mean | found
+
+    # ------------------------------------------------------------------ inside
+
+    def _mean_variance(self, server_round: int) -> Tensors:
+        """c̄ of this round, whose spread goes into the log; empty where nobody sent a c_e."""
+        if not self.variances:
+            return {}
+        variances = torch.stack(list(self.variances.values()))
+        self.notes.append({"kind": "fishr", "round": server_round, "spread": float(spread(variances))})
+        return {VARIANCE: variances.mean(dim=0)}
+
+    @cached_property
+    def _data(self) -> dict[str, Examples]:
+        """Every client's training data: what a server has only where all clients are in its process."""
+        run = self.run
+        return {
+            client: run.scenario.client_data(number, run.seed, run.data_folder).train
+            for number, client in enumerate(run.scenario.client_ids)
+        }
+
+    def _central(self) -> Tensors:
+        """Half of ∇L_Fishr by autograd through all clients' variances at once, as the authors' code does it."""
+        names = self.network.parameter_names
+        params = {name: self.sent[name].detach().clone() for name in self.sent}
+        leaves = [params[name].requires_grad_() for name in names]
+        variances = [
+            variance(*head_sums(self.network, params, self._data[client]), len(self._data[client]))
+            for client in self.cohort
+        ]
+        gradient = torch.autograd.grad(spread(torch.stack(variances)) / 2, leaves, materialize_grads=True)
+        return dict(zip(names, gradient, strict=True))
+
+
+def _compared(geometric: Tensors, plain: Tensors) -> dict[str, float]:
+    """Cosine and ratio of the norms of the geometric and the plain mean: the former need not point downhill."""
+    one, other = (torch.cat([part[name].flatten().double() for name in geometric]) for part in (geometric, plain))
+    norms = float(one.norm()), float(other.norm())
+    cosine = float(one @ other) / (norms[0] * norms[1]) if all(norms) else 0.0
+    return {"cosine": cosine, "ratio": norms[0] / norms[1] if norms[1] else 0.0}
