@@ -28,7 +28,10 @@ def coordinates(rows: Tensor) -> Tensor:
 
     All distances stay as they are, so clusters are the same, and d may be millions.
     """
-    triangle: Tensor = torch.linalg.qr((rows - rows.mean(dim=0)).T, mode="r")[1]
+    centred = rows - rows.mean(dim=0)
+    # What is left of equal rows is rounding, which must not look like distances.
+    centred[centred.abs() <= 1e-12 * rows.abs().max()] = 0
+    triangle: Tensor = torch.linalg.qr(centred.T, mode="r")[1]
     return triangle.T.contiguous()
 
 

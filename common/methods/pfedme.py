@@ -71,13 +71,13 @@ class ProximalTraining(LocalTraining):
         search=between(1e-3, 0.03, log=True),
     )
     personal_learning_rate: float = knob(
-        0.1,
+        0.02,
         "step size of θ",
         symbol="η",
-        source="not given in the thesis; pFedMe's public code on MNIST, spec/cgpfl.md 8-A1",
+        source="not given in the thesis; stable on standardised pictures, docs/methods/cgpfl.md",
         gt=0,
         le=10,
-        search=choice(0.01, 0.03, 0.05, 0.1),
+        search=choice(0.01, 0.02, 0.05, 0.1),
     )
 
     def misfit(self, scenario: Scenario) -> str:

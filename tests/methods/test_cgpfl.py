@@ -226,7 +226,7 @@ def test_a_bad_client_keeps_its_place_and_its_upload_is_not_averaged(tmp_path: P
 def test_without_proximity_a_personal_model_is_local_training(tmp_path: Path) -> None:
     """Bit for bit, with one step per mini-batch; nothing is uploaded but what came."""
     here, arrays = run_toy(toy_config("cgpfl", "proximity=0", "personal_steps=1"), tmp_path / "one")
-    there, untouched = run_toy(toy_config("local", "learning_rate=0.1", "batch_size=20"), tmp_path / "other")
+    there, untouched = run_toy(toy_config("local", "learning_rate=0.02", "batch_size=20"), tmp_path / "other")
     assert personal(here).keys() == personal(there).keys()
     for client, tensors in personal(here).items():
         assert all(torch.equal(tensor, personal(there)[client][name]) for name, tensor in tensors.items())
@@ -424,8 +424,8 @@ def test_membership_is_logged_in_every_round(tmp_path: Path) -> None:
 def test_more_contexts_than_clients_are_refused() -> None:
     with pytest.raises(UserError, match=r"method\.contexts: 5 is more than the scenario's 4 clients; take 1 to 4"):
         toy_config("cgpfl", "contexts=5")
-    with pytest.raises(UserError, match=r"personal_learning_rate: 0\.1 is too large"):
-        toy_config("cgpfl", "proximity=25")
+    with pytest.raises(UserError, match=r"personal_learning_rate: 0\.02 is too large"):
+        toy_config("cgpfl", "proximity=125")
 
 
 @pytest.mark.parametrize("setting", ["contexts=0", "mixing=1.5", "personal_steps=0", "proximity=-1"])

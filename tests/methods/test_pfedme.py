@@ -48,6 +48,7 @@ def test_the_gradient_of_the_proximal_problem() -> None:
 def test_a_round_is_the_papers(momentum: float, weight_decay: float) -> None:
     """R mini-batches; on each, S SGD steps on the proximal problem by autograd; then a step on the envelope."""
     how = {"momentum": momentum, "weight_decay": weight_decay, "batch_size": 8}
+    how |= {"personal_learning_rate": 0.1}
     half = client(local_steps=4, personal_steps=3, proximity=2.0, learning_rate=0.1, **how)
     received, own = NET.initial(1), NET.initial(2)
     half.kept[PERSONAL] = own
@@ -111,15 +112,15 @@ def test_both_models_are_evaluated() -> None:
 @pytest.mark.parametrize(
     ("settings", "fine"),
     [
-        (["proximity=20"], False),
-        (["proximity=20", "momentum=0.5"], True),
-        (["proximity=20", "personal_learning_rate=0.09"], True),
-        (["proximity=19.9", "weight_decay=0.1"], False),
+        (["proximity=100"], False),
+        (["proximity=100", "momentum=0.5"], True),
+        (["proximity=100", "personal_learning_rate=0.019"], True),
+        (["proximity=99.9", "weight_decay=0.1"], False),
     ],
 )
 def test_personal_steps_that_would_diverge_are_refused(settings: list[str], fine: bool) -> None:
     if fine:
         toy_config("pfedme", *settings)
         return
-    with pytest.raises(UserError, match=r"personal_learning_rate: 0\.1 .* = 20, .* must be below 0\.1"):
+    with pytest.raises(UserError, match=r"personal_learning_rate: 0\.02 .* = 100, .* must be below 0\.02"):
         toy_config("pfedme", *settings)

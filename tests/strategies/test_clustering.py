@@ -175,3 +175,11 @@ def test_auto_is_the_scale_free_form() -> None:
         ]
         assert clusters_by_bound(list(curve), 0.3, balancing(list(curve), 0.3)) == int(np.argmin(terms)) + 1
     assert balancing([2.0], 1.0) == balancing([0.0, 0.0], 1.0) == balancing([1.0, 1.0 - 1e-13], 1.0) == 0.0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_equal_rows_are_one_point_whatever_the_rounding(seed: int) -> None:
+    row = torch.randn(1, 50, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    points = coordinates(row.repeat(7, 1))
+    assert torch.equal(points, torch.zeros_like(points))
+    assert k_means(points, 3, 0).tolist() == [0] * 7
