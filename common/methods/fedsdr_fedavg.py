@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+from common.knobs import choice, knob
 from common.methods.shortcut import ShortcutTraining
 
 
@@ -14,3 +15,12 @@ class FedSDRFedAvg(ShortcutTraining):
     evaluates = ("global", "personal")
 
     name: Literal["fedsdr-fedavg"] = "fedsdr-fedavg"
+    local_steps: int = knob(
+        10,
+        "updates in a round of the personal model, and of the extractor, each with `environment_steps` after it",
+        symbol="R",
+        source="thesis §4.5.2",
+        ge=1,
+        le=10_000,
+        search=choice(5, 10, 20),
+    )

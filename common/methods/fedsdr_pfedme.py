@@ -17,6 +17,15 @@ class FedSDRPFedMe(ShortcutTraining):
     evaluates = ("global", "personal")
 
     name: Literal["fedsdr-pfedme"] = "fedsdr-pfedme"
+    local_steps: int = knob(
+        10,
+        "updates in a round of the local copy, and of the extractor, each with `environment_steps` after it",
+        symbol="R",
+        source="thesis §4.5.2",
+        ge=1,
+        le=10_000,
+        search=choice(5, 10, 20),
+    )
     personal_steps: int = knob(
         10,
         "updates of the personal model for each update of the local copy, in `local_unit`",

@@ -21,7 +21,7 @@ class ShortcutTraining(LocalTraining):
 
     local_steps: int = knob(
         10,
-        "updates of the shortcut extractor in a round, each followed by `environment_steps`",
+        "updates of the extractor in a round, each with `environment_steps` after it",
         symbol="R",
         source="thesis §4.5.2",
         ge=1,
@@ -87,7 +87,7 @@ class ShortcutTraining(LocalTraining):
         2.0,
         "weight of the personal model's dependence on the shortcut features given the label",
         symbol="γ",
-        source="retuned, docs/methods/fedsdr.md (thesis: 1e4 on CMNIST, 1.4 on WaterBird, of another scale)",
+        source="set anew for this estimate, see its page (thesis: 1e4 on CMNIST, 1.4 on WaterBird)",
         ge=0,
         le=1e6,
         search=between(0.1, 100.0, log=True),
@@ -95,7 +95,7 @@ class ShortcutTraining(LocalTraining):
     removed_from: Literal["logits", "features"] = knob(
         "logits",
         "what shall not depend on the shortcut features: the personal model's logits, or all of its features",
-        source="features: thesis §4.4.2; logits: docs/methods/fedsdr.md",
+        source="features: thesis §4.4.2; logits: see the method's page",
     )
 
     def caution(self, scenario: Scenario) -> str:
