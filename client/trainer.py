@@ -19,6 +19,7 @@ from common.data.examples import ClientData, Examples
 from common.methods.base import LocalTraining, Method
 from common.metrics import Score, score
 from common.models import Network, Tensors
+from common.ranking import BATCH, columns, rank
 from common.seeding import torch_generator
 from common.wire import MODEL, NUM_EXAMPLES, PERSONAL, Scalar
 
@@ -132,17 +133,23 @@ class Client(Generic[H]):
     def evaluate(self, received: Received) -> Reply:
         """Counts and summed losses of each model on held-out training data and on each test environment.
 
-        Metrics are lists `MODEL/SPLIT/{count,correct,loss}`, one entry per environment; the settings of the reply
-        name the environments of each split.
+        Metrics are lists `MODEL/SPLIT/{count,correct,loss}`, one entry per environment, and where the request has
+        `BATCH` the columns of rankings; the settings of the reply name the environments of each split.
         """
+        batch = int(received.settings.get(BATCH, 0))  # type: ignore[arg-type]
         splits = {VALIDATION: {VALIDATION: self.data.validation}, "test": self.data.test}
         metrics: dict[str, int | float | list[int] | list[float]] = {}
         for model, predict in self.models(received).items():
             for split, environments in splits.items():
-                scores = [self.score(predict, part) for part in environments.values()]
+                logits = [in_pieces(predict, part.x) for part in environments.values()]
+                scores = [score(own, part.y) for own, part in zip(logits, environments.values(), strict=True)]
                 metrics[f"{model}/{split}/count"] = [s.count for s in scores]
                 metrics[f"{model}/{split}/correct"] = [s.correct for s in scores]
                 metrics[f"{model}/{split}/loss"] = [s.loss for s in scores]
+                if batch:
+                    pairs = zip(logits, environments.values(), strict=True)
+                    found = columns([rank(own, part.y, batch) for own, part in pairs])
+                    metrics |= {f"{model}/{split}/{name}": values for name, values in found.items()}
         return Reply(metrics=metrics, settings={split: list(parts) for split, parts in splits.items()})
 
 

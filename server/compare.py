@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from math import ceil
+from math import ceil, log
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean, pvariance, stdev
 from typing import Any
 
 from rich.table import Table
@@ -15,7 +15,7 @@ from common.methods import METHODS, method_class
 from server.constant import constant_predictor
 from server.folder import RunFolder
 from server.runs import Outcome, Selected, Watch, older, run_all
-from server.summary import SELECTIONS, summarise
+from server.summary import AREAS, SELECTIONS, summarise
 from server.sweep import best, differences, key_of, trials
 
 BASELINES = ("fedavg", "local")
@@ -60,8 +60,12 @@ class Spread:
         """A fraction's, in percent."""
         return Spread(100 * self.mean, None if self.deviation is None else 100 * self.deviation)
 
+    def text(self, decimals: int) -> str:
+        """Mean ± deviation."""
+        return f"{self.mean:.{decimals}f}" + ("" if self.deviation is None else f" ±{self.deviation:.{decimals}f}")
+
     def __str__(self) -> str:
-        return f"{self.mean:.2f}" + ("" if self.deviation is None else f" ±{self.deviation:.2f}")
+        return self.text(2)
 
 
 @dataclass(frozen=True)
@@ -72,7 +76,8 @@ class Row:
     model: str
     selection: str
     measures: dict[str, Spread]
-    """By test environment, and `worst`, `average`, `pooled`, `worst client`, `bottom decile`, `held-out`."""
+    """By test environment, and `worst`, `average`, `pooled`, `worst client`, `bottom decile`, `held-out`, `loss`,
+    `variance` and `entropy` of the environments' accuracies, and areas."""
     seeds: int
     """How many seeds the means are over; fewer than planned where runs have trouble."""
 
@@ -177,11 +182,12 @@ def measures(found: Selected) -> dict[str, float]:
     """Everything a row averages over seeds, of one seed.
 
     A client's accuracy is its mean over the test environments; the bottom decile is the mean over the worst tenth
-    of the clients, at least one.
+    of the clients, at least one. An area is the mean over test environments.
     """
     clients = sorted(fmean(values.values()) for values in found.clients.values() if values)
     tenth = clients[: ceil(len(clients) / 10)]
-    held_out = {} if found.validation is None else {"held-out": found.validation}
+    optional = {"held-out": found.validation, "loss": found.loss}
+    areas = {name: [own[name] for own in found.areas.values() if name in own] for name in AREAS}
     return {
         **found.accuracy,
         "worst": found.worst,
@@ -189,8 +195,40 @@ def measures(found: Selected) -> dict[str, float]:
         "pooled": found.pooled,
         "worst client": clients[0],
         "bottom decile": fmean(tenth),
-        **held_out,
+        **{name: value for name, value in optional.items() if value is not None},
+        **fairness(list(found.accuracy.values())),
+        **{name: fmean(values) for name, values in areas.items() if values},
     }
+
+
+def fairness(accuracies: Sequence[float]) -> dict[str, float]:
+    """How evenly a model does in several environments; nothing for fewer than two, or if it is never right.
+
+    `variance`: 1000 times the variance (n) of the accuracies; `entropy`: 10 times that of the accuracies as shares
+    of their sum, natural logarithm (FedILC Table 3).
+    """
+    total = sum(accuracies)
+    if len(accuracies) < 2 or not total:
+        return {}
+    shares = [value / total for value in accuracies if value]
+    return {
+        "variance": 1000 * pvariance(accuracies),
+        "entropy": -10 * sum(share * log(share) for share in shares),
+    }
+
+
+DECIMALS = {"loss": 4, "variance": 3, "entropy": 3}
+"""Of the measures that are no fractions; fractions are shown in percent, with two."""
+
+
+def as_shown(measure: str, value: Spread) -> Spread:
+    """A measure in the unit of the tables."""
+    return value if measure in DECIMALS else value.percent()
+
+
+def text(measure: str, value: Spread | None) -> str:
+    """A measure as tables have it; a dash where there is none."""
+    return as_shown(measure, value).text(DECIMALS.get(measure, 2)) if value else "–"
 
 
 def spread(values: Sequence[float]) -> Spread:
@@ -201,10 +239,14 @@ def spread(values: Sequence[float]) -> Spread:
 # ---------------------------------------------------------------------- what people see
 
 OVERALL = ("worst", "average", "worst client", "bottom decile", "held-out")
+AREAS_TEXT = (
+    "areas in %, over all clients' samples; hard batch: of 0/1 predictions, mean over full batches with both "
+    "classes, as FedILC's code has them"
+)
 
 
 def comparison_tables(comparison: Comparison) -> list[Table]:
-    """The summary, and the accuracies per test environment."""
+    """The summary, the accuracies per test environment, and where there are areas these and the losses."""
     seeds = f"{comparison.seeds} seed{'s' if comparison.seeds > 1 else ''}"
     spread_text = "mean ± standard deviation (n − 1) over seeds" if comparison.seeds > 1 else "one seed"
     summary = Table(
@@ -215,18 +257,22 @@ def comparison_tables(comparison: Comparison) -> list[Table]:
         + ("; oracle: the round that is best on test data" if _has_oracle(comparison) else ""),
     )
     details = Table(title="per test environment", caption=f"test accuracy in %, mean over clients, {spread_text}")
-    for table, columns in ((summary, OVERALL), (details, comparison.environments)):
+    areas = Table(title="loss and areas", caption=f"mean cross-entropy; {AREAS_TEXT}; {spread_text}")
+    tables: list[tuple[Table, Sequence[str]]] = [(summary, OVERALL), (details, comparison.environments)]
+    if any("auroc" in row.measures for row in comparison.rows):
+        tables.append((areas, ("loss", *AREAS)))
+    for table, columns in tables:
         table.add_column("method (model)")
         table.add_column("selection")
         for column in columns:
-            table.add_column(column.replace(" ", "\n"), justify="right")
+            table.add_column(column.replace("_hard_batch", " hard batch").replace(" ", "\n"), justify="right")
         for number, row in enumerate(comparison.rows):
             last = number + 1 == len(comparison.rows) or comparison.rows[number + 1].label != row.label
             name = row.label if row.label == CONSTANT else f"{row.label} ({row.model})"
             name += "" if row.seeds == comparison.seeds else f", {row.seeds} of {seeds}"
-            values = [str(row.measures[column].percent()) if column in row.measures else "–" for column in columns]
+            values = [text(column, row.measures.get(column)) for column in columns]
             table.add_row(name, row.selection, *values, end_section=last)
-    return [summary, details]
+    return [table for table, _ in tables]
 
 
 def comparison_lines(comparison: Comparison) -> list[str]:

@@ -16,8 +16,8 @@ from common.data.scenarios import SCENARIOS
 from common.errors import UserError
 from common.methods import METHODS
 from common.suggest import unknown
-from server.compare import Comparison, Entry, Plan, Spread
-from server.summary import SELECTIONS
+from server.compare import AREAS_TEXT, DECIMALS, Comparison, Entry, Plan, Spread, as_shown
+from server.summary import AREAS, SELECTIONS
 
 FOLDER = Path(__file__).parents[1] / "reproduce"
 
@@ -32,7 +32,7 @@ class PaperRow(_Part):
     title: str
     method: str
     paper: dict[str, float]
-    """In percent, by column."""
+    """By column: in percent, but `loss`, `variance` and `entropy` as they are."""
     settings: dict[str, Any] = Field(default_factory=dict)
     """Hyper-parameters that the paper gives; the search leaves them alone."""
     remark: str = ""
@@ -64,7 +64,7 @@ class Reproduction(_Part):
     seeds: int = Field(ge=1)
     trials: int = Field(ge=1)
     columns: tuple[str, ...] = Field(min_length=1)
-    """Test environments, `worst`, `average`, `pooled`: whatever a comparison measures."""
+    """Test environments, `worst`, `average`, `pooled`, `loss`, areas: whatever a comparison measures."""
     settings: dict[str, Any] = Field(default_factory=dict)
     """Run settings and hyper-parameters for every method that has them."""
     remarks: tuple[str, ...] = ()
@@ -76,7 +76,9 @@ class Reproduction(_Part):
     def _fits(self) -> "Reproduction":
         if self.scenario not in SCENARIOS:
             raise ValueError(unknown("scenario", self.scenario, SCENARIOS))
-        known = (*SCENARIOS[self.scenario].test_environments, "worst", "average", "pooled")
+        scenario = SCENARIOS[self.scenario]
+        overall = ("worst", "average", "pooled", *DECIMALS, *(AREAS if scenario.ranking_batch else ()))
+        known = (*scenario.test_environments, *overall)
         for column in self.columns:
             if column not in known:
                 raise ValueError(unknown("column", column, known))
@@ -140,7 +142,7 @@ def load_reproduction(name: str, folder: Path = FOLDER) -> Reproduction:
 
 @dataclass(frozen=True)
 class Line:
-    """One number of the paper and ours, in percent; None where there is none."""
+    """One number of the paper and ours, in the column's unit; None where there is none."""
 
     title: str
     column: str
@@ -150,6 +152,11 @@ class Line:
     implemented: bool = True
     comparable: bool = True
     remark: str = ""
+
+    @property
+    def decimals(self) -> int:
+        """How many the column is shown with."""
+        return DECIMALS.get(self.column, 2)
 
     def difference(self, selection: str) -> float | None:
         """Ours less the paper's."""
@@ -163,7 +170,7 @@ def side_by_side(table: Reproduction, comparison: Comparison) -> list[Line]:
     def ours(title: str, column: str) -> dict[str, Spread | None]:
         rows = {selection: comparison.row(title, selection) for selection in SELECTIONS}
         found = {selection: row.measures.get(column) if row else None for selection, row in rows.items()}
-        return {selection: spread.percent() if spread else None for selection, spread in found.items()}
+        return {selection: as_shown(column, spread) if spread else None for selection, spread in found.items()}
 
     theirs = [
         Line(
@@ -198,7 +205,9 @@ def reproduction_table(table: Reproduction, comparison: Comparison) -> Table:
         instead = ", ".join(_count(number, thing) for thing, number in sizes.items())
         title += "\nQUICK VERSION, not comparable with the paper" if smaller else ""
         title += f" (whole: {instead})"
-    shown = Table(title=title, caption="accuracy in %; Δ: ours less the paper's, in brackets if not comparable")
+    areas = f"; {AREAS_TEXT}" if set(AREAS) & set(table.columns) else ""
+    caption = f"accuracy in %{areas}; Δ: ours less the paper's, in brackets if not comparable"
+    shown = Table(title=title, caption=caption)
     shown.add_column("method")
     shown.add_column("measure")
     for column in ("paper", "ours,\nfinal", "Δ", "ours,\nvalidation", "Δ"):
@@ -213,7 +222,8 @@ def reproduction_table(table: Reproduction, comparison: Comparison) -> Table:
         cells = [cell for s in SELECTIONS for cell in _cells(line, s, smaller or not line.comparable)]
         if not line.implemented:
             cells = ["not implemented yet" if first else ""]
-        shown.add_row(name, line.column, "–" if line.paper is None else f"{line.paper:.2f}", *cells)
+        paper = "–" if line.paper is None else f"{line.paper:.{line.decimals}f}"
+        shown.add_row(name, line.column, paper, *cells)
     return shown
 
 
@@ -240,8 +250,8 @@ def reproduction_json(table: Reproduction, comparison: Comparison) -> dict[str, 
 
 def _cells(line: Line, selection: str, bracketed: bool) -> tuple[str, str]:
     ours, difference = line.ours[selection], line.difference(selection)
-    signed = "" if difference is None else f"{difference:+.2f}"
-    return str(ours or "–"), f"({signed})" if signed and bracketed else signed
+    signed = "" if difference is None else f"{difference:+.{line.decimals}f}"
+    return ours.text(line.decimals) if ours else "–", f"({signed})" if signed and bracketed else signed
 
 
 def _count(number: int, thing: str) -> str:

@@ -37,6 +37,10 @@ class Selected(BaseModel):
     """Share of all test samples, so that a client counts by its size."""
     validation: float | None
     """On held-out training-environment data."""
+    loss: float | None = None
+    """Mean test loss of a sample: over clients, then over environments."""
+    areas: dict[str, dict[str, float]] = {}
+    """By test environment: areas of a binary task, all clients' samples together."""
     clients: dict[str, dict[str, float]]
 
 

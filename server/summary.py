@@ -11,17 +11,19 @@ from common.config import RunConfig
 
 Row = dict[str, Any]
 SELECTIONS = ("final", "validation")
+AREAS = ("auroc", "auprc", "auroc_hard_batch", "auprc_hard_batch")
+"""Areas of all scores, and means over batches of the areas of 0/1 predictions, FedILC's (`common/ranking.py`)."""
 
 
 def summarise(config: RunConfig, rows: list[Row], *, seconds: float, oracle: bool = False) -> dict[str, Any]:
     """What `summary.json` holds (design.md §7).
 
     For each model and selection: accuracy per test environment as the mean over clients, their minimum (`worst`)
-    and mean (`average`), the share of all test samples that is right (`pooled`), and each client's accuracies.
-    `oracle` adds the round with the best test average.
+    and mean (`average`), the share of all test samples that is right (`pooled`), and each client's accuracies; the
+    losses likewise; and areas where the scenario has them. `oracle` adds the round with the best test average.
     """
     rounds = [row for row in rows if row["kind"] == "round"]
-    evaluations = [row for row in rows if row["kind"] == "evaluation"]
+    evaluations = [row for row in rows if row["kind"] in ("evaluation", "ranking")]
     selections = (*SELECTIONS, "oracle") if oracle else SELECTIONS
     models: dict[str, Any] = {}
     for model in config.method.evaluates:
@@ -63,35 +65,44 @@ class Evaluation:
     def __init__(self, rows: Iterable[Row]) -> None:
         self.accuracy: dict[str, dict[str, dict[str, float]]] = {"test": {}, "validation": {}}
         """Accuracy by split, client, environment; environments without samples are absent."""
+        self.loss: dict[str, dict[str, float]] = {}
+        """Mean test loss of a sample, by client and environment."""
+        self.areas: dict[str, dict[str, float]] = {}
+        """Areas over the test samples of all clients, by environment; empty where the scenario has none."""
         right = total = 0
         for row in rows:
-            columns = zip(row["environment"], row["count"], row["correct"], strict=True)
-            values = {name: correct / count for name, count, correct in columns if count}
+            if row.get("kind") == "ranking":
+                if row["split"] == "test":
+                    self.areas[row["environment"]] = {name: row[name] for name in AREAS if name in row}
+                continue
+            values = _per_sample(row, "correct")
             self.accuracy[row["split"]][row["client"]] = values
             if row["split"] == "test":
                 right, total = right + sum(row["correct"]), total + sum(row["count"])
+                self.loss[row["client"]] = _per_sample(row, "loss") if "loss" in row else {}
         self.pooled = right / total if total else None
         """Over the test samples of all clients and environments."""
 
     def client_mean(self, split: str) -> dict[str, float]:
         """Mean over clients of the accuracy in each environment, in the scenario's order."""
-        environments = list(dict.fromkeys(e for values in self.accuracy[split].values() for e in values))
-        return {
-            environment: float(
-                np.mean([values[environment] for values in self.accuracy[split].values() if environment in values])
-            )
-            for environment in environments
-        }
+        return _client_mean(self.accuracy[split])
 
     def summary(self) -> dict[str, Any]:
-        """Accuracy per test environment, worst, average, pooled, per client, and on held-out training data."""
+        """Accuracy per test environment, worst, average, pooled, per client, and on held-out training data.
+
+        Beside them the test losses and areas, and the mean over environments of each.
+        """
         test, validation = self.client_mean("test"), self.client_mean("validation")
+        losses = _client_mean(self.loss)
         return {
             "accuracy": test,
             "worst": min(test.values(), default=None),
-            "average": float(np.mean(list(test.values()))) if test else None,
+            "average": _mean(test.values()),
             "pooled": self.pooled,
             "validation": next(iter(validation.values()), None),
+            "loss": _mean(losses.values()),
+            "losses": losses,
+            "areas": self.areas,
             "clients": self.accuracy["test"],
         }
 
@@ -113,6 +124,23 @@ def select(by_round: Mapping[int, Evaluation], selection: str) -> int | None:
         if (means := evaluation.client_mean(split))
     }
     return max(scores, key=lambda number: (scores[number], -number)) if scores else None
+
+
+def _per_sample(row: Row, column: str) -> dict[str, float]:
+    """A column of sums as means by environment."""
+    columns = zip(row["environment"], row["count"], row[column], strict=True)
+    return {name: total / count for name, count, total in columns if count}
+
+
+def _client_mean(clients: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Mean over the clients that have an environment, for each environment."""
+    names = list(dict.fromkeys(name for values in clients.values() for name in values))
+    return {name: float(np.mean([own[name] for own in clients.values() if name in own])) for name in names}
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    found = list(values)
+    return float(np.mean(found)) if found else None
 
 
 def _traffic(rounds: list[Row]) -> dict[str, float]:

@@ -1,11 +1,13 @@
 """What a person sees of a run: a line while it goes on, a table when it is done."""
 
 from collections.abc import Iterable, Mapping
+from statistics import fmean
 from typing import Any
 
 from rich.table import Table
 
 from server.loop import Progress
+from server.summary import AREAS
 
 
 def progress_line(progress: Progress) -> str:
@@ -46,6 +48,11 @@ def summary_table(summary: dict[str, Any]) -> Table:
     unequal = any(percent(found["pooled"]) != percent(found["average"]) for _, found in columns)
     for row in ("worst", "average", "pooled") if unequal else ("worst", "average"):
         table.add_row(row, *(percent(found[row]) for _, found in columns), style="bold")
+    if any(found.get("areas") for _, found in columns):
+        table.add_section()
+        for name in AREAS:
+            table.add_row(name.replace("_", " "), *(percent(_area(found, name)) for _, found in columns))
+        table.add_row("loss", *(f"{found['loss']:.4f}" for _, found in columns))
     table.add_section()
     table.add_row("held-out training", *(percent(found["validation"]) for _, found in columns))
     table.add_row("round", *(str(found["round"]) for _, found in columns))
@@ -92,6 +99,12 @@ def left_out_lines(summary: dict[str, Any]) -> list[str]:
         f"{client}: {entry['replies']} replies left out, the last in {entry['last']}"
         for client, entry in sorted(summary["left_out"].items())
     ]
+
+
+def _area(found: Mapping[str, Any], name: str) -> float | None:
+    """Mean over test environments."""
+    values = [own[name] for own in found["areas"].values() if name in own]
+    return fmean(values) if values else None
 
 
 def percent(value: float | None) -> str:

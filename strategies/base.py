@@ -19,6 +19,7 @@ from common.config import RunConfig
 from common.errors import RunStopped
 from common.methods.base import Method
 from common.models import Tensors
+from common.ranking import BATCH, COLUMNS, Ranking, from_columns
 from common.seeding import numpy_generator
 from common.wire import (
     CONFIG,
@@ -156,17 +157,29 @@ class MethodStrategy(Strategy, Generic[H]):
     ) -> Iterable[Message]:
         """Ask every client to evaluate its models."""
         self.enrol(grid)
-        return self.messages(server_round, list(self.roster), "evaluate", self.payload(arrays))
+        batch = self.run.scenario.ranking_batch
+        settings = {BATCH: batch} if batch else {}
+        return self.messages(server_round, list(self.roster), "evaluate", self.payload(arrays), settings=settings)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Rows of counts and sums into `evaluation`; returns each model's client-mean test accuracy."""
+        """Rows of counts and sums into `evaluation`; returns each model's client-mean test accuracy.
+
+        Rankings are summed over clients, and only their areas become rows.
+        """
         exchange = self.exchanges[-1]
         self.evaluation = []
+        rankings: dict[tuple[str, str, str], Ranking] = {}
         for reply in self.accepted(replies):
             try:
-                self.evaluation += self._rows(server_round, reply)
+                rows = self._rows(server_round, reply)
             except Rejected as reason:
                 exchange.left_out[reply.client] = str(reason)
+                continue
+            for row in rows:
+                for name, found in zip(row["environment"], row.pop("rankings"), strict=False):
+                    key = row["model"], row["split"], name
+                    rankings[key] = rankings[key] + found if key in rankings else found
+            self.evaluation += rows
         accuracy: dict[str, list[float]] = {}
         for row in self.evaluation:
             if row["split"] == "test":
@@ -175,6 +188,9 @@ class MethodStrategy(Strategy, Generic[H]):
                 ]
                 if values:
                     accuracy.setdefault(row["model"], []).append(sum(values) / len(values))
+        for (model, split, name), found in rankings.items():
+            where = {"model": model, "split": split, "environment": name}
+            self.evaluation.append({"kind": "ranking", "round": server_round, **where, **found.measures()})
         return MetricRecord({f"{name}/accuracy": sum(v) / len(v) for name, v in accuracy.items()})
 
     def summary(self) -> None:
@@ -338,7 +354,11 @@ class MethodStrategy(Strategy, Generic[H]):
         return messages
 
     def _rows(self, server_round: int, reply: Reply) -> list[dict[str, Any]]:
-        """An evaluation reply as one row per model and split. Raises `Rejected` where the columns do not fit."""
+        """An evaluation reply as one row per model and split, with `rankings` by environment if asked for.
+
+        Raises `Rejected` where the columns do not fit.
+        """
+        ranked = COLUMNS if self.run.scenario.ranking_batch else ()
         environments = {"validation": {"validation"}, "test": set(self.run.scenario.test_environments)}
         columns: dict[tuple[str, str], dict[str, Any]] = {}
         rows = []
@@ -347,7 +367,7 @@ class MethodStrategy(Strategy, Generic[H]):
                 model, split, column = key.split("/")
                 columns.setdefault((model, split), {})[column] = values
             for (model, split), row in columns.items():
-                if model not in self.hparams.evaluates or row.keys() != {"count", "correct", "loss"}:
+                if model not in self.hparams.evaluates or row.keys() != {"count", "correct", "loss", *ranked}:
                     raise ValueError(f"{model}/{split} was not asked for")
                 names = list(reply.settings[split])  # type: ignore[arg-type]
                 if not environments[split].issuperset(names) or len(set(names)) < len(names):
@@ -355,8 +375,11 @@ class MethodStrategy(Strategy, Generic[H]):
                 counts = zip(names, row["count"], row["correct"], row["loss"], strict=True)
                 if not all(0 <= correct <= count for _, count, correct, _ in counts):
                     raise ValueError("more correct answers than samples")
+                given = {column: row.pop(column) for column in ranked}
+                rankings = from_columns(given, row["count"]) if given else []
                 named = {"kind": "evaluation", "round": server_round, "client": reply.client}
-                rows.append({**named, "model": model, "split": split, "environment": names, **row})
+                where = {"model": model, "split": split, "environment": names}
+                rows.append({**named, **where, **row, "rankings": rankings})
         except (KeyError, TypeError, ValueError) as error:
             raise Rejected(f"its evaluation cannot be read ({error})") from None
         return rows

@@ -43,6 +43,14 @@ class Scenario(BaseModel, ABC):
         return 1.0
 
     @property
+    def ranking_batch(self) -> int:
+        """Samples in a batch of the areas (`common/ranking.py`) that evaluations of a binary task have, too.
+
+        0: no areas.
+        """
+        return 0
+
+    @property
     @abstractmethod
     def model(self) -> dict[str, Any]:
         """Settings of the model that the paper uses here, e.g. {"name": "mlp", "hidden": (390,)}."""
