@@ -52,6 +52,8 @@ class Quick(_Part):
     rounds: int = Field(ge=1)
     seeds: int = Field(1, ge=1)
     trials: int = Field(1, ge=1)
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """In place of the table's, e.g. fewer samples or a smaller model."""
 
 
 class Reproduction(_Part):
@@ -110,13 +112,14 @@ class Reproduction(_Part):
     ) -> Plan:
         """The comparison that makes our side of the table; `rounds` and `seeds` in place of the table's."""
         size = self.quick if quick else self
+        settings = {**self.settings, **size.settings}
         return Plan(
             entries=tuple(Entry(row.title, row.method, row.settings) for row in self.rows if row.implemented),
             scenario=self.scenario,
             seeds=seeds or size.seeds,
             trials=size.trials,
             rounds=rounds or size.rounds,
-            settings=tuple(f"{key}={json.dumps(value)}" for key, value in self.settings.items()),
+            settings=tuple(f"{key}={json.dumps(value)}" for key, value in settings.items()),
             data_root=data_root,
             device=device,
         )

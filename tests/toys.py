@@ -74,6 +74,7 @@ class Toy(Spurious):
 
 
 STRIDES = {
+    "fedadg": ("noise_size=8", "projection_size=16"),
     "f-fl-games": ("local_steps=20", "learning_rate=0.02"),
     "v-fl-games": ("local_steps=20", "learning_rate=0.02", "representation_rate=0.02"),
     **dict.fromkeys(
@@ -81,7 +82,9 @@ STRIDES = {
         ("learning_rate=0.1",),
     ),
 }
-"""For methods that by default take one small step in a round, and hundreds of rounds: enough for a few."""
+"""For methods that by default take one small step in a round, and hundreds of rounds: enough for a few.
+
+For FedADG networks of the toy's size."""
 
 
 def toy_config(method: str, *settings: str, **options: Any) -> RunConfig:

@@ -78,7 +78,7 @@ class FedIIR(PresetTraining):
     frozen_statistics: bool = knob(
         False,
         "train with BatchNorm's running statistics and leave them as they are, as for a pre-trained model",
-        source="authors' code, which trains pre-trained models alone; spec/fediir.md §5.4",
+        source="here models start from scratch; authors' code: true, spec/fediir.md §5.4",
     )
 
     def aligned(self, network: Network) -> tuple[str, ...]:

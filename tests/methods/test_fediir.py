@@ -528,6 +528,14 @@ def test_a_client_without_a_gradient_is_not_in_the_anchor_and_may_still_train() 
     assert [sorted(exchange.left_out) for exchange in strategy.exchanges[-2:]] == [["client-3"], []]
 
 
+def test_a_client_without_a_model_is_in_the_anchor_all_the_same() -> None:
+    strategy, grid, model = server(fails=lambda client, action: client == "client-3" and action == "train")
+    found = one_round(strategy, grid, to_record(model))
+    assert strategy.anchor["classifier.bias"].tolist() == pytest.approx([0.5 * 2.5] * 2)
+    assert found is not None
+    assert found["classifier.bias"].numpy().tolist() == [1, 1]
+
+
 def test_without_any_gradient_the_anchor_stays() -> None:
     broken: list[bool] = []
     strategy, grid, model = server("quorum=0", fails=lambda client, action: bool(broken) and action != "train")

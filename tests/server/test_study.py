@@ -486,6 +486,15 @@ def test_a_file_that_does_not_fit_is_one_sentence(good: str, bad: str, sentence:
         reproduce.load_reproduction("u", tmp_path)
 
 
+def test_the_quick_version_may_have_settings_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "t.toml").write_text(
+        GOOD.replace("[quick]", '[quick]\nsettings = { "model.hidden" = [4], seed = 0 }')
+    )
+    table = reproduce.load_reproduction("t", tmp_path)
+    assert table.plan(quick=False).settings == ("local_steps=2",)
+    assert table.plan(quick=True).settings == ("local_steps=2", "model.hidden=[4]", "seed=0")
+
+
 @pytest.mark.parametrize("quick", [False, True])
 def test_paper_and_ours_side_by_side(quick: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "t.toml").write_text(GOOD)
