@@ -8,7 +8,7 @@ import pytest
 import torch
 from flwr.app import Array, Message, MetricRecord, RecordDict
 from safetensors.torch import load_file
-from toys import SpoilingGrid, toy_config
+from toys import SpoilingGrid, WireGrid, toy_config
 
 from common.config import RunConfig
 from common.methods import METHODS
@@ -16,6 +16,7 @@ from common.models import Tensors
 from common.wire import METRICS
 from server.folder import RunFolder
 from server.local import LocalRuntime
+from server.loop import run_rounds, start
 
 pytestmark = pytest.mark.parametrize("method", sorted(METHODS))
 
@@ -58,6 +59,18 @@ def test_same_seed_same_bits_other_seed_other_bits(method: str, tmp_path: Path) 
         run(toy_config(method, seed=seed), tmp_path / name)
     assert_same(tmp_path / "a", tmp_path / "b")
     assert RunFolder(tmp_path / "a").rows() != RunFolder(tmp_path / "c").rows()
+
+
+def test_the_wire_changes_nothing(method: str, tmp_path: Path) -> None:
+    """Over bytes, in new processes, with replies in another order: the rows and models of the local runtime."""
+    config = toy_config(method, rounds=4, participation=0.75)
+    run(config, tmp_path / "local")
+    folder = RunFolder.create(tmp_path / "wire", config)
+    run_rounds(config, folder, WireGrid(config, tmp_path / "sites"), start(config))
+    assert RunFolder(tmp_path / "local").rows() == folder.rows()
+    for path in (tmp_path / "local" / "models").iterdir():
+        here, there = load_file(path), load_file(folder.path / "models" / path.name)
+        assert all(torch.equal(here[name], there[name]) for name in here)
 
 
 @pytest.mark.parametrize("stops", [(3,), (1,), (4, 5), (3, 3)])

@@ -1,4 +1,4 @@
-"""A scenario small enough for hundreds of runs, and a grid that spoils replies."""
+"""A scenario small enough for hundreds of runs, a grid that spoils replies, and one whose clients are far away."""
 
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -6,16 +6,23 @@ from types import SimpleNamespace
 from typing import Any, Literal
 
 import torch
-from flwr.app import Message
+from flwr.app import Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from flwr.serverapp import Grid
 from torch import Tensor
 
+from client.app import make_app
+from client.host import Host
+from client.state import FileStates
 from client.trainer import Metrics, Received, Site
 from common.config import RunConfig, load_config
 from common.data.examples import ClientData, Examples
 from common.data.scenario import Spurious
 from common.models import Tensors, model_settings, network
 from common.seeding import torch_generator
+from server.grid import LocalGrid
 
 
 class Toy(Spurious):
@@ -144,3 +151,29 @@ class SpoilingGrid(Grid):
 
     set_run = create_message = push_messages = pull_messages = get_node_ids = _absent
     run = property(_absent)
+
+
+class WireGrid(LocalGrid):
+    """Clients as at a deployment: bytes travel, every message meets a new process, states lie on a disk, and
+    replies arrive in the reverse order."""
+
+    def __init__(self, config: RunConfig, path: Path) -> None:
+        super().__init__(ClientApp(), len(config.scenario.client_ids))
+        self.path = path
+
+    def send_and_receive(  # type: ignore[override]
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
+        return [self._answer(message) for message in messages][::-1]
+
+    def _answer(self, request: Message) -> Message:
+        metadata = request.metadata
+        node = metadata.dst_node_id
+        host = Host(FileStates(self.path / f"site-{node}"))
+        message = Message(_carried(request.content), node, metadata.message_type, group_id=metadata.group_id)
+        reply = make_app(lambda message, _: host.handle(message, node - 1))(message, self.contexts[node])
+        return Message(_carried(reply.content), reply_to=request)
+
+
+def _carried(content: RecordDict) -> RecordDict:
+    return recorddict_from_proto(ProtoRecordDict.FromString(recorddict_to_proto(content).SerializeToString()))
