@@ -55,10 +55,8 @@ class FLGamesStrategy(MethodStrategy[FLGames]):
         self.past: dict[str, Tensors] = {}
         """In parameter space: each player's buffer as `CLIENT.PLACE`, and its running sum as `CLIENT.sum`."""
         self.adam = Adam()
-        self.latest: Tensors = {}
-        """By client: the ensemble's accuracy on its training data as it last said, and how many these are."""
         self.curve: list[float] = []
-        """The accuracy on all clients' training data, by round."""
+        """The ensemble's accuracy on training data, by round, in the mean over those who answered."""
         self.ended = 0
 
     def state_dict(self) -> dict[str, Tensors]:
@@ -67,15 +65,14 @@ class FLGamesStrategy(MethodStrategy[FLGames]):
             "curve": torch.tensor(self.curve, dtype=torch.float64),
             "ended": torch.tensor(self.ended),
         }
-        return {"game": game, "adam": self.adam.state(), "latest": self.latest, **self.past}
+        return {"game": game, "adam": self.adam.state(), **self.past}
 
     def load_state_dict(self, state: Mapping[str, Tensors]) -> None:
         rest = dict(state)
         game = rest.pop("game")
         self.played = dict(zip(self.players, game[PLAYED].tolist(), strict=True))
         self.curve, self.ended = game["curve"].tolist(), int(game["ended"])
-        self.adam, self.latest = Adam(rest.pop("adam", None)), rest.pop("latest", {})
-        self.past = rest
+        self.adam, self.past = Adam(rest.pop("adam", None)), rest
 
     def payload(self, arrays: ArrayRecord) -> Payload:
         return divided(from_record(arrays))
@@ -117,16 +114,15 @@ class FLGamesStrategy(MethodStrategy[FLGames]):
         gradient, actions, metrics = StreamingMean(), {}, MetricMeans()
         alone = self.hparams.order == "sequential" and not self._is_for_representation(server_round)
         # Where one client is asked, its failure costs it a turn and not everybody the run.
-        for reply in self.accepted(replies, quorum=0.0 if alone else None, check=_accuracy):
+        for reply in self.accepted(replies, quorum=0.0 if alone else None, check=_says_accuracy):
             metrics.add(reply)
-            self.latest[reply.client] = torch.tensor([_accuracy(reply), reply.num_examples], dtype=torch.float64)
             if PREDICTOR in reply.arrays:
                 actions[reply.client] = reply[PREDICTOR]
             else:
                 gradient.add(reply[GRADIENT], reply.num_examples)
         means = metrics.result()
-        if self.latest:
-            means["accuracy"] = self._follow(server_round)
+        if "accuracy" in means:
+            self._follow(server_round, float(means["accuracy"]))  # type: ignore[arg-type]
         if not self.ended:
             for client, action in actions.items():
                 self._play(client, action)
@@ -191,10 +187,8 @@ class FLGamesStrategy(MethodStrategy[FLGames]):
         moved = {name: phi[name] - rate * part for name, part in zip(gradient, step, strict=True)}
         self.ensemble[MODEL] = phi | moved
 
-    def _follow(self, server_round: int) -> float:
-        """The ensemble's accuracy on all clients' training data, as each last said; a low one ends the game."""
-        counts = torch.stack(list(self.latest.values()))
-        accuracy = float((counts[:, 0] * counts[:, 1]).sum() / counts[:, 1].sum())
+    def _follow(self, server_round: int, accuracy: float) -> None:
+        """Ends the game with the first low training accuracy after the warm-up; says how the curve has swung."""
         self.curve.append(accuracy)
         if server_round >= self.hparams.warm_start and accuracy < self.hparams.termination:
             self.ended = server_round
@@ -202,7 +196,6 @@ class FLGamesStrategy(MethodStrategy[FLGames]):
         settled = self.curve[self.hparams.warm_start - 1 :]
         if len(settled) > 1 and (self.ended or server_round == self.run.rounds):
             self.notes.append({"kind": "oscillation", "round": server_round, **oscillation(settled)})
-        return accuracy
 
 
 def oscillation(curve: Sequence[float]) -> dict[str, Any]:
@@ -224,12 +217,11 @@ def oscillation(curve: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def _accuracy(reply: Reply) -> float:
-    """The ensemble's accuracy at a client. Raises `Rejected` where it does not say."""
+def _says_accuracy(reply: Reply) -> None:
+    """Raises `Rejected` where a client does not say how the ensemble does on its training data."""
     found = reply.metrics.get("accuracy")
     if not isinstance(found, (int, float)) or not 0 <= found <= 1:
         raise Rejected(f"metric 'accuracy' is {found}, not a share of samples")
-    return float(found)
 
 
 def _combined(terms: Iterable[tuple[float, Tensors]], like: Tensors) -> Tensors:

@@ -41,10 +41,10 @@ class FLGames(LocalTraining):
         le=1000,
         search=choice(5),
     )
-    smoothing: Literal["paper", "convex", "replace"] = knob(
-        "paper",
-        "equation 5 as printed, with weights that sum to 1, or with the past in place of the present",
-        source="FL Games eq 5; spec/flgames.md §8.2",
+    smoothing: Literal["replace", "paper", "convex"] = knob(
+        "replace",
+        "the past in place of the present (§4.1's words), beside it (eq 5 as printed), or that with weights of sum 1",
+        source="FL Games §4.1, eq 5; spec/flgames.md §8.2",
     )
     space: Literal["function", "parameter"] = knob(
         "function",
@@ -122,7 +122,7 @@ class FLGames(LocalTraining):
     def divisor(self, players: int, remembered: int) -> int:
         """What the sum of a client's and its opponents' outputs is divided by.
 
-        `remembered` opponents have something in their buffers. Equation 5 divides its 2m − 1 unit terms by m.
+        `remembered` opponents have something in their buffers. As printed, equation 5 divides 2m − 1 terms by m.
         """
         return players + remembered if self.smoothing == "convex" else players
 

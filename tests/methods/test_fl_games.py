@@ -208,7 +208,7 @@ def test_one_past_action_is_no_smoothing(zeros: None, monkeypatch: pytest.Monkey
 def test_best_responses_to_equation_5_as_printed_diverge(
     zeros: None, monkeypatch: pytest.MonkeyPatch, space: str
 ) -> None:
-    found = bars(tug(monkeypatch, f"space={space}", EXACT).rounds(6))
+    found = bars(tug(monkeypatch, "smoothing=paper", f"space={space}", EXACT).rounds(6))
     assert found == pytest.approx([4, -4, 8, -6.67, 10.33, -8.67], abs=5e-3)
 
 
@@ -225,7 +225,7 @@ def test_small_steps_reach_the_equilibrium_while_single_actions_drift(
 def test_small_steps_on_equation_5_settle_two_thirds_of_the_way(
     zeros: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    played = tug(monkeypatch, "space=parameter", "learning_rate=0.1").rounds(400)
+    played = tug(monkeypatch, "smoothing=paper", "space=parameter", "learning_rate=0.1").rounds(400)
     found = bars(played)
     assert [found[49], found[99], found[399]] == pytest.approx([1.3120, 1.3330, 1.3333], abs=2e-3)
     assert abs(biases(played[-1])[0]) == pytest.approx(2.5e4, rel=0.05)
@@ -320,7 +320,7 @@ def test_with_one_client_adam_goes_on_from_round_to_round() -> None:
 
 def test_the_loss_is_equation_5_and_its_gradient_a_share_of_the_ensembles() -> None:
     """Three players; player 1 has two past actions, player 2 has not played yet."""
-    hparams = FFLGames(buffer=2)
+    hparams = FFLGames(buffer=2, smoothing="paper")
     player = client(hparams, {"client-1.1": whole(11), "client-1.0": whole(12)})
     batch, own = examples(9), {name: tensor.clone().requires_grad_() for name, tensor in whole(0).items()}
     heard = request(0, 2, 0, client1=whole(12), client2=whole(2))
@@ -363,7 +363,7 @@ def test_an_empty_buffer_is_the_plain_game_bit_for_bit(smoothing: Literal["paper
 
 
 def test_opponents_that_stand_still_count_twice() -> None:
-    player, batch = client(FFLGames(buffer=4)), examples(9)
+    player, batch = client(FFLGames(buffer=4, smoothing="paper")), examples(9)
     for times in range(1, 7):
         player._remember(request(times, times, client1=whole(1)))
     value, _ = player.loss(whole(0), batch, request(6, 6, client1=whole(1)))
@@ -748,17 +748,6 @@ def test_an_ended_run_is_evaluated_to_its_last_round_and_summed_up(tmp_path: Pat
     correct = [row["correct"] for row in rows if row["kind"] == "evaluation" and row["split"] == "test"]
     assert correct[4:8] == correct[-4:]  # rounds 4 and 9
     assert summary["rounds"] == 9
-
-
-def test_in_sequence_the_accuracy_is_pooled_over_what_each_client_last_said() -> None:
-    table = Table(game("f-fl-games", *MLP, "order=sequential", clients=3))
-    own: dict[str, float] = {}
-    for number in range(7):
-        table.round()
-        latest = table.strategy.latest[f"client-{number % 3}"]
-        own[f"client-{number % 3}"] = float(latest[0])
-        assert table.metrics["accuracy"] == pytest.approx(sum(own.values()) / len(own))
-    assert len(own) == 3
 
 
 def test_oscillation_by_hand() -> None:
