@@ -22,6 +22,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from common.data import eicu
 from common.data.sprites import SHAPES, SIDE, draw_factors, render
 from common.errors import UserError
 from common.seeding import numpy_generator
@@ -57,7 +58,8 @@ class Files:
 class Raw:
     """A data set as published: its training part first, then its test part.
 
-    `images`: (n, h, w), or (n, 3, h, w) where they are in colour, uint8 in 0..255 or float32 in [0, 1]; or files.
+    `images`: (n, h, w), or (n, 3, h, w) where they are in colour, uint8 in 0..255 or float32 in [0, 1]; or files;
+    or a table (n, d) of 0 and 1, uint8.
     `labels`: (n,) int64 classes; samples [0, train_size) are the training part, or all where there is no such
     split. `tags`: what else is known of each sample, by name, (n,) int64.
     """
@@ -357,6 +359,56 @@ def _sprites(_: Path | None) -> Raw:
     return Raw(torch.from_numpy(images), torch.from_numpy(labels), SPRITES[1])
 
 
+EICU_HOSPITALS, EICU_COLUMNS, EICU_DEMO_COLUMNS = 58, 1399, 150
+
+
+def _patients(name: str, columns: int, make: Callable[[], eicu.Patients]) -> Raw:
+    """A table of patients, with the tag `hospital`."""
+    try:
+        found = make()
+        if found.columns.shape[1] != columns:
+            raise ValueError(f"{found.columns.shape[1]} columns instead of {columns}")
+    except ValueError as error:
+        raise UserError(f"data set {name!r} cannot be made of these tables: {error}") from None
+    x, y, hospital = map(torch.from_numpy, (found.columns, found.died, found.hospital))
+    return Raw(x, y, len(y), {"hospital": hospital})
+
+
+def _eicu(root: Path | None) -> Raw:
+    """eICU-CRD 2.0: 1 for the drugs that a patient got in the first 48 hours; the label is death in hospital."""
+    layout = "eicu/patient.csv.gz and eicu/medication.csv.gz, or eicu/prepared.csv"
+    folder = _below("eicu", root, layout) / "eicu"
+    get = f"copy it from PhysioNet's eICU-CRD 2.0, for which one must be credentialed, to {folder}"
+    if (folder / "prepared.csv").exists():
+        ready = _read("eicu", folder / "prepared.csv", get, eicu.read_prepared)
+        return _patients("eicu", EICU_COLUMNS, lambda: ready)
+    read = partial(eicu.read_stays, outcome="hospitaldischargestatus", person=lambda _: ())
+    stays = _read("eicu", folder / "patient.csv.gz", get, read)
+    drugs = _read("eicu", folder / "medication.csv.gz", get, partial(eicu.read_medication, stays=stays))
+    make = partial(eicu.patients, stays, drugs, EICU_HOSPITALS, EICU_COLUMNS)
+    return _patients("eicu", EICU_COLUMNS, make)
+
+
+def _eicu_demo(root: Path | None) -> Raw:
+    """eICU's open demo: 1 for diagnoses of the first 48 hours, groups of them, age group and sex."""
+    folder = _below("eicu-demo", root, "eicu_demo/patient.csv.gz and eicu_demo/diagnosis.csv.gz") / "eicu_demo"
+    get = f"copy it to {folder} (docs/scenarios.md has its columns)"
+    read = partial(
+        eicu.read_stays,
+        outcome="actualhospitalmortality",
+        person=lambda row: (f"age {row['agegroup']}", f"gender {row['gender']}"),
+    )
+    stays = _read("eicu-demo", folder / "patient.csv.gz", get, read)
+    diagnoses = _read("eicu-demo", folder / "diagnosis.csv.gz", get, partial(eicu.read_diagnoses, stays=stays))
+    make = partial(eicu.patients, stays, diagnoses, None, EICU_DEMO_COLUMNS)
+    return _patients("eicu-demo", EICU_DEMO_COLUMNS, make)
+
+
+def _eicu_synthetic(_: Path | None) -> Raw:
+    rng = numpy_generator(0, "eicu")
+    return _patients("eicu-synthetic", EICU_COLUMNS, lambda: eicu.generate(rng))
+
+
 DATASETS: dict[str, Dataset] = {
     "digits": Dataset("1,797 handwritten digits of 8x8 pixels, bundled with scikit-learn", _digits),
     "mnist": Dataset("MNIST: 70,000 handwritten digits of 28x28 pixels", partial(_mnist_like, "mnist", "MNIST")),
@@ -376,5 +428,8 @@ DATASETS: dict[str, Dataset] = {
         "Office-Home: 15,588 pictures of 65 classes in 4 domains",
         partial(_tree, "office-home", "office_home", OFFICE_HOME, 65),
     ),
+    "eicu": Dataset("eICU-CRD: patients of 58 hospitals, 1,399 drugs, death in hospital", _eicu),
+    "eicu-demo": Dataset("eICU's open demo: patients of 173 hospitals, 150 diagnoses and groups", _eicu_demo),
+    "eicu-synthetic": Dataset("generated: 30,760 patients of 58 hospitals, a stand-in for eICU", _eicu_synthetic),
 }
 """Every raw data set by name."""

@@ -54,6 +54,10 @@ class ColoredScenario(Agreeing, Partitioned):
         """How often a client's images are turned by 90 degrees."""
         return 0
 
+    def noise(self, split: str) -> float:
+        """Probability that a label of a split is flipped."""
+        return self.label_noise
+
     def pictures(self, raw: Tensor) -> Tensor:
         """Raw images (n, ...) as they are before they get a colour."""
         return downsample(unit_range(raw), self.stride)
@@ -77,7 +81,7 @@ class ColoredScenario(Agreeing, Partitioned):
             images = self.pictures(raw.images[chosen])
             clean = binary_label(raw.labels[chosen], self.ones)
             generator = torch_generator(seed, client_id, split, "label-noise")
-            return images, flip(clean, self.label_noise, generator)
+            return images, flip(clean, self.noise(split), generator)
 
         def coloured(split: str, images: Tensor, labels: Tensor, p: float, environment: int) -> Examples:
             if self.oracle:
