@@ -299,7 +299,7 @@ class MethodStrategy(Strategy, Generic[H]):
             if client is None:
                 continue  # the SuperLink's word on a lost node: that client is named below
             try:
-                reply = _screened(client, message, exchange.expect(client), exchange.optional)
+                reply = _screened(client, message, exchange)
                 check(reply)
             except Rejected as reason:
                 exchange.left_out[client] = str(reason)
@@ -407,17 +407,17 @@ class MetricMeans:
         return MetricRecord({**means, NUM_EXAMPLES: self._examples})
 
 
-def _screened(
-    client: str, message: Message, expect: Mapping[str, Template], optional: Mapping[str, Template]
-) -> Reply:
+def _screened(client: str, message: Message, exchange: Exchange) -> Reply:
     if message.has_error():
         raise Rejected(_error_text(message))
     given = records(message.content, ArrayRecord)
-    expect = {**expect, **{name: like for name, like in optional.items() if name in given}}
+    optional = {name: like for name, like in exchange.optional.items() if name in given}
+    expect = {**exchange.expect(client), **optional}
     arrays = {name: accept(name, given.get(name), like) for name, like in expect.items()}
     if extra := given.keys() - expect.keys():
         raise Rejected(f"unexpected record {sorted(extra)[0]!r}")
-    metrics = check_metrics(records(message.content, MetricRecord).get(METRICS))
+    trained = exchange.action.startswith("train")
+    metrics = check_metrics(records(message.content, MetricRecord).get(METRICS), counted=trained)
     settings = records(message.content, ConfigRecord).get(CONFIG) or ConfigRecord()
     return Reply(client, arrays, metrics, settings)
 

@@ -49,14 +49,19 @@ def accept(name: str, record: ArrayRecord | None, template: Template) -> Tensors
     return {key: tensors[key] for key in template}
 
 
-def check_metrics(metrics: MetricRecord | None) -> MetricRecord:
-    """A reply's metrics if they are there, finite, and count at least one sample. Raises `Rejected`."""
+def check_metrics(metrics: MetricRecord | None, *, counted: bool = False) -> MetricRecord:
+    """A reply's metrics if they are there and finite; a count of samples is at least one, and there if `counted`.
+
+    Raises `Rejected`.
+    """
     if metrics is None:
         raise Rejected("the metrics are missing")
     for key, value in metrics.items():
         values = value if isinstance(value, list) else [value]
         if not all(abs(number) < float("inf") for number in values):
             raise Rejected(f"metric {key!r} is {value}")
+    if counted and NUM_EXAMPLES not in metrics:
+        raise Rejected(f"metric {NUM_EXAMPLES!r} is missing")
     if NUM_EXAMPLES in metrics:
         count = metrics[NUM_EXAMPLES]
         if not isinstance(count, int) or count < 1:

@@ -174,3 +174,9 @@ def test_bad_metrics_are_named(metrics: dict[str, float], reason: str) -> None:
 def test_missing_metrics_are_named() -> None:
     with pytest.raises(Rejected, match="metrics are missing"):
         check_metrics(None)
+
+
+def test_a_trained_reply_must_count_its_samples() -> None:
+    assert check_metrics(MetricRecord({"risk": 1.0}))
+    with pytest.raises(Rejected, match=r"metric 'num-examples' is missing"):
+        check_metrics(MetricRecord({"risk": 1.0}), counted=True)
