@@ -32,6 +32,8 @@ class Entry:
     label: str
     method: str
     settings: Mapping[str, Any] = field(default_factory=dict)
+    model: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of its model that are not the scenario's."""
 
 
 @dataclass(frozen=True)
@@ -312,6 +314,7 @@ def base_config(plan: Plan, entry: Entry, entries: tuple[Entry, ...]) -> RunConf
     options = {
         "method": {"name": entry.method, **entry.settings},
         "scenario": plan.scenario,
+        "model": entry.model,
         "rounds": plan.rounds,
         "seed": SEARCH_SEED,
         "data_root": plan.data_root,

@@ -35,6 +35,8 @@ class PaperRow(_Part):
     """By column: in percent, but `loss`, `variance` and `entropy` as they are."""
     settings: dict[str, Any] = Field(default_factory=dict)
     """Hyper-parameters that the paper gives; the search leaves them alone."""
+    model: dict[str, Any] = Field(default_factory=dict)
+    """Settings of this row's model in place of the scenario's."""
     remark: str = ""
     """What has to be known of this row."""
     comparable: bool = True
@@ -66,7 +68,7 @@ class Reproduction(_Part):
     seeds: int = Field(ge=1)
     trials: int = Field(ge=1)
     columns: tuple[str, ...] = Field(min_length=1)
-    """Test environments, `worst`, `average`, `pooled`, `loss`, areas: whatever a comparison measures."""
+    """Test environments, `worst`, `average`, `pooled`, `held-out`, `loss`, areas: what a comparison measures."""
     settings: dict[str, Any] = Field(default_factory=dict)
     """Run settings and hyper-parameters for every method that has them."""
     remarks: tuple[str, ...] = ()
@@ -79,7 +81,7 @@ class Reproduction(_Part):
         if self.scenario not in SCENARIOS:
             raise ValueError(unknown("scenario", self.scenario, SCENARIOS))
         scenario = SCENARIOS[self.scenario]
-        overall = ("worst", "average", "pooled", *DECIMALS, *(AREAS if scenario.ranking_batch else ()))
+        overall = ("worst", "average", "pooled", "held-out", *DECIMALS, *(AREAS if scenario.ranking_batch else ()))
         known = (*scenario.test_environments, *overall)
         for column in self.columns:
             if column not in known:
@@ -114,7 +116,9 @@ class Reproduction(_Part):
         size = self.quick if quick else self
         settings = {**self.settings, **size.settings}
         return Plan(
-            entries=tuple(Entry(row.title, row.method, row.settings) for row in self.rows if row.implemented),
+            entries=tuple(
+                Entry(row.title, row.method, row.settings, row.model) for row in self.rows if row.implemented
+            ),
             scenario=self.scenario,
             seeds=seeds or size.seeds,
             trials=size.trials,

@@ -34,7 +34,7 @@ class FLGames(LocalTraining):
     )
     buffer: int = knob(
         5,
-        "past predictors of each opponent that a client answers to beside the present one (SMOOTH); 0: none",
+        "past predictors of each opponent that a client answers to (SMOOTH); 0: the present ones alone",
         symbol="|B_k|",
         source="FL Games Fig 3",
         ge=0,
@@ -43,7 +43,7 @@ class FLGames(LocalTraining):
     )
     smoothing: Literal["replace", "paper", "convex"] = knob(
         "replace",
-        "the past in place of the present (§4.1's words), beside it (eq 5 as printed), or that with weights of sum 1",
+        "the past in place of the present (§4.1's words), beside it (eq 5 as printed), or so at weights of sum 1",
         source="FL Games §4.1, eq 5; spec/flgames.md §8.2",
     )
     space: Literal["function", "parameter"] = knob(

@@ -593,3 +593,15 @@ def test_an_entry_keeps_its_own_settings() -> None:
         drawn = comparing.trials_of(both, entry, base)[1].method.model_dump()
         assert drawn["proximity"] == proximity
         assert drawn["learning_rate"] != base.method.model_dump()["learning_rate"]
+
+
+def test_a_row_may_have_a_model_of_its_own(tmp_path: Path) -> None:
+    row = 'title = "FedAvg"\nmethod = "fedavg"\n'
+    own = GOOD.replace(row, row + "model = { hidden = [5, 4], head_layers = 1 }\n")
+    (tmp_path / "t.toml").write_text(own.replace('"p=0.1"', '"held-out"'))
+    planned = reproduce.load_reproduction("t", tmp_path).plan(quick=True)
+    first, *others = entries = comparing.with_baselines(planned.entries)
+    model = comparing.base_config(planned, first, entries).model.model_dump()
+    assert (model["name"], model["hidden"], model["head_layers"]) == ("mlp", (5, 4), 1)
+    for entry in others:
+        assert comparing.base_config(planned, entry, entries).model.model_dump()["hidden"] == (8,)
