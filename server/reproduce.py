@@ -69,6 +69,8 @@ class Reproduction(_Part):
     trials: int = Field(ge=1)
     columns: tuple[str, ...] = Field(min_length=1)
     """Test environments, `worst`, `average`, `pooled`, `held-out`, `loss`, areas: what a comparison measures."""
+    beside: tuple[str, ...] = ()
+    """Columns that the paper does not have, shown after its own."""
     settings: dict[str, Any] = Field(default_factory=dict)
     """Run settings and hyper-parameters for every method that has them."""
     remarks: tuple[str, ...] = ()
@@ -83,7 +85,7 @@ class Reproduction(_Part):
         scenario = SCENARIOS[self.scenario]
         overall = ("worst", "average", "pooled", "held-out", *DECIMALS, *(AREAS if scenario.ranking_batch else ()))
         known = (*scenario.test_environments, *overall)
-        for column in self.columns:
+        for column in (*self.columns, *self.beside):
             if column not in known:
                 raise ValueError(unknown("column", column, known))
         titles = [row.title for row in self.rows]
@@ -179,22 +181,23 @@ def side_by_side(table: Reproduction, comparison: Comparison) -> list[Line]:
         found = {selection: row.measures.get(column) if row else None for selection, row in rows.items()}
         return {selection: as_shown(column, spread) if spread else None for selection, spread in found.items()}
 
+    columns = (*table.columns, *table.beside)
     theirs = [
         Line(
             row.title,
             column,
-            row.paper[column],
+            row.paper.get(column),
             ours(row.title, column),
             row.implemented,
             row.comparable,
             row.remark,
         )
         for row in table.rows
-        for column in table.columns
+        for column in columns
     ]
     titles = {row.title for row in table.rows}
     added = [label for label in dict.fromkeys(row.label for row in comparison.rows) if label not in titles]
-    return theirs + [Line(label, column, None, ours(label, column)) for label in added for column in table.columns]
+    return theirs + [Line(label, column, None, ours(label, column)) for label in added for column in columns]
 
 
 def is_smaller(table: Reproduction, comparison: Comparison) -> bool:
@@ -212,7 +215,7 @@ def reproduction_table(table: Reproduction, comparison: Comparison) -> Table:
         instead = ", ".join(_count(number, thing) for thing, number in sizes.items())
         title += "\nQUICK VERSION, not comparable with the paper" if smaller else ""
         title += f" (whole: {instead})"
-    areas = f"; {AREAS_TEXT}" if set(AREAS) & set(table.columns) else ""
+    areas = f"; {AREAS_TEXT}" if set(AREAS) & {*table.columns, *table.beside} else ""
     caption = f"accuracy in %{areas}; Δ: ours less the paper's, in brackets if not comparable"
     shown = Table(title=title, caption=caption)
     shown.add_column("method")

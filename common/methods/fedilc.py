@@ -67,12 +67,12 @@ class Geometry(FedILC):
     )
     agreement: float = knob(
         0.0,
-        "least |mean sign| of the gradients for a parameter to move; 0: all move",
+        "least magnitude of the gradients' mean sign for a parameter to move; 0: all move",
         symbol="τ",
-        source="authors' code",
+        source="authors' code, all published commands",
         ge=0,
         le=1,
-        search=choice(0.0),
+        search=choice(0.0, 0.1),
     )
 
     def geometric_mean(self, place: Place) -> GeometricMean | None:

@@ -176,7 +176,7 @@ def test_fairness_of_the_papers_table() -> None:
 TABLE: dict[str, Any] = {
     "title": "A table", "source": "tests", "scenario": "ranked-toy", "rounds": 2, "seeds": 1, "trials": 1,
     "columns": ["loss", "average", "auroc", "auroc_hard_batch"], "quick": {"rounds": 2},
-    "settings": {"local_steps": 3},
+    "settings": {"local_steps": 3}, "beside": ["auprc"],
     "rows": [
         {
             "title": "FedAvg", "method": "fedavg",
@@ -205,6 +205,9 @@ def test_what_people_see(tmp_path: Path) -> None:
     assert text("loss", row.measures["loss"]) in printed(areas)
     lines = {line.column: line for line in side_by_side(table, comparison) if line.title == "FedAvg"}
     assert lines["loss"].difference("final") == pytest.approx(final["loss"] - 0.566)
+    assert list(lines) == ["loss", "average", "auroc", "auroc_hard_batch", "auprc"]
+    assert lines["auprc"].paper is None
+    assert lines["auprc"].ours["final"]
     assert lines["auroc"].difference("final") == pytest.approx(100 * auroc - 78)
     reproduced = printed(reproduction_table(table, comparison))
     assert "0.5660" in reproduced
@@ -230,4 +233,6 @@ def test_a_table_asks_for_areas_only_where_there_are_some(monkeypatch: pytest.Mo
     monkeypatch.setitem(scenarios.SCENARIOS, "toy", Toy())
     with pytest.raises(ValueError, match="unknown column 'auroc'"):
         Reproduction.model_validate({**TABLE, "scenario": "toy"})
+    with pytest.raises(ValueError, match="unknown column 'auprc'"):
+        Reproduction.model_validate({**TABLE, "columns": ["loss"], "scenario": "toy"})
     assert set(AREAS) == {"auroc", "auprc", "auroc_hard_batch", "auprc_hard_batch"}
