@@ -1,5 +1,8 @@
 """Every hyper-parameter says what it is, where it comes from, what it may be, and where a sweep looks."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -32,3 +35,11 @@ def test_a_method_is_found_by_its_class() -> None:
     assert all(issubclass(found, Method) for found in METHODS.values())
     with pytest.raises(UserError, match="did you mean 'ditto'"):
         method_class("dito")
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_every_method_has_a_page_that_the_index_links(name: str) -> None:
+    pages = Path(__file__).parents[2] / "docs" / "methods"
+    link = re.search(rf"\]\((\w+\.md)\) `{name}`", (pages / "README.md").read_text(encoding="utf-8"))
+    assert link, "docs/methods/README.md does not list it"
+    assert METHODS[name].title in (pages / link[1]).read_text(encoding="utf-8")
