@@ -392,10 +392,12 @@ def test_without_penalty_it_is_fedsgd(tmp_path: Path) -> None:
         torch.testing.assert_close(found[name], plain[name], rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("method", ["fedcurv", "fishr-inter-geo"])
-def test_two_phases_are_one_process(method: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("method", "norm"), [("fedcurv", "none"), ("fishr-inter-geo", "none"), ("fishr-intra-arith", "batch")]
+)
+def test_two_phases_are_one_process(method: str, norm: str, tmp_path: Path) -> None:
     """The exact mode and autograd through all clients at once, at a penalty that matters."""
-    settings = ("optimizer=sgd", "learning_rate=0.5", "penalty=5")
+    settings = ("optimizer=sgd", "learning_rate=0.5", "penalty=5", f"model.norm={norm}")
     exact = trained(method, tmp_path / "exact", *settings)
     central = trained(method, tmp_path / "central", *settings, "fishr_mode=central")
     without = trained(method, tmp_path / "without", *settings, "penalty=0")
