@@ -107,7 +107,7 @@ class ShortcutTraining(LocalTraining):
             )
         if environments > 2 and self.pairs == "sum":
             return (
-                f"the disagreement is a sum over the pairs of {environments} environments; where it always exceeds "
+                f"the disagreement is a sum over pairs of {environments} environments; where it always exceeds "
                 "discovery_cap (metric `capped` at 1), discovery has no effect: try pairs=mean or a larger cap"
             )
         return ""
