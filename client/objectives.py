@@ -36,6 +36,11 @@ def proximal(gradient: list[Tensor], params: list[Tensor], anchor: list[Tensor],
     return total
 
 
+def envelope_gradient(anchor: list[Tensor], params: list[Tensor], proximity: float) -> list[Tensor]:
+    """`λ (ω − θ)`, the gradient in ω of `min_θ R(θ) + (λ/2) ‖θ − ω‖²` at its minimiser θ (Dinh et al. 2020)."""
+    return list(torch._foreach_mul(torch._foreach_sub(anchor, params), proximity))
+
+
 def largest_eigenvalue(
     multiply: Callable[[Tensor], Tensor], start: Tensor, tolerance: float = 1e-3, most: int = 100
 ) -> float:

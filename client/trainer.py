@@ -91,8 +91,17 @@ class Client(Generic[H]):
         return handler(received)
 
     def models(self, received: Received) -> dict[str, Predictor]:
-        """The models that this client evaluates, by the names in the method's `evaluates`."""
-        return {"global": self.predictor(received[MODEL])}
+        """The models that this client evaluates, by the names in the method's `evaluates`: "personal" is the
+        client's own, any other name the received one."""
+        return {
+            name: self.predictor(self.personal(received) if name == "personal" else received[MODEL])
+            for name in self.hparams.evaluates
+        }
+
+    def personal(self, received: Received) -> Tensors:
+        """This client's personal model; before its first round, the received or the initial one."""
+        start = received.arrays.get(MODEL)
+        return self.kept.get(PERSONAL) or start or self.initial()
 
     def loss(self, params: Tensors, batch: Examples, received: Received) -> tuple[Tensor, Metrics]:
         """Mean cross-entropy of a mini-batch: the empirical risk R(f; D)."""
@@ -141,14 +150,13 @@ class Client(Generic[H]):
         metrics: dict[str, int | float | list[int] | list[float]] = {}
         for model, predict in self.models(received).items():
             for split, environments in splits.items():
-                logits = [in_pieces(predict, part.x) for part in environments.values()]
-                scores = [score(own, part.y) for own, part in zip(logits, environments.values(), strict=True)]
+                answers = [(in_pieces(predict, part.x), part.y) for part in environments.values()]
+                scores = [score(logits, labels) for logits, labels in answers]
                 metrics[f"{model}/{split}/count"] = [s.count for s in scores]
                 metrics[f"{model}/{split}/correct"] = [s.correct for s in scores]
                 metrics[f"{model}/{split}/loss"] = [s.loss for s in scores]
                 if batch:
-                    pairs = zip(logits, environments.values(), strict=True)
-                    found = columns([rank(own, part.y, batch) for own, part in pairs])
+                    found = columns([rank(logits, labels, batch) for logits, labels in answers])
                     metrics |= {f"{model}/{split}/{name}": values for name, values in found.items()}
         return Reply(metrics=metrics, settings={split: list(parts) for split, parts in splits.items()})
 
@@ -160,11 +168,6 @@ class LocalTrainer(Client[T]):
         """`local_steps` updates of the received model on `loss`."""
         trained, metrics = self.descend(received[MODEL], self.loss, received)
         return Reply({MODEL: trained}, {NUM_EXAMPLES: len(self.data.train), **metrics})
-
-    def personal(self, received: Received) -> Tensors:
-        """This client's personal model; before its first round, the received or the initial one."""
-        start = received.arrays.get(MODEL)
-        return self.kept.get(PERSONAL) or start or self.initial()
 
     def batches(self, steps: int, round_: int, purpose: str = "batches") -> Iterator[Examples]:
         """`steps` local updates' worth of mini-batches, reshuffled at the end of each pass over the data.

@@ -5,7 +5,7 @@ from typing import TypeVar
 import torch
 
 from client.objectives import proximal
-from client.trainer import LocalTrainer, Means, Predictor, Received, Reply
+from client.trainer import LocalTrainer, Means, Received, Reply
 from client.working import Momentum, Working
 from common.methods.cgpfl import ContextTraining
 from common.wire import MODEL, NUM_EXAMPLES, PERSONAL
@@ -37,6 +37,3 @@ class CGPFLClient(LocalTrainer[C]):
         # Buffers (BatchNorm's statistics) are those of the model that saw the data.
         upload = {**self.kept[PERSONAL], **dict(zip(names, copy, strict=True))}
         return Reply({MODEL: upload}, {NUM_EXAMPLES: len(self.data.train), **means.result()})
-
-    def models(self, received: Received) -> dict[str, Predictor]:
-        return {**super().models(received), "personal": self.predictor(self.personal(received))}

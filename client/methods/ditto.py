@@ -5,7 +5,7 @@ from typing import TypeVar
 from torch import Tensor
 
 from client.objectives import squared_distance
-from client.trainer import LocalTrainer, Metrics, Predictor, Received, Reply
+from client.trainer import LocalTrainer, Metrics, Received, Reply
 from common.data.examples import Examples
 from common.methods.ditto import PulledTraining
 from common.models import Tensors
@@ -33,6 +33,3 @@ class DittoClient(LocalTrainer[P]):
         risk, metrics = self.loss(params, batch, received)
         distance = squared_distance(params, received[MODEL], self.network.parameter_names)
         return risk + self.hparams.proximity / 2 * distance, metrics
-
-    def models(self, received: Received) -> dict[str, Predictor]:
-        return {**super().models(received), "personal": self.predictor(self.personal(received))}

@@ -1,7 +1,7 @@
 """FedSDR, client half: a personal model that never leaves the client, from which shortcuts are removed."""
 
 from client.shortcut import ShortcutTrainer
-from client.trainer import Predictor, Received
+from client.trainer import Received
 from common.methods.fedsdr import FedSDR
 from common.models import Tensors
 from common.wire import PERSONAL
@@ -20,6 +20,3 @@ class FedSDRClient(ShortcutTrainer[FedSDR]):
             rate=hparams.personal_learning_rate,
         )
         return {}, metrics
-
-    def models(self, received: Received) -> dict[str, Predictor]:
-        return {"personal": self.predictor(self.personal(received))}

@@ -1,7 +1,7 @@
 """FedSDR+FedAvg, client half: a personal model that starts from the received one, and is sent."""
 
 from client.shortcut import ShortcutTrainer
-from client.trainer import Predictor, Received
+from client.trainer import Received
 from common.methods.fedsdr_fedavg import FedSDRFedAvg
 from common.models import Tensors
 from common.wire import MODEL, PERSONAL
@@ -15,6 +15,3 @@ class FedSDRFedAvgClient(ShortcutTrainer[FedSDRFedAvg]):
         trained, metrics = self.descend(received[MODEL], self.removal_loss(received), received, rate=rate)
         self.kept[PERSONAL] = trained
         return {MODEL: trained}, metrics
-
-    def models(self, received: Received) -> dict[str, Predictor]:
-        return {**super().models(received), "personal": self.predictor(self.personal(received))}

@@ -2,11 +2,9 @@
 
 from itertools import islice
 
-import torch
-
-from client.objectives import proximal
+from client.objectives import envelope_gradient, proximal
 from client.shortcut import ShortcutTrainer
-from client.trainer import Means, Predictor, Received
+from client.trainer import Means, Received
 from client.working import Momentum, Working
 from common.methods.fedsdr_pfedme import FedSDRPFedMe
 from common.models import Tensors
@@ -30,12 +28,8 @@ class FedSDRPFedMeClient(ShortcutTrainer[FedSDRPFedMe]):
                 gradient = proximal(gradient, personal.values, local.values, hparams.proximity)
                 personal.step(momentum.direction(gradient), hparams.personal_learning_rate)
                 means.add(metrics)
-            envelope = torch._foreach_mul(torch._foreach_sub(local.values, personal.values), hparams.proximity)
-            local.step(envelope, hparams.learning_rate)
+            local.step(envelope_gradient(local.values, personal.values, hparams.proximity), hparams.learning_rate)
         self.kept[PERSONAL] = personal.result()
         # Buffers (BatchNorm's statistics) are those of the model that saw the data.
         copy = {**self.kept[PERSONAL], **{name: local.result()[name] for name in names}}
         return {MODEL: copy}, means.result()
-
-    def models(self, received: Received) -> dict[str, Predictor]:
-        return {**super().models(received), "personal": self.predictor(self.personal(received))}

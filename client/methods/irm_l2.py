@@ -9,7 +9,7 @@ from torch import Tensor
 from client.methods.irm import IrmClient
 from client.objectives import squared_distance, squared_norm
 from client.stateful import OWN
-from client.trainer import Means, Predictor, Received, Reply
+from client.trainer import Means, Received, Reply
 from common.data.examples import Examples
 from common.methods.irm_l2 import HeldTraining
 from common.models import Tensors
@@ -75,6 +75,3 @@ class IrmL2Client(IrmClient[P]):
             means.add(self.shared_step(v, batch, received))
         self.kept[PERSONAL] = theta.result()
         return self.finish(v, means)
-
-    def models(self, received: Received) -> dict[str, Predictor]:
-        return {**super().models(received), "personal": self.predictor(self.personal(received))}

@@ -1,6 +1,6 @@
 """Local training, client half: plain SGD on a model that never leaves the client."""
 
-from client.trainer import LocalTrainer, Predictor, Received, Reply
+from client.trainer import LocalTrainer, Received, Reply
 from common.methods.local import Local
 from common.wire import NUM_EXAMPLES, PERSONAL
 
@@ -11,6 +11,3 @@ class LocalClient(LocalTrainer[Local]):
     def train(self, received: Received) -> Reply:
         self.kept[PERSONAL], metrics = self.descend(self.personal(received), self.loss, received)
         return Reply(metrics={NUM_EXAMPLES: len(self.data.train), **metrics})
-
-    def models(self, received: Received) -> dict[str, Predictor]:
-        return {"personal": self.predictor(self.personal(received))}

@@ -1,9 +1,7 @@
 """pFedMe, client half: a personal model solved near a local copy of the global one, which follows it."""
 
-import torch
-
-from client.objectives import proximal
-from client.trainer import LocalTrainer, Means, Predictor, Received, Reply
+from client.objectives import envelope_gradient, proximal
+from client.trainer import LocalTrainer, Means, Received, Reply
 from client.working import Momentum, Working
 from common.methods.pfedme import PFedMe
 from common.wire import MODEL, NUM_EXAMPLES, PERSONAL
@@ -26,12 +24,8 @@ class PFedMeClient(LocalTrainer[PFedMe]):
                 gradient = proximal(risk_gradient, personal.values, local.values, hparams.proximity)
                 personal.step(momentum.direction(gradient), hparams.personal_learning_rate)
                 means.add(metrics)
-            envelope = torch._foreach_mul(torch._foreach_sub(local.values, personal.values), hparams.proximity)
-            local.step(envelope, hparams.learning_rate)
+            local.step(envelope_gradient(local.values, personal.values, hparams.proximity), hparams.learning_rate)
         self.kept[PERSONAL] = personal.result()
         # Buffers (BatchNorm's statistics) are those of the model that saw the data.
         copy = {**self.kept[PERSONAL], **{name: local.result()[name] for name in names}}
         return Reply({MODEL: copy}, {NUM_EXAMPLES: len(self.data.train), **means.result()})
-
-    def models(self, received: Received) -> dict[str, Predictor]:
-        return {**super().models(received), "personal": self.predictor(self.personal(received))}

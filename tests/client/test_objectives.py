@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from client.objectives import squared_distance
+from client.objectives import envelope_gradient, squared_distance
 
 
 def test_by_hand_over_the_named_tensors_alone() -> None:
@@ -40,3 +40,12 @@ def test_maps_over_a_stacked_cohort() -> None:
     stacked = {"w": torch.tensor([[1.0], [2.0], [3.0]])}
     found = torch.func.vmap(lambda w: squared_distance({"w": w}, {"w": torch.zeros(1)}, ["w"]))(stacked["w"])
     assert found.tolist() == pytest.approx([1, 4, 9])
+
+
+def test_the_envelopes_gradient_is_the_pulls() -> None:
+    """With θ held at the minimiser only `(λ/2) ‖θ − ω‖²` depends on ω."""
+    anchor, params = torch.randn(2, 3, generator=torch.Generator().manual_seed(0))
+    anchor.requires_grad_()
+    (expected,) = torch.autograd.grad(0.7 / 2 * (params - anchor).square().sum(), anchor)
+    (found,) = envelope_gradient([anchor.detach()], [params], 0.7)
+    torch.testing.assert_close(found, expected)
