@@ -1,19 +1,17 @@
 import gzip
 import hashlib
 import lzma
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from real import REAL
 
 from common.data.datasets import DATASETS, load, read_idx, resolve_root
 from common.errors import UserError
 
-SHARED = Path(__file__).parents[3].parent / "shared" / "data"
-REAL = Path(os.environ.get("PERENNIAL_DATA") or SHARED)
 SIZES = {"train": 12, "t10k": 5}
 
 

@@ -1,6 +1,5 @@
 import gzip
 import hashlib
-import os
 from collections import Counter
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
+from real import REAL, needs_mnist
 
 from common.data.datasets import Raw, load
 from common.data.examples import ClientData, Examples
@@ -24,8 +24,6 @@ from common.data.scenarios.label_skew import (
 from common.errors import UserError
 from common.models import model_settings, network
 
-SHARED = Path(__file__).parents[3].parent / "shared" / "data"
-REAL = Path(os.environ.get("PERENNIAL_DATA") or SHARED)
 MNIST_COUNTS = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
 
 
@@ -218,10 +216,7 @@ def test_a_setting_out_of_bounds_is_refused(field: str) -> None:
         MNIST3Class.model_validate({name: float(value)})
 
 
-@pytest.mark.skipif(
-    not ((REAL / "MNIST").exists() and (REAL / "FashionMNIST").exists()),
-    reason="needs MNIST and Fashion-MNIST in PERENNIAL_DATA or ../shared/data",
-)
+@needs_mnist
 @pytest.mark.parametrize("scenario", [MNIST3Class(), FMNIST3Class()], ids=lambda one: one.name)
 def test_the_real_images_have_mean_zero_and_deviation_one(scenario: LabelSkew) -> None:
     clients = [splits(scenario.client_data(client, 0, REAL)) for client in range(scenario.clients)]

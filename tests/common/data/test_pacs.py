@@ -1,6 +1,5 @@
 import hashlib
 import lzma
-import os
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +7,7 @@ import pytest
 import torch
 from PIL import Image
 from pydantic import ValidationError
+from real import REAL
 
 from common.data.datasets import OFFICE_HOME, PACS, VLCS, Raw, load
 from common.data.examples import ClientData, Examples
@@ -16,9 +16,6 @@ from common.data.scenario import Spurious, all_shares
 from common.data.scenarios import SCENARIOS
 from common.data.scenarios.pacs import PRESETS, LeaveOneOut, OfficeHome, PacsDomains, PacsPairs, Vlcs
 from common.errors import UserError
-
-SHARED = Path(__file__).parents[3].parent / "shared" / "data"
-REAL = Path(os.environ.get("PERENNIAL_DATA") or SHARED)
 
 CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
 COUNTS = {  # published: the classes of each domain

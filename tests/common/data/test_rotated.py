@@ -1,7 +1,6 @@
 """Rotation by any angle, and FedIIR's digits at six angles."""
 
 import gzip
-import os
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from pydantic import ValidationError
+from real import REAL
 from torch import Tensor
 from torchvision.transforms.functional import InterpolationMode
 from torchvision.transforms.functional import rotate as torchvision_rotate
@@ -23,9 +23,6 @@ from common.data.scenarios.rotated import ANGLES, PRESETS, RotatedMnist
 from common.errors import UserError
 from common.models import model_settings, network
 from common.seeding import torch_generator
-
-SHARED = Path(__file__).parents[3].parent / "shared" / "data"
-REAL = Path(os.environ.get("PERENNIAL_DATA") or SHARED)
 
 
 def images(*shape: int) -> Tensor:

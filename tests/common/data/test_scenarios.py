@@ -1,7 +1,6 @@
 import gzip
 import hashlib
 import math
-import os
 import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
+from real import REAL, needs_mnist
 from torch import Tensor
 
 from common.data.datasets import DATASETS, Raw, load
@@ -31,13 +31,6 @@ from common.data.scenarios.colored import (
 )
 from common.errors import UserError
 from common.models import model_settings, network
-
-SHARED = Path(__file__).parents[3].parent / "shared" / "data"
-REAL = Path(os.environ.get("PERENNIAL_DATA") or SHARED)
-needs_mnist = pytest.mark.skipif(
-    not ((REAL / "MNIST").exists() and (REAL / "FashionMNIST").exists()),
-    reason="needs MNIST and Fashion-MNIST in PERENNIAL_DATA or ../shared/data",
-)
 
 SMALL = {"train_per_class": 60, "test_per_class": 40}
 MINIATURE = {
