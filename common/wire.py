@@ -23,6 +23,7 @@ Scalar = int | float | str | bool | list[int] | list[float] | list[str]
 MODEL = "model"
 PERSONAL = "personal"
 HEAD = "head"
+GRADIENT = "gradient"
 CONFIG = "config"
 METRICS = "metrics"
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from common.methods.and_mask import AndMask
-from common.methods.fedsgd import GRADIENT
 from common.models import Tensors
+from common.wire import GRADIENT
 from strategies.base import Reply
 from strategies.fedsgd import FedSGDStrategy
 from strategies.mean import StreamingMean

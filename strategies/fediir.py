@@ -8,9 +8,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
 from common.config import RunConfig
-from common.methods.fediir import ANCHOR, GRADIENT, FedIIR
+from common.methods.fediir import ANCHOR, FedIIR
 from common.models import Tensors, network
-from common.wire import MODEL, from_record
+from common.wire import GRADIENT, MODEL, from_record
 from strategies.base import MethodStrategy, Reply
 from strategies.mean import StreamingMean, mix
 

@@ -13,9 +13,8 @@ from common.data.examples import Examples
 from common.errors import UserError
 from common.fishr import head_sums, spread, variance
 from common.methods.fedilc import CLIENTS, PULL, VARIANCE, FedILC, Fishr
-from common.methods.fedsgd import GRADIENT
 from common.models import Tensors
-from common.wire import MODEL, from_record, to_record
+from common.wire import GRADIENT, MODEL, from_record, to_record
 from strategies.base import MetricMeans, Reply
 from strategies.fedsgd import FedSGDStrategy
 from strategies.mean import StreamingMean

@@ -9,9 +9,9 @@ from flwr.serverapp import Grid
 
 from common.adam import Adam
 from common.config import RunConfig
-from common.methods.fedsgd import GRADIENT, ServerTraining
+from common.methods.fedsgd import ServerTraining
 from common.models import Tensors, network
-from common.wire import MODEL, from_record, to_record
+from common.wire import GRADIENT, MODEL, from_record, to_record
 from strategies.base import MethodStrategy, MetricMeans, Reply
 from strategies.mean import StreamingMean
 

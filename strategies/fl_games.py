@@ -13,7 +13,6 @@ from common.config import RunConfig
 from common.errors import UserError
 from common.methods.fl_games import (
     ANSWERED,
-    GRADIENT,
     OTHERS,
     PLAYED,
     PLAYERS,
@@ -22,7 +21,7 @@ from common.methods.fl_games import (
     VFLGames,
 )
 from common.models import Tensors, divided, joined, network, part
-from common.wire import MODEL, Scalar, from_record, to_record
+from common.wire import GRADIENT, MODEL, Scalar, from_record, to_record
 from strategies.base import MethodStrategy, MetricMeans, Payload, PerClient, Reply
 from strategies.mean import StreamingMean
 from strategies.screening import Rejected

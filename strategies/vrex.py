@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from statistics import fmean
 
-from common.methods.fedsgd import GRADIENT
 from common.methods.vrex import VREx
 from common.models import Tensors
+from common.wire import GRADIENT
 from strategies.base import Reply
 from strategies.fedsgd import FedSGDStrategy
 from strategies.mean import StreamingMean

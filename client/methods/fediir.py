@@ -7,9 +7,9 @@ from client.objectives import gradient_alignment
 from client.trainer import LocalTrainer, Metrics, Received, Reply
 from client.working import Working
 from common.data.examples import Examples
-from common.methods.fediir import ANCHOR, GRADIENT, FedIIR
+from common.methods.fediir import ANCHOR, FedIIR
 from common.models import Tensors
-from common.wire import MODEL, NUM_EXAMPLES
+from common.wire import GRADIENT, MODEL, NUM_EXAMPLES
 
 
 class FedIIRClient(LocalTrainer[FedIIR]):

@@ -9,10 +9,9 @@ from client.working import Working
 from common.data.examples import Examples
 from common.fishr import head_sums, variance
 from common.methods.fedilc import CLIENTS, PULL, VARIANCE, FederatedFishr, FedILC, Fishr, MiniBatches
-from common.methods.fedsgd import GRADIENT
 from common.models import Tensors
 from common.seeding import torch_generator
-from common.wire import MODEL, NUM_EXAMPLES
+from common.wire import GRADIENT, MODEL, NUM_EXAMPLES
 
 SENT = "fishr-model"
 STATISTICS = "fishr-statistics"

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from client.trainer import Client, Received, Reply
 from client.working import Working
-from common.methods.fedsgd import GRADIENT, ServerTraining
-from common.wire import MODEL, NUM_EXAMPLES
+from common.methods.fedsgd import ServerTraining
+from common.wire import GRADIENT, MODEL, NUM_EXAMPLES
 
 S = TypeVar("S", bound=ServerTraining)
 

@@ -10,9 +10,9 @@ from client.trainer import EVALUATION_BATCH, LocalTrainer, Metrics, Predictor, R
 from client.working import Working
 from common.adam import Adam
 from common.data.examples import Examples
-from common.methods.fl_games import ANSWERED, GRADIENT, PLAYED, PLAYERS, PREDICTOR, FLGames, VFLGames
+from common.methods.fl_games import ANSWERED, PLAYED, PLAYERS, PREDICTOR, FLGames, VFLGames
 from common.models import Tensors, joined
-from common.wire import MODEL, NUM_EXAMPLES
+from common.wire import GRADIENT, MODEL, NUM_EXAMPLES
 
 ADAM = "adam"
 ENSEMBLE = "ensemble"

@@ -8,8 +8,6 @@ from common.knobs import between, choice, knob
 from common.methods.base import PresetTraining
 from common.models import Network
 
-GRADIENT = "gradient"
-"""The record of a client's gradient at the model of the round's start."""
 ANCHOR = "anchor"
 """The record that all clients' gradients are pulled to; of the same tensors."""
 

@@ -5,9 +5,6 @@ from typing import Literal
 from common.knobs import between, choice, knob
 from common.methods.base import Method
 
-GRADIENT = "gradient"
-"""The record of a client's gradient; under the name of a buffer, the buffer as the client's data left it."""
-
 
 class ServerTraining(Method):
     """What methods have in common whose server takes one step a round."""

@@ -8,10 +8,9 @@ from common.methods.base import LocalTraining
 from common.models import Tensors, part
 
 PREDICTOR = "predictor"
-GRADIENT = "gradient"
 OTHERS = "others"
 ANSWERED = "answered"
-"""Records: a client's predictor w^k, its gradient for φ, and in parameter space the sums over its opponents."""
+"""Records: a client's predictor w^k, and in parameter space the sums over its opponents."""
 
 PLAYERS = "players"
 PLAYED = "played"

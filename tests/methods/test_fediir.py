@@ -22,9 +22,9 @@ from client.trainer import Received, Site
 from common.config import load_config
 from common.data.examples import ClientData, Examples
 from common.methods.fedavg import FedAvg
-from common.methods.fediir import ANCHOR, GRADIENT, FedIIR
+from common.methods.fediir import ANCHOR, FedIIR
 from common.models import Tensors, model_settings, network
-from common.wire import MODEL, NUM_EXAMPLES, to_record
+from common.wire import GRADIENT, MODEL, NUM_EXAMPLES, to_record
 from server.folder import RunFolder
 from server.local import LocalRuntime
 from strategies.base import Reply

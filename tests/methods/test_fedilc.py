@@ -22,9 +22,9 @@ from common.fishr import gradient_sums, spread, variance
 from common.geometric import GeometricMean
 from common.methods import METHODS
 from common.methods.fedilc import PULL, VARIANCE, FedILC
-from common.methods.fedsgd import GRADIENT, FedSGD
+from common.methods.fedsgd import FedSGD
 from common.models import Tensors, model_settings, network
-from common.wire import MODEL, from_record, to_record
+from common.wire import GRADIENT, MODEL, from_record, to_record
 from server.folder import RunFolder
 from server.local import LocalRuntime
 from strategies.fedilc import FedILCStrategy

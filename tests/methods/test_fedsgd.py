@@ -20,10 +20,10 @@ from client.trainer import Received, Site
 from common.data.examples import ClientData, join
 from common.methods.and_mask import AndMask
 from common.methods.fedavg import FedAvg
-from common.methods.fedsgd import GRADIENT, FedSGD
+from common.methods.fedsgd import FedSGD
 from common.methods.vrex import VREx
 from common.models import Tensors, model_settings, network
-from common.wire import METRICS, MODEL, NUM_EXAMPLES, from_record, to_record
+from common.wire import GRADIENT, METRICS, MODEL, NUM_EXAMPLES, from_record, to_record
 from server.folder import RunFolder
 from server.local import LocalRuntime
 from strategies.and_mask import AndMaskStrategy, masked

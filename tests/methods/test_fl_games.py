@@ -23,7 +23,6 @@ from common.data.examples import ClientData, Examples
 from common.errors import UserError
 from common.methods.fl_games import (
     ANSWERED,
-    GRADIENT,
     OTHERS,
     PLAYED,
     PLAYERS,
@@ -34,7 +33,7 @@ from common.methods.fl_games import (
 )
 from common.methods.local import Local
 from common.models import Network, Tensors, model_settings, network
-from common.wire import METRICS, MODEL, NUM_EXAMPLES, PERSONAL, from_record, to_record
+from common.wire import GRADIENT, METRICS, MODEL, NUM_EXAMPLES, PERSONAL, from_record, to_record
 from server.folder import RunFolder
 from server.local import LocalRuntime
 from server.loop import start
