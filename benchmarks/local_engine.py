@@ -317,7 +317,7 @@ import server.app
 def handle(message, context):
     return client.app.handle(message, context)
 
-clients = client.app.make_app(handle)
+clients = client.app.OneHandlerApp(handle)
 server_app = server.app.app
 """
 

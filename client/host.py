@@ -88,8 +88,10 @@ class Host:
         action = message.metadata.message_type
         if action == "query":
             reply = Reply(metrics={NUM_EXAMPLES: len(site.data.train)}, settings={"client": site.client})
-        else:
+        elif action in task.method.actions:
             reply = self._act(message, config, action, task, site)
+        else:
+            raise ValueError(f"{task.method.name} has no action {action!r}, only {', '.join(task.method.actions)}")
         return Message(_content(reply), reply_to=message)
 
     def _act(self, message: Message, config: ConfigRecord, action: str, task: Task, site: Site) -> Reply:

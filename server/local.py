@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from client.app import make_app
+from client.app import OneHandlerApp
 from client.host import Host, pick_device
 from client.state import FileStates, Version
 from common.config import RunConfig, parse_task
@@ -25,7 +25,7 @@ class LocalRuntime:
         self.host = Host(self.states, config.data_folder, pick_device(config.device))
         text = config.task()
         self.host.site(text, parse_task(text), 0)
-        app = make_app(
+        app = OneHandlerApp(
             lambda message, context: self.host.handle(message, int(context.node_config["partition-id"]))
         )
         self.grid = LocalGrid(app, len(config.scenario.client_ids))

@@ -13,7 +13,7 @@ from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from client.app import make_app
+from client.app import OneHandlerApp
 from client.host import Host
 from client.state import FileStates
 from client.trainer import Metrics, Received, Site
@@ -171,7 +171,7 @@ class WireGrid(LocalGrid):
         node = metadata.dst_node_id
         host = Host(FileStates(self.path / f"site-{node}"))
         message = Message(_carried(request.content), node, metadata.message_type, group_id=metadata.group_id)
-        reply = make_app(lambda message, _: host.handle(message, node - 1))(message, self.contexts[node])
+        reply = OneHandlerApp(lambda message, _: host.handle(message, node - 1))(message, self.contexts[node])
         return Message(_carried(reply.content), reply_to=request)
 
 

@@ -7,7 +7,7 @@ from flwr.serverapp import Grid
 from safetensors.torch import load_file
 from toys import toy_config
 
-from client.app import make_app
+from client.app import OneHandlerApp
 from client.host import Host
 from client.state import FileStates, valid
 from common.config import RunConfig, load_config
@@ -36,7 +36,7 @@ class Stop(Exception):  # noqa: N818
 def sites(path: Path, config: RunConfig = CONFIG) -> LocalGrid:
     """Clients that keep their own state on their own disk, as at a deployment."""
     host = Host(FileStates(path))
-    app = make_app(lambda message, context: host.handle(message, int(context.node_config["partition-id"])))
+    app = OneHandlerApp(lambda message, context: host.handle(message, int(context.node_config["partition-id"])))
     return LocalGrid(app, len(config.scenario.client_ids))
 
 
