@@ -318,6 +318,10 @@ def reproduce_table(
     ] = False,
     rounds: Annotated[int | None, typer.Option(min=1, help="Rounds in place of the table's.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds in place of the table's.")] = None,
+    count: Annotated[
+        int | None,
+        typer.Option("--trials", min=1, help="Search budget in place of the table's; 1 is its settings."),
+    ] = None,
     jobs: Jobs = None,
     folder: Pool = POOL,
     data_root: DataRoot = None,
@@ -327,7 +331,7 @@ def reproduce_table(
     """A table of a paper beside ours; runs what is missing. Started again, it continues."""
     with sentences(), watching_runs(as_json) as watch:
         table = load_reproduction(name)
-        plan = table.plan(quick, data_root, device, rounds=rounds, seeds=seeds)
+        plan = table.plan(quick, data_root, device, rounds=rounds, seeds=seeds, trials=count)
         comparison = compare(plan, folder, jobs or cores(), watch)
     if as_json:
         out.print_json(data=reproduction_json(table, comparison))

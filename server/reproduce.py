@@ -113,8 +113,9 @@ class Reproduction(_Part):
         *,
         rounds: int | None = None,
         seeds: int | None = None,
+        trials: int | None = None,
     ) -> Plan:
-        """The comparison that makes our side of the table; `rounds` and `seeds` in place of the table's."""
+        """The comparison that makes our side of the table; `rounds`, `seeds`, `trials` in place of the table's."""
         size = self.quick if quick else self
         settings = {**self.settings, **size.settings}
         return Plan(
@@ -123,7 +124,7 @@ class Reproduction(_Part):
             ),
             scenario=self.scenario,
             seeds=seeds or size.seeds,
-            trials=size.trials,
+            trials=trials or size.trials,
             rounds=rounds or size.rounds,
             settings=tuple(f"{key}={json.dumps(value)}" for key, value in settings.items()),
             data_root=data_root,
