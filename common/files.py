@@ -17,20 +17,26 @@ def write_text(path: Path, text: str) -> None:
     _replace(path, lambda beside: Path(beside).write_text(text))
 
 
-def save_tensors(path: Path, tensors: Tensors) -> None:
-    """Write named tensors as a safetensors file."""
+def save_tensors(path: Path, tensors: Tensors, facts: Mapping[str, str] | None = None) -> None:
+    """Write named tensors, and facts about them as text, as a safetensors file."""
     # safetensors refuses views and shared storage.
     plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     # It also sorts them by size; code that walks two models side by side needs the order back.
-    order = {"names": json.dumps(list(plain))}
-    _replace(path, lambda beside: save_file(plain, beside, metadata=order))
+    metadata = {**(facts or {}), "names": json.dumps(list(plain))}
+    _replace(path, lambda beside: save_file(plain, beside, metadata=metadata))
 
 
 def load_tensors(path: Path) -> Tensors:
     """Read what `save_tensors` wrote, in its order. Raises `OSError`, `SafetensorError` or `ValueError`."""
+    return load_with_facts(path)[0]
+
+
+def load_with_facts(path: Path) -> tuple[Tensors, dict[str, str]]:
+    """The tensors, and the facts about them. Raises as `load_tensors` does."""
     with safe_open(path, framework="pt") as file:
-        names: list[str] = json.loads((file.metadata() or {}).get("names", "null")) or sorted(file.keys())
-        return {name: file.get_tensor(name) for name in names}
+        facts: dict[str, str] = file.metadata() or {}
+        names: list[str] = json.loads(facts.get("names", "null")) or sorted(file.keys())
+        return {name: file.get_tensor(name) for name in names}, facts
 
 
 def save_records(path: Path, records: Mapping[str, Tensors]) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
 
 from common.data.datasets import Raw, load
 from common.data.examples import ClientData
@@ -64,6 +65,15 @@ class Scenario(BaseModel, ABC):
     @abstractmethod
     def classes(self) -> int:
         """Number of classes."""
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes, in the order of their numbers; empty where they have none."""
+        return ()
+
+    def prepare(self, x: Tensor) -> Tensor:
+        """Samples (n, *input_shape) in the units of the raw data, as the models take them."""
+        return x
 
     @property
     @abstractmethod

@@ -7,7 +7,7 @@ import torch
 from safetensors import SafetensorError
 
 from common import files
-from common.files import load_records, save_records, save_tensors, write_text
+from common.files import load_records, load_with_facts, save_records, save_tensors, write_text
 
 RECORDS = {
     "personal": {"a/b.weight": torch.arange(6.0).reshape(2, 3).T, "n": torch.tensor(3)},
@@ -73,3 +73,10 @@ def test_a_damaged_file_is_an_error_of_safetensors(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"not tensors")
     with pytest.raises(SafetensorError):
         load_records(tmp_path / "x")
+
+
+def test_facts_come_back_with_the_tensors(tmp_path: Path) -> None:
+    save_tensors(tmp_path / "x", {"w": torch.ones(2)}, {"round": "3"})
+    tensors, facts = load_with_facts(tmp_path / "x")
+    assert tensors["w"].tolist() == [1, 1]
+    assert facts["round"] == "3"
