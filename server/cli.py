@@ -324,6 +324,7 @@ def reproduce_table(
     ] = None,
     jobs: Jobs = None,
     folder: Pool = POOL,
+    figures: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Also write figures there.")] = None,
     data_root: DataRoot = None,
     device: Device = None,
     as_json: Json = False,
@@ -333,6 +334,12 @@ def reproduce_table(
         table = load_reproduction(name)
         plan = table.plan(quick, data_root, device, rounds=rounds, seeds=seeds, trials=count)
         comparison = compare(plan, folder, jobs or cores(), watch)
+        if figures:
+            from server.pictures import pictures  # matplotlib takes its time
+
+            figures.mkdir(parents=True, exist_ok=True)
+            for kind, svg in pictures(comparison, table.drawn).items():
+                (figures / f"{name}-{kind}.svg").write_text(svg, encoding="utf-8")
     if as_json:
         out.print_json(data=reproduction_json(table, comparison))
     else:

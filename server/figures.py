@@ -27,6 +27,10 @@ CELLS = 1500
 """Most segments that a picture of cluster membership draws."""
 CLIENTS = 60
 
+# At least 3:1 against the page, told apart by people who see fewer colours; dashes and markers differ as well.
+LIGHT = ("#0072b2", "#d55e00", "#00805c", "#aa3377", "#8a6d00", "#332288", "#56707f", "#882255")
+DARK = ("#56b4e9", "#ff8a3d", "#2fc79a", "#ee8fc0", "#f0d442", "#b3a7ff", "#b0bec5", "#ff9d9d")
+
 Array = NDArray[np.float64]
 T = TypeVar("T")
 
@@ -73,24 +77,22 @@ def line_figure(
     """Curves in one panel; `names` label the x positions 0, 1, … `key` tells this figure's ids from others'."""
     with _look():
         figure = Figure(figsize=(4.2, 2.9), layout="constrained")
-        axes = figure.subplots()
-        for line in lines:
-            _draw(axes, line)
-        axes.set_xlabel(xlabel)
-        axes.set_ylabel(ylabel)
-        values = np.concatenate(
-            [np.asarray(line.y, dtype=float) + side * _around(line) for line in lines for side in (-1, 1)]
-        )
-        values = values[np.isfinite(values)]
-        if percent:
-            _percent_axis(axes, values)
-        elif values.size and values.min() > 0 and values.max() > 100 * values.min():
-            axes.set_yscale("log")
-        if names:
-            _name_axis(axes, names)
-        else:
-            axes.xaxis.set_major_locator(MaxNLocator(6, integer=xlabel == "round"))
+        _panel(figure, lines, xlabel, ylabel, names, percent)
         return _svg(figure, key)
+
+
+def standalone_figure(
+    lines: Sequence[Line], labels: Sequence[str], xlabel: str, ylabel: str, *, names: Sequence[str] = ()
+) -> str:
+    """Curves in one panel as a whole SVG file, on white and with a legend; accuracies in percent."""
+    with _look():
+        figure = Figure(figsize=(7.2, 3.6), layout="constrained")
+        axes = _panel(figure, lines, xlabel, ylabel, names, percent=True)
+        figure.legend(axes.get_lines(), labels, loc="outside right upper", frameon=False, handlelength=3.5)
+        file = io.StringIO()
+        figure.savefig(file, format="svg", facecolor="white", metadata={"Date": None})
+        text = re.sub(r"#f0f0(\d\d)", lambda style: LIGHT[int(style[1])], file.getvalue())
+        return text.replace(INK, "#222222").replace(GRID, "#c8c8c8")
 
 
 def swatch(style: int) -> str:
@@ -136,6 +138,29 @@ def membership_figure(key: str, rounds: Sequence[int], labels: Mapping[str, Sequ
 
 
 # ---------------------------------------------------------------------- inside
+
+
+def _panel(
+    figure: Figure, lines: Sequence[Line], xlabel: str, ylabel: str, names: Sequence[str], percent: bool
+) -> Axes:
+    axes: Axes = figure.subplots()
+    for line in lines:
+        _draw(axes, line)
+    axes.set_xlabel(xlabel)
+    axes.set_ylabel(ylabel)
+    values = np.concatenate(
+        [np.asarray(line.y, dtype=float) + side * _around(line) for line in lines for side in (-1, 1)]
+    )
+    values = values[np.isfinite(values)]
+    if percent:
+        _percent_axis(axes, values)
+    elif values.size and values.min() > 0 and values.max() > 100 * values.min():
+        axes.set_yscale("log")
+    if names:
+        _name_axis(axes, names)
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=xlabel == "round"))
+    return axes
 
 
 @contextmanager

@@ -33,10 +33,6 @@ MEASURES = ("worst", "average", "worst client", "bottom decile")
 TEMPLATE = Path(__file__).parent / "templates" / "report.html"
 CLUSTER_FIGURES = 6
 
-# At least 3:1 against the page, told apart by people who see fewer colours; dashes and markers differ as well.
-LIGHT = ("#0072b2", "#d55e00", "#00805c", "#aa3377", "#8a6d00", "#332288", "#56707f", "#882255")
-DARK = ("#56b4e9", "#ff8a3d", "#2fc79a", "#ee8fc0", "#f0d442", "#b3a7ff", "#b0bec5", "#ff9d9d")
-
 HOW = (
     "Test accuracy in %. An environment's accuracy is the mean over clients; <em>worst</em> and <em>average</em> "
     "are over environments. A client's accuracy is the mean over its environments; <em>worst client</em> and "
@@ -471,10 +467,7 @@ def scenario_figures(key: str, shown: Sequence[Entry], selections: Sequence[str]
     names = _environments(shown)
     made = []
     for selection in selections:
-        lines = [
-            _line(style, range(len(names)), [entry.spread(selection, name) for name in names])
-            for style, entry in enumerate(shown)
-        ]
+        lines = [environment_line(style, entry, selection, names) for style, entry in enumerate(shown)]
         svg = figures.line_figure(f"{key}e{selection}", lines, "test environment", "accuracy (%)", names=names)
         made.append(Figure(f"Accuracy against test environment, {_titled(selection)}", svg))
     kinds = (
@@ -483,15 +476,14 @@ def scenario_figures(key: str, shown: Sequence[Entry], selections: Sequence[str]
         ("loss", "Test loss against rounds", "cross-entropy"),
     )
     for kind, caption, label in kinds:
-        curves = [_by_round(entry, kind) for entry in shown]
         factor = 1 if kind == "loss" else 100
-        lines = [_line(style, list(curve), list(curve.values()), factor) for style, curve in enumerate(curves)]
+        lines = [curve_line(style, round_means(entry, kind), factor) for style, entry in enumerate(shown)]
         svg = figures.line_figure(f"{key}r{kind}", lines, "round", label, percent=kind != "loss")
         made.append(Figure(caption, svg))
-    sent = [[found.mean for found in _by_round(entry, "sent").values() if found] for entry in shown]
+    sent = [[found.mean for found in round_means(entry, "sent").values() if found] for entry in shown]
     unit, unit_name = _unit(max((value for values in sent for value in values), default=0))
     lines = [
-        _line(style, [value / unit for value in sent[style]], list(_by_round(entry, "accuracy").values()))
+        _line(style, [value / unit for value in sent[style]], list(round_means(entry, "accuracy").values()))
         for style, entry in enumerate(shown)
     ]
     label = f"{unit_name} of the training exchanges so far, both ways"
@@ -525,6 +517,16 @@ def _line(style: int, x: Sequence[float], spreads: Sequence[Spread | None], fact
     )
 
 
+def environment_line(style: int, entry: Entry, selection: str, names: Sequence[str]) -> figures.Line:
+    """An entry's accuracy in each test environment."""
+    return _line(style, range(len(names)), [entry.spread(selection, name) for name in names])
+
+
+def curve_line(style: int, means: Mapping[int, Spread | None], factor: float = 100) -> figures.Line:
+    """A quantity against rounds."""
+    return _line(style, list(means), list(means.values()), factor)
+
+
 def _client_line(style: int, picked: Iterable[Selected]) -> figures.Line:
     accuracies = sorted(
         float(np.mean(list(own.values()))) for one in picked for own in one.clients.values() if own
@@ -533,7 +535,7 @@ def _client_line(style: int, picked: Iterable[Selected]) -> figures.Line:
     return figures.Line(style, shares, [100 * value for value in accuracies])
 
 
-def _by_round(entry: Entry, kind: str) -> dict[int, Spread | None]:
+def round_means(entry: Entry, kind: str) -> dict[int, Spread | None]:
     """One of a curve's quantities over the runs of an entry, by round."""
     found: dict[int, list[float]] = {}
     for run in entry.runs:
@@ -611,8 +613,8 @@ def to_html(found: Sequence[Entry], skipped: Sequence[str], selections: Sequence
         skipped_link='<a href="#skipped">Skipped</a>' if skipped else "",
         links="".join(f'<a href="#s{number}">{escape(name)}</a>' for number, name in enumerate(all_tables)),
         how=_how(selections),
-        colours="".join(f"--s{index}:{value};" for index, value in enumerate(LIGHT)),
-        dark_colours="".join(f"--s{index}:{value};" for index, value in enumerate(DARK)),
+        colours="".join(f"--s{index}:{value};" for index, value in enumerate(figures.LIGHT)),
+        dark_colours="".join(f"--s{index}:{value};" for index, value in enumerate(figures.DARK)),
         sections="\n".join(sections),
         runs=html_table(run_table(found)) + _configurations(found),
         skipped='<section id="skipped"><h2>Skipped</h2><ul>'

@@ -75,6 +75,8 @@ class Reproduction(_Part):
     """Run settings and hyper-parameters for every method that has them."""
     remarks: tuple[str, ...] = ()
     """What has to be known before the numbers are compared."""
+    drawn: tuple[str, ...] = ()
+    """Titles of the rows in the figures; none: the first that can be told apart."""
     quick: Quick
     rows: tuple[PaperRow, ...] = Field(min_length=1)
 
@@ -89,6 +91,9 @@ class Reproduction(_Part):
             if column not in known:
                 raise ValueError(unknown("column", column, known))
         titles = [row.title for row in self.rows]
+        for title in self.drawn:
+            if title not in titles:
+                raise ValueError(unknown("drawn row", title, titles))
         for row in self.rows:
             if titles.count(row.title) > 1:
                 raise ValueError(f"two rows have the title {row.title!r}")

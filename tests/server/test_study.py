@@ -33,6 +33,7 @@ from server.cli import app
 from server.compare import Entry, Plan, compare, entries_of, measures
 from server.constant import constant_predictor, constant_rows
 from server.folder import RunFolder
+from server.pictures import pictures
 from server.runs import Outcome, Selected, Standing, Summary, carry_out, look, older, run_all
 from server.summary import Evaluation
 from server.sweep import best, search_ranges, trial, trials
@@ -290,6 +291,19 @@ def test_again_runs_nothing_and_says_the_same(finished: tuple[comparing.Comparis
     assert times == {path: path.stat().st_mtime_ns for path in out.glob("*/summary.json")}
 
 
+def test_figures_of_a_comparison(finished: tuple[comparing.Comparison, Path]) -> None:
+    comparison, _ = finished
+    made = pictures(comparison)
+    assert set(made) == {"environments", "rounds"}
+    for svg in made.values():
+        assert all(f">{choice.label}</text>" in svg for choice in comparison.choices)
+    label = comparison.choices[0].label
+    fewer = pictures(comparison, [label])["rounds"]
+    assert f">{label}</text>" in fewer
+    assert f">{comparison.choices[1].label}</text>" not in fewer
+    assert pictures(comparison) == made
+
+
 def test_settings_reach_the_methods_that_have_them() -> None:
     entries = entries_of(["ditto", "fedavg"])
     both = Plan(entries, "toy", seeds=1, settings=("proximity=3", "momentum=0.5"))
@@ -470,6 +484,7 @@ remark = "another world"
         ('scenario = "toy"', 'scenario = "toi"', r"unknown scenario 'toi'; did you mean 'toy'\?"),
         ('"p=0.1"]', '"p=0.3"]', r"unknown column 'p=0.3'"),
         ("worst = 50.0, ", "", r"row 'FedAvg' must have a number for each of worst, p=0.1"),
+        ("[settings]", 'drawn = ["FedAgv"]\n[settings]', r"unknown drawn row 'FedAgv'; did you mean 'FedAvg'\?"),
         ('"Tomorrow"', '"FedAvg"', r"two rows have the title 'FedAvg'"),
         ('remark = "another world"', "", r"row 'Tomorrow' needs a remark"),
         ("[quick]", "[quick", r"is not valid TOML"),
