@@ -1,9 +1,9 @@
-"""The command line: `perennial run | resume | list | show | sweep | compare | reproduce | report`."""
+"""The command line: `perennial run | resume | list | show | sweep | compare | reproduce | report | certs | …`."""
 
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,7 +29,7 @@ from server.app import default_out
 from server.compare import Plan, compare, comparison_lines, comparison_tables, entries_of, trouble_lines
 from server.folder import RunFolder
 from server.local import LocalRuntime
-from server.remote import Connection, simulation
+from server.remote import Connection, deployment, simulation
 from server.reproduce import (
     load_reproduction,
     remark_lines,
@@ -54,7 +54,21 @@ err = Console(stderr=True)
 Json = Annotated[bool, typer.Option("--json", help="Print data as JSON.")]
 SuperLink = Annotated[
     str,
-    typer.Option("--superlink", help="Connection of the deployment runtime, a name in Flower's config.toml."),
+    typer.Option(
+        metavar="HOST:PORT",
+        envvar="PERENNIAL_SUPERLINK",
+        help="Control API of the deployment runtime's SuperLink, or its name in Flower's config.toml.",
+    ),
+]
+Ca = Annotated[
+    Path | None,
+    typer.Option(
+        "--ca", metavar="FILE", envvar="PERENNIAL_CA", help="Certificate of the SuperLink's CA, for TLS."
+    ),
+]
+Insecure = Annotated[
+    bool,
+    typer.Option("--insecure", envvar="PERENNIAL_INSECURE", help="Plaintext to another machine."),
 ]
 
 Rounds = Annotated[int | None, typer.Option(help=r"Communication rounds.  \[default: the scenario's]")]
@@ -137,6 +151,8 @@ def run(
         Tracker | None, typer.Option(help="Also write to a tracker on this machine; needs its extra.")
     ] = None,
     superlink: SuperLink = "deployment",
+    ca: Ca = None,
+    insecure: Insecure = False,
     as_json: Json = False,
 ) -> None:
     """Run a method on a scenario; ends in a table of accuracies."""
@@ -160,7 +176,7 @@ def run(
                 here.run(made, watch=watch)
         else:
             RunFolder(path).must_be_empty()
-            _run_on_flower(complete, path, superlink, as_json, track=track)
+            _run_on_flower(complete, path, deployment(superlink, ca, insecure), as_json, track=track)
         _show_run(path, as_json, oracle)
 
 
@@ -168,6 +184,8 @@ def run(
 def resume(
     folder: Annotated[Path, typer.Argument(help="Run folder with a checkpoint.")],
     superlink: SuperLink = "deployment",
+    ca: Ca = None,
+    insecure: Insecure = False,
     as_json: Json = False,
 ) -> None:
     """Continue a run from its last checkpoint, as if it had never stopped."""
@@ -185,7 +203,7 @@ def resume(
                 here.run(opened, checkpoint, watch)
         else:
             (folder / "error.txt").unlink(missing_ok=True)
-            _run_on_flower(config, folder, superlink, as_json, resume=True)
+            _run_on_flower(config, folder, deployment(superlink, ca, insecure), as_json, resume=True)
         _show_run(folder, as_json, oracle=False)
 
 
@@ -378,6 +396,51 @@ def report_runs(
             err.print(f"report: {file}", highlight=False, soft_wrap=True)
 
 
+@app.command("certs")
+def make_certs(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to make; nothing is overwritten.")],
+    sites: Annotated[int | None, typer.Option(min=0, help="How many: site-1, site-2, …")] = None,
+    names: Annotated[list[str] | None, typer.Option("--name", help="A site's name, in place of --sites.")] = None,
+    hosts: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--host",
+            metavar="NAME_OR_IP",
+            help="What sites dial, beside localhost, 127.0.0.1 and superlink. Repeatable.",
+        ),
+    ] = None,
+    days: Annotated[int, typer.Option(min=1, help="Validity of the server certificate.")] = 365,
+    add: Annotated[
+        bool,
+        typer.Option(
+            "--add", help="Add sites to DIR; and a server certificate, where the old one was taken away."
+        ),
+    ] = False,
+) -> None:
+    """Make a development CA, a server certificate and a key for each site."""
+    from server import certs
+
+    with sentences():
+        if (sites is None) == (not names):
+            raise UserError("say how many sites with --sites N, or name each with --name NAME, one of the two")
+        made = certs.make(folder, names or sites or 0, hosts or [], days, add)
+        out.print(certs.about(folder, made), markup=False, highlight=False, soft_wrap=True)
+
+
+@app.command("register")
+def register_sites(
+    keys: Annotated[list[Path], typer.Argument(metavar="KEY.pub...", help="Public keys, as `certs` makes them.")],
+    superlink: SuperLink = "deployment",
+    ca: Ca = None,
+    insecure: Insecure = False,
+) -> None:
+    """Let sites join a SuperLink that authenticates them, by their public keys."""
+    with sentences(), deployment(superlink, ca, insecure) as connection:
+        for key in keys:
+            node = connection.register(key)
+            out.print(f"{key.stem}: {f'node {node}' if node else 'registered already'}", highlight=False)
+
+
 # ---------------------------------------------------------------------- inside
 
 
@@ -476,7 +539,7 @@ def print_troubles(lines: Iterable[str]) -> None:
 def _run_on_flower(
     config: RunConfig,
     path: Path,
-    superlink: str,
+    deployed: AbstractContextManager[Connection],
     quiet: bool,
     resume: bool = False,
     track: Tracker | None = None,
@@ -484,10 +547,9 @@ def _run_on_flower(
     with ExitStack() as stack:
         watch = stack.enter_context(watching(config.rounds, quiet))
         watch = stack.enter_context(tracking(track, path, config, watch))
-        if config.runtime == "simulation":
-            connection = stack.enter_context(simulation(path / "flower"))
-        else:
-            connection = Connection(superlink, {})
+        connection = stack.enter_context(
+            simulation(path / "flower") if config.runtime == "simulation" else deployed
+        )
         for row in connection.execute(config, path, resume):
             if row["kind"] == "round":
                 watch(loop.Progress(row["round"], config.rounds, row["metrics"], row["left_out"]))

@@ -18,6 +18,7 @@ import tomli_w
 from common.config import RunConfig
 from common.data.datasets import resolve_root
 from common.errors import RunStopped, UserError
+from common.superlink import Address, must_answer, must_be_protected
 from server.folder import RunFolder
 
 APP = Path(__file__).parents[1]
@@ -104,6 +105,16 @@ class Connection:
             raise UserError(f"flwr run {self.name}: {reason}")
         return str(answer["run-id"])
 
+    def register(self, key: Path) -> str:
+        """Let the site with this public key in; its node id, or "" where it may already. Raises `UserError`."""
+        answer = self._flwr("supernode", "register", str(key), self.name)
+        if answer.get("success"):
+            return str(answer["node-id"])
+        reason = " ".join(str(answer.get("error-message", answer)).split())
+        if "already in use" in reason:
+            return ""
+        raise UserError(f"{key} was not registered: {reason}")
+
     def status(self, run_id: str) -> str:
         """Flower's word on a run, e.g. `running` or `finished:completed`."""
         answer = self._flwr("ls", self.name, "--run-id", run_id)
@@ -152,15 +163,36 @@ class Connection:
 
 
 @contextmanager
+def deployment(superlink: str, ca: Path | None = None, insecure: bool = False) -> Iterator[Connection]:
+    """A SuperLink by its Control API's `HOST:PORT`, or by its name in Flower's config.toml.
+
+    Raises `UserError` when it cannot be spoken to as asked.
+    """
+    if ":" not in superlink:
+        if ca or insecure:
+            raise UserError(f"--ca and --insecure go with --superlink HOST:PORT, and {superlink!r} is but a name")
+        yield Connection(superlink, {})
+        return
+    address = Address.parse(superlink)
+    must_be_protected(address, ca, insecure)
+    must_answer(address, ca)
+    protection = {"root-certificates": str(ca.resolve())} if ca else {"insecure": True}
+    with tempfile.TemporaryDirectory(prefix="perennial-") as home:
+        yield _connection(Path(home), {"address": str(address), **protection})
+
+
+def _connection(home: Path, settings: dict[str, Any]) -> Connection:
+    (home / "config.toml").write_text(tomli_w.dumps({"superlink": {"here": settings}}))
+    return Connection("here", {"FLWR_HOME": str(home)})
+
+
+@contextmanager
 def simulation(home: Path) -> Iterator[Connection]:
     """A SuperLink in simulation mode for the time of the block, with a Flower home of its own."""
     _warm_ray()
     port = free_port()
     home.mkdir(parents=True, exist_ok=True)
-    (home / "config.toml").write_text(
-        tomli_w.dumps({"superlink": {"here": {"address": f"127.0.0.1:{port}", "insecure": True}}})
-    )
-    connection = Connection("here", {"FLWR_HOME": str(home)})
+    connection = _connection(home, {"address": f"127.0.0.1:{port}", "insecure": True})
     command = [program("flower-superlink"), "--insecure", "--simulation"]
     command += [
         "--control-api-address",

@@ -1,0 +1,200 @@
+"""Keys and certificates of a deployment: a development CA, a server certificate, a key for each site."""
+
+import os
+import re
+import secrets
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from common.errors import UserError
+
+Key = ec.EllipticCurvePrivateKey
+
+HOSTS = ("localhost", "127.0.0.1", "superlink")
+"""Every server certificate holds these: the machine itself, and the SuperLink's name in the compose files."""
+CA_DAYS = 3650
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+HOST = re.compile(r"(?!-)[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
+
+
+def make(
+    folder: Path, sites: Sequence[str] | int, hosts: Sequence[str], days: int, add: bool = False
+) -> list[str]:
+    """Write all files of a deployment; or, to `add`, what is not there yet. Returns the sites' names.
+
+    A number of sites makes `site-1`, `site-2`, …, from the first that is free. No file is ever overwritten. Raises
+    `UserError`.
+    """
+    if add and not (folder / "ca.key").is_file():
+        raise UserError(f"{folder} has no ca.key, so there is nothing to add to; leave out --add")
+    if not add and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} is there already and is not overwritten; name another folder, or say --add")
+    names = _free_names(folder / "sites", sites) if isinstance(sites, int) else list(sites)
+    _check_names(names, folder / "sites")
+    entries = [_host(host) for host in dict.fromkeys((*HOSTS, *hosts))]
+
+    for place in (folder, folder / "sites"):
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        place.chmod(0o700)
+    if not add:
+        key = ec.generate_private_key(ec.SECP384R1())
+        _write(folder / "ca.key", _pem(key), 0o600)
+        _write(folder / "ca.crt", authority(key, CA_DAYS).public_bytes(Encoding.PEM))
+        _write(folder / "superexec.secret", secrets.token_urlsafe(48).encode(), 0o600)
+    if not (folder / "server.crt").exists():
+        ca, ca_key = _load_authority(folder)
+        key = ec.generate_private_key(ec.SECP384R1())
+        _write(folder / "server.key", _pem(key), 0o600)
+        _write(folder / "server.crt", server(ca, ca_key, key, entries, days).public_bytes(Encoding.PEM))
+    for name in names:
+        key = ec.generate_private_key(ec.SECP384R1())
+        ssh = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+        _write(folder / "sites" / name, ssh, 0o600)
+        public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+        _write(folder / "sites" / f"{name}.pub", public + b"\n")
+    return names
+
+
+def authority(key: Key, days: int) -> x509.Certificate:
+    """A self-signed CA that may sign servers, but no further CAs."""
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Perennial development CA")])
+    return (
+        _certificate(name, name, key.public_key(), days)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(key_cert_sign=True, crl_sign=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA384())
+    )
+
+
+def server(
+    ca: x509.Certificate, ca_key: Key, key: Key, hosts: Sequence[x509.GeneralName], days: int
+) -> x509.Certificate:
+    """A certificate for a server that is dialled under these names (its SANs)."""
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Perennial SuperLink")])
+    signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
+    return (
+        _certificate(name, ca.subject, key.public_key(), days)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(digital_signature=True), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.SubjectAlternativeName(hosts), critical=False)
+        .add_extension(signer, critical=False)
+        .sign(ca_key, hashes.SHA384())
+    )
+
+
+def about(folder: Path, names: Sequence[str]) -> str:
+    """What each file is for, and what to do next."""
+    certificate = x509.load_pem_x509_certificate((folder / "server.crt").read_bytes())
+    alternatives = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    hosts = ", ".join(str(entry.value) for entry in alternatives)
+    until = f"{certificate.not_valid_after_utc:%Y-%m-%d}"
+    first = names[0] if names else "SITE"
+    return f"""\
+{folder}/ca.crt            for every site and every command line (--ca); no secret
+{folder}/ca.key            signs server certificates; keep it away from servers and sites
+{folder}/server.crt, .key  for the SuperLink alone; valid until {until} for {hosts}
+{folder}/superexec.secret  for the SuperLink and its SuperExec alone
+{folder}/sites/NAME        for the site NAME alone (--key): {", ".join(names) or "none made"}
+{folder}/sites/NAME.pub    registered once at the SuperLink; no secret
+
+next, once the SuperLink runs:
+  perennial register {folder}/sites/*.pub --superlink HOST:9093 --ca {folder}/ca.crt
+and at each site:
+  perennial join --superlink HOST:9092 --ca ca.crt --key {first} --data PATH"""
+
+
+def _certificate(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
+) -> x509.CertificateBuilder:
+    now = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(hours=1))  # a site's clock may be behind
+        .not_valid_after(now + timedelta(days=days))
+    )
+
+
+def _usage(digital_signature: bool = False, key_cert_sign: bool = False, crl_sign: bool = False) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=digital_signature,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=key_cert_sign,
+        crl_sign=crl_sign,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _load_authority(folder: Path) -> tuple[x509.Certificate, Key]:
+    try:
+        ca = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
+        key = load_pem_private_key((folder / "ca.key").read_bytes(), None)
+    except (ValueError, TypeError):
+        raise UserError(f"{folder}/ca.crt and ca.key are not as `perennial certs` made them") from None
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    return ca, key
+
+
+def _free_names(folder: Path, count: int) -> list[str]:
+    numbers = [
+        int(found[1]) for path in folder.glob("site-*") if (found := re.fullmatch(r"site-(\d+)", path.name))
+    ]
+    first = max(numbers, default=0) + 1
+    return [f"site-{number}" for number in range(first, first + count)]
+
+
+def _check_names(names: Sequence[str], folder: Path) -> None:
+    for name in names:
+        if not NAME.fullmatch(name) or name.endswith(".pub"):
+            raise UserError(
+                f"--name {name!r} cannot be a file's name; use letters, digits, '.', '-' and '_', at most 64"
+            )
+        if names.count(name) > 1:
+            raise UserError(f"--name {name!r} is given twice; each site has a key of its own")
+        if (folder / name).exists() or (folder / f"{name}.pub").exists():
+            raise UserError(f"{folder / name} is there already and is not overwritten; use another --name")
+
+
+def _host(text: str) -> x509.GeneralName:
+    try:
+        address: IPv4Address | IPv6Address = ip_address(text)
+    except ValueError:
+        if not HOST.fullmatch(text):
+            raise UserError(
+                f"--host {text!r} is neither a host name nor an IP address; write e.g. superlink.example"
+            ) from None
+        return x509.DNSName(text)
+    return x509.IPAddress(address)
+
+
+def _pem(key: Key) -> bytes:
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def _write(path: Path, content: bytes, mode: int = 0o644) -> None:
+    # Never over another file, and never readable by others, not even for a moment.
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        file.write(content)

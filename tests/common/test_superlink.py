@@ -1,0 +1,104 @@
+"""Whether a SuperLink can be spoken to: each way in which it cannot has its sentence."""
+
+import socket
+from pathlib import Path
+
+import pytest
+from listening import listening
+
+from common.errors import UserError
+from common.superlink import Address, must_answer, must_be_protected
+from server.certs import make
+
+
+@pytest.fixture(scope="module")
+def certs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("certs")
+    make(folder / "ours", 0, [], days=1)
+    make(folder / "other", 0, [], days=1)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [("superlink:9093", "superlink", 9093), ("192.0.2.7:1", "192.0.2.7", 1), ("[::1]:65535", "::1", 65535)],
+)
+def test_addresses(text: str, host: str, port: int) -> None:
+    assert Address.parse(text) == Address(host, port)
+    assert str(Address(host, port)) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["superlink", ":9093", "superlink:", "superlink:0", "a:65536", "a:x", "http://a:1"]
+)
+def test_what_is_no_address(text: str) -> None:
+    with pytest.raises(UserError, match="HOST:PORT"):
+        Address.parse(text)
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.3.2.1", "::1"])
+def test_plaintext_may_be_had_unasked_within_this_machine(host: str) -> None:
+    must_be_protected(Address(host, 9093), None, insecure=False)
+
+
+@pytest.mark.parametrize("host", ["superlink", "192.0.2.7", "localhost.example", "::2"])
+def test_plaintext_to_another_machine_must_be_asked_for(host: str) -> None:
+    with pytest.raises(UserError, match=r"--ca FILE.*--insecure"):
+        must_be_protected(Address(host, 9093), None, insecure=False)
+    must_be_protected(Address(host, 9093), None, insecure=True)
+    must_be_protected(Address(host, 9093), Path("ca.crt"), insecure=False)
+
+
+def test_not_both() -> None:
+    with pytest.raises(UserError, match="leave out one"):
+        must_be_protected(Address("localhost", 9093), Path("ca.crt"), insecure=True)
+
+
+def test_what_is_as_it_should_be_passes(certs: Path) -> None:
+    with listening() as port:
+        must_answer(Address("127.0.0.1", port), None)
+    with listening(certs / "ours") as port:
+        must_answer(Address("127.0.0.1", port), certs / "ours" / "ca.crt")
+        must_answer(Address("localhost", port), certs / "ours" / "ca.crt")
+
+
+def test_nobody_listens() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound, but not listening
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError, match=rf"127.0.0.1:{port} cannot be reached: Connection refused"):
+            must_answer(Address("127.0.0.1", port), None)
+
+
+def test_a_host_that_does_not_exist() -> None:
+    with pytest.raises(UserError, match=r"nowhere.invalid:9093 cannot be reached"):
+        must_answer(Address("nowhere.invalid", 9093), None)
+
+
+def test_somebody_who_says_nothing() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(UserError, match="no answer"):
+        must_answer(Address("127.0.0.1", silent.getsockname()[1]), None, seconds=0.1)
+
+
+def test_wrong_ca_and_wrong_name(certs: Path) -> None:
+    with listening(certs / "ours") as port, pytest.raises(UserError, match=r"other/ca.crt does not vouch for: "):
+        must_answer(Address("127.0.0.1", port), certs / "other" / "ca.crt")
+    with (
+        listening(certs / "ours", "127.0.0.2") as port,
+        pytest.raises(UserError, match=r"for: IP address mismatch"),
+    ):
+        must_answer(Address("127.0.0.2", port), certs / "ours" / "ca.crt")
+
+
+def test_plaintext_against_tls_and_tls_against_plaintext(certs: Path) -> None:
+    with listening(certs / "ours") as port, pytest.raises(UserError, match="give its CA with --ca"):
+        must_answer(Address("127.0.0.1", port), None)
+    with listening() as port, pytest.raises(UserError, match="does not speak TLS"):
+        must_answer(Address("127.0.0.1", port), certs / "ours" / "ca.crt")
+
+
+def test_a_ca_that_is_none(certs: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"nowhere.crt: No such file"):
+        must_answer(Address("127.0.0.1", 1), tmp_path / "nowhere.crt")
+    with pytest.raises(UserError, match=r"superexec.secret is no certificate"):
+        must_answer(Address("127.0.0.1", 1), certs / "ours" / "superexec.secret")
