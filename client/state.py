@@ -1,10 +1,13 @@
-"""What a client keeps between rounds, in the versions that a resumed run may ask for.
+"""What a client keeps between rounds, in the versions that a resumed run or a repeated message may ask for.
 
-A version is what the client kept after a round in which it trained. The server says with every message which
+A version is what the client kept after a message that changed it. The server says with every message which
 checkpoints it still holds (`kept`) and at which rounds the run was resumed (`resumed`, in order). From that a
-client knows which version is current, and which ones nobody can ask for any more.
+client knows which version is current, and which ones nobody can ask for any more. A version also says which
+message made it: should the process die before the reply is sent, the same message comes again, and starts from
+the version before.
 """
 
+import hashlib
 import re
 import shutil
 from collections.abc import Iterator, MutableMapping, Sequence
@@ -24,11 +27,21 @@ Kept = dict[str, Tensors]
 
 @dataclass(frozen=True)
 class Version:
-    """A client's kept tensors after `round`, in the run's `attempt` (the number of resumes before it)."""
+    """A client's kept tensors after `round`, in the run's `attempt` (the number of resumes before it).
+
+    `part` numbers the versions of one round from 0. `message` is `digest` of the id of the message that made it.
+    """
 
     round: int
     attempt: int
     kept: Kept
+    part: int = 0
+    message: str = ""
+
+
+def digest(message_id: str) -> str:
+    """A message's id as a file name may hold it; empty in the local runtime, whose messages have no id."""
+    return hashlib.sha256(message_id.encode()).hexdigest()[:16] if message_id else ""
 
 
 def valid(versions: Sequence[Version], resumed: Sequence[int]) -> list[Version]:
@@ -38,28 +51,46 @@ def valid(versions: Sequence[Version], resumed: Sequence[int]) -> list[Version]:
     """
     return sorted(
         (v for v in versions if all(v.round <= start for start in resumed[v.attempt :])),
-        key=lambda version: version.round,
+        key=lambda version: (version.round, version.part),
     )
 
 
+def before_message(versions: Sequence[Version], message: str) -> Sequence[Version]:
+    """Of valid versions, oldest first: those that were there when this message came for the first time."""
+    again = message and versions and versions[-1].message == message
+    return versions[:-1] if again else versions
+
+
 def needed(versions: Sequence[Version], checkpoints: Sequence[int]) -> list[Version]:
-    """Of valid versions, oldest first: the newest, and the newest not after each checkpoint still held."""
+    """Of valid versions, oldest first: the newest, the one before it, the newest not after each checkpoint held.
+
+    The one before the newest is for the newest's message, should it come again; without an id, it cannot.
+    """
     return [
         version
         for version, following in zip_longest(versions, versions[1:])
-        if following is None or any(version.round <= c < following.round for c in checkpoints)
+        if following is None
+        or (following is versions[-1] and following.message)
+        or any(version.round <= c < following.round for c in checkpoints)
     ]
 
 
 class FileStates(MutableMapping[str, list[Version]]):
-    """Versions on disk, one safetensors file each: `FOLDER/RUN/CLIENT/round-7.0.safetensors` (round, attempt)."""
+    """Versions on disk, one safetensors file each: `FOLDER/RUN/CLIENT/round-7.0.1-0123456789abcdef.safetensors`.
+
+    The numbers are round, attempt and part, then comes the message; no part is part 0.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def __getitem__(self, place: str) -> list[Version]:
-        files = [(path, _numbers(path.name)) for path in sorted((self.folder / place).glob("round-*"))]
-        versions = [Version(*numbers, _load(path)) for path, numbers in files if numbers]
+        files = [(path, _NAME.fullmatch(path.name)) for path in sorted((self.folder / place).glob("round-*"))]
+        versions = [
+            Version(int(name[1]), int(name[2]), _load(path), int(name[3] or 0), name[4] or "")
+            for path, name in files
+            if name
+        ]
         if not versions:
             raise KeyError(place)
         return versions
@@ -67,7 +98,7 @@ class FileStates(MutableMapping[str, list[Version]]):
     def __setitem__(self, place: str, versions: list[Version]) -> None:
         folder = self.folder / place
         folder.mkdir(parents=True, exist_ok=True)
-        names = {f"round-{v.round}.{v.attempt}.safetensors": v for v in versions}
+        names = {_name(version): version for version in versions}
         for name, version in names.items():
             if version is versions[-1] or not (folder / name).exists():
                 save_records(folder / name, version.kept)
@@ -81,16 +112,19 @@ class FileStates(MutableMapping[str, list[Version]]):
         shutil.rmtree(self.folder / place)
 
     def __iter__(self) -> Iterator[str]:
-        folders = {path.parent for path in self.folder.glob("*/*/round-*") if _numbers(path.name)}
+        folders = {path.parent for path in self.folder.glob("*/*/round-*") if _NAME.fullmatch(path.name)}
         return iter(sorted(folder.relative_to(self.folder).as_posix() for folder in folders))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
 
-def _numbers(name: str) -> tuple[int, int] | None:
-    match = re.fullmatch(r"round-(\d+)\.(\d+)\.safetensors", name)
-    return (int(match[1]), int(match[2])) if match else None
+_NAME = re.compile(r"round-(\d+)\.(\d+)(?:\.(\d+))?(?:-([0-9a-f]{16}))?\.safetensors")
+
+
+def _name(version: Version) -> str:
+    part, message = f".{version.part}" * (version.part > 0), f"-{version.message}" * bool(version.message)
+    return f"round-{version.round}.{version.attempt}{part}{message}.safetensors"
 
 
 def _load(path: Path) -> Kept:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import client.host
 from client.host import Host
-from client.state import FileStates, Version, needed, valid
+from client.state import FileStates, Version, before_message, digest, needed, valid
 from client.trainer import Client, Received, Reply, Site
 from common.config import load_config
 from common.errors import UserError
@@ -34,10 +34,12 @@ class Diary(Client[Any]):
         return Reply(metrics={"rounds": self.kept["personal"]["rounds"].int().tolist()})
 
 
-def ask(host: Host, action: str, round_: int, kept: list[int], resumed: list[int]) -> list[int]:
+def ask(host: Host, action: str, round_: int, kept: list[int], resumed: list[int], id_: str = "") -> list[int]:
     """The rounds that the client had kept when it got this message."""
     config = ConfigRecord({TASK: TASK_TEXT, RUN: "run-1", ROUND: round_, KEPT: kept, RESUMED: resumed})
-    reply = host.handle(Message(RecordDict({CONFIG: config}), 1, action), 0)
+    message = Message(RecordDict({CONFIG: config}), 1, action)
+    message.metadata.__dict__["_message_id"] = id_  # as Flower's SuperNode does
+    reply = host.handle(message, 0)
     rounds = reply.content.metric_records[METRICS]["rounds"]
     assert isinstance(rounds, list)
     return [int(number) for number in rounds]
@@ -99,6 +101,49 @@ def test_a_resumed_run_reads_what_the_unbroken_run_would_have(
             assert len(states.get(PLACE, [])) <= 4
 
 
+# Of each message: if it begins a round or is another exchange of the same, its action, how often it comes.
+deliveries = st.lists(
+    st.tuples(st.booleans(), st.sampled_from(["train", "train", "evaluate"]), st.integers(1, 3)), max_size=12
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(deliveries, st.integers(1, 3), st.integers(0, 12))
+def test_a_message_that_comes_again_starts_from_the_state_before_it(
+    deliveries: list[tuple[bool, str, int]], every: int, crash: int
+) -> None:
+    """Rounds of several exchanges, messages delivered up to three times, one resume, against once each."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        states: dict[str, list[Version]] = {}
+        host, number, trained = diary_host(states, monkeypatch), 1, list[int]()
+        held: list[int] = []
+        resumed: list[int] = []
+        for index, (new_round, action, times) in enumerate(deliveries):
+            if new_round and number % every == 0:
+                held = [*held, number][-2:]
+            number += new_round
+            if index == crash and held:
+                resumed.append(held[-1])
+                number = held[-1] + 1
+                trained = [r for r in trained if r < number]
+            for _ in range(times):
+                assert ask(host, action, number, held, resumed, f"message {index}") == trained
+            trained += [number] * (action == "train")
+            # One for each checkpoint, the newest, and the one before it.
+            assert len(states.get(PLACE, [])) <= len(held) + 2
+        assert ask(host, "evaluate", number, held, resumed, "the last") == trained
+
+
+def test_before_message_by_hand() -> None:
+    one, two = Version(1, 0, {}, 0, digest("a")), Version(1, 0, {}, 1, digest("b"))
+    assert before_message([one, two], digest("b")) == [one]
+    assert before_message([one, two], digest("a")) == [one, two]
+    assert before_message([], digest("a")) == []
+    nameless = Version(1, 0, {})
+    assert digest("") == nameless.message
+    assert before_message([nameless], digest("")) == [nameless]
+
+
 histories = st.lists(st.integers(1, 30), unique=True, max_size=8).map(
     lambda rounds: [Version(r, 0, {}) for r in sorted(rounds)]
 )
@@ -111,11 +156,20 @@ def test_needed_is_what_some_future_reads_and_no_more(versions: list[Version], c
     assert needed(versions, checkpoints) == [v for v in versions if [v] in read]
 
 
+def test_the_version_before_is_kept_only_where_a_message_can_come_again() -> None:
+    history = [Version(1, 0, {}, 0, "a"), Version(2, 0, {}, 0, "b"), Version(2, 0, {}, 1, "c")]
+    assert needed(history, []) == history[1:]
+    assert needed(history, [1]) == history
+    assert needed([*history[:2], Version(2, 0, {}, 1)], []) == [Version(2, 0, {}, 1)]
+
+
 def test_valid_by_hand() -> None:
     """Resumed after 4, then after 4 again, then after 6."""
     versions = [Version(r, a, {}) for r, a in [(5, 1), (3, 0), (6, 2), (4, 0), (5, 0), (7, 2), (7, 3)]]
     assert [(v.round, v.attempt) for v in valid(versions, [4, 4, 6])] == [(3, 0), (4, 0), (6, 2), (7, 3)]
     assert [(v.round, v.attempt) for v in valid(versions[1:2], [])] == [(3, 0)]
+    parts = [Version(2, 0, {}, 0), Version(1, 0, {}, 1), Version(1, 0, {}, 0)]
+    assert [(v.round, v.part) for v in valid(parts, [])] == [(1, 0), (1, 1), (2, 0)]
 
 
 # ---------------------------------------------------------------------- on disk
@@ -146,6 +200,46 @@ def test_the_newest_version_is_replaced_and_stale_ones_are_removed(tmp_path: Pat
     assert names(tmp_path) == ["round-2.0.safetensors", "round-3.0.safetensors"]
     states[PLACE] = [version(2), version(3, 0.5)]  # a second exchange of the same round
     assert states[PLACE][-1].kept["personal"]["w"].tolist() == [3.5, 3.5]
+
+
+def test_part_and_message_are_in_the_file_s_name(tmp_path: Path) -> None:
+    written = [
+        Version(3, 0, {}),
+        Version(3, 0, {}, 1),
+        Version(3, 1, {}, 11, digest("../../a")),
+        Version(4, 1, {}, 0, "f" * 16),
+    ]
+    FileStates(tmp_path)[PLACE] = written
+    assert valid(FileStates(tmp_path)[PLACE], [3]) == written
+    assert [name.partition(".safetensors")[0] for name in names(tmp_path)] == [
+        "round-3.0.1", "round-3.0", f"round-3.1.11-{digest('../../a')}", f"round-4.1-{'f' * 16}",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("moment", ["common.files.sync", "pathlib.Path.unlink"])
+def test_killed_while_it_stored_and_asked_again(
+    moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the new file is in its place, or after; in both cases nobody saw a reply."""
+
+    class Crash(BaseException):
+        pass
+
+    def crash(*_: object, **__: object) -> None:
+        raise Crash
+
+    host = diary_host(FileStates(tmp_path), monkeypatch)
+    for number in (1, 2, 3):
+        ask(host, "train", number, [], [], f"message {number}")
+    with monkeypatch.context() as patch:
+        patch.setattr(moment, crash)
+        with pytest.raises(Crash):
+            ask(host, "train", 4, [], [], "message 4")
+    assert ask(host, "train", 4, [], [], "message 4") == [1, 2, 3]
+    assert ask(host, "train", 4, [], [], "another exchange") == [1, 2, 3, 4]
+    assert ask(host, "train", 4, [], [], "another exchange") == [1, 2, 3, 4]
+    assert ask(host, "evaluate", 4, [], [], "message 6") == [1, 2, 3, 4, 4]
+    assert len(names(tmp_path)) == 2
 
 
 def test_places_come_and_go_as_in_a_dict(tmp_path: Path) -> None:
