@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from deployment import Deployment, deployment
 from safetensors.torch import load_file
 
 from common.config import RunConfig, load_config
+from server.deployment import Deployment, deployment
 from server.folder import RunFolder
 from server.local import LocalRuntime
 from server.remote import Connection, simulation
