@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
-from client.state import Kept, Version, before_message, digest, needed, valid
+from client.snapshot import Snapshot
+from client.state import FileStates, Kept, Version, needed, valid
 from client.trainer import Client, Received, Reply, Site
 from common.config import Task, parse_task
+from common.data.examples import ClientData
 from common.errors import UserError
 from common.models import Tensors, network
 from common.modules import defined_in
@@ -37,6 +39,11 @@ def client_class(module: str) -> type[Client[Any]]:
     """The client half of a method: the one `Client` subclass that its file defines."""
     found: type[Client[Any]] = defined_in(f"client.methods.{module}", Client)
     return found
+
+
+def client_half(task: Task, site: Site, kept: Kept) -> Client[Any]:
+    """The client half of a task's method, at a site that keeps this."""
+    return client_class(task.method.module())(site, task.method, dict(kept))
 
 
 def pick_device(wish: str) -> torch.device:
@@ -67,17 +74,20 @@ class Host:
     def site(self, text: str, task: Task, number: int) -> Site:
         """Client number `number` of the task, its data loaded once per process. Raises `UserError`."""
         if (text, number) not in self._sites:
-            ids = task.scenario.client_ids
-            if not 0 <= number < len(ids):
-                raise UserError(
-                    f"partition-id {number} is not possible; the scenario has clients 0 to {len(ids) - 1}"
-                )
-            data = task.scenario.client_data(number, task.seed, self.data_root).to(self.device)
-            if not len(data.train):
-                raise UserError(f"{ids[number]} has no training samples")
+            data = self.data(task, number)
             net = network(task.model, task.scenario.input_shape, task.scenario.classes, self.device)
-            self._sites[text, number] = Site(ids[number], data, net, task.seed)
+            self._sites[text, number] = Site(task.scenario.client_ids[number], data, net, task.seed)
         return self._sites[text, number]
+
+    def data(self, task: Task, number: int) -> ClientData:
+        """The data of client number `number`, on the host's device. Raises `UserError`."""
+        ids = task.scenario.client_ids
+        if not 0 <= number < len(ids):
+            raise UserError(f"partition-id {number} is not possible; the scenario has clients 0 to {len(ids) - 1}")
+        data = task.scenario.client_data(number, task.seed, self.data_root).to(self.device)
+        if not len(data.train):
+            raise UserError(f"{ids[number]} has no training samples")
+        return data
 
     def handle(self, message: Message, number: int) -> Message:
         """Answer a message as client number `number`."""
@@ -105,20 +115,20 @@ class Host:
         )
         resumed: list[int] = list(config[RESUMED])  # type: ignore[arg-type]
         place = f"{config[RUN]!s}/{site.client}"
-        made_by = digest(message.metadata.message_id)
-        versions = before_message(valid(self.states.get(place, []), resumed), made_by)
+        versions = valid(self.states.get(place, []), resumed)
         before: Kept = (
             {name: self._here(tensors) for name, tensors in versions[-1].kept.items()} if versions else {}
         )
-        client = client_class(task.method.module())(site, task.method, dict(before))
+        client = client_half(task, site, before)
         reply = client.answer(action, received)
         after = client.kept
         if after.keys() != before.keys() or any(after[name] is not before[name] for name in after):
-            older = [version for version in versions if version.round <= received.round]
-            part = older[-1].part + 1 if older and older[-1].round == received.round else 0
-            newest = Version(received.round, len(resumed), after, part, made_by)
+            older = [version for version in versions if version.round < received.round]
             checkpoints: list[int] = list(config[KEPT])  # type: ignore[arg-type]
-            self.states[place] = needed([*older, newest], checkpoints)
+            self.states[place] = needed([*older, Version(received.round, len(resumed), after)], checkpoints)
+        if action == "evaluate" and isinstance(self.states, FileStates):
+            snapshot = Snapshot(str(config[TASK]), site.client, self.data_root, received, after)
+            snapshot.save(self.states.folder / place)
         return reply
 
     def _here(self, tensors: Tensors) -> Tensors:

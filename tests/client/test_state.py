@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import client.host
 from client.host import Host
+from client.snapshot import FILE
 from client.state import FileStates, Version, before_message, digest, needed, valid
 from client.trainer import Client, Received, Reply, Site
 from common.config import load_config
@@ -180,7 +181,8 @@ def version(round_: int, value: float = 0.0, attempt: int = 0) -> Version:
 
 
 def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.rglob("*") if path.is_file())
+    """Of all files but the snapshot that an evaluation leaves."""
+    return sorted(path.name for path in folder.rglob("*") if path.is_file() and path.name != FILE)
 
 
 def test_what_was_written_is_read_by_another_process(tmp_path: Path) -> None:
