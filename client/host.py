@@ -10,7 +10,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from client.snapshot import Snapshot
-from client.state import FileStates, Kept, Version, needed, valid
+from client.state import FileStates, Kept, Version, before_message, digest, needed, valid
 from client.trainer import Client, Received, Reply, Site
 from common.config import Task, parse_task
 from common.data.examples import ClientData
@@ -115,7 +115,8 @@ class Host:
         )
         resumed: list[int] = list(config[RESUMED])  # type: ignore[arg-type]
         place = f"{config[RUN]!s}/{site.client}"
-        versions = valid(self.states.get(place, []), resumed)
+        made_by = digest(message.metadata.message_id)
+        versions = before_message(valid(self.states.get(place, []), resumed), made_by)
         before: Kept = (
             {name: self._here(tensors) for name, tensors in versions[-1].kept.items()} if versions else {}
         )
@@ -123,9 +124,11 @@ class Host:
         reply = client.answer(action, received)
         after = client.kept
         if after.keys() != before.keys() or any(after[name] is not before[name] for name in after):
-            older = [version for version in versions if version.round < received.round]
+            older = [version for version in versions if version.round <= received.round]
+            part = older[-1].part + 1 if older and older[-1].round == received.round else 0
+            newest = Version(received.round, len(resumed), after, part, made_by)
             checkpoints: list[int] = list(config[KEPT])  # type: ignore[arg-type]
-            self.states[place] = needed([*older, Version(received.round, len(resumed), after)], checkpoints)
+            self.states[place] = needed([*older, newest], checkpoints)
         if action == "evaluate" and isinstance(self.states, FileStates):
             snapshot = Snapshot(str(config[TASK]), site.client, self.data_root, received, after)
             snapshot.save(self.states.folder / place)
