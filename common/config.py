@@ -65,6 +65,9 @@ class RunConfig(Task):
     quorum: float = knob(0.5, "fraction of those asked that must answer an exchange, or the run stops", ge=0, le=1)
     deadline: float = knob(600.0, "seconds after which an exchange goes on without the missing clients", gt=0)
     wait: float = knob(120.0, "seconds to wait for the scenario's clients when a run starts", gt=0)
+    largest: float = knob(1e9, "largest absolute value accepted in a reply's tensors", gt=0)
+    most_examples: int = knob(10_000_000, "most training samples that a client may say it has", ge=1)
+    nodes: dict[str, int] = knob({}, "which node alone may be a client: Flower's node ids by client id")
     runtime: Literal["local", "simulation", "deployment"] = knob("local", "where the clients run")
     device: str = knob("auto", 'where tensors live: "auto", "cpu", "cuda" or "cuda:N"')
     data_root: str = knob("", "folder of the raw data sets; empty: PERENNIAL_DATA")
@@ -117,6 +120,9 @@ def load_config(
     config = _checked(RunConfig, values)
     if misfit := config.method.misfit(config.scenario):
         raise UserError(f"method.{misfit}")
+    for client in config.nodes:
+        if client not in config.scenario.client_ids:
+            raise UserError(f"nodes: {unknown('client', client, config.scenario.client_ids)}")
     return config
 
 

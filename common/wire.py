@@ -34,6 +34,10 @@ ROUND = "round"
 KEPT = "kept"
 RESUMED = "resumed"
 
+# Keys of the settings in the answer to a `query`: which client this is, and why it cannot take part.
+CLIENT = "client"
+REFUSED = "refused"
+
 # Key of a reply's metrics: Flower's own name for the sample count.
 NUM_EXAMPLES = "num-examples"
 

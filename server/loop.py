@@ -1,7 +1,7 @@
 """The round loop: train, log, evaluate, checkpoint. The same on every runtime."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,7 @@ def run_rounds(
         new_arrays, metrics = strategy.aggregate_train(number, replies)
         arrays = arrays if new_arrays is None else new_arrays
         trained = _numbers(metrics)
-        rows = [_round_row(number, strategy.exchanges, trained), *strategy.notes]
+        rows = [_round_row(number, strategy, trained), *strategy.notes]
         last = number == config.rounds
         if last or number % config.evaluate_every == 0:
             evaluated, exchange = _evaluate(strategy, number, arrays, grid, config)
@@ -116,7 +116,7 @@ def await_clients(strategy: MethodStrategy[Any], grid: Grid, config: RunConfig) 
             break
         time.sleep(min(1.0, max(0.0, end - time.monotonic())))
     if len(strategy.roster) < max(1, round(config.quorum * wanted, 9)):
-        reasons = [reason for exchange in strategy.exchanges for reason in exchange.left_out.values()]
+        reasons = [f"{name}: {reason}" for name, reason in strategy.refused.items()]
         raise RunStopped(
             f"only {len(strategy.roster)} of {wanted} clients were there after wait={config.wait:g} seconds, and "
             f"quorum={config.quorum:g} of them is needed" + (f" ({reasons[-1]})" if reasons else "")
@@ -136,9 +136,10 @@ def _numbers(metrics: MetricRecord | None) -> dict[str, float]:
     return {name: float(value) for name, value in (metrics or {}).items() if not isinstance(value, list)}
 
 
-def _round_row(number: int, exchanges: Iterable[Exchange], trained: dict[str, float]) -> dict[str, Any]:
-    work = [exchange for exchange in exchanges if exchange.action != "query"]
-    return {**_exchange_row("round", number, work), "metrics": trained}
+def _round_row(number: int, strategy: MethodStrategy[Any], trained: dict[str, float]) -> dict[str, Any]:
+    work = [exchange for exchange in strategy.exchanges if exchange.action != "query"]
+    row = _exchange_row("round", number, work)
+    return {**row, "left_out": {**strategy.refused, **row["left_out"]}, "metrics": trained}
 
 
 def _exchange_row(kind: str, number: int, exchanges: list[Exchange]) -> dict[str, Any]:

@@ -12,9 +12,10 @@ from common.methods.base import Method
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("client", "common", "server", "strategies")
-NO_NUMBER = {"runtime", "device", "data_root", "deadline", "wait", "checkpoint_every"}
+NO_NUMBER = {"runtime", "device", "data_root", "deadline", "wait", "nodes", "checkpoint_every"}
 """Settings of a run that say where and how patiently it runs. `evaluate_every` is none of them: it decides
-between which rounds `validation` chooses; nor is `quorum`: it decides which runs stop."""
+between which rounds `validation` chooses; nor are `quorum`, `largest` and `most_examples`: they decide which runs
+stop, and on which replies a model rests."""
 
 
 def run_name(config: RunConfig) -> str:

@@ -22,11 +22,13 @@ from common.models import Tensors
 from common.ranking import BATCH, COLUMNS, Ranking, from_columns
 from common.seeding import numpy_generator
 from common.wire import (
+    CLIENT,
     CONFIG,
     KEPT,
     METRICS,
     MODEL,
     NUM_EXAMPLES,
+    REFUSED,
     RESUMED,
     ROUND,
     RUN,
@@ -68,6 +70,15 @@ class Reply:
         return count
 
 
+@dataclass(frozen=True)
+class Claim:
+    """What a node says of itself: which client it is, why it cannot take part, its training samples."""
+
+    client: str
+    refusal: str = ""
+    examples: int = 0
+
+
 @dataclass
 class Traffic:
     """Bytes of tensor values that went to and came from clients."""
@@ -100,6 +111,8 @@ class MethodStrategy(Strategy, Generic[H]):
         self.hparams: H = run.method  # type: ignore[assignment]
         self.roster: dict[str, int] = {}
         """Node id by client id, in the order of client ids."""
+        self.refused: dict[str, str] = {}
+        """Why nodes that are there take no part, by client id or as `node 123`."""
         self.kept_checkpoints: list[int] = []
         self.resumed: list[int] = []
         self.exchanges: list[Exchange] = []
@@ -109,8 +122,10 @@ class MethodStrategy(Strategy, Generic[H]):
         self.evaluation: list[dict[str, Any]] = []
         """Rows of the latest evaluation, one per client, model and split."""
         self._task = run.task()
-        self._answered: dict[int, str] = {}
-        self._refused: set[int] = set()
+        self._claims: dict[int, Claim] = {}
+        """What the nodes that are there say of themselves, by node id; nothing, if they did not answer."""
+        self._holders: dict[str, list[int]] = {}
+        """Nodes that have been a client in this run, the first one first, by client id."""
 
     # ------------------------------------------------------------------ what a method says about itself
 
@@ -145,12 +160,20 @@ class MethodStrategy(Strategy, Generic[H]):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """The mean of the clients' models, weighted by `weight` (McMahan et al. 2017)."""
+        """The mean of the clients' models."""
+        mean, metrics = self.mean(server_round, replies)
+        return to_record(mean) if mean else None, metrics
+
+    def mean(self, server_round: int, replies: Iterable[Message]) -> tuple[Tensors, MetricRecord]:
+        """The mean of the clients' models, weighted by `weight` (McMahan et al. 2017), and of their metrics.
+
+        No tensors if nobody answered.
+        """
         mean, metrics = StreamingMean(), MetricMeans()
         for reply in self.accepted(replies):
             mean.add(reply[MODEL], self.weight(reply))
             metrics.add(reply)
-        return to_record(mean.result()) if mean.weight else None, metrics.result()
+        return mean.result() if mean.weight else {}, metrics.result()
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -199,23 +222,53 @@ class MethodStrategy(Strategy, Generic[H]):
     # ------------------------------------------------------------------ the toolbox
 
     def enrol(self, grid: Grid) -> None:
-        """Learn the client id of every node that has not been asked yet; forget nodes that are gone."""
+        """Ask every node that has not been asked yet which client it is; forget nodes that are gone.
+
+        Of several nodes that say they are the same client, the one that was it first in this run is. When none
+        was, none is until only one is left. Where the setting `nodes` names a client's node, no other can be it.
+        """
         present = set(grid.get_node_ids())
-        self._answered = {node: client for node, client in self._answered.items() if node in present}
-        self._refused &= present
-        strangers = sorted(present - self._answered.keys() - self._refused)
-        if strangers:
+        self._claims = {node: claim for node, claim in self._claims.items() if node in present}
+        if strangers := sorted(present - self._claims.keys()):
             names = {f"node {node}": node for node in strangers}
             clients = {node: name for name, node in names.items()}
             messages = self._requests(0, clients, "query", lambda _: {}, lambda _: {}, {})
             for reply in self.accepted(self._send(grid, messages), quorum=0.0):
-                self._answered[names[reply.client]] = str(reply.settings.get("client", ""))
-            # A node that did not answer is asked again once it has been away.
-            self._refused |= set(strangers) - self._answered.keys()
-        self.roster = {}
-        for node, client in sorted(self._answered.items(), key=lambda item: (item[1], item[0])):
-            if client in self.run.scenario.client_ids and client not in self.roster:
-                self.roster[client] = node
+                client, refusal = (str(reply.settings.get(key, "")) for key in (CLIENT, REFUSED))
+                count = reply.num_examples if NUM_EXAMPLES in reply.metrics else 0
+                self._claims[names[reply.client]] = Claim(client, refusal, count)
+            for name, reason in self.exchanges[-1].left_out.items():
+                self._claims[names[name]] = Claim("", reason)
+        self._seat()
+
+    def _seat(self) -> None:
+        """Who is which client, into `roster` and `refused`."""
+        claimants: dict[str, list[int]] = {}
+        self.roster, self.refused = {}, {}
+        for node, claim in sorted(self._claims.items()):
+            owner = self.run.nodes.get(claim.client, node)
+            if claim.client not in self.run.scenario.client_ids:
+                reason = claim.refusal or f"says that it is {claim.client!r}, which is none of this run's clients"
+                self.refused[f"node {node}"] = str(Rejected(reason))
+            elif node != owner:
+                self.refused[f"node {node}"] = f"says that it is {claim.client}, which only node {owner} may be"
+            else:
+                claimants.setdefault(claim.client, []).append(node)
+        for client, nodes in sorted(claimants.items()):
+            able = [node for node in nodes if not self._claims[node].refusal]
+            holders = self._holders.setdefault(client, [])
+            if len(able) == 1 and able[0] not in holders:
+                holders += able
+            holder = next((node for node in holders if node in able), None)
+            if holder is not None:
+                self.roster[client] = holder
+                others = [f"node {node}" for node in able if node != holder]
+                self.refused |= dict.fromkeys(others, f"says that it is {client}, which node {holder} is")
+            elif able:
+                who = " and ".join(f"node {node}" for node in able)
+                self.refused[client] = f"{who} say that they are {client}; the setting nodes can tell which one is"
+            else:
+                self.refused[client] = str(Rejected(self._claims[nodes[0]].refusal))
 
     def sample(self, server_round: int, grid: Grid) -> list[str]:
         """The round's cohort: `participation` of the scenario's clients, drawn from (seed, round).
@@ -251,7 +304,8 @@ class MethodStrategy(Strategy, Generic[H]):
         messages = self._requests(server_round, connected, action, per_client, expected, settings or {})
         exchange = self.exchanges[-1]
         exchange.optional = optional or {}
-        exchange.left_out |= {client: "is not connected" for client in cohort if client not in self.roster}
+        absent = [client for client in cohort if client not in self.roster]
+        exchange.left_out |= {client: self.refused.get(client, "is not connected") for client in absent}
         return messages
 
     def exchange(
@@ -299,7 +353,7 @@ class MethodStrategy(Strategy, Generic[H]):
             if client is None:
                 continue  # the SuperLink's word on a lost node: that client is named below
             try:
-                reply = _screened(client, message, exchange)
+                reply = self._screened(client, message, exchange)
                 check(reply)
             except Rejected as reason:
                 exchange.left_out[client] = str(reason)
@@ -315,6 +369,25 @@ class MethodStrategy(Strategy, Generic[H]):
                 f"round {exchange.round}: only {used} of {asked} clients gave a usable answer to "
                 f"{exchange.action!r}, and quorum={quorum} asks for {need} ({reasons})"
             )
+
+    def _screened(self, client: str, message: Message, exchange: Exchange) -> Reply:
+        if message.has_error():
+            raise Rejected(_error_text(message))
+        given = records(message.content, ArrayRecord)
+        optional = {name: like for name, like in exchange.optional.items() if name in given}
+        expect = {**exchange.expect(client), **optional}
+        if extra := message.content.keys() - {*expect, METRICS, CONFIG}:
+            raise Rejected(f"unexpected record {sorted(extra)[0]!r}")
+        arrays = {name: accept(name, given.get(name), like, self.run.largest) for name, like in expect.items()}
+        counted = exchange.action.startswith("train")
+        metrics = records(message.content, MetricRecord).get(METRICS)
+        metrics = check_metrics(metrics, counted=counted, most_examples=self.run.most_examples)
+        claim = self._claims.get(message.metadata.src_node_id)
+        if claim and NUM_EXAMPLES in metrics and metrics[NUM_EXAMPLES] > claim.examples:  # type: ignore[operator]
+            count = metrics[NUM_EXAMPLES]
+            raise Rejected(f"metric {NUM_EXAMPLES!r} is {count}, and {claim.examples} when the client enrolled")
+        settings = records(message.content, ConfigRecord).get(CONFIG) or ConfigRecord()
+        return Reply(client, arrays, metrics, settings)
 
     def _send(self, grid: Grid, messages: list[Message]) -> Iterable[Message]:
         return grid.send_and_receive(messages, timeout=self.run.deadline)
@@ -375,6 +448,8 @@ class MethodStrategy(Strategy, Generic[H]):
                 counts = zip(names, row["count"], row["correct"], row["loss"], strict=True)
                 if not all(0 <= correct <= count for _, count, correct, _ in counts):
                     raise ValueError("more correct answers than samples")
+                if (most := max(row["count"], default=0)) > self.run.most_examples:
+                    raise ValueError(f"{most} samples; most_examples={self.run.most_examples} is the limit")
                 given = {column: row.pop(column) for column in ranked}
                 rankings = from_columns(given, row["count"]) if given else []
                 named = {"kind": "evaluation", "round": server_round, "client": reply.client}
@@ -405,21 +480,6 @@ class MetricMeans:
         """The means, each over the clients that report it, and the number of samples of all."""
         means: dict[str, float | int] = {name: total / self._weights[name] for name, total in self._sums.items()}
         return MetricRecord({**means, NUM_EXAMPLES: self._examples})
-
-
-def _screened(client: str, message: Message, exchange: Exchange) -> Reply:
-    if message.has_error():
-        raise Rejected(_error_text(message))
-    given = records(message.content, ArrayRecord)
-    optional = {name: like for name, like in exchange.optional.items() if name in given}
-    expect = {**exchange.expect(client), **optional}
-    arrays = {name: accept(name, given.get(name), like) for name, like in expect.items()}
-    if extra := given.keys() - expect.keys():
-        raise Rejected(f"unexpected record {sorted(extra)[0]!r}")
-    trained = exchange.action.startswith("train")
-    metrics = check_metrics(records(message.content, MetricRecord).get(METRICS), counted=trained)
-    settings = records(message.content, ConfigRecord).get(CONFIG) or ConfigRecord()
-    return Reply(client, arrays, metrics, settings)
 
 
 def _error_text(message: Message) -> str:

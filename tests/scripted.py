@@ -14,6 +14,10 @@ Answer = Callable[[str, Message], RecordDict]
 """A client id and a request to the reply's content; it may raise."""
 
 
+ENROLLED = MetricRecord({NUM_EXAMPLES: 10_000_000})
+"""No reply of a test counts more samples."""
+
+
 class ScriptedGrid(LocalGrid):
     """The scenario's clients, each answering by `answer`."""
 
@@ -25,7 +29,7 @@ class ScriptedGrid(LocalGrid):
         def app(message: Message, context: Any) -> Message:
             client, action = names[context.node_config["partition-id"]], message.metadata.message_type
             if action == "query":
-                content = RecordDict({CONFIG: ConfigRecord({"client": client}), METRICS: MetricRecord({})})
+                content = RecordDict({CONFIG: ConfigRecord({"client": client}), METRICS: ENROLLED})
             else:
                 self.asked.append((action, client, payload(message)))
                 content = answer(client, message)

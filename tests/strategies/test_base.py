@@ -1,14 +1,15 @@
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
+from scripted import ENROLLED
 
 from common.config import load_config
 from common.errors import RunStopped
-from common.wire import CONFIG, METRICS, MODEL, to_record
+from common.wire import CONFIG, METRICS, MODEL, REFUSED, to_record
 from strategies.base import MethodStrategy, MetricMeans, Reply
 from strategies.fedavg import FedAvgStrategy
 from strategies.screening import Rejected
@@ -17,11 +18,15 @@ Answer = Callable[[str, Message], RecordDict | Error | None]
 
 
 class FakeGrid(Grid):
-    """Nodes 100, 99, … are clients client-0, client-1, …; each answers as told, the last node first."""
+    """Nodes 100, 99, … are clients client-0, client-1, …; each answers as told, the last node first.
 
-    def __init__(self, clients: list[str], answer: Answer) -> None:
+    Those in `refusals` say of themselves why they cannot take part.
+    """
+
+    def __init__(self, clients: list[str], answer: Answer, refusals: Mapping[str, str] | None = None) -> None:
         self.names = {100 - number: name for number, name in enumerate(clients)}
         self.answer = answer
+        self.refusals = refusals or {}
         self.sent: list[Message] = []
 
     def get_node_ids(self) -> list[int]:
@@ -33,7 +38,9 @@ class FakeGrid(Grid):
             self.sent.append(message)
             name = self.names[message.metadata.dst_node_id]
             if message.metadata.message_type == "query":
-                found: Any = RecordDict({CONFIG: ConfigRecord({"client": name}), METRICS: MetricRecord({})})
+                refusal = {REFUSED: self.refusals[name]} if name in self.refusals else {}
+                config = ConfigRecord({"client": name, **refusal})
+                found: Any = RecordDict({CONFIG: config, METRICS: ENROLLED})
             else:
                 found = self.answer(name, message)
             if found is not None:
@@ -119,6 +126,42 @@ def test_unusable_replies_are_left_out_and_named() -> None:
     assert method.exchanges[-1].left_out == {
         CLIENTS[0]: "failed: no memory (Odd)",
         CLIENTS[1]: "did not answer in time",
+    }
+
+
+def test_a_site_that_cannot_take_part_is_named_with_its_reason_until_it_is_gone() -> None:
+    method, reason = strategy("quorum=0"), "there is no column 'age'\nin its table" + "!" * 1000
+    names = [*CLIENTS[:-1], "a stranger"]
+    grid = FakeGrid(names, lambda *_: trained(1, 1), refusals={CLIENTS[0]: reason})
+    train(method, grid)
+    said = ("there is no column 'age' in its table" + "!" * 1000)[:300] + " …"
+    stranger = {f"node {101 - len(CLIENTS)}": "says that it is 'a stranger', which is none of this run's clients"}
+    assert method.refused == {CLIENTS[0]: said, **stranger}
+    assert method.exchanges[-1].left_out == {CLIENTS[0]: said, CLIENTS[-1]: "is not connected"}
+    assert list(method.roster) == CLIENTS[1:-1]
+    asked = len(grid.sent)
+    method.enrol(grid)
+    assert len(grid.sent) == asked  # nobody is asked twice
+    grid.names = {node: name for node, name in grid.names.items() if name != CLIENTS[0]}
+    method.enrol(grid)
+    assert method.refused == stranger
+
+
+def test_nobody_can_speak_for_a_site_that_takes_part() -> None:
+    """A node that says that another one's site cannot take part changes nothing in the log."""
+    method, grid = strategy("quorum=0"), FakeGrid(CLIENTS, lambda *_: trained(1, 1))
+    method.enrol(grid)
+    grid.names[1], grid.refusals = CLIENTS[0], {CLIENTS[0]: "has no data"}
+    method.enrol(grid)
+    assert method.refused == {}
+    assert list(method.roster) == CLIENTS
+
+
+def test_a_node_that_does_not_say_who_it_is_is_named_by_its_number() -> None:
+    method, grid = strategy("quorum=0"), FakeGrid([*CLIENTS, ""], lambda *_: trained(1, 1))
+    method.enrol(grid)
+    assert method.refused == {
+        f"node {100 - len(CLIENTS)}": "says that it is '', which is none of this run's clients",
     }
 
 

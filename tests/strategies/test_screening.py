@@ -1,6 +1,9 @@
 import io
+import pickle
 import tracemalloc
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,10 +12,19 @@ from flwr.app import Array, ArrayRecord, MetricRecord
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from common.models import Tensors
 from common.wire import to_record
-from strategies.screening import Rejected, accept, check_metrics
+from strategies import screening
+from strategies.screening import Rejected, Template, check_metrics
 
 LIKE = {"w": torch.zeros(2, 3), "n": torch.tensor(0), "b": torch.zeros(3)}
+
+
+LARGEST = 1e9
+
+
+def accept(name: str, record: ArrayRecord | None, like: Template) -> Tensors:
+    return screening.accept(name, record, like, LARGEST)
 
 
 def good() -> dict[str, torch.Tensor]:
@@ -71,10 +83,28 @@ def test_a_missing_record_is_named() -> None:
         accept("model", None, LIKE)
 
 
-def test_huge_finite_values_are_accepted() -> None:
-    """Their float32 sum overflows; each of them is finite all the same."""
-    tensors = good() | {"b": torch.full((3,), 3e38)}
+@pytest.mark.parametrize(
+    ("key", "value", "word"),
+    [
+        ("b", torch.tensor([0, 1e30, 0]), r"b has the value 1e\+30, and largest=1e\+09 is the limit"),
+        ("w", torch.full((2, 3), -1.1e9), r"w has the value -1.1e\+09"),
+        ("b", torch.full((3,), 3e38), r"b has the value 3e\+38"),  # their sum is inf in float32
+        ("n", torch.tensor(2**62), r"n has the value 4.61169e\+18"),
+    ],
+)
+def test_a_finite_but_absurd_value_is_refused(key: str, value: torch.Tensor, word: str) -> None:
+    with pytest.raises(Rejected, match=f"'model': {word}"):
+        accept("model", to_record(good() | {key: value}), LIKE)
+
+
+def test_the_largest_value_is_accepted() -> None:
+    tensors = good() | {"b": torch.tensor([-LARGEST, LARGEST, 0])}
     assert torch.equal(accept("model", to_record(tensors), LIKE)["b"], tensors["b"])
+
+
+def test_a_tensor_without_values_is_accepted() -> None:
+    empty = {"e": torch.zeros(0, 3)}
+    assert accept("model", to_record(empty), empty)["e"].shape == (0, 3)
 
 
 @pytest.mark.parametrize(
@@ -128,6 +158,42 @@ def test_no_bytes_get_past_or_crash_the_screening(noise: bytes, at: int, keep: b
     assert torch.isfinite(found["b"]).all()
 
 
+class Canary:
+    """Its pickle makes a file when somebody reads it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+def pickles(path: Path) -> dict[str, bytes]:
+    """Bytes that make a file at `path` if anything unpickles them."""
+    archive = io.BytesIO()
+    np.savez(archive, b=np.array([Canary(path)] * 3, dtype=object))
+    return {
+        "plain": pickle.dumps(Canary(path)),
+        "object array": npy(np.array([Canary(path)] * 3, dtype=object)),
+        "archive": archive.getvalue(),
+    }
+
+
+@pytest.mark.parametrize("dtype", ["float32", "object"])
+@pytest.mark.parametrize("stype", ["numpy.ndarray", "pickle", "torch", ""])
+@pytest.mark.parametrize("kind", ["plain", "object array", "archive"])
+def test_nothing_is_ever_unpickled(kind: str, stype: str, dtype: str, tmp_path: Path) -> None:
+    data = pickles(tmp_path / "hatched")[kind]
+    record = to_record(good())
+    record["b"] = Array(dtype, (3,), stype, data)
+    with pytest.raises(Rejected, match="cannot be decoded" if dtype == "float32" else "b has type object"):
+        accept("model", record, LIKE)
+    assert not list(tmp_path.iterdir())
+    if kind == "plain":
+        pickle.loads(data)
+        assert list(tmp_path.iterdir()), "the canary is alive"
+
+
 def test_an_array_of_another_serialisation_is_refused() -> None:
     record = to_record(good())
     record["b"] = Array("float32", (3,), "pickle", npy(np.zeros(3, "f4")))
@@ -144,6 +210,18 @@ def test_an_oversized_reply_is_refused_before_it_is_decoded() -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < len(data) / 10
+
+
+def test_bytes_beyond_the_values_are_refused_before_they_are_decoded() -> None:
+    data = npy(np.zeros(3, "f4")) + bytes(10_000)
+    with pytest.raises(Rejected, match=f"'model': b has {len(data)} bytes; its values take 12"):
+        accept("model", with_bytes(data), LIKE)
+
+
+def test_a_reason_is_one_short_line_whatever_a_client_has_put_into_it() -> None:
+    reason = str(Rejected("failed: \x1b[2J\nall is well\u2028" + "x" * 10_000))
+    assert reason.startswith("failed:  [2J all is well x")
+    assert len(reason) < 310
 
 
 @pytest.mark.parametrize(
@@ -164,11 +242,16 @@ def test_good_metrics_pass(metrics: dict[str, float]) -> None:
         ({"num-examples": -5}, "is -5, not a count"),
         ({"num-examples": 2.0}, "is 2.0, not a count"),
         ({"num-examples": [3]}, r"is \[3\], not a count"),
+        ({"num-examples": 10**18}, "'num-examples' is 1000000000000000000, and most_examples=1000 is the limit"),
+        ({"risk": 1e300}, r"metric 'risk' is 1e\+300"),  # finite, but not once it is weighted
+        ({f"m{number}": 0 for number in range(101)}, "it has 101 metrics; 100 is the limit"),
+        ({"m" * 101: 0}, "no name of at most 100 letters"),
+        ({"\x1b[2J": 0}, r"metric '\\x1b\[2J' has no name"),
     ],
 )
 def test_bad_metrics_are_named(metrics: dict[str, float], reason: str) -> None:
     with pytest.raises(Rejected, match=reason):
-        check_metrics(MetricRecord(metrics))
+        check_metrics(MetricRecord(metrics), most_examples=1000)
 
 
 def test_missing_metrics_are_named() -> None:
