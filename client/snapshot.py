@@ -4,10 +4,12 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from client.state import Kept
 from client.trainer import Received
 from common.files import load_with_facts, save_tensors
-from common.models import divided, joined
+from common.models import Tensors, divided, joined
 
 FILE = "serving.safetensors"
 """Its name, in the client's folder beside the versions of what it keeps."""
@@ -39,12 +41,13 @@ class Snapshot:
         save_tensors(folder / FILE, tensors, {name: json.dumps(fact) for name, fact in facts.items()})
 
     @classmethod
-    def load(cls, path: Path) -> "Snapshot":
+    def load(cls, path: Path, device: torch.device) -> "Snapshot":
         """Raises `OSError`, `SafetensorError`, `KeyError` or `ValueError` for a file that is damaged."""
         tensors, texts = load_with_facts(path)
         facts = {name: json.loads(text) for name, text in texts.items()}
-        parts = divided(tensors)
-        arrays = {name: {} for name in facts["records"]} | divided(parts.get("received", {}))
+        parts = divided({name: tensor.to(device) for name, tensor in tensors.items()})
+        nothing: dict[str, Tensors] = {name: {} for name in facts["records"]}
+        arrays = nothing | divided(parts.get("received", {}))
         return cls(
             facts["task"],
             facts["client"],

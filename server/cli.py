@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from client.app import DEFAULTS
 from common.config import RunConfig, load_config
 from common.data.datasets import DATASETS
 from common.data.scenario import Scenario, Spurious
@@ -40,7 +41,14 @@ from server.reproduce import (
 from server.runs import Standing, cores, standing_line
 from server.summary import summarise
 from server.sweep import key_of, sweep, sweep_rows, sweep_table
-from server.tables import cluster_table, left_out_lines, progress_line, summary_table, traffic_line
+from server.tables import (
+    cluster_table,
+    left_out_lines,
+    privacy_line,
+    progress_line,
+    summary_table,
+    traffic_line,
+)
 from server.track import require, tracking
 
 app = typer.Typer(
@@ -77,7 +85,7 @@ Settings = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="A hyper-parameter or run setting; scenario.KEY and model.KEY for theirs. Repeatable.",
+        help="A hyper-parameter or run setting; scenario.KEY, model.KEY, privacy.KEY for theirs. Repeatable.",
     ),
 ]
 DataRoot = Annotated[
@@ -441,6 +449,41 @@ def register_sites(
             out.print(f"{key.stem}: {f'node {node}' if node else 'registered already'}", highlight=False)
 
 
+@app.command("serve")
+def serve_models(
+    state: Annotated[
+        Path,
+        typer.Option(metavar="DIR", envvar="PERENNIAL_STATE", help="The site's state folder."),
+    ] = Path(DEFAULTS["state-dir"]),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 8001,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0: all of this machine's.")] = "127.0.0.1",
+    run_id: Annotated[
+        str | None, typer.Option("--run", help=r"Id of a run, a folder in DIR.  \[default: the newest]")
+    ] = None,
+    client: Annotated[
+        str | None, typer.Option(help=r"A client's id, a folder in the run's.  \[default: the only one]")
+    ] = None,
+    data_root: DataRoot = None,
+    device: Device = None,
+    max_batch: Annotated[int, typer.Option(min=1, help="Most samples in a request.")] = 1024,
+    certificate: Annotated[Path | None, typer.Option(metavar="FILE", help="PEM file, for TLS.")] = None,
+    key_file: Annotated[Path | None, typer.Option(metavar="FILE", help="The certificate's key, PEM.")] = None,
+) -> None:
+    """Serve a site's models over the Open Inference Protocol (gRPC); follows the training."""
+    from client import serving  # gRPC and PyTorch
+
+    def say(sentence: str) -> None:
+        err.print(f"perennial: {sentence}", markup=False, highlight=False, soft_wrap=True)
+
+    with sentences():
+        root = Path(data_root) if data_root else None
+        models = serving.Models(state, say, run=run_id, client=client, data_root=root, device=device or "auto")
+        tls = serving.credentials(certificate, key_file)
+        server = serving.Server(models, host, port, max_batch=max_batch, tls=tls)
+        say(f"listening on {host}, port {server.port}, {'with TLS' if tls else 'without TLS'}")
+        serving.serve(server)
+
+
 # ---------------------------------------------------------------------- inside
 
 
@@ -567,6 +610,8 @@ def _show_run(path: Path, as_json: bool, oracle: bool) -> None:
     if clusters := cluster_table(folder.rows()):
         out.print(clusters)
     out.print(f"{traffic_line(summary)}; {summary['wall_seconds']:.1f} s", highlight=False)
+    if line := privacy_line(summary):
+        out.print(line, highlight=False, soft_wrap=True)
     for line in left_out_lines(summary):
         out.print(line, style="yellow", markup=False)
     for caution in (config.method.caution(config.scenario), config.method.model_caution(config.model)):
