@@ -16,6 +16,7 @@ from common.knobs import knob
 from common.methods import method_class
 from common.methods.base import Method
 from common.models import ModelSettings, model_settings
+from common.privacy import NoMechanism, Privacy, mechanism_class
 from common.suggest import unknown
 
 
@@ -71,6 +72,7 @@ class RunConfig(Task):
     runtime: Literal["local", "simulation", "deployment"] = knob("local", "where the clients run")
     device: str = knob("auto", 'where tensors live: "auto", "cpu", "cuda" or "cuda:N"')
     data_root: str = knob("", "folder of the raw data sets; empty: PERENNIAL_DATA")
+    privacy: SerializeAsAny[Privacy] = NoMechanism()
 
     @property
     def data_folder(self) -> Path | None:
@@ -95,20 +97,21 @@ def load_config(
 ) -> RunConfig:
     """The configuration from a TOML file, named options, and `key=value` settings, the later the stronger.
 
-    A bare key is one of the method's hyper-parameters or of the run; `scenario.key` and `model.key` reach the
-    others. Raises `UserError` with one sentence for the first thing that is wrong.
+    A bare key is one of the method's hyper-parameters or of the run; `scenario.key`, `model.key` and `privacy.key`
+    reach the others. Raises `UserError` with one sentence for the first thing that is wrong.
     """
     values = _read(file) if file else {}
     for key, value in (options or {}).items():
         if value is not None:
             values[key] = value
     values["method"] = _table(values.get("method", "ditto"), "method")
+    values["privacy"] = _table(values.get("privacy", {}), "privacy")
     values["scenario"] = _scenario_table(values.get("scenario", "colored-digits"))
     method = method_class(str(values["method"].get("name", "")))
     scenario_type = scenario_class(str(values["scenario"].get("name", "")))
     assigned = [_assignment(setting, method, scenario_type) for setting in settings]
     for (part, key), value in assigned:
-        if part in ("method", "scenario"):
+        if part in ("method", "scenario", "privacy"):
             values[part] = {**values[part], key: value}
         elif not part:
             values[key] = value
@@ -116,10 +119,13 @@ def load_config(
     model = _table(values.get("model", {}), "model") | {key: v for (part, key), v in assigned if part == "model"}
     same = model.get("name", scenario.model["name"]) == scenario.model["name"]
     values["model"] = (scenario.model if same else {}) | model
+    values["privacy"] = _checked(mechanism_class(values["privacy"]), values["privacy"], "privacy.")
     values = {"rounds": scenario.rounds, "participation": scenario.participation, **values}
     config = _checked(RunConfig, values)
     if misfit := config.method.misfit(config.scenario):
         raise UserError(f"method.{misfit}")
+    if misfit := config.privacy.misfit(config.method, config.model):
+        raise UserError(f"privacy.{misfit}")
     for client in config.nodes:
         if client not in config.scenario.client_ids:
             raise UserError(f"nodes: {unknown('client', client, config.scenario.client_ids)}")
@@ -192,15 +198,17 @@ def _assignment(setting: str, method: type[Method], scenario: type[Scenario]) ->
     except tomllib.TOMLDecodeError:
         value = text
     part, dot, name = key.rpartition(".")
-    if part in ("method", "scenario", "model"):
+    if part in ("method", "scenario", "model", "privacy"):
         return (part, name), value
     if dot:
-        raise UserError(f"--set {key}: the part before the dot must be method, scenario or model, not {part!r}")
+        raise UserError(
+            f"--set {key}: the part before the dot must be method, scenario, model or privacy, not {part!r}"
+        )
     known = set(method.model_fields) - {"name"}
     if key in known:
         return ("method", key), value
-    run = set(RunConfig.model_fields) - {"method", "scenario", "model"}
+    run = set(RunConfig.model_fields) - {"method", "scenario", "model", "privacy"}
     if key in run:
         return ("", key), value
-    elsewhere = {f"scenario.{field}" for field in scenario.model_fields}
+    elsewhere = {"privacy.mechanism", *(f"scenario.{field}" for field in scenario.model_fields)}
     raise UserError(f"--set: {unknown('key', key, known | run | elsewhere)}")

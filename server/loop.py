@@ -18,7 +18,7 @@ from common.wire import from_record, to_record
 from server.folder import Checkpoint, RunFolder
 from server.summary import summarise, versions
 from strategies.base import Exchange, MethodStrategy
-from strategies.registry import strategy_class
+from strategies.registry import strategy_for
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def run_rounds(
     `save_clients` writes what clients keep into a checkpoint, where they cannot do so themselves. Raises
     `RunStopped` when an exchange misses its quorum; the last checkpoint then stands.
     """
-    strategy: MethodStrategy[Any] = strategy_class(config.method.module())(config, origin.run_id)
+    strategy = strategy_for(config, origin.run_id)
     if origin.round:
         strategy.load_state_dict(origin.strategy)
         strategy.resumed = folder.add_resume(origin.round)
@@ -96,6 +96,10 @@ def run_rounds(
         folder.save_model(name, tensors)
     seconds = time.monotonic() - begun
     summary = {**summarise(config, folder.rows(), seconds=seconds), "versions": versions()}
+    # Rounds that a resume did again had been sent out before: at most those since a checkpoint.
+    releases = config.rounds + len(strategy.resumed) * config.checkpoint_every
+    if privacy := config.privacy.report(releases):
+        summary["privacy"] = privacy
     folder.write_summary(summary)
     return summary
 

@@ -93,6 +93,18 @@ def traffic_line(summary: dict[str, Any]) -> str:
     return f"per client and round: {size(traffic['down'])} down, {size(traffic['up'])} up"
 
 
+def privacy_line(summary: dict[str, Any]) -> str:
+    """What differential privacy promises, where it was on; else empty."""
+    if not (found := summary.get("privacy")):
+        return ""
+    if found["epsilon"] is None:
+        return "privacy: updates were clipped without noise, which promises nothing"
+    return (
+        f"privacy: ε = {found['epsilon']:.3g} at δ = {found['delta']:g} for everything that a client sent in to "
+        f"{found['releases']} models (docs/privacy.md)"
+    )
+
+
 def left_out_lines(summary: dict[str, Any]) -> list[str]:
     """A line for each client whose replies were left out."""
     return [

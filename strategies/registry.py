@@ -3,8 +3,11 @@
 from functools import lru_cache
 from typing import Any
 
+from common.config import RunConfig
 from common.modules import defined_in
+from common.privacy import Clipping
 from strategies.base import MethodStrategy
+from strategies.privacy import PrivateStrategy
 
 
 @lru_cache
@@ -12,3 +15,11 @@ def strategy_class(module: str) -> type[MethodStrategy[Any]]:
     """The one `MethodStrategy` subclass that `strategies/MODULE.py` defines."""
     found: type[MethodStrategy[Any]] = defined_in(f"strategies.{module}", MethodStrategy)
     return found
+
+
+def strategy_for(run: RunConfig, run_id: str) -> MethodStrategy[Any]:
+    """The server half of a run: the method's, behind the privacy mechanism that is set."""
+    kind = strategy_class(run.method.module())
+    if isinstance(run.privacy, Clipping):
+        kind = type(f"Private{kind.__name__}", (PrivateStrategy, kind), {})
+    return kind(run, run_id)

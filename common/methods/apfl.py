@@ -13,6 +13,7 @@ class APFL(LocalTraining):
     summary = "a personal mixture of the global model and an own one; each client learns its proportions"
     source = "Deng et al. 2020"
     evaluates = ("global", "personal")
+    averages = True
 
     name: Literal["apfl"] = "apfl"
     mixing: float = knob(

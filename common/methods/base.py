@@ -25,6 +25,9 @@ class Method(BaseModel):
     """The models that clients evaluate, the headline one last: of "global", "personal", "ensemble"."""
     actions: ClassVar[tuple[str, ...]] = ("train", "evaluate")
     """Message types that the client half answers, e.g. "train.gradient"."""
+    averages: ClassVar[bool] = False
+    """Whether a client sends one model in a round and nothing else, and the server uses the mean of these alone:
+    what differential privacy and secure aggregation need (docs/privacy.md)."""
     family: ClassVar[str] = ""
     """File name of the two halves, where several methods share them; empty: the method's own name."""
 
@@ -38,6 +41,10 @@ class Method(BaseModel):
     def misfit(self, scenario: Scenario) -> str:
         """Why this cannot run on the scenario: the field, the value, what would be right. Empty where it can."""
         return ""
+
+    def protectable(self) -> bool:
+        """Whether `averages` holds with these settings."""
+        return self.averages
 
     def caution(self, scenario: Scenario) -> str:
         """What to know before believing the numbers of this combination, one sentence. Empty: nothing."""

@@ -36,5 +36,6 @@ class Ditto(PulledTraining):
     summary = "FedAvg's global model, and a personal one pulled towards it that never leaves the client"
     source = "Li et al. 2021"
     evaluates = ("global", "personal")
+    averages = True
 
     name: Literal["ditto"] = "ditto"

@@ -37,6 +37,7 @@ class FedADG(LocalTraining):
     summary = "one global model whose features, class by class, cannot be told from those of a common generator"
     source = "Zhang et al. 2021"
     evaluates = ("global",)
+    averages = True
 
     name: Literal["fedadg"] = "fedadg"
     risk_share: float = knob(

@@ -12,5 +12,6 @@ class FedAvg(LocalTraining):
     summary = "one global model, the sample-weighted mean of what clients trained"
     source = "McMahan et al. 2017"
     evaluates = ("global",)
+    averages = True
 
     name: Literal["fedavg"] = "fedavg"

@@ -16,6 +16,7 @@ class FedBN(LocalTraining):
     summary = "FedAvg whose clients keep their BatchNorm layers to themselves"
     source = "Li et al. 2021"
     evaluates = ("personal",)
+    averages = True
 
     name: Literal["fedbn"] = "fedbn"
 

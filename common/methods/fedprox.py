@@ -13,6 +13,7 @@ class FedProx(LocalTraining):
     summary = "FedAvg whose clients are pulled back towards the model they received"
     source = "Li et al. 2020"
     evaluates = ("global",)
+    averages = True
 
     name: Literal["fedprox"] = "fedprox"
     proximity: float = knob(

@@ -36,5 +36,6 @@ class FedRep(AlternatingTraining):
     summary = "one shared featurizer, and a classifier for each client that never leaves it"
     source = "Collins et al. 2021"
     evaluates = ("personal",)
+    averages = True
 
     name: Literal["fedrep"] = "fedrep"

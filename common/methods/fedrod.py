@@ -12,5 +12,6 @@ class FedRoD(LocalTraining):
     summary = "a generic predictor trained on a class-balanced risk, and personal logits added to its own"
     source = "Chen & Chao 2022"
     evaluates = ("global", "personal")
+    averages = True
 
     name: Literal["fedrod"] = "fedrod"

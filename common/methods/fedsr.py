@@ -19,6 +19,7 @@ class FedSR(LocalTraining):
     summary = "a global model on random features whose norm and information on the input are penalised"
     source = "Nguyen et al. 2022"
     evaluates = ("global",)
+    averages = True
 
     name: Literal["fedsr"] = "fedsr"
     norm_weight: float = knob(

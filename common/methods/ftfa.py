@@ -43,5 +43,6 @@ class Ftfa(FineTuning):
     summary = "FedAvg's global model, fine-tuned at every client"
     source = "Cheng et al. 2021"
     evaluates = ("global", "personal")
+    averages = True
 
     name: Literal["ftfa"] = "ftfa"

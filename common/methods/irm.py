@@ -53,5 +53,6 @@ class Irm(InvariantTraining):
     summary = "one global model, invariant risk minimisation with every client as one environment"
     source = "Arjovsky et al. 2019; federated in Tang et al. (PerInvFL) §4.1"
     evaluates = ("global",)
+    averages = True
 
     name: Literal["irm"] = "irm"

@@ -16,5 +16,6 @@ class IrmFt(FineTuning, InvariantTraining):
     summary = "federated IRM's global model, fine-tuned at every client: PerInvFL's ablation"
     source = "Tang et al. (PerInvFL) §5.2, Tab 5"
     evaluates = ("global", "personal")
+    averages = True
 
     name: Literal["irm-ft"] = "irm-ft"

@@ -58,5 +58,6 @@ class IrmL2(HeldTraining):
     summary = "federated IRM's global model, and a personal one that is only held near it: PerInvFL's ablation"
     source = "Tang et al. (PerInvFL) §5.2, Tab 5"
     evaluates = ("global", "personal")
+    averages = True
 
     name: Literal["irm-l2"] = "irm-l2"

@@ -14,6 +14,7 @@ class L2SGD(LocalTraining):
     summary = "personal models that take local steps and, when a common coin says so, steps towards their mean"
     source = "Hanzely and Richtárik 2020"
     evaluates = ("global", "personal")
+    averages = True
 
     name: Literal["l2sgd"] = "l2sgd"
     local_steps: int = knob(

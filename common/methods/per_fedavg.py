@@ -13,6 +13,7 @@ class PerFedAvg(LocalTraining):
     summary = "a global model trained so that one gradient step on a client's data makes a good personal one"
     source = "Fallah et al. 2020"
     evaluates = ("global", "personal")
+    averages = True
 
     name: Literal["per-fedavg"] = "per-fedavg"
     adaptation_rate: float = knob(

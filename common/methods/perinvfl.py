@@ -18,6 +18,7 @@ class PerInvFL(HeldTraining, GroupTraining):
     summary = "a global invariant model, and a personal one with an invariance loss of its own, held near it"
     source = "Tang et al., Exploiting Personalized Invariance for Better OOD Generalization in FL"
     evaluates = ("global", "personal")
+    averages = True
 
     name: Literal["perinvfl"] = "perinvfl"
     invariance: Literal["irm", "groupdro"] = knob(
@@ -48,6 +49,9 @@ class PerInvFL(HeldTraining, GroupTraining):
         if self.preset == "code" and self.invariance == "groupdro":
             return "invariance: groupdro is not in the authors' code; take irm or preset=paper"
         return super().misfit(scenario)
+
+    def protectable(self) -> bool:
+        return self.invariance == "irm"  # with groupdro, clients send their risks, too
 
     def caution(self, scenario: Scenario) -> str:
         if self.preset == "code":

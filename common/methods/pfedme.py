@@ -90,6 +90,7 @@ class PFedMe(ProximalTraining):
     title = "pFedMe"
     summary = "one global model that follows personal models, each solved near it (Moreau envelopes)"
     source = "Dinh et al. 2020"
+    averages = True
 
     name: Literal["pfedme"] = "pfedme"
     mixing: float = knob(

@@ -1,0 +1,161 @@
+"""What protects a client's data beyond staying at the client: settings, and what differential privacy promises."""
+
+from collections.abc import Mapping
+from math import exp, log, sqrt
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from common.errors import UserError
+from common.knobs import knob
+from common.methods.base import Method
+from common.methods.fedbn import FedBN
+from common.models import ModelSettings
+from common.suggest import unknown
+
+
+class Privacy(BaseModel):
+    """Base of all mechanisms."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    mechanism: str
+
+    def misfit(self, method: Method, model: ModelSettings) -> str:
+        """Why this cannot protect a run: the field, the value, what would be right. Empty where it can."""
+        if not method.protectable():
+            return (
+                f"mechanism: {self.mechanism!r} is not possible with method {method.name!r} as set here, whose "
+                "server needs more than the mean of one model from each client; docs/privacy.md lists the methods "
+                "with which it is"
+            )
+        if model.batch_norm and not isinstance(method, FedBN):
+            return (
+                f"mechanism: {self.mechanism!r} is not possible with BatchNorm, whose running variances and "
+                f"counters travel with model {model.name!r}; take a model without it, or method 'fedbn'"
+            )
+        return ""
+
+    def report(self, releases: int) -> dict[str, Any]:
+        """What the summary of a run says that sent out this many models made from the clients' updates."""
+        return {}
+
+
+class NoMechanism(Privacy):
+    """A method as it is."""
+
+    mechanism: Literal["none"] = "none"
+
+    def misfit(self, method: Method, model: ModelSettings) -> str:
+        return ""
+
+
+class Clipping(Privacy):
+    """Client-level differential privacy: the server clips updates and adds noise to their mean."""
+
+    clipping_norm: float = knob(
+        1.0,
+        "Euclidean norm to which a client's update is scaled down; under `adaptive` that of the first round",
+        symbol="C, S",
+        source="McMahan et al. 2018, FlatClip; Andrew et al. 2021",
+        gt=0,
+        le=1e6,
+    )
+    noise_multiplier: float = knob(
+        1.0,
+        "standard deviation of the noise on the sum of the updates, in units of the clipping norm; 0: no noise "
+        "and no guarantee",
+        symbol="z",
+        source="McMahan et al. 2018",
+        ge=0,
+        le=1e3,
+    )
+    delta: float = knob(
+        1e-5,
+        "the δ for which ε is reported; to be well below 1 / the number of clients",
+        symbol="δ",
+        source="Dwork and Roth 2014, §2.3",
+        gt=0,
+        lt=1,
+    )
+
+    def noise(self, clients: int) -> tuple[float, float]:
+        """Of the mean over so many clients: the noise multiplier of the updates' sum, and the standard deviation of
+        the noise on the count of unclipped updates."""
+        return self.noise_multiplier, 0.0
+
+    def followed(self, norm: float, unclipped: float) -> float:
+        """The next clipping norm, from this one and the noised share of unclipped updates."""
+        return norm
+
+    def report(self, releases: int) -> dict[str, Any]:
+        return {
+            "mechanism": self.mechanism,
+            "noise_multiplier": self.noise_multiplier,
+            "releases": releases,
+            "delta": self.delta,
+            "epsilon": epsilon(self.noise_multiplier, releases, self.delta) if self.noise_multiplier else None,
+        }
+
+
+class FixedClipping(Clipping):
+    """The clipping norm stays as set."""
+
+    mechanism: Literal["fixed"] = "fixed"
+
+
+class AdaptiveClipping(Clipping):
+    """The clipping norm follows a quantile of the updates' norms (Andrew et al. 2021)."""
+
+    mechanism: Literal["adaptive"] = "adaptive"
+    quantile: float = knob(
+        0.5,
+        "share of the clients whose updates are to be left unclipped",
+        symbol="γ",
+        source="Andrew et al. 2021",
+        gt=0,
+        lt=1,
+    )
+    rate: float = knob(
+        0.2, "step size of the clipping norm's logarithm", symbol="η_C", source="Andrew et al. 2021", gt=0, le=10
+    )
+
+    def noise(self, clients: int) -> tuple[float, float]:
+        """z_Δ and σ_b, which together protect as z alone: `z^-2 = z_Δ^-2 + (2 σ_b)^-2` (Theorem 1).
+
+        σ_b is a twentieth of the clients, as in the paper, but at least z, so that z_Δ is at most 1.16 z.
+        """
+        if not (z := self.noise_multiplier):
+            return 0.0, 0.0
+        deviation = max(clients / 20, z)
+        return (z**-2 - (2 * deviation) ** -2) ** -0.5, deviation
+
+    def followed(self, norm: float, unclipped: float) -> float:
+        """`C ← C exp(−η_C (b − γ))` (Algorithm 1), with b held in [0, 1] where noise takes it out."""
+        return norm * exp(-self.rate * (min(max(unclipped, 0.0), 1.0) - self.quantile))
+
+
+MECHANISMS: dict[str, type[Privacy]] = {
+    str(kind.model_fields["mechanism"].default): kind for kind in (NoMechanism, FixedClipping, AdaptiveClipping)
+}
+
+
+def mechanism_class(values: Mapping[str, Any]) -> type[Privacy]:
+    """The settings class of a table such as `{"mechanism": "fixed"}`. Raises `UserError` for an unknown one."""
+    if values and "mechanism" not in values:
+        names = ", ".join(MECHANISMS)
+        raise UserError(f"privacy.{next(iter(values))} needs a privacy.mechanism (there are: {names})")
+    name = values.get("mechanism", "none")
+    if not isinstance(name, str) or name not in MECHANISMS:
+        raise UserError(unknown("privacy.mechanism", name, MECHANISMS))
+    return MECHANISMS[name]
+
+
+def epsilon(noise_multiplier: float, releases: int, delta: float) -> float:
+    """ε of (ε, δ)-differential privacy after this many Gaussian mechanisms of one noise multiplier z.
+
+    Together they are ρ-zCDP with `ρ = releases / (2 z²)`, which gives `ε = ρ + 2 √(ρ ln(1/δ))` (Bun and Steinke
+    2016, Propositions 1.3, 1.6 and Lemma 2.3).
+    """
+    rho = releases / (2 * noise_multiplier**2)
+    return rho + 2 * sqrt(rho * log(1 / delta))

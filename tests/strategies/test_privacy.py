@@ -1,0 +1,329 @@
+"""Client-level differential privacy: what the server makes of updates, against Flower's and by hand."""
+
+from math import exp
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
+from flwr.supercore.differential_privacy import compute_adaptive_clip_model_update, compute_stdv
+from scripted import ScriptedGrid, content, one_round, payload
+from toys import SpoilingGrid, Toy, WireGrid, toy_config
+
+from common.config import RunConfig
+from common.errors import RunStopped
+from common.methods import METHODS
+from common.models import Tensors
+from common.wire import METRICS, MODEL, from_record, to_record
+from server.folder import RunFolder
+from server.local import LocalRuntime
+from server.loop import run_rounds, start
+from strategies.base import MethodStrategy
+from strategies.privacy import clipped
+from strategies.registry import strategy_for
+
+CLIENTS = Toy().client_ids
+AVERAGING = sorted(name for name, method in METHODS.items() if method().averages)
+
+
+def config(*settings: str, method: str = "fedavg", mechanism: str = "fixed", **options: Any) -> RunConfig:
+    return toy_config(method, f"privacy.mechanism={mechanism}", *settings, **options)
+
+
+def norm(tensors: Tensors) -> float:
+    return float(torch.cat([tensor.double().flatten() for tensor in tensors.values()]).norm())
+
+
+def difference(one: Tensors, other: Tensors) -> Tensors:
+    return {name: one[name].double() - other[name].double() for name in one}
+
+
+def model(*values: float) -> ArrayRecord:
+    return to_record({"w": torch.tensor(values, dtype=torch.float32)})
+
+
+def after_a_round(strategy: MethodStrategy[Any], updates: dict[str, list[float]], **how: Any) -> list[float]:
+    """The model after a round from the model (1, 1), where each client moves by its update or fails."""
+
+    def answer(client: str, message: Message) -> RecordDict:
+        before = payload(message)[MODEL]["w"]
+        return content({MODEL: {"w": before + torch.tensor(updates[client])}}, **how)
+
+    found = one_round(strategy, ScriptedGrid(strategy, answer), model(1, 1))
+    assert found is not None
+    return from_record(found)["w"].tolist()  # type: ignore[no-any-return]
+
+
+# ---------------------------------------------------------------------- which methods
+
+
+def test_seventeen_methods_say_that_they_average() -> None:
+    assert len(AVERAGING) == 17
+
+
+@pytest.mark.parametrize("method", AVERAGING)
+def test_all_that_a_client_sends_is_one_model_like_the_one_it_was_sent(method: str, tmp_path: Path) -> None:
+    run = config("privacy.noise_multiplier=0.01", method=method, rounds=2, evaluate_every=2)
+    here, seen = LocalRuntime(run), list[str]()
+
+    def record(request: Message, reply: Message) -> Message:
+        action = request.metadata.message_type
+        seen.append(action)
+        if action == "train":
+            assert payload(request).keys() == payload(reply).keys() == {MODEL}
+            assert payload(request)[MODEL].keys() == payload(reply)[MODEL].keys()
+            assert all(tensor.is_floating_point() for tensor in payload(reply)[MODEL].values())
+            assert set(reply.content) == {MODEL, METRICS}
+        return reply
+
+    here.grid = SpoilingGrid(here.grid, record)  # type: ignore[assignment]
+    here.run(RunFolder.create(tmp_path / "run", run))
+    assert set(seen) == {"query", "train", "evaluate"}
+    assert seen.count("train") == 2 * len(CLIENTS)
+
+
+def outcome(method: str, order: list[int]) -> dict[str, Tensors]:
+    """All that a server is left with after two rounds with updates, which client has which being `order`."""
+    run = toy_config(method)
+    strategy = strategy_for(run, "run")
+    generator = torch.Generator().manual_seed(5)
+    arrays = to_record(start(run).arrays)
+    for number in (1, 2):
+        drawn: list[Tensors] = []
+
+        def answer(client: str, message: Message, drawn: list[Tensors] = drawn) -> RecordDict:
+            sent = payload(message)
+            before = sent[MODEL] if MODEL in sent else next(iter(sent.values()))
+            if not drawn:
+                shapes = [(name, tensor.shape) for name, tensor in before.items()]
+                drawn += [{n: torch.randn(s, generator=generator) for n, s in shapes} for _ in CLIENTS]
+            update = drawn[order[CLIENTS.index(client)]]
+            return content({MODEL: {name: tensor + update[name] for name, tensor in before.items()}})
+
+        found = one_round(strategy, ScriptedGrid(strategy, answer), arrays, number)
+        assert found is not None
+        arrays = found
+    return {**strategy.state_dict(), "arrays": from_record(arrays)}
+
+
+@pytest.mark.parametrize("method", AVERAGING)
+def test_the_server_uses_the_mean_alone(method: str) -> None:
+    """It is left with the same when clients swap their updates."""
+    assert same(outcome(method, [0, 1, 2, 3]), outcome(method, [2, 0, 3, 1]))
+
+
+def test_a_server_that_uses_more_than_the_mean_would_be_noticed() -> None:
+    assert not same(outcome("cgpfl", [0, 1, 2, 3]), outcome("cgpfl", [2, 0, 3, 1]))
+
+
+def same(one: dict[str, Tensors], other: dict[str, Tensors]) -> bool:
+    return one.keys() == other.keys() and all(
+        one[name].keys() == other[name].keys()
+        and all(torch.allclose(one[name][key], other[name][key], atol=1e-5) for key in one[name])
+        for name in one
+    )
+
+
+# ---------------------------------------------------------------------- clipping
+
+
+@pytest.mark.parametrize("limit", [0.1, 2.0, 1e6])
+def test_an_update_is_clipped_as_flower_does(limit: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"a": (3, 4), "b": (5,), "c": (1, 1)}
+    before, after = ({n: torch.randn(s, generator=generator) for n, s in shapes.items()} for _ in range(2))
+    arrays, received = ([tensor.double().numpy() for tensor in found.values()] for found in (after, before))
+    clips = compute_adaptive_clip_model_update(arrays, received, limit)
+    update, small = clipped(after, before, limit)
+    assert small is not clips
+    for array, (name, tensor) in zip(arrays, update.items(), strict=True):
+        assert np.allclose(array, before[name].double().numpy() + tensor.numpy())
+    assert norm(update) == pytest.approx(min(limit, norm(difference(after, before))))
+
+
+def test_no_update_at_all_stays_none() -> None:
+    update, small = clipped({"w": torch.ones(2)}, {"w": torch.ones(2)}, 0.1)
+    assert (update["w"].tolist(), small) == ([0, 0], True)
+
+
+def test_without_noise_a_round_is_flowers_with_server_side_clipping() -> None:
+    updates = {c: [float(i), 0.5 * i] for i, c in enumerate(CLIENTS, start=1)}
+    found = after_a_round(
+        strategy_for(config("privacy.noise_multiplier=0", "privacy.clipping_norm=2"), ""), updates
+    )
+    flower = DifferentialPrivacyServerSideFixedClipping(FedAvg(), 0.0, 2.0, len(CLIENTS))
+    flower.current_arrays = model(1, 1)
+    replies = []
+    for node, update in enumerate(updates.values(), start=1):
+        record = ArrayRecord({"w": Array(np.array([1.0, 1.0], np.float32) + np.array(update, np.float32))})
+        answer = RecordDict({"arrays": record, "metrics": MetricRecord({"num-examples": 10})})
+        replies.append(Message(answer, reply_to=Message(RecordDict(), node, "train")))
+    expected, _ = flower.aggregate_train(1, replies)
+    assert expected is not None
+    assert found == pytest.approx(expected["w"].numpy().tolist())
+
+
+def test_every_client_counts_the_same_whatever_it_says_of_its_samples() -> None:
+    strategy = strategy_for(config("privacy.noise_multiplier=0", "privacy.clipping_norm=100"), "")
+
+    def answer(client: str, message: Message) -> RecordDict:
+        number = CLIENTS.index(client)
+        return content({MODEL: {"w": torch.full((2,), 1.0 + number)}}, count=10 ** (number + 1))
+
+    found = one_round(strategy, ScriptedGrid(strategy, answer), model(1, 1))
+    assert found is not None
+    assert from_record(found)["w"].tolist() == [2.5, 2.5]
+
+
+def test_a_client_that_sends_anything_moves_the_model_by_no_more_than_its_share() -> None:
+    strategy = strategy_for(config("privacy.noise_multiplier=0", "privacy.clipping_norm=2"), "")
+    updates = {client: [0.0, 0.0] for client in CLIENTS} | {CLIENTS[0]: [1e8, 0.0]}
+    assert after_a_round(strategy, updates) == pytest.approx([1 + 2 / len(CLIENTS), 1])
+
+
+def test_the_servers_step_comes_after_clipping_and_noise() -> None:
+    """FTFA's server goes `mixing` of the way to the mean, and so does the noise."""
+    settings = ("privacy.clipping_norm=1", "mixing=0.5")
+    still = {client: [0.0, 0.0] for client in CLIENTS}
+    found = []
+    for mixing in ("mixing=0.5", "mixing=1"):
+        strategy: Any = strategy_for(config(*settings[:1], mixing, method="ftfa"), "")
+        strategy.entropy = np.random.default_rng(3)
+        found.append(np.array(after_a_round(strategy, still)) - 1)
+    assert found[0] == pytest.approx(0.5 * found[1])
+
+
+# ---------------------------------------------------------------------- noise
+
+
+@pytest.mark.parametrize("failing", [0, 2])
+def test_the_noise_is_of_those_who_answered(failing: int) -> None:
+    """`N(0, (z C / m)²)` on each number, with m the replies that were averaged, not those that were asked for."""
+    size, z, limit = 40_000, 1.5, 0.8
+    strategy: Any = strategy_for(config(f"privacy.noise_multiplier={z}", f"privacy.clipping_norm={limit}"), "")
+
+    def answer(client: str, message: Message) -> RecordDict:
+        if CLIENTS.index(client) < failing:
+            raise RuntimeError("no")
+        return content({MODEL: payload(message)[MODEL]})
+
+    found = one_round(strategy, ScriptedGrid(strategy, answer), to_record({"w": torch.zeros(size)}))
+    assert found is not None
+    noise = from_record(found)["w"]
+    deviation = compute_stdv(z, limit, len(CLIENTS) - failing)
+    assert float(noise.std()) == pytest.approx(deviation, rel=0.03)
+    assert abs(float(noise.mean())) < 5 * deviation / size**0.5
+    assert strategy.notes == [
+        {"kind": "privacy", "round": 1, "clients": len(CLIENTS) - failing, "clipping_norm": limit}
+    ]
+
+
+def test_no_two_runs_have_the_same_noise() -> None:
+    """The seed is known to every client, which could otherwise subtract the noise."""
+    still = {client: [0.0, 0.0] for client in CLIENTS}
+    one, other = (after_a_round(strategy_for(config(), "run"), still) for _ in range(2))
+    assert one != other
+
+
+def test_too_few_replies_stop_the_run_before_anything_is_sent_out() -> None:
+    strategy = strategy_for(config("quorum=1"), "")
+
+    def answer(client: str, message: Message) -> RecordDict:
+        if client == CLIENTS[0]:
+            raise RuntimeError("no")
+        return content({MODEL: payload(message)[MODEL]})
+
+    with pytest.raises(RunStopped, match="only 3 of 4 clients"):
+        one_round(strategy, ScriptedGrid(strategy, answer), model(1, 1))
+    assert strategy.notes == []
+
+
+def test_with_no_reply_and_no_quorum_the_model_stays() -> None:
+    strategy = strategy_for(config("quorum=0"), "")
+
+    def answer(client: str, message: Message) -> RecordDict:
+        raise RuntimeError("no")
+
+    assert one_round(strategy, ScriptedGrid(strategy, answer), model(1, 1)) is None
+
+
+# ---------------------------------------------------------------------- adaptive clipping
+
+
+def test_the_clipping_norm_goes_to_the_quantile_of_the_updates_norms() -> None:
+    """Of updates of norms 1, 2, 3 and 4, a half is at most 2 … 3; clipped and noised with this round's norm."""
+    updates = {client: [number + 1.0, 0.0] for number, client in enumerate(CLIENTS)}
+    strategy: Any = strategy_for(
+        config("privacy.noise_multiplier=0", "privacy.clipping_norm=0.1", mechanism="adaptive"), ""
+    )
+    assert after_a_round(strategy, updates) == pytest.approx([1.1, 1])
+    assert strategy.clipping_norm == pytest.approx(0.1 * exp(0.2 * 0.5))
+    for _ in range(60):
+        after_a_round(strategy, updates)
+    assert 2 <= strategy.clipping_norm < 3
+
+
+def test_the_noise_belongs_to_the_norm_that_clipped() -> None:
+    """Not to the next one, which may be smaller."""
+    strategy: Any = strategy_for(config("privacy.clipping_norm=0.5", mechanism="adaptive"), "")
+    strategy.entropy = np.random.default_rng(8)
+    found = after_a_round(strategy, {client: [0.0, 0.0] for client in CLIENTS})
+    generator = np.random.default_rng(8)
+    multiplier, deviation = strategy.privacy.noise(len(CLIENTS))
+    assert found == pytest.approx(1 + generator.normal(0, multiplier * 0.5 / len(CLIENTS), 2))
+    share = (len(CLIENTS) + generator.normal(0, deviation)) / len(CLIENTS)
+    assert strategy.clipping_norm == pytest.approx(strategy.privacy.followed(0.5, share))
+
+
+# ---------------------------------------------------------------------- whole runs
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedsr"])
+def test_the_wire_changes_nothing(method: str, tmp_path: Path) -> None:
+    run = config(
+        "privacy.noise_multiplier=0", "privacy.clipping_norm=0.1", method=method, mechanism="adaptive", rounds=4
+    )
+    LocalRuntime(run).run(RunFolder.create(tmp_path / "local", run))
+    folder = RunFolder.create(tmp_path / "wire", run)
+    run_rounds(run, folder, WireGrid(run, tmp_path / "sites"), start(run))
+    assert RunFolder(tmp_path / "local").rows() == folder.rows()
+    assert len({row["clipping_norm"] for row in folder.rows() if row["kind"] == "privacy"}) == 4
+
+
+def test_a_resumed_run_knows_its_clipping_norm_and_counts_what_it_sends_out_again(tmp_path: Path) -> None:
+    run = config("privacy.noise_multiplier=0", "privacy.clipping_norm=0.01", mechanism="adaptive", rounds=6)
+    unbroken = LocalRuntime(run).run(RunFolder.create(tmp_path / "unbroken", run))
+    folder = RunFolder.create(tmp_path / "broken", run)
+
+    class Killed(Exception):  # noqa: N818
+        pass
+
+    def kill(progress: Any) -> None:
+        if progress.round == 3:
+            raise Killed
+
+    with pytest.raises(Killed):
+        LocalRuntime(run).run(folder, None, kill)
+    origin = folder.load_checkpoint()
+    folder.cut_log(origin.log_bytes)
+    summary = LocalRuntime(run).run(folder, origin)
+    assert RunFolder(tmp_path / "unbroken").rows() == folder.rows()
+    assert unbroken["privacy"]["releases"] == 6
+    assert summary["privacy"]["releases"] == 6 + run.checkpoint_every
+
+
+def test_a_run_learns_under_little_noise_and_says_what_it_promises(tmp_path: Path) -> None:
+    run = config("privacy.noise_multiplier=0.02", "privacy.clipping_norm=0.5", rounds=8)
+    summary = LocalRuntime(run).run(RunFolder.create(tmp_path / "run", run))
+    assert summary["models"]["global"]["final"]["validation"] > 0.75
+    assert summary["privacy"] == {
+        "mechanism": "fixed",
+        "noise_multiplier": 0.02,
+        "releases": 8,
+        "delta": 1e-5,
+        "epsilon": pytest.approx(10_000 + 2 * (10_000 * 11.512925) ** 0.5),
+    }
+    assert RunFolder(tmp_path / "run").summary()["privacy"] == summary["privacy"]
