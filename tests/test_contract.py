@@ -1,19 +1,18 @@
 """What every method must keep, whoever wrote it: trains, repeats, resumes, survives bad and missing clients."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from flwr.app import Array, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDict
 from safetensors.torch import load_file
 from toys import SpoilingGrid, WireGrid, toy_config
 
 from common.config import RunConfig
 from common.methods import METHODS
 from common.models import Tensors
-from common.wire import METRICS
+from common.wire import METRICS, NUM_EXAMPLES
 from server.folder import RunFolder
 from server.local import LocalRuntime
 from server.loop import run_rounds, start
@@ -101,21 +100,39 @@ def test_resumed_run_equals_unbroken_run(method: str, stops: tuple[int, ...], tm
     assert_same(tmp_path / "unbroken", broken.path)
 
 
-@pytest.mark.parametrize(
-    ("fault", "word"),
-    [
-        ("nan", "finite"),
-        ("shape", "shape"),
-        ("key", "lacks"),
-        ("type", "type"),
-        ("bytes", "decoded"),
-        ("metrics", "metric"),
-        ("raise", "out of memory"),
-        ("silent", "did not answer"),
-    ],
-)
-def test_a_bad_client_is_left_out_and_named(method: str, fault: str, word: str, tmp_path: Path) -> None:
-    config = toy_config(method)
+FAULTS = {
+    "nan": "not finite",
+    "huge": "largest=",
+    "shape": "shape",
+    "key": "lacks",
+    "type": "type",
+    "bytes": "decoded",
+    "size": "bytes",
+}
+"""What can be wrong with the tensors of a reply, and a word of the reason."""
+
+
+def test_a_client_that_sends_bad_tensors_is_left_out_and_named(method: str, tmp_path: Path) -> None:
+    """Another fault in every round."""
+    if method == "local":
+        pytest.skip("this method's clients send no arrays")
+    assert_left_out(method, FAULTS, tmp_path / "run")
+
+
+def test_a_client_that_fails_otherwise_is_left_out_and_named(method: str, tmp_path: Path) -> None:
+    faults = {
+        "metrics": "metric",
+        "samples": "when the client enrolled",
+        "record": "unexpected record 'more'",
+        "raise": "out of memory",
+        "silent": "did not answer",
+    }
+    assert_left_out(method, faults, tmp_path / "run")
+
+
+def assert_left_out(method: str, faults: dict[str, str], path: Path) -> None:
+    """A run with one of the faults in each round, all of the same client; nothing else happens to it."""
+    config = toy_config(method, rounds=len(faults))
     here = LocalRuntime(config)
     bad_node = 2
 
@@ -123,57 +140,58 @@ def test_a_bad_client_is_left_out_and_named(method: str, fault: str, word: str, 
         kind = request.metadata.message_type
         if request.metadata.dst_node_id != bad_node or not kind.startswith("train"):
             return reply
-        return spoiled(fault, request, reply)
+        return spoiled(list(faults)[int(request.metadata.group_id) - 1], request, reply)
 
     here.grid = SpoilingGrid(here.grid, spoil)  # type: ignore[assignment]
-    if fault in ("nan", "shape", "key", "type", "bytes") and not sends_arrays(config):
-        pytest.skip("this method's clients send no arrays")
-    summary = here.run(RunFolder.create(tmp_path / "run", config))
+    summary = here.run(RunFolder.create(path, config))
+    rows = [row for row in RunFolder(path).rows() if row["kind"] == "round"]
+    for row, word in zip(rows, faults.values(), strict=True):
+        assert row["left_out"].keys() == {"client-1"}
+        assert word in row["left_out"]["client-1"]
     assert summary["left_out"].keys() == {"client-1"}
-    assert word in summary["left_out"]["client-1"]["last"]
-    assert summary["left_out"]["client-1"]["replies"] == config.rounds
-    assert all(
-        torch.isfinite(t).all() for t in load_file(tmp_path / "run" / "models" / "global.safetensors").values()
-    )
-    text = (tmp_path / "run" / "summary.json").read_text()
-    assert "NaN" not in text
-    assert json.loads(text)["rounds"] == config.rounds
+    assert summary["left_out"]["client-1"]["replies"] == summary["rounds"] == config.rounds
+    assert all(torch.isfinite(t).all() for t in load_file(path / "models" / "global.safetensors").values())
+    assert "NaN" not in (path / "summary.json").read_text()
 
 
 def spoiled(fault: str, request: Message, reply: Message) -> Message | None:
     """A client's reply with one thing wrong in it."""
-    from flwr.app import Error
-
     if fault == "silent":
         return None
     if fault == "raise":
         return Message(Error(2, "<class 'RuntimeError'>:<'out of memory'>"), reply_to=request)
     content = RecordDict(dict(reply.content))
-    if fault == "metrics":
-        content[METRICS] = MetricRecord({**content.metric_records[METRICS], "num-examples": float("nan")})
-        return Message(content, reply_to=request)
-    for name, record in content.array_records.items():
-        arrays = dict(record)
-        key = next(iter(arrays))
-        good = arrays[key]
-        if fault == "nan":
-            arrays[key] = Array(torch.full(good.shape, float("nan")))
-        elif fault == "shape":
-            arrays[key] = Array(torch.zeros(*good.shape, 2))
-        elif fault == "type":
-            arrays[key] = Array(torch.zeros(good.shape, dtype=torch.float64))
-        elif fault == "bytes":
-            arrays[key] = Array(good.dtype, good.shape, good.stype, b"\x80\x04no array")
-        else:
-            del arrays[key]
-        record.clear()
-        record.update(arrays)
-        content[name] = record
+    if fault in ("metrics", "samples"):
+        count = float("nan") if fault == "metrics" else 1000
+        content[METRICS] = MetricRecord({**content.metric_records[METRICS], NUM_EXAMPLES: count})
+    elif fault == "record":
+        content["more"] = ArrayRecord()
+    else:
+        for name, record in content.array_records.items():
+            content[name] = ArrayRecord({key: array for key, array in record.items()})
+            key = next(iter(record))
+            if bad := bad_array(fault, record[key]):
+                content[name][key] = bad
+            else:
+                del content[name][key]
     return Message(content, reply_to=request)
 
 
-def sends_arrays(config: RunConfig) -> bool:
-    return config.method.name != "local"
+def bad_array(fault: str, good: Array) -> Array | None:
+    """An array with one thing wrong in it."""
+    match fault:
+        case "nan" | "huge":
+            value = {"nan": float("nan"), "huge": 1e30}[fault]
+            return Array(torch.full(good.shape, value, dtype=getattr(torch, good.dtype)))
+        case "shape":
+            return Array(torch.zeros(*good.shape, 2))
+        case "type":
+            return Array(torch.zeros(good.shape, dtype=torch.float16))
+        case "bytes":
+            return Array(good.dtype, good.shape, good.stype, b"\x80\x04no array")
+        case "size":
+            return Array(good.dtype, good.shape, good.stype, good.data * 10 + bytes(2000))
+    return None
 
 
 def test_an_absent_client_does_no_harm(method: str, tmp_path: Path) -> None:
