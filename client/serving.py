@@ -165,7 +165,7 @@ class Models:
         self.device = pick_device(device)
         self.served: Served | None = None
         self._say, self._said = say, ""
-        self._tried: tuple[Path, int] | None = None
+        self._tried: tuple[Path, int, int] | None = None
         newest(folder, run, client)
 
     def refresh(self) -> None:
@@ -176,7 +176,8 @@ class Models:
             if path is None:
                 self._tell(f"waiting for a model below {self.folder}; {self._others()}")
                 return
-            found = path, path.stat().st_mtime_ns
+            status = path.stat()
+            found = path, status.st_mtime_ns, status.st_ino
             if found != self._tried:
                 self._tried = found
                 self.served = load(path, self.data_root, self.device)
