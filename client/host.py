@@ -1,5 +1,6 @@
 """From a Flower message to a method's client half and back; holds what lasts as long as the process."""
 
+import re
 from collections.abc import MutableMapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -91,7 +92,7 @@ class Host:
 
     def handle(self, message: Message, number: int) -> Message:
         """Answer a message as client number `number`."""
-        config = records(message.content, ConfigRecord)[CONFIG]
+        config = _config(message)
         text = str(config[TASK])
         task = parse_task(text)
         site = self.site(text, task, number)
@@ -136,6 +137,16 @@ class Host:
 
     def _here(self, tensors: Tensors) -> Tensors:
         return {name: tensor.to(self.device) for name, tensor in tensors.items()}
+
+
+def _config(message: Message) -> ConfigRecord:
+    """What every request says. Raises `ValueError` for one that is not of this project's server."""
+    config = records(message.content, ConfigRecord).get(CONFIG, ConfigRecord())
+    if missing := PROTOCOL_KEYS - config.keys():
+        raise ValueError(f"the request's record {CONFIG!r} lacks {', '.join(sorted(missing))}")
+    if not re.fullmatch(r"[\w-]+", str(config[RUN])):
+        raise ValueError(f"the request's run id {config[RUN]!r} is no name for a folder")
+    return config
 
 
 def _content(reply: Reply) -> RecordDict:

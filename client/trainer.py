@@ -44,6 +44,9 @@ class Received:
     settings: Mapping[str, Scalar] = field(default_factory=dict)
 
     def __getitem__(self, record: str) -> Tensors:
+        """A record of tensors. Raises `ValueError` where the server has not sent it."""
+        if record not in self.arrays:
+            raise ValueError(f"the request has no record {record!r}")
         return self.arrays[record]
 
 

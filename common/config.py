@@ -52,8 +52,11 @@ class Task(BaseModel):
 
 @lru_cache(maxsize=64)
 def parse_task(text: str) -> Task:
-    """A task from the JSON that travels; the same text is parsed once per process."""
-    return Task.model_validate_json(text)
+    """A task from the JSON that travels; the same text is parsed once per process. Raises `UserError`."""
+    try:
+        return Task.model_validate_json(text)
+    except ValidationError as error:
+        raise UserError(f"the server's task cannot be read: {sentence(error)}") from None
 
 
 class RunConfig(Task):
