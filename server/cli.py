@@ -644,9 +644,8 @@ def _show_scenario(scenario: Scenario, as_json: bool) -> None:
         "participation": scenario.participation,
         "model": scenario.model,
     }
-    fields = _fields(type(scenario))
-    for name, field in fields.items():
-        field["default"] = json.loads(scenario.model_dump_json())[name]
+    values, every = json.loads(scenario.model_dump_json()), _fields(type(scenario))
+    fields = {name: {**field, "default": values[name]} for name, field in every.items() if name in values}
     if as_json:
         out.print_json(data={**facts, "settings": fields})
         return

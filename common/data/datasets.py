@@ -35,22 +35,24 @@ T = TypeVar("T")
 class Files:
     """Pictures that are decoded when they are asked for, so that a client reads no more than its own.
 
-    Each becomes RGB and `side` pixels high and wide, whatever its shape (PIL's bilinear filter).
+    Each becomes `shape`, (3, h, w) in colour or (1, h, w) in grey, whatever its own (PIL's bilinear filter).
     """
 
     paths: Sequence[Path]
-    side: int = 64
+    shape: tuple[int, int, int] = (3, 64, 64)
 
     def __getitem__(self, index: Tensor) -> Tensor:
-        """Pictures (n, 3, side, side) uint8 of an index (n,). Raises `UserError` for one that cannot be read."""
-        pixels = np.empty((len(index), self.side, self.side, 3), np.uint8)
+        """Pictures (n, *shape) uint8 of an index (n,). Raises `UserError` for one that cannot be read."""
+        channels, height, width = self.shape
+        mode = "RGB" if channels == 3 else "L"
+        pixels = np.empty((len(index), height, width, channels), np.uint8)
         for place, number in enumerate(index.tolist()):
             try:
                 with Image.open(self.paths[number]) as picture:
-                    small = picture.convert("RGB").resize((self.side, self.side), Image.Resampling.BILINEAR)
+                    small = picture.convert(mode).resize((width, height), Image.Resampling.BILINEAR)
             except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
                 raise UserError(f"picture {self.paths[number]} cannot be read ({error})") from None
-            pixels[place] = np.asarray(small)
+            pixels[place] = np.asarray(small).reshape(height, width, channels)
         return torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
 
 
@@ -78,7 +80,7 @@ class Raw:
         Raises `UserError` where the pictures are packed in another size.
         """
         if isinstance(self.images, Files):
-            return replace(self, images=replace(self.images, side=side))
+            return replace(self, images=replace(self.images, shape=(3, side, side)))
         if self.images.shape[-1] != side:
             raise UserError(
                 f"side = {side} needs the picture files; those packed here are {self.images.shape[-1]} pixels wide"

@@ -29,7 +29,7 @@ class Scenario(BaseModel, ABC):
     source: ClassVar[str]
     """The paper and section that the recipe is from."""
     dataset: ClassVar[str]
-    """Name of the raw data set (see `datasets.DATASETS`), or "generated"."""
+    """Name of the raw data set (see `datasets.DATASETS`), "generated", or "own" to the sites."""
     name: str
     clients: int
 

@@ -386,7 +386,7 @@ def test_the_presets() -> None:
 def test_a_preset_survives_json_and_its_model_fits(name: str) -> None:
     scenario = SCENARIOS[name]
     assert scenario_class(scenario.name).model_validate_json(scenario.model_dump_json()) == scenario
-    assert scenario.dataset in DATASETS or scenario.dataset == "generated"
+    assert scenario.dataset in {*DATASETS, "generated", "own"}
     assert name.startswith(scenario.name)
     assert scenario.title.count("\n") == 0
     settings = model_settings(scenario.model)

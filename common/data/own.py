@@ -1,0 +1,198 @@
+"""Data as a site has them on its disk: a folder of pictures, a table, or arrays.
+
+What is wrong with them is said in one sentence with names of files, columns and classes and numbers of rows, and
+never with the value of a cell: the sentence also goes to the server.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from zipfile import BadZipFile
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from common.data.datasets import Files
+from common.data.environments import unit_range
+from common.errors import UserError
+
+PICTURES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
+TABLES = (".csv", ".parquet")
+LABEL = "label"
+
+
+@dataclass(frozen=True)
+class Found:
+    """Samples as they are on a disk, in an order that depends on nothing else.
+
+    `x`: (n, *shape) numbers, or (n,) picture files. `labels`: (n,) names of classes. `environments`: (n,) names,
+    or None where the data do not say. `columns`: names of a table's features.
+    """
+
+    name: str
+    x: npt.NDArray[np.generic] | Sequence[Path]
+    labels: Sequence[str]
+    environments: Sequence[str] | None
+    columns: tuple[str, ...] = ()
+
+    def tensor(self, shape: tuple[int, ...], columns: Sequence[str] = ()) -> Tensor:
+        """All samples (n, *shape) as float32, bytes divided by 255; a table's features in the order of `columns`.
+
+        Raises `UserError` where they do not fit.
+        """
+        if not isinstance(self.x, np.ndarray):
+            if len(shape) != 3 or shape[0] not in (1, 3):
+                raise UserError(f"{self.name} has pictures, but the server announces samples of {_size(shape)}")
+            return unit_range(Files(self.x, (shape[0], shape[1], shape[2]))[torch.arange(len(self.x))])
+        x = self.x
+        if self.columns:
+            x = x[:, self._places(columns)]
+        elif x.shape[1:] != shape:
+            raise UserError(
+                f"samples in {self.name} are of {_size(x.shape[1:])}, but the server announces {_size(shape)}"
+            )
+        return unit_range(torch.from_numpy(x if x.dtype == np.uint8 else x.astype(np.float32)))
+
+    def numbers(self, kind: str, names: Sequence[str], announced: Sequence[str]) -> Tensor:
+        """Each name's place (n,) int64 among those announced. Raises `UserError` for one that is not."""
+        place = {name: number for number, name in enumerate(announced)}
+        for row, name in enumerate(names, start=1):
+            if name not in place:
+                where = f"row {row}" if isinstance(self.x, np.ndarray) else f"folder {name}"
+                raise UserError(
+                    f"{self.name}: {where} is of no {kind} that the server announces ({', '.join(announced)})"
+                )
+        return torch.tensor([place[name] for name in names])
+
+    def _places(self, columns: Sequence[str]) -> list[int]:
+        if not columns:
+            raise UserError(f"{self.name} is a table, but the server announces no columns")
+        if lacking := [column for column in columns if column not in self.columns]:
+            raise UserError(f"{self.name} lacks column {lacking[0]!r}, which the server announces")
+        if beyond := [column for column in self.columns if column not in columns]:
+            raise UserError(f"{self.name} has column {beyond[0]!r}, which the server does not announce")
+        return [self.columns.index(column) for column in columns]
+
+
+def place_of(folder: Path, site: str) -> Path:
+    """A site's data in a folder that has those of several. Raises `UserError` if there are none, or two."""
+    names = [f"{site}{ending}" for ending in (*TABLES, ".npz", "")]
+    found = [name for name in names if (folder / name).exists()]
+    if len(found) != 1:
+        raise UserError(
+            f"{folder} must have the data of site {site!r} in one of {', '.join(names)}; "
+            f"it has {' and '.join(found) or 'none'}"
+        )
+    return folder / found[0]
+
+
+def read(path: Path, label: str = LABEL, environment: str = "") -> Found:
+    """A site's samples; `label` and `environment` (empty: none) are columns of a table.
+
+    Raises `UserError` with what is wrong.
+    """
+    if not path.exists():
+        raise UserError(f"there is no {path}")
+    if path.is_dir():
+        return _pictures(path)
+    if path.suffix in TABLES:
+        return _rows(path, label, environment)
+    if path.suffix == ".npz":
+        return _arrays(path)
+    raise UserError(f"{path.name} is no folder of pictures and no .csv, .parquet or .npz file")
+
+
+def _pictures(path: Path) -> Found:
+    """`PATH/CLASS/*`, or `PATH/ENVIRONMENT/CLASS/*`."""
+    tops = _folders(path)
+    deep = [top for top in tops if _folders(top)]
+    if not tops:
+        raise UserError(f"{path.name} has no folders; there must be one of each class, with its pictures")
+    if deep and len(deep) < len(tops):
+        flat = next(top for top in tops if top not in deep)
+        raise UserError(f"{path.name}: {deep[0].name} has folders and {flat.name} has none; all must be alike")
+    files, labels, environments = list[Path](), list[str](), list[str]()
+    for folder in [child for top in tops for child in _folders(top)] if deep else tops:
+        own = sorted(file for file in folder.iterdir() if file.suffix.lower() in PICTURES and _shown(file))
+        if not own:
+            raise UserError(f"{path.name}: {folder.relative_to(path)} has no pictures ({', '.join(PICTURES)})")
+        files += own
+        labels += [folder.name] * len(own)
+        environments += [folder.parent.name] * len(own)
+    return Found(path.name, files, labels, environments if deep else None)
+
+
+def _folders(path: Path) -> list[Path]:
+    return sorted(child for child in path.iterdir() if child.is_dir() and _shown(child))
+
+
+def _shown(path: Path) -> bool:
+    return not path.name.startswith(".")
+
+
+def _rows(path: Path, label: str, environment: str) -> Found:
+    # PyArrow takes its time to import, and only sites with tables need it.
+    from common.data.tables import UNREADABLE, number_column, read_table, text_column
+
+    try:
+        table = read_table(path)
+    except UNREADABLE as error:
+        raise _unreadable(path, error) from None
+    names = table.column_names
+    if double := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"{path.name} has more than one column {double[0]!r}")
+    for kind, column in (("label", label), ("environment", environment)):
+        if column and column not in names:
+            raise UserError(f"{path.name} has no column {column!r} for the {kind}; it has {', '.join(names)}")
+    columns = tuple(name for name in names if name not in (label, environment))
+    if not columns:
+        raise UserError(f"{path.name} has no columns of features, only {', '.join(names)}")
+    if not table.num_rows:
+        raise UserError(f"{path.name} has no rows")
+    return Found(
+        path.name,
+        np.stack([number_column(table, name, path.name) for name in columns], axis=1),
+        text_column(table, label, path.name),
+        text_column(table, environment, path.name) if environment else None,
+        columns,
+    )
+
+
+def _arrays(path: Path) -> Found:
+    """Arrays `x` (n, …) and `y` (n,), and `environment` (n,) where there are several."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in ("x", "y", "environment") if name in file.files}
+    except (OSError, EOFError, ValueError, TypeError, BadZipFile) as error:
+        raise _unreadable(path, error) from None
+    if missing := [name for name in ("x", "y") if name not in arrays]:
+        raise UserError(f"{path.name} has no array {missing[0]!r}")
+    x, n = arrays["x"], len(arrays["y"].ravel())
+    if not n:
+        raise UserError(f"{path.name} has no rows")
+    if x.dtype.kind not in "fiub" or x.ndim < 2 or len(x) != n:
+        raise UserError(f"{path.name}: x must be numbers, {n} rows as in y; it is {x.dtype} of {_size(x.shape)}")
+    with np.errstate(over="ignore"):
+        finite = np.isfinite(x.astype(np.float32)).reshape(n, -1).all(axis=1)
+    if not finite.all():
+        raise UserError(f"{path.name}: row {int(np.argmin(finite)) + 1} of x has what is no finite number")
+    names = {name: _texts(path, name, array, n) for name, array in arrays.items() if name != "x"}
+    return Found(path.name, x, names["y"], names.get("environment"))
+
+
+def _texts(path: Path, name: str, array: npt.NDArray[np.generic], n: int) -> list[str]:
+    if array.dtype.kind not in "iuU" or array.shape != (n,):
+        raise UserError(
+            f"{path.name}: {name} must be {n} whole numbers or texts; it is {array.dtype} of {_size(array.shape)}"
+        )
+    return [str(value) for value in array.tolist()]
+
+
+def _unreadable(path: Path, error: Exception) -> UserError:
+    return UserError(f"{path.name} cannot be read ({' '.join(str(error).split())[:200]})")
+
+
+def _size(shape: Sequence[int]) -> str:
+    return f"size {'x'.join(map(str, shape))}"

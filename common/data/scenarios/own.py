@@ -1,0 +1,183 @@
+"""Sites that bring their own data: what the server announces of them."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field, PositiveInt, ValidationInfo, field_validator, model_validator
+from torch import Tensor
+
+from common.data.datasets import resolve_root
+from common.data.examples import ClientData, Examples
+from common.data.own import LABEL, Found, place_of, read
+from common.data.scenario import Scenario
+from common.errors import UserError
+from common.knobs import knob
+from common.seeding import torch_generator
+
+SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+"""What a site may be called: its name is a folder's name, too."""
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class OwnData(Scenario):
+    """What samples look like, the same at all sites. A site's data stay where they are; it divides them itself.
+
+    Of each environment that a site has, a part drawn at random is for testing and another is held out. The test
+    environments are the training environments.
+    """
+
+    title = "own data: sites that join with tables, pictures or arrays of theirs"
+    source = "the operator"
+    dataset = "own"
+
+    name: Literal["own-data"] = "own-data"
+    clients: int = knob(2, "number of sites, which follows from their names", exclude=True)
+    sites: tuple[str, ...] = knob(("site-1", "site-2"), "names of the sites", min_length=1)
+    inputs: tuple[PositiveInt, ...] | tuple[str, ...] = knob(
+        ("x1", "x2"),
+        "of a table the names of its features; otherwise a sample's shape, (channels, height, width) of pictures",
+        min_length=1,
+    )
+    labels: tuple[str, ...] = knob(("0", "1"), "names of the classes", min_length=2)
+    environments: tuple[str, ...] = knob(("own",), "names of the environments", min_length=1)
+    label_column: str = knob(LABEL, "a table's column of the class, unless a site says another")
+    environment_column: str = knob("", "a table's column of the environment, unless a site says another")
+    mean: tuple[Number, ...] = knob((), "what is subtracted from each feature or channel; empty: nothing")
+    scale: tuple[Positive, ...] = knob((), "what each is then divided by; empty: nothing")
+    test_fraction: float = knob(0.2, "part of an environment's samples that is for testing", ge=0, lt=1)
+    validation_fraction: float = knob(0.1, "part that is held out for validation", ge=0, lt=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _count_sites(cls, values: dict[str, Any]) -> dict[str, Any]:
+        if "clients" in values:
+            raise UserError("scenario.clients follows from the names in scenario.sites; leave it out")
+        sites = values.get("sites", cls.model_fields["sites"].default)
+        return {**values, "clients": len(sites)} if isinstance(sites, Sequence) else values
+
+    @field_validator("sites", "inputs", "labels", "environments")
+    @classmethod
+    def _check_names(cls, names: tuple[str, ...] | tuple[int, ...]) -> tuple[str, ...] | tuple[int, ...]:
+        if isinstance(names[0], str) and len(set(names)) < len(names):
+            raise ValueError("a name is there twice")
+        return names
+
+    @field_validator("sites")
+    @classmethod
+    def _check_sites(cls, sites: tuple[str, ...]) -> tuple[str, ...]:
+        for site in sites:
+            if not SITE.fullmatch(site):
+                raise ValueError(f"{site!r} is no name of at most 64 letters, digits, '.', '_' and '-'")
+        return tuple(sorted(sites))  # as all client ids
+
+    @field_validator("mean", "scale")
+    @classmethod
+    def _check_each(cls, values: tuple[float, ...], info: ValidationInfo) -> tuple[float, ...]:
+        if "inputs" in info.data and len(values) not in (0, (features := _shape(info.data["inputs"])[0])):
+            raise ValueError(f"there must be one for each of {features} features or channels, or none")
+        return values
+
+    @field_validator("validation_fraction")
+    @classmethod
+    def _check_fractions(cls, fraction: float, info: ValidationInfo) -> float:
+        if fraction + info.data.get("test_fraction", 0) >= 1:
+            raise ValueError("with test_fraction it leaves nothing to train on")
+        return fraction
+
+    @property
+    def model(self) -> dict[str, Any]:
+        return {"name": "cnn-small"} if len(self.input_shape) == 3 else {"name": "mlp", "hidden": (64,)}
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of a table's features; empty where samples are no rows of a table."""
+        return tuple(name for name in self.inputs if isinstance(name, str))
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return _shape(self.inputs)
+
+    @property
+    def classes(self) -> int:
+        return len(self.labels)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return self.labels
+
+    @property
+    def train_environments(self) -> tuple[str, ...]:
+        return self.environments
+
+    @property
+    def test_environments(self) -> tuple[str, ...]:
+        return self.environments
+
+    @cached_property
+    def client_ids(self) -> tuple[str, ...]:
+        return self.sites
+
+    def prepare(self, x: Tensor) -> Tensor:
+        """`(x − mean) / scale`, each feature or channel with its own."""
+        each = (-1,) + (1,) * (len(self.input_shape) - 1)
+        if self.mean:
+            x = x - torch.tensor(self.mean, device=x.device).view(each)
+        return x / torch.tensor(self.scale, device=x.device).view(each) if self.scale else x
+
+    def client_data(self, client: int, seed: int, data_root: Path | None) -> ClientData:
+        """For a rehearsal in one process, from a data root that has a file or a folder for each site."""
+        root, site = resolve_root(data_root), self.sites[client]
+        if root is None:
+            raise UserError(
+                "own-data is for sites that join with their own data (perennial join); to rehearse it in one "
+                f"process, give a data root with a file or folder for each site, such as {site}.csv"
+            )
+        return self.divided(site, seed, read(place_of(root, site), self.label_column, self.environment_column))
+
+    def divided(self, site: str, seed: int, found: Found) -> ClientData:
+        """A site's samples: of each environment in a random order the first for testing, the next held out.
+
+        Raises `UserError` where they are not what this scenario announces.
+        """
+        environment = found.numbers("environment", self._environments(site, found), self.environments)
+        every = Examples(
+            self.prepare(found.tensor(self.input_shape, self.columns)),
+            found.numbers("class", found.labels, self.labels),
+            environment,
+        )
+        train, validation, test = list[Tensor](), list[Tensor](), dict[str, Examples]()
+        for number, name in enumerate(self.environments):
+            own = torch.nonzero(environment == number).flatten()
+            own = own[torch.randperm(len(own), generator=torch_generator(seed, site, "split", name))]
+            tests, held_out = (round(part * len(own)) for part in (self.test_fraction, self.validation_fraction))
+            if tests:
+                chosen = every[own[:tests]]
+                test[name] = replace(chosen, environment=torch.full_like(chosen.environment, -1))
+            validation.append(own[tests : tests + held_out])
+            train.append(own[tests + held_out :])
+        return ClientData(every[torch.cat(train)], every[torch.cat(validation)], test)
+
+    def _environments(self, site: str, found: Found) -> Sequence[str]:
+        """Every sample's environment: as the data say, or the only one, or the one of the site's name."""
+        if found.environments is not None:
+            return found.environments
+        only = self.environments if len(self.environments) == 1 else {site} & set(self.environments)
+        if not only:
+            raise UserError(
+                f"{found.name} does not say of which environment its samples are; the server announces "
+                f"{', '.join(self.environments)}"
+            )
+        return [*only] * len(found.labels)
+
+
+def _shape(inputs: Sequence[int | str]) -> tuple[int, ...]:
+    return tuple(size for size in inputs if isinstance(size, int)) or (len(inputs),)
+
+
+PRESETS: dict[str, Scenario] = {"own-data": OwnData()}

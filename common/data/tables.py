@@ -1,0 +1,85 @@
+"""CSV and Parquet tables, cell by cell checked."""
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import csv, parquet
+
+from common.errors import UserError
+
+UNREADABLE = (OSError, ValueError, pa.ArrowException)
+"""What reading a file that is no table raises."""
+
+
+def read_table(path: Path) -> pa.Table:
+    """A `.csv` file, all of it as text, or a `.parquet` file.
+
+    Raises one of `UNREADABLE`, and `UserError` for a row that is too long or too short.
+    """
+    if path.suffix == ".parquet":
+        return parquet.read_table(path)
+    wrong = list[csv.InvalidRow]()
+
+    def note(row: csv.InvalidRow) -> str:
+        wrong.append(row)  # PyArrow's own error would hold the row's cells
+        return "skip"
+
+    parse, read = csv.ParseOptions(invalid_row_handler=note), csv.ReadOptions(use_threads=False)
+    with csv.open_csv(path, read, parse) as reader:
+        names = reader.schema.names
+    text = csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=True)
+    table = csv.read_csv(path, read, parse, text)
+    if wrong:
+        row, cells = wrong[0].number - 1, wrong[0].actual_columns
+        raise UserError(f"{path.name}: row {row} has {cells} cells, but there are {len(names)} columns")
+    return table.rename_columns([name.strip() for name in names])
+
+
+def number_column(table: pa.Table, name: str, file: str) -> npt.NDArray[np.float32]:
+    """A column (n,) of numbers. Raises `UserError` naming the first row that has none."""
+    column = _full(table, name, file)
+    try:
+        wide = column.cast(pa.float64()).to_numpy()
+    except pa.ArrowException:
+        raise UserError(
+            f"{file}: row {_first_text(column)}, column {name!r} is no number; every column but those of label "
+            "and environment must have numbers"
+        ) from None
+    with np.errstate(over="ignore"):
+        numbers: npt.NDArray[np.float32] = wide.astype(np.float32)
+    if not np.isfinite(numbers).all():
+        row = int(np.argmin(np.isfinite(numbers))) + 1
+        raise UserError(f"{file}: row {row}, column {name!r} is no finite number")
+    return numbers
+
+
+def text_column(table: pa.Table, name: str, file: str) -> list[str]:
+    """A column (n,) as text. Raises `UserError` naming the first row that is empty."""
+    try:
+        names: list[str] = _full(table, name, file).cast(pa.string()).to_pylist()
+    except pa.ArrowException:
+        raise UserError(f"{file}: column {name!r} has neither text nor whole numbers") from None
+    return names
+
+
+def _full(table: pa.Table, name: str, file: str) -> pa.ChunkedArray:
+    """A column with something in each cell, and no blanks around text."""
+    column = table[name]
+    if pa.types.is_string(column.type):
+        column = pc.utf8_trim_whitespace(column)
+        column = pc.if_else(pc.equal(column, ""), None, column)
+    if column.null_count:
+        raise UserError(f"{file}: row {column.is_null().to_pylist().index(True) + 1}, column {name!r} is empty")
+    return column
+
+
+def _first_text(column: pa.ChunkedArray) -> int:
+    for row, cell in enumerate(column, start=1):
+        try:
+            cell.cast(pa.float64())
+        except pa.ArrowException:
+            return row
+    raise AssertionError("one cell could not be cast")

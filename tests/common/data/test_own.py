@@ -1,0 +1,376 @@
+"""Sites' own data: every format read, every fault one sentence, the same split wherever and in whatever order."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from PIL import Image
+from pyarrow import parquet
+from pydantic import ValidationError
+
+from common.config import load_config, parse_task
+from common.data.examples import ClientData, join
+from common.data.own import Found, place_of, read
+from common.data.scenarios.own import OwnData
+from common.errors import UserError
+
+TABLE = "age,label,bmi\n30,ill,20.5\n 40 ,well,21\n50,ill,1e1\n"
+
+
+def write(path: Path, text: str = TABLE) -> Path:
+    path.write_text(text)
+    return path
+
+
+def pictures(folder: Path, *files: str, size: tuple[int, int] = (4, 2)) -> Path:
+    """Pictures of one colour each, the first one black."""
+    for number, file in enumerate(files):
+        path = folder / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", size, (51 * number, 0, 0)).save(path)
+    return folder
+
+
+def tensor(found: Found, *columns: str) -> list[Any]:
+    rows: list[Any] = found.tensor((len(columns),), columns).tolist()
+    return rows
+
+
+# ---------------------------------------------------------------------- formats
+
+
+def test_a_csv_table(tmp_path: Path) -> None:
+    found = read(write(tmp_path / "a b.csv"))
+    assert (found.name, found.columns, found.labels, found.environments) == (
+        "a b.csv", ("age", "bmi"), ["ill", "well", "ill"], None,
+    )  # fmt: skip
+    assert tensor(found, "bmi", "age") == [[20.5, 30], [21, 40], [10, 50]]
+
+
+def test_a_parquet_table_is_the_same_as_a_csv_table(tmp_path: Path) -> None:
+    columns = {"age": [30, 40, 50], "label": [1, 0, 1], "ward": ["x", "y", "x"], "old": [False, False, True]}
+    parquet.write_table(pa.table(columns), tmp_path / "a.parquet")
+    text = "age,label,ward,old\n30,1,x,0\n40,0,y,0\n50,1,x,1\n"
+    one, other = (
+        read(path, environment="ward") for path in (tmp_path / "a.parquet", write(tmp_path / "a.csv", text))
+    )
+    assert one.labels == other.labels == ["1", "0", "1"]
+    assert one.environments == other.environments == ["x", "y", "x"]
+    assert tensor(one, "age", "old") == tensor(other, "age", "old") == [[30, 0], [40, 0], [50, 1]]
+
+
+def test_arrays(tmp_path: Path) -> None:
+    x = np.arange(24, dtype=np.float64).reshape(4, 2, 3)
+    np.savez(tmp_path / "a.npz", x=x, y=np.array([0, 1, 0, 1]), environment=np.array(["u", "v", "v", "u"]))
+    found = read(tmp_path / "a.npz")
+    assert found.labels == ["0", "1", "0", "1"]
+    assert found.environments == ["u", "v", "v", "u"]
+    assert torch.equal(found.tensor((2, 3)), torch.from_numpy(x).float())
+
+
+def test_bytes_in_arrays_are_pixels(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.full((1, 1, 2, 2), 51, np.uint8), y=["a"])
+    assert read(tmp_path / "a.npz").tensor((1, 2, 2)).unique().tolist() == [pytest.approx(0.2)]
+
+
+def test_a_folder_of_pictures_in_colour_and_grey_of_another_size(tmp_path: Path) -> None:
+    folder = pictures(tmp_path / "p", "cat/1.png", "dog/b.JPG", "dog/a.png")
+    (folder / "dog" / "notes.txt").write_text("not a picture")
+    (folder / ".cache").mkdir()
+    found = read(folder)
+    assert (found.labels, found.environments) == (["cat", "dog", "dog"], None)
+    x = found.tensor((3, 3, 5))
+    assert x.shape == (3, 3, 3, 5)
+    assert x[1, 0].unique().tolist() == [pytest.approx(0.4)]  # dog/a.png, the third of the six shades
+    assert not x[:, 1:].any() or x[2, 1:].max() < 0.1  # JPEG is not exact
+    assert found.tensor((1, 2, 4)).shape == (3, 1, 2, 4)
+
+
+def test_a_folder_of_environments(tmp_path: Path) -> None:
+    found = read(pictures(tmp_path / "p", "day/cat/1.png", "day/dog/1.png", "night/cat/1.png"))
+    assert (found.labels, found.environments) == (["cat", "dog", "cat"], ["day", "day", "night"])
+
+
+def test_where_a_sites_data_are_in_a_folder_of_several(tmp_path: Path) -> None:
+    write(tmp_path / "a.csv")
+    (tmp_path / "b").mkdir()
+    assert [place_of(tmp_path, site).name for site in "ab"] == ["a.csv", "b"]
+    with pytest.raises(UserError, match=r"data of site 'c' in one of c\.csv, c\.parquet, c\.npz, c; it has none"):
+        place_of(tmp_path, "c")
+    (tmp_path / "a").mkdir()
+    with pytest.raises(UserError, match=r"it has a\.csv and a$"):
+        place_of(tmp_path, "a")
+
+
+# ---------------------------------------------------------------------- faults
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("age,bmi\n1,2\n", "s.csv has no column 'label' for the label; it has age, bmi"),
+        ("age,label\n1,a\nsecret,b\n", "s.csv: row 2, column 'age' is no number; every column but those of"),
+        ("age,label\n1,a\n,b\n", "s.csv: row 2, column 'age' is empty"),
+        ("age,label\n1,a\nNA,b\n", "s.csv: row 2, column 'age' is empty"),
+        ("age,label\n1,a\n2,\n", "s.csv: row 2, column 'label' is empty"),
+        ("age,label\n1,a\n2,  \n", "s.csv: row 2, column 'label' is empty"),
+        ("age,label\n1,a\n1e300,b\n", "s.csv: row 2, column 'age' is no finite number"),
+        ("age,label\n1,a\ninf,b\n", "s.csv: row 2, column 'age' is no finite number"),
+        ("age,label\n", "s.csv has no rows"),
+        ("", "s.csv cannot be read (Empty CSV file"),
+        ("age,label\n1,a\nsecret\n", "s.csv: row 2 has 1 cells, but there are 2 columns"),
+        ("age,age,label\n1,1,a\n", "s.csv has more than one column 'age'"),
+        ("label\na\n", "s.csv has no columns of features, only label"),
+    ],
+)
+def test_what_is_wrong_with_a_table_is_one_sentence(text: str, sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError) as error:
+        read(write(tmp_path / "s.csv", text))
+    assert str(error.value).startswith(sentence)
+    assert "\n" not in str(error.value)
+    assert "secret" not in str(error.value)  # the sentence also goes to the server
+    assert str(tmp_path) not in str(error.value)
+
+
+def test_a_parquet_column_of_dates_is_no_number(tmp_path: Path) -> None:
+    dates = pa.array([None, 1], pa.timestamp("s"))
+    parquet.write_table(pa.table({"x": dates[1:], "label": ["a"]}), tmp_path / "a.parquet")
+    with pytest.raises(UserError, match=r"row 1, column 'x' is no number"):
+        read(tmp_path / "a.parquet")
+    parquet.write_table(pa.table({"x": [1.0], "label": [[1, 2]]}), tmp_path / "a.parquet")
+    with pytest.raises(UserError, match=r"column 'label' has neither text nor whole numbers"):
+        read(tmp_path / "a.parquet")
+
+
+@pytest.mark.parametrize(
+    ("arrays", "sentence"),
+    [
+        ({"y": [1]}, "s.npz has no array 'x'"),
+        ({"x": [[1.0]]}, "s.npz has no array 'y'"),
+        ({"x": np.zeros((0, 2)), "y": np.zeros(0, int)}, "s.npz has no rows"),
+        ({"x": [[1.0], [2.0]], "y": [1]}, "s.npz: x must be numbers, 1 rows as in y; it is float64 of size 2x1"),
+        ({"x": [["a"]], "y": [1]}, "s.npz: x must be numbers, 1 rows as in y; it is <U1 of size 1x1"),
+        ({"x": [[1.0], [np.nan]], "y": [1, 2]}, "s.npz: row 2 of x has what is no finite number"),
+        ({"x": [[1.0]], "y": [0.5]}, "s.npz: y must be 1 whole numbers or texts; it is float64 of size 1"),
+        ({"x": [[1.0]], "y": [1], "environment": [1, 2]}, "s.npz: environment must be 1 whole numbers or texts"),
+        ({"x": np.array([[{}]], object), "y": [1]}, "s.npz cannot be read (Object arrays cannot be loaded"),
+    ],
+)
+def test_what_is_wrong_with_arrays_is_one_sentence(arrays: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    np.savez(tmp_path / "s.npz", **arrays)
+    with pytest.raises(UserError) as error:
+        read(tmp_path / "s.npz")
+    assert str(error.value).startswith(sentence)
+
+
+def test_files_that_are_something_else(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"there is no .*/none\.csv$"):
+        read(tmp_path / "none.csv")
+    with pytest.raises(UserError, match=r"a\.xlsx is no folder of pictures and no \.csv, \.parquet or \.npz file"):
+        read(write(tmp_path / "a.xlsx"))
+    for name in ("a.npz", "a.parquet"):
+        with pytest.raises(UserError, match=f"{name} cannot be read"):
+            read(write(tmp_path / name))
+    for text in (b"age,label\xff\n1,a\n", b"age,label\n1,\xff\n"):
+        (tmp_path / "b.csv").write_bytes(text)
+        with pytest.raises(UserError, match=r"b\.csv cannot be read .*(utf-8|UTF8)"):
+            read(tmp_path / "b.csv")
+
+
+@pytest.mark.parametrize(
+    ("files", "empty", "sentence"),
+    [
+        ((), "", "p has no folders; there must be one of each class, with its pictures"),
+        (("cat/1.png",), "dog", "p: dog has no pictures (.bmp, "),
+        (("day/cat/1.png",), "day/dog", "p: day/dog has no pictures"),
+        (("day/cat/1.png", "dog/1.png"), "", "p: day has folders and dog has none; all must be alike"),
+    ],
+)
+def test_folders_that_are_no_classes(files: tuple[str, ...], empty: str, sentence: str, tmp_path: Path) -> None:
+    folder = pictures(tmp_path / "p", *files)
+    (folder / empty).mkdir(parents=True, exist_ok=True)
+    with pytest.raises(UserError) as error:
+        read(folder)
+    assert str(error.value).startswith(sentence)
+
+
+def test_a_damaged_picture_is_named(tmp_path: Path) -> None:
+    folder = pictures(tmp_path / "p", "cat/1.png")
+    write(folder / "cat" / "2.png")
+    with pytest.raises(UserError, match=r"picture .*2\.png cannot be read"):
+        read(folder).tensor((3, 4, 4))
+
+
+# ---------------------------------------------------------------------- what the server announces
+
+
+def announced(**settings: Any) -> OwnData:
+    return OwnData(**{"sites": ("a", "b"), "inputs": ("age", "bmi"), "labels": ("well", "ill"), **settings})
+
+
+def divided(scenario: OwnData, path: Path, site: str = "a", seed: int = 0) -> ClientData:
+    return scenario.divided(site, seed, read(path, scenario.label_column, scenario.environment_column))
+
+
+@pytest.mark.parametrize(
+    ("settings", "text", "sentence"),
+    [
+        ({"inputs": ("age", "bmi", "sex")}, TABLE, "s.csv lacks column 'sex', which the server announces"),
+        ({"inputs": ("age",)}, TABLE, "s.csv has column 'bmi', which the server does not announce"),
+        ({"inputs": (2,)}, TABLE, "s.csv is a table, but the server announces no columns"),
+        ({"labels": ("x", "ill")}, TABLE, "s.csv: row 2 is of no class that the server announces (x, ill)"),
+        ({"label_column": "died"}, TABLE, "s.csv has no column 'died' for the label; it has age, label, bmi"),
+        ({"environment_column": "ward"}, TABLE, "s.csv has no column 'ward' for the environment; it has"),
+        (
+            {"environment_column": "ward", "environments": ("x",)},
+            "age,bmi,label,ward\n1,2,ill,x\n1,2,ill,y\n",
+            "s.csv: row 2 is of no environment that the server announces (x)",
+        ),
+        (
+            {"environments": ("x", "y")},
+            TABLE,
+            "s.csv does not say of which environment its samples are; the server announces x, y",
+        ),
+    ],
+)
+def test_data_that_the_server_does_not_announce(
+    settings: dict[str, Any], text: str, sentence: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError) as error:
+        divided(announced(**settings), write(tmp_path / "s.csv", text))
+    assert str(error.value).startswith(sentence)
+
+
+def test_shapes_that_the_server_does_not_announce(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.zeros((1, 3)), y=["ill"])
+    with pytest.raises(UserError, match=r"samples in a\.npz are of size 3, but the server announces size 2$"):
+        divided(announced(inputs=(2,)), tmp_path / "a.npz")
+    folder = pictures(tmp_path / "p", "ill/1.png")
+    with pytest.raises(UserError, match=r"p has pictures, but the server announces samples of size 2"):
+        divided(announced(), folder)
+    with pytest.raises(UserError, match=r"p: folder ill is of no class that the server announces \(cat, dog\)"):
+        divided(announced(inputs=(3, 4, 4), labels=("cat", "dog")), folder)
+
+
+def many(path: Path, count: int = 100, wards: str = "xy") -> Path:
+    """A table whose ages are 0, 1, …; every second row is of the second ward."""
+    rows = [f"{n},{wards[n % len(wards)]},{('ill', 'well')[n % 3 == 0]}" for n in range(count)]
+    return write(path, "\n".join(["age,ward,label", *rows]) + "\n")
+
+
+WARDS: dict[str, Any] = {"inputs": ("age",), "environments": ("x", "y"), "environment_column": "ward"}
+
+
+def test_each_environment_is_divided_and_every_sample_is_used_once(tmp_path: Path) -> None:
+    data = divided(announced(**WARDS), many(tmp_path / "s.csv"))
+    assert (len(data.train), len(data.validation)) == (70, 10)
+    assert {name: len(part) for name, part in data.test.items()} == {"x": 10, "y": 10}
+    for part in (data.train, data.validation):
+        assert torch.equal(part.x[:, 0] % 2, part.environment.float())
+    for number, part in enumerate(data.test.values()):
+        assert set(part.x[:, 0].long().remainder(2).tolist()) == {number}
+        assert set(part.environment.tolist()) == {-1}
+    every = join([data.train, data.validation, *data.test.values()])
+    assert sorted(every.x[:, 0].tolist()) == list(range(100))
+    assert torch.equal(every.y, (every.x[:, 0] % 3 != 0).long())
+
+
+def test_the_split_is_keyed_by_seed_site_and_environment(tmp_path: Path) -> None:
+    path, scenario = many(tmp_path / "s.csv"), announced(**WARDS)
+    one = divided(scenario, path)
+    assert torch.equal(one.train.x, divided(scenario, path).train.x)
+    for other in (divided(scenario, path, seed=1), divided(scenario, path, site="b")):
+        assert not torch.equal(one.train.x, other.train.x)
+    # The same rows of one environment are divided alike whatever is in the other.
+    assert torch.equal(divided(scenario, many(path, wards="xy", count=99)).test["x"].x, one.test["x"].x)
+
+
+def test_a_site_that_lacks_an_environment_or_has_few_samples(tmp_path: Path) -> None:
+    data = divided(announced(**WARDS), many(tmp_path / "s.csv", count=4, wards="x"))
+    assert {name: len(part) for name, part in data.test.items()} == {"x": 1}
+    assert (len(data.train), len(data.validation)) == (3, 0)
+
+
+def test_without_a_word_on_environments_it_is_the_only_one_or_the_sites_own(tmp_path: Path) -> None:
+    path = write(tmp_path / "s.csv")
+    assert set(divided(announced(), path).train.environment.tolist()) == {0}
+    assert set(divided(announced(environments=("a", "b")), path, site="b").train.environment.tolist()) == {1}
+
+
+def test_features_and_channels_are_normalised_as_announced(tmp_path: Path) -> None:
+    scenario = announced(mean=(40, 0), scale=(10, 2), test_fraction=0, validation_fraction=0)
+    x = divided(scenario, write(tmp_path / "s.csv")).train.x
+    assert sorted(x.tolist()) == [[-1, 10.25], [0, 10.5], [1, 5]]
+    colour = announced(inputs=(3, 2, 2), mean=(0, 0.5, 1), scale=(1, 2, 4))
+    assert colour.prepare(torch.ones(1, 3, 2, 2))[0, :, 0, 0].tolist() == [1, 0.25, 0]
+
+
+def test_the_order_of_a_folder_makes_no_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = pictures(tmp_path / "p", *(f"{name}/{n}.png" for name in ("ill", "well") for n in range(5)))
+    scenario, list_ = announced(inputs=(3, 4, 4)), Path.iterdir
+    before = divided(scenario, folder)
+    monkeypatch.setattr(Path, "iterdir", lambda path: iter(sorted(list_(path), reverse=True)))
+    after = divided(scenario, folder)
+    assert torch.equal(before.train.x, after.train.x)
+    assert torch.equal(before.test["own"].y, after.test["own"].y)
+
+
+# ---------------------------------------------------------------------- the scenario itself
+
+
+def test_clients_are_the_sites_in_their_order() -> None:
+    scenario = announced(sites=("north", "east", "west"))
+    assert (scenario.clients, scenario.client_ids) == (3, ("east", "north", "west"))
+    assert scenario.class_names == ("well", "ill")
+    assert announced(inputs=(3, 32, 32)).model["name"] == "cnn-small"
+
+
+def test_the_announcement_survives_a_run_folder_and_the_way_to_a_site(tmp_path: Path) -> None:
+    scenario = announced(mean=(1.5, 2), scale=(1, 2), environments=("x", "y")).model_dump(mode="json")
+    config = load_config(options={"scenario": scenario, "method": "fedavg"})
+    write(tmp_path / "config.toml", config.toml())
+    assert load_config(tmp_path / "config.toml") == config
+    assert parse_task(config.task()).scenario == config.scenario
+    assert "clients" not in config.toml()
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        ({"sites": ()}, "sites"),
+        ({"sites": ("a", "a")}, "a name is there twice"),
+        ({"sites": ("a/b",)}, "'a/b' is no name of"),
+        ({"sites": ("..",)}, "is no name of"),
+        ({"labels": ("a",)}, "labels"),
+        ({"labels": ("a", "a")}, "a name is there twice"),
+        ({"inputs": ("x", "x")}, "a name is there twice"),
+        ({"inputs": (0, 2)}, "inputs"),
+        ({"mean": (1.0,)}, "one for each of 2 features or channels"),
+        ({"inputs": (3, 8, 8), "scale": (1.0, 1.0)}, "one for each of 3 features or channels"),
+        ({"scale": (0.0, 1.0)}, "scale"),
+        ({"mean": (float("nan"), 1.0)}, "mean"),
+        ({"test_fraction": 0.6, "validation_fraction": 0.4}, "leaves nothing to train on"),
+    ],
+)
+def test_a_setting_out_of_bounds_is_refused(settings: dict[str, Any], word: str) -> None:
+    with pytest.raises(ValidationError, match=word):
+        announced(**settings)
+
+
+def test_the_number_of_clients_cannot_be_set() -> None:
+    with pytest.raises(UserError, match=r"follows from the names in scenario\.sites"):
+        load_config(options={"scenario": "own-data"}, settings=["scenario.clients=3"])
+
+
+def test_in_one_process_there_must_be_a_data_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PERENNIAL_DATA", raising=False)
+    with pytest.raises(UserError, match=r"own-data is for sites that join .*perennial join.*such as a\.csv"):
+        announced().client_data(0, 0, None)
+    write(tmp_path / "b.csv")
+    found = announced().client_data(1, 3, tmp_path)
+    assert torch.equal(found.train.x, divided(announced(), tmp_path / "b.csv", "b", 3).train.x)
+    with pytest.raises(UserError, match="data of site 'a'"):
+        announced().client_data(0, 0, tmp_path)
