@@ -155,7 +155,7 @@ def epsilon(noise_multiplier: float, releases: int, delta: float) -> float:
     """ε of (ε, δ)-differential privacy after this many Gaussian mechanisms of one noise multiplier z.
 
     Together they are ρ-zCDP with `ρ = releases / (2 z²)`, which gives `ε = ρ + 2 √(ρ ln(1/δ))` (Bun and Steinke
-    2016, Propositions 1.3, 1.6 and Lemma 2.3).
+    2016, Propositions 1.3 and 1.6, Lemma 1.7).
     """
     rho = releases / (2 * noise_multiplier**2)
     return rho + 2 * sqrt(rho * log(1 / delta))

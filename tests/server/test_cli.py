@@ -192,3 +192,15 @@ def test_a_run_that_misses_its_quorum_stops_with_code_3(here: Path, monkeypatch:
     result = call("run", *TOY, "--set", "wait=0.01", "--out", "one")
     assert result.exit_code == 3
     assert "1 of 4 clients" in result.stderr
+
+
+def test_a_private_run_says_what_it_promises_and_an_impossible_one_is_refused(here: Path) -> None:
+    private = ["--set", "privacy.mechanism=fixed", "--set", "privacy.noise_multiplier=10"]
+    result = call("run", *TOY, "--method", "fedavg", "--rounds", "2", *private, "--out", "one")
+    assert result.exit_code == 0, result.output
+    assert "privacy: ε = 0.689 at δ = 1e-05 for everything that a client sent in to 2 models" in result.stdout
+    assert call("run", "--config", "one/config.toml", "--out", "two").exit_code == 0
+    result = call("run", *TOY, "--method", "fediir", *private, "--out", "three")
+    assert result.exit_code == 2
+    assert "privacy.mechanism: 'fixed' is not possible with method 'fediir'" in result.output
+    assert not (here / "three").exists()

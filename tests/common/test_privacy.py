@@ -1,0 +1,109 @@
+"""Which mechanism goes with which method, and what differential privacy promises, in numbers."""
+
+import re
+from math import exp
+from pathlib import Path
+
+import pytest
+from flwr.supercore.differential_privacy import compute_adaptive_noise_params
+
+from common.config import load_config, parse_task
+from common.errors import UserError
+from common.methods import METHODS
+from common.privacy import MECHANISMS, AdaptiveClipping, FixedClipping, NoMechanism, epsilon
+
+PAGE = (Path(__file__).parents[2] / "docs" / "privacy.md").read_text(encoding="utf-8")
+MODEL = {"model": {"name": "mlp", "norm": "none"}}
+
+
+def test_there_is_none_unless_it_is_asked_for(tmp_path: Path) -> None:
+    assert load_config().privacy == NoMechanism()
+    config = load_config(settings=["privacy.mechanism=adaptive", "privacy.quantile=0.3", "privacy.delta=1e-6"])
+    assert config.privacy == AdaptiveClipping(quantile=0.3, delta=1e-6)
+    assert load_config(options={"privacy": {"mechanism": "fixed"}}).privacy == FixedClipping()
+    (tmp_path / "config.toml").write_text(config.toml())
+    assert load_config(tmp_path / "config.toml") == config
+    assert config.task() == load_config().task()  # all of it happens at the server
+    assert parse_task(config.task()).method == config.method
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (["privacy.mechanism=dp"], "unknown privacy.mechanism 'dp' (there are: adaptive, fixed, none)"),
+        (["privacy.noise_multiplier=2"], "privacy.noise_multiplier needs a privacy.mechanism"),
+        (["privacy.mechanism=none", "privacy.noise_multiplier=2"], "noise_multiplier: there is no such setting"),
+        (["privacy.mechanism=fixed", "privacy.quantile=0.5"], "privacy.quantile: there is no such setting"),
+        (["privacy.mechanism=fixed", "privacy.clipping_norm=0"], "privacy.clipping_norm: 0 is not possible"),
+        (["privacy=fixed"], "privacy.mechanism"),
+        (
+            ["privacy.mechanism=fixed", "model.norm=batch"],
+            "privacy.mechanism: 'fixed' is not possible with BatchNorm, whose running variances and counters",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_sentence(settings: list[str], sentence: str) -> None:
+    with pytest.raises(UserError, match=re.escape(sentence)) as error:
+        load_config(options=MODEL, settings=settings)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_the_table_in_the_docs_is_what_is_possible(name: str) -> None:
+    row = re.search(rf"^\| `{name}` \| (.*?) \|", PAGE, re.MULTILINE)
+    assert row, "docs/privacy.md does not list it"
+    for mechanism in MECHANISMS.keys() - {"none"}:
+        options = {**MODEL, "method": name, "privacy": {"mechanism": mechanism}}
+        if row[1] == "yes":
+            assert load_config(options=options).privacy.mechanism == mechanism
+        else:
+            assert row[1] == "no"
+            with pytest.raises(UserError, match=f"'{mechanism}' is not possible with method '{name}' as set here"):
+                load_config(options=options)
+
+
+@pytest.mark.parametrize("mechanism", sorted(MECHANISMS.keys() - {"none"}))
+def test_every_setting_is_documented(mechanism: str) -> None:
+    for key, facts in MECHANISMS[mechanism].model_json_schema()["properties"].items():
+        assert f"| `{key}` |" in PAGE
+        assert key == "mechanism" or (facts["description"] and facts["source"] and "default" in facts)
+
+
+def test_settings_of_a_method_can_make_it_impossible() -> None:
+    options = {**MODEL, "method": "perinvfl", "privacy": {"mechanism": "fixed"}}
+    assert load_config(options=options).privacy == FixedClipping()
+    with pytest.raises(UserError, match="not possible with method 'perinvfl' as set here"):
+        load_config(options=options, settings=["invariance=groupdro"])
+
+
+def test_clients_that_keep_their_batch_norm_may_have_one() -> None:
+    options = {"method": "fedbn", "model": {"name": "mlp", "norm": "batch"}, "privacy": {"mechanism": "fixed"}}
+    assert load_config(options=options).privacy == FixedClipping()
+
+
+def test_epsilon_by_hand() -> None:
+    """z = 2 and 8 rounds are ρ = 8 / (2 · 4) = 1, and ln(1/δ) = 4: ε = 1 + 2 √4."""
+    assert epsilon(2.0, 8, exp(-4)) == pytest.approx(5)
+    assert FixedClipping(noise_multiplier=2, delta=exp(-4)).report(8)["epsilon"] == pytest.approx(5)
+    assert FixedClipping(noise_multiplier=0).report(8)["epsilon"] is None
+    assert NoMechanism().report(8) == {}
+
+
+@pytest.mark.parametrize(("z", "clients", "deviation"), [(1.0, 8, 1.0), (0.3, 8, 0.4), (1.0, 200, 10.0)])
+def test_the_noise_of_adaptive_clipping_is_divided_as_in_flower(z: float, clients: int, deviation: float) -> None:
+    multiplier, found = AdaptiveClipping(noise_multiplier=z).noise(clients)
+    assert found == deviation
+    assert (found, multiplier) == pytest.approx(compute_adaptive_noise_params(z, clients, deviation))
+    assert z < multiplier < 1.16 * z
+    assert AdaptiveClipping(noise_multiplier=0).noise(clients) == (0, 0)
+
+
+def test_the_clipping_norm_follows_the_share_of_unclipped_updates() -> None:
+    """Too few updates left unclipped: the norm grows (Andrew et al. 2021, Algorithm 1)."""
+    clipping = AdaptiveClipping(quantile=0.5, rate=0.2)
+    assert clipping.followed(1.0, 0.0) == pytest.approx(exp(0.1))
+    assert clipping.followed(2.0, 1.0) == pytest.approx(2 * exp(-0.1))
+    assert clipping.followed(2.0, 0.5) == 2.0
+    assert clipping.followed(2.0, 1e9) == clipping.followed(2.0, 1.0)  # noise alone
+    assert clipping.followed(2.0, -1e9) == clipping.followed(2.0, 0.0)
+    assert FixedClipping().followed(2.0, 1.0) == 2.0
