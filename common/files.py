@@ -2,11 +2,13 @@
 
 import json
 import os
+import re
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from common.models import Tensors, divided, joined
@@ -49,6 +51,20 @@ def load_records(path: Path) -> dict[str, Tensors]:
     return divided(load_tensors(path))
 
 
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Whatever goes wrong while a file is written, a full disk for one, is an `OSError` that names the file."""
+    try:
+        yield
+    except SafetensorError as error:  # its own error, with the number in the text
+        if not (number := re.search(r"\(os error (\d+)\)", str(error))):
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from None
+    except OSError as error:
+        error.filename = str(path)  # a file beside it, or none
+        raise
+
+
 def sync(path: Path) -> None:
     """Flush a file or folder to disk."""
     handle = os.open(path, os.O_RDONLY)
@@ -59,14 +75,15 @@ def sync(path: Path) -> None:
 
 
 def _replace(path: Path, fill: Callable[[str], object]) -> None:
-    handle, beside = tempfile.mkstemp(dir=path.parent, prefix=".new-")
-    os.close(handle)
-    try:
-        fill(beside)
-        os.chmod(beside, 0o644)
-        sync(Path(beside))
-        os.replace(beside, path)
-        sync(path.parent)
-    except BaseException:
-        os.unlink(beside)
-        raise
+    with writing(path):
+        handle, beside = tempfile.mkstemp(dir=path.parent, prefix=".new-")
+        os.close(handle)
+        try:
+            fill(beside)
+            os.chmod(beside, 0o644)
+            sync(Path(beside))
+            os.replace(beside, path)
+            sync(path.parent)
+        except BaseException:
+            os.unlink(beside)
+            raise

@@ -2,6 +2,7 @@
 
 import json
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -38,9 +39,10 @@ def main(grid: Grid, context: Context) -> None:
             origin = start(config)
         log(INFO, "perennial: run folder %s", folder.path.resolve())
         run_rounds(config, folder, OrderedGrid(grid), origin, _watch)
-    except (UserError, RunStopped) as error:
-        log(ERROR, "perennial: %s", error)
-        _leave_word(Path(settings["resume"] or settings["out"] or "."), error)
+    except (UserError, RunStopped, OSError) as error:
+        word = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
+        log(ERROR, "perennial: %s", word)
+        _leave_word(Path(settings["resume"] or settings["out"] or "."), word)
         raise
 
 
@@ -64,7 +66,8 @@ def _watch(progress: Progress) -> None:
         log(INFO, "perennial: %s", line)
 
 
-def _leave_word(path: Path, error: Exception) -> None:
+def _leave_word(path: Path, word: str) -> None:
     # Whoever started the run through `flwr` sees only a failed run; the reason waits beside its files.
     if path.is_dir():
-        write_text(path / "error.txt", f"{error}\n")
+        with suppress(OSError):  # the disk may be full
+            write_text(path / "error.txt", f"{word}\n")

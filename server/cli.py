@@ -506,7 +506,8 @@ def sentences() -> Iterator[None]:
         raise typer.Exit(130) from None
     except OSError as error:
         # A full disk or a folder that is gone: the files written so far are whole, so the run can be resumed.
-        err.print(f"perennial: {error.filename or 'a file'}: {error.strerror}", style="red", markup=False)
+        text = f"perennial: {error.filename or 'a file'}: {error.strerror}"
+        err.print(text, style="red", markup=False, soft_wrap=True)
         raise typer.Exit(2) from None
 
 

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 
 from common.config import RunConfig, load_config
 from common.errors import UserError
-from common.files import load_records, load_tensors, save_records, save_tensors, sync, write_text
+from common.files import load_records, load_tensors, save_records, save_tensors, sync, write_text, writing
 from common.models import Tensors
 
 HELD_CHECKPOINTS = 2
@@ -79,7 +79,7 @@ class RunFolder:
 
     def append(self, rows: list[dict[str, Any]]) -> None:
         """Add rows to the log."""
-        with self.log.open("a") as file:
+        with writing(self.log), self.log.open("a") as file:
             file.writelines(json.dumps(row) + "\n" for row in rows)
 
     def rows(self) -> list[dict[str, Any]]:
@@ -148,19 +148,22 @@ class RunFolder:
         for torso in parent.glob(".new-*"):
             shutil.rmtree(torso)
         beside = Path(tempfile.mkdtemp(dir=parent, prefix=".new-"))
-        sync(self.log)  # the checkpoint counts its bytes
-        save_tensors(beside / "arrays.safetensors", checkpoint.arrays)
-        save_records(beside / "strategy.safetensors", checkpoint.strategy)
-        facts = {key: value for key, value in vars(checkpoint).items() if key not in ("arrays", "strategy")}
-        facts["sha256"] = {name: _digest(beside / name) for name in TENSOR_FILES}
-        (beside / "state.json").write_text(json.dumps(facts))
-        if save_clients:
-            save_clients(beside / "clients")
-        sync(beside / "state.json")
-        sync(beside)
         final = self.checkpoint_path(checkpoint.round)
-        shutil.rmtree(final, ignore_errors=True)
-        os.replace(beside, final)
+        try:
+            sync(self.log)  # the checkpoint counts its bytes
+            save_tensors(beside / "arrays.safetensors", checkpoint.arrays)
+            save_records(beside / "strategy.safetensors", checkpoint.strategy)
+            facts = {key: value for key, value in vars(checkpoint).items() if key not in ("arrays", "strategy")}
+            facts["sha256"] = {name: _digest(beside / name) for name in TENSOR_FILES}
+            write_text(beside / "state.json", json.dumps(facts))
+            if save_clients:
+                save_clients(beside / "clients")
+            sync(beside)
+            shutil.rmtree(final, ignore_errors=True)
+            os.replace(beside, final)
+        except BaseException:
+            shutil.rmtree(beside, ignore_errors=True)  # on a full disk, every byte counts
+            raise
         sync(parent)
         for stale in self.checkpoints()[:-HELD_CHECKPOINTS]:
             shutil.rmtree(self.checkpoint_path(stale))
