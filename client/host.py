@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
+from client.site import OwnSite
 from client.snapshot import Snapshot
 from client.state import FileStates, Kept, Version, before_message, digest, needed, valid
 from client.trainer import Client, Received, Reply, Site
@@ -19,6 +20,7 @@ from common.errors import UserError
 from common.models import Tensors, network
 from common.modules import defined_in
 from common.wire import (
+    CLIENT,
     CONFIG,
     KEPT,
     METRICS,
@@ -64,18 +66,22 @@ def pick_device(wish: str) -> torch.device:
 class Host:
     """Serves one or many clients in this process: data, networks and kept state stay resident.
 
-    `states` holds versions by `RUN/CLIENT`: a plain dict in the local runtime, files elsewhere.
+    `states` holds versions by `RUN/CLIENT`: a plain dict in the local runtime, files elsewhere. A host with an
+    `own` site has its data alone.
     """
 
     states: MutableMapping[str, list[Version]]
     data_root: Path | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    own: OwnSite | None = None
     _sites: dict[tuple[str, int], Site] = field(default_factory=dict)
 
     def site(self, text: str, task: Task, number: int) -> Site:
         """Client number `number` of the task, its data loaded once per process. Raises `UserError`."""
         if (text, number) not in self._sites:
             data = self.data(task, number)
+            # What the last run needed is let go.
+            self._sites = {key: site for key, site in self._sites.items() if key[0] == text}
             net = network(task.model, task.scenario.input_shape, task.scenario.classes, self.device)
             self._sites[text, number] = Site(task.scenario.client_ids[number], data, net, task.seed)
         return self._sites[text, number]
@@ -85,20 +91,25 @@ class Host:
         ids = task.scenario.client_ids
         if not 0 <= number < len(ids):
             raise UserError(f"partition-id {number} is not possible; the scenario has clients 0 to {len(ids) - 1}")
-        data = task.scenario.client_data(number, task.seed, self.data_root).to(self.device)
+        own, scenario = self.own, task.scenario
+        data = own.load(task) if own else scenario.client_data(number, task.seed, self.data_root)
         if not len(data.train):
             raise UserError(f"{ids[number]} has no training samples")
-        return data
+        return data.to(self.device)
 
-    def handle(self, message: Message, number: int) -> Message:
-        """Answer a message as client number `number`."""
+    def handle(self, message: Message, number: int = 0) -> Message:
+        """Answer a message as client number `number`, or as the client that the own site is."""
         config = _config(message)
         text = str(config[TASK])
         task = parse_task(text)
-        site = self.site(text, task, number)
         action = message.metadata.message_type
+        if self.own:
+            number = self.own.number(task)
+            if action == "query":  # a run begins, and the site's files may have changed since the last one
+                self._sites.clear()
+        site = self.site(text, task, number)
         if action == "query":
-            reply = Reply(metrics={NUM_EXAMPLES: len(site.data.train)}, settings={"client": site.client})
+            reply = Reply(metrics={NUM_EXAMPLES: len(site.data.train)}, settings={CLIENT: site.client})
         elif action in task.method.actions:
             reply = self._act(message, config, action, task, site)
         else:
@@ -131,7 +142,7 @@ class Host:
             checkpoints: list[int] = list(config[KEPT])  # type: ignore[arg-type]
             self.states[place] = needed([*older, newest], checkpoints)
         if action == "evaluate" and isinstance(self.states, FileStates):
-            snapshot = Snapshot(str(config[TASK]), site.client, self.data_root, received, after)
+            snapshot = Snapshot(str(config[TASK]), site.client, self.data_root, received, after, self.own)
             snapshot.save(self.states.folder / place)
         return reply
 

@@ -135,7 +135,7 @@ def load(path: Path, data_root: Path | None, device: torch.device) -> Served:
     snapshot = Snapshot.load(path, device)
     task = parse_task(snapshot.task)
     scenario = task.scenario
-    host = Host({}, data_root or snapshot.data_root, device)
+    host = Host({}, data_root or snapshot.data_root, device, snapshot.own)
     data = cast(ClientData, OnDemand(lambda: host.data(task, scenario.client_ids.index(snapshot.client))))
     # A network of its own: the one before goes on serving while this one may be fine-tuned.
     net = Network(task.model, scenario.input_shape, scenario.classes, device)

@@ -1,11 +1,12 @@
 """What a site evaluated last, on its disk: all from which `perennial serve` makes the same models again."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 
+from client.site import OwnSite
 from client.state import Kept
 from client.trainer import Received
 from common.files import load_with_facts, save_tensors
@@ -25,6 +26,7 @@ class Snapshot:
     data_root: Path | None
     received: Received
     kept: Kept
+    own: OwnSite | None = None
 
     def save(self, folder: Path) -> None:
         """Write it in place of the one before."""
@@ -33,6 +35,7 @@ class Snapshot:
             "task": self.task,
             "client": self.client,
             "data_root": str(self.data_root.absolute()) if self.data_root else "",
+            "own": {name: str(value) for name, value in asdict(self.own).items()} if self.own else None,
             "round": self.received.round,
             "settings": dict(self.received.settings),
             "records": list(self.received.arrays),  # a record without tensors has no other trace
@@ -54,4 +57,5 @@ class Snapshot:
             Path(facts["data_root"]) if facts["data_root"] else None,
             Received(facts["round"], arrays, facts["settings"]),
             divided(parts.get("kept", {})),
+            OwnSite(**{**facts["own"], "data": Path(facts["own"]["data"])}) if facts["own"] else None,
         )
