@@ -22,11 +22,11 @@ class LocalRuntime:
         torch.set_num_threads(1)
         self.config = config
         self.states: dict[str, list[Version]] = {}
-        self.host = Host(self.states, config.data_folder, pick_device(config.device))
+        self.host = host = Host(self.states, config.data_folder, pick_device(config.device))
         text = config.task()
-        self.host.site(text, parse_task(text), 0)
+        host.site(text, parse_task(text), 0)
         app = OneHandlerApp(
-            lambda message, context: self.host.handle(message, int(context.node_config["partition-id"]))
+            lambda message, context: host.handle(message, int(context.node_config["partition-id"]))
         )
         self.grid = LocalGrid(app, len(config.scenario.client_ids))
 

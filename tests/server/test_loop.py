@@ -1,3 +1,5 @@
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -132,3 +134,17 @@ def test_the_run_folder_holds_every_model_of_the_server(method: str, part: str, 
     assert found.keys() == {"global", *(f"{part}-{number}" for number in range(4))}
     for name in found.keys() - {"global"}:
         assert all(torch.equal(tensor, found[name][key]) for key, tensor in kept[name].items())
+
+
+def test_a_finished_run_holds_no_data(tmp_path: Path) -> None:
+    """Of runs one after the other in a process, the first one's tensors go without waiting for the collector."""
+    gc.disable()
+    try:
+        config = toy_config("fedavg", rounds=1)
+        runtime = LocalRuntime(config)
+        runtime.run(RunFolder.create(tmp_path / "run", config))
+        host = weakref.ref(runtime.host)
+        del runtime
+        assert host() is None
+    finally:
+        gc.enable()
