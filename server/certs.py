@@ -9,6 +9,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
@@ -17,6 +18,7 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     PublicFormat,
     load_pem_private_key,
+    load_ssh_public_key,
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
@@ -67,6 +69,16 @@ def make(
         public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
         _write(folder / "sites" / f"{name}.pub", public + b"\n")
     return names
+
+
+def must_be_public(path: Path) -> None:
+    """Raises `UserError` for what is not a site's public key, `OSError` for what is not there."""
+    try:
+        key = load_ssh_public_key(path.read_bytes())
+    except (ValueError, UnsupportedAlgorithm):
+        key = None
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise UserError(f"{path} is no public key of a site; give a file sites/NAME.pub of `perennial certs`")
 
 
 def authority(key: Key, days: int) -> x509.Certificate:

@@ -19,6 +19,7 @@ from common.config import RunConfig
 from common.data.datasets import resolve_root
 from common.errors import RunStopped, UserError
 from common.superlink import Address, must_answer, must_be_protected
+from server.certs import must_be_public
 from server.folder import RunFolder
 
 APP = Path(__file__).parents[1]
@@ -89,7 +90,7 @@ class Connection:
             "resume": str(out.resolve()) if resume else "",
         }
         if config.runtime == "simulation":  # at a deployment, where a site keeps things is the site's own business
-            settings |= {"state-dir": str((out / "clients").resolve()), "device": config.device}
+            settings |= {"state-dir": str((out / "clients").resolve()), "device": config.device, "worker": "off"}
             if root := resolve_root(config.data_folder):
                 settings["data-root"] = str(root)
         with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
@@ -107,6 +108,7 @@ class Connection:
 
     def register(self, key: Path) -> str:
         """Let the site with this public key in; its node id, or "" where it may already. Raises `UserError`."""
+        must_be_public(key)
         answer = self._flwr("supernode", "register", str(key), self.name)
         if answer.get("success"):
             return str(answer["node-id"])
