@@ -19,7 +19,8 @@ class VRExStrategy(FedSGDStrategy[VREx]):
     """
 
     def check(self, reply: Reply) -> None:
-        _risk(reply)
+        if abs(risk := _risk(reply)) > self.run.largest:
+            raise Rejected(f"metric 'risk' is {risk:g}, and largest={self.run.largest:g} is the limit")
 
     def combined(self, server_round: int, replies: Iterable[Reply]) -> Tensors:
         gradient, product, risks = StreamingMean(), StreamingMean(), []

@@ -200,6 +200,19 @@ def test_alone_a_client_has_plain_gradient_descent(method: str) -> None:
     assert_close(found, descended(lambda params, _: risk(params, 0), 0.3))
 
 
+def test_a_client_whose_risk_is_absurd_is_left_out() -> None:
+    """In float32, its product with a gradient would be infinite."""
+
+    def spoil(client: str, made: RecordDict) -> RecordDict:
+        if client == "client-2":
+            made.metric_records[METRICS]["risk"] = 1e38
+        return made
+
+    found, strategy = step("vrex", spoil=spoil)
+    assert "'risk' is 1e+38, and largest=1e+09" in strategy.exchanges[-1].left_out["client-2"]
+    assert all(torch.isfinite(tensor).all() for tensor in found.values())
+
+
 def test_a_client_that_does_not_say_its_risk_is_left_out() -> None:
     def without(client: str, made: RecordDict) -> RecordDict:
         if client == "client-2":
