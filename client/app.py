@@ -1,17 +1,30 @@
 """The Flower ClientApp: one handler behind every action of every method."""
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
+from common.errors import UserError
+
 Handler = Callable[[Message, Context], Message]
 
-SETTINGS = {"state-dir": "PERENNIAL_STATE", "data-root": "PERENNIAL_DATA", "device": "PERENNIAL_DEVICE"}
+SETTINGS = {
+    "state-dir": "PERENNIAL_STATE",
+    "data-root": "PERENNIAL_DATA",
+    "device": "PERENNIAL_DEVICE",
+    "worker": "PERENNIAL_WORKER",
+}
 """A node's own settings, as `--node-config` knows them, and the environment's names for them."""
-DEFAULTS = {"state-dir": str(Path.home() / ".perennial" / "state"), "data-root": "", "device": "auto"}
+DEFAULTS = {
+    "state-dir": str(Path.home() / ".perennial" / "state"),
+    "data-root": "",
+    "device": "auto",
+    "worker": "on" if sys.platform == "linux" else "off",  # a worker watches its parent in /proc
+}
 
 
 class OneHandlerApp(ClientApp):
@@ -35,10 +48,17 @@ def settings_of(context: Context) -> dict[str, str]:
 
 
 def handle(message: Message, context: Context) -> Message:
-    """Answer a message at a SuperNode or in Flower's simulation."""
+    """Answer a message at a SuperNode or in Flower's simulation. Raises `UserError`, and what answering raises."""
+    settings = settings_of(context)
+    if settings["worker"] == "on":
+        from client.relay import relay
+
+        return relay(message, settings)
+    if settings["worker"] != "off":
+        raise UserError(f'worker: {settings["worker"]!r} is not possible; write worker="on" or worker="off"')
     from client.node import answer  # imports PyTorch
 
-    return answer(message, settings_of(context))
+    return answer(message, settings)
 
 
 app = OneHandlerApp(handle)

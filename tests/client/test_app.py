@@ -4,9 +4,10 @@ import subprocess
 import sys
 
 import pytest
-from flwr.app import Context, RecordDict
+from flwr.app import Context, Message, RecordDict
 
-from client.app import settings_of
+from client.app import handle, settings_of
+from common.errors import UserError
 
 
 def test_a_node_s_own_settings_are_stronger(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -20,10 +21,28 @@ def test_a_node_s_own_settings_are_stronger(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("PERENNIAL_DATA", "/site-data")
     monkeypatch.setenv("PERENNIAL_DEVICE", "cuda:1")
     monkeypatch.delenv("PERENNIAL_STATE", raising=False)
+    monkeypatch.setenv("PERENNIAL_WORKER", "off")
     found = settings_of(context)
-    assert found == {"partition-id": "3", "device": "cpu", "state-dir": "/run", "data-root": "/site-data"}
+    own = {"partition-id": "3", "device": "cpu", "state-dir": "/run", "data-root": "/site-data", "worker": "off"}
+    assert found == own
 
 
 def test_the_app_does_not_import_pytorch() -> None:
-    code = "import sys, client.app; sys.exit('torch' in sys.modules)"
+    code = "import sys, client.app, client.relay, client.worker; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(("worker", "module"), [("on", "client.relay.relay"), ("off", "client.node.answer")])
+def test_a_node_may_do_without_the_worker(worker: str, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    context = Context(1, 1, {"worker": worker, "partition-id": 0}, RecordDict(), {})
+    asked = []
+    monkeypatch.setattr(module, lambda message, settings: asked.append((message, settings["worker"])) or message)
+    message = Message(RecordDict(), 1, "train")
+    assert handle(message, context) is message
+    assert asked == [(message, worker)]
+
+
+def test_anything_else_is_an_error() -> None:
+    context = Context(1, 1, {"worker": False}, RecordDict(), {})
+    with pytest.raises(UserError, match='worker: \'False\' is not possible; write worker="on" or worker="off"'):
+        handle(Message(RecordDict(), 1, "train"), context)
