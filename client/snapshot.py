@@ -35,7 +35,7 @@ class Snapshot:
             "task": self.task,
             "client": self.client,
             "data_root": str(self.data_root.absolute()) if self.data_root else "",
-            "own": {name: str(value) for name, value in asdict(self.own).items()} if self.own else None,
+            "own": {**asdict(self.own), "data": str(self.own.data.absolute())} if self.own else None,
             "round": self.received.round,
             "settings": dict(self.received.settings),
             "records": list(self.received.arrays),  # a record without tensors has no other trace

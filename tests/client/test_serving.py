@@ -34,10 +34,13 @@ from client.inference_pb2 import (
 )
 from client.inference_pb2_grpc import GRPCInferenceServiceStub
 from client.serving import Models, Server, credentials, encoded, newest
+from client.site import OwnSite
 from client.snapshot import FILE, Snapshot
 from client.trainer import Client, Received, Reply, in_pieces
+from common.config import load_config
 from common.errors import UserError
 from common.methods import METHODS
+from common.models import network
 from server import certs
 from server.cli import app
 from server.folder import RunFolder
@@ -208,6 +211,40 @@ def test_the_site_s_data_are_read_only_where_the_method_needs_them(
     ftfa.refresh()
     assert ftfa.served is None
     assert said[-1].endswith(f"{FILE} cannot be served (the data are not there); no model is served")
+
+
+def test_a_site_s_own_rows_are_asked_for_as_they_are_in_its_file(
+    tmp_path: Path, started: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [[age, 100.0 * age] for age in range(20)]
+    lines = [f"{age},{weight},{'old' if age > 9 else 'young'}" for age, weight in rows]
+    (tmp_path / "south.csv").write_text("\n".join(["age,weight,label", *lines]))
+    own = {
+        "name": "own-data",
+        "sites": ("north", "south"),
+        "inputs": ("age", "weight"),
+        "labels": ("young", "old"),
+    }
+    config = load_config(
+        options={"method": "per-fedavg", "scenario": {**own, "mean": (10, 1000), "scale": (5, 500)}},
+    )
+    net = network(config.model, (2,), 2)
+    received = Received(3, {"model": net.initial(0)})
+    monkeypatch.chdir(tmp_path)
+    snapshot = Snapshot(config.task(), "south", None, received, {}, OwnSite(Path("south.csv"), "south"))
+    snapshot.save(tmp_path / "run" / "south")
+    monkeypatch.chdir("/")
+    one = started(tmp_path)
+    one.server.refresh()
+    x = torch.tensor(rows)
+    standard = (x - torch.tensor([10.0, 1000])) / torch.tensor([5.0, 500])
+    assert torch.equal(one.infer(x, "global"), net.predict(received["model"], standard).softmax(dim=1))
+    response = one.stub.ModelInfer(typed(x, "personal"))  # fine-tuned on these rows
+    assert set(response.outputs[2].contents.bytes_contents) == {b"young", b"old"}
+    (tmp_path / "south.csv").unlink()
+    os.utime(tmp_path / "run" / "south" / FILE, (0, 0))
+    one.server.refresh()
+    assert one.said[-1].endswith(f"cannot be served (there is no {tmp_path / 'south.csv'}); still serving round 3")
 
 
 def test_a_snapshot_comes_back_as_it_was(tmp_path: Path) -> None:
