@@ -16,7 +16,7 @@ import time
 from rich.console import Console
 from rich.table import Table
 
-from server.remote import program
+from common.flower import program
 from server.runs import cores
 
 

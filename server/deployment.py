@@ -10,7 +10,8 @@ from pathlib import Path
 
 import tomli_w
 
-from server.remote import Connection, await_port, free_port, program
+from common.flower import program
+from server.remote import Connection, await_port, free_port
 
 Command = list[str]
 

@@ -1,10 +1,8 @@
 """Runs on Flower's own processes: submit with `flwr run`, follow, and say how it ended."""
 
 import json
-import os
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -15,9 +13,11 @@ from typing import Any
 
 import tomli_w
 
+from common import flower
 from common.config import RunConfig
 from common.data.datasets import resolve_root
 from common.errors import RunStopped, UserError
+from common.flower import program
 from common.superlink import Address, must_answer, must_be_protected
 from server.certs import must_be_public
 from server.folder import RunFolder
@@ -25,18 +25,10 @@ from server.folder import RunFolder
 APP = Path(__file__).parents[1]
 """The Flower app: the project's folder, with its pyproject.toml."""
 
-QUIET = {
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-}
 STATUS_EVERY = 5.0
+SILENCE = 180.0
+"""Seconds that a SuperLink may be away, to be started again, before a run that is followed counts as stopped."""
 SIMULATION_TRIES = 3
-
-
-def program(name: str) -> str:
-    """A program of the Flower that this Python has installed."""
-    return str(Path(sys.executable).parent / name)
 
 
 def free_port() -> int:
@@ -56,9 +48,7 @@ class Connection:
 
     def __init__(self, name: str, environment: dict[str, str]) -> None:
         self.name = name
-        # Flower starts its other programs by name.
-        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-        self.environment = {**os.environ, **QUIET, "PATH": path, **environment}
+        self.environment = {**flower.environment(), **environment}
 
     def execute(self, config: RunConfig, out: Path, resume: bool = False) -> Iterator[dict[str, Any]]:
         """Submit a run and follow it; the rows of its log. Raises `RunStopped` or `UserError`.
@@ -102,8 +92,7 @@ class Connection:
                 command += ["--federation-config", f"num-supernodes={clients} client-resources-num-cpus=1"]
             answer = self._flwr("run", *command)
         if not answer.get("success"):
-            reason = " ".join(str(answer.get("error-message", answer)).split())
-            raise UserError(f"flwr run {self.name}: {reason}")
+            raise UserError(f"flwr run {self.name}: {_reason(answer)}")
         return str(answer["run-id"])
 
     def register(self, key: Path) -> str:
@@ -112,36 +101,46 @@ class Connection:
         answer = self._flwr("supernode", "register", str(key), self.name)
         if answer.get("success"):
             return str(answer["node-id"])
-        reason = " ".join(str(answer.get("error-message", answer)).split())
-        if "already in use" in reason:
+        if "already in use" in (reason := _reason(answer)):
             return ""
         raise UserError(f"{key} was not registered: {reason}")
 
     def status(self, run_id: str) -> str:
-        """Flower's word on a run, e.g. `running` or `finished:completed`."""
+        """Flower's word on a run, e.g. `running` or `finished:completed`. Raises `UserError` where it has none."""
         answer = self._flwr("ls", self.name, "--run-id", run_id)
-        runs = answer.get("runs") or [{}]
-        return str(runs[0].get("status", "unknown"))
+        if not answer.get("success"):
+            raise UserError(_reason(answer))
+        return str(answer["runs"][0]["status"])
 
     def follow(self, run_id: str, out: Path) -> Iterator[dict[str, Any]]:
         """The rows of a run's log as they are written, until it has ended.
 
-        Raises `RunStopped` or `UserError` when it did not end well.
+        Raises `RunStopped` when it did not end well, or when the SuperLink has been away for `SILENCE` seconds.
         """
-        folder, seen, asked = RunFolder(out), 0, time.monotonic()
-        ended = False
-        while not ended:
+        folder, seen, status = RunFolder(out), 0, ""
+        goes_on = f"`perennial resume {out}` goes on from the last checkpoint"
+        asked = heard = time.monotonic()
+        while not status.startswith("finished"):
             time.sleep(0.3)
             ended = (out / "summary.json").exists() or (out / "error.txt").exists()
-            if not ended and time.monotonic() - asked > STATUS_EVERY:
-                ended = self.status(run_id).startswith("finished")
+            if ended or time.monotonic() - asked > STATUS_EVERY:
+                try:
+                    status = self.status(run_id)
+                    heard = time.monotonic()
+                except UserError as error:
+                    if (out / "summary.json").exists():  # the last thing that a run writes
+                        status = "finished:completed"
+                    elif "not found" in str(error):
+                        raise RunStopped(
+                            f"the SuperLink was started again without its database and does not know run {run_id}; "
+                            + goes_on
+                        ) from None
+                    elif time.monotonic() - heard > SILENCE:
+                        away = f"the SuperLink has not answered for {SILENCE:g} seconds"
+                        raise RunStopped(f"{away} ({error}); once it is back, {goes_on}") from None
                 asked = time.monotonic()
             rows, seen = folder.rows_after(seen)
             yield from rows
-        status = self.status(run_id)
-        while not status.startswith("finished"):
-            time.sleep(1.0)
-            status = self.status(run_id)
         if status != "finished:completed":
             word = out / "error.txt"
             if word.exists():
@@ -162,6 +161,11 @@ class Connection:
     def _call(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
         command = [program("flwr"), *arguments]
         return subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False)
+
+
+def _reason(answer: dict[str, Any]) -> str:
+    lines = str(answer.get("error-message", answer)).splitlines()
+    return " ".join(" ".join(line for line in lines if not line.startswith("Using SuperLink")).split())
 
 
 @contextmanager

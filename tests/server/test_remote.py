@@ -11,9 +11,10 @@ from listening import listening
 from typer.testing import CliRunner, Result
 
 from common.errors import UserError
+from common.flower import QUIET, program
 from server.certs import make
 from server.cli import app
-from server.remote import QUIET, await_port, deployment, free_port, program
+from server.remote import await_port, deployment, free_port
 
 
 def call(*arguments: str, **environment: str) -> Result:
