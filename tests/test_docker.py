@@ -1,0 +1,151 @@
+"""The files in docker/: what holds of them without an engine, and, with PERENNIAL_E2E=1, that they work."""
+
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import yaml
+from grpc_health.v1.health import HealthServicer
+from grpc_health.v1.health_pb2 import HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
+
+PROJECT = Path(__file__).parents[1]
+DOCKERFILE = (PROJECT / "docker" / "Dockerfile").read_text()
+COMPOSE = next((found for found in (shutil.which("docker-compose"), shutil.which("docker")) if found), None)
+FILES = {
+    "plain": ["compose.yml"],
+    "secure": ["compose.yml", "compose.secure.yml"],
+    "edge": ["compose.edge.yml"],
+}
+SITE = {
+    "PERENNIAL_SUPERLINK": "server.example:9092",
+    "SITE_NAME": "north",
+    "SITE_DATA": "/srv/data",
+    "SITE_KEY": "/keys/north",
+    "SITE_CA": "/keys/ca.crt",
+}
+
+
+def services(name: str, **environment: str) -> dict[str, Any]:
+    """The services of some compose files, as Compose itself puts them together."""
+    if not COMPOSE:
+        pytest.skip("needs docker-compose, or docker with its compose plugin")
+    command = [COMPOSE, *([] if COMPOSE.endswith("docker-compose") else ["compose"])]
+    for file in FILES[name]:
+        command += ["-f", str(PROJECT / "docker" / file)]
+    done = subprocess.run([*command, "config"], env={**os.environ, **environment}, capture_output=True, text=True)
+    if "is not a docker command" in done.stderr:
+        pytest.skip("this docker has no compose plugin")
+    assert done.returncode == 0, done.stderr
+    return dict(yaml.safe_load(done.stdout)["services"])
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_service_is_watched_restarted_and_unprivileged(name: str) -> None:
+    for service, settings in services(name, **SITE).items():
+        assert settings["user"] == "10001", service
+        assert settings["cap_drop"] == ["ALL"], service
+        if service != "register":  # runs once
+            assert settings["restart"] == "unless-stopped", service
+            assert "health.py" in str(settings["healthcheck"]["test"]), service
+
+
+def test_every_client_has_its_partition_and_its_volume() -> None:
+    clients = {name: settings for name, settings in services("plain").items() if name.startswith("client-")}
+    assert len(clients) == 4
+    for name, settings in clients.items():
+        number = name.removeprefix("client-")
+        assert f"partition-id={number} " in settings["command"]
+        assert str(settings["volumes"]).count(f"state-{number}") == 1
+
+
+def test_secure_means_no_plaintext_one_open_port_and_no_key_of_another() -> None:
+    found = services("secure")
+    assert [name for name, settings in found.items() if settings.get("ports")] == ["superlink"]
+    assert len(found["superlink"]["ports"]) == 1
+    for name, settings in found.items():
+        assert "--insecure" not in settings["command"]
+        secrets = {secret["source"] for secret in settings["secrets"]}
+        assert "ca.key" not in secrets
+        private = {secret for secret in secrets if re.fullmatch(r"site-\d", secret)}
+        assert private == ({f"site-{int(name[-1]) + 1}"} if name.startswith("client-") else set())
+        assert ("control" in settings["networks"]) == (name in {"superlink", "server", "register"})
+
+
+@pytest.mark.parametrize("setting", SITE)
+def test_a_site_must_say_who_and_where_it_is(setting: str) -> None:
+    with pytest.raises(AssertionError, match=f"{setting}"):
+        services("edge", **{name: value for name, value in SITE.items() if name != setting})
+
+
+def test_a_site_has_its_gpu_and_data_that_it_cannot_change() -> None:
+    site = services("edge", **SITE, SITE_FILE="cells.csv")["site"]
+    assert site["deploy"]["resources"]["reservations"]["devices"][0]["capabilities"] == ["gpu"]
+    assert "/srv/data:/data:ro" in str(site["volumes"])
+    assert "--data /data/cells.csv --state /state" in site["command"]
+
+
+def test_image_rules() -> None:
+    lines = DOCKERFILE.splitlines()
+    assert not re.search(r"https?://|syntax=", DOCKERFILE)
+    assert [line for line in lines if line.startswith("USER")] == ["USER 10001"]
+    assert DOCKERFILE.index("COPY requirements.lock") < DOCKERFILE.index("COPY . /app")
+    assert DOCKERFILE.count("--require-hashes") == 2
+    kept = (PROJECT / ".dockerignore").read_text().split("\n\n")[-1].split("\n")
+    assert "*" in kept, "nothing is copied that is not named"
+    named = {line.removeprefix("!") for line in kept if line.startswith("!")}
+    assert all((PROJECT / name).exists() for name in named)
+    assert not named & {"data", "runs", "docker", "docker/certs", ".git", "tests"}
+
+
+def test_another_torch_leaves_the_rest_of_the_lock_as_it_is() -> None:
+    program = re.search(r"awk '(.*?)'", DOCKERFILE)
+    pattern = re.search(r"grep -oE '(.*?)'", DOCKERFILE)
+    assert program
+    assert pattern
+    lock = (PROJECT / "requirements.lock").read_text()
+    rest = subprocess.run(["awk", program[1]], input=lock, capture_output=True, text=True, check=True).stdout
+    taken = subprocess.run(
+        ["grep", "-oE", pattern[1]], input=lock, capture_output=True, text=True, check=True
+    ).stdout
+    names = [set(re.findall(r"(?m)^[a-z][a-z0-9-]*", text)) for text in (lock, rest)]
+    gone = names[0] - names[1]
+    assert {"torch", "torchvision", "triton"} <= gone
+    assert all(re.match(r"torch|triton|nvidia-|cuda-", name) for name in gone)
+    assert [line.split("==")[0] for line in taken.splitlines()] == ["torch", "torchvision"]
+
+
+def test_health(monkeypatch: pytest.MonkeyPatch) -> None:
+    health, server = HealthServicer(), grpc.server(ThreadPoolExecutor(1))
+    add_HealthServicer_to_server(health, server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    monkeypatch.setattr(sys, "argv", ["health.py", address])
+
+    def code() -> int:
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(PROJECT / "docker" / "health.py"))
+        return int(ended.value.code or 0)
+
+    try:
+        assert code() == 0
+        health.set("", HealthCheckResponse.NOT_SERVING)
+        assert code() == 1
+    finally:
+        server.stop(None).wait()
+    with pytest.raises(grpc.RpcError):
+        code()
+
+
+@pytest.mark.runtimes
+@pytest.mark.skipif(os.environ.get("PERENNIAL_E2E") != "1", reason="takes minutes; PERENNIAL_E2E=1 asks for it")
+def test_end_to_end() -> None:
+    subprocess.run([PROJECT / "docker" / "e2e"], check=True)
