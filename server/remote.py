@@ -131,10 +131,10 @@ class Connection:
                     if (out / "summary.json").exists():  # the last thing that a run writes
                         status = "finished:completed"
                     elif "not found" in str(error):
-                        raise RunStopped(
-                            f"the SuperLink was started again without its database and does not know run {run_id}; "
-                            + goes_on
-                        ) from None
+                        lost = (
+                            f"the SuperLink was started again without its database and does not know run {run_id}"
+                        )
+                        raise RunStopped(f"{lost}; {goes_on}") from None
                     elif time.monotonic() - heard > SILENCE:
                         away = f"the SuperLink has not answered for {SILENCE:g} seconds"
                         raise RunStopped(f"{away} ({error}); once it is back, {goes_on}") from None
