@@ -13,6 +13,10 @@ HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
 SETTINGS = 4
 
 
+class Unreachable(UserError):  # noqa: N818 - a state that may pass
+    """Nothing answers there, which may be over soon."""
+
+
 @dataclass(frozen=True)
 class Address:
     """One of a SuperLink's ports, `HOST:PORT`."""
@@ -70,7 +74,7 @@ def must_answer(address: Address, ca: Path | None, seconds: float = 10.0) -> Non
         spoken = False
     except OSError as error:
         reason = error.strerror or "no answer"
-        raise UserError(f"the SuperLink at {address} cannot be reached: {reason}") from None
+        raise Unreachable(f"the SuperLink at {address} cannot be reached: {reason}") from None
     if context and not spoken:
         raise UserError(f"the SuperLink at {address} does not speak TLS: leave out --ca and say --insecure")
     if not spoken:

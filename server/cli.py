@@ -17,6 +17,7 @@ from rich.text import Text
 from client.app import DEFAULTS
 from common.config import RunConfig, load_config
 from common.data.datasets import DATASETS
+from common.data.own import LABEL
 from common.data.scenario import Scenario, Spurious
 from common.data.scenarios import SCENARIOS
 from common.errors import RunStopped, UserError
@@ -79,6 +80,8 @@ Insecure = Annotated[
     typer.Option("--insecure", envvar="PERENNIAL_INSECURE", help="Plaintext to another machine."),
 ]
 
+LabelColumn = Annotated[str, typer.Option(metavar="NAME", help="A table's column of the class.")]
+EnvironmentColumn = Annotated[str, typer.Option(metavar="NAME", help="A table's column of the environment.")]
 Rounds = Annotated[int | None, typer.Option(help=r"Communication rounds.  \[default: the scenario's]")]
 Settings = Annotated[
     list[str] | None,
@@ -447,6 +450,83 @@ def register_sites(
         for key in keys:
             node = connection.register(key)
             out.print(f"{key.stem}: {f'node {node}' if node else 'registered already'}", highlight=False)
+
+
+@app.command("describe")
+def describe_data(
+    path: Annotated[Path, typer.Argument(help="Folder of pictures, or .csv, .parquet or .npz file.")],
+    sites: Annotated[list[str] | None, typer.Option("--site", help="Name of a site. Repeatable.")] = None,
+    label_column: LabelColumn = LABEL,
+    environment_column: EnvironmentColumn = "",
+    as_json: Json = False,
+) -> None:
+    """Describe data as the server announces them to sites: the [scenario] of a run's configuration."""
+    from client.describe import announcement, describe
+
+    with sentences():
+        found = announcement(describe(path, sites or [], label_column, environment_column))
+    if as_json:
+        out.print_json(data={"scenario": found})
+    else:  # a list in JSON is one in TOML, too, and on one line
+        lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in found.items()]
+        print("\n".join(["[scenario]", *lines]))
+
+
+@app.command("join")
+def join_runs(
+    superlink: Annotated[
+        str, typer.Option(metavar="HOST:PORT", envvar="PERENNIAL_SUPERLINK", help="The SuperLink's Fleet API.")
+    ],
+    data: Annotated[
+        Path | None, typer.Option(help="This site's data: folder of pictures, or .csv, .parquet or .npz file.")
+    ] = None,
+    partition: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="In place of data: client N of a run's scenario.")
+    ] = None,
+    name: Annotated[str, typer.Option(help=r"This site's.  \[default: that of the key, or of the data]")] = "",
+    label_column: LabelColumn = "",
+    environment_column: EnvironmentColumn = "",
+    device: Annotated[str, typer.Option(envvar="PERENNIAL_DEVICE", help="auto, cpu, cuda or cuda:N.")] = "auto",
+    state: Annotated[
+        Path, typer.Option(metavar="DIR", envvar="PERENNIAL_STATE", help="Where the personal model is kept.")
+    ] = Path(DEFAULTS["state-dir"]),
+    ca: Ca = None,
+    key: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", envvar="PERENNIAL_KEY", help="This site's private key, if sites are registered."
+        ),
+    ] = None,
+    insecure: Insecure = False,
+    health: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST:PORT", envvar="PERENNIAL_HEALTH", help="Where to serve the SuperNode's health."
+        ),
+    ] = "",
+) -> None:
+    """Take part in a SuperLink's runs, until Ctrl-C or SIGTERM.
+
+    Columns are those that the server announces, unless named here.
+    """
+    from client.join import become, prepare
+
+    with sentences():
+        plan = prepare(
+            superlink,
+            data=data,
+            partition=partition,
+            name=name,
+            label_column=label_column,
+            environment_column=environment_column,
+            device=device,
+            state=state,
+            ca=ca,
+            key=key,
+            insecure=insecure,
+            health=health,
+        )
+    become(plan)
 
 
 @app.command("serve")

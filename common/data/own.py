@@ -7,6 +7,7 @@ never with the value of a cell: the sentence also goes to the server.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
@@ -104,6 +105,17 @@ def read(path: Path, label: str = LABEL, environment: str = "") -> Found:
     raise UserError(f"{path.name} is no folder of pictures and no .csv, .parquet or .npz file")
 
 
+def check(path: Path, label: str = "", environment: str = "") -> None:
+    """What can be wrong whatever the server will announce; columns may be as announced, then they are empty.
+
+    Raises `UserError`.
+    """
+    if path.suffix in TABLES and path.is_file():
+        _table(path, label, environment)
+    elif not isinstance((found := read(path)).x, np.ndarray):
+        found.tensor((1, 1, 1))  # every picture can be decoded
+
+
 def _pictures(path: Path) -> Found:
     """`PATH/CLASS/*`, or `PATH/ENVIRONMENT/CLASS/*`."""
     tops = _folders(path)
@@ -133,8 +145,25 @@ def _shown(path: Path) -> bool:
 
 
 def _rows(path: Path, label: str, environment: str) -> Found:
+    from common.data.tables import number_column, text_column
+
+    table = _table(path, label, environment)
+    columns = tuple(name for name in table.column_names if name not in (label, environment))
+    if not columns:
+        raise UserError(f"{path.name} has no columns of features, only {', '.join(table.column_names)}")
+    return Found(
+        path.name,
+        np.stack([number_column(table, name, path.name) for name in columns], axis=1),
+        text_column(table, label, path.name),
+        text_column(table, environment, path.name) if environment else None,
+        columns,
+    )
+
+
+def _table(path: Path, label: str, environment: str) -> Any:
+    """A table that has rows and these columns, as PyArrow's."""
     # PyArrow takes its time to import, and only sites with tables need it.
-    from common.data.tables import UNREADABLE, number_column, read_table, text_column
+    from common.data.tables import UNREADABLE, read_table
 
     try:
         table = read_table(path)
@@ -146,18 +175,9 @@ def _rows(path: Path, label: str, environment: str) -> Found:
     for kind, column in (("label", label), ("environment", environment)):
         if column and column not in names:
             raise UserError(f"{path.name} has no column {column!r} for the {kind}; it has {', '.join(names)}")
-    columns = tuple(name for name in names if name not in (label, environment))
-    if not columns:
-        raise UserError(f"{path.name} has no columns of features, only {', '.join(names)}")
     if not table.num_rows:
         raise UserError(f"{path.name} has no rows")
-    return Found(
-        path.name,
-        np.stack([number_column(table, name, path.name) for name in columns], axis=1),
-        text_column(table, label, path.name),
-        text_column(table, environment, path.name) if environment else None,
-        columns,
-    )
+    return table
 
 
 def _arrays(path: Path) -> Found:
