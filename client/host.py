@@ -2,14 +2,15 @@
 
 import re
 from collections.abc import MutableMapping
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
+from client.secagg import Participant, Vault
 from client.site import OwnSite
 from client.snapshot import Snapshot
 from client.state import FileStates, Kept, Version, before_message, digest, needed, valid
@@ -19,11 +20,13 @@ from common.data.examples import ClientData
 from common.errors import UserError
 from common.models import Tensors, network
 from common.modules import defined_in
+from common.secagg import ACTIONS, TERMS
 from common.wire import (
     CLIENT,
     CONFIG,
     KEPT,
     METRICS,
+    MODEL,
     NUM_EXAMPLES,
     RESUMED,
     ROUND,
@@ -110,7 +113,7 @@ class Host:
         site = self.site(text, task, number)
         if action == "query":
             reply = Reply(metrics={NUM_EXAMPLES: len(site.data.train)}, settings={CLIENT: site.client})
-        elif action in task.method.actions:
+        elif action in task.method.actions or action in ACTIONS:
             reply = self._act(message, config, action, task, site)
         else:
             raise ValueError(f"{task.method.name} has no action {action!r}, only {', '.join(task.method.actions)}")
@@ -127,6 +130,9 @@ class Host:
         )
         resumed: list[int] = list(config[RESUMED])  # type: ignore[arg-type]
         place = f"{config[RUN]!s}/{site.client}"
+        participant = Participant(place, self._vault)
+        if action in ACTIONS:
+            return Reply(participant.answer(action, received), {NUM_EXAMPLES: len(site.data.train)})
         made_by = digest(message.metadata.message_id)
         versions = before_message(valid(self.states.get(place, []), resumed), made_by)
         before: Kept = (
@@ -134,6 +140,8 @@ class Host:
         )
         client = client_half(task, site, before)
         reply = client.answer(action, received)
+        if TERMS in received.arrays:
+            reply = replace(reply, arrays=participant.masked(received, reply.arrays[MODEL]))
         after = client.kept
         if after.keys() != before.keys() or any(after[name] is not before[name] for name in after):
             older = [version for version in versions if version.round <= received.round]
@@ -141,10 +149,16 @@ class Host:
             newest = Version(received.round, len(resumed), after, part, made_by)
             checkpoints: list[int] = list(config[KEPT])  # type: ignore[arg-type]
             self.states[place] = needed([*older, newest], checkpoints)
+        if action == "evaluate":
+            self._vault.forget(place)  # of a round that went on without this client
         if action == "evaluate" and isinstance(self.states, FileStates):
             snapshot = Snapshot(str(config[TASK]), site.client, self.data_root, received, after, self.own)
             snapshot.save(self.states.folder / place)
         return reply
+
+    @cached_property
+    def _vault(self) -> Vault:
+        return Vault(self.states.folder if isinstance(self.states, FileStates) else None)
 
     def _here(self, tensors: Tensors) -> Tensors:
         return {name: tensor.to(self.device) for name, tensor in tensors.items()}

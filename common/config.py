@@ -78,6 +78,11 @@ class RunConfig(Task):
     privacy: SerializeAsAny[Privacy] = NoMechanism()
 
     @property
+    def cohort(self) -> int:
+        """How many clients are asked in a round."""
+        return max(1, round(self.participation * len(self.scenario.client_ids)))
+
+    @property
     def data_folder(self) -> Path | None:
         """`data_root` as a path; None where PERENNIAL_DATA decides."""
         return Path(self.data_root) if self.data_root else None
@@ -127,7 +132,7 @@ def load_config(
     config = _checked(RunConfig, values)
     if misfit := config.method.misfit(config.scenario):
         raise UserError(f"method.{misfit}")
-    if misfit := config.privacy.misfit(config.method, config.model):
+    if misfit := config.privacy.misfit(config.method, config.model, config.cohort):
         raise UserError(f"privacy.{misfit}")
     for client in config.nodes:
         if client not in config.scenario.client_ids:

@@ -21,8 +21,9 @@ class Privacy(BaseModel):
 
     mechanism: str
 
-    def misfit(self, method: Method, model: ModelSettings) -> str:
-        """Why this cannot protect a run: the field, the value, what would be right. Empty where it can."""
+    def misfit(self, method: Method, model: ModelSettings, cohort: int) -> str:
+        """Why this cannot protect a run that asks `cohort` clients in a round: the field, the value, what would be
+        right. Empty where it can."""
         if not method.protectable():
             return (
                 f"mechanism: {self.mechanism!r} is not possible with method {method.name!r} as set here, whose "
@@ -46,7 +47,7 @@ class NoMechanism(Privacy):
 
     mechanism: Literal["none"] = "none"
 
-    def misfit(self, method: Method, model: ModelSettings) -> str:
+    def misfit(self, method: Method, model: ModelSettings, cohort: int) -> str:
         return ""
 
 
@@ -80,8 +81,8 @@ class Clipping(Privacy):
     )
 
     def noise(self, clients: int) -> tuple[float, float]:
-        """Of the mean over so many clients: the noise multiplier of the updates' sum, and the standard deviation of
-        the noise on the count of unclipped updates."""
+        """Of the mean over so many clients: the noise multiplier of the updates' sum, and the standard deviation
+        of the noise on the count of unclipped updates."""
         return self.noise_multiplier, 0.0
 
     def followed(self, norm: float, unclipped: float) -> float:
@@ -135,8 +136,37 @@ class AdaptiveClipping(Clipping):
         return norm * exp(-self.rate * (min(max(unclipped, 0.0), 1.0) - self.quantile))
 
 
+class SecureAggregation(Privacy):
+    """The server sees the sum of the clients' updates and no single one."""
+
+    mechanism: Literal["secagg"] = "secagg"
+    threshold: float = knob(
+        0.6,
+        "fraction of those asked that must stay to the end of a round, and whose secrets all the others are safe "
+        "from as long as fewer work together with the server",
+        symbol="t / n",
+        source="Bonawitz et al. 2017, §4: more than a half",
+        gt=0.5,
+        le=1,
+    )
+    range: float = knob(
+        8.0,
+        "largest change of a parameter in a round, which is sent in steps of range / 2^23; a client whose update "
+        "is larger is left out",
+        source="Flower's clipping_range",
+        gt=0,
+        le=1e6,
+    )
+
+    def misfit(self, method: Method, model: ModelSettings, cohort: int) -> str:
+        if cohort < 3:
+            return f"mechanism: 'secagg' is not possible with {cohort} clients in a round; it takes at least 3"
+        return super().misfit(method, model, cohort)
+
+
 MECHANISMS: dict[str, type[Privacy]] = {
-    str(kind.model_fields["mechanism"].default): kind for kind in (NoMechanism, FixedClipping, AdaptiveClipping)
+    str(kind.model_fields["mechanism"].default): kind
+    for kind in (NoMechanism, FixedClipping, AdaptiveClipping, SecureAggregation)
 }
 
 

@@ -154,7 +154,10 @@ class MethodStrategy(Strategy, Generic[H]):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Ask the round's cohort to `train` from the global model."""
-        cohort, payload = self.sample(server_round, grid), self.payload(arrays)
+        return self.ask(server_round, self.sample(server_round, grid), self.payload(arrays))
+
+    def ask(self, server_round: int, cohort: list[str], payload: Payload | PerClient) -> list[Message]:
+        """The requests to train, whose replies go through `mean`."""
         return self.messages(server_round, cohort, "train", payload, expect=payload)
 
     def aggregate_train(
@@ -278,9 +281,8 @@ class MethodStrategy(Strategy, Generic[H]):
         """
         self.enrol(grid)
         ids = self.run.scenario.client_ids
-        size = max(1, round(self.run.participation * len(ids)))
         generator = numpy_generator(self.run.seed, "server", server_round, "cohort")
-        return [ids[number] for number in sorted(generator.choice(len(ids), size, replace=False))]
+        return [ids[number] for number in sorted(generator.choice(len(ids), self.run.cohort, replace=False))]
 
     def messages(
         self,

@@ -6,14 +6,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
-from flwr.serverapp import Grid
+from flwr.app import Message, MetricRecord
 
 from common.config import RunConfig
 from common.models import Tensors
 from common.privacy import Clipping
 from common.wire import MODEL
-from strategies.base import MethodStrategy, MetricMeans
+from strategies.base import MethodStrategy, MetricMeans, Payload, PerClient
 from strategies.mean import StreamingMean
 
 STATE = "privacy"
@@ -44,14 +43,11 @@ class PrivateStrategy(MethodStrategy[Any]):
         self.clipping_norm = float(state[STATE]["clipping-norm"])
         super().load_state_dict({name: tensors for name, tensors in state.items() if name != STATE})
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        payload = self.payload(arrays)
+    def ask(self, server_round: int, cohort: list[str], payload: Payload | PerClient) -> list[Message]:
         assert isinstance(payload, Mapping)  # of every method that `averages`
         self.reference: Tensors = payload[MODEL]
         """w, what all clients start from."""
-        return super().configure_train(server_round, arrays, config, grid)
+        return super().ask(server_round, cohort, payload)
 
     def mean(self, server_round: int, replies: Iterable[Message]) -> tuple[Tensors, MetricRecord]:
         updates, unclipped, metrics = StreamingMean(), 0, MetricMeans()

@@ -5,9 +5,16 @@ from typing import Any
 
 from common.config import RunConfig
 from common.modules import defined_in
-from common.privacy import Clipping
 from strategies.base import MethodStrategy
 from strategies.privacy import PrivateStrategy
+from strategies.secagg import SecureStrategy
+
+MECHANISMS: dict[str, type[MethodStrategy[Any]]] = {
+    "fixed": PrivateStrategy,
+    "adaptive": PrivateStrategy,
+    "secagg": SecureStrategy,
+}
+"""What stands before the method, by the privacy mechanism."""
 
 
 @lru_cache
@@ -20,6 +27,6 @@ def strategy_class(module: str) -> type[MethodStrategy[Any]]:
 def strategy_for(run: RunConfig, run_id: str) -> MethodStrategy[Any]:
     """The server half of a run: the method's, behind the privacy mechanism that is set."""
     kind = strategy_class(run.method.module())
-    if isinstance(run.privacy, Clipping):
-        kind = type(f"Private{kind.__name__}", (PrivateStrategy, kind), {})
+    if mechanism := MECHANISMS.get(run.privacy.mechanism):
+        kind = type(kind.__name__, (mechanism, kind), {})
     return kind(run, run_id)

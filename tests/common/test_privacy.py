@@ -30,7 +30,7 @@ def test_there_is_none_unless_it_is_asked_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        (["privacy.mechanism=dp"], "unknown privacy.mechanism 'dp' (there are: adaptive, fixed, none)"),
+        (["privacy.mechanism=dp"], "unknown privacy.mechanism 'dp' (there are: adaptive, fixed, none, secagg)"),
         (["privacy.noise_multiplier=2"], "privacy.noise_multiplier needs a privacy.mechanism"),
         (["privacy.mechanism=none", "privacy.noise_multiplier=2"], "noise_multiplier: there is no such setting"),
         (["privacy.mechanism=fixed", "privacy.quantile=0.5"], "privacy.quantile: there is no such setting"),

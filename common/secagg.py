@@ -1,0 +1,111 @@
+"""Secure aggregation: what travels, and what server and clients compute alike (Bonawitz et al. 2017).
+
+Vectors are of whole numbers modulo 2^64, so sums are exact and a mask hides a number completely. The order of two
+clients' names gives the mask that they have in common its signs.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from torch import Tensor
+
+from common.models import Tensors
+
+Words = npt.NDArray[np.uint64]
+
+ADVERTISE, SHARE, UNMASK = "train.keys", "train.shares", "train.unmask"
+ACTIONS = (ADVERTISE, SHARE, UNMASK)
+"""Message types beside `train`, which is the third of four stages."""
+THRESHOLD, SURVIVORS, DROPPED = "threshold", "survivors", "dropped"
+"""Settings of requests."""
+
+KEYS = "keys"
+"""Record: a client's two public keys, as one tensor of bytes by client id."""
+SHARES = "shares"
+"""Record: shares of secrets, sealed (`train.shares`, `train`) or not (`train.unmask`), by client id."""
+MASKED = "masked"
+"""Record: the masked vector as bytes."""
+TERMS = "terms"
+"""Record of a `train` request: the client's `weight`, and the `range` of its update."""
+
+KEY_BYTES = 32
+SHARE_BYTES = 52
+"""Of 32 secret bytes, as Flower's `create_shares` makes them."""
+NONCE_BYTES = 12
+SEALED_BYTES = NONCE_BYTES + 2 * SHARE_BYTES + 16
+"""Nonce, two shares, tag."""
+STEPS = 2**23
+"""Steps of the fixed-point numbers on either side of 0. With 10^12 samples in all, sums stay below 2^63."""
+
+
+def public(secret: bytes) -> bytes:
+    """The public key of a secret one (X25519)."""
+    return X25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()
+
+
+def agreed(secret: bytes, other: bytes, purpose: str) -> bytes:
+    """The key that the owner of `secret` and that of the public key `other` have in common for one purpose."""
+    shared = X25519PrivateKey.from_private_bytes(secret).exchange(X25519PublicKey.from_public_bytes(other))
+    return HKDF(SHA256(), KEY_BYTES, salt=None, info=purpose.encode()).derive(shared)
+
+
+def mask(key: bytes, size: int) -> Words:
+    """`size` words that nobody without the key can tell from random ones (ChaCha20). A key is for one mask."""
+    stream = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
+    return np.frombuffer(stream.update(bytes(8 * size)), dtype="<u8").astype(np.uint64)
+
+
+def pair_mask(secret: bytes, other: bytes, client: str, rival: str, size: int) -> Words:
+    """What `client` adds for `rival`, and `rival` takes away for `client`: their sum is 0.
+
+    `secret` is the one's masking key and `other` the other's public one, either way round.
+    """
+    common = mask(agreed(secret, other, "mask"), size)
+    return common if client < rival else np.negative(common)
+
+
+def quantised(model: Mapping[str, Tensor], reference: Tensors, limit: float) -> Words:
+    """The update `model − reference` in whole steps of `limit / STEPS`, as one vector.
+
+    Raises `ValueError` where it is not within ± `limit`, or no number.
+    """
+    pairs = [(model[name].cpu().double(), before.cpu()) for name, before in reference.items()]
+    update = torch.cat([(after - before).flatten() for after, before in pairs])
+    if not bool((update.abs() <= limit).all()):
+        worst = float(update.abs().max())
+        raise ValueError(f"a parameter changed by {worst:g}, and privacy.range={limit:g} is the limit")
+    return (update * (STEPS / limit)).round().long().numpy().view(np.uint64)
+
+
+def restored(total: Words, weight: int, reference: Tensors, limit: float) -> Tensors:
+    """`reference + total / weight`, the mean model of a sum of weighted quantised updates.
+
+    Raises `ValueError` where the sum is larger than updates within ± `limit` can make it.
+    """
+    steps, most = torch.from_numpy(total.view(np.int64).copy()), STEPS * weight
+    if not 0 < most < 2**63:
+        raise ValueError(f"the clients have {weight} samples")
+    if not bool(((-most <= steps) & (steps <= most)).all()):
+        raise ValueError("it is larger than the clients' updates can make it")
+    update = steps.double() * (limit / STEPS / weight)
+    parts = torch.split(update, [tensor.numel() for tensor in reference.values()])
+    return {
+        name: (before.cpu() + part.reshape(before.shape)).to(before.dtype)
+        for (name, before), part in zip(reference.items(), parts, strict=True)
+    }
+
+
+def as_tensor(data: bytes) -> Tensor:
+    """Bytes as a tensor that can travel."""
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+def as_bytes(tensor: Tensor) -> bytes:
+    """What `as_tensor` was given."""
+    return tensor.cpu().numpy().tobytes()

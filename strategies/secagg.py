@@ -1,0 +1,170 @@
+"""Secure aggregation in place of a method's own mean: the server sees masked updates and their sum alone."""
+
+from collections.abc import Iterable, Mapping
+from math import ceil
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.common.secure_aggregation.crypto.shamir import combine_shares
+from flwr.serverapp import Grid
+
+from common.config import RunConfig
+from common.errors import RunStopped
+from common.models import Tensors
+from common.privacy import SecureAggregation
+from common.secagg import (
+    ADVERTISE,
+    DROPPED,
+    KEY_BYTES,
+    KEYS,
+    MASKED,
+    SEALED_BYTES,
+    SHARE,
+    SHARE_BYTES,
+    SHARES,
+    SURVIVORS,
+    TERMS,
+    THRESHOLD,
+    UNMASK,
+    Words,
+    as_bytes,
+    mask,
+    pair_mask,
+    public,
+    restored,
+)
+from common.wire import MODEL, NUM_EXAMPLES
+from strategies.base import MethodStrategy, MetricMeans, Payload, PerClient, Reply
+from strategies.screening import Template
+
+
+class SecureStrategy(MethodStrategy[Any]):
+    """`w ← w + Σ_u w_u q_u / Σ_u w_u` over the clients whose vectors arrived, q_u their quantised updates.
+
+    It stands before a method's own class (`strategies.registry`). Four exchanges make a round: public keys, shares
+    of secrets, masked vectors, shares that take off the masks (Bonawitz et al. 2017, Figure 4).
+    """
+
+    def __init__(self, run: RunConfig, run_id: str) -> None:
+        super().__init__(run, run_id)
+        assert isinstance(run.privacy, SecureAggregation)
+        self.privacy = run.privacy
+        self.public_keys: Tensors = {}
+        """Of the clients that take part in the round."""
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        self.grid = grid
+        return super().configure_train(server_round, arrays, config, grid)
+
+    def ask(self, server_round: int, cohort: list[str], payload: Payload | PerClient) -> list[Message]:
+        """Keys, then shares, then the requests to train; the shares go on to those that they are sealed for."""
+        assert isinstance(payload, Mapping)  # of every method that `averages`
+        self.reference: Tensors = payload[MODEL]
+        self.threshold = ceil(round(max(self.privacy.threshold, self.run.quorum) * len(cohort), 9))
+        expect = {client: {KEYS: {client: torch.zeros(2 * KEY_BYTES, dtype=torch.uint8)}} for client in cohort}
+        answers = self.stage(server_round, cohort, ADVERTISE, {}, expect)
+        self.public_keys = {client: reply[KEYS][client] for client, reply in answers.items()}
+
+        sealed = {client: torch.zeros(SEALED_BYTES, dtype=torch.uint8) for client in answers}
+        expect = {client: {SHARES: _without(sealed, client)} for client in answers}
+        settings = {THRESHOLD: self.threshold}
+        answers = self.stage(server_round, list(answers), SHARE, {KEYS: self.public_keys}, expect, settings)
+
+        self.weights = {client: self._weight(client) for client in answers}
+        size = sum(tensor.numel() for tensor in self.reference.values())
+        limit = torch.tensor(self.privacy.range, dtype=torch.float64)
+
+        def request(client: str) -> Payload:
+            shares = {sender: reply[SHARES][client] for sender, reply in answers.items() if sender != client}
+            terms = {"weight": torch.tensor(self.weights[client]), "range": limit}
+            return {**payload, SHARES: shares, TERMS: terms}
+
+        vector = {MASKED: {MASKED: torch.zeros(8 * size, dtype=torch.uint8)}}
+        return self.messages(server_round, list(answers), "train", request, expect=vector)
+
+    def mean(self, server_round: int, replies: Iterable[Message]) -> tuple[Tensors, MetricRecord]:
+        total, survivors, metrics = np.zeros(1, dtype=np.uint64), list[str](), MetricMeans()
+        for reply in self.accepted(replies, quorum=0.0):
+            total = total + np.frombuffer(as_bytes(reply[MASKED][MASKED]), dtype=np.uint64)
+            survivors.append(reply.client)
+            metrics.add(reply)
+        self._enough(server_round, "train", survivors)
+        weight = sum(self.weights[client] for client in survivors)
+        try:
+            total = total - self.masks(server_round, survivors, len(total))
+            return restored(total, weight, self.reference, self.privacy.range), metrics.result()
+        except ValueError as error:
+            raise RunStopped(
+                f"round {server_round}: the sum under secure aggregation cannot be used ({error}); a client did "
+                "not keep to the protocol, and which one cannot be seen"
+            ) from None
+
+    def masks(self, server_round: int, survivors: list[str], size: int) -> Words:
+        """All masks in the sum of the survivors' vectors, from the shares that they now give of their secrets.
+
+        Raises `ValueError` where the shares of a secret do not fit together.
+        """
+        dropped = [client for client in self.weights if client not in survivors]
+        share = {client: torch.zeros(SHARE_BYTES, dtype=torch.uint8) for client in self.weights}
+        settings = {SURVIVORS: survivors, DROPPED: dropped}
+        expect = {client: {SHARES: share} for client in survivors}
+        answers = self.stage(server_round, survivors, UNMASK, {}, expect, settings)
+
+        def secret(client: str) -> bytes:
+            shares = [as_bytes(reply[SHARES][client]) for reply in answers.values()]
+            return combine_shares(shares[: self.threshold])
+
+        found = np.zeros(size, dtype=np.uint64)
+        for client in survivors:
+            found += mask(secret(client), size)
+        for client in dropped:
+            key = secret(client)
+            if public(key) != self._masking_key(client):
+                raise ValueError(f"the shares of the key of {client} are wrong")
+            for other in survivors:
+                found += pair_mask(key, self._masking_key(other), other, client, size)
+        return found
+
+    def stage(
+        self,
+        server_round: int,
+        clients: list[str],
+        action: str,
+        payload: Payload,
+        expect: Mapping[str, Mapping[str, Template]],
+        settings: Mapping[str, Any] | None = None,
+    ) -> dict[str, Reply]:
+        """An exchange to which at least the threshold must answer. Raises `RunStopped`."""
+        messages = self.messages(
+            server_round, clients, action, payload, expect=lambda client: expect[client], settings=settings
+        )
+        answers = {reply.client: reply for reply in self.accepted(self._send(self.grid, messages), quorum=0.0)}
+        self._enough(server_round, action, answers)
+        return answers
+
+    # ------------------------------------------------------------------ inside
+
+    def _enough(self, server_round: int, action: str, answered: Iterable[str]) -> None:
+        if (count := len(list(answered))) < self.threshold:
+            left_out = sorted(self.exchanges[-1].left_out.items())[:3]
+            reasons = "; ".join(f"{client}: {reason}" for client, reason in left_out)
+            raise RunStopped(
+                f"round {server_round}: secure aggregation needs {self.threshold} clients to the end, and {count} "
+                f"gave a usable answer to {action!r} ({reasons})"
+            )
+
+    def _masking_key(self, client: str) -> bytes:
+        return as_bytes(self.public_keys[client])[KEY_BYTES:]
+
+    def _weight(self, client: str) -> int:
+        """What the method weighs the client with, by the samples that it had when it enrolled."""
+        samples = MetricRecord({NUM_EXAMPLES: self._claims[self.roster[client]].examples})
+        return round(self.weight(Reply(client, {}, samples, ConfigRecord())))
+
+
+def _without(tensors: Tensors, client: str) -> Tensors:
+    return {name: tensor for name, tensor in tensors.items() if name != client}

@@ -1,0 +1,292 @@
+"""Secure aggregation in whole rounds: the plain mean within a step, whoever drops out, and nothing else seen."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from safetensors.torch import load_file
+from scripted import one_round, payload
+from toys import SpoilingGrid, Toy, WireGrid, toy_config
+
+from client.secagg import Participant, Vault
+from client.trainer import Received
+from common.config import RunConfig, load_config
+from common.errors import RunStopped, UserError
+from common.methods import METHODS
+from common.models import Tensors
+from common.secagg import ACTIONS, ADVERTISE, MASKED, SHARE, SHARES, STEPS, UNMASK, restored
+from common.wire import CLIENT, CONFIG, METRICS, MODEL, NUM_EXAMPLES, from_record, to_record
+from server.folder import RunFolder
+from server.grid import LocalGrid
+from server.local import LocalRuntime
+from server.loop import run_rounds, start
+from strategies.base import MethodStrategy
+from strategies.registry import strategy_for
+
+CLIENTS = Toy().client_ids
+AVERAGING = sorted(name for name, method in METHODS.items() if method().averages)
+COUNTS = dict(zip(CLIENTS, (10, 20, 30, 40), strict=True))
+UPDATES = {c: torch.tensor([0.1 * i, -1.0 / 3]) for i, c in enumerate(CLIENTS)}
+BEFORE: Tensors = {"w": torch.tensor([1.0, 2.0])}
+
+Spoil = Callable[[str, str, dict[str, Tensors]], dict[str, Tensors]]
+"""Client, action and the records of its answer to those that it sends; it may raise."""
+
+
+def config(*settings: str, method: str = "fedavg", **options: Any) -> RunConfig:
+    return toy_config(method, "privacy.mechanism=secagg", *settings, **options)
+
+
+class Federation(LocalGrid):
+    """Clients that move the model by their updates, in the true protocol, and as a test spoils them."""
+
+    def __init__(self, spoil: Spoil = lambda client, action, arrays: arrays) -> None:
+        self.vault, self.seen = Vault(), list[tuple[str, str, dict[str, Tensors]]]()
+
+        def app(message: Message, context: Context) -> Message:
+            client, action = CLIENTS[int(context.node_config["partition-id"])], message.metadata.message_type
+            metrics = MetricRecord({NUM_EXAMPLES: COUNTS[client]})
+            if action == "query":
+                return Message(
+                    RecordDict({CONFIG: ConfigRecord({CLIENT: client}), METRICS: metrics}), reply_to=message
+                )
+            given = message.content.config_records[CONFIG]
+            received = Received(int(given["round"]), payload(message), dict(given))  # type: ignore[arg-type]
+            participant = Participant(f"run/{client}", self.vault)
+            if action in ACTIONS:
+                arrays = participant.answer(action, received)
+            else:
+                model = {"w": received[MODEL]["w"] + UPDATES[client]}
+                arrays = participant.masked(received, model)
+            arrays = spoil(client, action, arrays)
+            self.seen.append((client, action, arrays))
+            records = {name: to_record(tensors) for name, tensors in arrays.items()}
+            return Message(RecordDict({**records, METRICS: metrics}), reply_to=message)
+
+        super().__init__(app, len(CLIENTS))  # type: ignore[arg-type]
+
+
+def failing(failures: dict[str, str]) -> Spoil:
+    """Some clients fail at an action, and at those after it."""
+    order = [ADVERTISE, SHARE, "train", UNMASK]
+
+    def spoil(client: str, action: str, arrays: dict[str, Tensors]) -> dict[str, Tensors]:
+        if client in failures and order.index(action) >= order.index(failures[client]):
+            raise RuntimeError("gone")
+        return arrays
+
+    return spoil
+
+
+def after_a_round(strategy: MethodStrategy[Any], grid: LocalGrid) -> list[float]:
+    found = one_round(strategy, grid_asked(grid), to_record(BEFORE))
+    assert found is not None
+    return from_record(found)["w"].tolist()  # type: ignore[no-any-return]
+
+
+def grid_asked(grid: Any) -> Any:
+    grid.asked = []  # `one_round` clears it
+    return grid
+
+
+def mean(clients: list[str], weights: dict[str, int]) -> list[float]:
+    total = sum((weights[c] * UPDATES[c].double() for c in clients), start=torch.zeros(2, dtype=torch.float64))
+    found: list[float] = (BEFORE["w"] + total / sum(weights[c] for c in clients)).tolist()
+    return found
+
+
+# ---------------------------------------------------------------------- the mean
+
+
+@pytest.mark.parametrize(("method", "weights"), [("fedavg", COUNTS), ("l2sgd", dict.fromkeys(CLIENTS, 1))])
+def test_the_model_is_the_mean_within_half_a_step(method: str, weights: dict[str, int]) -> None:
+    strategy = strategy_for(config(method=method), "run")
+    assert after_a_round(strategy, Federation()) == pytest.approx(mean(CLIENTS, weights), abs=8 / STEPS / 2 + 2e-7)
+    assert [exchange.action for exchange in strategy.exchanges] == ["query", ADVERTISE, SHARE, "train", UNMASK]
+
+
+@pytest.mark.parametrize("method", AVERAGING)
+def test_a_run_comes_to_where_it_comes_without_it(method: str, tmp_path: Path) -> None:
+    for name, run in (("plain", toy_config(method, rounds=2)), ("secure", config(method=method, rounds=2))):
+        LocalRuntime(run).run(RunFolder.create(tmp_path / name, run))
+    plain, secure = (load_file(tmp_path / name / "models" / "global.safetensors") for name in ("plain", "secure"))
+    assert plain.keys() == secure.keys()
+    for name, tensor in plain.items():
+        assert torch.allclose(tensor, secure[name], atol=1e-4), name
+
+
+def test_the_server_is_sent_masked_vectors_and_shares_alone() -> None:
+    """No vector, and no sum of some of them, says anything: it is not even a possible update."""
+    grid = Federation()
+    after_a_round(strategy_for(config(), "run"), grid)
+    vectors = {}
+    for client, action, arrays in grid.seen:
+        assert arrays.keys() == {{ADVERTISE: "keys", SHARE: SHARES, "train": MASKED, UNMASK: SHARES}[action]}
+        if action == "train":
+            vectors[client] = np.frombuffer(arrays[MASKED][MASKED].numpy().tobytes(), dtype=np.uint64)
+    for some in (CLIENTS[:1], CLIENTS[:2], CLIENTS[1:]):
+        total = sum((vectors[client] for client in some), start=np.zeros(2, dtype=np.uint64))
+        with pytest.raises(ValueError, match="larger than"):
+            restored(total, 100, BEFORE, 8.0)
+
+
+def test_no_two_rounds_have_the_same_masks() -> None:
+    strategy, grid = strategy_for(config(), "run"), Federation()
+    for _ in range(2):
+        after_a_round(strategy, grid)
+    vectors = [bytes(arrays[MASKED][MASKED].tolist()) for _, action, arrays in grid.seen if action == "train"]
+    assert len(set(vectors)) == 2 * len(CLIENTS)
+
+
+# ---------------------------------------------------------------------- who drops out
+
+
+@pytest.mark.parametrize("action", [ADVERTISE, SHARE, "train", UNMASK])
+@pytest.mark.parametrize("who", CLIENTS)
+def test_a_client_that_drops_out_does_no_harm(action: str, who: str) -> None:
+    """Before its vector has arrived, the mean is of the others; after it, of all."""
+    strategy = strategy_for(config(), "run")
+    found = after_a_round(strategy, Federation(failing({who: action})))
+    others = [client for client in CLIENTS if client != who]
+    expected = mean(CLIENTS if action == UNMASK else others, COUNTS)
+    assert found == pytest.approx(expected, abs=8 / STEPS / 2 + 2e-7)
+    left_out = {name: why for exchange in strategy.exchanges for name, why in exchange.left_out.items()}
+    assert left_out == {who: "failed: gone (RuntimeError)"}
+
+
+def test_clients_may_drop_out_one_after_the_other_down_to_the_threshold() -> None:
+    strategy = strategy_for(config("privacy.threshold=0.51", scenario={"name": "toy", "clients": 4}), "run")
+    assert strategy.run.cohort == 4
+    found = after_a_round(strategy, Federation(failing({CLIENTS[1]: UNMASK})))
+    assert found == pytest.approx(mean(CLIENTS, COUNTS), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [(ADVERTISE, ADVERTISE), (ADVERTISE, SHARE), (SHARE, "train"), ("train", UNMASK), (UNMASK, UNMASK)],
+)
+def test_below_the_threshold_the_run_stops_with_a_sentence(first: str, second: str) -> None:
+    """0.6 of 4 clients are 3."""
+    strategy = strategy_for(config(), "run")
+    grid = Federation(failing({CLIENTS[0]: first, CLIENTS[2]: second}))
+    sentence = (
+        rf"round 1: secure aggregation needs 3 clients to the end, and 2 gave a usable answer to '{second}' "
+    )
+    with pytest.raises(RunStopped, match=sentence + r"\(.*client-2: failed: gone \(RuntimeError\)"):
+        after_a_round(strategy, grid)
+
+
+def test_the_quorum_counts_where_it_is_more() -> None:
+    strategy = strategy_for(config("quorum=1"), "run")
+    with pytest.raises(RunStopped, match="needs 4 clients to the end"):
+        after_a_round(strategy, Federation(failing({CLIENTS[0]: UNMASK})))
+
+
+# ---------------------------------------------------------------------- who does not keep to it
+
+
+def test_a_vector_that_is_none_spoils_the_sum_and_that_is_seen() -> None:
+    def spoil(client: str, action: str, arrays: dict[str, Tensors]) -> dict[str, Tensors]:
+        if (client, action) == (CLIENTS[1], "train"):
+            return {MASKED: {MASKED: torch.full_like(arrays[MASKED][MASKED], 7)}}
+        return arrays
+
+    with pytest.raises(RunStopped, match=r"the sum under secure aggregation cannot be used .* did not keep to"):
+        after_a_round(strategy_for(config(), "run"), Federation(spoil))
+
+
+@pytest.mark.parametrize("whose", [CLIENTS[0], CLIENTS[3]])
+def test_a_wrong_share_spoils_the_sum_and_that_is_seen(whose: str) -> None:
+    """client-3 has dropped out, so the share of its key, which can be checked, is asked for."""
+
+    def spoil(client: str, action: str, arrays: dict[str, Tensors]) -> dict[str, Tensors]:
+        arrays = failing({CLIENTS[3]: "train"})(client, action, arrays)
+        if (client, action) == (CLIENTS[1], UNMASK):
+            changed = arrays[SHARES][whose] ^ torch.tensor([0] * 20 + [1] * 32, dtype=torch.uint8)
+            return {SHARES: {**arrays[SHARES], whose: changed}}
+        return arrays
+
+    with pytest.raises(RunStopped, match="the sum under secure aggregation cannot be used"):
+        after_a_round(strategy_for(config(), "run"), Federation(spoil))
+
+
+def test_an_answer_of_another_shape_is_left_out() -> None:
+    def spoil(client: str, action: str, arrays: dict[str, Tensors]) -> dict[str, Tensors]:
+        if (client, action) == (CLIENTS[1], "train"):
+            return {MASKED: {MASKED: arrays[MASKED][MASKED][:-1]}}
+        return arrays
+
+    strategy = strategy_for(config(), "run")
+    found = after_a_round(strategy, Federation(spoil))
+    assert found == pytest.approx(mean([CLIENTS[0], *CLIENTS[2:]], COUNTS), abs=1e-6)
+
+
+def test_clients_whose_update_is_out_of_range_say_so(tmp_path: Path) -> None:
+    run = config("privacy.range=1e-6", rounds=1)
+    with pytest.raises(RunStopped, match=r"a parameter changed by .*, and privacy.range=1e-06 is the limit"):
+        LocalRuntime(run).run(RunFolder.create(tmp_path / "run", run))
+
+
+# ---------------------------------------------------------------------- whole runs
+
+
+@pytest.mark.parametrize("method", ["ditto", "fedsr"])
+def test_the_wire_changes_nothing(method: str, tmp_path: Path) -> None:
+    """Every message meets a new process; what lasts between stages lies in a file, which is gone in the end."""
+    run = config(method=method, rounds=3, participation=0.75)
+    LocalRuntime(run).run(RunFolder.create(tmp_path / "local", run))
+    folder = RunFolder.create(tmp_path / "wire", run)
+    run_rounds(run, folder, WireGrid(run, tmp_path / "sites"), start(run))
+    assert RunFolder(tmp_path / "local").rows() == folder.rows()
+    for path in (tmp_path / "local" / "models").iterdir():
+        here, there = load_file(path), load_file(folder.path / "models" / path.name)
+        assert all(torch.equal(here[name], there[name]) for name in here)
+    assert not list((tmp_path / "sites").rglob("secagg.*"))
+
+
+def test_a_resumed_run_equals_an_unbroken_one(tmp_path: Path) -> None:
+    run = config(method="ditto", rounds=4)
+    LocalRuntime(run).run(RunFolder.create(tmp_path / "unbroken", run))
+    folder = RunFolder.create(tmp_path / "broken", run)
+
+    class Killed(Exception):  # noqa: N818
+        pass
+
+    def kill(progress: Any) -> None:
+        if progress.round == 3:
+            raise Killed
+
+    with pytest.raises(Killed):
+        LocalRuntime(run).run(folder, None, kill)
+    origin = folder.load_checkpoint()
+    folder.cut_log(origin.log_bytes)
+    LocalRuntime(run).run(folder, origin)
+    assert RunFolder(tmp_path / "unbroken").rows() == folder.rows()
+
+
+def test_what_a_dropped_client_remembers_is_gone_with_the_next_evaluation(tmp_path: Path) -> None:
+    run = config(rounds=2, evaluate_every=2)
+    grid = WireGrid(run, tmp_path / "sites")
+    left = list[list[str]]()
+
+    def lose(request: Message, reply: Message) -> Message | None:
+        kind, node = request.metadata.message_type, request.metadata.dst_node_id
+        if kind == "evaluate" and node == 1:
+            left.append([path.parts[-4] for path in (tmp_path / "sites").rglob("secagg.json")])
+        return None if (kind, node) == ("train", 2) else reply
+
+    run_rounds(run, RunFolder.create(tmp_path / "run", run), SpoilingGrid(grid, lose), start(run))
+    assert not list((tmp_path / "sites").rglob("secagg.*"))
+    assert left[0] == ["site-2"]
+
+
+def test_two_clients_have_nothing_to_hide_in() -> None:
+    with pytest.raises(
+        UserError, match=r"'secagg' is not possible with 2 clients in a round; it takes at least 3"
+    ):
+        config(participation=0.5)
+    assert load_config(options={"method": "fedavg", "privacy": {"mechanism": "secagg"}}).cohort == 8
