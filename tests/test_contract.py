@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app import Message
 from safetensors.torch import load_file
+from spoiled import BAD_TENSORS, OTHERWISE_BAD, spoiled
 from toys import SpoilingGrid, WireGrid, toy_config
 
 from common.config import RunConfig
 from common.methods import METHODS
 from common.models import Tensors
-from common.wire import METRICS, NUM_EXAMPLES
 from server.folder import RunFolder
 from server.local import LocalRuntime
 from server.loop import run_rounds, start
@@ -100,34 +100,15 @@ def test_resumed_run_equals_unbroken_run(method: str, stops: tuple[int, ...], tm
     assert_same(tmp_path / "unbroken", broken.path)
 
 
-FAULTS = {
-    "nan": "not finite",
-    "huge": "largest=",
-    "shape": "shape",
-    "key": "lacks",
-    "type": "type",
-    "bytes": "decoded",
-    "size": "bytes",
-}
-"""What can be wrong with the tensors of a reply, and a word of the reason."""
-
-
 def test_a_client_that_sends_bad_tensors_is_left_out_and_named(method: str, tmp_path: Path) -> None:
     """Another fault in every round."""
     if method == "local":
         pytest.skip("this method's clients send no arrays")
-    assert_left_out(method, FAULTS, tmp_path / "run")
+    assert_left_out(method, BAD_TENSORS, tmp_path / "run")
 
 
 def test_a_client_that_fails_otherwise_is_left_out_and_named(method: str, tmp_path: Path) -> None:
-    faults = {
-        "metrics": "metric",
-        "samples": "when the client enrolled",
-        "record": "unexpected record 'more'",
-        "raise": "out of memory",
-        "silent": "did not answer",
-    }
-    assert_left_out(method, faults, tmp_path / "run")
+    assert_left_out(method, {**OTHERWISE_BAD, "silent": "did not answer"}, tmp_path / "run")
 
 
 def assert_left_out(method: str, faults: dict[str, str], path: Path) -> None:
@@ -140,7 +121,8 @@ def assert_left_out(method: str, faults: dict[str, str], path: Path) -> None:
         kind = request.metadata.message_type
         if request.metadata.dst_node_id != bad_node or not kind.startswith("train"):
             return reply
-        return spoiled(list(faults)[int(request.metadata.group_id) - 1], request, reply)
+        fault = list(faults)[int(request.metadata.group_id) - 1]
+        return spoiled(fault, request, reply) if fault != "silent" else None
 
     here.grid = SpoilingGrid(here.grid, spoil)  # type: ignore[assignment]
     summary = here.run(RunFolder.create(path, config))
@@ -152,46 +134,6 @@ def assert_left_out(method: str, faults: dict[str, str], path: Path) -> None:
     assert summary["left_out"]["client-1"]["replies"] == summary["rounds"] == config.rounds
     assert all(torch.isfinite(t).all() for t in load_file(path / "models" / "global.safetensors").values())
     assert "NaN" not in (path / "summary.json").read_text()
-
-
-def spoiled(fault: str, request: Message, reply: Message) -> Message | None:
-    """A client's reply with one thing wrong in it."""
-    if fault == "silent":
-        return None
-    if fault == "raise":
-        return Message(Error(2, "<class 'RuntimeError'>:<'out of memory'>"), reply_to=request)
-    content = RecordDict(dict(reply.content))
-    if fault in ("metrics", "samples"):
-        count = float("nan") if fault == "metrics" else 1000
-        content[METRICS] = MetricRecord({**content.metric_records[METRICS], NUM_EXAMPLES: count})
-    elif fault == "record":
-        content["more"] = ArrayRecord()
-    else:
-        for name, record in content.array_records.items():
-            content[name] = ArrayRecord({key: array for key, array in record.items()})
-            key = next(iter(record))
-            if bad := bad_array(fault, record[key]):
-                content[name][key] = bad
-            else:
-                del content[name][key]
-    return Message(content, reply_to=request)
-
-
-def bad_array(fault: str, good: Array) -> Array | None:
-    """An array with one thing wrong in it."""
-    match fault:
-        case "nan" | "huge":
-            value = {"nan": float("nan"), "huge": 1e30}[fault]
-            return Array(torch.full(good.shape, value, dtype=getattr(torch, good.dtype)))
-        case "shape":
-            return Array(torch.zeros(*good.shape, 2))
-        case "type":
-            return Array(torch.zeros(good.shape, dtype=torch.float16))
-        case "bytes":
-            return Array(good.dtype, good.shape, good.stype, b"\x80\x04no array")
-        case "size":
-            return Array(good.dtype, good.shape, good.stype, good.data * 10 + bytes(2000))
-    return None
 
 
 def test_an_absent_client_does_no_harm(method: str, tmp_path: Path) -> None:

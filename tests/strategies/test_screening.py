@@ -3,7 +3,6 @@ import pickle
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +10,7 @@ import torch
 from flwr.app import Array, ArrayRecord, MetricRecord
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from spoiled import pickles
 
 from common.models import Tensors
 from common.wire import to_record
@@ -156,27 +156,6 @@ def test_no_bytes_get_past_or_crash_the_screening(noise: bytes, at: int, keep: b
         return
     assert found["b"].shape == (3,)
     assert torch.isfinite(found["b"]).all()
-
-
-class Canary:
-    """Its pickle makes a file when somebody reads it."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Path.touch, (self.path,)
-
-
-def pickles(path: Path) -> dict[str, bytes]:
-    """Bytes that make a file at `path` if anything unpickles them."""
-    archive = io.BytesIO()
-    np.savez(archive, b=np.array([Canary(path)] * 3, dtype=object))
-    return {
-        "plain": pickle.dumps(Canary(path)),
-        "object array": npy(np.array([Canary(path)] * 3, dtype=object)),
-        "archive": archive.getvalue(),
-    }
 
 
 @pytest.mark.parametrize("dtype", ["float32", "object"])
