@@ -63,7 +63,8 @@ def test_every_client_has_its_partition_and_its_volume() -> None:
     assert len(clients) == 4
     for name, settings in clients.items():
         number = name.removeprefix("client-")
-        assert f"partition-id={number} " in settings["command"]
+        assert settings["command"] == f"perennial join --partition {number}"
+        assert settings["environment"]["PERENNIAL_STATE"] == "/state"
         assert str(settings["volumes"]).count(f"state-{number}") == 1
 
 
@@ -73,6 +74,7 @@ def test_secure_means_no_plaintext_one_open_port_and_no_key_of_another() -> None
     assert len(found["superlink"]["ports"]) == 1
     for name, settings in found.items():
         assert "--insecure" not in settings["command"]
+        assert settings.get("environment", {}).get("PERENNIAL_INSECURE", "0") == "0"
         secrets = {secret["source"] for secret in settings["secrets"]}
         assert "ca.key" not in secrets
         private = {secret for secret in secrets if re.fullmatch(r"site-\d", secret)}
@@ -90,7 +92,7 @@ def test_a_site_has_its_gpu_and_data_that_it_cannot_change() -> None:
     site = services("edge", **SITE, SITE_FILE="cells.csv")["site"]
     assert site["deploy"]["resources"]["reservations"]["devices"][0]["capabilities"] == ["gpu"]
     assert "/srv/data:/data:ro" in str(site["volumes"])
-    assert "--data /data/cells.csv --state /state" in site["command"]
+    assert "--data /data/cells.csv " in site["command"]
 
 
 def test_image_rules() -> None:
