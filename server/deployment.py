@@ -1,4 +1,4 @@
-"""A real deployment on this machine: a SuperLink and SuperNodes as processes, over gRPC. For tests and benchmarks."""
+"""A real deployment on this machine, for tests and benchmarks: a SuperLink and SuperNodes, over gRPC."""
 
 import os
 import subprocess

@@ -1,5 +1,6 @@
 """The same run on all three runtimes: same arrays, same metrics."""
 
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from client import launcher
 from common.config import RunConfig, load_config
 from server.deployment import Deployment, deployment
 from server.folder import RunFolder
@@ -75,6 +77,13 @@ def test_deployment_equals_local(local: dict[str, Path], site: Deployment, tmp_p
     for method, folder in local.items():
         finish(site.connection, config_for(method, "deployment"), tmp_path / method)
         assert_equal_runs(folder, tmp_path / method)
+
+
+def test_deployment_with_the_warm_launcher_equals_local(local: dict[str, Path], tmp_path: Path) -> None:
+    prefix = [sys.executable, "-P", launcher.__file__]
+    with deployment(tmp_path / "deployment", clients=2, prefix=prefix) as site:
+        finish(site.connection, config_for("ditto", "deployment"), tmp_path / "ditto")
+        assert_equal_runs(local["ditto"], tmp_path / "ditto")
 
 
 def test_killed_deployment_resumes_to_the_same_arrays(
