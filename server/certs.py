@@ -71,6 +71,17 @@ def make(
     return names
 
 
+def public_keys(places: Sequence[Path]) -> list[Path]:
+    """Files, and all `*.pub` of folders. Raises `UserError` for a folder without any."""
+    found = []
+    for place in places:
+        if keys := sorted(place.glob("*.pub")) if place.is_dir() else [place]:
+            found += keys
+        else:
+            raise UserError(f"{place} has no public key, no file NAME.pub")
+    return found
+
+
 def must_be_public(path: Path) -> None:
     """Raises `UserError` for what is not a site's public key, `OSError` for what is not there."""
     try:

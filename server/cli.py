@@ -440,14 +440,18 @@ def make_certs(
 
 @app.command("register")
 def register_sites(
-    keys: Annotated[list[Path], typer.Argument(metavar="KEY.pub...", help="Public keys, as `certs` makes them.")],
+    keys: Annotated[
+        list[Path], typer.Argument(metavar="KEY.pub...", help="Public keys, as `certs` makes them, or folders.")
+    ],
     superlink: SuperLink = "deployment",
     ca: Ca = None,
     insecure: Insecure = False,
 ) -> None:
     """Let sites join a SuperLink that authenticates them, by their public keys."""
+    from server.certs import public_keys
+
     with sentences(), deployment(superlink, ca, insecure) as connection:
-        for key in keys:
+        for key in public_keys(keys):
             node = connection.register(key)
             out.print(f"{key.stem}: {f'node {node}' if node else 'registered already'}", highlight=False)
 

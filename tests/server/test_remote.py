@@ -109,12 +109,12 @@ def test_keys_are_registered_once(superlink: str, certs: Path) -> None:
     first = call("register", str(sites / "site-1.pub"), *reach)
     assert first.exit_code == 0, first.output
     assert first.stdout.startswith("site-1: node ")
-    both = call("register", str(sites / "site-1.pub"), str(sites / "site-2.pub"), *reach)
+    both = call("register", str(sites), *reach)
     assert both.exit_code == 0, both.output
     assert both.stdout.splitlines()[0] == "site-1: registered already"
     assert both.stdout.splitlines()[1].startswith("site-2: node ")
-    for name in ("site-1", "nobody.pub"):
-        refused = call("register", str(sites / name), *reach)
+    for name in ("ours/sites/site-1", "ours/sites/nobody.pub", "other/sites"):
+        refused = call("register", str(certs / name), *reach)
         assert refused.exit_code == 2
         assert len(refused.stderr.splitlines()) == 1
         assert name in refused.stderr
