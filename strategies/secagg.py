@@ -1,6 +1,6 @@
 """Secure aggregation in place of a method's own mean: the server sees masked updates and their sum alone."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from math import ceil
 from typing import Any
 
@@ -29,6 +29,7 @@ from common.secagg import (
     THRESHOLD,
     UNMASK,
     Words,
+    agreed,
     as_bytes,
     mask,
     pair_mask,
@@ -37,7 +38,7 @@ from common.secagg import (
 )
 from common.wire import MODEL, NUM_EXAMPLES
 from strategies.base import MethodStrategy, MetricMeans, Payload, PerClient, Reply
-from strategies.screening import Template
+from strategies.screening import Rejected, Template
 
 
 class SecureStrategy(MethodStrategy[Any]):
@@ -66,7 +67,7 @@ class SecureStrategy(MethodStrategy[Any]):
         self.reference: Tensors = payload[MODEL]
         self.threshold = ceil(round(max(self.privacy.threshold, self.run.quorum) * len(cohort), 9))
         expect = {client: {KEYS: {client: torch.zeros(2 * KEY_BYTES, dtype=torch.uint8)}} for client in cohort}
-        answers = self.stage(server_round, cohort, ADVERTISE, {}, expect)
+        answers = self.stage(server_round, cohort, ADVERTISE, {}, expect, check=_check_keys)
         self.public_keys = {client: reply[KEYS][client] for client, reply in answers.items()}
 
         sealed = {client: torch.zeros(SEALED_BYTES, dtype=torch.uint8) for client in answers}
@@ -137,12 +138,14 @@ class SecureStrategy(MethodStrategy[Any]):
         payload: Payload,
         expect: Mapping[str, Mapping[str, Template]],
         settings: Mapping[str, Any] | None = None,
+        check: Callable[[Reply], object] = lambda _: None,
     ) -> dict[str, Reply]:
         """An exchange to which at least the threshold must answer. Raises `RunStopped`."""
         messages = self.messages(
             server_round, clients, action, payload, expect=lambda client: expect[client], settings=settings
         )
-        answers = {reply.client: reply for reply in self.accepted(self._send(self.grid, messages), quorum=0.0)}
+        replies = self._send(self.grid, messages)
+        answers = {reply.client: reply for reply in self.accepted(replies, quorum=0.0, check=check)}
         self._enough(server_round, action, answers)
         return answers
 
@@ -164,6 +167,16 @@ class SecureStrategy(MethodStrategy[Any]):
         """What the method weighs the client with, by the samples that it had when it enrolled."""
         samples = MetricRecord({NUM_EXAMPLES: self._claims[self.roster[client]].examples})
         return round(self.weight(Reply(client, {}, samples, ConfigRecord())))
+
+
+def _check_keys(reply: Reply) -> None:
+    """Raises `Rejected` for public keys that agree with nobody's, on which all others would fail."""
+    keys = as_bytes(reply[KEYS][reply.client])
+    try:
+        for key in (keys[:KEY_BYTES], keys[KEY_BYTES:]):
+            agreed(bytes(KEY_BYTES), key, "check")
+    except ValueError:
+        raise Rejected("its public keys are none") from None
 
 
 def _without(tensors: Tensors, client: str) -> Tensors:

@@ -18,7 +18,7 @@ from common.config import RunConfig, load_config
 from common.errors import RunStopped, UserError
 from common.methods import METHODS
 from common.models import Tensors
-from common.secagg import ACTIONS, ADVERTISE, MASKED, SHARE, SHARES, STEPS, UNMASK, restored
+from common.secagg import ACTIONS, ADVERTISE, KEYS, MASKED, SHARE, SHARES, STEPS, UNMASK, restored
 from common.wire import CLIENT, CONFIG, METRICS, MODEL, NUM_EXAMPLES, from_record, to_record
 from server.folder import RunFolder
 from server.grid import LocalGrid
@@ -223,6 +223,31 @@ def test_an_answer_of_another_shape_is_left_out() -> None:
     strategy = strategy_for(config(), "run")
     found = after_a_round(strategy, Federation(spoil))
     assert found == pytest.approx(mean([CLIENTS[0], *CLIENTS[2:]], COUNTS), abs=1e-6)
+
+
+@pytest.mark.parametrize("half", [slice(0, 32), slice(32, 64)])
+def test_a_client_with_keys_that_are_none_is_left_out(half: slice) -> None:
+    """Otherwise all others would fail on them."""
+
+    def spoil(client: str, action: str, arrays: dict[str, Tensors]) -> dict[str, Tensors]:
+        if (client, action) == (CLIENTS[1], ADVERTISE):
+            arrays[KEYS][client][half] = 0
+        return arrays
+
+    strategy = strategy_for(config(), "run")
+    found = after_a_round(strategy, Federation(spoil))
+    assert found == pytest.approx(mean([CLIENTS[0], *CLIENTS[2:]], COUNTS), abs=1e-6)
+    assert strategy.exchanges[1].left_out == {CLIENTS[1]: "its public keys are none"}
+
+
+def test_shares_that_cannot_be_opened_stop_the_run_and_name_their_sender() -> None:
+    def spoil(client: str, action: str, arrays: dict[str, Tensors]) -> dict[str, Tensors]:
+        if (client, action) == (CLIENTS[1], SHARE):
+            return {SHARES: {other: torch.zeros_like(sealed) for other, sealed in arrays[SHARES].items()}}
+        return arrays
+
+    with pytest.raises(RunStopped, match="failed: the shares of client-1 cannot be opened"):
+        after_a_round(strategy_for(config(), "run"), Federation(spoil))
 
 
 def test_clients_whose_update_is_out_of_range_say_so(tmp_path: Path) -> None:
