@@ -52,8 +52,6 @@ class SecureStrategy(MethodStrategy[Any]):
         super().__init__(run, run_id)
         assert isinstance(run.privacy, SecureAggregation)
         self.privacy = run.privacy
-        self.public_keys: Tensors = {}
-        """Of the clients that take part in the round."""
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -68,7 +66,7 @@ class SecureStrategy(MethodStrategy[Any]):
         self.threshold = ceil(round(max(self.privacy.threshold, self.run.quorum) * len(cohort), 9))
         expect = {client: {KEYS: {client: torch.zeros(2 * KEY_BYTES, dtype=torch.uint8)}} for client in cohort}
         answers = self.stage(server_round, cohort, ADVERTISE, {}, expect, check=_check_keys)
-        self.public_keys = {client: reply[KEYS][client] for client, reply in answers.items()}
+        self.public_keys: Tensors = {client: reply[KEYS][client] for client, reply in answers.items()}
 
         sealed = {client: torch.zeros(SEALED_BYTES, dtype=torch.uint8) for client in answers}
         expect = {client: {SHARES: _without(sealed, client)} for client in answers}
