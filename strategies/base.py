@@ -42,6 +42,9 @@ from common.wire import (
 from strategies.mean import StreamingMean
 from strategies.screening import Rejected, Template, accept, check_metrics
 
+NODE_UNAVAILABLE = 5
+"""The SuperLink's word on a node that has stopped its heartbeat (flower.md §8)."""
+
 H = TypeVar("H", bound=Method)
 
 Payload = Mapping[str, Tensors]
@@ -227,7 +230,8 @@ class MethodStrategy(Strategy, Generic[H]):
     def enrol(self, grid: Grid) -> None:
         """Ask every node that has not been asked yet which client it is; forget nodes that are gone.
 
-        Of several nodes that say they are the same client, the one that was it first in this run is. When none
+        A node whose answer the SuperLink gave up is asked again: a registered one comes back under the same id. Of
+        several nodes that say they are the same client, the one that was it first in this run is. When none
         was, none is until only one is left. Where the setting `nodes` names a client's node, no other can be it.
         """
         present = set(grid.get_node_ids())
@@ -236,12 +240,15 @@ class MethodStrategy(Strategy, Generic[H]):
             names = {f"node {node}": node for node in strangers}
             clients = {node: name for name, node in names.items()}
             messages = self._requests(0, clients, "query", lambda _: {}, lambda _: {}, {})
-            for reply in self.accepted(self._send(grid, messages), quorum=0.0):
+            away: set[str] = set()
+            replies = _noting(away, clients, self._send(grid, messages))
+            for reply in self.accepted(replies, quorum=0.0):
                 client, refusal = (str(reply.settings.get(key, "")) for key in (CLIENT, REFUSED))
                 count = reply.num_examples if NUM_EXAMPLES in reply.metrics else 0
                 self._claims[names[reply.client]] = Claim(client, refusal, count)
             for name, reason in self.exchanges[-1].left_out.items():
-                self._claims[names[name]] = Claim("", reason)
+                if name not in away:
+                    self._claims[names[name]] = Claim("", reason)
         self._seat()
 
     def _seat(self) -> None:
@@ -482,6 +489,13 @@ class MetricMeans:
         """The means, each over the clients that report it, and the number of samples of all."""
         means: dict[str, float | int] = {name: total / self._weights[name] for name, total in self._sums.items()}
         return MetricRecord({**means, NUM_EXAMPLES: self._examples})
+
+
+def _noting(away: set[str], clients: Mapping[int, str], replies: Iterable[Message]) -> Iterator[Message]:
+    for reply in replies:
+        if reply.has_error() and reply.error.code == NODE_UNAVAILABLE:
+            away.add(clients.get(reply.metadata.src_node_id, ""))
+        yield reply
 
 
 def _error_text(message: Message) -> str:

@@ -147,6 +147,31 @@ def test_a_site_that_cannot_take_part_is_named_with_its_reason_until_it_is_gone(
     assert method.refused == stranger
 
 
+class Away(FakeGrid):
+    """The SuperLink answers for `away`, as it does for a node whose heartbeat has stopped."""
+
+    away: int | None = None
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        asked = list(messages)
+        lost = [message for message in asked if message.metadata.dst_node_id == self.away]
+        found = super().send_and_receive([message for message in asked if message not in lost])
+        return [*(Message(Error(5, "Node Unavailable"), reply_to=message) for message in lost), *found]
+
+
+def test_a_node_that_was_away_when_it_was_asked_is_asked_again() -> None:
+    """A registered site comes back under the node id that it had, so that it may never be seen to be gone."""
+    method, grid = strategy("quorum=0"), Away(CLIENTS, lambda *_: trained(1, 1))
+    grid.away = 100
+    train(method, grid)
+    assert list(method.roster) == CLIENTS[1:]
+    assert method.exchanges[-1].left_out == {CLIENTS[0]: "is not connected"}
+    grid.away = None
+    train(method, grid)
+    assert list(method.roster) == CLIENTS
+    assert method.exchanges[-1].left_out == {}
+
+
 def test_nobody_can_speak_for_a_site_that_takes_part() -> None:
     """A node that says that another one's site cannot take part changes nothing in the log."""
     method, grid = strategy("quorum=0"), FakeGrid(CLIENTS, lambda *_: trained(1, 1))
