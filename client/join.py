@@ -165,6 +165,7 @@ class Narrator:
         """A code of the SuperLink."""
         self.error = ""
         """The latest error in words."""
+        self.muted = False
         self._round, self._away = "", False
 
     def tell(self, line: str) -> str:
@@ -172,11 +173,11 @@ class Narrator:
         line = re.sub(r"\x1b\[\d*m", "", line).strip()
         level, _, text = line.partition(":")
         level, text = level.strip(), text.strip()
-        if level == "ERROR":
+        if level == "ERROR" and not text.startswith("perennial: "):
             self.error = text
         if found := re.search(r'"code": (\d+)', line):
             self.refusal = found[1]
-        if level not in ("INFO", "WARNING", "ERROR"):
+        if self.muted or level not in ("INFO", "WARNING", "ERROR"):
             return ""
         if text.startswith("perennial: "):
             return text.removeprefix("perennial: ")
@@ -237,11 +238,12 @@ def keep_running(plan: Plan, node_config: Path, say: Callable[[str], None]) -> N
         refused_since = 0.0
         if now - begun > LONGEST_PAUSE:
             pause = 1.0
-        say(f"the SuperNode ended with exit code {code}{node.error and f' ({node.error})'}; it is started again")
+        reason = "the SuperLink does not know this session any more" if code == 0 else node.error
+        say(f"the SuperNode ended with exit code {code}{reason and f': {reason}'}; it is started again")
         pause = _rest(pause)
 
 
-def run_once(plan: Plan, node_config: Path, say: Callable[[str], None]) -> tuple[Narrator, int]:
+def run_once(plan: Plan, node_config: Path, say: Callable[[str], None]) -> tuple[Narrator, int | None]:
     """A SuperNode from its start to its end; what it told, and its exit code."""
     narrator = Narrator(plan.superlink)
     log = RotatingFileHandler(plan.state / LOG, maxBytes=LOG_BYTES, backupCount=1)
@@ -256,10 +258,24 @@ def run_once(plan: Plan, node_config: Path, say: Callable[[str], None]) -> tuple
         assert process.stdout
         teller = Thread(target=relate, args=(process.stdout,), daemon=True)
         teller.start()
-        code = process.wait()
+        try:
+            code = _exit_code(process, narrator)
+        except KeyboardInterrupt:
+            narrator.muted = True  # it has nothing to say but that it ends
+            raise
     teller.join(timeout=SECONDS_TO_STOP)
     log.close()
     return narrator, code
+
+
+def _exit_code(process: "subprocess.Popen[str]", narrator: Narrator) -> int | None:
+    """A SuperNode's exit code, once it has ended; None where it was refused, which it should end from, and hangs."""
+    while not narrator.refusal:
+        with suppress(subprocess.TimeoutExpired):
+            return process.wait(1.0)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(SECONDS_TO_STOP)
+    return process.poll()
 
 
 @contextmanager

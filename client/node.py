@@ -31,7 +31,7 @@ def answer(message: Message, settings: Mapping[str, str]) -> Message:
     except UserError as error:
         if not query:
             raise
-        log(ERROR, "perennial: %s", error)
+        log(ERROR, "perennial: this site takes no part in the run: %s", error)
         who = ConfigRecord({CLIENT: _client(message, settings), REFUSED: str(error)})
         return Message(RecordDict({CONFIG: who, METRICS: MetricRecord()}), reply_to=message)
     if query:

@@ -24,6 +24,7 @@ class Deployment:
     commands: dict[str, Command]
     folder: Path
     control_port: int
+    fleet_port: int
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def start(self, name: str) -> None:
@@ -76,7 +77,7 @@ def deployment(folder: Path, clients: int, prefix: Sequence[str] = (), **environ
             *prefix, program("flower-supernode"), "--insecure", "--superlink", f"127.0.0.1:{fleet}",
             "--clientappio-api-address", f"127.0.0.1:{free_port()}", "--node-config", node,
         ]  # fmt: skip
-    found = Deployment(connection, commands, folder, control)
+    found = Deployment(connection, commands, folder, control, fleet)
     try:
         found.start_all()
         yield found

@@ -140,7 +140,7 @@ def test_a_site_that_cannot_take_part_says_who_it_is_and_why_there_and_here(
     reply = told(node.answer(message(config()), change(tmp_path, settings)))
     assert reply[CLIENT] == client
     assert str(reply[REFUSED]).startswith(sentence)
-    assert f"perennial: {reply[REFUSED]}" in caplog.messages
+    assert f"perennial: this site takes no part in the run: {reply[REFUSED]}" in caplog.messages
 
 
 def test_a_part_of_a_scenario_that_cannot_take_part_does_so_too(tmp_path: Path) -> None:
