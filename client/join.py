@@ -269,7 +269,7 @@ def run_once(plan: Plan, node_config: Path, say: Callable[[str], None]) -> tuple
 
 
 def _exit_code(process: "subprocess.Popen[str]", narrator: Narrator) -> int | None:
-    """A SuperNode's exit code, once it has ended; None where it was refused, which it should end from, and hangs."""
+    """A SuperNode's exit code, once it has ended; None for one that was refused and hangs, as it often does."""
     while not narrator.refusal:
         with suppress(subprocess.TimeoutExpired):
             return process.wait(1.0)

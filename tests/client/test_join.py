@@ -354,6 +354,17 @@ def test_all_lines_are_in_the_state_folder_and_the_telling_ones_are_said(
 
 
 @pytest.mark.usefixtures("quick")
+def test_a_supernode_that_is_refused_and_does_not_end_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = script(tmp_path, 'import time; print(\'details = "{"code": 2004}"\'); time.sleep(600)')
+    monkeypatch.setattr(Plan, "command", lambda *_: command)
+    plan = Plan(HERE, "", "", "", {"state-dir": str(tmp_path)})
+    node, code = join.run_once(plan, tmp_path / "node.toml", list[str]().append)
+    assert (node.refusal, code) == (NOT_TAKEN, None)
+
+
+@pytest.mark.usefixtures("quick")
 def test_an_interrupt_ends_the_supernode_without_a_word_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
