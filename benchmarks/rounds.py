@@ -105,7 +105,7 @@ def kinds(roots: set[int], words: dict[int, list[str]], parents: dict[int, int])
                 found[pid] = "client worker"
         elif above or pid in roots:
             kind = next((word for word in words[pid] if word in PROGRAMS), "")
-            if kind and kind == above:
+            if kind and kind == above and "launcher.py" in words[pid]:
                 kind = "warm process"
             elif above == "warm process":
                 kind = "flwr-clientapp"
