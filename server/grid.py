@@ -10,9 +10,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
 from common.errors import UserError
-
-APP_RAISED = 2  # Flower's error codes, flower.md §8
-NO_REPLY = 4
+from common.wire import APP_RAISED, NO_REPLY
 
 
 class OrderedGrid(Grid):

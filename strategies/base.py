@@ -27,6 +27,8 @@ from common.wire import (
     KEPT,
     METRICS,
     MODEL,
+    NO_REPLY,
+    NODE_UNAVAILABLE,
     NUM_EXAMPLES,
     REFUSED,
     RESUMED,
@@ -41,9 +43,6 @@ from common.wire import (
 )
 from strategies.mean import StreamingMean
 from strategies.screening import Rejected, Template, accept, check_metrics
-
-NODE_UNAVAILABLE = 5
-"""The SuperLink's word on a node that has stopped its heartbeat (flower.md §8)."""
 
 H = TypeVar("H", bound=Method)
 
@@ -499,6 +498,10 @@ def _noting(away: set[str], clients: Mapping[int, str], replies: Iterable[Messag
 
 
 def _error_text(message: Message) -> str:
+    if message.error.code == NODE_UNAVAILABLE:
+        return "is gone: it has sent no heartbeat for a minute"
     reason = " ".join((message.error.reason or "no reason given").split())
+    if message.error.code == NO_REPLY:
+        return reason
     raised = re.fullmatch(r"<class '(?:.*\.)?(\w+)'>:<['\"](.*)['\"]>", reason)  # Flower's form of an exception
     return f"failed: {raised[2]} ({raised[1]})" if raised else f"failed: {reason} (code {message.error.code})"

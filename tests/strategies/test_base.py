@@ -120,12 +120,18 @@ def test_unusable_replies_are_left_out_and_named() -> None:
     answers: dict[str, Any] = {
         CLIENTS[0]: Error(2, "<class 'my.module.Odd'>:<'no\n memory'>"),
         CLIENTS[1]: None,
+        CLIENTS[2]: Error(4, "did not answer in time"),
+        CLIENTS[3]: Error(5, "Error: Node Unavailable — The destination node failed to report a heartbeat"),
+        CLIENTS[4]: Error(8, "ClientApp stopped responding."),
     }
     arrays, _ = train(method, FakeGrid(CLIENTS, lambda name, _: answers.get(name, trained(7, 1))))
     assert arrays is None or arrays["w"].numpy().tolist() == [7, 7]
     assert method.exchanges[-1].left_out == {
         CLIENTS[0]: "failed: no memory (Odd)",
         CLIENTS[1]: "did not answer in time",
+        CLIENTS[2]: "did not answer in time",
+        CLIENTS[3]: "is gone: it has sent no heartbeat for a minute",
+        CLIENTS[4]: "failed: ClientApp stopped responding. (code 8)",
     }
 
 
