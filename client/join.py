@@ -32,6 +32,7 @@ LOG = "supernode.log"
 """What the SuperNode and its children say, all of it; in the state folder."""
 LOG_BYTES = 5_000_000
 SECONDS_TO_STOP = 15.0
+LAUNCHER = [sys.executable, "-P", str(Path(__file__).with_name("launcher.py"))]
 SESSION = 75.0
 """Seconds after which the SuperLink has surely let go of a node that vanished: two missed heartbeats and a bit."""
 REFUSED_PAUSE, LONGEST_PAUSE = 10.0, 60.0
@@ -58,7 +59,9 @@ class Plan:
 
     def command(self, node_config: Path) -> list[str]:
         """The SuperNode's command line. It has paths, but no secret."""
-        command = [program("flower-supernode"), "--superlink", self.superlink, "--node-config", str(node_config)]
+        warm = LAUNCHER if os.environ.get("PERENNIAL_LAUNCHER") == "on" else []
+        command = [*warm, program("flower-supernode"), "--superlink", self.superlink]
+        command += ["--node-config", str(node_config)]
         command += ["--clientappio-api-address", "127.0.0.1:0"]  # any free port, for this machine alone
         command += ["--root-certificates", self.ca] if self.ca else ["--insecure"]
         command += ["--auth-supernode-private-key", self.key] if self.key else []

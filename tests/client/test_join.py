@@ -18,7 +18,7 @@ from flwr.common.config import parse_config_args
 from listening import listening
 from typer.testing import CliRunner
 
-from client import join
+from client import join, launcher
 from client.join import NOT_REGISTERED, NOT_TAKEN, Narrator, Plan, Teller
 from common.errors import UserError
 from common.superlink import Unreachable
@@ -137,6 +137,19 @@ def test_nothing_secret_and_no_port_of_others_is_on_the_command_line(certs: Path
     plain = prepare(tmp_path, partition=0, health="127.0.0.1:9090").command(Path("/tmp/node.toml"))
     assert "--insecure" in plain
     assert plain[-2:] == ["--health-server-address", "127.0.0.1:9090"]
+
+
+def test_the_warm_launcher_comes_before_the_supernode_where_it_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = prepare(tmp_path, partition=0)
+    commands = []
+    for wish in ("on", "off"):
+        monkeypatch.setenv("PERENNIAL_LAUNCHER", wish)
+        commands.append(plan.command(Path("/tmp/node.toml")))
+    assert commands[0] == [sys.executable, "-P", launcher.__file__, *commands[1]]
+    monkeypatch.delenv("PERENNIAL_LAUNCHER")
+    assert plan.command(Path("/tmp/node.toml")) == commands[1]
 
 
 def test_flower_reads_the_settings_whatever_is_in_a_path(tmp_path: Path) -> None:
