@@ -108,9 +108,12 @@ def prepare(
         settings["partition-id"] = partition
     else:
         assert data is not None
+        data = data.expanduser().absolute()
+        if not data.exists():
+            raise UserError(f"--data {data}: there is no such file or folder")
         check(data, label_column, environment_column)
-        settings["data"] = str(data.expanduser().absolute())
-        settings["name"] = name or (key or data.absolute()).stem
+        settings["data"] = str(data)
+        settings["name"] = name or (key or data).stem
         if not SITE.fullmatch(str(settings["name"])):
             raise UserError(f"--name {settings['name']!r} is not possible; take letters, digits, '.', '_' and '-'")
         columns = {"label-column": label_column, "environment-column": environment_column}

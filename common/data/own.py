@@ -95,7 +95,7 @@ def read(path: Path, label: str = LABEL, environment: str = "") -> Found:
     Raises `UserError` with what is wrong.
     """
     if not path.exists():
-        raise UserError(f"there is no {path}")
+        raise UserError(f"there is no {path.name}")
     if path.is_dir():
         return _pictures(path)
     if path.suffix in TABLES:

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner, Result
 
-from client.describe import describe
+from client.describe import announcement, describe
 from common.config import load_config
 from common.data.own import read
 from common.errors import UserError
@@ -86,7 +86,9 @@ def test_pictures_are_of_their_most_frequent_size_or_smaller(
     folder = pictures(tmp_path / "p", size, mode)
     Image.new(mode, size).save(folder / "cat" / "2.png")
     Image.new(mode, (7, 7)).save(folder / "cat" / "3.png")
-    assert describe(folder, []).input_shape == shape
+    found = describe(folder, [])
+    assert found.input_shape == shape
+    assert announcement(found).keys() == {"name", "sites", "inputs", "labels", "environments", "mean", "scale"}
 
 
 def test_channels_are_normalised_to_mean_0_and_deviation_1(tmp_path: Path) -> None:
