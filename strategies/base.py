@@ -79,6 +79,8 @@ class Claim:
     client: str
     refusal: str = ""
     examples: int = 0
+    silent: bool = False
+    """It has not said anything yet."""
 
 
 @dataclass
@@ -102,6 +104,8 @@ class Exchange:
     """Records that a reply may bring beyond those expected."""
     left_out: dict[str, str] = field(default_factory=dict)
     """Why a client's reply was not used, by client id."""
+    silent: set[str] = field(default_factory=set)
+    """Those of them that did not answer at all."""
     traffic: Traffic = field(default_factory=Traffic)
 
 
@@ -227,27 +231,24 @@ class MethodStrategy(Strategy, Generic[H]):
     # ------------------------------------------------------------------ the toolbox
 
     def enrol(self, grid: Grid) -> None:
-        """Ask every node that has not been asked yet which client it is; forget nodes that are gone.
+        """Ask every node that has not said yet which client it is; forget nodes that are gone.
 
-        A node whose answer the SuperLink gave up is asked again: a registered one comes back under the same id. Of
-        several nodes that say they are the same client, the one that was it first in this run is. When none
+        Of several nodes that say they are the same client, the one that was it first in this run is. When none
         was, none is until only one is left. Where the setting `nodes` names a client's node, no other can be it.
         """
         present = set(grid.get_node_ids())
-        self._claims = {node: claim for node, claim in self._claims.items() if node in present}
+        self._claims = {n: claim for n, claim in self._claims.items() if n in present and not claim.silent}
         if strangers := sorted(present - self._claims.keys()):
             names = {f"node {node}": node for node in strangers}
             clients = {node: name for name, node in names.items()}
             messages = self._requests(0, clients, "query", lambda _: {}, lambda _: {}, {})
-            away: set[str] = set()
-            replies = _noting(away, clients, self._send(grid, messages))
-            for reply in self.accepted(replies, quorum=0.0):
+            for reply in self.accepted(self._send(grid, messages), quorum=0.0):
                 client, refusal = (str(reply.settings.get(key, "")) for key in (CLIENT, REFUSED))
                 count = reply.num_examples if NUM_EXAMPLES in reply.metrics else 0
                 self._claims[names[reply.client]] = Claim(client, refusal, count)
-            for name, reason in self.exchanges[-1].left_out.items():
-                if name not in away:
-                    self._claims[names[name]] = Claim("", reason)
+            exchange = self.exchanges[-1]
+            for name, reason in exchange.left_out.items():
+                self._claims[names[name]] = Claim("", reason, silent=name in exchange.silent)
         self._seat()
 
     def _seat(self) -> None:
@@ -365,11 +366,14 @@ class MethodStrategy(Strategy, Generic[H]):
                 check(reply)
             except Rejected as reason:
                 exchange.left_out[client] = str(reason)
+                if message.has_error() and message.error.code in (NO_REPLY, NODE_UNAVAILABLE):
+                    exchange.silent.add(client)
                 continue
             exchange.traffic.up += sum(payload_bytes(tensors) for tensors in reply.arrays.values())
             used += 1
             yield reply
         exchange.left_out |= {client: "did not answer in time" for client in waiting.values()}
+        exchange.silent |= set(waiting.values())
         need = math.ceil(round(quorum * asked, 9))  # 0.55 * 20 is a little more than 11
         if used < need:
             reasons = "; ".join(f"{client}: {reason}" for client, reason in sorted(exchange.left_out.items())[:3])
@@ -488,13 +492,6 @@ class MetricMeans:
         """The means, each over the clients that report it, and the number of samples of all."""
         means: dict[str, float | int] = {name: total / self._weights[name] for name, total in self._sums.items()}
         return MetricRecord({**means, NUM_EXAMPLES: self._examples})
-
-
-def _noting(away: set[str], clients: Mapping[int, str], replies: Iterable[Message]) -> Iterator[Message]:
-    for reply in replies:
-        if reply.has_error() and reply.error.code == NODE_UNAVAILABLE:
-            away.add(clients.get(reply.metadata.src_node_id, ""))
-        yield reply
 
 
 def _error_text(message: Message) -> str:

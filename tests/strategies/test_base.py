@@ -154,21 +154,23 @@ def test_a_site_that_cannot_take_part_is_named_with_its_reason_until_it_is_gone(
 
 
 class Away(FakeGrid):
-    """The SuperLink answers for `away`, as it does for a node whose heartbeat has stopped."""
+    """The SuperLink answers for `away`, or nobody does."""
 
     away: int | None = None
+    error: Error | None = None
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
         asked = list(messages)
         lost = [message for message in asked if message.metadata.dst_node_id == self.away]
         found = super().send_and_receive([message for message in asked if message not in lost])
-        return [*(Message(Error(5, "Node Unavailable"), reply_to=message) for message in lost), *found]
+        return [*(Message(self.error, reply_to=message) for message in lost if self.error), *found]
 
 
-def test_a_node_that_was_away_when_it_was_asked_is_asked_again() -> None:
-    """A registered site comes back under the node id that it had, so that it may never be seen to be gone."""
+@pytest.mark.parametrize("error", [Error(4, "did not answer in time"), Error(5, "Node Unavailable"), None])
+def test_a_node_that_did_not_answer_when_it_was_asked_is_asked_again(error: Error | None) -> None:
+    """One that was loading its data; or a registered site, which comes back under the node id that it had."""
     method, grid = strategy("quorum=0"), Away(CLIENTS, lambda *_: trained(1, 1))
-    grid.away = 100
+    grid.away, grid.error = 100, error
     train(method, grid)
     assert list(method.roster) == CLIENTS[1:]
     assert method.exchanges[-1].left_out == {CLIENTS[0]: "is not connected"}
