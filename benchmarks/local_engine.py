@@ -328,6 +328,7 @@ def _flower_app(folder: Path) -> Path:
     project = tomllib.loads((here.parents[1] / "pyproject.toml").read_text())
     kept = {key: project["project"][key] for key in ("name", "version", "description", "license")}
     flower = project["tool"]["flwr"]
+    del flower["app"]["fab-include"]
     flower["app"]["components"] = {"serverapp": "benchmark_app:server_app", "clientapp": "benchmark_app:clients"}
     folder.mkdir()
     (folder / "pyproject.toml").write_text(

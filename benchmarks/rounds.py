@@ -48,7 +48,7 @@ def app(folder: Path, own_poll: bool) -> Path:
     """A copy of the Flower app, which nobody edits while it is timed; with Flower's own Grid unless `own_poll`."""
     for name in ("client", "common", "server", "strategies"):
         shutil.copytree(PROJECT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "LICENSE", "README.md"):
+    for name in ("pyproject.toml", "LICENSE"):
         shutil.copy(PROJECT / name, folder / name)
     main = folder / "server" / "app.py"
     if GRID not in main.read_text():
@@ -127,7 +127,7 @@ def timed(config: RunConfig, step: str, folder: Path) -> tuple[list[float], dict
     index = STEPS.index(step)
     remote.APP = app(folder / "app", own_poll=index >= 1)
     prefix = [sys.executable, "-P", client.launcher.__file__] if index >= 3 else []
-    switch = {"PERENNIAL_WORKER": "on" if index >= 2 else "off"}
+    switch = {"PERENNIAL_WORKER": "on" if index >= 2 else "off", "PERENNIAL_LAUNCHER": "on" if prefix else "off"}
     out, ends = folder / "run", list[float]()
     clients = len(config.scenario.client_ids)
     with deployment(folder / "deployment", clients, prefix, **switch) as place, Memory(place) as memory:

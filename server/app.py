@@ -1,6 +1,7 @@
 """The Flower ServerApp: a run on Flower's simulation or on a SuperLink."""
 
 import json
+import os
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -27,6 +28,10 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Start or resume the run that the run configuration describes."""
     torch.set_num_threads(1)
+    if os.environ.get("PERENNIAL_LAUNCHER") == "on":
+        from client.launcher import hasten_serverapp
+
+        hasten_serverapp()
     settings = {key: str(value) for key, value in context.run_config.items()}
     try:
         if settings["resume"]:

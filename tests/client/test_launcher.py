@@ -3,8 +3,10 @@
 import inspect
 import json
 import os
+import random
 import subprocess
 import sys
+import threading
 import time
 import tomllib
 from collections.abc import Callable
@@ -12,8 +14,16 @@ from pathlib import Path
 
 import flwr
 import pytest
+from flwr.cli.build import build_fab_from_files
+from flwr.cli.install import validate_and_install
+from flwr.supercore.inflatable.inflatable_utils import (
+    ObjectUnavailableError,
+    pull_and_inflate_object_from_tree,
+    pull_objects,
+)
 from flwr.supercore.superexec import run_superexec
 from flwr.supercore.superexec.executor import subprocess_executor
+from flwr.superlink.grid import grpc_grid
 from flwr.supernode import start_client_internal
 from flwr.supernode.runtime import run_clientapp
 
@@ -48,7 +58,13 @@ def test_the_pin_has_not_moved() -> None:
         imported = inspect.getsource(module)
         assert ("\nimport time\n" in imported) == (module is not subprocess_executor)
     assert 'command = ["flower-superexec"]' in inspect.getsource(start_client_internal)
-    assert "sys.argv" not in inspect.getsource(run_clientapp)  # what it is told comes through its own command line
+    assert "    install_from_fab(fab.content, skip_prompt=True)\n" in inspect.getsource(run_clientapp)
+    pulls = {start_client_internal: pull_objects, grpc_grid: pull_objects}
+    for module, pull in {**pulls, run_clientapp: pull_and_inflate_object_from_tree}.items():
+        assert vars(module)[pull.__name__] is pull
+        assert inspect.signature(pull).parameters["initial_backoff"].default == 1
+    installed = "install_path.exists():\n        if skip_prompt:\n            return install_path"
+    assert installed in inspect.getsource(validate_and_install)
 
 
 @pytest.mark.parametrize("command", [[], ["flower-superlink"], ["--insecure"]])
@@ -74,7 +90,7 @@ def test_the_supernode_sleeps_less_and_starts_a_warm_superexec(monkeypatch: pyte
         vars(start_client_internal)["time"].sleep(0.05)
         vars(start_client_internal)["subprocess"].Popen(["flower-superexec", "--insecure"])
 
-    for name in ("time", "subprocess"):  # to be put back
+    for name in ("time", "subprocess", "pull_objects"):  # to be put back
         monkeypatch.setattr(start_client_internal, name, vars(start_client_internal)[name])
     monkeypatch.setattr(sys, "argv", ["perennial-launcher", "/bin/flower-supernode", "--insecure"])
     monkeypatch.setattr(launcher, "flower_supernode", supernode)
@@ -83,7 +99,41 @@ def test_the_supernode_sleeps_less_and_starts_a_warm_superexec(monkeypatch: pyte
     launcher.main()
     assert seen == [["/bin/flower-supernode", "--insecure"]]
     assert slept == [0.1, 0.05]
+    assert vars(start_client_internal)["pull_objects"].keywords == {"initial_backoff": 0.1}
     assert started == [[sys.executable, "-P", launcher.__file__, "flower-superexec", "--insecure"]]
+
+
+def test_the_serverapp_waits_less_for_late_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_grid, "pull_objects", grpc_grid.pull_objects)  # to be put back
+    launcher.hasten_serverapp()
+    tries = []
+
+    def pull(name: str) -> bytes:
+        tries.append(name)
+        if len(tries) < 3:
+            raise ObjectUnavailableError(name)
+        return b"here"
+
+    waits = list[float]()
+    monkeypatch.setattr(threading.Event, "wait", lambda _, seconds=None: waits.append(seconds))
+    monkeypatch.setattr(random, "uniform", lambda *_: 0.0)
+    assert grpc_grid.pull_objects(["a"], pull) == {"a": b"here"}
+    assert [wait for wait in waits if wait] == [0.1, 0.2]
+
+
+def test_an_app_is_installed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    files = {
+        "pyproject.toml": b'[project]\nname = "a"\nversion = "1.0.0"\nlicense = "Apache-2.0"\n[tool.flwr.app]\n'
+        b'publisher = "me"\n[tool.flwr.app.components]\nserverapp = "a:app"\nclientapp = "a:app"\n',
+        "a.py": b"app = 1\n",
+    }
+    fab, _ = build_fab_from_files(files)
+    launcher.install_once(fab, skip_prompt=True)
+    (place,) = (tmp_path / "apps").iterdir()
+    assert (place / "a.py").read_text() == "app = 1\n"
+    monkeypatch.setattr(launcher, "install_from_fab", None)
+    launcher.install_once(fab, skip_prompt=True)
 
 
 # A SuperExec whose ClientApps write down what they are, and which is asked what the test wants.
