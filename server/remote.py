@@ -17,6 +17,7 @@ from common import flower
 from common.config import RunConfig
 from common.data.datasets import resolve_root
 from common.errors import RunStopped, UserError
+from common.files import write_text
 from common.flower import program
 from common.superlink import Address, must_answer, must_be_protected
 from server.certs import must_be_public
@@ -146,8 +147,9 @@ class Connection:
             if word.exists():
                 raise RunStopped(word.read_text().strip())
             out.mkdir(parents=True, exist_ok=True)
-            (out / "flower.log").write_text(self._call("log", run_id, self.name, "--show").stdout)
-            raise FlowerFailed(f"Flower says of run {run_id}: {status}; its log is in {out / 'flower.log'}")
+            write_text(out / "flower.log", self._call("log", run_id, self.name, "--show").stdout)
+            hint = f"; {goes_on}" if folder.checkpoints() else ""
+            raise FlowerFailed(f"Flower says of run {run_id}: {status}; its log is in {out / 'flower.log'}{hint}")
 
     def _flwr(self, *arguments: str) -> dict[str, Any]:
         done = self._call(*arguments, "--format", "json")

@@ -90,6 +90,9 @@ def test_a_server_that_died_without_a_word_leaves_flowers_log(folder: RunFolder)
     with pytest.raises(FlowerFailed, match=r"Flower says of run 7: finished:failed; its log is in .*flower\.log"):
         rounds(Scripted("running", "finished:failed"), folder)
     assert (folder.path / "flower.log").read_text() == "the log of Flower\n"
+    folder.checkpoint_path(2).mkdir(parents=True)
+    with pytest.raises(FlowerFailed, match=rf"flower\.log; `perennial resume {folder.path}` goes on"):
+        rounds(Scripted("finished:failed"), folder)
 
 
 def test_flowers_reasons_come_without_its_greeting(monkeypatch: pytest.MonkeyPatch) -> None:
