@@ -34,6 +34,9 @@ def answer(message: Message, settings: Mapping[str, str]) -> Message:
         log(ERROR, "perennial: this site takes no part in the run: %s", error)
         who = ConfigRecord({CLIENT: _client(message, settings), REFUSED: str(error)})
         return Message(RecordDict({CONFIG: who, METRICS: MetricRecord()}), reply_to=message)
+    except OSError as error:  # a full disk, say; what the site kept before is still there
+        log(ERROR, "perennial: %s: %s", error.filename, error.strerror)
+        raise UserError(f"this site cannot read or write one of its files: {error.strerror or error}") from None
     if query:
         _say_hello(message, reply)
     return reply

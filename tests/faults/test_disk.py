@@ -3,20 +3,26 @@
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
 import torch
+from flwr.app import Error, Message
+from flwr.clientapp import ClientApp
 from test_contract import assert_same
 from toys import toy_config
 
+from client.node import answer
 from client.state import FileStates, Version
-from common.config import load_config
+from common.config import RunConfig, load_config
+from common.errors import UserError
 from common.files import load_tensors, save_tensors
 from server.folder import RunFolder
+from server.grid import LocalGrid
 from server.local import LocalRuntime
+from server.loop import run_rounds, start
 
 PERENNIAL = f"{sys.executable} -c 'from server.cli import main; main()'"
 
@@ -51,6 +57,46 @@ def test_what_a_client_keeps_stays_when_the_next_version_cannot_be_written(tmp_p
     (kept,) = FileStates(tmp_path)["run/client-0"]
     assert kept.round == 1
     assert kept.kept["personal"]["w"].tolist() == [1, 1]
+
+
+class Sites(LocalGrid):
+    """Clients as nodes with state below `folder`; client-1 is not asked in `absent` rounds, and cannot write in
+    `full` ones."""
+
+    def __init__(
+        self, config: RunConfig, folder: Path, absent: Sequence[int] = (), full: Sequence[int] = ()
+    ) -> None:
+        super().__init__(ClientApp(), len(config.scenario.client_ids))
+        self.folder, self.absent, self.full = folder, absent, full
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
+        for message in messages:
+            number, trains = message.metadata.dst_node_id - 1, message.metadata.message_type == "train"
+            client_1 = int(message.metadata.group_id) if number == 1 and trains else 0
+            if client_1 in self.absent:
+                continue
+            settings = {"partition-id": str(number), "data-root": "", "device": "cpu"}
+            try:
+                with no_file_beyond(100) if client_1 in self.full else nullcontext():
+                    yield answer(message, {**settings, "state-dir": str(self.folder / str(number))})
+            except UserError as error:
+                yield Message(Error(2, f"{UserError}:<'{error}'>"), reply_to=message)
+
+
+def test_a_site_whose_disk_is_full_is_left_out_and_goes_on_from_what_it_had(tmp_path: Path) -> None:
+    config = toy_config("ditto", rounds=5)
+    runs = {"full": {"full": (2, 3)}, "absent": {"absent": (2, 3)}}
+    for name, rounds in runs.items():
+        folder = RunFolder.create(tmp_path / name, config)
+        run_rounds(config, folder, Sites(config, tmp_path / f"{name}-sites", **rounds), start(config))
+    rows = [row for row in RunFolder(tmp_path / "full").rows() if row["kind"] == "round"]
+    word = "failed: this site cannot read or write one of its files: File too large (UserError)"
+    assert [row["left_out"] for row in rows] == [{}, {"client-1": word}, {"client-1": word}, {}, {}]
+    models = [load_tensors(tmp_path / name / "models" / "global.safetensors") for name in runs]
+    assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
+    ((full, *_), (absent, *_)) = (FileStates(tmp_path / f"{name}-sites" / "1").values() for name in runs)
+    assert [version.round for version in full] == [version.round for version in absent]
+    assert all(torch.equal(full[-1].kept["personal"][n], t) for n, t in absent[-1].kept["personal"].items())
 
 
 @pytest.mark.parametrize("share", [0.3, 0.5, 0.7, 0.9, 0.99])
