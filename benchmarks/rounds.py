@@ -6,7 +6,7 @@
 A SuperLink and N SuperNodes on this machine, over gRPC. The steps, each with what is before it:
 
 - `stock`: Flower's own Grid in the ServerApp; a ClientApp that imports PyTorch and loads data for each message;
-- `poll`: the ServerApp looks for replies every 0.05 s instead of every 3 s;
+- `poll`: the ServerApp looks for replies every 0.25 s instead of every 3 s;
 - `worker`: the client worker;
 - `launcher`: the warm launcher.
 
@@ -39,7 +39,7 @@ from server.folder import RunFolder
 
 PROJECT = Path(__file__).parents[1]
 STEPS = ("stock", "poll", "worker", "launcher")
-GRID = "OrderedGrid(grid)"
+GRID = "folder, ordered, origin"
 PROGRAMS = ("flower-superlink", "flower-supernode", "flower-superexec", "flwr-serverapp", "flwr-clientapp")
 PATIENCE = 1800.0
 
@@ -54,7 +54,7 @@ def app(folder: Path, own_poll: bool) -> Path:
     if GRID not in main.read_text():
         sys.exit(f"{main} has no {GRID} any more; nothing to time")
     if not own_poll:
-        main.write_text(main.read_text().replace(GRID, "grid"))
+        main.write_text(main.read_text().replace(GRID, "folder, grid, origin"))
     return folder
 
 

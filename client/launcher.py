@@ -12,7 +12,7 @@ What changes:
   thread and no CUDA before the fork. Every message still has a process of its own.
 - The run's app is unpacked and checked once; Flower does so for every message.
 - Flower sleeps 3 s between two looks for a message (SuperNode), 1 s for a task (SuperExec), 0.5 s for a reply, and
-  1 s and more when a message is announced and its arrays are not there yet; here it begins with 0.1 s.
+  1 s and more when a message is announced and its arrays are not there yet; here it begins with 0.05 s.
 
 It is off unless asked for, since it leans on names inside Flower 1.34.0. They are all in this file, and
 `tests/client/test_launcher.py` fails when they move.
@@ -45,7 +45,7 @@ from flwr.supernode.cli import flower_supernode, flwr_clientapp
 from flwr.supernode.runtime import run_clientapp
 
 FLOWER = "1.34.0"
-LOOK_EVERY = 0.1
+LOOK_EVERY = 0.05
 LONGEST_ORDER = 1 << 16
 
 

@@ -28,10 +28,12 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Start or resume the run that the run configuration describes."""
     torch.set_num_threads(1)
+    ordered = OrderedGrid(grid)
     if os.environ.get("PERENNIAL_LAUNCHER") == "on":
-        from client.launcher import hasten_serverapp
+        from client.launcher import LOOK_EVERY, hasten_serverapp
 
         hasten_serverapp()
+        ordered.poll = LOOK_EVERY
     settings = {key: str(value) for key, value in context.run_config.items()}
     try:
         if settings["resume"]:
@@ -43,7 +45,7 @@ def main(grid: Grid, context: Context) -> None:
             folder = RunFolder.create(Path(settings["out"] or default_out(config)), config)
             origin = start(config)
         log(INFO, "perennial: run folder %s", folder.path.resolve())
-        run_rounds(config, folder, OrderedGrid(grid), origin, _watch)
+        run_rounds(config, folder, ordered, origin, _watch)
     except (UserError, RunStopped, OSError) as error:
         word = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
         log(ERROR, "perennial: %s", word)

@@ -18,10 +18,11 @@ class OrderedGrid(Grid):
 
     The next reply in that order is pulled as soon as it is there, and waits at the SuperLink until then, so this
     process never holds more than one. Where no reply comes in time, an error reply of the same node stands in.
-    Polling every `poll` seconds instead of Flower's three shortens a round.
+    Polling every `poll` seconds instead of Flower's three shortens a round; but who polls in the moment between a
+    reply and its last array waits a second for it, so not too often.
     """
 
-    def __init__(self, inner: Grid, poll: float = 0.05) -> None:
+    def __init__(self, inner: Grid, poll: float = 0.25) -> None:
         self.inner, self.poll = inner, poll
 
     def set_run(self, run: Run) -> None:
