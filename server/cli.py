@@ -464,7 +464,7 @@ def describe_data(
     environment_column: EnvironmentColumn = "",
     as_json: Json = False,
 ) -> None:
-    """Describe data as the server announces them to sites: the [scenario] of a run's configuration."""
+    """Describe data as the server announces them to sites: the scenario of a run's configuration, as TOML."""
     from client.describe import announcement, describe
 
     with sentences():
