@@ -1,4 +1,4 @@
-"""Replies with one thing wrong in them. Without PyTorch, which `tests/mischief.py` would import for every message."""
+"""Replies with one thing wrong in them. Without PyTorch, which `tests/mischief.py` would import each time."""
 
 import io
 import pickle
