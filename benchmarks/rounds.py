@@ -100,18 +100,16 @@ def kinds(roots: set[int], words: dict[int, list[str]], parents: dict[int, int])
     found: dict[int, str] = {}
     for pid in sorted(parents, key=lambda pid: depth(pid, parents)):
         above = found.get(parents[pid], "")
-        if words[pid][-2:-1] == ["client.worker"]:  # goes on when its ClientApp has ended, so it is not below
-            if int(words[pid][-1].partition("-")[0]) in found:
-                found[pid] = "client worker"
-        elif above or pid in roots:
-            kind = next((word for word in words[pid] if word in PROGRAMS), "")
-            if kind and kind == above and "launcher.py" in words[pid]:
-                kind = "warm process"
-            elif above == "warm process":
-                kind = "flwr-clientapp"
-            if kind:
-                found[pid] = kind
-    return found
+        kind = next((word for word in words[pid] if word in PROGRAMS), "") if above or pid in roots else ""
+        if kind and kind == above and "launcher.py" in words[pid]:
+            kind = "warm process"
+        elif above == "warm process":
+            kind = "flwr-clientapp"
+        if kind:
+            found[pid] = kind
+    # A worker is nobody's child once its first ClientApp has ended; it says whose it is.
+    workers = [pid for pid in parents if words[pid][-2:-1] == ["client.worker"]]
+    return found | {pid: "client worker" for pid in workers if int(words[pid][-1].partition("-")[0]) in found}
 
 
 def depth(pid: int, parents: dict[int, int]) -> int:

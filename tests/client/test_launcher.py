@@ -98,8 +98,8 @@ def test_the_supernode_sleeps_less_and_starts_a_warm_superexec(monkeypatch: pyte
     monkeypatch.setattr(subprocess, "Popen", started.append)
     launcher.main()
     assert seen == [["/bin/flower-supernode", "--insecure"]]
-    assert slept == [0.05, 0.01]
-    assert vars(start_client_internal)["pull_objects"].keywords == {"initial_backoff": 0.05}
+    assert slept == [0.1, 0.01]
+    assert vars(start_client_internal)["pull_objects"].keywords == {"initial_backoff": 0.1}
     assert started == [[sys.executable, "-P", launcher.__file__, "flower-superexec", "--insecure"]]
 
 
@@ -118,7 +118,7 @@ def test_the_serverapp_waits_less_for_late_parts(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(threading.Event, "wait", lambda _, seconds=None: waits.append(seconds))
     monkeypatch.setattr(random, "uniform", lambda *_: 0.0)
     assert grpc_grid.pull_objects(["a"], pull) == {"a": b"here"}
-    assert [wait for wait in waits if wait] == [0.05, 0.1]
+    assert [wait for wait in waits if wait] == [0.1, 0.2]
 
 
 def test_an_app_is_installed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
