@@ -38,8 +38,8 @@ RESUMED = "resumed"
 CLIENT = "client"
 REFUSED = "refused"
 
-# Flower's codes of errors: the ClientApp raised, no reply came in time, the node stopped its heartbeat.
-APP_RAISED, NO_REPLY, NODE_UNAVAILABLE = 2, 4, 5
+# Flower's codes of errors: the ClientApp raised, the reply is not whole, none came, the heartbeat stopped.
+APP_RAISED, BROKEN_REPLY, NO_REPLY, NODE_UNAVAILABLE = 2, 3, 4, 5
 
 # Key of a reply's metrics: Flower's own name for the sample count.
 NUM_EXAMPLES = "num-examples"

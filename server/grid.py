@@ -2,15 +2,21 @@
 
 import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
+from threading import Thread
 from typing import Any
 
+import grpc
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
 from common.errors import UserError
-from common.wire import APP_RAISED, NO_REPLY
+from common.wire import APP_RAISED, BROKEN_REPLY, NO_REPLY
+
+SECONDS_TO_PULL = 30.0
+"""For a reply that is there when the deadline has passed, which it has where an earlier client was waited for."""
 
 
 class OrderedGrid(Grid):
@@ -53,16 +59,43 @@ class OrderedGrid(Grid):
             yield self._reply(request, message_id, end)
 
     def _reply(self, request: Message, message_id: str, end: float | None) -> Message:
+        error = Error(NO_REPLY, "did not answer in time" if message_id else "the request could not be sent")
         while message_id:
-            if found := list(self.pull_messages([message_id])):
-                reply = found[0]
-                # The SuperLink answers for a lost node in its own name; the reply should carry the node's.
-                return Message(reply.error, reply_to=request) if reply.has_error() else reply
+            try:
+                found = self._pull(message_id, end)
+                if found:
+                    # As the reply to this request, whoever it says it is from: the SuperLink answers for a lost
+                    # node in its own name, and a hostile client might answer in another one's.
+                    return Message(found[0].error if found[0].has_error() else found[0].content, reply_to=request)
+            except grpc.RpcError:
+                raise  # the SuperLink, not the client
+            except TimeoutError:
+                break
+            except Exception as cause:  # a hostile client's bytes can make Flower raise nearly anything
+                error = Error(BROKEN_REPLY, repr(cause))
+                break
             if end is not None and time.monotonic() >= end:
                 break
             time.sleep(self.poll)
-        reason = "did not answer in time" if message_id else "the request could not be sent"
-        return Message(Error(NO_REPLY, reason), reply_to=request)
+        return Message(error, reply_to=request)
+
+    def _pull(self, message_id: str, end: float | None) -> list[Message]:
+        """The reply, if there is one. Raises `TimeoutError` when that takes too long.
+
+        Flower waits three minutes for the rest of a reply whose sender has died in its midst.
+        """
+        if end is None:
+            return list(self.pull_messages([message_id]))
+        future: Future[list[Message]] = Future()
+
+        def pull() -> None:
+            try:
+                future.set_result(list(self.pull_messages([message_id])))
+            except BaseException as error:
+                future.set_exception(error)
+
+        Thread(target=pull, daemon=True).start()
+        return future.result(timeout=max(end - time.monotonic(), SECONDS_TO_PULL))
 
 
 class LocalGrid(Grid):

@@ -15,6 +15,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
+from common import wire
 from common.config import RunConfig
 from common.errors import RunStopped
 from common.methods.base import Method
@@ -27,8 +28,6 @@ from common.wire import (
     KEPT,
     METRICS,
     MODEL,
-    NO_REPLY,
-    NODE_UNAVAILABLE,
     NUM_EXAMPLES,
     REFUSED,
     RESUMED,
@@ -366,7 +365,7 @@ class MethodStrategy(Strategy, Generic[H]):
                 check(reply)
             except Rejected as reason:
                 exchange.left_out[client] = str(reason)
-                if message.has_error() and message.error.code in (NO_REPLY, NODE_UNAVAILABLE):
+                if message.has_error() and message.error.code in (wire.NO_REPLY, wire.NODE_UNAVAILABLE):
                     exchange.silent.add(client)
                 continue
             exchange.traffic.up += sum(payload_bytes(tensors) for tensors in reply.arrays.values())
@@ -495,10 +494,13 @@ class MetricMeans:
 
 
 def _error_text(message: Message) -> str:
-    if message.error.code == NODE_UNAVAILABLE:
-        return "is gone: it has sent no heartbeat for a minute"
     reason = " ".join((message.error.reason or "no reason given").split())
-    if message.error.code == NO_REPLY:
-        return reason
+    match message.error.code:
+        case wire.BROKEN_REPLY:
+            return "its answer broke off, or cannot be read"
+        case wire.NO_REPLY:
+            return reason
+        case wire.NODE_UNAVAILABLE:
+            return "is gone: it has sent no heartbeat for a minute"
     raised = re.fullmatch(r"<class '(?:.*\.)?(\w+)'>:<['\"](.*)['\"]>", reason)  # Flower's form of an exception
     return f"failed: {raised[2]} ({raised[1]})" if raised else f"failed: {reason} (code {message.error.code})"

@@ -3,6 +3,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import grpc
 import pytest
 from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
@@ -98,6 +99,52 @@ def test_an_error_in_the_superlinks_name_is_given_in_the_nodes() -> None:
     assert [reply.has_error() for reply in replies] == [False, True, False]
     assert (replies[1].error.code, replies[1].error.reason) == (5, "Node Unavailable")
     assert replies[1].metadata.reply_to_message_id == "id-2"
+
+
+class HostileLink(SlowLink):
+    """All replies are there. Node 1 answers in the name of node 3, node 2 sends what makes Flower raise, and node 3
+    has stopped in the midst of its upload if `stuck`."""
+
+    stuck = False
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        (name,) = message_ids
+        if name == "id-2":
+            raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
+        if name == "id-3" and self.stuck:
+            time.sleep(60)
+        reply = self._answer(self.waiting[name])
+        if name == "id-1":
+            reply.metadata.__dict__["_src_node_id"] = 3
+        return [reply]
+
+
+def test_a_client_cannot_answer_for_another_one_nor_end_the_run() -> None:
+    for timeout in (None, 5.0):
+        grid = OrderedGrid(HostileLink([]), poll=0)
+        replies = list(grid.send_and_receive(map(request, [1, 2, 3]), timeout=timeout))
+        assert nodes(replies) == [1, 2, 3]
+        assert [reply.content["metrics"]["node"] for reply in replies if reply.has_content()] == [1, 3]  # type: ignore[index]
+        assert replies[1].error.code == 3
+
+
+def test_a_client_that_stops_in_the_midst_of_its_upload_holds_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.grid.SECONDS_TO_PULL", 0.2)
+    link = HostileLink([])
+    link.stuck = True
+    replies = list(OrderedGrid(link, poll=0).send_and_receive(map(request, [3, 1]), timeout=0.1))
+    assert nodes(replies) == [3, 1]
+    assert (replies[0].error.code, replies[0].error.reason) == (4, "did not answer in time")
+    assert replies[1].has_content()
+
+
+def test_a_superlink_that_fails_is_no_clients_fault() -> None:
+    class Broken(SlowLink):
+        def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+            raise grpc.RpcError
+
+    with pytest.raises(grpc.RpcError):
+        list(OrderedGrid(Broken([]), poll=0).send_and_receive([request(1)], timeout=5))
 
 
 def test_who_does_not_answer_in_time_costs_the_others_nothing() -> None:

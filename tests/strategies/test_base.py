@@ -123,6 +123,7 @@ def test_unusable_replies_are_left_out_and_named() -> None:
         CLIENTS[2]: Error(4, "did not answer in time"),
         CLIENTS[3]: Error(5, "Error: Node Unavailable — The destination node failed to report a heartbeat"),
         CLIENTS[4]: Error(8, "ClientApp stopped responding."),
+        CLIENTS[5]: Error(3, "Reply message objects are unavailable. The sender may not have completed …"),
     }
     arrays, _ = train(method, FakeGrid(CLIENTS, lambda name, _: answers.get(name, trained(7, 1))))
     assert arrays is None or arrays["w"].numpy().tolist() == [7, 7]
@@ -132,6 +133,7 @@ def test_unusable_replies_are_left_out_and_named() -> None:
         CLIENTS[2]: "did not answer in time",
         CLIENTS[3]: "is gone: it has sent no heartbeat for a minute",
         CLIENTS[4]: "failed: ClientApp stopped responding. (code 8)",
+        CLIENTS[5]: "its answer broke off, or cannot be read",
     }
 
 
