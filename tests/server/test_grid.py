@@ -102,8 +102,8 @@ def test_an_error_in_the_superlinks_name_is_given_in_the_nodes() -> None:
 
 
 class HostileLink(SlowLink):
-    """All replies are there. Node 1 answers in the name of node 3, node 2 sends what makes Flower raise; node 3 has
-    stopped in the midst of its upload, if `stuck`."""
+    """All replies are there. Node 1 answers in the name of node 3, node 2 sends what makes Flower raise; node 3
+    has stopped in the midst of its upload, if `stuck`."""
 
     stuck = False
 
