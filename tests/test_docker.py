@@ -2,7 +2,6 @@
 
 import os
 import re
-import runpy
 import shutil
 import subprocess
 import sys
@@ -125,26 +124,24 @@ def test_another_torch_leaves_the_rest_of_the_lock_as_it_is() -> None:
     assert [line.split("==")[0] for line in taken.splitlines()] == ["torch", "torchvision"]
 
 
-def test_health(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_health() -> None:
     health, server = HealthServicer(), grpc.server(ThreadPoolExecutor(1))
     add_HealthServicer_to_server(health, server)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     server.start()
-    monkeypatch.setattr(sys, "argv", ["health.py", address])
 
-    def code() -> int:
-        with pytest.raises(SystemExit) as ended:
-            runpy.run_path(str(PROJECT / "docker" / "health.py"))
-        return int(ended.value.code or 0)
+    def healthy() -> bool:
+        # In a process of its own, as the engine runs it: its alarm would end the tests.
+        command = [sys.executable, str(PROJECT / "docker" / "health.py"), address]
+        return subprocess.run(command, capture_output=True).returncode == 0
 
     try:
-        assert code() == 0
+        assert healthy()
         health.set("", HealthCheckResponse.NOT_SERVING)
-        assert code() == 1
+        assert not healthy()
     finally:
         server.stop(None).wait()
-    with pytest.raises(grpc.RpcError):
-        code()
+    assert not healthy()
 
 
 @pytest.mark.runtimes
