@@ -151,8 +151,9 @@ def clientapp():
     child = subprocess.run(["true"])  # as where the worker is started
     facts = {"argv": sys.argv, "parent": os.getppid(), "threads": threading.active_count()}
     facts |= {"code": child.returncode, "client": "client" in sys.modules, "torch": "torch" in sys.modules}
-    (folder / "new").write_text(json.dumps(facts))
-    (folder / "new").rename(folder / str(os.getpid()))
+    new = folder / f"new-{os.getpid()}"
+    new.write_text(json.dumps(facts))
+    new.rename(folder / str(os.getpid()))
     raise SystemExit(1)
 
 def superexec():
