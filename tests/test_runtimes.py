@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from client import launcher
 from common.config import RunConfig, load_config
+from common.methods import METHODS
 from server.deployment import Deployment, deployment
 from server.folder import RunFolder
 from server.local import LocalRuntime
@@ -19,11 +20,13 @@ from server.remote import Connection, simulation
 
 pytestmark = pytest.mark.runtimes
 
+Elsewhere = tuple[str, Connection]
 
-def config_for(method: str, runtime: str) -> RunConfig:
+
+def config_for(method: str, runtime: str, *settings: str) -> RunConfig:
     return load_config(
         options={"method": method, "scenario": "colored-digits", "rounds": 2, "runtime": runtime},
-        settings=["scenario.clients=2", "evaluate_every=2", "checkpoint_every=1"],
+        settings=["scenario.clients=2", "evaluate_every=2", "checkpoint_every=1", *settings],
     )
 
 
@@ -43,10 +46,13 @@ def finish(connection: Connection, config: RunConfig, path: Path) -> None:
 
 
 def assert_equal_runs(one: Path, other: Path) -> None:
-    left, right = (load_file(path / "models" / "global.safetensors") for path in (one, other))
-    assert left.keys() == right.keys()
-    for name in left:
-        torch.testing.assert_close(left[name], right[name], rtol=0, atol=1e-6)
+    names = sorted(path.name for path in (one / "models").iterdir())
+    assert names == sorted(path.name for path in (other / "models").iterdir())
+    for file in names:
+        left, right = (load_file(path / "models" / file) for path in (one, other))
+        assert left.keys() == right.keys()
+        for name in left:
+            torch.testing.assert_close(left[name], right[name], rtol=0, atol=1e-6)
     assert evaluations(one) == evaluations(other)
     ours, theirs = RunFolder(one).summary(), RunFolder(other).summary()
     for key in ("models", "bytes_per_client_and_round", "left_out", "rounds", "seed"):
@@ -103,3 +109,26 @@ def test_killed_deployment_resumes_to_the_same_arrays(
     site.start_all()
     list(site.connection.execute(config, path, resume=True))
     assert_equal_runs(local["ditto"], path)
+
+
+@pytest.fixture(scope="module", params=("simulation", "deployment"))
+def elsewhere(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Elsewhere]:
+    """Another runtime than the local one, with four clients."""
+    folder = tmp_path_factory.mktemp(request.param)
+    if request.param == "simulation":
+        with simulation(folder) as connection:
+            yield request.param, connection
+    else:
+        with deployment(folder, clients=4) as site:
+            yield request.param, site.connection
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_every_method_equals_local(method: str, elsewhere: Elsewhere, tmp_path: Path) -> None:
+    runtime, connection = elsewhere
+    size = ["scenario.clients=4", "scenario.train_per_class=20", "scenario.test_per_class=5"]
+    config = config_for(method, "local", *size)
+    LocalRuntime(config).run(RunFolder.create(tmp_path / "local", config))
+    finish(connection, config_for(method, runtime, *size), tmp_path / runtime)
+    assert_equal_runs(tmp_path / "local", tmp_path / runtime)

@@ -100,12 +100,16 @@ def test_a_key_that_is_not_registered_waits_until_it_is(secure: Secure) -> None:
     process = secure.join("--ca", certs / "ca.crt", "--key", certs / "sites" / "site-1")
     assert process.stdout
     lines: list[str] = []
+    registered = False
     for line in process.stdout:
         lines.append(line)
         if "does not take this key" in line:
             assert "this key is not registered (perennial register NAME.pub)" in line
-            print(secure.control_of("register", str(certs / "sites" / "site-1.pub")))
+            assert "site-1: " in secure.control_of("register", str(certs / "sites" / "site-1.pub"))
+            registered = True
         if "connected to" in line:
             break
     process.terminate()
     print(*lines, process.communicate(timeout=60)[0])
+    assert registered
+    assert "connected to" in lines[-1]
