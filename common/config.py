@@ -158,6 +158,8 @@ def sentence(error: ValidationError) -> str:
         text = f"{where}: there is no such setting"
     elif first["type"] == "missing":
         text = f"{where}: a value is missing"
+    elif not first["loc"] and first["type"] == "value_error":
+        text = str(first["ctx"]["error"])  # a rule between fields, which names them
     else:
         text = f"{where}: {first['input']!r} is not possible; {first['msg'][0].lower()}{first['msg'][1:]}"
     return text + (f" (and {len(others)} more)" if others else "")

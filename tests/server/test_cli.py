@@ -112,6 +112,10 @@ def test_show_scenario(here: Path) -> None:
         (["--set", "learning_rate"], ["key=value"]),
         (["--set", "data.x=1"], ["scenario", "'data'"]),
         (["--set", "scenario.clients=9"], ["scenario.clients", "9", "8"]),
+        (
+            ["--scenario", "cmnist-games", "--set", "scenario.clients=4"],
+            ["scenario.train_agreement has 2 values for 4"],
+        ),
         (["--set", "model.hidden=[0]"], ["hidden", "0", "greater"]),
         (["--set", "model.name=mpl"], ["mpl", "mlp"]),
         (["--set", "quorum=2"], ["quorum", "2", "1"]),
