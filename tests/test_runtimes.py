@@ -21,6 +21,7 @@ from server.remote import Connection, simulation
 pytestmark = pytest.mark.runtimes
 
 Elsewhere = tuple[str, Connection]
+WARM = [sys.executable, "-P", launcher.__file__]
 
 
 def config_for(method: str, runtime: str, *settings: str) -> RunConfig:
@@ -86,8 +87,7 @@ def test_deployment_equals_local(local: dict[str, Path], site: Deployment, tmp_p
 
 
 def test_deployment_with_the_warm_launcher_equals_local(local: dict[str, Path], tmp_path: Path) -> None:
-    prefix = [sys.executable, "-P", launcher.__file__]
-    with deployment(tmp_path / "deployment", clients=2, prefix=prefix) as site:
+    with deployment(tmp_path / "deployment", clients=2, prefix=WARM) as site:
         finish(site.connection, config_for("ditto", "deployment"), tmp_path / "ditto")
         assert_equal_runs(local["ditto"], tmp_path / "ditto")
 
@@ -119,7 +119,7 @@ def elsewhere(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
         with simulation(folder) as connection:
             yield request.param, connection
     else:
-        with deployment(folder, clients=4) as site:
+        with deployment(folder, clients=4, prefix=WARM) as site:
             yield request.param, site.connection
 
 
