@@ -130,18 +130,21 @@ def test_health() -> None:
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     server.start()
 
-    def healthy() -> bool:
-        # In a process of its own, as the engine runs it: its alarm would end the tests.
+    def check() -> tuple[int, str]:
+        """Exit code and complaints of a process of its own, as in the engine: its alarm would end the tests."""
         command = [sys.executable, str(PROJECT / "docker" / "health.py"), address]
-        return subprocess.run(command, capture_output=True).returncode == 0
+        done = subprocess.run(command, capture_output=True, text=True)
+        return done.returncode, done.stderr
 
     try:
-        assert healthy()
+        assert check() == (0, "")
         health.set("", HealthCheckResponse.NOT_SERVING)
-        assert not healthy()
+        assert check() == (1, "")
     finally:
         server.stop(None).wait()
-    assert not healthy()
+    code, complaint = check()
+    assert code == 1
+    assert "RpcError" in complaint
 
 
 @pytest.mark.runtimes
