@@ -15,6 +15,7 @@ from client.site import OwnSite
 from client.snapshot import Snapshot
 from client.state import FileStates, Kept, Version, before_message, digest, needed, valid
 from client.trainer import Client, Received, Reply, Site
+from common.asked import name_of
 from common.config import Task, parse_task
 from common.data.examples import ClientData
 from common.errors import UserError
@@ -133,7 +134,7 @@ class Host:
         participant = Participant(place, self._vault)
         if action in ACTIONS:
             return Reply(participant.answer(action, received), {NUM_EXAMPLES: len(site.data.train)})
-        made_by = digest(message.metadata.message_id)
+        made_by = digest(name_of(message))
         versions = before_message(valid(self.states.get(place, []), resumed), made_by)
         before: Kept = (
             {name: self._here(tensors) for name, tensors in versions[-1].kept.items()} if versions else {}

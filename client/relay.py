@@ -26,6 +26,7 @@ from flwr.proto.message_pb2 import Message as ProtoMessage
 
 from client.worker_pb2 import Failure, HandleReply, HandleRequest, StatusReply, StatusRequest
 from client.worker_pb2_grpc import WorkerStub
+from common.asked import name_of
 from common.errors import UserError
 
 CODE = str(Path(__file__).parents[1])
@@ -48,7 +49,7 @@ def relay(message: Message, settings: Mapping[str, str]) -> Message:
     Should it die over the message, a new one gets the message again, once. Raises `WorkerFailed`, and what
     answering raised: a `UserError`, or an exception of the same name and text.
     """
-    request = HandleRequest(id=message.metadata.message_id, message=pack(message), settings=settings)
+    request = HandleRequest(id=name_of(message), message=pack(message), settings=settings)
     parent = identity(os.getppid())
     for _ in range(2):
         with grpc.insecure_channel(f"unix:{socket_of(parent)}", CHANNEL) as channel:
@@ -67,7 +68,10 @@ def relay(message: Message, settings: Mapping[str, str]) -> Message:
                 ) from None
         if reply.HasField("failure"):
             raise exception(reply.failure)
-        return unpack(reply.message)
+        answer = unpack(reply.message)
+        if answer.metadata.reply_to_message_id != message.metadata.message_id:  # it had been asked before
+            return Message(answer.content, reply_to=message)
+        return answer
     raise WorkerFailed("the client worker died twice over this message; the SuperNode's log has its last words")
 
 

@@ -29,7 +29,7 @@ Kept = dict[str, Tensors]
 class Version:
     """A client's kept tensors after `round`, in the run's `attempt` (the number of resumes before it).
 
-    `part` numbers the versions of one round from 0. `message` is `digest` of the id of the message that made it.
+    `part` numbers the versions of one round from 0. `message` is `digest` of the name of the request that made it.
     """
 
     round: int
@@ -39,9 +39,9 @@ class Version:
     message: str = ""
 
 
-def digest(message_id: str) -> str:
-    """A message's id as a file name may hold it; empty in the local runtime, whose messages have no id."""
-    return hashlib.sha256(message_id.encode()).hexdigest()[:16] if message_id else ""
+def digest(name: str) -> str:
+    """A request's name as a file name may hold it; empty in the local runtime, whose requests have none."""
+    return hashlib.sha256(name.encode()).hexdigest()[:16] if name else ""
 
 
 def valid(versions: Sequence[Version], resumed: Sequence[int]) -> list[Version]:

@@ -50,7 +50,7 @@ class WorkerServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Handle(self, request, context):
-        """Answers a message; one at a time. The last message, when it comes again, gets the same reply again.
+        """Answers a message; one at a time. The last request, when it comes again, gets the same reply again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

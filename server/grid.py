@@ -1,17 +1,22 @@
 """Grids: one that runs the clients in this process, and one that gives any other the same order of replies."""
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from threading import Thread
+from logging import WARNING
+from threading import Event, Thread
 from typing import Any
 
 import grpc
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.common import log
 from flwr.serverapp import Grid
+from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
+from flwr.supercore.retry import RetryInvoker, RetryState
 from flwr.supercore.run import Run
 
+from common.asked import ask_again, give_name
 from common.errors import UserError
 from common.wire import APP_RAISED, BROKEN_REPLY, NO_REPLY
 
@@ -26,10 +31,24 @@ class OrderedGrid(Grid):
     process never holds more than one. Where no reply comes in time, an error reply of the same node stands in.
     Polling every `poll` seconds instead of Flower's three shortens a round; but who polls in the moment between a
     reply and its last array waits a second for it, so not too often.
+
+    When the connection to the SuperLink has broken, a request that a node was fetching and a reply that it was
+    sending may be lost: Flower hands out a request once, and takes the repetition of a send for an error. So who
+    has not answered yet is asked again, under the same name (`common/asked.py`).
     """
 
     def __init__(self, inner: Grid, poll: float = 0.25) -> None:
-        self.inner, self.poll = inner, poll
+        self.inner, self.poll, self.broken = inner, poll, Event()
+        invoker = getattr(inner, "_retry_invoker", None)  # a simulation's grid has none
+        if isinstance(invoker, RetryInvoker):
+            on_backoff = invoker.on_backoff
+
+            def noted(state: RetryState) -> None:
+                self.broken.set()
+                if on_backoff:
+                    on_backoff(state)
+
+            invoker.on_backoff = noted
 
     def set_run(self, run: Run) -> None:
         self.inner.set_run(run)
@@ -53,16 +72,34 @@ class OrderedGrid(Grid):
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
         requests = list(messages)
         end = None if timeout is None else time.monotonic() + timeout
-        # A request that could not be sent has no id; when none could, there are no ids at all.
-        ids = list(self.push_messages(requests)) or [""] * len(requests)
-        for request, message_id in zip(requests, ids, strict=True):
-            yield self._reply(request, message_id, end)
+        give_name(requests)
+        ids = [[message_id] for message_id in self._push(requests)]
+        for number, request in enumerate(requests):
+            yield self._reply(request, requests[number:], ids[number:], end)
 
-    def _reply(self, request: Message, message_id: str, end: float | None) -> Message:
-        error = Error(NO_REPLY, "did not answer in time" if message_id else "the request could not be sent")
-        while message_id:
+    def _push(self, messages: Sequence[Message]) -> list[str]:
+        """The ids of messages that have been sent; those of the others are empty."""
+        while True:
+            self.broken.clear()
             try:
-                found = self._pull(message_id, end)
+                # When none could be sent, there are no ids at all.
+                return [name or "" for name in self.push_messages(messages)] or [""] * len(messages)
+            except ObjectPushError:
+                if not self.broken.is_set():
+                    raise
+
+    def _reply(
+        self, request: Message, outstanding: list[Message], ids: list[list[str]], end: float | None
+    ) -> Message:
+        """The reply to the first of the outstanding requests; `ids` are those under which each has been sent."""
+        error = Error(NO_REPLY, "did not answer in time" if any(ids[0]) else "the request could not be sent")
+        while any(ids[0]):
+            if self.broken.is_set():
+                log(WARNING, "perennial: the connection to the SuperLink broke; asking %d again", len(outstanding))
+                for known, message_id in zip(ids, self._push(list(map(ask_again, outstanding))), strict=True):
+                    known.append(message_id)
+            try:
+                found = self._pull(list(filter(None, ids[0])), end)
                 if found:
                     # As the reply to this request, whoever it says it is from: the SuperLink answers for a lost
                     # node in its own name, and a hostile client might answer in another one's.
@@ -79,18 +116,19 @@ class OrderedGrid(Grid):
             time.sleep(self.poll)
         return Message(error, reply_to=request)
 
-    def _pull(self, message_id: str, end: float | None) -> list[Message]:
-        """The reply, if there is one. Raises `TimeoutError` when that takes too long.
+    def _pull(self, ids: list[str], end: float | None) -> list[Message]:
+        """The reply, if there is one, or one for each time that it was asked for.
 
+        Raises `TimeoutError` when that takes too long.
         Flower waits three minutes for the rest of a reply whose sender has died in its midst.
         """
         if end is None:
-            return list(self.pull_messages([message_id]))
+            return list(self.pull_messages(ids))
         future: Future[list[Message]] = Future()
 
         def pull() -> None:
             try:
-                future.set_result(list(self.pull_messages([message_id])))
+                future.set_result(list(self.pull_messages(ids)))
             except BaseException as error:
                 future.set_exception(error)
 

@@ -21,6 +21,7 @@ from client.host import Host
 from client.state import FileStates
 from client.worker_pb2 import Failure, StatusReply, StatusRequest
 from client.worker_pb2_grpc import WorkerStub
+from common.asked import NAME, RECORD
 from common.config import load_config
 from common.errors import UserError
 from common.wire import CONFIG, KEPT, RESUMED, ROUND, RUN, TASK, from_record, to_record
@@ -102,9 +103,11 @@ class Site:
         patch.setattr(relay, "WORKER", [sys.executable, "-P", str(folder / "script.py")])
         patch.setattr(os, "getppid", lambda: self.parent.pid)
 
-    def ask(self, do: str, id_: str = "", ttl: float = 60.0) -> int:
+    def ask(self, do: str, id_: str = "", ttl: float = 60.0, name: str = "") -> int:
         """The number of trainings so far, this one included."""
         message = Message(RecordDict({"config": ConfigRecord({"do": do})}), 1, "train", ttl=ttl)
+        if name:
+            message.content[RECORD] = ConfigRecord({NAME: name})
         message.metadata.__dict__["_message_id"] = id_
         reply = relay.relay(message, {"diary": str(self.folder / "diary")})
         assert reply.metadata.reply_to_message_id == id_
@@ -173,6 +176,12 @@ def test_three_apps_at_once_start_one_worker_and_it_answers_all_messages(fresh: 
 def test_a_message_that_comes_again_does_not_train_again(fresh: Site) -> None:
     assert [fresh.ask("train", id_) for id_ in ("a", "a", "b", "b", "b", "", "")] == [1, 1, 2, 2, 2, 3, 4]
     assert len(fresh.diary) == 4
+
+
+def test_a_request_that_comes_again_as_another_message_does_not_train_again(fresh: Site) -> None:
+    ids, names = ("a", "b", "c", "d"), ("one", "one", "two", "two")
+    assert [fresh.ask("train", id_, name=name) for id_, name in zip(ids, names, strict=True)] == [1, 1, 2, 2]
+    assert [line.split()[0] for line in fresh.diary] == ["a", "c"]
 
 
 def test_a_message_that_comes_again_while_it_trains_waits_for_the_same_reply(fresh: Site) -> None:

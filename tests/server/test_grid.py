@@ -8,7 +8,12 @@ import pytest
 from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
+from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
+from flwr.supercore.retry import make_simple_grpc_retry_invoker
+from flwr.supercore.retry.retry_invoker import RetryState
+from flwr.superlink.grid import GrpcGrid
 
+from common.asked import name_of
 from common.errors import UserError
 from server.grid import LocalGrid, OrderedGrid
 
@@ -32,10 +37,14 @@ class SlowLink(Grid):
         ids: list[Any] = []
         for message in messages:
             node = message.metadata.dst_node_id
-            message.metadata.__dict__.update(_run_id=5, _src_node_id=1, _message_id=f"id-{node}")
-            ids.append(None if node in self.unsent else f"id-{node}")
-            self.waiting[f"id-{node}"] = message
+            name = self.id_of(node)
+            message.metadata.__dict__.update(_run_id=5, _src_node_id=1, _message_id=name)
+            ids.append(None if node in self.unsent else name)
+            self.waiting[name] = message
         return ids
+
+    def id_of(self, node: int) -> str:
+        return f"id-{node}"
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         ids = list(message_ids)
@@ -171,6 +180,87 @@ def test_a_request_that_cannot_be_sent_is_answered_at_once(unsent: list[int | No
     assert nodes(replies) == [1, 2, 3]
     assert [reply.metadata.src_node_id for reply in replies if reply.has_error()] == failed
     assert {reply.error.reason for reply in replies if reply.has_error()} == {"the request could not be sent"}
+
+
+class BrokenLink(SlowLink):
+    """The connection breaks at pull number `at`. All requests of the first push are lost but that of node 1."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__([])
+        self.at, self.pushes = at, 0
+        self._retry_invoker = make_simple_grpc_retry_invoker()
+
+    def id_of(self, node: int) -> str:
+        return f"id-{node}-{self.pushes}"
+
+    def push_messages(self, messages: Iterable[Message]) -> list[Any]:
+        self.pushes += 1
+        return super().push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        ids = list(message_ids)
+        self.pulls.append(ids)
+        if len(self.pulls) == self.at:
+            self.breaks()
+        there = [self.waiting[name] for name in ids if name == "id-1-1" or not name.endswith("-1")]
+        return [self._answer(message) for message in there]
+
+    def breaks(self) -> None:
+        assert self._retry_invoker.on_backoff
+        self._retry_invoker.on_backoff(RetryState(print, (), {}, 1, 0.0))
+
+
+def test_who_has_not_answered_is_asked_again_when_the_connection_breaks() -> None:
+    link = BrokenLink(at=2)
+    replies = list(OrderedGrid(link, poll=0).send_and_receive(map(request, [1, 2, 3]), timeout=60))
+    assert [reply.content["metrics"]["node"] for reply in replies] == [1, 2, 3]  # type: ignore[index]
+    assert link.pulls == [["id-1-1"], ["id-2-1"], ["id-2-1", "id-2-2"], ["id-3-1", "id-3-2"]]
+    assert link.pushes == 2
+    assert link.waiting.keys() == {"id-1-1", "id-2-1", "id-3-1", "id-2-2", "id-3-2"}
+    assert {name_of(message) for message in link.waiting.values()} == {name_of(link.waiting["id-1-1"])}
+    first, second = link.waiting["id-3-1"], link.waiting["id-3-2"]
+    assert first is not second
+    assert first.content == second.content
+    assert (second.metadata.message_type, second.metadata.group_id, second.metadata.ttl) == (
+        "train", "1", first.metadata.ttl,
+    )  # fmt: skip
+
+
+def test_while_the_connection_holds_nobody_is_asked_twice_and_exchanges_have_names_of_their_own() -> None:
+    grid = OrderedGrid(link := SlowLink([2, 1]), poll=0)
+    list(grid.send_and_receive(map(request, [1, 2])))
+    first = {name_of(message) for message in link.waiting.values()}
+    list(grid.send_and_receive(map(request, [1, 2])))
+    second = {name_of(message) for message in link.waiting.values()}
+    assert len(first) == len(second) == len(first ^ second) - 1 == 1
+
+
+def test_a_send_that_the_superlink_took_for_a_repetition_is_done_again() -> None:
+    class Repeated(BrokenLink):
+        def push_messages(self, messages: Iterable[Message]) -> list[Any]:
+            found = super().push_messages(messages)
+            if self.pushes == 1 and self.at == 0:
+                self.breaks()
+            if self.pushes == 1:
+                raise ObjectPushError("object", 5, "session")
+            return found
+
+    replies = list(OrderedGrid(link := Repeated(at=0), poll=0).send_and_receive(map(request, [1, 2])))
+    assert nodes(replies) == [1, 2]
+    assert link.pushes == 2
+    with pytest.raises(ObjectPushError):  # the connection had held
+        list(OrderedGrid(Repeated(at=9), poll=0).send_and_receive([request(1)]))
+
+
+def test_flowers_grid_tells_when_its_connection_breaks() -> None:
+    """Fails when the pinned release keeps its retries elsewhere."""
+    inner = GrpcGrid(token="any")
+    grid = OrderedGrid(inner)
+    assert not grid.broken.is_set()
+    invoker = inner._retry_invoker
+    assert invoker.on_backoff
+    invoker.on_backoff(RetryState(print, (), {}, 1, 0.0))
+    assert grid.broken.is_set()
 
 
 def test_nobody_asked_nobody_answers() -> None:
