@@ -47,7 +47,8 @@ class SyntheticSCM(Spurious):
     """The thesis' linear structural model; a client has one training environment, and all unseen ones for testing.
 
     Given the label y = ±1, equally likely: `z_g ~ N(y μ_g, 2² I)`, the same for all; `z_u ~ N(y μ_u, 2² I)`, the
-    client's own, in training and test; `z_s ~ N(y μ_s^e, I)`, the environment's. Under `oracle` z_s is zero.
+    client's own, in training and test; `z_s ~ N(y μ_s^e, I)`, the environment's. All μ are drawn around 0, but
+    μ_s^e of seen and unseen environments around `common_shortcut`. Under `oracle` z_s is zero.
     """
 
     title = "linear model with known global, personal and shortcut features, tested in unseen environments"
@@ -66,6 +67,14 @@ class SyntheticSCM(Spurious):
     )
     validation_fraction: float = knob(
         0.1, "part of a client's own training data that is held out for validation", ge=0, lt=1
+    )
+    common_shortcut: float = knob(
+        0.0,
+        "mean of the entries of μ_s over environments, seen and unseen; above 0 they share a direction",
+        symbol="m",
+        source="0: thesis §4.5.1 as written; spec/fedsdr.md A17",
+        ge=0,
+        le=10,
     )
     mixed: bool = knob(True, "samples are a random rotation of the features, not the features themselves")
 
@@ -112,7 +121,7 @@ class SyntheticSCM(Spurious):
             torch.stack([normal(CAUSAL_MEAN, "personal", own, shape=(3,)) for own in self.client_ids]),
             torch.stack(
                 [
-                    normal(SHORTCUT_MEAN, "shortcut", name, shape=(6,))
+                    self.common_shortcut + normal(SHORTCUT_MEAN, "shortcut", name, shape=(6,))
                     for name in (*self.train_environments, *self.test_environments)
                 ]
             ),
@@ -146,4 +155,9 @@ class SyntheticSCM(Spurious):
         )
 
 
-PRESETS = with_oracle({"synthetic-scm": SyntheticSCM()})
+PRESETS = with_oracle(
+    {
+        "synthetic-scm": SyntheticSCM(),
+        "synthetic-scm-common": SyntheticSCM(common_shortcut=SHORTCUT_MEAN, unseen=500, test_samples=20),
+    }
+)

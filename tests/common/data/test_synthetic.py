@@ -9,6 +9,7 @@ from torch import Tensor
 from common.data.examples import ClientData, Examples
 from common.data.scenarios import SCENARIOS
 from common.data.scenarios.synthetic import GLOBAL, PERSONAL, PRESETS, SHORTCUT, SyntheticSCM
+from common.seeding import torch_generator
 
 SMALL = SyntheticSCM(clients=12, seen=4, unseen=3, train_samples=2000, test_samples=1000)
 
@@ -130,6 +131,38 @@ def test_means_are_everyones_a_clients_and_an_environments() -> None:
     assert len(one.shortcut_mean.unique(dim=0)) == SMALL.seen + SMALL.unseen
 
 
+def test_the_common_mean_moves_every_environments_shortcut_and_nothing_else() -> None:
+    moved = SMALL.model_copy(update={"common_shortcut": 0.75})
+    before, after = SMALL.population(0), moved.population(0)
+    assert torch.equal(after.shortcut_mean, 0.75 + before.shortcut_mean)
+    for name in ("mixing", "global_mean", "personal_mean"):
+        assert torch.equal(getattr(after, name), getattr(before, name))
+    own, plain = (splits(scenario.client_data(2, 0, None)) for scenario in (moved, SMALL))
+    for name, examples in own.items():
+        assert torch.equal(examples.y, plain[name].y)
+        shift = (after.latent(examples.x) - after.latent(plain[name].x)) * (2.0 * examples.y - 1)[:, None]
+        assert torch.allclose(causal(shift), torch.zeros(6), atol=1e-5)
+        assert torch.allclose(shift[:, SHORTCUT], torch.full((6,), 0.75), atol=1e-5)
+
+
+def test_shortcut_means_are_around_zero_or_the_common_mean() -> None:
+    for mean in (0.0, 0.75):
+        scenario = SyntheticSCM(seen=10, unseen=500, common_shortcut=mean)
+        drawn = scenario.population(0).shortcut_mean
+        error = 0.75 / drawn.numel() ** 0.5
+        assert abs(drawn.mean() - mean) < 4 * error
+        assert abs(drawn.std() - 0.75) < 4 * error
+
+
+def test_without_a_common_mean_the_data_are_what_they_were() -> None:
+    """The thesis' text: means drawn around zero, the same bits as before there was the setting."""
+    drawn = [
+        0.75 * torch.randn((6,), generator=torch_generator(3, "population", "shortcut", name))
+        for name in (*SMALL.train_environments, *SMALL.test_environments)
+    ]
+    assert torch.equal(SMALL.population(3).shortcut_mean, torch.stack(drawn))
+
+
 def test_data_depend_on_the_seed_and_on_nothing_else(clients: list[ClientData]) -> None:
     torch.manual_seed(1)
     state = torch.get_rng_state()
@@ -143,16 +176,25 @@ def test_data_depend_on_the_seed_and_on_nothing_else(clients: list[ClientData]) 
 
 
 def test_the_presets() -> None:
-    assert set(PRESETS) == {"synthetic-scm", "synthetic-scm-oracle"}
+    assert set(PRESETS) == {
+        *("synthetic-scm", "synthetic-scm-common"),
+        *("synthetic-scm-oracle", "synthetic-scm-common-oracle"),
+    }
     full = SCENARIOS["synthetic-scm"]
     assert (full.clients, full.rounds, full.participation) == (100, 600, 0.1)
     assert (len(full.train_environments), len(full.test_environments)) == (10, 50)
     # 10,000 samples in each environment, over all clients
     data = full.client_data(99, 0, None)
     assert 10 * (len(data.train) + len(data.validation)) == 100 * len(data.test["unseen-49"]) == 10_000
+    common = SCENARIOS["synthetic-scm-common"]
+    assert isinstance(common, SyntheticSCM)
+    assert common.common_shortcut == 0.75
+    assert len(common.test_environments) == 500
 
 
-@pytest.mark.parametrize("field", [{"clients": 0}, {"unseen": 5001}, {"validation_fraction": 1.0}])
+@pytest.mark.parametrize(
+    "field", [{"clients": 0}, {"unseen": 5001}, {"validation_fraction": 1.0}, {"common_shortcut": -1.0}]
+)
 def test_a_setting_out_of_bounds_is_refused(field: dict[str, object]) -> None:
     with pytest.raises(ValidationError, match=next(iter(field))):
         SyntheticSCM.model_validate(field)
