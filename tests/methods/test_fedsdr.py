@@ -277,6 +277,28 @@ def test_dependent_features_rank_above_independent_ones_on_the_structural_model(
         assert max(ranked[:6]) < min(ranked[6:])
 
 
+def test_frozen_classifiers_that_differ_in_the_shortcut_alone_pull_causes_into_the_extractor() -> None:
+    """Why Ψ holds causes on the structural model: causes and shortcut vary together, by the label (A14 (i))."""
+    scenario = SyntheticSCM(clients=20, unseen=1, common_shortcut=0.75)
+    population = scenario.population(0)
+    parts = [scenario.client_data(number, 0, None).train for number in range(20)]
+    slopes = F.pad(population.shortcut_mean[: scenario.seen], (6, 0))  # the best classifiers of the shortcut
+
+    def causes(z: Tensor) -> float:
+        """The causes' part of the gradient in Ψ, from Ψ the identity, as a share of variance within classes."""
+        extractor = torch.eye(12, requires_grad=True)
+        outputs = z @ extractor.T @ slopes.T
+        found = disagreement(torch.stack([-outputs, outputs], dim=2).movedim(1, 0))
+        (gradient,) = torch.autograd.grad(found, extractor)
+        cause, shortcut = 4 * gradient[:, :6].square().sum(), gradient[:, SHORTCUT_FEATURES].square().sum()
+        return (cause / (cause + shortcut)).item()
+
+    drawn = [population.latent(part.x) for part in parts]
+    means = [class_means(z, part.y, 2)[0][part.y] for z, part in zip(drawn, parts, strict=True)]
+    assert causes(torch.cat(drawn)) > 0.5
+    assert causes(torch.cat(drawn) - torch.cat(means)) < 0.05  # given the label and the client there is nothing
+
+
 # ---------------------------------------------------------------------- the client half
 
 
