@@ -82,12 +82,18 @@ def line_figure(
 
 
 def standalone_figure(
-    lines: Sequence[Line], labels: Sequence[str], xlabel: str, ylabel: str, *, names: Sequence[str] = ()
+    lines: Sequence[Line],
+    labels: Sequence[str],
+    xlabel: str,
+    ylabel: str,
+    *,
+    names: Sequence[str] = (),
+    percent: bool = True,
 ) -> str:
     """Curves in one panel as a whole SVG file, on white and with a legend; accuracies in percent."""
     with _look():
         figure = Figure(figsize=(7.2, 3.6), layout="constrained")
-        axes = _panel(figure, lines, xlabel, ylabel, names, percent=True)
+        axes = _panel(figure, lines, xlabel, ylabel, names, percent)
         figure.legend(axes.get_lines(), labels, loc="outside right upper", frameon=False, handlelength=3.5)
         file = io.StringIO()
         figure.savefig(file, format="svg", facecolor="white", metadata={"Date": None})

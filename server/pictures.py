@@ -1,6 +1,6 @@
 """A comparison's figures as SVG files that stand alone, for a page or a paper."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from server.compare import Choice, Comparison
@@ -22,22 +22,27 @@ def pictures(comparison: Comparison, labels: Sequence[str] = ()) -> dict[str, st
         made["environments"] = _picture(lines, entries, "test environment", comparison.environments)
     lines = [curve_line(n, round_means(entry, "accuracy")) for n, entry in enumerate(entries)]
     made["rounds"] = _picture(lines, entries, "round")
-    logged = [(n, found) for n, entry in enumerate(entries) if (found := _training(entry.runs[0]))]
-    if logged:
-        lines = [Line(n, range(1, len(found) + 1), [100 * value for value in found]) for n, found in logged]
-        made["training"] = _picture(lines, entries, "round", ylabel="training accuracy of the first seed (%)")
+    if svg := training_picture({entry.method: entry.runs[0] for entry in entries}):
+        made["training"] = svg
     return made
 
 
-def _picture(
-    lines: Sequence[Line],
-    entries: Sequence[Entry],
-    xlabel: str,
-    names: Sequence[str] = (),
-    ylabel: str = "test accuracy (%)",
-) -> str:
+def training_picture(runs: Mapping[str, Run]) -> str:
+    """The accuracies that methods log in every round, by label; empty where none logs any."""
+    curves = {label: found for label, run in runs.items() if (found := training_curve(run))}
+    lines = [
+        Line(style, list(curves[label]), [100 * value for value in curves[label].values()])
+        for style, label in enumerate(runs)
+        if label in curves
+    ]
+    if not lines:
+        return ""
+    return standalone_figure(lines, list(curves), "round", "training accuracy of the first seed (%)")
+
+
+def _picture(lines: Sequence[Line], entries: Sequence[Entry], xlabel: str, names: Sequence[str] = ()) -> str:
     labels = [entries[line.style].method for line in lines]
-    return standalone_figure(lines, labels, xlabel, ylabel, names=names)
+    return standalone_figure(lines, labels, xlabel, "test accuracy (%)", names=names)
 
 
 def _entry(choice: Choice) -> Entry:
@@ -45,7 +50,10 @@ def _entry(choice: Choice) -> Entry:
     return Entry(runs[0].config.scenario.name, choice.label, runs[0].config.method.evaluates[-1], True, runs)
 
 
-def _training(run: Run) -> list[float]:
-    """The accuracy that the method logs of every round; nothing where it logs none."""
-    metrics = [row["metrics"] for row in RunFolder(run.path).rows() if row["kind"] == "round"]
-    return [row["accuracy"] for row in metrics] if all("accuracy" in row for row in metrics) else []
+def training_curve(run: Run) -> dict[int, float]:
+    """The accuracy that the method logs, by round; nothing where it logs none.
+
+    A game that has ended logs none any more.
+    """
+    logged = [(row["round"], row["metrics"]) for row in RunFolder(run.path).rows() if row["kind"] == "round"]
+    return {number: metrics["accuracy"] for number, metrics in logged if "accuracy" in metrics}

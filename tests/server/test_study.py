@@ -33,7 +33,8 @@ from server.cli import app
 from server.compare import Entry, Plan, compare, entries_of, measures
 from server.constant import constant_predictor, constant_rows
 from server.folder import RunFolder
-from server.pictures import pictures
+from server.pictures import pictures, training_curve, training_picture
+from server.report import load
 from server.runs import Outcome, Selected, Standing, Summary, carry_out, look, older, run_all
 from server.summary import Evaluation
 from server.sweep import best, search_ranges, trial, trials
@@ -307,6 +308,16 @@ def test_figures_of_a_comparison(finished: tuple[comparing.Comparison, Path]) ->
     assert pictures(comparison) == made
 
 
+def test_a_training_curve_ends_with_the_game(tmp_path: Path) -> None:
+    settings = ["order=sequential", "warm_start=2", "termination=1", "batch_size=20"]
+    config = load_config(options={"method": "f-fl-games", "scenario": "toy", "rounds": 5}, settings=settings)
+    (outcome,) = run_all([config], tmp_path, 1)
+    assert [row["round"] for row in RunFolder(outcome.path).rows() if row["kind"] == "equilibrium"] == [2]
+    run = load(outcome.path)
+    assert ">game</text>" in training_picture({"game": run})
+    assert training_curve(run).keys() == {1, 2}
+
+
 def test_settings_reach_the_methods_that_have_them() -> None:
     entries = entries_of(["ditto", "fedavg"])
     both = Plan(entries, "toy", seeds=1, settings=("proximity=3", "momentum=0.5"))
@@ -502,6 +513,11 @@ def test_a_file_that_does_not_fit_is_one_sentence(good: str, bad: str, sentence:
     assert "\n" not in str(caught.value)
     with pytest.raises(UserError, match="unknown reproduction 'u'"):
         reproduce.load_reproduction("u", tmp_path)
+
+
+def test_a_row_of_a_figure_has_no_numbers(tmp_path: Path) -> None:
+    (tmp_path / "t.toml").write_text(GOOD.replace('paper = { worst = 50.0, "p=0.1" = 60.0 }', ""))
+    assert reproduce.load_reproduction("t", tmp_path).rows[0].paper == {}
 
 
 def test_the_quick_version_may_have_settings_of_its_own(tmp_path: Path) -> None:
