@@ -31,8 +31,8 @@ class PaperRow(_Part):
 
     title: str
     method: str
-    paper: dict[str, float]
-    """By column: in percent, but `loss`, `variance` and `entropy` as they are."""
+    paper: dict[str, float] = Field(default_factory=dict)
+    """By column: in percent, but `loss`, `variance` and `entropy` as they are. None where it has a figure."""
     settings: dict[str, Any] = Field(default_factory=dict)
     """Hyper-parameters that the paper gives; the search leaves them alone."""
     model: dict[str, Any] = Field(default_factory=dict)
@@ -99,7 +99,7 @@ class Reproduction(_Part):
                 raise ValueError(f"two rows have the title {row.title!r}")
             if not (row.comparable or row.remark):
                 raise ValueError(f"row {row.title!r} needs a remark that says why it is not comparable")
-            if set(row.paper) != set(self.columns):
+            if row.paper and set(row.paper) != set(self.columns):
                 raise ValueError(f"row {row.title!r} must have a number for each of {', '.join(self.columns)}")
         return self
 
