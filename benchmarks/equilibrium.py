@@ -100,10 +100,10 @@ def main() -> None:
     else:
         shown = Table("table", "row", "clients", "ended", "rounds", "held-out", "test")
         for row in rows:
-            ended = [number for number in row["ended"] if number]
+            lasted = [number for number in row["ended"] if number]
             accuracies = spread(row["held-out"]), spread(row["test"])
-            counted = f"{len(ended)} of {len(row['ended'])}"
-            shown.add_row(row["table"], row["row"], str(row["clients"]), counted, spread(ended), *accuracies)
+            counted = f"{len(lasted)} of {len(row['ended'])}"
+            shown.add_row(row["table"], row["row"], str(row["clients"]), counted, spread(lasted), *accuracies)
         Console().print(shown)
     lines = [
         Line(
