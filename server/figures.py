@@ -165,7 +165,7 @@ def _panel(
     if names:
         _name_axis(axes, names)
     else:
-        axes.xaxis.set_major_locator(MaxNLocator(6, integer=xlabel == "round"))
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=xlabel in ("round", "clients")))
     return axes
 
 
