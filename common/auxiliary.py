@@ -1,4 +1,4 @@
-"""FedPIN's auxiliary classifier ω_a, which is given features and whose they are."""
+"""FedPIN's auxiliary classifier ω_a, which is given features and whose they are, in two forms."""
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +13,8 @@ WIDTH = 64
 """Hidden units: a linear ω_a could see no change of the relation of features and label (spec/fedpin.md B2)."""
 OWN = "client.bias"
 """A client's column of the first layer's weights on (z, one-hot u), which is its own bias of the hidden units."""
+SCALE = "client.scale"
+OFFSET = "client.offset"
 
 
 def initial_auxiliary(features: int, classes: int, seed: int) -> Tensors:
@@ -35,3 +37,13 @@ def auxiliary_logits(tensors: Tensors, z: Tensor) -> Tensor:
     """`ω_a(z, u) = A relu(W z + v_u + b) + c`, logits (n, classes) of features (n, d); v_u is `tensors[OWN]`."""
     hidden = F.relu(F.linear(z, tensors["hidden.weight"], tensors["hidden.bias"] + tensors[OWN]))
     return F.linear(hidden, tensors["output.weight"], tensors["output.bias"])
+
+
+def initial_scale(classes: int) -> Tensors:
+    """(a_u, b_u) of `scaled_logits`, with which it is ω_g."""
+    return {SCALE: torch.zeros(1), OFFSET: torch.zeros(classes)}
+
+
+def scaled_logits(tensors: Tensors, logits: Tensor) -> Tensor:
+    """`ω_a(z, u) = (1 + a_u) ω_g(z) + b_u` of ω_g's logits (n, classes). Ours; it has no part that is shared."""
+    return logits * (1 + tensors[SCALE]) + tensors[OFFSET]

@@ -28,19 +28,21 @@ class FedPINGMStrategy(MethodStrategy[A]):
     def __init__(self, run: RunConfig, run_id: str) -> None:
         """Raises `UserError` for a model whose featurizer has nothing to be trained."""
         super().__init__(run, run_id)
-        self.auxiliary: Tensors = initial_auxiliary(split_network(run).width, run.scenario.classes, run.seed)
-        """ω_a but for the clients' own biases, which stay with them."""
+        split = split_network(run)
+        hidden = self.hparams.auxiliary == "hidden"
+        self.auxiliary: Tensors = initial_auxiliary(split.width, run.scenario.classes, run.seed) if hidden else {}
+        """ω_a but for the clients' own numbers, which stay with them; nothing where it has only these."""
 
     def state_dict(self) -> dict[str, Tensors]:
-        return {AUXILIARY: self.auxiliary}
+        return {AUXILIARY: self.auxiliary} if self.auxiliary else {}
 
     def load_state_dict(self, state: Mapping[str, Tensors]) -> None:
-        self.auxiliary = state[AUXILIARY]
+        self.auxiliary = state[AUXILIARY] if self.auxiliary else {}
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        payload = {MODEL: from_record(arrays), AUXILIARY: self.auxiliary}
+        payload = {MODEL: from_record(arrays), **self.state_dict()}
         settings = {"independence": self.independence(server_round)}
         cohort = self.sample(server_round, grid)
         return self.messages(server_round, cohort, "train", payload, expect=payload, settings=settings)
@@ -60,5 +62,6 @@ class FedPINGMStrategy(MethodStrategy[A]):
             metrics.add(reply)
         if not means:
             return None, metrics.result()
-        self.auxiliary = means[AUXILIARY].result()
+        if self.auxiliary:
+            self.auxiliary = means[AUXILIARY].result()
         return to_record(means[MODEL].result()), metrics.result()

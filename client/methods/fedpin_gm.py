@@ -9,7 +9,7 @@ from torch import Tensor
 from client.objectives import anchored, client_information
 from client.trainer import LocalTrainer, Means, Metrics, Received, Reply
 from client.working import Momentum, Working
-from common.auxiliary import AUXILIARY, OWN, auxiliary_logits
+from common.auxiliary import AUXILIARY, OFFSET, OWN, SCALE, auxiliary_logits, initial_scale, scaled_logits
 from common.methods.fedpin import AnchorTraining
 from common.models import Tensors
 from common.wire import MODEL, NUM_EXAMPLES
@@ -35,29 +35,36 @@ class FedPINGMClient(LocalTrainer[A]):
             rate, steps = -hparams.learning_rate * alpha / (1 + alpha), 1
         for batch in self.batches(hparams.local_steps, received.round):
             z = self.network.features(model.tensors, batch.x, training=True)
-            value, metrics = self.anchor_loss(model.tensors, auxiliary.tensors, z, batch.y, alpha)
+            logits = self.network.classify(model.tensors, z, training=True)
+            value, metrics = self.anchor_loss(logits, self.aware(auxiliary.tensors, z, logits), batch.y, alpha)
             gradient = self.with_decay(model.gradient(value), model)
             model.step(momentum.direction(gradient), hparams.learning_rate)
             for _ in range(steps):
-                risk = F.cross_entropy(auxiliary_logits(auxiliary.tensors, z.detach()), batch.y)
+                risk = F.cross_entropy(self.aware(auxiliary.tensors, z.detach(), logits.detach()), batch.y)
                 auxiliary.step(auxiliary.gradient(risk), rate)
             means.add(metrics)
         reached = auxiliary.result()
-        self.kept[AUXILIARY] = {OWN: reached.pop(OWN)}
-        arrays = {MODEL: model.result(), AUXILIARY: reached}
+        self.kept[AUXILIARY] = {name: reached.pop(name) for name in (OWN, SCALE, OFFSET) if name in reached}
+        arrays = {MODEL: model.result(), **({AUXILIARY: reached} if reached else {})}
         return Reply(arrays, {NUM_EXAMPLES: len(self.data.train), **means.result()})
 
-    def anchor_loss(
-        self, params: Tensors, auxiliary: Tensors, z: Tensor, y: Tensor, alpha: float
-    ) -> tuple[Tensor, Metrics]:
-        """`L_g(Φ_g, ω_g, ω_a; B) / (1 + α)` from the features z = Φ_g(x)."""
-        logits = self.network.classify(params, z, training=True)
-        risk = F.cross_entropy(logits, y)
-        information = client_information(logits, auxiliary_logits(auxiliary, z), y)
+    def anchor_loss(self, logits: Tensor, aware: Tensor, y: Tensor, alpha: float) -> tuple[Tensor, Metrics]:
+        """`L_g(Φ_g, ω_g, ω_a; B) / (1 + α)` from the logits of ω_g and of ω_a."""
+        risk, information = F.cross_entropy(logits, y), client_information(logits, aware, y)
         return anchored(risk, information, alpha), {"risk": risk, "information": information}
 
+    def aware(self, auxiliary: Tensors, z: Tensor, logits: Tensor) -> Tensor:
+        """ω_a's logits of features z, which ω_g gives `logits`."""
+        if self.hparams.auxiliary == "scale":
+            return scaled_logits(auxiliary, logits)
+        return auxiliary_logits(auxiliary, z)
+
     def auxiliary(self, received: Received) -> Working:
-        """The received ω_a with this client's own bias, which is zero at first."""
+        """The received ω_a with this client's own numbers, which are zero at first."""
+        own = self.kept.get(AUXILIARY)
+        if self.hparams.auxiliary == "scale":
+            own = own or initial_scale(self.network.classes)
+            return Working(own, own)
         shared = received[AUXILIARY]
-        own = self.kept.get(AUXILIARY) or {OWN: torch.zeros_like(shared["hidden.bias"])}
+        own = own or {OWN: torch.zeros_like(shared["hidden.bias"])}
         return Working({**shared, **own}, (*shared, OWN))

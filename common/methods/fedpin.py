@@ -28,6 +28,13 @@ class AnchorTraining(LocalTraining):
         le=1,
         search=choice(0.0, 0.1, 0.3),
     )
+    auxiliary: Literal["hidden", "scale"] = knob(
+        "hidden",
+        "the auxiliary classifier: its own, with a hidden layer, or the global one with a scale and an offset for "
+        "each client",
+        symbol="ω_a",
+        source="spec/fedpin.md B2 (hidden), ours (scale)",
+    )
     auxiliary_steps: int = knob(
         1,
         "steps of the auxiliary classifier after each update of the global model",

@@ -25,7 +25,17 @@ from client.methods.fedpin_gm_l2 import FedPINGML2Client
 from client.methods.local import LocalClient
 from client.objectives import anchored, client_information, contrastive_loss, total_variance
 from client.trainer import Received, Reply, Site
-from common.auxiliary import AUXILIARY, OWN, WIDTH, auxiliary_logits, initial_auxiliary
+from common.auxiliary import (
+    AUXILIARY,
+    OFFSET,
+    OWN,
+    SCALE,
+    WIDTH,
+    auxiliary_logits,
+    initial_auxiliary,
+    initial_scale,
+    scaled_logits,
+)
 from common.config import RunConfig
 from common.data.examples import ClientData, Examples
 from common.errors import RunStopped
@@ -236,6 +246,7 @@ def test_without_independence_the_global_model_is_fedavgs() -> None:
         asked = request(alpha=0)
         asked = Received(1, {**asked.arrays, AUXILIARY: initial_auxiliary(FEATURES, 2, seed)}, asked.settings)
         assert same(gm(**how).train(asked).arrays[MODEL], plain)
+    assert same(gm(**how, auxiliary="scale").train(request(alpha=0)).arrays[MODEL], plain)
 
 
 @pytest.mark.parametrize("literal", [False, True])
@@ -268,6 +279,42 @@ def test_one_step_is_the_saddles_or_the_thesiss(literal: bool) -> None:
     assert (after > aware) if literal else (after < aware)  # §9, item 6
     assert reply.metrics["risk"] == pytest.approx(blind.item())
     assert reply.metrics["information"] == pytest.approx((blind - aware).item(), abs=1e-6)
+
+
+def test_a_scale_and_an_offset_for_each_client_start_as_the_global_classifier() -> None:
+    logits = torch.tensor([[1.0, -1.0], [0.5, 2.0]])
+    assert torch.equal(scaled_logits(initial_scale(2), logits), logits)
+    found = scaled_logits({SCALE: torch.tensor([-0.5]), OFFSET: torch.tensor([1.0, 0.0])}, logits)
+    assert found.tolist() == [[1.5, -0.5], [1.25, 1.0]]
+
+
+def test_one_step_with_a_scale_for_each_client_is_in_closed_form() -> None:
+    """Where ω_a is ω_g it is 1/(1 + α) of FedAvg's, and (a_u, b_u) go down `Σ_k (p_k − 1{y = k}) (z_k, e_k)`.
+    From other (a_u, b_u) the model's gradient is autograd's of the written-out risks, through both logits."""
+    alpha, asked = 7.0, Received(1, {MODEL: request()[MODEL]}, {"independence": 7.0})
+    how: dict[str, Any] = {"local_steps": 1, "batch_size": 40, "learning_rate": 0.1}
+    client = gm(auxiliary="scale", auxiliary_learning_rate=0.3, auxiliary_steps=1, **how)
+    reply = client.train(asked)
+    plain = FedAvgClient(toy_site(), FedAvg(**how), {}).train(asked).arrays[MODEL]
+    for name, tensor in reply.arrays[MODEL].items():
+        assert torch.allclose(tensor, torch.lerp(asked[MODEL][name], plain[name], 1 / (1 + alpha)), atol=1e-6)
+    assert reply.metrics["information"] == 0
+    assert reply.arrays.keys() == {MODEL}
+    data, net = client.data.train, client.network
+    logits = net.predict(asked[MODEL], data.x)
+    error = logits.softmax(dim=1) - F.one_hot(data.y, 2)
+    own = client.kept[AUXILIARY]
+    assert own.keys() == {SCALE, OFFSET}
+    assert torch.allclose(own[SCALE], -0.3 * (error * logits).sum(dim=1).mean(), atol=1e-6)
+    assert torch.allclose(own[OFFSET], -0.3 * error.mean(dim=0), atol=1e-6)
+
+    second = client.train(asked)
+    model = {name: tensor.clone().requires_grad_() for name, tensor in asked[MODEL].items()}
+    logits = net.predict(model, data.x)
+    aware = logits * (1 + own[SCALE]) + own[OFFSET]
+    total = ((1 + alpha) * F.cross_entropy(logits, data.y) - alpha * F.cross_entropy(aware, data.y)) / (1 + alpha)
+    for (name, tensor), step in zip(model.items(), torch.autograd.grad(total, list(model.values())), strict=True):
+        assert torch.allclose(second.arrays[MODEL][name], (tensor - 0.1 * step).detach(), atol=1e-6)
 
 
 def test_more_steps_of_the_auxiliary_classifier_bring_it_further_down_and_leave_the_first_step_as_it_is() -> None:
@@ -573,6 +620,15 @@ def test_what_travels(method: str, tmp_path: Path) -> None:
     }
     assert {kind for kind, _, _ in traffic.seen} == expected.keys()
     assert all(counts == expected[kind] for kind, _, counts in traffic.seen)
+
+
+def test_a_scale_for_each_client_neither_travels_nor_is_the_servers(tmp_path: Path) -> None:
+    config = toy_config("fedpin-gm", "auxiliary=scale", rounds=2)
+    traffic = Traffic(config, tmp_path / "run")
+    train = [counts for kind, _, counts in traffic.seen if kind in ("train", "train reply")]
+    assert len(train) == 16
+    assert all(counts.keys() == {MODEL} for counts in train)
+    assert not RunFolder(tmp_path / "run").load_checkpoint().strategy
 
 
 def test_environment_labels_play_no_part() -> None:
