@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
 PROJECT = Path(__file__).parents[1]
 DOCKERFILE = (PROJECT / "docker" / "Dockerfile").read_text()
-COMPOSE = next((found for found in (shutil.which("docker-compose"), shutil.which("docker")) if found), None)
 FILES = {
     "plain": ["compose.yml"],
     "secure": ["compose.yml", "compose.secure.yml"],
@@ -33,16 +33,23 @@ SITE = {
 }
 
 
+@cache
+def compose() -> list[str]:
+    """Compose as a command; empty where there is none, which a docker without its plugin says in its own ways."""
+    for command in (["docker-compose"], ["docker", "compose"]):
+        if shutil.which(command[0]) and not subprocess.run([*command, "version"], capture_output=True).returncode:
+            return command
+    return []
+
+
 def services(name: str, **environment: str) -> dict[str, Any]:
     """The services of some compose files, as Compose itself puts them together."""
-    if not COMPOSE:
+    command = [*compose()]
+    if not command:
         pytest.skip("needs docker-compose, or docker with its compose plugin")
-    command = [COMPOSE, *([] if COMPOSE.endswith("docker-compose") else ["compose"])]
     for file in FILES[name]:
         command += ["-f", str(PROJECT / "docker" / file)]
     done = subprocess.run([*command, "config"], env={**os.environ, **environment}, capture_output=True, text=True)
-    if "is not a docker command" in done.stderr:
-        pytest.skip("this docker has no compose plugin")
     assert done.returncode == 0, done.stderr
     return dict(yaml.safe_load(done.stdout)["services"])
 

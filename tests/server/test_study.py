@@ -405,12 +405,19 @@ main()
 
 
 def test_killed_and_started_again_repeats_nothing(tmp_path: Path) -> None:
-    arguments = ["compare", "--methods", "ditto", "--scenario", "toy", "--seeds", "2", "--rounds", "40"]
-    arguments += ["--set", "checkpoint_every=4", "--set", "evaluate_every=20", "--out"]
+    arguments = ["compare", "--methods", "ditto", "--scenario", "toy", "--seeds", "2", "--rounds", "120"]
+    arguments += ["--set", "checkpoint_every=4", "--set", "evaluate_every=60", "--out"]
     command = [sys.executable, "-c", COMMAND, *arguments]
     out = tmp_path / "pool"
     process = subprocess.Popen([*command, str(out), "--jobs", "2"], start_new_session=True)
-    while not list(out.glob("*/summary.json")) or not list(out.glob("*/checkpoint/round-*")):
+
+    def unfinished() -> set[Path]:
+        return {path.parents[1] for path in out.glob("*/checkpoint/round-*")} - finished()
+
+    def finished() -> set[Path]:
+        return {path.parent for path in out.glob("*/summary.json")}
+
+    while not (finished() and unfinished()):
         assert process.poll() is None, "the comparison ended before it could be killed; make it longer"
         time.sleep(0.002)
     process.send_signal(signal.SIGKILL)  # the parent alone: its workers must notice
@@ -421,9 +428,9 @@ def test_killed_and_started_again_repeats_nothing(tmp_path: Path) -> None:
     assert not _members(process.pid)
 
     done = {path: path.stat().st_mtime_ns for path in out.glob("*/summary.json")}
-    begun = {path.parent.parent for path in out.glob("*/checkpoint/round-*")}
-    settings = ("checkpoint_every=40", "evaluate_every=20")  # the first changes no number
-    again = Plan(entries_of(["ditto"]), "toy", 2, rounds=40, settings=settings)
+    begun = unfinished()
+    settings = ("checkpoint_every=120", "evaluate_every=60")  # the first changes no number
+    again = Plan(entries_of(["ditto"]), "toy", 2, rounds=120, settings=settings)
     continued = compare(again, out, 1)
     assert len(list(out.glob("*/summary.json"))) == 6
     assert done == {path: path.stat().st_mtime_ns for path in done}
