@@ -39,9 +39,9 @@ def auxiliary_logits(tensors: Tensors, z: Tensor) -> Tensor:
     return F.linear(hidden, tensors["output.weight"], tensors["output.bias"])
 
 
-def initial_scale(classes: int) -> Tensors:
+def initial_scale(classes: int, device: torch.device) -> Tensors:
     """(a_u, b_u) of `scaled_logits`, with which it is ω_g."""
-    return {SCALE: torch.zeros(1), OFFSET: torch.zeros(classes)}
+    return {SCALE: torch.zeros(1, device=device), OFFSET: torch.zeros(classes, device=device)}
 
 
 def scaled_logits(tensors: Tensors, logits: Tensor) -> Tensor:

@@ -63,7 +63,7 @@ class FedPINGMClient(LocalTrainer[A]):
         """The received ω_a with this client's own numbers, which are zero at first."""
         own = self.kept.get(AUXILIARY)
         if self.hparams.auxiliary == "scale":
-            own = own or initial_scale(self.network.classes)
+            own = own or initial_scale(self.network.classes, self.network.device)
             return Working(own, own)
         shared = received[AUXILIARY]
         own = own or {OWN: torch.zeros_like(shared["hidden.bias"])}

@@ -283,7 +283,8 @@ def test_one_step_is_the_saddles_or_the_thesiss(literal: bool) -> None:
 
 def test_a_scale_and_an_offset_for_each_client_start_as_the_global_classifier() -> None:
     logits = torch.tensor([[1.0, -1.0], [0.5, 2.0]])
-    assert torch.equal(scaled_logits(initial_scale(2), logits), logits)
+    assert torch.equal(scaled_logits(initial_scale(2, torch.device("cpu")), logits), logits)
+    assert {tensor.device.type for tensor in initial_scale(2, torch.device("meta")).values()} == {"meta"}
     found = scaled_logits({SCALE: torch.tensor([-0.5]), OFFSET: torch.tensor([1.0, 0.0])}, logits)
     assert found.tolist() == [[1.5, -0.5], [1.25, 1.0]]
 
