@@ -13,13 +13,12 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import mean, stdev
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from server.compare import base_config
+from server.compare import base_config, spread
 from server.figures import Line, standalone_figure
 from server.folder import RunFolder
 from server.pictures import training_picture
@@ -52,11 +51,14 @@ def ending(run: Path) -> int | None:
     return next((row["round"] for row in RunFolder.open(run).rows() if row["kind"] == "equilibrium"), None)
 
 
-def spread(values: Sequence[float]) -> str:
-    """Mean ± standard deviation."""
-    if not values:
-        return "–"
-    return f"{mean(values):.1f}" + (f" ± {stdev(values):.1f}" if len(values) > 1 else "")
+def lasted(row: dict[str, Any]) -> list[int]:
+    """The rounds of the games that have ended."""
+    return [number for number in row["ended"] if number]
+
+
+def text(values: Sequence[float]) -> str:
+    """Mean and standard deviation; a dash where nothing was measured."""
+    return spread(values).text(1) if values else "–"
 
 
 def main() -> None:
@@ -74,23 +76,19 @@ def main() -> None:
     titles = given.rows.split("/")
     rows: list[dict[str, Any]] = []
     pictures: dict[str, str] = {}
-    points: dict[str, dict[int, list[int]]] = {title: {} for title in titles}
     for name in given.tables:
         found = outcomes(name, titles, given.out, given.seeds, given.rounds)
         pictures[f"{name}-training"] = training_picture(
             {title: load(runs[0].path) for title, runs in found.items()}
         )
         for title, runs in found.items():
-            ended = [ending(run.path) for run in runs]
             final = [selected for run in runs if (selected := run.selected("final"))]
-            clients = runs[0].config.scenario.clients
-            points[title][clients] = [number for number in ended if number]
             rows.append(
                 {
                     "table": name,
                     "row": title,
-                    "clients": clients,
-                    "ended": ended,
+                    "clients": runs[0].config.scenario.clients,
+                    "ended": [ending(run.path) for run in runs],
                     "held-out": [100 * (one.validation or 0.0) for one in final],
                     "test": [100 * one.pooled for one in final],
                 }
@@ -100,20 +98,16 @@ def main() -> None:
     else:
         shown = Table("table", "row", "clients", "ended", "rounds", "held-out", "test")
         for row in rows:
-            lasted = [number for number in row["ended"] if number]
-            accuracies = spread(row["held-out"]), spread(row["test"])
-            counted = f"{len(lasted)} of {len(row['ended'])}"
-            shown.add_row(row["table"], row["row"], str(row["clients"]), counted, spread(lasted), *accuracies)
+            ended = lasted(row)
+            measured = [text(values) for values in (ended, row["held-out"], row["test"])]
+            counted = f"{len(ended)} of {len(row['ended'])}"
+            shown.add_row(row["table"], row["row"], str(row["clients"]), counted, *measured)
         Console().print(shown)
-    lines = [
-        Line(
-            style,
-            [clients for clients, ended in by_clients.items() if ended],
-            [mean(ended) for ended in by_clients.values() if ended],
-            [stdev(ended) if len(ended) > 1 else 0.0 for ended in by_clients.values() if ended],
-        )
-        for style, by_clients in enumerate(points.values())
-    ]
+    lines = []
+    for style, title in enumerate(titles):
+        points = {row["clients"]: spread(lasted(row)) for row in rows if row["row"] == title and lasted(row)}
+        means = [point.mean for point in points.values()]
+        lines.append(Line(style, list(points), means, [point.deviation or 0.0 for point in points.values()]))
     if len(given.tables) > 1:
         pictures["equilibrium"] = standalone_figure(
             lines, titles, "clients", "rounds to equilibrium", percent=False

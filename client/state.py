@@ -1,10 +1,10 @@
 """What a client keeps between rounds, in the versions that a resumed run or a repeated message may ask for.
 
-A version is what the client kept after a message that changed it. The server says with every message which
+A version is what the client kept after a request that changed it. The server says with every message which
 checkpoints it still holds (`kept`) and at which rounds the run was resumed (`resumed`, in order). From that a
 client knows which version is current, and which ones nobody can ask for any more. A version also says which
-message made it: should the process die before the reply is sent, the same message comes again, and starts from
-the version before.
+request made it (`common/asked.py`): should the process die before the reply is sent, or the reply get lost, the
+same request comes again, and starts from the version before.
 """
 
 import hashlib

@@ -90,7 +90,7 @@ def standalone_figure(
     names: Sequence[str] = (),
     percent: bool = True,
 ) -> str:
-    """Curves in one panel as a whole SVG file, on white and with a legend; accuracies in percent."""
+    """Curves in one panel as a whole SVG file, on white and with a legend; `percent`: of accuracies."""
     with _look():
         figure = Figure(figsize=(7.2, 3.6), layout="constrained")
         axes = _panel(figure, lines, xlabel, ylabel, names, percent)

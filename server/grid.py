@@ -74,8 +74,8 @@ class OrderedGrid(Grid):
         end = None if timeout is None else time.monotonic() + timeout
         give_name(requests)
         ids = [[message_id] for message_id in self._push(requests)]
-        for number, request in enumerate(requests):
-            yield self._reply(request, requests[number:], ids[number:], end)
+        for number in range(len(requests)):
+            yield self._reply(requests[number:], ids[number:], end)
 
     def _push(self, messages: Sequence[Message]) -> list[str]:
         """The ids of messages that have been sent; those of the others are empty."""
@@ -88,10 +88,9 @@ class OrderedGrid(Grid):
                 if not self.broken.is_set():
                     raise
 
-    def _reply(
-        self, request: Message, outstanding: list[Message], ids: list[list[str]], end: float | None
-    ) -> Message:
+    def _reply(self, outstanding: list[Message], ids: list[list[str]], end: float | None) -> Message:
         """The reply to the first of the outstanding requests; `ids` are those under which each has been sent."""
+        request = outstanding[0]
         error = Error(NO_REPLY, "did not answer in time" if any(ids[0]) else "the request could not be sent")
         while any(ids[0]):
             if self.broken.is_set():

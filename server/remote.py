@@ -119,17 +119,18 @@ class Connection:
         Raises `RunStopped` when it did not end well, or when the SuperLink has been away for `SILENCE` seconds.
         """
         folder, seen, status = RunFolder(out), 0, ""
+        summary = out / "summary.json"  # the last thing that a run writes
         goes_on = f"`perennial resume {out}` goes on from the last checkpoint"
         asked = heard = time.monotonic()
         while not status.startswith("finished"):
             time.sleep(0.3)
-            ended = (out / "summary.json").exists() or (out / "error.txt").exists()
+            ended = summary.exists() or (out / "error.txt").exists()
             if ended or time.monotonic() - asked > STATUS_EVERY:
                 try:
                     status = self.status(run_id)
                     heard = time.monotonic()
                 except UserError as error:
-                    if (out / "summary.json").exists():  # the last thing that a run writes
+                    if summary.exists():
                         status = "finished:completed"
                     elif "not found" in str(error):
                         lost = (
@@ -142,7 +143,7 @@ class Connection:
                 asked = time.monotonic()
             rows, seen = folder.rows_after(seen)
             yield from rows
-        if status != "finished:completed" and not (out / "summary.json").exists():
+        if status != "finished:completed" and not summary.exists():
             word = out / "error.txt"
             if word.exists():
                 raise RunStopped(word.read_text().strip())
