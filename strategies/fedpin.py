@@ -1,8 +1,14 @@
 """FedPIN, server half: its global side's; personal models never come here."""
 
 from common.methods.fedpin import FedPIN
+from common.wire import Scalar
 from strategies.fedpin_gm import FedPINGMStrategy
 
 
 class FedPINStrategy(FedPINGMStrategy[FedPIN]):
     """`(Φ_g, ω_g, ω_a)^{t+1} = 1/|A_t| Σ_u (Φ_g, ω_g, ω_a)_u` (thesis Algorithm 5)."""
+
+    def settings(self, server_round: int) -> dict[str, Scalar]:
+        """α, and whether personal models are trained in this round."""
+        personal = server_round > self.hparams.personal_start * self.run.rounds
+        return {**super().settings(server_round), "personal": personal}

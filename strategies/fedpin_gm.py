@@ -11,7 +11,7 @@ from common.auxiliary import AUXILIARY, initial_auxiliary
 from common.config import RunConfig
 from common.methods.fedpin import AnchorTraining
 from common.models import Tensors
-from common.wire import MODEL, from_record, to_record
+from common.wire import MODEL, Scalar, from_record, to_record
 from strategies.base import MethodStrategy, MetricMeans
 from strategies.fedrep import split_network
 from strategies.mean import StreamingMean
@@ -43,14 +43,14 @@ class FedPINGMStrategy(MethodStrategy[A]):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         payload = {MODEL: from_record(arrays), **self.state_dict()}
-        settings = {"independence": self.independence(server_round)}
-        cohort = self.sample(server_round, grid)
+        cohort, settings = self.sample(server_round, grid), self.settings(server_round)
         return self.messages(server_round, cohort, "train", payload, expect=payload, settings=settings)
 
-    def independence(self, server_round: int) -> float:
-        """α in this round."""
+    def settings(self, server_round: int) -> dict[str, Scalar]:
+        """What a client is told of this round: α."""
         warming = server_round <= self.hparams.warm_up * self.run.rounds
-        return min(1.0, self.hparams.independence) if warming else self.hparams.independence
+        alpha = self.hparams.independence
+        return {"independence": min(1.0, alpha) if warming else alpha}
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]

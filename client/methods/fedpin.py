@@ -20,14 +20,17 @@ class FedPINClient(FedPINGMClient[FedPIN]):
     """K steps of (Ψ_u, ω_ψu) on R, K of (Φ_u, ω_u) on L_loc with Φ_g^t and the new Ψ_u, then the global side
     (thesis Algorithm 5).
 
-    Both models start from the common initial one, take the same mini-batches, and are kept across rounds.
+    Both models start from the common initial one, or where the global one was trained alone before from that, take
+    the same mini-batches, and are kept across rounds.
     """
 
     def train(self, received: Received) -> Reply:
+        if not received.settings["personal"]:
+            return super().train(received)
         steps, rate = self.hparams.personal_steps, self.hparams.personal_learning_rate
-        plain, _ = self.descend(self.own(PLAIN), self.loss, received, steps=steps, rate=rate)
+        plain, _ = self.descend(self.own(PLAIN, received), self.loss, received, steps=steps, rate=rate)
         loss = self.local_loss(plain)
-        personal, metrics = self.descend(self.own(PERSONAL), loss, received, steps=steps, rate=rate)
+        personal, metrics = self.descend(self.own(PERSONAL, received), loss, received, steps=steps, rate=rate)
         reply = super().train(received)
         self.kept |= {PLAIN: self.finite(plain), PERSONAL: self.finite(personal)}
         return Reply(reply.arrays, {**metrics, **reply.metrics})
@@ -52,9 +55,9 @@ class FedPINClient(FedPINGMClient[FedPIN]):
 
         return loss
 
-    def own(self, name: str) -> Tensors:
-        """A kept model; before this client's first round, the common initial one."""
-        return self.kept.get(name) or self.initial()
+    def own(self, name: str, received: Received) -> Tensors:
+        """A kept model; before its first steps, what it starts from."""
+        return self.kept.get(name) or (received[MODEL] if self.hparams.personal_start else self.initial())
 
     def finite(self, tensors: Tensors) -> Tensors:
         """The tensors, if they may be kept. Raises `FloatingPointError`, which leaves this client out."""
@@ -65,4 +68,4 @@ class FedPINClient(FedPINGMClient[FedPIN]):
         raise FloatingPointError(f"its personal model overflowed; one of {found} is too large")
 
     def models(self, received: Received) -> dict[str, Predictor]:
-        return {**super().models(received), "personal": self.predictor(self.own(PERSONAL))}
+        return {**super().models(received), "personal": self.predictor(self.own(PERSONAL, received))}

@@ -49,9 +49,13 @@ class FedPINGMClient(LocalTrainer[A]):
         return Reply(arrays, {NUM_EXAMPLES: len(self.data.train), **means.result()})
 
     def anchor_loss(self, logits: Tensor, aware: Tensor, y: Tensor, alpha: float) -> tuple[Tensor, Metrics]:
-        """`L_g(Φ_g, ω_g, ω_a; B) / (1 + α)` from the logits of ω_g and of ω_a."""
+        """`L_g(Φ_g, ω_g, ω_a; B) / (1 + α)` from the logits of ω_g and of ω_a.
+
+        With `auxiliary=scale` negative information, which says only that ω_a is behind, counts as none.
+        """
         risk, information = F.cross_entropy(logits, y), client_information(logits, aware, y)
-        return anchored(risk, information, alpha), {"risk": risk, "information": information}
+        counted = information.clamp(min=0) if self.hparams.auxiliary == "scale" else information
+        return anchored(risk, counted, alpha), {"risk": risk, "information": information}
 
     def aware(self, auxiliary: Tensors, z: Tensor, logits: Tensor) -> Tensor:
         """ω_a's logits of features z, which ω_g gives `logits`."""

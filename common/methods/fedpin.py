@@ -106,6 +106,15 @@ class FedPIN(AnchorTraining):
         le=100,
         search=choice(0.1, 0.5, 1.0),
     )
+    personal_start: float = knob(
+        0.0,
+        "fraction of the rounds, from the first, in which the global model is trained alone; if there are any, a "
+        "client's personal and plain models start from it and not from the common initial one",
+        source="ours; 0 is thesis Algorithm 5",
+        ge=0,
+        lt=1,
+        search=choice(0.0),
+    )
     personal_steps: int = knob(
         10,
         "updates in a round of the personal model, and as many of the plain local one, in `local_unit`",

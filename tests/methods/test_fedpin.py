@@ -62,7 +62,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 def request(round_: int = 1, alpha: float = 25.0, seed: int = 0) -> Received:
     """What a client of the toy scenario receives."""
     arrays = {MODEL: toy_site().network.initial(seed), AUXILIARY: initial_auxiliary(FEATURES, 2, seed)}
-    return Received(round_, arrays, {"independence": alpha})
+    return Received(round_, arrays, {"independence": alpha, "personal": True})
 
 
 def same(found: Tensors, expected: Tensors) -> bool:
@@ -572,8 +572,8 @@ def test_sampling_error_of_the_uniform_mean_is_lemma_5_5_1s() -> None:
 @pytest.mark.parametrize(("alpha", "first", "later"), [(25.0, 1.0, 25.0), (0.3, 0.3, 0.3)])
 def test_independence_warms_up(alpha: float, first: float, later: float) -> None:
     server = strategy("fedpin-gm", f"independence={alpha}", "warm_up=0.2", rounds=10)
-    assert [server.independence(number) for number in (1, 2, 3, 10)] == [first, first, later, later]
-    assert strategy("fedpin-gm", f"independence={alpha}", "warm_up=0", rounds=10).independence(1) == alpha
+    assert [server.settings(number)["independence"] for number in (1, 2, 3, 10)] == [first, first, later, later]
+    assert strategy("fedpin-gm", f"independence={alpha}", "warm_up=0", rounds=10).settings(1)["independence"] == alpha
 
 
 class Traffic:
