@@ -47,6 +47,7 @@ from common.models import Tensors
 from common.wire import MODEL, NUM_EXAMPLES, PERSONAL
 from server.folder import RunFolder
 from server.local import LocalRuntime
+from strategies.fedpin import FedPINStrategy
 from strategies.fedpin_gm import FedPINGMStrategy
 from strategies.mean import StreamingMean
 
@@ -318,6 +319,18 @@ def test_one_step_with_a_scale_for_each_client_is_in_closed_form() -> None:
         assert torch.allclose(second.arrays[MODEL][name], (tensor - 0.1 * step).detach(), atol=1e-6)
 
 
+def test_with_a_scale_negative_information_counts_as_none() -> None:
+    """Where ω_a is worse than ω_g the step is 1/(1 + α) of FedAvg's; the log has what was found."""
+    asked = request(alpha=7.0)
+    how: dict[str, Any] = {"local_steps": 1, "batch_size": 40, "learning_rate": 0.1}
+    behind = {SCALE: torch.tensor([-3.0]), OFFSET: torch.zeros(2)}
+    reply = gm({AUXILIARY: behind}, auxiliary="scale", **how).train(asked)
+    plain = FedAvgClient(toy_site(), FedAvg(**how), {}).train(asked).arrays[MODEL]
+    assert reply.metrics["information"] < 0  # type: ignore[operator]
+    for name, tensor in reply.arrays[MODEL].items():
+        assert torch.allclose(tensor, torch.lerp(asked[MODEL][name], plain[name], 1 / 8), atol=1e-6)
+
+
 def test_more_steps_of_the_auxiliary_classifier_bring_it_further_down_and_leave_the_first_step_as_it_is() -> None:
     once, often = (gm(local_steps=1, batch_size=40, auxiliary_steps=n).train(request()) for n in (1, 30))
     assert same(once.arrays[MODEL], often.arrays[MODEL])
@@ -422,6 +435,38 @@ def test_each_weight_at_zero_leaves_the_other_term_alone(off: str, on: str) -> N
     assert same(personal(2, 0.5), base) is (off == "contrast")
     assert same(personal(1, 0.1), base) is (off == "contrast")
     assert not same(base, FedPINClient(toy_site(), FedPIN(), {}).initial())
+
+
+def test_a_late_personal_model_is_the_global_one_until_it_starts_from_it() -> None:
+    """Then as ever: the first steps are those of a client that has kept the received model for both."""
+    hparams = FedPIN(personal_start=0.5, batch_size=16)
+    client, asked = FedPINClient(toy_site(), hparams, {}), request(seed=3)
+    early = Received(1, asked.arrays, {**asked.settings, "personal": False})
+    reply, alone = client.train(early), gm(batch_size=16).train(asked)
+    assert client.kept.keys() == {AUXILIARY}
+    assert all(same(reply.arrays[name], alone.arrays[name]) for name in (MODEL, AUXILIARY))
+    assert reply.metrics == alone.metrics
+    x = client.data.train.x
+    scores = {name: predict(x) for name, predict in client.models(asked).items()}
+    assert torch.equal(scores["personal"], scores["global"])
+
+    later = request(round_=2, seed=4)
+    client.train(later)
+    kept = {name: copy(later[MODEL]) for name in (PLAIN, PERSONAL)}
+    other = FedPINClient(toy_site(), FedPIN(batch_size=16), kept)
+    other.train(later)
+    assert same(client.kept[PERSONAL], other.kept[PERSONAL])
+    assert same(client.kept[PLAIN], other.kept[PLAIN])
+    assert not same(client.kept[PERSONAL], later[MODEL])
+
+
+def test_personal_models_are_trained_in_the_rounds_after_their_start() -> None:
+    def trained(*settings: str) -> list[Any]:
+        server = FedPINStrategy(toy_config("fedpin", *settings, rounds=5), "run")
+        return [server.settings(number)["personal"] for number in range(1, 6)]
+
+    assert trained("personal_start=0.5") == [False, False, True, True, True]
+    assert trained() == [True] * 5
 
 
 def test_the_anchor_is_the_received_model_not_the_one_trained_this_round() -> None:
@@ -573,7 +618,9 @@ def test_sampling_error_of_the_uniform_mean_is_lemma_5_5_1s() -> None:
 def test_independence_warms_up(alpha: float, first: float, later: float) -> None:
     server = strategy("fedpin-gm", f"independence={alpha}", "warm_up=0.2", rounds=10)
     assert [server.settings(number)["independence"] for number in (1, 2, 3, 10)] == [first, first, later, later]
-    assert strategy("fedpin-gm", f"independence={alpha}", "warm_up=0", rounds=10).settings(1)["independence"] == alpha
+    assert (
+        strategy("fedpin-gm", f"independence={alpha}", "warm_up=0", rounds=10).settings(1)["independence"] == alpha
+    )
 
 
 class Traffic:
