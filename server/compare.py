@@ -327,10 +327,10 @@ def base_config(plan: Plan, entry: Entry, entries: tuple[Entry, ...]) -> RunConf
 
 
 def _settings_for(plan: Plan, entry: Entry, entries: tuple[Entry, ...]) -> list[str]:
-    """The settings without the hyper-parameters that only other methods of the comparison have."""
+    """The settings without the hyper-parameters that the entry sets itself or only other methods have."""
     elsewhere = {name for other in entries for name in METHODS[other.method].model_fields}
-    foreign = elsewhere - METHODS[entry.method].model_fields.keys()
-    return [setting for setting in plan.settings if key_of(setting) not in foreign]
+    left = elsewhere - METHODS[entry.method].model_fields.keys() | entry.settings.keys()
+    return [setting for setting in plan.settings if key_of(setting) not in left]
 
 
 def trials_of(plan: Plan, entry: Entry, base: RunConfig) -> list[RunConfig]:

@@ -323,6 +323,9 @@ def test_settings_reach_the_methods_that_have_them() -> None:
     both = Plan(entries, "toy", seeds=1, settings=("proximity=3", "momentum=0.5"))
     ditto, fedavg = (comparing.base_config(both, entry, entries).method.model_dump() for entry in entries)
     assert (ditto["proximity"], ditto["momentum"], fedavg["momentum"]) == (3, 0.5, 0.5)
+    weaker = Entry("weaker pull", "ditto", {"proximity": 0.5})
+    own = comparing.base_config(replace(both, entries=(weaker,)), weaker, (weaker,)).method.model_dump()
+    assert (own["proximity"], own["momentum"]) == (0.5, 0.5)  # what a row says of itself holds against all rows'
     with pytest.raises(UserError, match="unknown key 'proximty'; did you mean 'proximity'"):
         compare(replace(both, settings=("proximty=3",)), Path("unused"), 1)
     with pytest.raises(UserError, match="--set seed=7 is not possible here; say how many with --seeds"):
