@@ -20,8 +20,8 @@ class FedPINClient(FedPINGMClient[FedPIN]):
     """K steps of (Ψ_u, ω_ψu) on R, K of (Φ_u, ω_u) on L_loc with Φ_g^t and the new Ψ_u, then the global side
     (thesis Algorithm 5).
 
-    Both models start from the common initial one, or where the global one was trained alone before from that, take
-    the same mini-batches, and are kept across rounds.
+    Both models take the same mini-batches and are kept across rounds. They start from the common initial model or,
+    after rounds in which the global one was trained alone, from that.
     """
 
     def train(self, received: Received) -> Reply:
