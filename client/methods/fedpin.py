@@ -6,7 +6,7 @@ from torch import Tensor
 
 from client.methods.fedpin_gm import FedPINGMClient
 from client.objectives import contrastive_loss, total_variance
-from client.trainer import Loss, Metrics, Predictor, Received, Reply
+from client.trainer import Loss, Metrics, Received, Reply
 from common.data.examples import Examples
 from common.methods.fedpin import FedPIN
 from common.models import Tensors
@@ -67,5 +67,5 @@ class FedPINClient(FedPINGMClient[FedPIN]):
         found = ", ".join(f"{name}={getattr(self.hparams, name):g}" for name in used)
         raise FloatingPointError(f"its personal model overflowed; one of {found} is too large")
 
-    def models(self, received: Received) -> dict[str, Predictor]:
-        return {**super().models(received), "personal": self.predictor(self.own(PERSONAL, received))}
+    def personal(self, received: Received) -> Tensors:
+        return self.own(PERSONAL, received)
