@@ -18,13 +18,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from server.compare import base_config, spread
-from server.figures import Line, standalone_figure
 from server.folder import RunFolder
-from server.pictures import training_picture
-from server.report import load
-from server.reproduce import load_reproduction
-from server.runs import Outcome, run_all
+from server.report.figures import Line, standalone_figure
+from server.report.pictures import training_picture
+from server.report.report import load
+from server.study.compare import base_config, spread
+from server.study.reproduce import load_reproduction
+from server.study.runs import Outcome, run_all
 
 TABLES = ("cmnist-games", "cmnist-games-5", "cmnist-games-10")
 ROWS = ("F-FL Games, sequential", "F-FL Games, parallel")

@@ -278,7 +278,7 @@ def local(case: Case, out: Path) -> Figures:
 
 def simulation(case: Case, out: Path) -> Figures:
     """The same run on Flower's simulation; what the others call the whole process is all there is to see."""
-    from server import remote
+    from server.deployment import remote
 
     tree = Tree()
     config = case.config("simulation")

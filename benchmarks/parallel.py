@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from common.flower import program
-from server.runs import cores
+from server.study.runs import cores
 
 
 def timed(rounds: int, jobs: int) -> tuple[float, object]:

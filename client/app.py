@@ -51,12 +51,12 @@ def handle(message: Message, context: Context) -> Message:
     """Answer a message at a SuperNode or in Flower's simulation. Raises `UserError`, and what answering raises."""
     settings = settings_of(context)
     if settings["worker"] == "on":
-        from client.relay import relay
+        from client.node.relay import relay
 
         return relay(message, settings)
     if settings["worker"] != "off":
         raise UserError(f'worker: {settings["worker"]!r} is not possible; write worker="on" or worker="off"')
-    from client.node import answer  # imports PyTorch
+    from client.node.answer import answer  # imports PyTorch
 
     return answer(message, settings)
 

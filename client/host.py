@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
+from client.node.site import OwnSite
 from client.secagg import Participant, Vault
-from client.site import OwnSite
-from client.snapshot import Snapshot
+from client.serving.snapshot import Snapshot
 from client.state import FileStates, Kept, Version, before_message, digest, needed, valid
 from client.trainer import Client, Received, Reply, Site
 from common.asked import name_of

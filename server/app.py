@@ -16,8 +16,7 @@ from common.errors import RunStopped, UserError
 from common.files import write_text
 from server.folder import RunFolder
 from server.grid import OrderedGrid
-from server.loop import Progress, run_rounds, start
-from server.tables import progress_line
+from server.loop import Progress, progress_line, run_rounds, start
 
 INFO, ERROR = 20, 40
 
@@ -30,7 +29,7 @@ def main(grid: Grid, context: Context) -> None:
     torch.set_num_threads(1)
     ordered = OrderedGrid(grid)
     if os.environ.get("PERENNIAL_LAUNCHER") == "on":
-        from client.launcher import LOOK_EVERY, hasten_serverapp
+        from client.node.launcher import LOOK_EVERY, hasten_serverapp
 
         hasten_serverapp()
         ordered.poll = LOOK_EVERY

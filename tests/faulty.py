@@ -17,10 +17,10 @@ from safetensors.torch import load_file
 from toys import SpoilingGrid
 
 from common.config import RunConfig, load_config
-from server.deployment import Deployment
+from server.deployment.remote import Connection, free_port, program
+from server.deployment.testbed import Deployment
 from server.folder import RunFolder
 from server.local import LocalRuntime
-from server.remote import Connection, free_port, program
 
 MISCHIEF = Path(__file__).with_name("mischief.py")
 
@@ -90,7 +90,7 @@ class Command:
 def perennial(site: Deployment, *arguments: str) -> Command:
     """Start a command as the operator of the federation."""
     said = site.folder / f"said-{time.monotonic_ns()}.txt"
-    command = [sys.executable, "-c", "from server.cli import main; main()", *arguments]
+    command = [sys.executable, "-c", "from server.cli.main import main; main()", *arguments]
     environment = {**site.connection.environment, "COLUMNS": "200"}
     with said.open("w") as file:
         process = subprocess.Popen(command, env=environment, stdout=file, stderr=subprocess.STDOUT, text=True)

@@ -1,7 +1,7 @@
 """A site that does not do as it should.
 
 `MISCHIEF` names a JSON file that says what it does with a message: {"train-3": "nan"} is a NaN in round 3. It
-stands in for `client/launcher.py`: `python mischief.py flower-supernode …`.
+stands in for `client/node/launcher.py`: `python mischief.py flower-supernode …`.
 """
 
 import json
@@ -18,7 +18,7 @@ from flwr.supernode import start_client_internal
 from flwr.supernode.cli import flwr_clientapp
 from flwr.supernode.runtime import run_clientapp
 
-from client import launcher
+from client.node import launcher
 
 sys.path.append(str(Path(__file__).parent))
 from spoiled import spoiled

@@ -14,7 +14,7 @@ from common.config import load_config
 from server.folder import RunFolder
 from server.local import LocalRuntime
 
-COMMAND = [sys.executable, "-c", "from server.cli import main; main()"]
+COMMAND = [sys.executable, "-c", "from server.cli.main import main; main()"]
 
 
 def test_killed_at_random_moments(tmp_path: Path) -> None:

@@ -10,13 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from client import launcher
+from client.node import launcher
 from common.config import RunConfig, load_config
 from common.methods import METHODS
-from server.deployment import Deployment, deployment
+from server.deployment.remote import Connection, simulation
+from server.deployment.testbed import Deployment, deployment
 from server.folder import RunFolder
 from server.local import LocalRuntime
-from server.remote import Connection, simulation
 
 pytestmark = pytest.mark.runtimes
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from client.state import FileStates
 from common.config import RunConfig, load_config
-from server.deployment import deployment
+from server.deployment.testbed import deployment
 from server.folder import RunFolder
 from server.local import LocalRuntime
 

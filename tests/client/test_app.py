@@ -28,11 +28,13 @@ def test_a_node_s_own_settings_are_stronger(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_app_does_not_import_pytorch() -> None:
-    code = "import sys, client.app, client.relay, client.worker; sys.exit('torch' in sys.modules)"
+    code = "import sys, client.app, client.node.relay, client.node.worker; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-@pytest.mark.parametrize(("worker", "module"), [("on", "client.relay.relay"), ("off", "client.node.answer")])
+@pytest.mark.parametrize(
+    ("worker", "module"), [("on", "client.node.relay.relay"), ("off", "client.node.answer.answer")]
+)
 def test_a_node_may_do_without_the_worker(worker: str, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     context = Context(1, 1, {"worker": worker, "partition-id": 0}, RecordDict(), {})
     asked = []

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import client.host
 from client.host import Host
-from client.snapshot import FILE
+from client.serving.snapshot import FILE
 from client.state import FileStates, Version, before_message, digest, needed, valid
 from client.trainer import Client, Received, Reply, Site
 from common.config import load_config

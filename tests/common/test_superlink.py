@@ -8,7 +8,7 @@ from listening import listening
 
 from common.errors import UserError
 from common.superlink import Address, must_answer, must_be_protected
-from server.certs import make
+from server.deployment.certs import make
 
 
 @pytest.fixture(scope="module")

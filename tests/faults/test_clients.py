@@ -18,7 +18,7 @@ from faulty import (
 )
 from spoiled import BAD_TENSORS, OTHERWISE_BAD
 
-from server.deployment import Deployment
+from server.deployment.testbed import Deployment
 from server.folder import RunFolder
 
 pytestmark = [pytest.mark.runtimes, pytest.mark.faults]

@@ -14,7 +14,7 @@ from flwr.clientapp import ClientApp
 from test_contract import assert_same
 from toys import toy_config
 
-from client.node import answer
+from client.node.answer import answer
 from client.state import FileStates, Version
 from common.config import RunConfig, load_config
 from common.errors import UserError
@@ -24,7 +24,7 @@ from server.grid import LocalGrid
 from server.local import LocalRuntime
 from server.loop import run_rounds, start
 
-PERENNIAL = f"{sys.executable} -c 'from server.cli import main; main()'"
+PERENNIAL = f"{sys.executable} -c 'from server.cli.main import main; main()'"
 
 
 @contextmanager

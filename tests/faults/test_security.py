@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from common.flower import environment, program
-from server.certs import make
-from server.remote import await_port, free_port
+from server.deployment.certs import make
+from server.deployment.remote import await_port, free_port
 
 pytestmark = [pytest.mark.runtimes, pytest.mark.faults]
 
@@ -24,7 +24,7 @@ class Secure:
     control: int
 
     def perennial(self, *arguments: str) -> "subprocess.Popen[str]":
-        command = [sys.executable, "-c", "from server.cli import main; main()", *arguments]
+        command = [sys.executable, "-c", "from server.cli.main import main; main()", *arguments]
         return subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
         )

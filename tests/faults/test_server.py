@@ -20,7 +20,7 @@ from faulty import (
     without,
 )
 
-from server.deployment import Deployment
+from server.deployment.testbed import Deployment
 from server.folder import RunFolder
 
 pytestmark = [pytest.mark.runtimes, pytest.mark.faults]

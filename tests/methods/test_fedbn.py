@@ -17,7 +17,7 @@ from common.methods.fedavg import FedAvg
 from common.methods.fedbn import NORMS, FedBN
 from common.models import Tensors, model_settings, network
 from common.wire import MODEL
-from server.cli import app
+from server.cli.main import app
 from server.folder import RunFolder
 from server.local import LocalRuntime
 

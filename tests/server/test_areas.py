@@ -13,13 +13,13 @@ from toys import SpoilingGrid, Toy
 from common.config import RunConfig, load_config
 from common.data import scenarios
 from common.models import network
-from server.compare import Plan, Spread, as_shown, compare, comparison_tables, entries_of, fairness, text
+from server.cli.tables import summary_table
 from server.folder import RunFolder
 from server.local import LocalRuntime
-from server.reproduce import Reproduction, reproduction_table, side_by_side
-from server.runs import Selected
+from server.study.compare import Plan, Spread, as_shown, compare, comparison_tables, entries_of, fairness, text
+from server.study.reproduce import Reproduction, reproduction_table, side_by_side
+from server.study.runs import Selected
 from server.summary import AREAS, Evaluation, summarise
-from server.tables import summary_table
 
 
 class RankedToy(Toy):

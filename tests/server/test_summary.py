@@ -4,9 +4,9 @@ import pytest
 from rich.console import Console
 
 from common.config import load_config
-from server.loop import Progress
+from server.cli.tables import left_out_lines, summary_table, traffic_line
+from server.loop import Progress, progress_line
 from server.summary import summarise
-from server.tables import left_out_lines, progress_line, summary_table, traffic_line
 
 CONFIG = load_config(options={"method": "ditto", "scenario": "colored-digits", "seed": 3})
 

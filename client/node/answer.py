@@ -1,0 +1,90 @@
+"""What a node does with a message: from its settings to a host, which answers."""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from logging import ERROR, INFO
+from pathlib import Path
+
+import torch
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.common import log
+
+from client.host import Host, pick_device
+from client.node.site import OwnSite
+from client.state import FileStates
+from common.config import parse_task
+from common.errors import UserError
+from common.wire import CLIENT, CONFIG, METRICS, NUM_EXAMPLES, REFUSED, RUN, TASK, records
+
+
+def answer(message: Message, settings: Mapping[str, str]) -> Message:
+    """Answer a message at a node with these settings (`client.app.settings_of`). Raises `UserError`.
+
+    A site that cannot take part in a run is told so, and its answer to the run's `query` says why.
+    """
+    query = message.metadata.message_type == "query"
+    try:
+        own = own_site(settings)
+        number = 0 if own else partition(settings)
+        host = _host(settings["state-dir"], settings["data-root"], settings["device"], own)
+        reply = host.handle(message, number)
+    except UserError as error:
+        if not query:
+            raise
+        log(ERROR, "perennial: this site takes no part in the run: %s", error)
+        who = ConfigRecord({CLIENT: _client(message, settings), REFUSED: str(error)})
+        return Message(RecordDict({CONFIG: who, METRICS: MetricRecord()}), reply_to=message)
+    except OSError as error:  # a full disk, say; what the site kept before is still there
+        log(ERROR, "perennial: %s: %s", error.filename, error.strerror)
+        raise UserError(f"this site cannot read or write one of its files: {error.strerror or error}") from None
+    if query:
+        _say_hello(message, reply)
+    return reply
+
+
+def own_site(settings: Mapping[str, str]) -> OwnSite | None:
+    """The site with its own data that the settings describe; None where they name a part of a scenario.
+
+    Raises `UserError`.
+    """
+    if bool(settings.get("data")) == ("partition-id" in settings):
+        raise UserError("a site has either data of its own (data and name) or a partition-id")
+    if "partition-id" in settings:
+        return None
+    if not settings.get("name"):
+        raise UserError("a site with data of its own needs a name, one of those that the server announces")
+    columns = (settings.get(key, "") for key in ("label-column", "environment-column"))
+    return OwnSite(Path(settings["data"]), settings["name"], *columns)
+
+
+def partition(settings: Mapping[str, str]) -> int:
+    """The number of the scenario's client that a node is. Raises `UserError`."""
+    text = settings["partition-id"]
+    if not text.isdecimal():
+        raise UserError(f"partition-id {text!r} is not possible; write a whole number from 0")
+    return int(text)
+
+
+@lru_cache
+def _host(states: str, data_root: str, device: str, own: OwnSite | None) -> Host:
+    torch.set_num_threads(1)
+    return Host(FileStates(Path(states)), Path(data_root) if data_root else None, pick_device(device), own)
+
+
+def _client(message: Message, settings: Mapping[str, str]) -> str:
+    """Who it is that cannot take part, as far as that is known."""
+    if "name" in settings:
+        return settings["name"]
+    try:
+        task = parse_task(str(records(message.content, ConfigRecord)[CONFIG][TASK]))
+        return task.scenario.client_ids[partition(settings)]
+    except (UserError, IndexError, KeyError):
+        return ""
+
+
+def _say_hello(message: Message, reply: Message) -> None:
+    config = records(message.content, ConfigRecord)[CONFIG]
+    task, client = parse_task(str(config[TASK])), records(reply.content, ConfigRecord)[CONFIG][CLIENT]
+    samples = records(reply.content, MetricRecord)[METRICS][NUM_EXAMPLES]
+    what = f"{task.method.name} on {task.scenario.name}"
+    log(INFO, "perennial: %s is in run %s, %s, with %s training samples", client, config[RUN], what, samples)

@@ -1,0 +1,362 @@
+"""A site's own process: keeps a SuperNode running and says in plain lines what happens (`perennial join`).
+
+`prepare` looks at everything first. What then stays resident is this module alone,
+`python -m client.node.join PLAN`, which imports neither PyTorch nor Flower.
+"""
+
+import ctypes
+import json
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from threading import Thread
+from typing import IO, NoReturn
+
+import tomli_w
+
+from common.errors import UserError
+from common.flower import environment, program
+from common.superlink import Address, Unreachable, must_answer, must_be_protected
+
+LOG = "supernode.log"
+"""What the SuperNode and its children say, all of it; in the state folder."""
+LOG_BYTES = 5_000_000
+SECONDS_TO_STOP = 15.0
+LAUNCHER = [sys.executable, "-P", str(Path(__file__).with_name("launcher.py"))]
+SESSION = 75.0
+"""Seconds after which the SuperLink has surely let go of a node that vanished: two missed heartbeats and a bit."""
+REFUSED_PAUSE, LONGEST_PAUSE = 10.0, 60.0
+
+NOT_REGISTERED, NOT_TAKEN = "2001", "2004"
+"""The SuperLink's words, as codes: only registered keys may join; this key cannot now."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to join, and with what; paths are absolute."""
+
+    superlink: str
+    ca: str
+    """Empty: plaintext."""
+    key: str
+    health: str
+    settings: Mapping[str, str | int]
+    """The node's, as `client.app.settings_of` knows them."""
+
+    @property
+    def state(self) -> Path:
+        return Path(str(self.settings["state-dir"]))
+
+    def command(self, node_config: Path) -> list[str]:
+        """The SuperNode's command line. It has paths, but no secret."""
+        warm = LAUNCHER if os.environ.get("PERENNIAL_LAUNCHER") == "on" else []
+        command = [*warm, program("flower-supernode"), "--superlink", self.superlink]
+        command += ["--node-config", str(node_config)]
+        command += ["--clientappio-api-address", "127.0.0.1:0"]  # any free port, for this machine alone
+        command += ["--root-certificates", self.ca] if self.ca else ["--insecure"]
+        command += ["--auth-supernode-private-key", self.key] if self.key else []
+        return command + (["--health-server-address", self.health] if self.health else [])
+
+
+# ---------------------------------------------------------------------- before anything starts
+
+
+def prepare(
+    superlink: str,
+    *,
+    data: Path | None,
+    partition: int | None,
+    name: str,
+    label_column: str,
+    environment_column: str,
+    device: str,
+    state: Path,
+    ca: Path | None,
+    key: Path | None,
+    insecure: bool,
+    health: str,
+) -> Plan:
+    """The plan of a site whose flags, key, data and device are all right. Raises `UserError`."""
+    from client.host import pick_device
+    from common.data.own import check
+    from common.data.scenarios.own import SITE
+
+    if (data is None) == (partition is None):
+        raise UserError(
+            "say what this site has: --data PATH, or --partition N of a run's scenario, one of the two"
+        )
+    must_be_protected(Address.parse(superlink), ca, insecure)
+    if key and not ca:
+        raise UserError("--key FILE is of use with TLS alone: give the SuperLink's CA with --ca FILE")
+    if key:
+        check_key(key)
+    pick_device(device)
+    settings: dict[str, str | int] = {"device": device, "state-dir": str(_writable(state))}
+    if partition is not None:
+        if name or label_column or environment_column:
+            raise UserError("--name, --label-column and --environment-column go with --data PATH")
+        settings["partition-id"] = partition
+    else:
+        assert data is not None
+        data = data.expanduser().absolute()
+        if not data.exists():
+            raise UserError(f"--data {data}: there is no such file or folder")
+        check(data, label_column, environment_column)
+        settings["data"] = str(data)
+        settings["name"] = name or (key or data).stem
+        if not SITE.fullmatch(str(settings["name"])):
+            raise UserError(f"--name {settings['name']!r} is not possible; take letters, digits, '.', '_' and '-'")
+        columns = {"label-column": label_column, "environment-column": environment_column}
+        settings |= {key: column for key, column in columns.items() if column}
+    files = [str(path.expanduser().absolute()) if path else "" for path in (ca, key)]
+    return Plan(superlink, files[0], files[1], health, settings)
+
+
+def check_key(path: Path) -> None:
+    """Raises `UserError` for a file that is no private key of a site."""
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+
+    try:
+        key = load_ssh_private_key(path.expanduser().read_bytes(), None)
+    except OSError as error:
+        raise UserError(f"--key {path}: {error.strerror}") from None
+    except TypeError:
+        raise UserError(f"--key {path} is locked with a passphrase, and nobody is there to type it") from None
+    except (ValueError, UnsupportedAlgorithm):
+        key = None
+    if not isinstance(key, EllipticCurvePrivateKey):
+        raise UserError(
+            f"--key {path} is no private elliptic-curve key in OpenSSH's form; `perennial certs` makes such keys"
+        )
+
+
+def _writable(folder: Path) -> Path:
+    folder = folder.expanduser().absolute()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise UserError(f"--state {folder}: {error.strerror}; the personal model is to be kept there") from None
+    return folder
+
+
+def become(plan: Plan) -> NoReturn:
+    """Go on as `python -m client.node.join` in this very process, without all that `prepare` needed."""
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "client.node.join", json.dumps(asdict(plan))])
+
+
+# ---------------------------------------------------------------------- while it runs
+
+
+class Narrator:
+    """From the lines of a SuperNode and its children to what a site's owner wants to know."""
+
+    def __init__(self, superlink: str) -> None:
+        self.superlink = superlink
+        self.connected = False
+        self.refusal = ""
+        """A code of the SuperLink."""
+        self.error = ""
+        """The latest error in words."""
+        self.muted = False
+        self._round, self._away = "", False
+
+    def tell(self, line: str) -> str:
+        """The line in plain words; empty where it is of no interest."""
+        line = re.sub(r"\x1b\[\d*m", "", line).strip()
+        level, _, text = line.partition(":")
+        level, text = level.strip(), text.strip()
+        if level == "ERROR" and not text.startswith("perennial: "):
+            self.error = text
+        if found := re.search(r'"code": (\d+)', line):
+            self.refusal = found[1]
+        if self.muted or level not in ("INFO", "WARNING", "ERROR"):
+            return ""
+        if text.startswith("perennial: "):
+            return text.removeprefix("perennial: ")
+        if found := re.fullmatch(r"SuperNode ID: (\d+)", text):
+            self.connected = True
+            return f"connected to {self.superlink} as node {found[1]}; waiting for a run"
+        if found := re.fullmatch(r"\[RUN \d+, ROUND (\d+)\]", text):
+            self._round = found[1]
+        if (found := re.match(r"Receiving: (\S+) message", text)) and found[1] != "query":
+            return f"round {self._round}: {found[1]}"
+        if text.startswith("Connection attempt failed") and not self._away:
+            self._away = True
+            return f"the SuperLink at {self.superlink} does not answer; trying again until it does"
+        if text.startswith("Connection successful") and self._away:
+            self._away = False
+            return f"the SuperLink at {self.superlink} answers again"
+        return ""
+
+
+class Teller:
+    """Says something, with the time of day; the same thing only once in a row."""
+
+    def __init__(self) -> None:
+        self._last = ""
+
+    def __call__(self, text: str) -> None:
+        if text != self._last:
+            print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
+        self._last = text
+
+
+def keep_running(plan: Plan, node_config: Path, say: Callable[[str], None]) -> NoReturn:
+    """Start a SuperNode again whenever it ends. Raises `UserError` for what no waiting can mend."""
+    address, ca = Address.parse(plan.superlink), Path(plan.ca) if plan.ca else None
+    was_connected, refused_since, pause = False, 0.0, 1.0
+    while True:
+        try:
+            must_answer(address, ca)
+        except UserError as error:
+            if not was_connected and not isinstance(error, Unreachable):
+                raise
+            say(f"{error}; trying again until it answers")
+            pause = _rest(pause)
+            continue
+        begun = time.monotonic()
+        node, code = run_once(plan, node_config, say)
+        now = time.monotonic()
+        was_connected |= node.connected
+        if node.refusal == NOT_REGISTERED:
+            raise UserError(
+                f"the SuperLink at {address} lets in registered sites alone: give the site's --key FILE"
+            )
+        if node.refusal == NOT_TAKEN:
+            refused_since = refused_since or now
+            say(_refusal(address, was_connected, now - refused_since))
+            time.sleep(REFUSED_PAUSE)
+            continue
+        refused_since = 0.0
+        if now - begun > LONGEST_PAUSE:
+            pause = 1.0
+        reason = "the SuperLink does not know this session any more" if code == 0 else node.error
+        say(f"the SuperNode ended with exit code {code}{reason and f': {reason}'}; it is started again")
+        pause = _rest(pause)
+
+
+def run_once(plan: Plan, node_config: Path, say: Callable[[str], None]) -> tuple[Narrator, int | None]:
+    """A SuperNode from its start to its end; what it told, and its exit code."""
+    narrator = Narrator(plan.superlink)
+    log = RotatingFileHandler(plan.state / LOG, maxBytes=LOG_BYTES, backupCount=1)
+
+    def relate(lines: IO[str]) -> None:
+        for line in lines:
+            log.emit(logging.makeLogRecord({"msg": line.rstrip()}))
+            if text := narrator.tell(line):
+                say(text)
+
+    with supernode(plan.command(node_config)) as process:
+        assert process.stdout
+        teller = Thread(target=relate, args=(process.stdout,), daemon=True)
+        teller.start()
+        try:
+            code = _exit_code(process, narrator)
+        except KeyboardInterrupt:
+            narrator.muted = True  # it has nothing to say but that it ends
+            raise
+    teller.join(timeout=SECONDS_TO_STOP)
+    log.close()
+    return narrator, code
+
+
+def _exit_code(process: "subprocess.Popen[str]", narrator: Narrator) -> int | None:
+    """A SuperNode's exit code, once it has ended; None for one that was refused and hangs, as it often does."""
+    while not narrator.refusal:
+        with suppress(subprocess.TimeoutExpired):
+            return process.wait(1.0)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(SECONDS_TO_STOP)
+    return process.poll()
+
+
+@contextmanager
+def supernode(command: list[str]) -> Iterator["subprocess.Popen[str]"]:
+    """A SuperNode in a process group of its own, all of which ends with the block."""
+    process = subprocess.Popen(
+        command,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,  # Ctrl-C comes here alone
+        preexec_fn=_end_with_parent,
+    )
+    try:
+        yield process
+    finally:
+        process.terminate()  # it takes its leave, so that it may come back at once
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(SECONDS_TO_STOP)
+        for sign in (signal.SIGTERM, signal.SIGKILL):
+            end = time.monotonic() + SECONDS_TO_STOP / 3
+            while _signal(process.pid, sign) and time.monotonic() < end:
+                process.poll()
+                time.sleep(0.1)
+
+
+def _signal(group: int, sign: signal.Signals) -> bool:
+    """Whether there was anybody in a process group to get the signal."""
+    try:
+        os.killpg(group, sign)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _end_with_parent() -> None:
+    if sys.platform == "linux":  # even if this process is killed
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+
+
+def _refusal(address: Address, was_connected: bool, seconds: float) -> str:
+    """What it means that a key is not taken: the SuperLink's answer is the same for two reasons."""
+    expiring = "the site's last session has not expired yet, which takes up to a minute"
+    unknown = "this key is not registered (perennial register NAME.pub)"
+    if seconds < SESSION:
+        reason = expiring if was_connected else f"either {expiring}, or {unknown}"
+    else:
+        reason = unknown if not was_connected else f"it is connected from elsewhere, or {unknown}"
+    return f"the SuperLink at {address} does not take this key: {reason}; trying again"
+
+
+def _rest(pause: float) -> float:
+    """Wait that long; twice as long is next."""
+    time.sleep(pause)
+    return min(2 * pause, LONGEST_PAUSE)
+
+
+def main() -> None:
+    """Entry point of `python -m client.node.join PLAN`; ends at Ctrl-C and SIGTERM with everything it started."""
+    plan, say = Plan(**json.loads(sys.argv[1])), Teller()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with tempfile.TemporaryDirectory(prefix="perennial-") as folder:
+            node_config = Path(folder) / "node.toml"
+            node_config.write_text(tomli_w.dumps(plan.settings))
+            keep_running(plan, node_config, say)
+    except UserError as error:
+        print(f"perennial: {error}", file=sys.stderr, flush=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        say("stopped")
+
+
+if __name__ == "__main__":
+    main()

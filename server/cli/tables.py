@@ -1,0 +1,101 @@
+"""What a person sees of a run when it is done."""
+
+from collections.abc import Iterable, Mapping
+from statistics import fmean
+from typing import Any
+
+from rich.table import Table
+
+from server.report.words import members, size
+from server.summary import AREAS
+
+
+def summary_table(summary: dict[str, Any]) -> Table:
+    """Test accuracy (%, mean over clients) of every model and selection, per test environment."""
+    columns = [
+        (f"{model}\n{selection}", found)
+        for model, selections in summary["models"].items()
+        for selection, found in selections.items()
+    ]
+    oracle = any("oracle" in found for found in summary["models"].values())
+    table = Table(
+        title=f"{summary['method']} on {summary['scenario']}, {summary['rounds']} rounds, seed {summary['seed']}",
+        caption="test accuracy in %, mean over clients"
+        + ("; oracle: round chosen on test data" if oracle else ""),
+    )
+    table.add_column("test\nenvironment", no_wrap=True)
+    for title, _ in columns:
+        table.add_column(title, justify="right", overflow="fold")
+    for environment in dict.fromkeys(name for _, found in columns for name in found["accuracy"]):
+        table.add_row(environment, *(percent(found["accuracy"].get(environment)) for _, found in columns))
+    table.add_section()
+    # Where clients' test sets are of one size, the two means are the same number.
+    unequal = any(percent(found["pooled"]) != percent(found["average"]) for _, found in columns)
+    for row in ("worst", "average", "pooled") if unequal else ("worst", "average"):
+        table.add_row(row, *(percent(found[row]) for _, found in columns), style="bold")
+    if any(found.get("areas") for _, found in columns):
+        table.add_section()
+        for name in AREAS:
+            table.add_row(name.replace("_", " "), *(percent(_area(found, name)) for _, found in columns))
+        table.add_row("loss", *(f"{found['loss']:.4f}" for _, found in columns))
+    table.add_section()
+    table.add_row("held-out training", *(percent(found["validation"]) for _, found in columns))
+    table.add_row("round", *(str(found["round"]) for _, found in columns))
+    return table
+
+
+def cluster_table(rows: Iterable[Mapping[str, Any]]) -> Table | None:
+    """Who was in which cluster after the last round, and how many clusters were chosen; None without clusters."""
+    last = {row["kind"]: row for row in rows}
+    if "clusters" not in last:
+        return None
+    chosen = last.get("heuristic")
+    table = Table(
+        title=f"clusters in round {last['clusters']['round']}",
+        caption=f"chosen after round {chosen['round']}: {chosen['contexts']} clusters, μ = {chosen['mu']:.4g}"
+        if chosen
+        else None,
+    )
+    table.add_column("cluster", justify="right")
+    table.add_column("clients", justify="right")
+    table.add_column("who", overflow="fold")
+    for cluster, clients in members(last["clusters"]["labels"]).items():
+        table.add_row(str(cluster), str(len(clients)), ", ".join(clients))
+    return table
+
+
+def traffic_line(summary: dict[str, Any]) -> str:
+    """Bytes per client and round, in the unit that reads best."""
+    traffic = summary["bytes_per_client_and_round"]
+    return f"per client and round: {size(traffic['down'])} down, {size(traffic['up'])} up"
+
+
+def privacy_line(summary: dict[str, Any]) -> str:
+    """What differential privacy promises, where it was on; else empty."""
+    if not (found := summary.get("privacy")):
+        return ""
+    if found["epsilon"] is None:
+        return "privacy: updates were clipped without noise, which promises nothing"
+    return (
+        f"privacy: ε = {found['epsilon']:.3g} at δ = {found['delta']:g} for everything that a client sent in to "
+        f"{found['releases']} models (docs/privacy.md)"
+    )
+
+
+def left_out_lines(summary: dict[str, Any]) -> list[str]:
+    """A line for each client whose replies were left out."""
+    return [
+        f"{client}: {entry['replies']} replies left out, the last in {entry['last']}"
+        for client, entry in sorted(summary["left_out"].items())
+    ]
+
+
+def _area(found: Mapping[str, Any], name: str) -> float | None:
+    """Mean over test environments."""
+    values = [own[name] for own in found["areas"].values() if name in own]
+    return fmean(values) if values else None
+
+
+def percent(value: float | None) -> str:
+    """An accuracy in percent, a dash where there is none."""
+    return "–" if value is None else f"{100 * value:.2f}"

@@ -1,0 +1,242 @@
+"""Runs on Flower's own processes: submit with `flwr run`, follow, and say how it ended."""
+
+import json
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from common import flower
+from common.config import RunConfig
+from common.data.datasets import resolve_root
+from common.errors import RunStopped, UserError
+from common.files import write_text
+from common.flower import program
+from common.superlink import Address, must_answer, must_be_protected
+from server.deployment.certs import must_be_public
+from server.folder import RunFolder
+
+APP = Path(__file__).parents[2]
+"""The Flower app: the project's folder, with its pyproject.toml."""
+
+STATUS_EVERY = 5.0
+SILENCE = 180.0
+"""Seconds that a SuperLink may be away, to be started again, before a run that is followed counts as stopped."""
+SIMULATION_TRIES = 3
+
+
+def free_port() -> int:
+    """A TCP port of this machine that nobody listens on now."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+    return port
+
+
+class FlowerFailed(RunStopped):
+    """Flower ended the run without a word from Perennial."""
+
+
+class Connection:
+    """A SuperLink as the `flwr` command line knows it by name."""
+
+    def __init__(self, name: str, environment: dict[str, str]) -> None:
+        self.name = name
+        self.environment = {**flower.environment(), **environment}
+
+    def execute(self, config: RunConfig, out: Path, resume: bool = False) -> Iterator[dict[str, Any]]:
+        """Submit a run and follow it; the rows of its log. Raises `RunStopped` or `UserError`.
+
+        Ray gives its own servers 30 seconds to start, which a busy machine misses now and then; a simulation
+        that fails before its first row is therefore tried again, `SIMULATION_TRIES` times in all.
+        """
+        tries = SIMULATION_TRIES if config.runtime == "simulation" else 1
+        while True:
+            begun, tries = False, tries - 1
+            try:
+                for row in self.follow(self.submit(config, out, resume), out):
+                    begun = True
+                    yield row
+                return
+            except FlowerFailed:
+                if begun or not tries:
+                    raise
+
+    def submit(self, config: RunConfig, out: Path, resume: bool = False) -> str:
+        """Start a run; its Flower run id. Raises `UserError` with Flower's reason."""
+        if not (APP / "pyproject.toml").is_file():
+            raise UserError(
+                f"--runtime {config.runtime} needs the project's folder, and {APP} has no pyproject.toml"
+            )
+        settings = {
+            "config": config.model_dump_json(),
+            "out": str(out.resolve()),
+            "resume": str(out.resolve()) if resume else "",
+        }
+        if config.runtime == "simulation":  # at a deployment, where a site keeps things is the site's own business
+            settings |= {"state-dir": str((out / "clients").resolve()), "device": config.device, "worker": "off"}
+            if root := resolve_root(config.data_folder):
+                settings["data-root"] = str(root)
+        with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
+            file.write(tomli_w.dumps(settings))
+            file.flush()
+            command = [str(APP), self.name, "--run-config", file.name]
+            if config.runtime == "simulation":
+                clients = len(config.scenario.client_ids)
+                command += ["--federation-config", f"num-supernodes={clients} client-resources-num-cpus=1"]
+            answer = self._flwr("run", *command)
+        if not answer.get("success"):
+            raise UserError(f"flwr run {self.name}: {_reason(answer)}")
+        return str(answer["run-id"])
+
+    def register(self, key: Path) -> str:
+        """Let the site with this public key in; its node id, or "" where it may already. Raises `UserError`."""
+        must_be_public(key)
+        answer = self._flwr("supernode", "register", str(key), self.name)
+        if answer.get("success"):
+            return str(answer["node-id"])
+        if "already in use" in (reason := _reason(answer)):
+            return ""
+        raise UserError(f"{key} was not registered: {reason}")
+
+    def status(self, run_id: str) -> str:
+        """Flower's word on a run, e.g. `running` or `finished:completed`. Raises `UserError` where it has none."""
+        answer = self._flwr("ls", self.name, "--run-id", run_id)
+        if not answer.get("success"):
+            raise UserError(_reason(answer))
+        return str(answer["runs"][0]["status"])
+
+    def follow(self, run_id: str, out: Path) -> Iterator[dict[str, Any]]:
+        """The rows of a run's log as they are written, until it has ended.
+
+        Raises `RunStopped` when it did not end well, or when the SuperLink has been away for `SILENCE` seconds.
+        """
+        folder, seen, status = RunFolder(out), 0, ""
+        summary = out / "summary.json"  # the last thing that a run writes
+        goes_on = f"`perennial resume {out}` goes on from the last checkpoint"
+        asked = heard = time.monotonic()
+        while not status.startswith("finished"):
+            time.sleep(0.3)
+            ended = summary.exists() or (out / "error.txt").exists()
+            if ended or time.monotonic() - asked > STATUS_EVERY:
+                try:
+                    status = self.status(run_id)
+                    heard = time.monotonic()
+                except UserError as error:
+                    if summary.exists():
+                        status = "finished:completed"
+                    elif "not found" in str(error):
+                        lost = (
+                            f"the SuperLink was started again without its database and does not know run {run_id}"
+                        )
+                        raise RunStopped(f"{lost}; {goes_on}") from None
+                    elif time.monotonic() - heard > SILENCE:
+                        away = f"the SuperLink has not answered for {SILENCE:g} seconds"
+                        raise RunStopped(f"{away} ({error}); once it is back, {goes_on}") from None
+                asked = time.monotonic()
+            rows, seen = folder.rows_after(seen)
+            yield from rows
+        if status != "finished:completed" and not summary.exists():
+            word = out / "error.txt"
+            if word.exists():
+                raise RunStopped(word.read_text().strip())
+            out.mkdir(parents=True, exist_ok=True)
+            write_text(out / "flower.log", self._call("log", run_id, self.name, "--show").stdout)
+            hint = f"; {goes_on}" if folder.checkpoints() else ""
+            raise FlowerFailed(f"Flower says of run {run_id}: {status}; its log is in {out / 'flower.log'}{hint}")
+
+    def _flwr(self, *arguments: str) -> dict[str, Any]:
+        done = self._call(*arguments, "--format", "json")
+        try:
+            answer: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])
+        except ValueError:
+            text = " ".join((done.stderr or done.stdout).split())
+            raise UserError(f"flwr {arguments[0]} failed: {text[-300:]}") from None
+        return answer
+
+    def _call(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        command = [program("flwr"), *arguments]
+        return subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False)
+
+
+def _reason(answer: dict[str, Any]) -> str:
+    lines = str(answer.get("error-message", answer)).splitlines()
+    return " ".join(" ".join(line for line in lines if not line.startswith("Using SuperLink")).split())
+
+
+@contextmanager
+def deployment(superlink: str, ca: Path | None = None, insecure: bool = False) -> Iterator[Connection]:
+    """A SuperLink by its Control API's `HOST:PORT`, or by its name in Flower's config.toml.
+
+    Raises `UserError` when it cannot be spoken to as asked.
+    """
+    if ":" not in superlink:
+        if ca or insecure:
+            raise UserError(f"--ca and --insecure go with --superlink HOST:PORT, and {superlink!r} is but a name")
+        yield Connection(superlink, {})
+        return
+    address = Address.parse(superlink)
+    must_be_protected(address, ca, insecure)
+    must_answer(address, ca)
+    protection = {"root-certificates": str(ca.resolve())} if ca else {"insecure": True}
+    with tempfile.TemporaryDirectory(prefix="perennial-") as home:
+        yield _connection(Path(home), {"address": str(address), **protection})
+
+
+def _connection(home: Path, settings: dict[str, Any]) -> Connection:
+    (home / "config.toml").write_text(tomli_w.dumps({"superlink": {"here": settings}}))
+    return Connection("here", {"FLWR_HOME": str(home)})
+
+
+@contextmanager
+def simulation(home: Path) -> Iterator[Connection]:
+    """A SuperLink in simulation mode for the time of the block, with a Flower home of its own."""
+    _warm_ray()
+    port = free_port()
+    home.mkdir(parents=True, exist_ok=True)
+    connection = _connection(home, {"address": f"127.0.0.1:{port}", "insecure": True})
+    command = [program("flower-superlink"), "--insecure", "--simulation"]
+    command += [
+        "--control-api-address",
+        f"127.0.0.1:{port}",
+        "--serverappio-api-address",
+        f"127.0.0.1:{free_port()}",
+    ]
+    with (home / "superlink.log").open("w") as log:
+        link = subprocess.Popen(command, env=connection.environment, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            await_port(port, link, home / "superlink.log")
+            yield connection
+        finally:
+            link.terminate()
+            try:
+                link.wait(timeout=20)
+            except subprocess.TimeoutExpired:
+                link.kill()
+
+
+def _warm_ray() -> None:
+    # From a cold disk alone, Ray's servers can take longer than the 30 seconds that Ray allows them.
+    if spec := find_spec("ray"):
+        for name in ("gcs/gcs_server", "raylet/raylet"):
+            for place in spec.submodule_search_locations or ():
+                (Path(place) / "core" / "src" / "ray" / name).read_bytes()
+
+
+def await_port(port: int, process: subprocess.Popen[Any], log: Path, seconds: float = 60.0) -> None:
+    """Wait until a process listens on a port. Raises `RunStopped` if it ends or takes too long."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and process.poll() is None:
+        with socket.socket() as probe:
+            probe.settimeout(0.5)
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.2)
+    raise RunStopped(f"{Path(str(process.args[0])).name} did not come up; see {log}")  # type: ignore[index]

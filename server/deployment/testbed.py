@@ -1,0 +1,86 @@
+"""A real deployment on this machine, for tests and benchmarks: a SuperLink and SuperNodes, over gRPC."""
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import tomli_w
+
+from common.flower import program
+from server.deployment.remote import Connection, await_port, free_port
+
+Command = list[str]
+
+
+@dataclass
+class Deployment:
+    """Handles on the processes, to be killed and started again."""
+
+    connection: Connection
+    commands: dict[str, Command]
+    folder: Path
+    control_port: int
+    fleet_port: int
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def start(self, name: str) -> None:
+        """Start one of `superlink`, `supernode-0`, …"""
+        with (self.folder / f"{name}.log").open("a") as log:
+            self.processes[name] = subprocess.Popen(
+                self.commands[name],
+                env=self.connection.environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def start_all(self) -> None:
+        """Start the SuperLink, wait until it takes runs, then start the SuperNodes."""
+        self.start("superlink")
+        await_port(self.control_port, self.processes["superlink"], self.folder / "superlink.log")
+        for name in self.commands:
+            if name != "superlink":
+                self.start(name)
+                time.sleep(0.2)
+
+    def kill(self, name: str) -> None:
+        """Kill a process and all its children with -9."""
+        process = self.processes.pop(name)
+        os.killpg(process.pid, 9)
+        process.wait()
+
+
+@contextmanager
+def deployment(folder: Path, clients: int, prefix: Sequence[str] = (), **environment: str) -> Iterator[Deployment]:
+    """A SuperLink with `clients` SuperNodes for the time of the block, everything below `folder`.
+
+    `prefix` comes before a SuperNode's command, e.g. `perennial-launcher`.
+    """
+    control, fleet, runtime = free_port(), free_port(), free_port()
+    home = folder / "flower"
+    home.mkdir(parents=True)
+    (home / "config.toml").write_text(
+        tomli_w.dumps({"superlink": {"deployment": {"address": f"127.0.0.1:{control}", "insecure": True}}})
+    )
+    connection = Connection("deployment", {"FLWR_HOME": str(home), "OMP_NUM_THREADS": "1", **environment})
+    link = [program("flower-superlink"), "--insecure"]
+    for api, port in (("control", control), ("fleet", fleet), ("serverappio", runtime)):
+        link += [f"--{api}-api-address", f"127.0.0.1:{port}"]
+    commands = {"superlink": link}
+    for number in range(clients):
+        node = f'partition-id={number} num-partitions={clients} state-dir="{folder}/site-{number}"'
+        commands[f"supernode-{number}"] = [
+            *prefix, program("flower-supernode"), "--insecure", "--superlink", f"127.0.0.1:{fleet}",
+            "--clientappio-api-address", f"127.0.0.1:{free_port()}", "--node-config", node,
+        ]  # fmt: skip
+    found = Deployment(connection, commands, folder, control, fleet)
+    try:
+        found.start_all()
+        yield found
+    finally:
+        for name in list(found.processes):
+            found.kill(name)

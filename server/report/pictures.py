@@ -1,0 +1,59 @@
+"""A comparison's figures as SVG files that stand alone, for a page or a paper."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from server.folder import RunFolder
+from server.report.figures import STYLES, Line, standalone_figure
+from server.report.report import Entry, Run, curve_line, environment_line, load, round_means
+from server.study.compare import Choice, Comparison
+
+
+def pictures(comparison: Comparison, labels: Sequence[str] = ()) -> dict[str, str]:
+    """SVG by name: `environments` and `rounds`, and `training` where methods log an accuracy in every round.
+
+    `labels` are the rows to draw; none are the first that can be told apart.
+    """
+    wanted = [c for c in comparison.choices if c.runs and (not labels or c.label in labels)][:STYLES]
+    entries = [_entry(choice) for choice in wanted]
+    made = {}
+    if len(comparison.environments) > 1:
+        lines = [environment_line(n, entry, "final", comparison.environments) for n, entry in enumerate(entries)]
+        made["environments"] = _picture(lines, entries, "test environment", comparison.environments)
+    lines = [curve_line(n, round_means(entry, "accuracy")) for n, entry in enumerate(entries)]
+    made["rounds"] = _picture(lines, entries, "round")
+    if svg := training_picture({entry.method: entry.runs[0] for entry in entries}):
+        made["training"] = svg
+    return made
+
+
+def training_picture(runs: Mapping[str, Run]) -> str:
+    """The accuracies that methods log in every round, by label; empty where none logs any."""
+    curves = {label: found for label, run in runs.items() if (found := training_curve(run))}
+    lines = [
+        Line(style, list(curves[label]), [100 * value for value in curves[label].values()])
+        for style, label in enumerate(runs)
+        if label in curves
+    ]
+    if not lines:
+        return ""
+    return standalone_figure(lines, list(curves), "round", "training accuracy of the first seed (%)")
+
+
+def _picture(lines: Sequence[Line], entries: Sequence[Entry], xlabel: str, names: Sequence[str] = ()) -> str:
+    labels = [entries[line.style].method for line in lines]
+    return standalone_figure(lines, labels, xlabel, "test accuracy (%)", names=names)
+
+
+def _entry(choice: Choice) -> Entry:
+    runs = [load(Path(path)) for path in choice.runs]
+    return Entry(runs[0].config.scenario.name, choice.label, runs[0].config.method.evaluates[-1], True, runs)
+
+
+def training_curve(run: Run) -> dict[int, float]:
+    """The accuracy that the method logs, by round; nothing where it logs none.
+
+    A game that has ended logs none any more.
+    """
+    logged = [(row["round"], row["metrics"]) for row in RunFolder(run.path).rows() if row["kind"] == "round"]
+    return {number: metrics["accuracy"] for number, metrics in logged if "accuracy" in metrics}

@@ -1,0 +1,20 @@
+"""What tables on a terminal and on a page say in the same way."""
+
+from collections.abc import Mapping
+
+
+def members(labels: Mapping[str, int]) -> dict[int, list[str]]:
+    """The clients of each cluster, in the order in which a person counts them."""
+    found: dict[int, list[str]] = {}
+    for client in sorted(labels, key=lambda client: (labels[client], len(client), client)):
+        found.setdefault(labels[client], []).append(client)
+    return found
+
+
+def size(count: float) -> str:
+    """A number of bytes in the unit that reads best."""
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.4g} {unit}"
+        count /= 1000
+    return f"{count:.4g} GB"

@@ -1,0 +1,376 @@
+"""Methods side by side: equal search budget, several seeds, FedAvg, Local and the constant predictor always in."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from math import ceil, log
+from pathlib import Path
+from statistics import fmean, pvariance, stdev
+from typing import Any
+
+from rich.table import Table
+
+from common.config import RunConfig, load_config
+from common.errors import UserError
+from common.methods import METHODS, method_class
+from server.folder import RunFolder
+from server.study.constant import constant_predictor
+from server.study.runs import Outcome, Selected, Watch, older, run_all
+from server.study.sweep import best, differences, key_of, trials
+from server.summary import AREAS, SELECTIONS, summarise
+
+BASELINES = ("fedavg", "local")
+SEARCH_SEED = 0
+CONSTANT = "Constant"
+NO_SELECTION = "–"
+"""Of a row that no round is chosen for."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A method of a comparison under its label, with the hyper-parameters that the search leaves alone."""
+
+    label: str
+    method: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    model: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of its model that are not the scenario's."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A comparison. `settings` are `key=value`; a hyper-parameter goes to the methods that have it."""
+
+    entries: tuple[Entry, ...]
+    scenario: str
+    seeds: int
+    trials: int = 1
+    rounds: int | None = None
+    settings: tuple[str, ...] = ()
+    data_root: str | None = None
+    device: str | None = None
+    oracle: bool = False
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean over seeds, and standard deviation with n − 1 in the denominator; that of a single seed is None."""
+
+    mean: float
+    deviation: float | None
+
+    def percent(self) -> "Spread":
+        """A fraction's, in percent."""
+        return Spread(100 * self.mean, None if self.deviation is None else 100 * self.deviation)
+
+    def text(self, decimals: int) -> str:
+        """Mean ± deviation."""
+        return f"{self.mean:.{decimals}f}" + ("" if self.deviation is None else f" ±{self.deviation:.{decimals}f}")
+
+    def __str__(self) -> str:
+        return self.text(2)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method under one selection."""
+
+    label: str
+    model: str
+    selection: str
+    measures: dict[str, Spread]
+    """By test environment, and `worst`, `average`, `pooled`, `worst client`, `bottom decile`, `held-out`, `loss`,
+    `variance` and `entropy` of the environments' accuracies, and areas."""
+    seeds: int
+    """How many seeds the means are over; fewer than planned where runs have trouble."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the search chose for a method."""
+
+    label: str
+    method: str
+    trial: int | None
+    """None: no trial could be judged, and the method has no rows."""
+    settings: dict[str, Any]
+    """Hyper-parameters that the chosen trial drew."""
+    runs: list[str]
+    """Folders of the runs that its rows are the means of, by seed."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A finished comparison, plain enough for JSON."""
+
+    scenario: str
+    environments: list[str]
+    rounds: int
+    seeds: int
+    trials: int
+    choices: list[Choice]
+    rows: list[Row]
+    troubles: list[str]
+    """A sentence for each run that is not in the means."""
+    older: list[str]
+    """Folders that another version of the code made; not read."""
+
+    def json(self) -> dict[str, Any]:
+        """Everything, fractions instead of percent."""
+        return asdict(self)
+
+    def row(self, label: str, selection: str) -> Row | None:
+        """A method's row under a selection; the constant predictor's is the same under all."""
+        found = (row for row in self.rows if row.label == label and row.selection in (selection, NO_SELECTION))
+        return next(found, None)
+
+
+def entries_of(methods: Iterable[str]) -> tuple[Entry, ...]:
+    """The methods by name, each once. Raises `UserError` for a name that is none."""
+    return tuple(Entry(method_class(name).title, name) for name in dict.fromkeys(methods))
+
+
+def compare(plan: Plan, out: Path, jobs: int, watch: Watch = lambda _: None) -> Comparison:
+    """Choose hyper-parameters with seed 0, run the chosen ones with every seed, put the results side by side.
+
+    Raises `UserError` for what the user can put right, `RunStopped` if a worker process dies.
+    """
+    entries = with_baselines(plan.entries)
+    bases = {entry.label: base_config(plan, entry, entries) for entry in entries}
+    first = next(iter(bases.values()))
+    constant = [constant_predictor(first.scenario, seed, first.data_folder) for seed in range(plan.seeds)]
+
+    tried = {label: trials_of(plan, entry, bases[label]) for label, entry in zip(bases, entries, strict=True)}
+    searched = _split(run_all([c for configs in tried.values() for c in configs], out, jobs, watch), tried)
+    chosen = {label: best(outcomes) if plan.trials > 1 else 0 for label, outcomes in searched.items()}
+    final = {
+        label: [tried[label][number].model_copy(update={"seed": seed}) for seed in range(plan.seeds)]
+        for label, number in chosen.items()
+        if number is not None
+    }
+    outcomes = _split(run_all([c for configs in final.values() for c in configs], out, jobs, watch), final)
+
+    selections = (*SELECTIONS, "oracle") if plan.oracle else SELECTIONS
+    choices, rows = [], []
+    troubles = [outcome.trouble for outcome in _flat(searched) if outcome.trouble]
+    for entry in entries:
+        label, number = entry.label, chosen[entry.label]
+        if number is None:
+            choices.append(Choice(label, entry.method, None, {}, []))
+            troubles.append(f"{label}: none of {plan.trials} trials can be judged, so it has no rows")
+            continue
+        drawn = differences(tried[label][number], bases[label])
+        runs = [str(outcome.path) for outcome in outcomes[label]]
+        choices.append(Choice(label, entry.method, number, drawn, runs))
+        for selection in selections:
+            picked = [_pick(outcome, selection, troubles) for outcome in outcomes[label]]
+            rows += _rows(label, bases[label].method.evaluates[-1], selection, [s for s in picked if s])
+    troubles += [outcome.trouble for outcome in _flat(outcomes) if outcome.trouble]
+    rows += _rows(CONSTANT, "constant", NO_SELECTION, constant)
+    every = [config for configs in (*tried.values(), *final.values()) for config in configs]
+    return Comparison(
+        scenario=plan.scenario,
+        environments=list(first.scenario.test_environments),
+        rounds=first.rounds,
+        seeds=plan.seeds,
+        trials=plan.trials,
+        choices=choices,
+        rows=rows,
+        troubles=list(dict.fromkeys(troubles)),
+        older=[str(path) for path in older(every, out)],
+    )
+
+
+def measures(found: Selected) -> dict[str, float]:
+    """Everything a row averages over seeds, of one seed.
+
+    A client's accuracy is its mean over the test environments; the bottom decile is the mean over the worst tenth
+    of the clients, at least one. An area is the mean over test environments.
+    """
+    clients = sorted(fmean(values.values()) for values in found.clients.values() if values)
+    tenth = clients[: ceil(len(clients) / 10)]
+    optional = {"held-out": found.validation, "loss": found.loss}
+    areas = {name: [own[name] for own in found.areas.values() if name in own] for name in AREAS}
+    return {
+        **found.accuracy,
+        "worst": found.worst,
+        "average": found.average,
+        "pooled": found.pooled,
+        "worst client": clients[0],
+        "bottom decile": fmean(tenth),
+        **{name: value for name, value in optional.items() if value is not None},
+        **fairness(list(found.accuracy.values())),
+        **{name: fmean(values) for name, values in areas.items() if values},
+    }
+
+
+def fairness(accuracies: Sequence[float]) -> dict[str, float]:
+    """How evenly a model does in several environments; nothing for fewer than two, or if it is never right.
+
+    `variance`: 1000 times the variance (n) of the accuracies; `entropy`: 10 times that of the accuracies as shares
+    of their sum, natural logarithm (FedILC Table 3).
+    """
+    total = sum(accuracies)
+    if len(accuracies) < 2 or not total:
+        return {}
+    shares = [value / total for value in accuracies if value]
+    return {
+        "variance": 1000 * pvariance(accuracies),
+        "entropy": -10 * sum(share * log(share) for share in shares),
+    }
+
+
+DECIMALS = {"loss": 4, "variance": 3, "entropy": 3}
+"""Of the measures that are no fractions; fractions are shown in percent, with two."""
+
+
+def as_shown(measure: str, value: Spread) -> Spread:
+    """A measure in the unit of the tables."""
+    return value if measure in DECIMALS else value.percent()
+
+
+def text(measure: str, value: Spread | None) -> str:
+    """A measure as tables have it; a dash where there is none."""
+    return as_shown(measure, value).text(DECIMALS.get(measure, 2)) if value else "–"
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Mean and standard deviation (n − 1) over seeds."""
+    return Spread(fmean(values), stdev(values) if len(values) > 1 else None)
+
+
+# ---------------------------------------------------------------------- what people see
+
+OVERALL = ("worst", "average", "worst client", "bottom decile", "held-out")
+AREAS_TEXT = (
+    "areas in %, over all clients' samples; hard batch: of 0/1 predictions, mean over full batches with both "
+    "classes, as FedILC's code has them"
+)
+
+
+def comparison_tables(comparison: Comparison) -> list[Table]:
+    """The summary, the accuracies per test environment, and where there are areas these and the losses."""
+    seeds = f"{comparison.seeds} seed{'s' if comparison.seeds > 1 else ''}"
+    spread_text = "mean ± standard deviation (n − 1) over seeds" if comparison.seeds > 1 else "one seed"
+    summary = Table(
+        title=f"{comparison.scenario}, {comparison.rounds} rounds, {seeds}, "
+        f"{comparison.trials} trial{'s' if comparison.trials > 1 else ''} per method",
+        caption=f"test accuracy in %, {spread_text}; a client's accuracy is its mean over the test "
+        "environments, the bottom decile the mean of the worst tenth of the clients"
+        + ("; oracle: the round that is best on test data" if _has_oracle(comparison) else ""),
+    )
+    details = Table(title="per test environment", caption=f"test accuracy in %, mean over clients, {spread_text}")
+    areas = Table(title="loss and areas", caption=f"mean cross-entropy; {AREAS_TEXT}; {spread_text}")
+    tables: list[tuple[Table, Sequence[str]]] = [(summary, OVERALL), (details, comparison.environments)]
+    if any("auroc" in row.measures for row in comparison.rows):
+        tables.append((areas, ("loss", *AREAS)))
+    for table, columns in tables:
+        table.add_column("method (model)")
+        table.add_column("selection")
+        for column in columns:
+            table.add_column(column.replace("_hard_batch", " hard batch").replace(" ", "\n"), justify="right")
+        for number, row in enumerate(comparison.rows):
+            last = number + 1 == len(comparison.rows) or comparison.rows[number + 1].label != row.label
+            name = row.label if row.label == CONSTANT else f"{row.label} ({row.model})"
+            name += "" if row.seeds == comparison.seeds else f", {row.seeds} of {seeds}"
+            values = [text(column, row.measures.get(column)) for column in columns]
+            table.add_row(name, row.selection, *values, end_section=last)
+    return [table for table, _ in tables]
+
+
+def comparison_lines(comparison: Comparison) -> list[str]:
+    """What the search chose."""
+    if comparison.trials == 1:
+        return ["hyper-parameters: the defaults, no search"]
+    return [
+        f"{choice.label}: trial {choice.trial} of {comparison.trials}"
+        + (" (the defaults)" if choice.trial == 0 else f" ({_assignments(choice.settings)})")
+        for choice in comparison.choices
+        if choice.trial is not None
+    ]
+
+
+def trouble_lines(comparison: Comparison) -> list[str]:
+    """A sentence for each run left out, and one for folders of another version of the code."""
+    lines = list(comparison.troubles)
+    if comparison.older:
+        shown, more = comparison.older[:3], len(comparison.older) - 3
+        lines.append(
+            f"skipped, made by another version of the code: {', '.join(shown)}"
+            + (f" and {more} more" if more > 0 else "")
+        )
+    return lines
+
+
+# ---------------------------------------------------------------------- inside
+
+
+def with_baselines(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
+    """The entries, and those of `BASELINES` that are not among them."""
+    there = {entry.method for entry in entries}
+    return (*entries, *(entry for entry in entries_of(BASELINES) if entry.method not in there))
+
+
+def base_config(plan: Plan, entry: Entry, entries: tuple[Entry, ...]) -> RunConfig:
+    options = {
+        "method": {"name": entry.method, **entry.settings},
+        "scenario": plan.scenario,
+        "model": entry.model,
+        "rounds": plan.rounds,
+        "seed": SEARCH_SEED,
+        "data_root": plan.data_root,
+        "device": plan.device,
+    }
+    config = load_config(options=options, settings=_settings_for(plan, entry, entries))
+    if config.seed != SEARCH_SEED:
+        raise UserError(f"--set seed={config.seed} is not possible here; say how many with --seeds")
+    return config
+
+
+def _settings_for(plan: Plan, entry: Entry, entries: tuple[Entry, ...]) -> list[str]:
+    """The settings without the hyper-parameters that the entry sets itself or only other methods have."""
+    elsewhere = {name for other in entries for name in METHODS[other.method].model_fields}
+    left = elsewhere - METHODS[entry.method].model_fields.keys() | entry.settings.keys()
+    return [setting for setting in plan.settings if key_of(setting) not in left]
+
+
+def trials_of(plan: Plan, entry: Entry, base: RunConfig) -> list[RunConfig]:
+    return trials(base, plan.trials, {*entry.settings, *map(key_of, plan.settings)})
+
+
+def _split(outcomes: list[Outcome], parts: Mapping[str, list[RunConfig]]) -> dict[str, list[Outcome]]:
+    remaining = iter(outcomes)
+    return {label: [next(remaining) for _ in configs] for label, configs in parts.items()}
+
+
+def _flat(parts: Mapping[str, list[Outcome]]) -> list[Outcome]:
+    return [outcome for outcomes in parts.values() for outcome in outcomes]
+
+
+def _pick(outcome: Outcome, selection: str, troubles: list[str]) -> Selected | None:
+    if selection != "oracle" or not outcome.summary:
+        return outcome.selected(selection)
+    try:
+        rows = RunFolder(outcome.path).rows()
+    except UserError as error:
+        troubles.append(f"{error}; its oracle numbers are left out")
+        return None
+    summary = summarise(outcome.config, rows, seconds=0, oracle=True)
+    return Selected.model_validate(summary["models"][outcome.config.method.evaluates[-1]]["oracle"])
+
+
+def _rows(label: str, model: str, selection: str, found: list[Selected]) -> list[Row]:
+    if not found:
+        return []
+    seeds = [measures(selected) for selected in found]
+    names = [name for name in seeds[0] if all(name in seed for seed in seeds)]
+    return [
+        Row(label, model, selection, {name: spread([seed[name] for seed in seeds]) for name in names}, len(seeds))
+    ]
+
+
+def _has_oracle(comparison: Comparison) -> bool:
+    return any(row.selection == "oracle" for row in comparison.rows)
+
+
+def _assignments(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in settings.items())

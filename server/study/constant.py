@@ -1,0 +1,36 @@
+"""The predictor that looks at nothing: every client's most frequent training label."""
+
+from pathlib import Path
+
+import torch
+
+from common.data.examples import ClientData
+from common.data.scenario import Scenario
+from server.study.runs import Selected
+from server.summary import Evaluation, Row
+
+
+def constant_rows(client: str, data: ClientData) -> list[Row]:
+    """One client's evaluation rows, as a run would log them; of equally frequent labels the smallest counts."""
+    label = int(torch.bincount(data.train.y).argmax())
+    splits = {"validation": {"validation": data.validation}, "test": data.test}
+    return [
+        {
+            "client": client,
+            "split": split,
+            "environment": list(parts),
+            "count": [len(part) for part in parts.values()],
+            "correct": [int((part.y == label).sum()) for part in parts.values()],
+        }
+        for split, parts in splits.items()
+    ]
+
+
+def constant_predictor(scenario: Scenario, seed: int, data_root: Path | None) -> Selected:
+    """Its accuracies on the data of a seed. Raises `UserError` when the data set is not there."""
+    rows = [
+        row
+        for number, client in enumerate(scenario.client_ids)
+        for row in constant_rows(client, scenario.client_data(number, seed, data_root))
+    ]
+    return Selected.model_validate({"round": 0, **Evaluation(rows).summary()})

@@ -1,0 +1,274 @@
+"""The tables of the papers: `reproduce/*.toml` holds their numbers, a comparison makes ours."""
+
+import json
+import tomllib
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from rich.table import Table
+from rich.text import Text
+
+from common.config import sentence
+from common.data.scenarios import SCENARIOS
+from common.errors import UserError
+from common.methods import METHODS
+from common.suggest import unknown
+from server.study.compare import AREAS_TEXT, DECIMALS, Comparison, Entry, Plan, Spread, as_shown
+from server.summary import AREAS, SELECTIONS
+
+FOLDER = Path(__file__).parents[2] / "reproduce"
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class PaperRow(_Part):
+    """A row of the paper's table. Its method may not be implemented yet: then it has the paper's numbers only."""
+
+    title: str
+    method: str
+    paper: dict[str, float] = Field(default_factory=dict)
+    """By column: in percent, but `loss`, `variance` and `entropy` as they are. None where it has a figure."""
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """Hyper-parameters that the paper gives; the search leaves them alone."""
+    model: dict[str, Any] = Field(default_factory=dict)
+    """Settings of this row's model in place of the scenario's."""
+    remark: str = ""
+    """What has to be known of this row."""
+    comparable: bool = True
+    """Whether the paper's number and ours are of the same thing; if not, `remark` says why."""
+
+    @property
+    def implemented(self) -> bool:
+        """Whether there is such a method here."""
+        return self.method in METHODS
+
+
+class Quick(_Part):
+    """The small version: minutes, and not the paper's setting."""
+
+    rounds: int = Field(ge=1)
+    seeds: int = Field(1, ge=1)
+    trials: int = Field(1, ge=1)
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """In place of the table's, e.g. fewer samples or a smaller model."""
+
+
+class Reproduction(_Part):
+    """One table of one paper."""
+
+    title: str
+    source: str
+    scenario: str
+    rounds: int = Field(ge=1)
+    seeds: int = Field(ge=1)
+    trials: int = Field(ge=1)
+    columns: tuple[str, ...] = Field(min_length=1)
+    """Test environments, `worst`, `average`, `pooled`, `held-out`, `loss`, areas: what a comparison measures."""
+    beside: tuple[str, ...] = ()
+    """Columns that the paper does not have, shown after its own."""
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """Run settings and hyper-parameters for every method that has them."""
+    remarks: tuple[str, ...] = ()
+    """What has to be known before the numbers are compared."""
+    drawn: tuple[str, ...] = ()
+    """Titles of the rows in the figures; none: the first that can be told apart."""
+    quick: Quick
+    rows: tuple[PaperRow, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _fits(self) -> "Reproduction":
+        if self.scenario not in SCENARIOS:
+            raise ValueError(unknown("scenario", self.scenario, SCENARIOS))
+        scenario = SCENARIOS[self.scenario]
+        overall = ("worst", "average", "pooled", "held-out", *DECIMALS, *(AREAS if scenario.ranking_batch else ()))
+        known = (*scenario.test_environments, *overall)
+        for column in (*self.columns, *self.beside):
+            if column not in known:
+                raise ValueError(unknown("column", column, known))
+        titles = [row.title for row in self.rows]
+        for title in self.drawn:
+            if title not in titles:
+                raise ValueError(unknown("drawn row", title, titles))
+        for row in self.rows:
+            if titles.count(row.title) > 1:
+                raise ValueError(f"two rows have the title {row.title!r}")
+            if not (row.comparable or row.remark):
+                raise ValueError(f"row {row.title!r} needs a remark that says why it is not comparable")
+            if row.paper and set(row.paper) != set(self.columns):
+                raise ValueError(f"row {row.title!r} must have a number for each of {', '.join(self.columns)}")
+        return self
+
+    @cached_property
+    def remark_numbers(self) -> dict[str, int]:
+        """The rows' remarks, numbered in order of appearance."""
+        return {
+            text: number for number, text in enumerate(dict.fromkeys(r.remark for r in self.rows if r.remark), 1)
+        }
+
+    def plan(
+        self,
+        quick: bool,
+        data_root: str | None = None,
+        device: str | None = None,
+        *,
+        rounds: int | None = None,
+        seeds: int | None = None,
+        trials: int | None = None,
+    ) -> Plan:
+        """The comparison that makes our side of the table; `rounds`, `seeds`, `trials` in place of the table's."""
+        size = self.quick if quick else self
+        settings = {**self.settings, **size.settings}
+        return Plan(
+            entries=tuple(
+                Entry(row.title, row.method, row.settings, row.model) for row in self.rows if row.implemented
+            ),
+            scenario=self.scenario,
+            seeds=seeds or size.seeds,
+            trials=trials or size.trials,
+            rounds=rounds or size.rounds,
+            settings=tuple(f"{key}={json.dumps(value)}" for key, value in settings.items()),
+            data_root=data_root,
+            device=device,
+        )
+
+
+def reproductions(folder: Path = FOLDER) -> dict[str, Path]:
+    """The files by the name that the command line knows them under."""
+    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+
+
+def load_reproduction(name: str, folder: Path = FOLDER) -> Reproduction:
+    """A table of a paper. Raises `UserError` for an unknown name and for a file that does not fit."""
+    files = reproductions(folder)
+    if name not in files:
+        raise UserError(unknown("reproduction", name, files))
+    try:
+        return Reproduction.model_validate(tomllib.loads(files[name].read_text()))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{files[name]} is not valid TOML: {error}") from None
+    except ValidationError as error:
+        raise UserError(f"{files[name]}: {sentence(error)}") from None
+
+
+@dataclass(frozen=True)
+class Line:
+    """One number of the paper and ours, in the column's unit; None where there is none."""
+
+    title: str
+    column: str
+    paper: float | None
+    ours: dict[str, Spread | None]
+    """By selection."""
+    implemented: bool = True
+    comparable: bool = True
+    remark: str = ""
+
+    @property
+    def decimals(self) -> int:
+        """How many the column is shown with."""
+        return DECIMALS.get(self.column, 2)
+
+    def difference(self, selection: str) -> float | None:
+        """Ours less the paper's."""
+        ours = self.ours[selection]
+        return None if ours is None or self.paper is None else ours.mean - self.paper
+
+
+def side_by_side(table: Reproduction, comparison: Comparison) -> list[Line]:
+    """The paper's rows, then those that only we have: baselines and the constant predictor."""
+
+    def ours(title: str, column: str) -> dict[str, Spread | None]:
+        rows = {selection: comparison.row(title, selection) for selection in SELECTIONS}
+        found = {selection: row.measures.get(column) if row else None for selection, row in rows.items()}
+        return {selection: as_shown(column, spread) if spread else None for selection, spread in found.items()}
+
+    columns = (*table.columns, *table.beside)
+    theirs = [
+        Line(
+            row.title,
+            column,
+            row.paper.get(column),
+            ours(row.title, column),
+            row.implemented,
+            row.comparable,
+            row.remark,
+        )
+        for row in table.rows
+        for column in columns
+    ]
+    titles = {row.title for row in table.rows}
+    added = [label for label in dict.fromkeys(row.label for row in comparison.rows) if label not in titles]
+    return theirs + [Line(label, column, None, ours(label, column)) for label in added for column in columns]
+
+
+def is_smaller(table: Reproduction, comparison: Comparison) -> bool:
+    """Whether other rounds or a smaller search make the numbers another thing than the paper's."""
+    return (comparison.rounds, comparison.trials) != (table.rounds, table.trials)
+
+
+def reproduction_table(table: Reproduction, comparison: Comparison) -> Table:
+    """The paper's table with ours beside it."""
+    sizes = {"round": table.rounds, "seed": table.seeds, "trial": table.trials}
+    used = {"round": comparison.rounds, "seed": comparison.seeds, "trial": comparison.trials}
+    title = table.title + "\n" + ", ".join(_count(number, thing) for thing, number in used.items())
+    smaller = is_smaller(table, comparison)
+    if used != sizes:
+        instead = ", ".join(_count(number, thing) for thing, number in sizes.items())
+        title += "\nQUICK VERSION, not comparable with the paper" if smaller else ""
+        title += f" (whole: {instead})"
+    areas = f"; {AREAS_TEXT}" if set(AREAS) & {*table.columns, *table.beside} else ""
+    caption = f"accuracy in %{areas}; Δ: ours less the paper's, in brackets if not comparable"
+    shown = Table(title=title, caption=caption)
+    shown.add_column("method")
+    shown.add_column("measure")
+    for column in ("paper", "ours,\nfinal", "Δ", "ours,\nvalidation", "Δ"):
+        shown.add_column(column, justify="right")
+    before = ""
+    for line in side_by_side(table, comparison):
+        first, before = line.title != before, line.title
+        if first:
+            shown.add_section()
+        number = table.remark_numbers.get(line.remark)
+        name = Text(line.title + (f" [{number}]" if number else "") if first else "")
+        cells = [cell for s in SELECTIONS for cell in _cells(line, s, smaller or not line.comparable)]
+        if not line.implemented:
+            cells = ["not implemented yet" if first else ""]
+        paper = "–" if line.paper is None else f"{line.paper:.{line.decimals}f}"
+        shown.add_row(name, line.column, paper, *cells)
+    return shown
+
+
+def remark_lines(table: Reproduction) -> list[str]:
+    """What has to be known before the numbers are compared: the file's remarks, then the rows'."""
+    general = [f"- {remark}" for remark in table.remarks]
+    return [*general, *(f"[{number}] {text}" for text, number in table.remark_numbers.items())]
+
+
+def reproduction_json(table: Reproduction, comparison: Comparison) -> dict[str, Any]:
+    """The same as plain data, with the whole comparison."""
+    lines = [
+        {**asdict(line), "difference": {selection: line.difference(selection) for selection in SELECTIONS}}
+        for line in side_by_side(table, comparison)
+    ]
+    about = {
+        "title": table.title,
+        "source": table.source,
+        "quick": is_smaller(table, comparison),
+        "remarks": remark_lines(table),
+    }
+    return {**about, "lines": lines, "comparison": comparison.json()}
+
+
+def _cells(line: Line, selection: str, bracketed: bool) -> tuple[str, str]:
+    ours, difference = line.ours[selection], line.difference(selection)
+    signed = "" if difference is None else f"{difference:+.{line.decimals}f}"
+    return ours.text(line.decimals) if ours else "–", f"({signed})" if signed and bracketed else signed
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"

@@ -1,0 +1,276 @@
+"""Many runs, several at a time: what has ended is not run again, what was broken off goes on."""
+
+import fcntl
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.sharedctypes import Synchronized
+from pathlib import Path
+from shutil import rmtree
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from common.config import RunConfig, sentence
+from common.errors import RunStopped, UserError
+from common.files import write_text
+from server.folder import RunFolder
+from server.local import LocalRuntime
+from server.study.version import code_version, name_without_code, run_name
+
+
+class Selected(BaseModel):
+    """A model's accuracies in the round that a selection picked."""
+
+    round: int
+    accuracy: dict[str, float]
+    """By test environment, mean over clients."""
+    worst: float
+    average: float
+    pooled: float
+    """Share of all test samples, so that a client counts by its size."""
+    validation: float | None
+    """On held-out training-environment data."""
+    loss: float | None = None
+    """Mean test loss of a sample: over clients, then over environments."""
+    areas: dict[str, dict[str, float]] = {}
+    """By test environment: areas of a binary task, all clients' samples together."""
+    clients: dict[str, dict[str, float]]
+
+
+class Summary(BaseModel):
+    """What a study reads of `summary.json`; everything else in it is ignored."""
+
+    rounds: int
+    models: dict[str, dict[str, Selected]]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What is known of a run that has ended: its summary, or what is the matter with it."""
+
+    config: RunConfig
+    path: Path
+    summary: Summary | None = None
+    trouble: str = ""
+
+    def selected(self, selection: str) -> Selected | None:
+        """The headline model's accuracies."""
+        return self.summary.models[self.config.method.evaluates[-1]].get(selection) if self.summary else None
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How far a set of runs is."""
+
+    ended: int
+    runs: int
+    rounds_done: int
+    rounds: int
+    latest: Outcome | None = None
+    """The run that has just ended, if one has."""
+
+
+Watch = Callable[[Standing], None]
+
+
+def standing_line(standing: Standing) -> str:
+    """One line for a run that has ended; else empty."""
+    if not (latest := standing.latest):
+        return ""
+    line = f"{standing.ended}/{standing.runs} runs  {latest.path.name}"
+    found = latest.selected("final")
+    return f"{line}  average {100 * found.average:.1f} %" if found else f"{line}  {latest.trouble}"
+
+
+def run_all(configs: Sequence[RunConfig], out: Path, jobs: int, watch: Watch = lambda _: None) -> list[Outcome]:
+    """The outcome of every configuration, from its folder in `out` or by running it, `jobs` at a time.
+
+    Raises `UserError` for what the user can put right (a missing data set), `RunStopped` if a worker dies. A run
+    that stops by itself, and a damaged folder, is an outcome like any other.
+    """
+    for config in configs:
+        if config.runtime != "local":
+            raise UserError(f"runtime: {config.runtime!r} is not possible here; studies run in local processes")
+    named = {run_name(config): config for config in configs}
+    outcomes = {name: ended for name, config in named.items() if (ended := look(config, out / name))}
+    missing = {name: config for name, config in named.items() if name not in outcomes}
+    rounds = sum(config.rounds for config in missing.values())
+    already, done = len(outcomes), 0
+
+    def tell(rounds_done: int, latest: Outcome | None = None) -> None:
+        watch(Standing(len(outcomes), already + len(missing), rounds_done, rounds, latest))
+
+    tell(0)
+    if jobs == 1:
+        for name, config in missing.items():
+
+            def advance(count: int) -> None:
+                nonlocal done
+                done += count
+                tell(done)
+
+            outcomes[name] = carry_out(config, out / name, advance)
+            tell(done, outcomes[name])
+    elif missing:
+        with _workers(min(jobs, len(missing))) as (pool, counter):
+            waiting = {pool.submit(_work, config, out / name): name for name, config in missing.items()}
+            while waiting:
+                ready, _ = wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED)
+                tell(counter.value)
+                for future in ready:
+                    name = waiting.pop(future)
+                    outcomes[name] = future.result()
+                    tell(counter.value, outcomes[name])
+    return [outcomes[run_name(config)] for config in configs]
+
+
+def look(config: RunConfig, path: Path) -> Outcome | None:
+    """The outcome that a run's folder holds; None while there is still something to run."""
+    if not (path / "config.toml").exists():
+        return None
+    folder = RunFolder.open(path)
+    try:
+        if name_without_code(folder.config()) != name_without_code(config):
+            raise UserError(f"{path / 'config.toml'} is not the configuration that the folder is named after")
+        if (path / "summary.json").exists():
+            return Outcome(config, path, _parse(folder.summary(), path))
+    except UserError as error:
+        return _damaged(config, path, error)
+    if (path / "error.txt").exists():
+        return _stopped(config, path, (path / "error.txt").read_text().strip())
+    return None
+
+
+def older(configs: Sequence[RunConfig], out: Path) -> list[Path]:
+    """Folders of the same configurations that another version of the code made; they are never read."""
+    found: set[Path] = set()
+    for config in configs:
+        same = set(out.glob(f"{name_without_code(config)}-*"))
+        found |= same - {
+            out / f"{name_without_code(config)}-{code_version(type(config.method), type(config.scenario))}"
+        }
+    return sorted(found)
+
+
+def carry_out(config: RunConfig, path: Path, advance: Callable[[int], None]) -> Outcome:
+    """Start or continue a run in its folder. `advance` is told the rounds that have come.
+
+    The checkpoints go once the run has ended: those of a study would fill a disk (clients' personal models, twice
+    for every trial), and the same command makes them again.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--out {path.parent} cannot be written ({error.strerror}); give another folder") from None
+    with _alone(path):
+        if ended := look(config, path):  # somebody else was here meanwhile
+            return ended
+        here = LocalRuntime(config)  # a missing data set ends the study, not just this run
+        try:
+            folder, origin = RunFolder(path), None
+            if folder.checkpoints():
+                origin = folder.load_checkpoint()
+                folder.cut_log(origin.log_bytes)
+                advance(origin.round)
+            else:
+                if folder.log.exists():
+                    folder.cut_log(0)
+                RunFolder.create(path, config)
+            summary = here.run(folder, origin, lambda _: advance(1))
+            outcome = Outcome(config, path, _parse(summary, path))
+        except UserError as error:
+            return _damaged(config, path, error)
+        except RunStopped as error:
+            # The same numbers would stop again, so it is noted and not repeated.
+            write_text(path / "error.txt", f"{error}\n")
+            return _stopped(config, path, str(error))
+        rmtree(path / "checkpoint", ignore_errors=True)
+        return outcome
+
+
+def cores() -> int:
+    """How many runs go on at a time unless told otherwise."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+# ---------------------------------------------------------------------- inside
+
+
+def _damaged(config: RunConfig, path: Path, error: UserError) -> Outcome:
+    return Outcome(config, path, trouble=f"skipped: {error}; delete {path} to run it again")
+
+
+def _stopped(config: RunConfig, path: Path, reason: str) -> Outcome:
+    return Outcome(config, path, trouble=f"{path} stopped: {reason}; delete it to run it again")
+
+
+def _parse(summary: dict[str, Any], path: Path) -> Summary:
+    try:
+        return Summary.model_validate(summary)
+    except ValidationError as error:
+        raise UserError(f"{path / 'summary.json'} is damaged ({sentence(error)})") from None
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Wait until no other process works in a folder. The lock goes with the process, however that ends."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def _workers(jobs: int) -> "Iterator[tuple[ProcessPoolExecutor, Synchronized[int]]]":
+    """Processes that run one thing at a time, and a counter of the rounds that they did.
+
+    They are gone when the block is left, at once if it is left by an exception (Ctrl-C too).
+    """
+    context = multiprocessing.get_context("spawn")  # torch and gRPC do not survive a fork
+    counter: Synchronized[int] = context.Value("q", 0)
+    pool = ProcessPoolExecutor(jobs, context, initializer=_begin, initargs=(counter,))
+    try:
+        yield pool, counter
+    except BaseException as error:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for child in multiprocessing.active_children():
+            child.terminate()
+        if isinstance(error, BrokenProcessPool):
+            raise RunStopped("a worker process died (out of memory?); the same command continues") from None
+        raise
+    pool.shutdown()
+
+
+_counter: "Synchronized[int]"
+
+
+def _begin(counter: "Synchronized[int]") -> None:
+    """Make this process a worker that dies with its parent, even when that is killed with -9."""
+    global _counter
+    _counter = counter
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it as well, and ends its workers
+    parent = multiprocessing.parent_process()
+    assert parent
+
+    def follow() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
+
+
+def _work(config: RunConfig, path: Path) -> Outcome:
+    def advance(count: int) -> None:
+        with _counter.get_lock():
+            _counter.value += count
+
+    return carry_out(config, path, advance)

@@ -1,0 +1,140 @@
+"""Random search over a method's hyper-parameters, chosen on held-out training-environment data."""
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from rich.table import Table
+
+from common.config import RunConfig, sentence
+from common.errors import UserError
+from common.knobs import Search
+from common.methods.base import Method
+from common.seeding import numpy_generator
+from server.cli.tables import percent
+from server.study.runs import Outcome, Watch, run_all
+
+REDRAWS = 100
+
+
+def search_ranges(method: type[Method]) -> dict[str, Search]:
+    """Where a sweep looks, by the name of the hyper-parameter; those without a range stay as they are."""
+    extras = {name: field.json_schema_extra for name, field in method.model_fields.items()}
+    return {
+        name: Search(**extra["search"])  # type: ignore[arg-type]
+        for name, extra in extras.items()
+        if isinstance(extra, Mapping) and "search" in extra
+    }
+
+
+def trial(config: RunConfig, number: int, fixed: Collection[str] = ()) -> RunConfig:
+    """Trial `number` of a method: 0 is the configuration itself, later ones are drawn.
+
+    A draw depends on (seed, method, number, hyper-parameter) only, so that it is the same for everybody, and a
+    `fixed` hyper-parameter does not change the others. Settings that do not fit the scenario are drawn again.
+    Raises `UserError` if a method refuses its own draw, or none of `REDRAWS` fits.
+    """
+    if number == 0:
+        return config
+    method = config.method
+    for attempt in range(REDRAWS):
+        key = (method.name, number, attempt) if attempt else (method.name, number)
+        drawn = {
+            name: search.draw(numpy_generator(config.seed, *key, name))
+            for name, search in search_ranges(type(method)).items()
+            if name not in fixed
+        }
+        try:
+            settings = type(method).model_validate({**method.model_dump(), **drawn})
+        except ValidationError as error:
+            raise UserError(f"trial {number} of {method.name}: {sentence(error)}") from None
+        misfit = settings.misfit(config.scenario)
+        if not misfit:
+            return config.model_copy(update={"method": settings})
+    raise UserError(f"trial {number} of {method.name}: none of {REDRAWS} draws fits; the last: {misfit}")
+
+
+def trials(config: RunConfig, count: int, fixed: Collection[str] = ()) -> list[RunConfig]:
+    """The first `count` trials."""
+    return [trial(config, number, fixed) for number in range(count)]
+
+
+def sweep(
+    config: RunConfig, count: int, fixed: Collection[str], out: Path, jobs: int, watch: Watch = lambda _: None
+) -> list[Outcome]:
+    """Run the first `count` trials. Raises as `run_all` does."""
+    return run_all(trials(config, count, fixed), out, jobs, watch)
+
+
+def key_of(setting: str) -> str:
+    """The hyper-parameter that a `key=value` setting fixes."""
+    return setting.partition("=")[0].strip().removeprefix("method.")
+
+
+def best(outcomes: Sequence[Outcome]) -> int | None:
+    """The trial whose headline model is best on held-out data after the last round, the earliest of equals.
+
+    None if no trial has one: all stopped, or the scenario holds nothing out.
+    """
+    scores = {
+        number: found.validation
+        for number, outcome in enumerate(outcomes)
+        if (found := outcome.selected("final")) and found.validation is not None
+    }
+    return max(scores, key=lambda number: (scores[number], -number)) if scores else None
+
+
+def differences(config: RunConfig, base: RunConfig) -> dict[str, Any]:
+    """The hyper-parameters in which a trial differs from the trial 0 of its sweep."""
+    values, before = config.method.model_dump(), base.method.model_dump()
+    return {name: value for name, value in values.items() if value != before[name]}
+
+
+def sweep_rows(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+    """One row per trial, as plain data: hyper-parameters, accuracies after the last round, folder."""
+    chosen = best(outcomes)
+    rows: list[dict[str, Any]] = []
+    for number, outcome in enumerate(outcomes):
+        found = outcome.selected("final")
+        rows.append(
+            {
+                "trial": number,
+                "chosen": number == chosen,
+                "settings": {name: getattr(outcome.config.method, name) for name in _searched(outcomes)},
+                "model": outcome.config.method.evaluates[-1],
+                "held-out": found.validation if found else None,
+                "worst": found.worst if found else None,
+                "average": found.average if found else None,
+                "run": str(outcome.path),
+                "trouble": outcome.trouble,
+            }
+        )
+    return rows
+
+
+def sweep_table(outcomes: Sequence[Outcome]) -> Table:
+    """The trials, the chosen one in bold."""
+    first = outcomes[0].config
+    table = Table(
+        title=f"{first.method.name} on {first.scenario.name}: {len(outcomes)} trials of {first.rounds} rounds, "
+        f"seed {first.seed}",
+        caption="accuracy in % after the last round, mean over clients; chosen (*) on held-out training data",
+    )
+    searched = _searched(outcomes)
+    for heading in ("trial", *searched, "held-out\ntraining", "worst", "average"):
+        table.add_column(heading, justify="right")
+    for row in sweep_rows(outcomes):
+        mark = "*" if row["chosen"] else ""
+        values = [_short(row["settings"][name]) for name in searched]
+        accuracies = [percent(row[name]) for name in ("held-out", "worst", "average")]
+        table.add_row(f"{mark}{row['trial']}", *values, *accuracies, style="bold" if mark else "")
+    return table
+
+
+def _searched(outcomes: Sequence[Outcome]) -> list[str]:
+    return list(search_ranges(type(outcomes[0].config.method)))
+
+
+def _short(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,76 @@
+"""The name of a run's folder in a study: what its numbers depend on, and nothing else."""
+
+import ast
+import json
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+
+from common.config import RunConfig
+from common.data.scenario import Scenario
+from common.methods.base import Method
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("client", "common", "server", "strategies")
+NO_NUMBER = {"runtime", "device", "data_root", "deadline", "wait", "nodes", "checkpoint_every"}
+"""Settings of a run that say where and how patiently it runs. `evaluate_every` is none of them: it decides
+between which rounds `validation` chooses; nor are `quorum`, `largest` and `most_examples`: they decide which runs
+stop, and on which replies a model rests."""
+
+
+def run_name(config: RunConfig) -> str:
+    """`METHOD-SCENARIO-sSEED-CONFIGURATION-CODE`, the last two being digests."""
+    return f"{name_without_code(config)}-{code_version(type(config.method), type(config.scenario))}"
+
+
+def name_without_code(config: RunConfig) -> str:
+    """The part of a run's name that stays the same from version to version of the code."""
+    return f"{config.method.name}-{config.scenario.name}-s{config.seed}-{config_digest(config)}"
+
+
+def config_digest(config: RunConfig) -> str:
+    """12 hex digits that change with every setting but those of `NO_NUMBER`."""
+    values = config.model_dump(mode="json", exclude=NO_NUMBER)
+    return sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
+
+
+@cache
+def code_version(method: type[Method], scenario: type[Scenario]) -> str:
+    """8 hex digits over the sources that a run of the method on the scenario imports.
+
+    Other methods and other scenarios are not among them, so that work on one does not ask for another one's runs
+    again; neither is what only shows or compares results.
+    """
+    halves = f"strategies.{method.module()}", f"client.methods.{method.module()}"
+    files = imported("server.local", method.__module__, scenario.__module__, *halves)
+    digest = sha256()
+    for name in sorted(files):
+        digest.update(name.encode() + b"\0" + files[name].read_bytes() + b"\0")
+    return digest.hexdigest()[:8]
+
+
+def imported(*modules: str) -> dict[str, Path]:
+    """The project's modules that these import, themselves included, and their files."""
+    found: dict[str, Path] = {}
+    waiting = list(modules)
+    while waiting:
+        name = waiting.pop()
+        path = _source(name)
+        if name in found or path is None:
+            continue
+        found[name] = path
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if isinstance(node, ast.Import):
+                waiting += [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                # `from package import module` names a module as well.
+                waiting += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return found
+
+
+def _source(module: str) -> Path | None:
+    top, *_ = parts = module.split(".")
+    if top not in PACKAGES:
+        return None
+    base = ROOT.joinpath(*parts)
+    return next((path for path in (base.with_suffix(".py"), base / "__init__.py") if path.is_file()), None)

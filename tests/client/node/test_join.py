@@ -1,0 +1,429 @@
+"""`perennial join` without Flower: what is looked at first, what is said, what is started again."""
+
+import json
+import re
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from shutil import which
+from typing import Any
+
+import pytest
+import tomli_w
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from flwr.common.config import parse_config_args
+from listening import listening
+from typer.testing import CliRunner
+
+from client.node import join, launcher
+from client.node.join import NOT_REGISTERED, NOT_TAKEN, Narrator, Plan, Teller
+from common.errors import UserError
+from common.superlink import Unreachable
+from server.cli.main import app
+from server.deployment.certs import make
+
+HERE = "127.0.0.1:9092"
+FLAGS: dict[str, Any] = {
+    "data": None, "partition": None, "name": "", "label_column": "", "environment_column": "", "device": "cpu",
+    "ca": None, "key": None, "insecure": False, "health": "",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def certs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("certs") / "keys"
+    make(folder, ["clinic"], [], 30)
+    return folder
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    path = tmp_path / "my data" / "north.csv"
+    path.parent.mkdir()
+    path.write_text("age,label\n30,ill\n40,well\n")
+    return path
+
+
+def prepare(tmp_path: Path, superlink: str = HERE, **flags: Any) -> Plan:
+    return join.prepare(superlink, **{**FLAGS, "state": tmp_path / "state", **flags})
+
+
+# ---------------------------------------------------------------------- what is looked at first
+
+
+def test_a_plan_holds_absolute_paths_and_only_what_was_said(table: Path, tmp_path: Path) -> None:
+    plan = prepare(tmp_path, data=table, environment_column="age", health="127.0.0.1:1")
+    settings = {
+        "device": "cpu", "state-dir": str(tmp_path / "state"), "data": str(table), "name": "north",
+        "environment-column": "age",
+    }  # fmt: skip
+    assert plan == Plan(HERE, "", "", "127.0.0.1:1", settings)
+    assert prepare(tmp_path, partition=3).settings["partition-id"] == 3
+    assert Plan(**json.loads(json.dumps(asdict(plan)))) == plan
+
+
+def test_a_site_is_called_as_it_says_or_as_its_key_or_as_its_data(
+    table: Path, certs: Path, tmp_path: Path
+) -> None:
+    secure = {"data": table, "ca": certs / "ca.crt", "key": certs / "sites" / "clinic"}
+    assert prepare(tmp_path, **secure).settings["name"] == "clinic"
+    assert prepare(tmp_path, **secure, name="west").settings["name"] == "west"
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ({}, "say what this site has: --data PATH, or --partition N of a run's scenario, one of the two"),
+        ({"data": "north.csv", "partition": 0}, "say what this site has"),
+        ({"partition": 0, "name": "a"}, "--name, --label-column and --environment-column go with --data"),
+        ({"partition": 0, "superlink": "somewhere"}, "--superlink 'somewhere' is no address; write HOST:PORT"),
+        ({"partition": 0, "superlink": "far.example:9092"}, "far.example:9092 is another machine: give --ca FILE"),
+        ({"partition": 0, "ca": "ca.crt", "insecure": True}, "--ca asks for TLS and --insecure for plaintext"),
+        ({"partition": 0, "key": "key"}, "--key FILE is of use with TLS alone"),
+        ({"partition": 0, "ca": "ca.crt", "key": "none"}, "--key none: No such file or directory"),
+        ({"partition": 0, "device": "cuda:99"}, "device 'cuda:99' cannot be used here"),
+        ({"partition": 0, "state": "north.csv/state"}, "--state .*: Not a directory; the personal model is to be"),
+        ({"data": "gone.csv"}, "--data .*/my data/gone.csv: there is no such file or folder"),
+        ({"data": "north.csv", "label_column": "died"}, "north.csv has no column 'died' for the label"),
+        ({"data": "north.csv", "name": "a b"}, "--name 'a b' is not possible; take letters"),
+        ({"data": "empty.csv"}, "empty.csv has no rows"),
+        ({"data": "pictures"}, "picture .*pictures/cat/1.png cannot be read"),
+    ],
+)
+def test_flags_that_cannot_be_are_one_sentence(
+    flags: dict[str, Any], sentence: str, table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(table.parent)
+    Path("empty.csv").write_text("age,label\n")
+    Path("pictures/cat").mkdir(parents=True)
+    Path("pictures/cat/1.png").write_text("no picture")
+    paths = {key: Path(flags[key]) for key in ("data", "ca", "key", "state") if key in flags}
+    with pytest.raises(UserError, match=f"^{sentence}"):
+        prepare(table.parent, **{**flags, **paths})
+
+
+def test_a_key_must_be_one_that_flower_takes(certs: Path, tmp_path: Path) -> None:
+    join.check_key(certs / "sites" / "clinic")
+    for wrong in (certs / "sites" / "clinic.pub", certs / "ca.key", certs / "ca.crt"):
+        with pytest.raises(UserError, match=r"is no private elliptic-curve key in OpenSSH's form"):
+            join.check_key(wrong)
+    other = tmp_path / "ed25519"
+    form = (Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+    other.write_bytes(Ed25519PrivateKey.generate().private_bytes(*form))
+    with pytest.raises(UserError, match=r"is no private elliptic-curve key in OpenSSH's form"):
+        join.check_key(other)
+
+
+@pytest.mark.skipif(not which("ssh-keygen"), reason="needs ssh-keygen")
+def test_nobody_can_type_a_passphrase(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ecdsa", "-N", "secret", "-f", str(key)], check=True)
+    with pytest.raises(UserError, match="is locked with a passphrase"):
+        join.check_key(key)
+
+
+def test_nothing_secret_and_no_port_of_others_is_on_the_command_line(certs: Path, tmp_path: Path) -> None:
+    key = certs / "sites" / "clinic"
+    plan = prepare(tmp_path, "far.example:9092", partition=0, ca=certs / "ca.crt", key=key)
+    command = plan.command(Path("/tmp/node.toml"))
+    assert command[command.index("--root-certificates") + 1] == str(certs / "ca.crt")
+    assert command[command.index("--auth-supernode-private-key") + 1] == str(key)
+    assert command[command.index("--clientappio-api-address") + 1] == "127.0.0.1:0"
+    assert "--insecure" not in command
+    assert not any(line in " ".join(command) for line in key.read_text().splitlines())
+    plain = prepare(tmp_path, partition=0, health="127.0.0.1:9090").command(Path("/tmp/node.toml"))
+    assert "--insecure" in plain
+    assert plain[-2:] == ["--health-server-address", "127.0.0.1:9090"]
+
+
+def test_the_warm_launcher_comes_before_the_supernode_where_it_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = prepare(tmp_path, partition=0)
+    commands = []
+    for wish in ("on", "off"):
+        monkeypatch.setenv("PERENNIAL_LAUNCHER", wish)
+        commands.append(plan.command(Path("/tmp/node.toml")))
+    assert commands[0] == [sys.executable, "-P", launcher.__file__, *commands[1]]
+    monkeypatch.delenv("PERENNIAL_LAUNCHER")
+    assert plan.command(Path("/tmp/node.toml")) == commands[1]
+
+
+def test_flower_reads_the_settings_whatever_is_in_a_path(tmp_path: Path) -> None:
+    """Quotes, blanks and equals signs in paths, at which `--node-config` with the settings themselves breaks."""
+    settings = {"data": '/my "data" = it\'s/ä.csv', "name": "a", "partition-id": 3}
+    (tmp_path / "node.toml").write_text(tomli_w.dumps(settings))
+    assert parse_config_args([str(tmp_path / "node.toml")]) == settings
+
+
+def test_what_stays_resident_is_small() -> None:
+    heavy = "{'torch', 'flwr', 'numpy', 'pydantic'}"
+    code = f"import sys, client.node.join; sys.exit(bool({heavy} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# ---------------------------------------------------------------------- what is said
+
+LOG = """\
+\x1b[92mINFO \x1b[0m:      Starting Flower SuperNode
+\x1b[93mWARNING \x1b[0m:   Option `--insecure` was set.
+\x1b[92mINFO \x1b[0m:      SuperNode ID: 42
+\x1b[92mINFO \x1b[0m:      
+\x1b[92mINFO \x1b[0m:      [RUN 7, ROUND 0]
+\x1b[92mINFO \x1b[0m:      Receiving: query message (ID: 1)
+\x1b[92mINFO \x1b[0m:      perennial: north is in run 7
+\x1b[92mINFO \x1b[0m:      [RUN 7, ROUND 3]
+\x1b[92mINFO \x1b[0m:      Receiving: train.gradient message (ID: 2)
+\x1b[92mINFO \x1b[0m:      [RUN 7, ROUND 3]
+\x1b[92mINFO \x1b[0m:      Sending: train.gradient message (ID: 3)
+\x1b[91mERROR \x1b[0m:     perennial: this site takes no part in the run: no data
+\x1b[93mWARNING \x1b[0m:   Connection attempt failed, retrying in 0.30 seconds
+\x1b[93mWARNING \x1b[0m:   Connection attempt failed, retrying in 1.95 seconds
+\x1b[92mINFO \x1b[0m:      Connection successful after 4.00 seconds and 3 tries.
+Traceback (most recent call last):
+\x1b[91mERROR \x1b[0m:     Heartbeat failed
+"""  # noqa: W291 - as Flower writes it
+
+
+def test_a_supernodes_log_in_plain_words() -> None:
+    narrator = Narrator(HERE)
+    told = [text for line in LOG.splitlines() if (text := narrator.tell(line))]
+    assert told == [
+        f"connected to {HERE} as node 42; waiting for a run",
+        "north is in run 7",
+        "round 3: train.gradient",
+        "this site takes no part in the run: no data",
+        f"the SuperLink at {HERE} does not answer; trying again until it does",
+        f"the SuperLink at {HERE} answers again",
+    ]
+    assert (narrator.connected, narrator.refusal, narrator.error) == (True, "", "Heartbeat failed")
+
+
+def test_the_superlinks_refusal_is_found_in_a_traceback() -> None:
+    narrator = Narrator(HERE)
+    line = (
+        '\tdetails = "{"code": 2004, "public_message": "Failed to activate SuperNode.", "public_details": null}"'
+    )
+    assert narrator.tell(line) == ""
+    assert narrator.refusal == NOT_TAKEN
+
+
+def test_the_same_is_said_once_in_a_row(capsys: pytest.CaptureFixture[str]) -> None:
+    say = Teller()
+    for text in ("a", "a", "b", "a"):
+        say(text)
+    lines = capsys.readouterr().out.splitlines()
+    assert [re.sub(r"^\d\d:\d\d:\d\d ", "", line) for line in lines] == ["a", "b", "a"]
+
+
+# ---------------------------------------------------------------------- what is started again
+
+
+class Enough(Exception):  # noqa: N818
+    pass
+
+
+class World:
+    """A clock, a SuperLink and SuperNodes that do as told, one outcome after the other."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, answers: list[Any], nodes: list[Any]) -> None:
+        self.now, self.slept, self.said = 1000.0, list[float](), list[str]()
+        self.answers, self.nodes = iter(answers), iter(nodes)
+        monkeypatch.setattr(join, "must_answer", self.must_answer)
+        monkeypatch.setattr(join, "run_once", self.run_once)
+        monkeypatch.setattr(join.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(join.time, "sleep", self.sleep)
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
+
+    def must_answer(self, *_: Any) -> None:
+        if answer := next(self.answers, None):
+            raise answer
+
+    def run_once(self, *_: Any) -> tuple[Narrator, int]:
+        """`(seconds, connected, refusal, code)`; after the last one, an end."""
+        try:
+            seconds, connected, refusal, code = next(self.nodes)
+        except StopIteration:
+            raise Enough from None
+        self.now += seconds
+        node = Narrator(HERE)
+        node.connected, node.refusal = connected, refusal
+        return node, code
+
+    def go(self) -> None:
+        with pytest.raises(Enough):
+            join.keep_running(Plan(HERE, "", "", "", {}), Path(), self.said.append)
+
+
+def test_a_supernode_that_ends_is_started_again_later_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    short = (1.0, True, "", 1)
+    world = World(monkeypatch, [], [short] * 8 + [(100.0, True, "", -9)])
+    world.go()
+    assert world.slept == [1, 2, 4, 8, 16, 32, 60, 60, 1]
+    assert world.said[-1] == "the SuperNode ended with exit code -9; it is started again"
+
+
+def test_a_server_that_is_not_there_yet_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    away = Unreachable(f"the SuperLink at {HERE} cannot be reached: Connection refused")
+    world = World(monkeypatch, [away, away], [])
+    world.go()
+    assert world.slept == [1, 2]
+    assert world.said == [f"{away}; trying again until it answers"] * 2
+
+
+def test_what_waiting_cannot_mend_ends_the_site_unless_it_was_connected(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = UserError("a certificate that ca.crt does not vouch for")
+    with pytest.raises(UserError, match="does not vouch"):
+        World(monkeypatch, [wrong], []).go()
+    world = World(monkeypatch, [None, wrong], [(100.0, True, "", 1)])  # a server that is being started again
+    world.go()
+    assert any("does not vouch" in text for text in world.said)
+    with pytest.raises(UserError, match="lets in registered sites alone: give the site's --key FILE"):
+        World(monkeypatch, [], [(1.0, False, NOT_REGISTERED, 1)]).go()
+
+
+@pytest.mark.parametrize(
+    ("before", "first", "later"),
+    [
+        (False, "either the site's last session has not expired yet", "this key is not registered"),
+        (True, "the site's last session has not expired yet", "it is connected from elsewhere, or this key"),
+    ],
+)
+def test_a_key_that_is_not_taken_is_tried_again_and_the_reason_gets_clearer(
+    before: bool, first: str, later: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = [(100.0, True, "", -9)] if before else []
+    world = World(monkeypatch, [], lost + [(5.0, False, NOT_TAKEN, 1)] * 8)
+    world.go()
+    said = [text.partition("does not take this key: ")[2] for text in world.said if "does not take" in text]
+    assert said[0].startswith(first)
+    assert said[-1].startswith(later)
+    assert world.slept[-8:] == [10] * 8
+
+
+# ---------------------------------------------------------------------- processes
+
+
+def script(folder: Path, body: str) -> list[str]:
+    path = folder / "node.py"
+    path.write_text(body)
+    return [sys.executable, "-u", str(path)]
+
+
+FAMILY = """\
+import os, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if len(sys.argv) == 1:
+    child = subprocess.Popen([sys.executable, __file__, "child"])
+    print("ERROR : ", "it has", child.pid)
+    print("INFO : SuperNode ID: 1")
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(join, "SECONDS_TO_STOP", 0.3)
+
+
+def gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
+
+
+@pytest.mark.usefixtures("quick")
+def test_nothing_is_left_even_of_children_that_do_not_listen(tmp_path: Path) -> None:
+    with join.supernode(script(tmp_path, FAMILY)) as process:
+        assert process.stdout
+        child = int(process.stdout.readline().split()[-1])
+        assert not gone(child)
+    assert process.poll() == -9
+    for _ in range(100):
+        if gone(child):
+            break
+        time.sleep(0.05)
+    assert gone(child)
+
+
+@pytest.mark.usefixtures("quick")
+def test_all_lines_are_in_the_state_folder_and_the_telling_ones_are_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = list[str]()
+    command = script(tmp_path, "print('INFO : SuperNode ID: 9'); print('noise'); raise SystemExit(7)")
+    monkeypatch.setattr(Plan, "command", lambda *_: command)
+    plan = Plan(HERE, "", "", "", {"state-dir": str(tmp_path)})
+    node, code = join.run_once(plan, tmp_path / "node.toml", said.append)
+    assert (node.connected, code) == (True, 7)
+    assert said == [f"connected to {HERE} as node 9; waiting for a run"]
+    assert (tmp_path / join.LOG).read_text() == "INFO : SuperNode ID: 9\nnoise\n"
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_supernode_that_is_refused_and_does_not_end_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = script(tmp_path, 'import time; print(\'details = "{"code": 2004}"\'); time.sleep(600)')
+    monkeypatch.setattr(Plan, "command", lambda *_: command)
+    plan = Plan(HERE, "", "", "", {"state-dir": str(tmp_path)})
+    node, code = join.run_once(plan, tmp_path / "node.toml", list[str]().append)
+    assert (node.refusal, code) == (NOT_TAKEN, None)
+
+
+@pytest.mark.usefixtures("quick")
+def test_an_interrupt_ends_the_supernode_without_a_word_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, said = list["subprocess.Popen[str]"](), list[str]()
+    original = subprocess.Popen.wait
+
+    def wait(process: Any, timeout: float | None = None) -> int:
+        started.append(process)
+        if len(started) == 1:
+            raise KeyboardInterrupt
+        return original(process, timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", wait)
+    monkeypatch.setattr(Plan, "command", lambda *_: script(tmp_path, "import time; time.sleep(600)"))
+    with pytest.raises(KeyboardInterrupt):
+        join.run_once(Plan(HERE, "", "", "", {"state-dir": str(tmp_path)}), tmp_path / "node.toml", said.append)
+    assert started[0].poll() == -15
+    assert said == []
+
+
+def ended(plan: Plan) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-P", "-m", "client.node.join", json.dumps(asdict(plan))]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_server_that_speaks_otherwise_is_one_sentence_and_exit_code_2(certs: Path, tmp_path: Path) -> None:
+    with listening(certs) as port:
+        done = ended(prepare(tmp_path, f"127.0.0.1:{port}", partition=0))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"perennial: the SuperLink at 127.0.0.1:{port} does not speak plaintext gRPC: give its CA with --ca FILE\n"
+    )
+
+
+def test_the_command_line_says_what_is_wrong_and_else_becomes_the_resident_process(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    became = list[Any]()
+    monkeypatch.setattr(join.os, "execv", lambda *call: became.append(call))
+    line = ["join", "--superlink", HERE, "--state", str(tmp_path / "state"), "--device", "cpu"]
+    result = CliRunner().invoke(app, line)
+    assert result.exit_code == 2
+    assert "one of the two" in result.stderr
+    assert became == []
+    assert CliRunner().invoke(app, [*line, "--data", str(table)]).exit_code == 0
+    ((_, argv),) = became
+    assert argv[:4] == [sys.executable, "-P", "-m", "client.node.join"]
+    assert Plan(**json.loads(argv[4])).settings["name"] == "north"

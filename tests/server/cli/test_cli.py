@@ -1,0 +1,210 @@
+"""The command line as a person meets it: tables, JSON, and one sentence for what is wrong."""
+
+import json
+from pathlib import Path
+
+import pytest
+import toys  # noqa: F401 - makes the toy scenario known
+from typer.testing import CliRunner, Result
+
+from server.cli.main import app
+from server.folder import RunFolder
+
+TOY = ["--config", "toy.toml", "--set", "evaluate_every=2", "--set", "checkpoint_every=2"]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PERENNIAL_DATA", raising=False)
+    monkeypatch.setenv("COLUMNS", "200")
+    (tmp_path / "toy.toml").write_text('[scenario]\nname = "toy"\n')
+    return tmp_path
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def test_run_ends_in_a_table_and_leaves_a_folder(here: Path) -> None:
+    result = call("run", *TOY, "--method", "ditto", "--out", "one")
+    assert result.exit_code == 0, result.output
+    for word in ("p=0.1", "p=0.9", "worst", "average", "personal", "down", "up", "run folder: one"):
+        assert word in result.stdout
+    assert "best on test" not in result.stdout
+    found = {path.name for path in (here / "one").iterdir()}
+    assert found == {"config.toml", "metrics.jsonl", "summary.json", "checkpoint", "models"}
+
+
+def test_command_line_beats_file_and_settings_beat_both(here: Path) -> None:
+    (here / "own.toml").write_text(
+        'rounds = 9\nseed = 4\n[scenario]\nname = "toy"\n[method]\nname = "ditto"\nproximity = 3.0\n'
+    )
+    result = call("run", "--config", "own.toml", "--rounds", "2", "--set", "proximity=0.5", "--out", "one")
+    assert result.exit_code == 0, result.output
+    config = RunFolder(here / "one").config()
+    assert (config.rounds, config.seed, config.method.model_dump()["proximity"]) == (2, 4, 0.5)
+
+
+def test_config_of_a_run_runs_again_to_the_same_numbers(here: Path) -> None:
+    call("run", *TOY, "--rounds", "3", "--set", "learning_rate=0.02", "--out", "one")
+    assert call("run", "--config", "one/config.toml", "--out", "two").exit_code == 0
+    assert (here / "one" / "config.toml").read_text() == (here / "two" / "config.toml").read_text()
+    assert RunFolder(here / "one").rows() == RunFolder(here / "two").rows()
+
+
+def test_a_run_with_clusters_shows_who_was_together_at_the_end(here: Path) -> None:
+    assert "clusters" not in call("run", *TOY, "--rounds", "2", "--out", "one").stdout
+    result = call("run", *TOY, "--rounds", "2", "--method", "cgpfl-heur", "--out", "two")
+    assert result.exit_code == 0, result.output
+    rows = {row["kind"]: row for row in RunFolder(here / "two").rows()}
+    labels, chosen = rows["clusters"]["labels"], rows["heuristic"]
+    assert "clusters in round 2" in result.stdout
+    for cluster in set(labels.values()):
+        assert ", ".join(client for client in sorted(labels) if labels[client] == cluster) in result.stdout
+    assert f"chosen after round 1: {chosen['contexts']} clusters, μ = {chosen['mu']:.4g}" in result.stdout
+
+
+def test_json_is_the_summary(here: Path) -> None:
+    result = call("run", *TOY, "--rounds", "2", "--out", "one", "--json")
+    assert json.loads(result.stdout) == json.loads((here / "one" / "summary.json").read_text())
+
+
+def test_oracle_selection_only_on_request_and_labelled(here: Path) -> None:
+    call("run", *TOY, "--out", "one")
+    assert "oracle" not in call("show", "run", "one").stdout
+    shown = call("show", "run", "one", "--oracle").stdout
+    assert "oracle" in shown
+    assert "chosen on test data" in shown
+
+
+@pytest.mark.parametrize("kind", ["methods", "scenarios", "datasets", "models"])
+def test_lists(kind: str) -> None:
+    lines = call("list", kind)
+    names = json.loads(call("list", kind, "--json").stdout)
+    assert len(names) >= 3
+    assert all(name in lines.stdout for name in names)
+
+
+def test_show_method_tells_default_symbol_bounds_and_search() -> None:
+    shown = call("show", "method", "ditto").stdout
+    for word in ("proximity", "λ", "≥0", "log", "Li et al."):
+        assert word in shown
+    facts = json.loads(call("show", "method", "ditto", "--json").stdout)
+    assert facts["hyper-parameters"]["proximity"]["symbol"] == "λ"
+
+
+def test_show_scenario(here: Path) -> None:
+    facts = json.loads(call("show", "scenario", "cmnist-80-oracle", "--json").stdout)
+    assert facts["clients"] == 80
+    assert facts["settings"]["oracle"]["default"] is True
+    assert "label_noise" in call("show", "scenario", "cmnist").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--method", "fedvag"], ["method", "fedvag", "fedavg"]),
+        (["--scenario", "cmnst"], ["scenario", "cmnst", "cmnist"]),
+        (["--set", "learning_rat=0.1"], ["learning_rat", "learning_rate"]),
+        (["--set", "learning_rate=-1"], ["method.learning_rate", "-1", "greater than 0"]),
+        (["--set", "learning_rate=much"], ["method.learning_rate", "much", "number"]),
+        (["--set", "learning_rate"], ["key=value"]),
+        (["--set", "data.x=1"], ["scenario", "'data'"]),
+        (["--set", "scenario.clients=9"], ["scenario.clients", "9", "8"]),
+        (
+            ["--scenario", "cmnist-games", "--set", "scenario.clients=4"],
+            ["scenario.train_agreement has 2 values for 4"],
+        ),
+        (["--set", "model.hidden=[0]"], ["hidden", "0", "greater"]),
+        (["--set", "model.name=mpl"], ["mpl", "mlp"]),
+        (["--set", "quorum=2"], ["quorum", "2", "1"]),
+        (["--rounds", "0"], ["rounds", "0", "1"]),
+        (["--seed", "-1"], ["seed", "-1", "0"]),
+        (["--runtime", "cloud"], ["runtime", "cloud", "simulation"]),
+        (["--scenario", "cmnist"], ["mnist", "PERENNIAL_DATA", "MNIST/raw"]),
+        (["--scenario", "cmnist", "--data-root", "nowhere"], ["mnist", "nowhere"]),
+        (["--device", "cuda:77"], ["cuda:77", "cpu"]),
+        (["--config", "nowhere.toml"], ["nowhere.toml", "No such file"]),
+        (["--out", "toy.toml/run"], ["toy.toml/run", "another"]),
+    ],
+)
+def test_a_sentence_and_exit_code_2(arguments: list[str], words: list[str], here: Path) -> None:
+    before = sorted(path.name for path in here.iterdir())
+    result = call("run", *arguments)
+    assert result.exit_code == 2
+    assert "Traceback" not in result.output
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert all(word in result.stderr for word in words), result.stderr
+    assert sorted(path.name for path in here.iterdir()) == before
+
+
+def test_a_file_that_is_not_toml(here: Path) -> None:
+    (here / "bad.toml").write_text("rounds = = 3")
+    result = call("run", "--config", "bad.toml")
+    assert result.exit_code == 2
+    assert "bad.toml" in result.stderr
+
+
+def test_a_folder_with_a_run_is_not_overwritten(here: Path) -> None:
+    call("run", *TOY, "--rounds", "2", "--out", "one")
+    before = (here / "one" / "metrics.jsonl").read_bytes()
+    result = call("run", *TOY, "--rounds", "2", "--out", "one")
+    assert result.exit_code == 2
+    assert "perennial resume one" in result.stderr
+    assert (here / "one" / "metrics.jsonl").read_bytes() == before
+
+
+def test_truncated_checkpoint_is_named_and_nothing_is_lost(here: Path) -> None:
+    call("run", *TOY, "--rounds", "6", "--out", "one")
+    config = (here / "one" / "config.toml").read_text()
+    (here / "one" / "config.toml").write_text(config.replace("rounds = 6", "rounds = 8"))
+    arrays = here / "one" / "checkpoint" / "round-6" / "arrays.safetensors"
+    whole = arrays.read_bytes()
+    arrays.write_bytes(whole[:-10])
+    log = (here / "one" / "metrics.jsonl").read_bytes()
+    result = call("resume", "one")
+    assert result.exit_code == 2
+    assert "round-6" in result.stderr
+    assert "round 4" in result.stderr
+    assert (here / "one" / "metrics.jsonl").read_bytes() == log
+    arrays.write_bytes(whole)
+    assert call("resume", "one").exit_code == 0
+
+
+def test_resume_of_what_cannot_be_resumed(here: Path) -> None:
+    call("run", *TOY, "--rounds", "2", "--out", "one")
+    assert "has ended" in call("resume", "one").stderr
+    assert "not a run folder" in call("resume", "two").stderr
+    assert call("resume", "one").exit_code == call("resume", "two").exit_code == 2
+
+
+def test_a_run_that_died_between_its_last_round_and_its_summary(here: Path) -> None:
+    call("run", *TOY, "--rounds", "2", "--out", "one")
+    before = json.loads((here / "one" / "summary.json").read_text())
+    (here / "one" / "summary.json").unlink()
+    assert "perennial resume one" in call("show", "run", "one").stderr
+    assert call("resume", "one").exit_code == 0
+    after = json.loads((here / "one" / "summary.json").read_text())
+    assert {**after, "wall_seconds": 0} == {**before, "wall_seconds": 0}
+
+
+def test_a_run_that_misses_its_quorum_stops_with_code_3(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from server import local
+
+    monkeypatch.setattr(local.LocalGrid, "get_node_ids", lambda self: [1])
+    result = call("run", *TOY, "--set", "wait=0.01", "--out", "one")
+    assert result.exit_code == 3
+    assert "1 of 4 clients" in result.stderr
+
+
+def test_a_private_run_says_what_it_promises_and_an_impossible_one_is_refused(here: Path) -> None:
+    private = ["--set", "privacy.mechanism=fixed", "--set", "privacy.noise_multiplier=10"]
+    result = call("run", *TOY, "--method", "fedavg", "--rounds", "2", *private, "--out", "one")
+    assert result.exit_code == 0, result.output
+    assert "privacy: ε = 0.689 at δ = 1e-05 for everything that a client sent in to 2 models" in result.stdout
+    assert call("run", "--config", "one/config.toml", "--out", "two").exit_code == 0
+    result = call("run", *TOY, "--method", "fediir", *private, "--out", "three")
+    assert result.exit_code == 2
+    assert "privacy.mechanism: 'fixed' is not possible with method 'fediir'" in result.output
+    assert not (here / "three").exists()

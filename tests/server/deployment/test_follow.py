@@ -1,0 +1,103 @@
+"""Whoever follows a run on Flower is told how it ended, also when it is Flower that ends."""
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from toys import toy_config
+
+from common.errors import RunStopped, UserError
+from server.deployment import remote
+from server.deployment.remote import Connection, FlowerFailed
+from server.folder import RunFolder
+
+AWAY = UserError("Connection to the SuperLink is unavailable.")
+
+
+class Scripted(Connection):
+    """Says of a run what it is told to, word after word; something may happen between two."""
+
+    def __init__(self, *words: Any) -> None:
+        super().__init__("here", {})
+        self.words = list(words)
+
+    def status(self, run_id: str) -> str:
+        word = self.words.pop(0)
+        if callable(word):
+            word = word()
+        if isinstance(word, UserError):
+            raise word
+        return str(word)
+
+    def _call(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.CompletedProcess(arguments, 0, "the log of Flower\n", "")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+    monkeypatch.setattr(remote, "STATUS_EVERY", -1.0)
+    monkeypatch.setattr(remote, "SILENCE", 0.0)
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    return RunFolder.create(tmp_path / "run", toy_config("fedavg"))
+
+
+def rounds(connection: Connection, folder: RunFolder) -> list[int]:
+    return [row["round"] for row in connection.follow("7", folder.path)]
+
+
+def test_rows_are_told_as_they_come_and_the_last_ones_after_the_end(folder: RunFolder) -> None:
+    def write(number: int, status: str) -> Any:
+        return lambda: (folder.append([{"round": number}]), status)[1]
+
+    connection = Scripted(write(1, "running"), "running", write(2, "running"), write(3, "finished:completed"))
+    assert rounds(connection, folder) == [1, 2, 3]
+
+
+def test_a_superlink_that_comes_back_is_no_end(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "SILENCE", 1e6)
+    assert rounds(Scripted("running", AWAY, AWAY, "running", "finished:completed"), folder) == []
+
+
+def test_a_superlink_that_stays_away_is_the_end(folder: RunFolder) -> None:
+    with pytest.raises(RunStopped) as caught:
+        rounds(Scripted("running", AWAY, AWAY), folder)
+    assert str(caught.value) == (
+        "the SuperLink has not answered for 0 seconds (Connection to the SuperLink is unavailable.); once it is "
+        f"back, `perennial resume {folder.path}` goes on from the last checkpoint"
+    )
+
+
+def test_a_run_that_was_done_before_the_superlink_went_is_done(folder: RunFolder) -> None:
+    folder.append([{"round": 1}])
+    folder.write_summary({"rounds": 1})
+    assert rounds(Scripted(AWAY), folder) == [1]
+
+
+def test_a_superlink_that_has_lost_its_database_is_the_end(folder: RunFolder) -> None:
+    lost = UserError("Displaying information for run ID 7... [code: 16] Run ID not found.")
+    with pytest.raises(RunStopped, match=r"without its database and does not know run 7; `perennial resume"):
+        rounds(Scripted("running", lost), folder)
+
+
+def test_the_servers_own_word_is_told(folder: RunFolder) -> None:
+    (folder.path / "error.txt").write_text("round 3: only 1 of 4 clients\n")
+    with pytest.raises(RunStopped, match=r"^round 3: only 1 of 4 clients$"):
+        rounds(Scripted("finished:failed"), folder)
+
+
+def test_a_server_that_died_without_a_word_leaves_flowers_log(folder: RunFolder) -> None:
+    with pytest.raises(FlowerFailed, match=r"Flower says of run 7: finished:failed; its log is in .*flower\.log"):
+        rounds(Scripted("running", "finished:failed"), folder)
+    assert (folder.path / "flower.log").read_text() == "the log of Flower\n"
+    folder.checkpoint_path(2).mkdir(parents=True)
+    with pytest.raises(FlowerFailed, match=rf"flower\.log; `perennial resume {folder.path}` goes on"):
+        rounds(Scripted("finished:failed"), folder)
+
+
+def test_flowers_reasons_come_without_its_greeting(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = '{"success": false, "error-message": "Using SuperLink: here (h:1)\\n\\nIt is\\nunavailable."}'
+    done = subprocess.CompletedProcess([], 0, answer, "")
+    monkeypatch.setattr(Connection, "_call", lambda *_: done)
+    with pytest.raises(UserError, match=r"^It is unavailable.$"):
+        Connection("here", {}).status("7")

@@ -1,0 +1,120 @@
+"""How the command line gets to a SuperLink, and what it says when it does not."""
+
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from listening import listening
+from typer.testing import CliRunner, Result
+
+from common.errors import UserError
+from common.flower import QUIET, program
+from server.cli.main import app
+from server.deployment.certs import make
+from server.deployment.remote import await_port, deployment, free_port
+
+
+def call(*arguments: str, **environment: str) -> Result:
+    return CliRunner().invoke(app, list(arguments), env=environment)
+
+
+@pytest.fixture(scope="module")
+def certs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("certs")
+    make(folder / "ours", 2, [], days=1)
+    make(folder / "other", 0, [], days=1)
+    return folder
+
+
+def home(environment: dict[str, str]) -> Path:
+    return Path(environment["FLWR_HOME"])
+
+
+def test_flower_is_told_by_a_home_of_its_own(certs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with listening() as port, deployment(f"127.0.0.1:{port}") as connection:
+        settings = tomllib.loads((home(connection.environment) / "config.toml").read_text())
+        assert settings["superlink"][connection.name] == {"address": f"127.0.0.1:{port}", "insecure": True}
+    assert not home(connection.environment).exists()
+
+    monkeypatch.chdir(certs)
+    with listening(certs / "ours") as port, deployment(f"localhost:{port}", Path("ours/ca.crt")) as connection:
+        settings = tomllib.loads((home(connection.environment) / "config.toml").read_text())
+        protection = {"root-certificates": str(certs / "ours" / "ca.crt")}
+        assert settings["superlink"][connection.name] == {"address": f"localhost:{port}", **protection}
+
+
+def test_a_name_is_looked_up_by_flower() -> None:
+    with deployment("mine") as connection:
+        assert connection.name == "mine"
+        assert connection.environment.get("FLWR_HOME") is None
+    with pytest.raises(UserError, match=r"'mine' is but a name"), deployment("mine", Path("ca.crt")):
+        pass
+
+
+def test_no_run_folder_where_there_is_no_connection(certs: Path, tmp_path: Path) -> None:
+    ours, other = (str(certs / name / "ca.crt") for name in ("ours", "other"))
+    with listening(certs / "ours") as tls, listening() as plain:
+        attempts = [
+            (["--superlink", "127.0.0.1:1"], "cannot be reached"),
+            (["--superlink", f"127.0.0.1:{tls}", "--ca", other], "does not vouch for"),
+            (["--superlink", f"127.0.0.1:{tls}"], "--ca"),
+            (["--superlink", f"127.0.0.1:{plain}", "--ca", ours], "does not speak TLS"),
+            (["--superlink", "server.example:9093"], "another machine"),
+            (["--superlink", "server.example:9093", "--ca", ours, "--insecure"], "leave out one"),
+            (["--superlink", "server:x"], "HOST:PORT"),
+        ]
+        for arguments, word in attempts:
+            result = call("run", "--runtime", "deployment", "--out", str(tmp_path / "run"), *arguments)
+            assert result.exit_code == 2
+            assert len(result.stderr.splitlines()) == 1
+            assert word in result.stderr
+            assert not (tmp_path / "run").exists()
+
+
+def test_the_environment_says_where_the_superlink_is(certs: Path) -> None:
+    key = str(certs / "ours" / "sites" / "site-1.pub")
+    settings = {"PERENNIAL_SUPERLINK": "server.example:9093", "PERENNIAL_CA": "nowhere.crt"}
+    assert "nowhere.crt: No such file" in call("register", key, **settings).stderr
+    settings = {"PERENNIAL_SUPERLINK": "nowhere.invalid:9093", "PERENNIAL_INSECURE": "1"}
+    assert "nowhere.invalid:9093 cannot be reached" in call("register", key, **settings).stderr
+
+
+@pytest.fixture
+def superlink(certs: Path, tmp_path: Path) -> Iterator[str]:
+    """The Control API of a real SuperLink that authenticates its nodes."""
+    control, folder = free_port(), certs / "ours"
+    command = [program("flower-superlink"), "--enable-supernode-auth", "--database", str(tmp_path / "state.db")]
+    for api, port in (("control", control), ("fleet", free_port()), ("serverappio", free_port())):
+        command += [f"--{api}-api-address", f"127.0.0.1:{port}"]
+    for flag, name in (("ca-certfile", "ca.crt"), ("certfile", "server.crt"), ("keyfile", "server.key")):
+        command += [f"--ssl-{flag}", str(folder / name)]
+    with (tmp_path / "superlink.log").open("w") as log:
+        process = subprocess.Popen(
+            command, env={**QUIET, "PATH": str(Path(sys.executable).parent)}, stdout=log, stderr=log
+        )
+        try:
+            await_port(control, process, tmp_path / "superlink.log")
+            yield f"127.0.0.1:{control}"
+        finally:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.runtimes
+def test_keys_are_registered_once(superlink: str, certs: Path) -> None:
+    sites, reach = certs / "ours" / "sites", ["--superlink", superlink, "--ca", str(certs / "ours" / "ca.crt")]
+    first = call("register", str(sites / "site-1.pub"), *reach)
+    assert first.exit_code == 0, first.output
+    assert first.stdout.startswith("site-1: node ")
+    both = call("register", str(sites), *reach)
+    assert both.exit_code == 0, both.output
+    assert both.stdout.splitlines()[0] == "site-1: registered already"
+    assert both.stdout.splitlines()[1].startswith("site-2: node ")
+    for name in ("ours/sites/site-1", "ours/sites/nobody.pub", "other/sites"):
+        refused = call("register", str(certs / name), *reach)
+        assert refused.exit_code == 2
+        assert len(refused.stderr.splitlines()) == 1
+        assert name in refused.stderr

@@ -1,0 +1,652 @@
+"""Sweeps, comparisons and reproductions: the same numbers for everybody, nothing run twice, nothing hidden."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from toys import Toy, toy_config
+from typer.testing import CliRunner
+
+from common.config import RunConfig, load_config
+from common.data import scenarios
+from common.data.examples import ClientData, Examples
+from common.data.scenarios.colored import CMNIST
+from common.errors import UserError
+from common.methods import METHODS
+from common.methods.ditto import Ditto
+from common.methods.fedavg import FedAvg
+from server.cli.main import app
+from server.folder import RunFolder
+from server.report.pictures import pictures, training_curve, training_picture
+from server.report.report import load
+from server.study import compare as comparing
+from server.study import reproduce, runs, version
+from server.study.compare import Entry, Plan, compare, entries_of, measures
+from server.study.constant import constant_predictor, constant_rows
+from server.study.runs import Outcome, Selected, Standing, Summary, carry_out, look, older, run_all
+from server.study.sweep import best, search_ranges, trial, trials
+from server.study.version import code_version, config_digest, imported, name_without_code, run_name
+from server.summary import Evaluation
+
+TESTS = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def toy_preset(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The toy scenario by name, as the command line knows scenarios."""
+    monkeypatch.setitem(scenarios.SCENARIOS, "toy", Toy())
+
+
+def plan(*methods: str, **facts: Any) -> Plan:
+    settings = ("evaluate_every=2", "checkpoint_every=2", "batch_size=20", "local_steps=2")
+    facts = {"scenario": "toy", "seeds": 2, "rounds": 4, "settings": settings, **facts}
+    return Plan(entries=entries_of(methods), **facts)
+
+
+def selected(validation: float | None = 0.5, **clients: dict[str, float]) -> Selected:
+    return Selected(
+        round=1, accuracy={"a": 0.5}, worst=0.5, average=0.5, pooled=0.5, validation=validation, clients=clients
+    )
+
+
+def outcome(validation: float | None, trouble: str = "") -> Outcome:
+    found = Summary(rounds=1, models={"global": {"final": selected(validation)}})
+    return Outcome(toy_config("fedavg"), Path("x"), None if trouble else found, trouble)
+
+
+# ---------------------------------------------------------------------- names of run folders
+
+CONFIG = load_config(options={"method": "ditto", "scenario": "colored-digits"})
+CHANGES = {
+    "seed": st.integers(1, 99),
+    "rounds": st.integers(1, 50),
+    "participation": st.floats(0.1, 0.9),
+    "evaluate_every": st.integers(1, 9),
+    "quorum": st.floats(0.6, 1),
+    "largest": st.floats(1e3, 1e8),
+    "most_examples": st.integers(10, 10**6),
+    "privacy.mechanism": st.just("adaptive"),
+    "learning_rate": st.floats(0.1, 1),
+    "proximity": st.floats(0.2, 1),
+    "local_unit": st.just("epoch"),
+    "scenario.clients": st.integers(1, 7),
+    "scenario.label_noise": st.floats(0.0, 0.2),
+    "model.hidden": st.just([32]),
+}
+NO_CHANGES = {
+    "runtime": st.sampled_from(["simulation", "deployment"]),
+    "device": st.just("cpu"),
+    "data_root": st.text("abc/", min_size=1),
+    "deadline": st.floats(1, 99),
+    "wait": st.floats(1, 99),
+    "checkpoint_every": st.integers(1, 9),
+}
+
+
+def changed(key: str, value: Any) -> RunConfig:
+    return load_config(
+        options={"method": "ditto", "scenario": "colored-digits"}, settings=[f"{key}={json.dumps(value)}"]
+    )
+
+
+@given(st.sampled_from(sorted(CHANGES)).flatmap(lambda key: st.tuples(st.just(key), CHANGES[key])))
+def test_what_changes_numbers_changes_the_digest(change: tuple[str, Any]) -> None:
+    config = changed(*change)
+    assume(config != CONFIG)
+    assert config_digest(config) != config_digest(CONFIG)
+
+
+@given(st.sampled_from(sorted(NO_CHANGES)).flatmap(lambda key: st.tuples(st.just(key), NO_CHANGES[key])))
+def test_what_changes_no_number_does_not(change: tuple[str, Any]) -> None:
+    assert run_name(changed(*change)) == run_name(CONFIG)
+
+
+def test_every_run_setting_is_one_or_the_other() -> None:
+    parts = {"method", "scenario", "model"}
+    told = {key.partition(".")[0] for key in CHANGES} & set(RunConfig.model_fields)
+    nodes = {"nodes"}  # a table, which --set does not take
+    assert set(RunConfig.model_fields) - parts == (told - parts) | set(NO_CHANGES) | nodes
+    assert set(NO_CHANGES) | nodes == version.NO_NUMBER
+
+
+def test_one_hyper_parameter_changes_the_configuration_part_and_nothing_else() -> None:
+    before, after = (run_name(config).split("-") for config in (CONFIG, changed("proximity", 0.7)))
+    assert [i for i, (one, other) in enumerate(zip(before, after, strict=True)) if one != other] == [4]
+
+
+def test_a_configuration_from_its_file_has_the_same_name(tmp_path: Path) -> None:
+    config = trial(toy_config("ditto"), 3)
+    assert run_name(RunFolder.create(tmp_path / "run", config).config()) == run_name(config)
+
+
+def test_the_code_version_covers_what_a_run_imports_and_no_other_method() -> None:
+    found = imported(
+        "server.local", Ditto.__module__, CMNIST.__module__, "strategies.ditto", "client.methods.ditto"
+    )
+    assert {"server.loop", "client.trainer", "strategies.base", "common.data.partition"} <= found.keys()
+    assert {"common.methods.ditto", "common.data.scenarios.colored"} <= found.keys()
+    assert not {"common.methods.local", "tests.toys"} & found.keys()
+    others = {"server.cli.main", "server.study.compare", "server.cli.tables", "client.methods.local"}
+    assert not others & found.keys()
+    assert all(path.is_file() for path in found.values())
+
+
+def test_the_code_version_follows_the_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {"a": tmp_path / "a.py", "b": tmp_path / "b.py"}
+    for path in files.values():
+        path.write_text("x = 1\n")
+    monkeypatch.setattr(version, "imported", lambda *_: dict(files))
+    fresh = code_version.__wrapped__
+    before = fresh(FedAvg, CMNIST)
+    assert fresh(FedAvg, CMNIST) == before
+    files["b"].write_text("x = 2\n")
+    assert fresh(FedAvg, CMNIST) != before
+
+
+# ---------------------------------------------------------------------- trials
+
+
+def test_draws_that_do_not_fit_the_scenario_are_drawn_again() -> None:
+    few = load_config(
+        options={"method": {"name": "ifca", "clusters": 2}, "scenario": {"name": "toy", "clients": 3}}
+    )
+    assert search_ranges(METHODS["ifca"])["clusters"].values == (2, 4)
+    assert [config.method.model_dump()["clusters"] for config in trials(few, 8)] == [2] * 8
+    alone = few.model_copy(update={"scenario": Toy(clients=1)})
+    with pytest.raises(UserError, match="trial 1 of ifca: none of 100 draws fits; the last: clusters: "):
+        trial(alone, 1)
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_trials_are_the_same_for_everybody_and_inside_their_ranges(method: str) -> None:
+    config = toy_config(method)
+    drawn = trials(config, 20)
+    assert drawn[0] == config
+    assert drawn == trials(config, 20)
+    for name, search in search_ranges(type(config.method)).items():
+        values = [getattr(one.method, name) for one in drawn[1:]]
+        if search.kind == "choice":
+            assert set(values) <= set(search.values)
+        else:
+            assert search.values[0] <= min(values) < max(values) <= search.values[1]
+    assert [one.method for one in trials(toy_config(method, seed=1), 20)[1:]] != [one.method for one in drawn[1:]]
+
+
+def test_a_trial_that_everybody_draws() -> None:
+    # Written down, so that a change of the keys is noticed: published choices name trials by number.
+    found = trial(load_config(options={"method": "ditto"}), 1).method.model_dump()
+    assert found["learning_rate"] == pytest.approx(LEARNING_RATE_OF_TRIAL_1, rel=1e-12)
+
+
+LEARNING_RATE_OF_TRIAL_1 = 0.0011532653669217678
+
+
+def test_a_fixed_hyper_parameter_leaves_the_other_draws_as_they_are() -> None:
+    config = toy_config("ditto", "proximity=0.7")
+    free, fixed = trial(config, 4).method.model_dump(), trial(config, 4, {"proximity"}).method.model_dump()
+    assert fixed.pop("proximity") == 0.7
+    assert free.pop("proximity") != 0.7
+    assert free == fixed
+
+
+def test_the_best_trial_is_the_earliest_of_equals_and_troubled_ones_cannot_be() -> None:
+    assert best([outcome(0.6), outcome(0.8), outcome(0.8), outcome(0.9, "stopped")]) == 1
+    assert best([outcome(None), outcome(0.9, "stopped")]) is None
+
+
+# ---------------------------------------------------------------------- measures
+
+
+def test_the_constant_predictor_by_hand() -> None:
+    def part(*labels: int) -> Examples:
+        y = torch.tensor(labels)
+        return Examples(torch.zeros(len(y), 2), y, torch.zeros_like(y))
+
+    majority = ClientData(part(1, 1, 0), part(1, 0), {"a": part(1, 1, 1, 0), "b": part(0, 0)})
+    tie = ClientData(part(1, 0), part(0), {"a": part(1, 0), "b": part(0, 0)})
+    found = Evaluation([*constant_rows("x", majority), *constant_rows("y", tie)]).summary()
+    assert found["clients"] == {"x": {"a": 0.75, "b": 0.0}, "y": {"a": 0.5, "b": 1.0}}
+    assert found["accuracy"] == {"a": 0.625, "b": 0.5}
+    assert (found["worst"], found["average"], found["validation"]) == (0.5, 0.5625, 0.75)
+
+
+def test_worst_client_and_bottom_decile() -> None:
+    clients = {f"c{n:02d}": {"a": n / 100, "b": n / 50} for n in range(1, 21)}
+    found = measures(selected(**clients))
+    assert found["worst client"] == pytest.approx(0.015)
+    assert found["bottom decile"] == pytest.approx((0.015 + 0.03) / 2)
+    few = measures(selected(x={"a": 0.2}, y={"a": 0.4}))
+    assert few["bottom decile"] == few["worst client"] == 0.2
+
+
+# ---------------------------------------------------------------------- comparisons
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[comparing.Comparison, Path]]:
+    """Ditto against the baselines, two seeds, three trials."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(scenarios.SCENARIOS, "toy", Toy())
+        out = tmp_path_factory.mktemp("pool")
+        yield compare(plan("ditto", trials=3, oracle=True), out, jobs=1), out
+
+
+def test_the_numbers_are_those_of_the_run_folders(finished: tuple[comparing.Comparison, Path]) -> None:
+    comparison, _ = finished
+    assert comparison.troubles == comparison.older == []
+    assert [choice.method for choice in comparison.choices] == ["ditto", "fedavg", "local"]
+    for choice in comparison.choices:
+        model = METHODS[choice.method].evaluates[-1]
+        summaries = [RunFolder(Path(path)).summary()["models"][model] for path in choice.runs]
+        assert len(summaries) == 2
+        for selection in ("final", "validation"):
+            row = comparison.row(choice.label, selection)
+            assert row
+            for measure, of in {
+                "worst": [summary[selection]["worst"] for summary in summaries],
+                "p=0.1": [summary[selection]["accuracy"]["p=0.1"] for summary in summaries],
+                "held-out": [summary[selection]["validation"] for summary in summaries],
+            }.items():
+                assert row.measures[measure].mean == pytest.approx(mean(of))
+                assert row.measures[measure].deviation == pytest.approx(stdev(of))
+
+
+def test_oracle_is_a_row_of_its_own_and_never_below(finished: tuple[comparing.Comparison, Path]) -> None:
+    comparison, _ = finished
+    for label in ("Ditto", "FedAvg", "Local"):
+        rows = {s: comparison.row(label, s) for s in ("oracle", "final", "validation")}
+        averages = {s: row.measures["average"].mean for s, row in rows.items() if row}
+        assert averages["oracle"] == max(averages.values())
+
+
+def test_the_same_budget_and_seed_0_is_not_run_twice(finished: tuple[comparing.Comparison, Path]) -> None:
+    comparison, out = finished
+    for choice in comparison.choices:
+        folders = [RunFolder(path).config() for path in out.iterdir() if path.name.startswith(choice.method)]
+        assert sorted(config.seed for config in folders) == [0, 0, 0, 1]
+        assert all(config.method.batch_size == 20 for config in folders)  # type: ignore[attr-defined]
+    assert not list(out.glob("*/checkpoint"))
+
+
+def test_the_constant_predictor_is_in(finished: tuple[comparing.Comparison, Path]) -> None:
+    row = finished[0].row("Constant", "final")
+    each = [constant_predictor(Toy(), seed, None).average for seed in range(2)]
+    assert row
+    assert row.measures["average"].mean == pytest.approx(mean(each))
+
+
+def test_again_runs_nothing_and_says_the_same(finished: tuple[comparing.Comparison, Path]) -> None:
+    comparison, out = finished
+    times = {path: path.stat().st_mtime_ns for path in out.glob("*/summary.json")}
+    standings: list[Standing] = []
+    assert compare(plan("ditto", trials=3, oracle=True), out, 2, standings.append) == comparison
+    assert all(standing.rounds == 0 for standing in standings)
+    assert times == {path: path.stat().st_mtime_ns for path in out.glob("*/summary.json")}
+
+
+def test_figures_of_a_comparison(finished: tuple[comparing.Comparison, Path]) -> None:
+    comparison, _ = finished
+    made = pictures(comparison)
+    assert set(made) == {"environments", "rounds"}
+    for svg in made.values():
+        assert all(f">{choice.label}</text>" in svg for choice in comparison.choices)
+    label = comparison.choices[0].label
+    fewer = pictures(comparison, [label])["rounds"]
+    assert f">{label}</text>" in fewer
+    assert f">{comparison.choices[1].label}</text>" not in fewer
+    assert pictures(comparison) == made
+
+
+def test_a_training_curve_ends_with_the_game(tmp_path: Path) -> None:
+    settings = ["order=sequential", "warm_start=2", "termination=1", "batch_size=20"]
+    config = load_config(options={"method": "f-fl-games", "scenario": "toy", "rounds": 5}, settings=settings)
+    (outcome,) = run_all([config], tmp_path, 1)
+    assert [row["round"] for row in RunFolder(outcome.path).rows() if row["kind"] == "equilibrium"] == [2]
+    run = load(outcome.path)
+    assert ">game</text>" in training_picture({"game": run})
+    assert training_curve(run).keys() == {1, 2}
+
+
+def test_settings_reach_the_methods_that_have_them() -> None:
+    entries = entries_of(["ditto", "fedavg"])
+    both = Plan(entries, "toy", seeds=1, settings=("proximity=3", "momentum=0.5"))
+    ditto, fedavg = (comparing.base_config(both, entry, entries).method.model_dump() for entry in entries)
+    assert (ditto["proximity"], ditto["momentum"], fedavg["momentum"]) == (3, 0.5, 0.5)
+    weaker = Entry("weaker pull", "ditto", {"proximity": 0.5})
+    own = comparing.base_config(replace(both, entries=(weaker,)), weaker, (weaker,)).method.model_dump()
+    assert (own["proximity"], own["momentum"]) == (0.5, 0.5)  # what a row says of itself holds against all rows'
+    with pytest.raises(UserError, match="unknown key 'proximty'; did you mean 'proximity'"):
+        compare(replace(both, settings=("proximty=3",)), Path("unused"), 1)
+    with pytest.raises(UserError, match="--set seed=7 is not possible here; say how many with --seeds"):
+        compare(replace(both, settings=("seed=7",)), Path("unused"), 1)
+    with pytest.raises(UserError, match="runtime: 'deployment' is not possible here"):
+        compare(replace(both, settings=("runtime=deployment",)), Path("unused"), 1)
+
+
+# ---------------------------------------------------------------------- what goes wrong
+
+
+def test_damaged_and_older_folders_are_named_and_skipped(tmp_path: Path) -> None:
+    configs = [toy_config("fedavg", rounds=2, seed=seed) for seed in range(5)]
+    good, torn, empty, edited, stale = run_all(configs, tmp_path, jobs=1)
+    (torn.path / "summary.json").write_text('{"models": {"glo')
+    (empty.path / "summary.json").write_text('{"rounds": 2, "models": {"global": {"final": {}}}}')
+    (edited.path / "config.toml").write_text((stale.path / "config.toml").read_text())
+    aside = stale.path.rename(tmp_path / f"{name_without_code(stale.config)}-0badc0de")
+    found = run_all(configs, tmp_path, jobs=1)
+    assert found[0] == good
+    assert [bool(outcome.trouble) for outcome in found] == [False, True, True, True, False]
+    for outcome, reason in zip(
+        found[1:4], ["damaged", "damaged", "is not the configuration that the folder is named after"], strict=True
+    ):
+        assert str(outcome.path) in outcome.trouble
+        assert reason in outcome.trouble
+        assert outcome.trouble.endswith(f"delete {outcome.path} to run it again")
+    assert found[4].path.exists()
+    assert older(configs, tmp_path) == [aside]
+
+
+def test_a_damaged_run_leaves_the_means_to_the_others(tmp_path: Path) -> None:
+    before = compare(plan("fedavg"), tmp_path, 1)
+    path = Path(before.choices[0].runs[1])
+    (path / "config.toml").write_text("seed = [")
+    after = compare(plan("fedavg"), tmp_path, 1)
+    row = after.row("FedAvg", "final")
+    assert row
+    assert (row.seeds, row.measures["worst"].deviation) == (1, None)
+    assert len(after.troubles) == 1
+    assert str(path / "config.toml") in after.troubles[0]
+    assert after.row("Local", "final") == before.row("Local", "final")
+
+
+def test_a_run_that_stops_is_noted_and_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    diverging = toy_config("fedavg", "learning_rate=10", "weight_decay=1", "momentum=0.99", rounds=200)
+    (found,) = run_all([diverging], tmp_path, jobs=1)
+    assert "stopped: " in found.trouble
+    monkeypatch.setattr(runs, "carry_out", lambda *_: pytest.fail("run again"))
+    assert run_all([diverging], tmp_path, jobs=1) == [found]
+
+
+def test_a_run_without_a_checkpoint_starts_anew(tmp_path: Path) -> None:
+    config = toy_config("fedavg", "checkpoint_every=4", rounds=4)
+    path = tmp_path / run_name(config)
+    RunFolder.create(path, config).append([{"kind": "torso"}])
+    assert look(config, path) is None
+    assert carry_out(config, path, lambda _: None).summary
+    assert "torso" not in RunFolder(path).log.read_text()
+
+
+def test_a_missing_data_set_is_a_sentence_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PERENNIAL_DATA", raising=False)
+    arguments = ["compare", "--methods", "ditto", "--scenario", "cmnist", "--out", str(tmp_path / "pool")]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    assert not (tmp_path / "pool").exists()
+
+
+COMMAND = f"""
+import sys; sys.path.insert(0, {str(TESTS)!r})
+from common.data import scenarios
+from toys import Toy
+scenarios.SCENARIOS["toy"] = Toy()
+from server.cli.main import main
+main()
+"""
+
+
+def test_killed_and_started_again_repeats_nothing(tmp_path: Path) -> None:
+    arguments = ["compare", "--methods", "ditto", "--scenario", "toy", "--seeds", "2", "--rounds", "120"]
+    arguments += ["--set", "checkpoint_every=4", "--set", "evaluate_every=60", "--out"]
+    command = [sys.executable, "-c", COMMAND, *arguments]
+    out = tmp_path / "pool"
+    process = subprocess.Popen([*command, str(out), "--jobs", "2"], start_new_session=True)
+
+    def unfinished() -> set[Path]:
+        return {path.parents[1] for path in out.glob("*/checkpoint/round-*")} - finished()
+
+    def finished() -> set[Path]:
+        return {path.parent for path in out.glob("*/summary.json")}
+
+    while not (finished() and unfinished()):
+        assert process.poll() is None, "the comparison ended before it could be killed; make it longer"
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)  # the parent alone: its workers must notice
+    process.wait()
+    deadline = time.monotonic() + 30
+    while _members(process.pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not _members(process.pid)
+
+    done = {path: path.stat().st_mtime_ns for path in out.glob("*/summary.json")}
+    begun = unfinished()
+    settings = ("checkpoint_every=120", "evaluate_every=60")  # the first changes no number
+    again = Plan(entries_of(["ditto"]), "toy", 2, rounds=120, settings=settings)
+    continued = compare(again, out, 1)
+    assert len(list(out.glob("*/summary.json"))) == 6
+    assert done == {path: path.stat().st_mtime_ns for path in done}
+    assert begun
+    assert continued.rows == compare(again, tmp_path / "unbroken", 1).rows
+
+
+def _members(group: int) -> list[int]:
+    """Living processes of a session, zombies apart."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                if os.getsid(int(entry.name)) == group and fields[0] != "Z":
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found
+
+
+# ---------------------------------------------------------------------- the papers' tables
+
+
+@pytest.mark.parametrize("name", sorted(reproduce.reproductions()))
+def test_every_file_fits(name: str) -> None:
+    table = reproduce.load_reproduction(name)
+    for quick in (False, True):
+        planned = table.plan(quick)
+        entries = comparing.with_baselines(planned.entries)
+        for entry in entries:
+            config = comparing.base_config(planned, entry, entries)
+            assert config.rounds == planned.rounds
+            assert all(getattr(config.method, key) == value for key, value in entry.settings.items())
+
+
+GOOD = """
+title = "T"
+source = "S"
+scenario = "toy"
+rounds = 4
+seeds = 2
+trials = 1
+columns = ["worst", "p=0.1"]
+remarks = ["other pictures"]
+
+[settings]
+local_steps = 2
+
+[quick]
+rounds = 2
+
+[[rows]]
+title = "FedAvg"
+method = "fedavg"
+paper = { worst = 50.0, "p=0.1" = 60.0 }
+
+[[rows]]
+title = "Tomorrow"
+method = "tomorrow"
+paper = { worst = 99.0, "p=0.1" = 99.5 }
+comparable = false
+remark = "another world"
+"""
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "sentence"),
+    [
+        ("rounds = 4", "rounds = 0", r"rounds: 0 is not possible; input should be greater than or equal to 1"),
+        ("seeds = 2", "sedes = 2", r"seeds: a value is missing \(and 1 more\)|sedes: there is no such setting"),
+        ('scenario = "toy"', 'scenario = "toi"', r"unknown scenario 'toi'; did you mean 'toy'\?"),
+        ('"p=0.1"]', '"p=0.3"]', r"unknown column 'p=0.3'"),
+        ("worst = 50.0, ", "", r"row 'FedAvg' must have a number for each of worst, p=0.1"),
+        ("[settings]", 'drawn = ["FedAgv"]\n[settings]', r"unknown drawn row 'FedAgv'; did you mean 'FedAvg'\?"),
+        ('"Tomorrow"', '"FedAvg"', r"two rows have the title 'FedAvg'"),
+        ('remark = "another world"', "", r"row 'Tomorrow' needs a remark"),
+        ("[quick]", "[quick", r"is not valid TOML"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_one_sentence(good: str, bad: str, sentence: str, tmp_path: Path) -> None:
+    assert good in GOOD
+    (tmp_path / "t.toml").write_text(GOOD.replace(good, bad, 1))
+    with pytest.raises(UserError, match=sentence) as caught:
+        reproduce.load_reproduction("t", tmp_path)
+    assert str(tmp_path / "t.toml") in str(caught.value)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(UserError, match="unknown reproduction 'u'"):
+        reproduce.load_reproduction("u", tmp_path)
+
+
+def test_a_row_of_a_figure_has_no_numbers(tmp_path: Path) -> None:
+    (tmp_path / "t.toml").write_text(GOOD.replace('paper = { worst = 50.0, "p=0.1" = 60.0 }', ""))
+    assert reproduce.load_reproduction("t", tmp_path).rows[0].paper == {}
+
+
+def test_the_quick_version_may_have_settings_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "t.toml").write_text(
+        GOOD.replace("[quick]", '[quick]\nsettings = { "model.hidden" = [4], seed = 0 }')
+    )
+    table = reproduce.load_reproduction("t", tmp_path)
+    assert table.plan(quick=False).settings == ("local_steps=2",)
+    assert table.plan(quick=True).settings == ("local_steps=2", "model.hidden=[4]", "seed=0")
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_paper_and_ours_side_by_side(quick: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "t.toml").write_text(GOOD)
+    table = reproduce.load_reproduction("t", tmp_path)
+    comparison = compare(table.plan(quick), tmp_path / "pool", 1)
+    lines = {(line.title, line.column): line for line in reproduce.side_by_side(table, comparison)}
+    assert [title for title, column in lines if column == "worst"] == ["FedAvg", "Tomorrow", "Local", "Constant"]
+    ours = comparison.row("FedAvg", "final")
+    assert ours
+    line = lines["FedAvg", "p=0.1"]
+    assert line.difference("final") == pytest.approx(100 * ours.measures["p=0.1"].mean - 60.0)
+    assert lines["Tomorrow", "worst"].ours == {"final": None, "validation": None}
+    assert lines["Local", "worst"].difference("final") is None
+    assert reproduce.remark_lines(table) == ["- other pictures", "[1] another world"]
+
+    monkeypatch.setattr("server.cli.main.load_reproduction", lambda name: table)
+    arguments = ["reproduce", "t", "--jobs", "1", "--out", str(tmp_path / "pool")]
+    result = CliRunner().invoke(app, arguments + ["--quick"] * quick)
+    assert result.exit_code == 0, result.output
+    assert ("QUICK VERSION, not comparable with the paper" in result.stdout) == quick
+    assert "not implemented yet" in result.stdout
+    difference = f"{line.difference('final'):+.2f}"
+    assert (f"({difference})" if quick else f" {difference} ") in result.stdout
+
+
+def test_fewer_seeds_are_said_and_stay_comparable_and_fewer_rounds_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "t.toml").write_text(GOOD)
+    table = reproduce.load_reproduction("t", tmp_path)
+    monkeypatch.setattr("server.cli.main.load_reproduction", lambda name: table)
+    arguments = ["reproduce", "t", "--jobs", "1", "--out", str(tmp_path / "pool")]
+    seeds = CliRunner().invoke(app, [*arguments, "--seeds", "1"]).stdout
+    assert "4 rounds, 1 seed, 1 trial (whole: 4 rounds, 2 seeds, 1 trial)" in " ".join(seeds.split())
+    assert "QUICK" not in seeds
+    assert "QUICK" in CliRunner().invoke(app, [*arguments, "--seeds", "1", "--rounds", "2"]).stdout
+
+
+# ---------------------------------------------------------------------- the command line
+
+
+def test_sweep_prints_its_trials(tmp_path: Path) -> None:
+    arguments = [
+        "sweep",
+        "--method",
+        "ditto",
+        "--scenario",
+        "toy",
+        "--trials",
+        "3",
+        "--rounds",
+        "2",
+        "--jobs",
+        "1",
+    ]
+    arguments += ["--set", "local_steps=2", "--out", str(tmp_path / "pool")]
+    result = CliRunner().invoke(app, [*arguments, "--json"])
+    assert result.exit_code == 0, result.output
+    rows = json.loads(result.stdout)
+    assert [row["trial"] for row in rows] == [0, 1, 2]
+    assert [row["chosen"] for row in rows].count(True) == 1
+    assert {row["settings"]["local_steps"] for row in rows} == {2}
+    assert max(row["held-out"] for row in rows) == next(row["held-out"] for row in rows if row["chosen"])
+    assert "*" in CliRunner().invoke(app, arguments).stdout
+    assert len(list((tmp_path / "pool").iterdir())) == 3
+
+
+def test_compare_prints_both_tables(tmp_path: Path) -> None:
+    arguments = [
+        "compare",
+        "--methods",
+        "fedavg",
+        "--scenario",
+        "toy",
+        "--seeds",
+        "1",
+        "--rounds",
+        "2",
+        "--jobs",
+        "1",
+    ]
+    result = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    for text in ("FedAvg (global)", "Local (personal)", "Constant", "final", "validation", "p=0.9"):
+        assert text in result.stdout
+    assert "oracle" not in result.stdout
+    result = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path), "--oracle"])
+    assert "oracle: the round that is best on test data" in result.stdout.replace("\n", " ")
+
+
+def test_an_entry_keeps_its_own_settings() -> None:
+    entries = (Entry("A", "ditto", {"proximity": 2.0}), Entry("B", "ditto", {"proximity": 3.0}))
+    both = Plan(entries, "toy", seeds=1, trials=2)
+    for entry, proximity in zip(entries, (2.0, 3.0), strict=True):
+        base = comparing.base_config(both, entry, entries)
+        drawn = comparing.trials_of(both, entry, base)[1].method.model_dump()
+        assert drawn["proximity"] == proximity
+        assert drawn["learning_rate"] != base.method.model_dump()["learning_rate"]
+
+
+def test_a_row_may_have_a_model_of_its_own(tmp_path: Path) -> None:
+    row = 'title = "FedAvg"\nmethod = "fedavg"\n'
+    own = GOOD.replace(row, row + "model = { hidden = [5, 4], head_layers = 1 }\n")
+    (tmp_path / "t.toml").write_text(own.replace('"p=0.1"', '"held-out"'))
+    planned = reproduce.load_reproduction("t", tmp_path).plan(quick=True)
+    first, *others = entries = comparing.with_baselines(planned.entries)
+    model = comparing.base_config(planned, first, entries).model.model_dump()
+    assert (model["name"], model["hidden"], model["head_layers"]) == ("mlp", (5, 4), 1)
+    for entry in others:
+        assert comparing.base_config(planned, entry, entries).model.model_dump()["hidden"] == (8,)
