@@ -20,8 +20,8 @@ from rich.table import Table
 
 from server.folder import RunFolder
 from server.report.figures import Line, standalone_figure
+from server.report.load import load
 from server.report.pictures import training_picture
-from server.report.report import load
 from server.study.compare import base_config, spread
 from server.study.reproduce import load_reproduction
 from server.study.runs import Outcome, run_all

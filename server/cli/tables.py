@@ -1,16 +1,42 @@
 """What a person sees of a run when it is done."""
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from rich.table import Table
 
-from server.report.words import members, size
-from server.summary import AREAS
+from server.cli.console import out
+from server.folder import RunFolder
+from server.summary import AREAS, summarise
+from server.words import members, percent, size
 
 
-def summary_table(summary: dict[str, Any]) -> Table:
+def print_run(path: Path, as_json: bool, oracle: bool) -> None:
+    """The result of a run folder. Raises `UserError` if it has none."""
+    folder = RunFolder.open(path)
+    config, summary = folder.config(), folder.summary()
+    if oracle:
+        summary |= summarise(config, folder.rows(), seconds=summary["wall_seconds"], oracle=True)
+    if as_json:
+        out.print_json(data=summary)
+        return
+    out.print(accuracy_table(summary))
+    if clusters := cluster_table(folder.rows()):
+        out.print(clusters)
+    out.print(f"{traffic_line(summary)}; {summary['wall_seconds']:.1f} s", highlight=False)
+    if line := privacy_line(summary):
+        out.print(line, highlight=False, soft_wrap=True)
+    for line in left_out_lines(summary):
+        out.print(line, style="yellow", markup=False)
+    for caution in (config.method.caution(config.scenario), config.method.model_caution(config.model)):
+        if caution:
+            out.print(f"caution: {caution}", style="yellow", markup=False)
+    out.print(f"run folder: {path}", highlight=False, soft_wrap=True)
+
+
+def accuracy_table(summary: dict[str, Any]) -> Table:
     """Test accuracy (%, mean over clients) of every model and selection, per test environment."""
     columns = [
         (f"{model}\n{selection}", found)
@@ -94,8 +120,3 @@ def _area(found: Mapping[str, Any], name: str) -> float | None:
     """Mean over test environments."""
     values = [own[name] for own in found["areas"].values() if name in own]
     return fmean(values) if values else None
-
-
-def percent(value: float | None) -> str:
-    """An accuracy in percent, a dash where there is none."""
-    return "–" if value is None else f"{100 * value:.2f}"

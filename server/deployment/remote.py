@@ -172,7 +172,7 @@ def _reason(answer: dict[str, Any]) -> str:
 
 
 @contextmanager
-def deployment(superlink: str, ca: Path | None = None, insecure: bool = False) -> Iterator[Connection]:
+def connected(superlink: str, ca: Path | None = None, insecure: bool = False) -> Iterator[Connection]:
     """A SuperLink by its Control API's `HOST:PORT`, or by its name in Flower's config.toml.
 
     Raises `UserError` when it cannot be spoken to as asked.

@@ -5,7 +5,9 @@ from pathlib import Path
 
 from server.folder import RunFolder
 from server.report.figures import STYLES, Line, standalone_figure
-from server.report.report import Entry, Run, curve_line, environment_line, load, round_means
+from server.report.load import Run, load
+from server.report.panels import curve_line, environment_line, round_means
+from server.report.results import Result
 from server.study.compare import Choice, Comparison
 
 
@@ -15,14 +17,14 @@ def pictures(comparison: Comparison, labels: Sequence[str] = ()) -> dict[str, st
     `labels` are the rows to draw; none are the first that can be told apart.
     """
     wanted = [c for c in comparison.choices if c.runs and (not labels or c.label in labels)][:STYLES]
-    entries = [_entry(choice) for choice in wanted]
+    results = [_result(choice) for choice in wanted]
     made = {}
     if len(comparison.environments) > 1:
-        lines = [environment_line(n, entry, "final", comparison.environments) for n, entry in enumerate(entries)]
-        made["environments"] = _picture(lines, entries, "test environment", comparison.environments)
-    lines = [curve_line(n, round_means(entry, "accuracy")) for n, entry in enumerate(entries)]
-    made["rounds"] = _picture(lines, entries, "round")
-    if svg := training_picture({entry.method: entry.runs[0] for entry in entries}):
+        lines = [environment_line(n, result, "final", comparison.environments) for n, result in enumerate(results)]
+        made["environments"] = _picture(lines, results, "test environment", comparison.environments)
+    lines = [curve_line(n, round_means(result, "accuracy")) for n, result in enumerate(results)]
+    made["rounds"] = _picture(lines, results, "round")
+    if svg := training_picture({result.method: result.runs[0] for result in results}):
         made["training"] = svg
     return made
 
@@ -40,14 +42,14 @@ def training_picture(runs: Mapping[str, Run]) -> str:
     return standalone_figure(lines, list(curves), "round", "training accuracy of the first seed (%)")
 
 
-def _picture(lines: Sequence[Line], entries: Sequence[Entry], xlabel: str, names: Sequence[str] = ()) -> str:
-    labels = [entries[line.style].method for line in lines]
+def _picture(lines: Sequence[Line], results: Sequence[Result], xlabel: str, names: Sequence[str] = ()) -> str:
+    labels = [results[line.style].method for line in lines]
     return standalone_figure(lines, labels, xlabel, "test accuracy (%)", names=names)
 
 
-def _entry(choice: Choice) -> Entry:
+def _result(choice: Choice) -> Result:
     runs = [load(Path(path)) for path in choice.runs]
-    return Entry(runs[0].config.scenario.name, choice.label, runs[0].config.method.evaluates[-1], True, runs)
+    return Result(runs[0].config.scenario.name, choice.label, runs[0].config.method.evaluates[-1], True, runs)
 
 
 def training_curve(run: Run) -> dict[int, float]:

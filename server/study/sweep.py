@@ -12,8 +12,8 @@ from common.errors import UserError
 from common.knobs import Search
 from common.methods.base import Method
 from common.seeding import numpy_generator
-from server.cli.tables import percent
 from server.study.runs import Outcome, Watch, run_all
+from server.words import percent
 
 REDRAWS = 100
 

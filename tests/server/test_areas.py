@@ -13,7 +13,7 @@ from toys import SpoilingGrid, Toy
 from common.config import RunConfig, load_config
 from common.data import scenarios
 from common.models import network
-from server.cli.tables import summary_table
+from server.cli.tables import accuracy_table
 from server.folder import RunFolder
 from server.local import LocalRuntime
 from server.study.compare import Plan, Spread, as_shown, compare, comparison_tables, entries_of, fairness, text
@@ -190,7 +190,7 @@ def test_what_people_see(tmp_path: Path) -> None:
     summary = LocalRuntime(config()).run(RunFolder.create(tmp_path / "run", config()))
     final = summary["models"]["global"]["final"]
     auroc = sum(own["auroc"] for own in final["areas"].values()) / 2
-    shown = printed(summary_table(summary))
+    shown = printed(accuracy_table(summary))
     assert f"{100 * auroc:.2f}" in shown
     assert f"{final['loss']:.4f}" in shown
     table = Reproduction.model_validate(TABLE)

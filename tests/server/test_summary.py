@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 
 from common.config import load_config
-from server.cli.tables import left_out_lines, summary_table, traffic_line
+from server.cli.tables import accuracy_table, left_out_lines, traffic_line
 from server.loop import Progress, progress_line
 from server.summary import summarise
 
@@ -154,7 +154,7 @@ def test_who_was_left_out_how_often_and_why_last() -> None:
 def printed(summary: dict[str, Any]) -> str:
     console = Console(width=200)
     with console.capture() as capture:
-        console.print(summary_table(summary))
+        console.print(accuracy_table(summary))
     return capture.get()
 
 

@@ -14,7 +14,7 @@ from common.errors import UserError
 from common.flower import QUIET, program
 from server.cli.main import app
 from server.deployment.certs import make
-from server.deployment.remote import await_port, deployment, free_port
+from server.deployment.remote import await_port, connected, free_port
 
 
 def call(*arguments: str, **environment: str) -> Result:
@@ -34,23 +34,23 @@ def home(environment: dict[str, str]) -> Path:
 
 
 def test_flower_is_told_by_a_home_of_its_own(certs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with listening() as port, deployment(f"127.0.0.1:{port}") as connection:
+    with listening() as port, connected(f"127.0.0.1:{port}") as connection:
         settings = tomllib.loads((home(connection.environment) / "config.toml").read_text())
         assert settings["superlink"][connection.name] == {"address": f"127.0.0.1:{port}", "insecure": True}
     assert not home(connection.environment).exists()
 
     monkeypatch.chdir(certs)
-    with listening(certs / "ours") as port, deployment(f"localhost:{port}", Path("ours/ca.crt")) as connection:
+    with listening(certs / "ours") as port, connected(f"localhost:{port}", Path("ours/ca.crt")) as connection:
         settings = tomllib.loads((home(connection.environment) / "config.toml").read_text())
         protection = {"root-certificates": str(certs / "ours" / "ca.crt")}
         assert settings["superlink"][connection.name] == {"address": f"localhost:{port}", **protection}
 
 
 def test_a_name_is_looked_up_by_flower() -> None:
-    with deployment("mine") as connection:
+    with connected("mine") as connection:
         assert connection.name == "mine"
         assert connection.environment.get("FLWR_HOME") is None
-    with pytest.raises(UserError, match=r"'mine' is but a name"), deployment("mine", Path("ca.crt")):
+    with pytest.raises(UserError, match=r"'mine' is but a name"), connected("mine", Path("ca.crt")):
         pass
 
 

@@ -20,8 +20,11 @@ from common.errors import UserError
 from server.cli.main import app
 from server.folder import RunFolder
 from server.local import LocalRuntime
+from server.report import figures
 from server.report.figures import Line, line_figure, membership_figure
-from server.report.report import entries, figures, find_runs, load, load_runs, report
+from server.report.load import find_runs, load, load_runs
+from server.report.page import report
+from server.report.results import results
 
 FLAGS = [
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
@@ -223,7 +226,7 @@ def test_configurations_are_told_apart_and_seeds_are_not(runs: Path) -> None:
     copied(runs, "a", seed=7, method={"learning_rate": 0.5})
     copied(runs, "b", seed=8, method={"learning_rate": 0.5}, wait=3.0, device="cpu")
     copied(runs, "c", seed=9, scenario={"samples": 41})
-    found = entries(load_runs(find_runs([runs]))[0])
+    found = results(load_runs(find_runs([runs]))[0])
     assert {(entry.scenario, entry.method, entry.seeds) for entry in found} == {
         ("toy (samples=40)", "Ditto", "0"),
         ("toy (samples=40)", f"FedAvg (learning_rate={default})", "0, 1"),

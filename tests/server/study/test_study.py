@@ -29,8 +29,8 @@ from common.methods.ditto import Ditto
 from common.methods.fedavg import FedAvg
 from server.cli.main import app
 from server.folder import RunFolder
+from server.report.load import load
 from server.report.pictures import pictures, training_curve, training_picture
-from server.report.report import load
 from server.study import compare as comparing
 from server.study import reproduce, runs, version
 from server.study.compare import Entry, Plan, compare, entries_of, measures
@@ -555,7 +555,7 @@ def test_paper_and_ours_side_by_side(quick: bool, tmp_path: Path, monkeypatch: p
     assert lines["Local", "worst"].difference("final") is None
     assert reproduce.remark_lines(table) == ["- other pictures", "[1] another world"]
 
-    monkeypatch.setattr("server.cli.main.load_reproduction", lambda name: table)
+    monkeypatch.setattr("server.cli.study.load_reproduction", lambda name: table)
     arguments = ["reproduce", "t", "--jobs", "1", "--out", str(tmp_path / "pool")]
     result = CliRunner().invoke(app, arguments + ["--quick"] * quick)
     assert result.exit_code == 0, result.output
@@ -570,7 +570,7 @@ def test_fewer_seeds_are_said_and_stay_comparable_and_fewer_rounds_do_not(
 ) -> None:
     (tmp_path / "t.toml").write_text(GOOD)
     table = reproduce.load_reproduction("t", tmp_path)
-    monkeypatch.setattr("server.cli.main.load_reproduction", lambda name: table)
+    monkeypatch.setattr("server.cli.study.load_reproduction", lambda name: table)
     arguments = ["reproduce", "t", "--jobs", "1", "--out", str(tmp_path / "pool")]
     seeds = CliRunner().invoke(app, [*arguments, "--seeds", "1"]).stdout
     assert "4 rounds, 1 seed, 1 trial (whole: 4 rounds, 2 seeds, 1 trial)" in " ".join(seeds.split())

@@ -1,4 +1,4 @@
-"""What tables on a terminal and on a page say in the same way."""
+"""What tables on a terminal and on a page say in the same way: numbers, sizes, members."""
 
 from collections.abc import Mapping
 
@@ -18,3 +18,8 @@ def size(count: float) -> str:
             return f"{count:.4g} {unit}"
         count /= 1000
     return f"{count:.4g} GB"
+
+
+def percent(value: float | None) -> str:
+    """An accuracy in percent, a dash where there is none."""
+    return "–" if value is None else f"{100 * value:.2f}"

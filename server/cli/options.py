@@ -1,0 +1,51 @@
+"""The command line's app, and the options that several commands share."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    help="Federated learning for clients whose data differ from each other and from what they will meet later.",
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print data as JSON.")]
+SuperLink = Annotated[
+    str,
+    typer.Option(
+        metavar="HOST:PORT",
+        envvar="PERENNIAL_SUPERLINK",
+        help="Control API of the deployment runtime's SuperLink, or its name in Flower's config.toml.",
+    ),
+]
+Ca = Annotated[
+    Path | None,
+    typer.Option(
+        "--ca", metavar="FILE", envvar="PERENNIAL_CA", help="Certificate of the SuperLink's CA, for TLS."
+    ),
+]
+Insecure = Annotated[
+    bool,
+    typer.Option("--insecure", envvar="PERENNIAL_INSECURE", help="Plaintext to another machine."),
+]
+
+LabelColumn = Annotated[str, typer.Option(metavar="NAME", help="A table's column of the class.")]
+EnvironmentColumn = Annotated[str, typer.Option(metavar="NAME", help="A table's column of the environment.")]
+Rounds = Annotated[int | None, typer.Option(help=r"Communication rounds.  \[default: the scenario's]")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="A hyper-parameter or run setting; scenario.KEY, model.KEY, privacy.KEY for theirs. Repeatable.",
+    ),
+]
+DataRoot = Annotated[
+    str | None, typer.Option(metavar="PATH", help=r"Folder of the raw data sets.  \[env: PERENNIAL_DATA]")
+]
+Device = Annotated[str | None, typer.Option(help=r"auto, cpu, cuda or cuda:N.  \[default: auto]")]
+Jobs = Annotated[int | None, typer.Option(min=1, help=r"Runs at a time.  \[default: one per core]")]
+Pool = Annotated[Path, typer.Option("--out", help="Folder of the run folders; studies may share it.")]
+POOL = Path("runs/studies")

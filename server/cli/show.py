@@ -1,0 +1,157 @@
+"""`perennial list` and `perennial show`."""
+
+import json
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from common.data.datasets import DATASETS
+from common.data.scenario import Scenario, Spurious
+from common.data.scenarios import SCENARIOS
+from common.errors import UserError
+from common.knobs import Search
+from common.methods import METHODS, method_class
+from common.methods.base import Method
+from common.models import MODELS
+from common.suggest import unknown
+from server.cli.console import out, sentences
+from server.cli.options import Json, app
+from server.cli.tables import print_run
+from server.study.reproduce import load_reproduction, reproductions
+
+
+class Kind(StrEnum):
+    """What `perennial list` lists."""
+
+    methods = "methods"
+    scenarios = "scenarios"
+    datasets = "datasets"
+    models = "models"
+    reproductions = "reproductions"
+
+
+class Thing(StrEnum):
+    """What `perennial show` shows."""
+
+    method = "method"
+    scenario = "scenario"
+    run = "run"
+
+
+@app.command("list")
+def list_things(kind: Annotated[Kind, typer.Argument(help="What to list.")], as_json: Json = False) -> None:
+    """List what there is, one line each."""
+    lines: dict[Kind, Mapping[str, str]] = {
+        Kind.methods: {name: f"{method.title}: {method.summary}" for name, method in METHODS.items()},
+        Kind.scenarios: {name: _scenario_line(scenario) for name, scenario in SCENARIOS.items()},
+        Kind.datasets: {name: dataset.summary for name, dataset in DATASETS.items()},
+        Kind.models: {name: model.summary for name, model in MODELS.items()},
+        Kind.reproductions: {},
+    }
+    if kind is Kind.reproductions:  # files, so that one of them may be damaged
+        with sentences():
+            lines[kind] = {name: load_reproduction(name).title for name in reproductions()}
+    if as_json:
+        out.print_json(data=dict(lines[kind]))
+        return
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for name, line in lines[kind].items():
+        table.add_row(f"[bold]{name}[/bold]", line)
+    out.print(table)
+
+
+@app.command()
+def show(
+    thing: Annotated[Thing, typer.Argument(help="What to show.")],
+    name: Annotated[str, typer.Argument(help="Its name, or the run folder.")],
+    oracle: Annotated[
+        bool,
+        typer.Option("--oracle", help="For a run: also the round that is best on test data, labelled so."),
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Show a method's hyper-parameters, a scenario, or a run."""
+    with sentences():
+        if thing is Thing.run:
+            print_run(Path(name), as_json, oracle)
+        elif thing is Thing.method:
+            _show_method(method_class(name), as_json)
+        else:
+            if name not in SCENARIOS:
+                raise UserError(unknown("scenario", name, SCENARIOS))
+            _show_scenario(SCENARIOS[name], as_json)
+
+
+def _show_method(method: type[Method], as_json: bool) -> None:
+    fields = _fields(method)
+    if as_json:
+        about = {"title": method.title, "summary": method.summary, "source": method.source}
+        out.print_json(data={**about, "evaluates": method.evaluates, "hyper-parameters": fields})
+        return
+    out.print(f"[bold]{method.title}[/bold]: {method.summary}\n{method.source}\n")
+    out.print(_field_table(fields))
+
+
+def _show_scenario(scenario: Scenario, as_json: bool) -> None:
+    facts: dict[str, Any] = {
+        "title": scenario.title,
+        "source": scenario.source,
+        "data set": scenario.dataset,
+        "clients": scenario.clients,
+        "input shape": list(scenario.input_shape),
+        "classes": scenario.classes,
+        "training environments": list(scenario.train_environments),
+        "test environments": list(scenario.test_environments),
+        "rounds": scenario.rounds,
+        "participation": scenario.participation,
+        "model": scenario.model,
+    }
+    values, every = json.loads(scenario.model_dump_json()), _fields(type(scenario))
+    fields = {name: {**field, "default": values[name]} for name, field in every.items() if name in values}
+    if as_json:
+        out.print_json(data={**facts, "settings": fields})
+        return
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for name, value in facts.items():
+        table.add_row(f"[bold]{name}[/bold]", str(value))
+    out.print(table)
+    out.print()
+    out.print(_field_table(fields))
+
+
+def _scenario_line(scenario: Scenario) -> str:
+    removed = "; the shortcut removed" if isinstance(scenario, Spurious) and scenario.oracle else ""
+    size = f"{scenario.clients} clients, {len(scenario.test_environments)} test environments"
+    return f"{scenario.title}{removed} ({size})"
+
+
+def _fields(settings: type[Method] | type[Scenario]) -> dict[str, dict[str, Any]]:
+    """Every field but the name, as plain data: default, bounds, text, symbol, source, search range."""
+    properties = settings.model_json_schema()["properties"]
+    hidden = ("title", "type", "anyOf", "items", "prefixItems")
+    return {
+        name: {key: value for key, value in facts.items() if key not in hidden and value not in ("", None)}
+        for name, facts in properties.items()
+        if name != "name"
+    }
+
+
+def _field_table(fields: dict[str, dict[str, Any]]) -> Table:
+    table = Table("setting", "default", "what it is")
+    for name, facts in fields.items():
+        signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+        bounds = " ".join(f"{sign}{facts[key]:g}" for key, sign in signs.items() if key in facts)
+        more = {
+            "symbol": facts.get("symbol"),
+            "bounds": bounds or " | ".join(map(str, facts.get("enum", ()))),
+            "search": str(Search(**facts["search"])) if "search" in facts else "",
+            "source": facts.get("source"),
+        }
+        lines = [facts.get("description", ""), *(f"{key}: {value}" for key, value in more.items() if value)]
+        table.add_row(name, str(facts.get("default", "")), Text("\n".join(lines)), end_section=True)
+    return table

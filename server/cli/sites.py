@@ -1,0 +1,185 @@
+"""`perennial certs`, `register`, `describe`, `join` and `serve`: a deployment and its sites."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from client.app import DEFAULTS
+from common.data.own import LABEL
+from common.errors import UserError
+from server.cli.console import err, out, sentences
+from server.cli.options import (
+    Ca,
+    DataRoot,
+    Device,
+    EnvironmentColumn,
+    Insecure,
+    Json,
+    LabelColumn,
+    SuperLink,
+    app,
+)
+from server.deployment.remote import connected
+
+
+@app.command("certs")
+def make_certs(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to make; nothing is overwritten.")],
+    sites: Annotated[int | None, typer.Option(min=0, help="How many: site-1, site-2, …")] = None,
+    names: Annotated[list[str] | None, typer.Option("--name", help="A site's name, in place of --sites.")] = None,
+    hosts: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--host",
+            metavar="NAME_OR_IP",
+            help="What sites dial, beside localhost, 127.0.0.1 and superlink. Repeatable.",
+        ),
+    ] = None,
+    days: Annotated[int, typer.Option(min=1, help="Validity of the server certificate.")] = 365,
+    add: Annotated[
+        bool,
+        typer.Option(
+            "--add", help="Add sites to DIR; and a server certificate, where the old one was taken away."
+        ),
+    ] = False,
+) -> None:
+    """Make a development CA, a server certificate and a key for each site."""
+    from server.deployment import certs
+
+    with sentences():
+        if (sites is None) == (not names):
+            raise UserError("say how many sites with --sites N, or name each with --name NAME, one of the two")
+        made = certs.make(folder, names or sites or 0, hosts or [], days, add)
+        out.print(certs.about(folder, made), markup=False, highlight=False, soft_wrap=True)
+
+
+@app.command("register")
+def register_sites(
+    keys: Annotated[
+        list[Path], typer.Argument(metavar="KEY.pub...", help="Public keys, as `certs` makes them, or folders.")
+    ],
+    superlink: SuperLink = "deployment",
+    ca: Ca = None,
+    insecure: Insecure = False,
+) -> None:
+    """Let sites join a SuperLink that authenticates them, by their public keys."""
+    from server.deployment.certs import public_keys
+
+    with sentences(), connected(superlink, ca, insecure) as connection:
+        for key in public_keys(keys):
+            node = connection.register(key)
+            out.print(f"{key.stem}: {f'node {node}' if node else 'registered already'}", highlight=False)
+
+
+@app.command("describe")
+def describe_data(
+    path: Annotated[Path, typer.Argument(help="Folder of pictures, or .csv, .parquet or .npz file.")],
+    sites: Annotated[list[str] | None, typer.Option("--site", help="Name of a site. Repeatable.")] = None,
+    label_column: LabelColumn = LABEL,
+    environment_column: EnvironmentColumn = "",
+    as_json: Json = False,
+) -> None:
+    """Describe data as the server announces them to sites: the scenario of a run's configuration, as TOML."""
+    from client.node.describe import announcement, describe
+
+    with sentences():
+        found = announcement(describe(path, sites or [], label_column, environment_column))
+    if as_json:
+        out.print_json(data={"scenario": found})
+    else:  # a list in JSON is one in TOML, too, and on one line
+        lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in found.items()]
+        print("\n".join(["[scenario]", *lines]))
+
+
+@app.command("join")
+def join_runs(
+    superlink: Annotated[
+        str, typer.Option(metavar="HOST:PORT", envvar="PERENNIAL_SUPERLINK", help="The SuperLink's Fleet API.")
+    ],
+    data: Annotated[
+        Path | None, typer.Option(help="This site's data: folder of pictures, or .csv, .parquet or .npz file.")
+    ] = None,
+    partition: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="In place of data: client N of a run's scenario.")
+    ] = None,
+    name: Annotated[str, typer.Option(help=r"This site's.  \[default: that of the key, or of the data]")] = "",
+    label_column: LabelColumn = "",
+    environment_column: EnvironmentColumn = "",
+    device: Annotated[str, typer.Option(envvar="PERENNIAL_DEVICE", help="auto, cpu, cuda or cuda:N.")] = "auto",
+    state: Annotated[
+        Path, typer.Option(metavar="DIR", envvar="PERENNIAL_STATE", help="Where the personal model is kept.")
+    ] = Path(DEFAULTS["state-dir"]),
+    ca: Ca = None,
+    key: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", envvar="PERENNIAL_KEY", help="This site's private key, if sites are registered."
+        ),
+    ] = None,
+    insecure: Insecure = False,
+    health: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST:PORT", envvar="PERENNIAL_HEALTH", help="Where to serve the SuperNode's health."
+        ),
+    ] = "",
+) -> None:
+    """Take part in a SuperLink's runs, until Ctrl-C or SIGTERM.
+
+    Columns are those that the server announces, unless named here.
+    """
+    from client.node.join import become, prepare
+
+    with sentences():
+        plan = prepare(
+            superlink,
+            data=data,
+            partition=partition,
+            name=name,
+            label_column=label_column,
+            environment_column=environment_column,
+            device=device,
+            state=state,
+            ca=ca,
+            key=key,
+            insecure=insecure,
+            health=health,
+        )
+    become(plan)
+
+
+@app.command("serve")
+def serve_models(
+    state: Annotated[
+        Path,
+        typer.Option(metavar="DIR", envvar="PERENNIAL_STATE", help="The site's state folder."),
+    ] = Path(DEFAULTS["state-dir"]),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 8001,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0: all of this machine's.")] = "127.0.0.1",
+    run_id: Annotated[
+        str | None, typer.Option("--run", help=r"Id of a run, a folder in DIR.  \[default: the newest]")
+    ] = None,
+    client: Annotated[
+        str | None, typer.Option(help=r"A client's id, a folder in the run's.  \[default: the only one]")
+    ] = None,
+    data_root: DataRoot = None,
+    device: Device = None,
+    max_batch: Annotated[int, typer.Option(min=1, help="Most samples in a request.")] = 1024,
+    certificate: Annotated[Path | None, typer.Option(metavar="FILE", help="PEM file, for TLS.")] = None,
+    key_file: Annotated[Path | None, typer.Option(metavar="FILE", help="The certificate's key, PEM.")] = None,
+) -> None:
+    """Serve a site's models over the Open Inference Protocol (gRPC); follows the training."""
+    from client.serving import server as serving  # gRPC and PyTorch
+
+    def say(sentence: str) -> None:
+        err.print(f"perennial: {sentence}", markup=False, highlight=False, soft_wrap=True)
+
+    with sentences():
+        root = Path(data_root) if data_root else None
+        models = serving.Models(state, say, run=run_id, client=client, data_root=root, device=device or "auto")
+        tls = serving.credentials(certificate, key_file)
+        server = serving.Server(models, host, port, max_batch=max_batch, tls=tls)
+        say(f"listening on {host}, port {server.port}, {'with TLS' if tls else 'without TLS'}")
+        serving.serve(server)

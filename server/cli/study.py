@@ -1,0 +1,168 @@
+"""`perennial sweep`, `compare`, `reproduce` and `report`."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from common.config import load_config
+from server.cli.console import err, out, print_tables, print_troubles, sentences, watching_runs
+from server.cli.options import POOL, DataRoot, Device, Jobs, Json, Pool, Rounds, Settings, app
+from server.study.compare import Plan, compare, comparison_lines, comparison_tables, entries_of, trouble_lines
+from server.study.reproduce import load_reproduction, remark_lines, reproduction_json, reproduction_table
+from server.study.runs import cores
+from server.study.sweep import key_of, sweep, sweep_rows, sweep_table
+
+
+class Format(StrEnum):
+    """How `perennial report` writes."""
+
+    html = "html"
+    markdown = "markdown"
+    csv = "csv"
+
+
+@app.command("sweep")
+def sweep_method(
+    method: Annotated[str, typer.Option(help="Method, see `perennial list methods`.")],
+    scenario: Annotated[str, typer.Option(help="Scenario, see `perennial list scenarios`.")],
+    count: Annotated[int, typer.Option("--trials", min=1, help="How many; trial 0 is the defaults.")],
+    seed: Annotated[int, typer.Option(help="Keys the draws and the runs.")] = 0,
+    rounds: Rounds = None,
+    settings: Settings = None,
+    jobs: Jobs = None,
+    folder: Pool = POOL,
+    data_root: DataRoot = None,
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    """Random search over a method's search ranges. Started again, it continues."""
+    options = {
+        "method": method,
+        "scenario": scenario,
+        "rounds": rounds,
+        "seed": seed,
+        "data_root": data_root,
+        "device": device,
+    }
+    fixed = [key_of(setting) for setting in settings or ()]
+    with sentences(), watching_runs(as_json) as watch:
+        base = load_config(None, options, settings or [])
+        outcomes = sweep(base, count, fixed, folder, jobs or cores(), watch)
+    if as_json:
+        out.print_json(data=sweep_rows(outcomes))
+    else:
+        print_tables(sweep_table(outcomes))
+        print_troubles(outcome.trouble for outcome in outcomes if outcome.trouble)
+
+
+@app.command("compare")
+def compare_methods(
+    methods: Annotated[
+        str, typer.Option(help="Methods, with commas between them; FedAvg, Local and a constant are always in.")
+    ],
+    scenario: Annotated[str, typer.Option(help="Scenario, see `perennial list scenarios`.")],
+    seeds: Annotated[int, typer.Option(min=1, help="How many: 0, 1, …")] = 3,
+    count: Annotated[
+        int, typer.Option("--trials", min=1, help="Search budget of every method, with seed 0; 1 is the defaults.")
+    ] = 1,
+    rounds: Rounds = None,
+    settings: Settings = None,
+    jobs: Jobs = None,
+    folder: Pool = POOL,
+    data_root: DataRoot = None,
+    device: Device = None,
+    oracle: Annotated[
+        bool, typer.Option("--oracle", help="Also the round that is best on test data, labelled so.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Methods side by side, tuned alike. Started again, it continues."""
+    with sentences(), watching_runs(as_json) as watch:
+        plan = Plan(
+            entries=entries_of(name.strip() for name in methods.split(",")),
+            scenario=scenario,
+            seeds=seeds,
+            trials=count,
+            rounds=rounds,
+            settings=tuple(settings or ()),
+            data_root=data_root,
+            device=device,
+            oracle=oracle,
+        )
+        comparison = compare(plan, folder, jobs or cores(), watch)
+    if as_json:
+        out.print_json(data=comparison.json())
+    else:
+        print_tables(*comparison_tables(comparison))
+        out.print("\n".join(comparison_lines(comparison)), markup=False, highlight=False, soft_wrap=True)
+        print_troubles(trouble_lines(comparison))
+
+
+@app.command("reproduce")
+def reproduce_table(
+    name: Annotated[str, typer.Argument(help="A table of a paper, see `perennial list reproductions`.")],
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A small version in minutes, not comparable with the paper.")
+    ] = False,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds in place of the table's.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds in place of the table's.")] = None,
+    count: Annotated[
+        int | None,
+        typer.Option("--trials", min=1, help="Search budget in place of the table's; 1 is its settings."),
+    ] = None,
+    jobs: Jobs = None,
+    folder: Pool = POOL,
+    figures: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Also write figures there.")] = None,
+    data_root: DataRoot = None,
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    """A table of a paper beside ours; runs what is missing. Started again, it continues."""
+    with sentences(), watching_runs(as_json) as watch:
+        table = load_reproduction(name)
+        plan = table.plan(quick, data_root, device, rounds=rounds, seeds=seeds, trials=count)
+        comparison = compare(plan, folder, jobs or cores(), watch)
+        if figures:
+            from server.report.pictures import pictures  # matplotlib takes its time
+
+            figures.mkdir(parents=True, exist_ok=True)
+            for kind, svg in pictures(comparison, table.drawn).items():
+                (figures / f"{name}-{kind}.svg").write_text(svg, encoding="utf-8")
+    if as_json:
+        out.print_json(data=reproduction_json(table, comparison))
+    else:
+        print_tables(reproduction_table(table, comparison))
+        lines = [*remark_lines(table), *comparison_lines(comparison)]
+        out.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
+        print_troubles(trouble_lines(comparison))
+
+
+@app.command("report")
+def report_runs(
+    folders: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold some.")],
+    file: Annotated[
+        Path | None,
+        typer.Option("--out", help=r"File to write.  \[default: report.html in the first folder; others print]"),
+    ] = None,
+    form: Annotated[Format, typer.Option("--format", help="What to write.")] = Format.html,
+    oracle: Annotated[
+        bool, typer.Option("--oracle", help="Also the round that is best on test data, labelled so.")
+    ] = False,
+) -> None:
+    """Write a page about runs: tables, figures, configurations; or its tables alone."""
+    from server.report.page import report  # matplotlib takes its time, and no other command draws
+
+    with sentences():
+        text, skipped = report(folders, form.value, oracle)
+        if file is None and form is Format.html:
+            file = folders[0] / "report.html"
+        if file:
+            file.write_text(text, encoding="utf-8")
+        else:
+            print(text, end="")
+        for line in skipped:
+            err.print(f"skipped: {line}", style="yellow", markup=False, soft_wrap=True)
+        if file:
+            err.print(f"report: {file}", highlight=False, soft_wrap=True)

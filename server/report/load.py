@@ -1,0 +1,175 @@
+"""Run folders as they are read for a report. What cannot be read is named and skipped."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from math import nan
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import ValidationError
+
+from common.config import RunConfig, sentence
+from common.errors import UserError
+from server.folder import RunFolder
+from server.study.compare import measures
+from server.study.runs import Selected
+from server.study.version import NO_NUMBER
+from server.summary import Evaluation, Row, summarise
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A model over the rounds in which it was evaluated."""
+
+    rounds: Sequence[int]
+    sent: Sequence[float]
+    """Bytes of all training exchanges so far, both ways, all clients."""
+    accuracy: Sequence[float]
+    held_out: Sequence[float]
+    loss: Sequence[float]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder that could be read."""
+
+    path: Path
+    config: RunConfig
+    models: Mapping[str, Mapping[str, Selected]]
+    """By model and selection."""
+    curves: Mapping[str, Curve]
+    clusters: Mapping[int, Mapping[str, int]]
+    seconds: float
+    down: float
+    up: float
+    left_out: int
+    versions: str
+
+
+def find_runs(folders: Iterable[Path]) -> list[Path]:
+    """Run folders, or what is left of them, at or below the given folders. Raises `UserError` if one has none."""
+    found: dict[Path, None] = {}
+    for folder in folders:
+        if not folder.is_dir():
+            raise UserError(f"{folder} is not a folder")
+        below = list(_runs_below(folder))
+        if not below:
+            raise UserError(f"{folder} holds no run folder (one has a config.toml and a metrics.jsonl)")
+        found |= dict.fromkeys(below)
+    return list(found)
+
+
+def _runs_below(folder: Path) -> Iterable[Path]:
+    # Other things have a config.toml too, and a damaged run may have lost one of its files.
+    log, config, summary = (folder / name for name in ("metrics.jsonl", "config.toml", "summary.json"))
+    if log.is_file() or (config.is_file() and summary.is_file()):
+        yield folder
+        return
+    for below in sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()):
+        yield from _runs_below(below)
+
+
+def load_runs(paths: Iterable[Path], oracle: bool = False) -> tuple[list[Run], list[str]]:
+    """The runs that can be read, and a sentence for each that cannot, or that says again what another one says."""
+    runs: dict[tuple[object, ...], Run] = {}
+    skipped = []
+    for path in paths:
+        try:
+            run = load(path, oracle)
+        except UserError as error:
+            skipped.append(str(error) if str(path) in str(error) else f"{path}: {error}")
+            continue
+        # Twice the same seed is no second seed: it would make the standard deviation smaller than it is.
+        first = runs.setdefault((run.config.seed, *settings(run.config).items()), run)
+        if first is not run:
+            skipped.append(f"{path} has the configuration and the seed of {first.path}, which counts")
+    return list(runs.values()), skipped
+
+
+def load(path: Path, oracle: bool = False) -> Run:
+    """A run from its folder. Raises `UserError` if it is damaged, unfinished or of another version."""
+    folder = RunFolder.open(path)
+    config, summary, rows = folder.config(), folder.summary(), folder.rows()
+    try:
+        return _run(path, config, summary, rows, oracle)
+    except ValidationError as error:
+        raise UserError(f"its summary.json is damaged or of another version ({sentence(error)})") from None
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise UserError(f"its files are damaged or of another version ({type(error).__name__}: {error})") from None
+
+
+def _run(path: Path, config: RunConfig, summary: dict[str, Any], rows: list[Row], oracle: bool) -> Run:
+    ours = {"method": config.method.name, "scenario": config.scenario.name, "seed": config.seed}
+    for name, value in ours.items():
+        if summary[name] != value:
+            raise ValueError(f"summary.json says {name} {summary[name]!r}, config.toml {value!r}")
+    trained = [row for row in rows if row["kind"] == "round"]
+    if [row["round"] for row in trained] != list(range(1, summary["rounds"] + 1)):
+        raise ValueError(f"metrics.jsonl does not hold the {summary['rounds']} rounds of summary.json")
+    found = summary["models"]
+    if oracle:
+        again = summarise(config, rows, seconds=0.0, oracle=True)["models"]
+        found = {model: {**chosen, "oracle": again[model]["oracle"]} for model, chosen in found.items()}
+    sent = list(accumulate(float(row["bytes_down"] + row["bytes_up"]) for row in trained))
+    return Run(
+        path=path,
+        config=config,
+        models={
+            model: {selection: _selected(facts) for selection, facts in found[model].items()}
+            for model in config.method.evaluates
+        },
+        curves={model: _curve(model, rows, sent) for model in config.method.evaluates},
+        clusters={
+            int(row["round"]): {str(client): int(cluster) for client, cluster in row["labels"].items()}
+            for row in rows
+            if row["kind"] == "clusters"
+        },
+        seconds=float(summary["wall_seconds"]),
+        down=float(summary["bytes_per_client_and_round"]["down"]),
+        up=float(summary["bytes_per_client_and_round"]["up"]),
+        left_out=sum(int(entry["replies"]) for entry in summary["left_out"].values()),
+        versions=", ".join(f"{name} {version}" for name, version in summary.get("versions", {}).items()),
+    )
+
+
+def _selected(facts: Mapping[str, Any]) -> Selected:
+    found = Selected.model_validate(facts)
+    measures(found)  # it has clients, or the run is skipped here and now
+    return found
+
+
+def _curve(model: str, rows: Iterable[Row], sent: Sequence[float]) -> Curve:
+    by_round: dict[int, list[Row]] = {}
+    for row in rows:
+        if row["kind"] == "evaluation" and row["model"] == model:
+            by_round.setdefault(row["round"], []).append(row)
+    evaluations = [Evaluation(own).summary() for own in by_round.values()]
+    return Curve(
+        rounds=list(by_round),
+        sent=[sent[number - 1] for number in by_round],
+        accuracy=[_number(found["average"]) for found in evaluations],
+        held_out=[_number(found["validation"]) for found in evaluations],
+        loss=[_test_loss(own) for own in by_round.values()],
+    )
+
+
+def _test_loss(rows: Iterable[Row]) -> float:
+    """Mean over test environments of the mean over clients, as `average` is for the accuracy."""
+    by_environment: dict[str, list[float]] = {}
+    for row in rows:
+        if row["split"] == "test":
+            for name, count, loss in zip(row["environment"], row["count"], row["loss"], strict=True):
+                if count:
+                    by_environment.setdefault(name, []).append(loss / count)
+    return float(np.mean([np.mean(values) for values in by_environment.values()])) if by_environment else nan
+
+
+def _number(value: float | None) -> float:
+    return nan if value is None else float(value)
+
+
+def settings(config: RunConfig) -> dict[str, str]:
+    """Every setting that a result depends on, but the seed, by its dotted name."""
+    return {name: value for name, value in config.flat().items() if name not in {*NO_NUMBER, "seed"}}

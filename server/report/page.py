@@ -1,0 +1,133 @@
+"""From run folders to one page: runs of the same configuration are one line, whatever their seeds.
+
+Numbers are never filled in: what cannot be read is named and skipped.
+"""
+
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from string import Template
+
+from common.errors import UserError
+from server.report import figures
+from server.report.load import find_runs, load_runs
+from server.report.panels import Figure, cluster_figure, drawn, scenario_figures
+from server.report.results import Result, by_scenario, results
+from server.report.tables import (
+    clustered,
+    how,
+    html_table,
+    markdown_table,
+    plain,
+    run_table,
+    tables,
+    to_csv,
+)
+from server.summary import SELECTIONS
+
+TEMPLATE = Path(__file__).parent / "templates" / "report.html"
+CLUSTER_FIGURES = 6
+
+
+def report(folders: Sequence[Path], form: str = "html", oracle: bool = False) -> tuple[str, list[str]]:
+    """The report of all runs at or below the folders, as "html", "markdown" or "csv", and what was skipped.
+
+    Raises `UserError` if there is nothing to report.
+    """
+    runs, skipped = load_runs(find_runs(folders), oracle)
+    if not runs:
+        raise UserError(f"none of {len(skipped)} run folders can be reported; the first: {skipped[0]}")
+    selections = (*SELECTIONS, "oracle") if oracle else SELECTIONS
+    found = results(runs)
+    if form == "csv":
+        text = to_csv(found, selections)
+    else:
+        text = (to_markdown if form == "markdown" else to_html)(found, skipped, selections)
+    # Half a character (a name from a damaged file) cannot be written.
+    return text.encode("utf-8", "replace").decode(), skipped
+
+
+def to_markdown(found: Sequence[Result], skipped: Sequence[str], selections: Sequence[str]) -> str:
+    """All tables as Markdown."""
+    parts = ["# Perennial report", how(selections).replace("<em>", "*").replace("</em>", "*")]
+    for scenario, made in tables(found, selections).items():
+        parts += [f"## {plain(scenario)}", *map(markdown_table, made)]
+    parts += ["## Runs", markdown_table(run_table(found))]
+    if skipped:
+        parts += ["## Skipped", "\n".join(f"- {plain(line)}" for line in skipped)]
+    return "\n\n".join(parts) + "\n"
+
+
+def to_html(found: Sequence[Result], skipped: Sequence[str], selections: Sequence[str]) -> str:
+    """The page, whole: no script, and nothing that is loaded."""
+    sections = []
+    all_tables = tables(found, selections)
+    for number, (scenario, own) in enumerate(by_scenario(found).items()):
+        shown = drawn(own)
+        pictures = scenario_figures(f"f{number}", shown, selections)
+        memberships = [
+            cluster_figure(f"f{number}m{i}", result, result.runs[0])
+            for i, result in enumerate(clustered(own)[:CLUSTER_FIGURES])
+        ]
+        first, *others = all_tables[scenario]
+        about = own[0].runs[0].config.scenario
+        sections.append(
+            f'<section id="s{number}"><h2>{escape(scenario)}</h2>\n'
+            f"<p>{escape(about.title)}; {len(about.client_ids)} clients, "
+            f"{len(about.test_environments)} test environments. {escape(about.source)}</p>\n"
+            f"{html_table(first)}\n<h3>Figures</h3>\n{_legend(shown, len(own))}\n"
+            f'<div class="figures">{"".join(map(_html_figure, pictures))}</div>\n'
+            + "".join(f'<div class="wide">{_html_figure(figure, curves=False)}</div>' for figure in memberships)
+            + "".join(map(html_table, others))
+            + "</section>"
+        )
+    return Template(TEMPLATE.read_text()).substitute(
+        about=f"{len({run.path for result in found for run in result.runs})} runs, "
+        f"{len(all_tables)} {'scenario' if len(all_tables) == 1 else 'scenarios'}",
+        skipped_link='<a href="#skipped">Skipped</a>' if skipped else "",
+        links="".join(f'<a href="#s{number}">{escape(name)}</a>' for number, name in enumerate(all_tables)),
+        how=how(selections),
+        colours="".join(f"--s{index}:{value};" for index, value in enumerate(figures.LIGHT)),
+        dark_colours="".join(f"--s{index}:{value};" for index, value in enumerate(figures.DARK)),
+        sections="\n".join(sections),
+        runs=html_table(run_table(found)) + _configurations(found),
+        skipped='<section id="skipped"><h2>Skipped</h2><ul>'
+        + "".join(f"<li>{escape(line)}</li>" for line in skipped)
+        + "</ul></section>"
+        if skipped
+        else "",
+    )
+
+
+def _html_figure(figure: Figure, curves: bool = True) -> str:
+    label = escape(f"{figure.caption}; a curve per line of the legend" if curves else figure.caption)
+    return (
+        f'<figure><figcaption>{escape(figure.caption)}</figcaption><div role="img" aria-label="{label}">'
+        f"{figure.svg}</div></figure>\n"
+    )
+
+
+def _legend(shown: Sequence[Result], among: int) -> str:
+    items = "".join(
+        f"<li>{figures.swatch(style)}<span>{escape(f'{result.method}, {result.model}')}</span></li>"
+        for style, result in enumerate(shown)
+    )
+    note = (
+        "Lines are means over seeds, shades their standard deviation; test accuracy and loss are means over "
+        "environments. The clients are those of all seeds together."
+    )
+    if len(shown) < among:
+        note += (
+            f" {len(shown)} of the {among} lines of the table are drawn: of each method the configurations "
+            "that are best on held-out training-environment data after the last round."
+        )
+    return f'<ul class="legend">{items}</ul><p class="note">{note}</p>'
+
+
+def _configurations(found: Sequence[Result]) -> str:
+    return "".join(
+        f"<details><summary>{escape(f'{result.scenario}: {result.method}, seeds {result.seeds}')}</summary>"
+        f"<pre>{escape(result.runs[0].config.toml())}</pre></details>\n"
+        for result in found
+        if result.headline
+    )

@@ -1,0 +1,129 @@
+"""The figures of a scenario: which results are drawn, and their curves."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import nan
+
+import numpy as np
+
+from server.report import figures
+from server.report.load import Run
+from server.report.results import Result, over_seeds
+from server.report.tables import environments_of, titled
+from server.study.compare import Spread
+from server.study.runs import Selected
+from server.words import members
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A picture and the words that stand for it."""
+
+    caption: str
+    svg: str
+
+
+def drawn(found: Sequence[Result]) -> list[Result]:
+    """As many results as can be told apart: the configurations best on held-out data first."""
+
+    def held_out(result: Result) -> float:
+        found = result.spread("final", "held-out")
+        return found.mean if found else -1.0
+
+    def rank(result: Result) -> tuple[int, bool]:
+        title = result.runs[0].config.method.title
+        rivals = [
+            other for other in found if other.model == result.model and other.runs[0].config.method.title == title
+        ]
+        return sum(held_out(other) > held_out(result) for other in rivals), not result.headline
+
+    first = sorted(found, key=rank)[: figures.STYLES]
+    return [result for result in found if result in first]
+
+
+def scenario_figures(key: str, shown: Sequence[Result], selections: Sequence[str]) -> list[Figure]:
+    """All panels of a scenario; the place of a result in `shown` is its style."""
+    names = environments_of(shown)
+    made = []
+    for selection in selections:
+        lines = [environment_line(style, result, selection, names) for style, result in enumerate(shown)]
+        svg = figures.line_figure(f"{key}e{selection}", lines, "test environment", "accuracy (%)", names=names)
+        made.append(Figure(f"Accuracy against test environment, {titled(selection)}", svg))
+    kinds = (
+        ("accuracy", "Test accuracy against rounds", "accuracy (%)"),
+        ("held_out", "Held-out training accuracy against rounds", "accuracy (%)"),
+        ("loss", "Test loss against rounds", "cross-entropy"),
+    )
+    for kind, caption, label in kinds:
+        factor = 1 if kind == "loss" else 100
+        lines = [curve_line(style, round_means(result, kind), factor) for style, result in enumerate(shown)]
+        svg = figures.line_figure(f"{key}r{kind}", lines, "round", label, percent=kind != "loss")
+        made.append(Figure(caption, svg))
+    sent = [[found.mean for found in round_means(result, "sent").values() if found] for result in shown]
+    unit, unit_name = _unit(max((value for values in sent for value in values), default=0))
+    lines = [
+        _line(style, [value / unit for value in sent[style]], list(round_means(result, "accuracy").values()))
+        for style, result in enumerate(shown)
+    ]
+    label = f"{unit_name} of the training exchanges so far, both ways"
+    svg = figures.line_figure(f"{key}b", lines, label, "accuracy (%)")
+    made.append(Figure("Test accuracy against bytes", svg))
+    for selection in selections:
+        lines = [_client_line(style, result.picked(selection)) for style, result in enumerate(shown)]
+        label = "% of the clients, from the worst to the best"
+        svg = figures.line_figure(f"{key}c{selection}", lines, label, "accuracy (%)")
+        made.append(Figure(f"Accuracy of the clients, {titled(selection)}", svg))
+    return made
+
+
+def cluster_figure(key: str, result: Result, run: Run) -> Figure:
+    """Cluster membership in every round."""
+    rounds = sorted(run.clusters)
+    last = {client: cluster for number in rounds for client, cluster in run.clusters[number].items()}
+    clients = [client for group in members(last).values() for client in group]
+    labels = {client: [run.clusters[number].get(client) for number in rounds] for client in clients}
+    caption = f"{result.method}, seed {run.config.seed}: cluster of each client in each round"
+    return Figure(caption, figures.membership_figure(key, rounds, labels))
+
+
+def _line(style: int, x: Sequence[float], spreads: Sequence[Spread | None], factor: float = 100) -> figures.Line:
+    several = any(one and one.deviation is not None for one in spreads)
+    return figures.Line(
+        style,
+        x,
+        [factor * one.mean if one else nan for one in spreads],
+        [factor * (one.deviation or 0.0) if one else nan for one in spreads] if several else (),
+    )
+
+
+def environment_line(style: int, result: Result, selection: str, names: Sequence[str]) -> figures.Line:
+    """A result's accuracy in each test environment."""
+    return _line(style, range(len(names)), [result.spread(selection, name) for name in names])
+
+
+def curve_line(style: int, means: Mapping[int, Spread | None], factor: float = 100) -> figures.Line:
+    """A quantity against rounds."""
+    return _line(style, list(means), list(means.values()), factor)
+
+
+def _client_line(style: int, picked: Iterable[Selected]) -> figures.Line:
+    accuracies = sorted(
+        float(np.mean(list(own.values()))) for one in picked for own in one.clients.values() if own
+    )
+    shares = [100 * (index + 0.5) / len(accuracies) for index in range(len(accuracies))]
+    return figures.Line(style, shares, [100 * value for value in accuracies])
+
+
+def round_means(result: Result, kind: str) -> dict[int, Spread | None]:
+    """One of a curve's quantities over the runs of a result, by round."""
+    found: dict[int, list[float]] = {}
+    for run in result.runs:
+        curve = run.curves[result.model]
+        for number, value in zip(curve.rounds, getattr(curve, kind), strict=True):
+            found.setdefault(number, []).append(value)
+    return {number: over_seeds(values) for number, values in sorted(found.items())}
+
+
+def _unit(most: float) -> tuple[float, str]:
+    sizes = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+    return next((unit for unit in sizes if most >= unit[0]), (1.0, "bytes"))

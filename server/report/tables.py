@@ -1,0 +1,231 @@
+"""The tables of a report: made from results alone, written as Markdown, HTML or CSV."""
+
+import csv
+import io
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from html import escape
+
+from server.report.load import Run, settings
+from server.report.results import Result, by_scenario, part, telling
+from server.study.compare import Spread
+from server.words import members, size
+
+MEASURES = ("worst", "average", "worst client", "bottom decile")
+
+HOW = (
+    "Test accuracy in %. An environment's accuracy is the mean over clients; <em>worst</em> and <em>average</em> "
+    "are over environments. A client's accuracy is the mean over its environments; <em>worst client</em> and "
+    "<em>bottom decile</em> (mean of the worst tenth, at least one client) are over clients. Mean ± standard "
+    "deviation over seeds where there are several. <em>final</em> is the last round; <em>validation</em> is the "
+    "round that is best on held-out training-environment data."
+)
+ORACLE = "<em>oracle</em> is the round that is best on test data: chosen on test data, not a fair result."
+
+
+@dataclass(frozen=True)
+class Table:
+    """Text cells; the first `names` columns say what a line is about, the others hold numbers."""
+
+    title: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    names: int = 1
+    groups: Sequence[tuple[str, int]] = field(default_factory=tuple)
+    """Titles over stretches of columns, the first over the names."""
+
+
+def tables(found: Sequence[Result], selections: Sequence[str]) -> dict[str, list[Table]]:
+    """The tables of every scenario."""
+    return {
+        scenario: [
+            summary_table(own, selections),
+            environment_table(own, selections),
+            *(table for table in [settings_table(own)] if table),
+            *(membership_table(result, result.runs[0]) for result in clustered(own)),
+        ]
+        for scenario, own in by_scenario(found).items()
+    }
+
+
+def summary_table(found: Sequence[Result], selections: Sequence[str]) -> Table:
+    """Worst, average, worst client and bottom decile, the selections side by side."""
+    head = ["method", "model", "seeds", *(measure for _ in selections for measure in MEASURES)]
+    rows = [
+        [
+            *(result.method, result.model, result.seeds),
+            *(_cell(result.spread(selection, measure)) for selection in selections for measure in MEASURES),
+        ]
+        for result in found
+    ]
+    groups = [("", 3), *((titled(selection), len(MEASURES)) for selection in selections)]
+    return Table("Summary: test accuracy in %", head, rows, 3, groups)
+
+
+def environment_table(found: Sequence[Result], selections: Sequence[str]) -> Table:
+    """Accuracy in every test environment and on held-out training data; the rounds that were picked."""
+    names = environments_of(found)
+    rows = [
+        [
+            *(result.method, result.model, titled(selection)),
+            *(_cell(result.spread(selection, measure)) for measure in (*names, "held-out")),
+            ", ".join(str(one.round) for one in result.picked(selection)) or "–",
+        ]
+        for result in found
+        for selection in selections
+    ]
+    head = ["method", "model", "selection", *names, "held-out training", "round"]
+    return Table("Test accuracy in % by environment", head, rows, 3)
+
+
+def membership_table(result: Result, run: Run) -> Table:
+    """Who was in which cluster at the end."""
+    last = run.clusters[max(run.clusters)]
+    return Table(
+        f"{result.method}, seed {run.config.seed}: clusters in round {max(run.clusters)}",
+        ["cluster", "clients", "who"],
+        [[str(cluster), str(len(who)), ", ".join(who)] for cluster, who in members(last).items()],
+        3,
+    )
+
+
+def run_table(found: Sequence[Result]) -> Table:
+    """Every run folder once."""
+    rows = [
+        [
+            str(run.path),
+            result.scenario,
+            result.method,
+            run.config.runtime,
+            run.versions or "not recorded",
+            str(run.config.seed),
+            str(run.config.rounds),
+            f"{run.seconds:.1f}",
+            size(run.down),
+            size(run.up),
+            str(run.left_out),
+        ]
+        for result in found
+        if result.headline
+        for run in result.runs
+    ]
+    head = ["run folder", "scenario", "method", "runtime", "versions", "seed", "rounds", "seconds"]
+    traffic = ["down per client and round", "up", "replies left out"]
+    return Table("Runs", [*head, *traffic], rows, 5)
+
+
+def settings_table(found: Sequence[Result]) -> Table | None:
+    """What stands behind the numbers of numbered configurations; None where there are none."""
+    numbered = [result for result in found if result.headline and "(#" in result.method]
+    flat = [part(settings(result.runs[0].config), scenario=False) for result in numbered]
+    names = telling(flat)
+    rows = [
+        [result.method, *(_short(own.get(name, "")) for name in names)]
+        for result, own in zip(numbered, flat, strict=True)
+    ]
+    return Table("Numbered configurations", ["method", *names], rows) if rows else None
+
+
+def markdown_table(table: Table) -> str:
+    """A pipe table under its title; titles over columns become part of the columns' names."""
+    over = [title for title, span in table.groups for _ in range(span)] or [""] * len(table.head)
+    head = [f"{title}: {name}" if title else name for title, name in zip(over, table.head, strict=True)]
+    rule = ["---" if column < table.names else "---:" for column in range(len(head))]
+    lines = [map(plain, head), rule, *(map(plain, row) for row in table.rows)]
+    return f"**{plain(table.title)}**\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def html_table(table: Table) -> str:
+    """A table in a box of its own that scrolls where the screen is narrow."""
+    groups = "".join(
+        f'<th scope="colgroup" colspan="{span}">{escape(title)}</th>' if title else f'<td colspan="{span}"></td>'
+        for title, span in table.groups
+    )
+    starts = {sum(span for _, span in table.groups[:index]) for index in range(1, len(table.groups))}
+    classes = [
+        " ".join([*(["n"] if column >= table.names else []), *(["start"] if column in starts else [])])
+        for column in range(len(table.head))
+    ]
+    head = "".join(
+        f'<th scope="col" class="{kind}">{escape(name)}</th>'
+        for kind, name in zip(classes, table.head, strict=True)
+    )
+    rows = "".join(
+        "<tr>"
+        + f'<th scope="row">{escape(row[0]).replace("=", "=<wbr>")}</th>'
+        + "".join(
+            f'<td class="{"wrap" if len(cell) > 40 else kind}">{escape(cell)}</td>'
+            for kind, cell in zip(classes[1:], row[1:], strict=True)
+        )
+        + "</tr>\n"
+        for row in table.rows
+    )
+    return (
+        f'<div class="box" tabindex="0" role="region" aria-label="{escape(table.title)}"><table>'
+        f"<caption>{escape(table.title)}</caption>\n<thead>"
+        + (f"<tr>{groups}</tr>" if groups else "")
+        + f"<tr>{head}</tr></thead>\n<tbody>{rows}</tbody></table></div>\n"
+    )
+
+
+def to_csv(found: Sequence[Result], selections: Sequence[str]) -> str:
+    """The numbers of the summary and of all environments in full, as fractions: a line per model and selection."""
+    names = environments_of(found)
+    about = ["scenario", "method", "model", "selection", "chosen on test data", "seeds", "rounds picked"]
+    numbers = {**{name: name for name in (*MEASURES, "held-out")}, **{f"accuracy {name}": name for name in names}}
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow([*about, *(column for title in numbers for column in (title, f"{title} sd"))])
+    for result in found:
+        for selection in selections:
+            spreads = [result.spread(selection, measure) for measure in numbers.values()]
+            cells = [value for one in spreads for value in ((one.mean, one.deviation) if one else (None, None))]
+            writer.writerow(
+                [
+                    *(result.scenario, result.method, result.model, selection),
+                    "yes" if selection == "oracle" else "no",
+                    result.seeds,
+                    " ".join(str(one.round) for one in result.picked(selection)),
+                    *("" if cell is None else repr(cell) for cell in cells),
+                ]
+            )
+    return file.getvalue()
+
+
+def how(selections: Sequence[str]) -> str:
+    """How to read the numbers, as HTML."""
+    return f"{HOW} {ORACLE}" if "oracle" in selections else HOW
+
+
+def plain(text: str) -> str:
+    """Text that means nothing in Markdown."""
+    text = re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", text)
+    return " ".join(text.split())
+
+
+def clustered(found: Iterable[Result]) -> list[Result]:
+    """The results of methods that cluster, one of each configuration."""
+    return [result for result in found if result.headline and result.runs[0].clusters]
+
+
+def _cell(value: Spread | None) -> str:
+    return str(value.percent()) if value else "–"
+
+
+def titled(selection: str) -> str:
+    """A selection's name; one on test data says so."""
+    return "oracle (chosen on test data)" if selection == "oracle" else selection
+
+
+def environments_of(found: Iterable[Result]) -> list[str]:
+    """The test environments of all results, each once."""
+    picked = (one for result in found for run in result.runs for one in run.models[result.model].values())
+    return list(dict.fromkeys(name for one in picked for name in one.accuracy))
+
+
+def _short(text: str) -> str:
+    try:
+        return text if text.lstrip("-").isdecimal() else f"{float(text):.5g}"
+    except ValueError:
+        return text
