@@ -8,24 +8,28 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load, save_file
 
 from common.models import Tensors, divided, joined
 
+OPEN, PRIVATE = 0o644, 0o600
+"""Modes of files, whatever the umask: results, which a container writes as another user than the one who looks at
+them; and what a site keeps, which nobody else reads."""
 
-def write_text(path: Path, text: str) -> None:
+
+def write_text(path: Path, text: str, mode: int = OPEN) -> None:
     """Write a text file."""
-    _replace(path, lambda beside: Path(beside).write_text(text))
+    _replace(path, lambda beside: Path(beside).write_text(text), mode)
 
 
-def save_tensors(path: Path, tensors: Tensors, facts: Mapping[str, str] | None = None) -> None:
+def save_tensors(path: Path, tensors: Tensors, facts: Mapping[str, str] | None = None, mode: int = OPEN) -> None:
     """Write named tensors, and facts about them as text, as a safetensors file."""
     # safetensors refuses views and shared storage.
     plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     # It also sorts them by size; code that walks two models side by side needs the order back.
     metadata = {**(facts or {}), "names": json.dumps(list(plain))}
-    _replace(path, lambda beside: save_file(plain, beside, metadata=metadata))
+    _replace(path, lambda beside: save_file(plain, beside, metadata=metadata), mode)
 
 
 def load_tensors(path: Path) -> Tensors:
@@ -35,20 +39,39 @@ def load_tensors(path: Path) -> Tensors:
 
 def load_with_facts(path: Path) -> tuple[Tensors, dict[str, str]]:
     """The tensors, and the facts about them. Raises as `load_tensors` does."""
-    with safe_open(path, framework="pt") as file:
-        facts: dict[str, str] = file.metadata() or {}
-        names: list[str] = json.loads(facts.get("names", "null")) or sorted(file.keys())
-        return {name: file.get_tensor(name) for name in names}, facts
+    # Not a memory map, as of `safe_open`: whoever overwrites the file in place would end the process by SIGBUS.
+    data = path.read_bytes()
+    tensors = load(data)
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])  # `load` has checked it
+    facts: dict[str, str] = header.get("__metadata__", {})
+    names = json.loads(facts.get("names", "null")) or sorted(tensors)
+    if not isinstance(names, list) or set(map(str, names)) != tensors.keys():
+        raise ValueError("its list of names is not that of its tensors")
+    return {name: tensors[name] for name in names}, facts
 
 
-def save_records(path: Path, records: Mapping[str, Tensors]) -> None:
+def save_records(path: Path, records: Mapping[str, Tensors], mode: int = OPEN) -> None:
     """Write named records of tensors as one safetensors file, with keys `RECORD/TENSOR`."""
-    save_tensors(path, joined(records))
+    save_tensors(path, joined(records), mode=mode)
 
 
 def load_records(path: Path) -> dict[str, Tensors]:
     """Read what `save_records` wrote. Raises `OSError`, `SafetensorError` or `ValueError`."""
     return divided(load_tensors(path))
+
+
+def private_folder(path: Path) -> Path:
+    """A folder that nobody else enters (0700), whatever the umask; what is missing above it is made like it.
+
+    One that is there is closed to others if it is this user's own. Raises `OSError`.
+    """
+    missing = [place for place in (path, *path.parents) if not place.exists()]
+    for place in reversed(missing):
+        place.mkdir(mode=0o700, exist_ok=True)
+        place.chmod(0o700)
+    if path.stat().st_uid == os.geteuid():
+        path.chmod(0o700)
+    return path
 
 
 @contextmanager
@@ -74,13 +97,13 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-def _replace(path: Path, fill: Callable[[str], object]) -> None:
+def _replace(path: Path, fill: Callable[[str], object], mode: int) -> None:
     with writing(path):
         handle, beside = tempfile.mkstemp(dir=path.parent, prefix=".new-")
         os.close(handle)
         try:
             fill(beside)
-            os.chmod(beside, 0o644)
+            os.chmod(beside, mode)
             sync(Path(beside))
             os.replace(beside, path)
             sync(path.parent)

@@ -1,13 +1,25 @@
 import os
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors import SafetensorError
+from safetensors.torch import save_file
 
 from common import files
-from common.files import load_records, load_with_facts, save_records, save_tensors, write_text
+from common.files import (
+    PRIVATE,
+    load_records,
+    load_tensors,
+    load_with_facts,
+    private_folder,
+    save_records,
+    save_tensors,
+    write_text,
+)
 
 RECORDS = {
     "personal": {"a/b.weight": torch.arange(6.0).reshape(2, 3).T, "n": torch.tensor(3)},
@@ -67,6 +79,54 @@ def test_files_are_readable_by_others(tmp_path: Path) -> None:
     """A container writes as another user than the one who looks at the results."""
     write_text(tmp_path / "x", "text")
     assert (tmp_path / "x").stat().st_mode & 0o777 == 0o644
+
+
+@pytest.fixture(params=[0o000, 0o022, 0o077])
+def umask(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = os.umask(request.param)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("umask")
+def test_what_a_site_keeps_is_for_its_owner_alone_whatever_the_umask(tmp_path: Path) -> None:
+    folder = private_folder(tmp_path / "state" / "run" / "client")
+    write_text(folder / "text", "x", PRIVATE)
+    save_tensors(folder / "tensors", RECORDS["anchor"], mode=PRIVATE)
+    save_records(folder / "records", RECORDS, PRIVATE)
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
+    made = (folder, folder.parent, folder.parent.parent)
+    assert {path.stat().st_mode & 0o777 for path in made} == {0o700}
+
+
+def test_a_folder_that_others_could_enter_is_closed(tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir(mode=0o755)
+    assert private_folder(tmp_path / "state").stat().st_mode & 0o777 == 0o700
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="file"):
+        private_folder(tmp_path / "file" / "state")
+
+
+def test_tensors_outlive_their_file_overwritten_in_place(tmp_path: Path) -> None:
+    """A memory map would end the process here."""
+    tensors = {"w": torch.arange(5000.0), "none": torch.empty(0, 3)}
+    save_tensors(tmp_path / "x", tensors)
+    code = (
+        "import sys; from pathlib import Path; from common.files import load_tensors; path = Path(sys.argv[1]); "
+        "tensors = load_tensors(path); path.write_bytes(b''); print(tensors['w'].sum().item())"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "x")], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.strip()) == (0, str(tensors["w"].sum().item()))
+
+
+@pytest.mark.parametrize("names", ["[]", '["v"]', '["w", "v"]', "3", '{"w": 1, "v": 2}'])
+def test_names_that_are_not_those_of_the_tensors_are_an_error(names: str, tmp_path: Path) -> None:
+    save_file({"w": torch.ones(2)}, tmp_path / "x", metadata={"names": names})
+    if names == "[]":  # a file of somebody else's making, in the order of the alphabet
+        assert list(load_tensors(tmp_path / "x")) == ["w"]
+    else:
+        with pytest.raises(ValueError, match="list of names is not that of its tensors"):
+            load_tensors(tmp_path / "x")
 
 
 def test_a_damaged_file_is_an_error_of_safetensors(tmp_path: Path) -> None:
