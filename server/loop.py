@@ -17,7 +17,8 @@ from common.models import network
 from common.wire import from_record, to_record
 from server.folder import Checkpoint, RunFolder
 from server.summary import summarise, versions
-from strategies.base import Exchange, MethodStrategy
+from strategies.base import MethodStrategy
+from strategies.exchange import Exchange
 from strategies.registry import strategy_for
 
 
@@ -131,13 +132,14 @@ def await_clients(strategy: MethodStrategy[Any], grid: Grid, config: RunConfig) 
         while len(list(grid.get_node_ids())) < wanted and time.monotonic() < end:
             time.sleep(min(1.0, max(0.0, end - time.monotonic())))
         strategy.enrol(grid)
-        if len(strategy.roster) >= wanted or time.monotonic() >= end:
+        if len(strategy.roster.nodes) >= wanted or time.monotonic() >= end:
             break
         time.sleep(min(1.0, max(0.0, end - time.monotonic())))
-    if len(strategy.roster) < max(1, round(config.quorum * wanted, 9)):
-        reasons = [f"{name}: {reason}" for name, reason in strategy.refused.items()]
+    there = len(strategy.roster.nodes)
+    if there < max(1, round(config.quorum * wanted, 9)):
+        reasons = [f"{name}: {reason}" for name, reason in strategy.roster.refused.items()]
         raise RunStopped(
-            f"only {len(strategy.roster)} of {wanted} clients were there after wait={config.wait:g} seconds, and "
+            f"only {there} of {wanted} clients were there after wait={config.wait:g} seconds, and "
             f"quorum={config.quorum:g} of them is needed" + (f" ({reasons[-1]})" if reasons else "")
         )
 
@@ -158,7 +160,7 @@ def _numbers(metrics: MetricRecord | None) -> dict[str, float]:
 def _round_row(number: int, strategy: MethodStrategy[Any], trained: dict[str, float]) -> dict[str, Any]:
     work = [exchange for exchange in strategy.exchanges if exchange.action != "query"]
     row = _exchange_row("round", number, work)
-    return {**row, "left_out": {**strategy.refused, **row["left_out"]}, "metrics": trained}
+    return {**row, "left_out": {**strategy.roster.refused, **row["left_out"]}, "metrics": trained}
 
 
 def _exchange_row(kind: str, number: int, exchanges: list[Exchange]) -> dict[str, Any]:

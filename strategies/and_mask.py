@@ -8,7 +8,7 @@ from torch import Tensor
 from common.methods.and_mask import AndMask
 from common.models import Tensors
 from common.wire import GRADIENT
-from strategies.base import Reply
+from strategies.exchange import AcceptedReply
 from strategies.fedsgd import FedSGDStrategy
 from strategies.mean import StreamingMean
 
@@ -19,7 +19,7 @@ class AndMaskStrategy(FedSGDStrategy[AndMask]):
     E clients answered (Parascandolo et al. 2021, §2.3 and their code).
     """
 
-    def combined(self, server_round: int, replies: Iterable[Reply]) -> Tensors:
+    def combined(self, server_round: int, replies: Iterable[AcceptedReply]) -> Tensors:
         gradient, signs = StreamingMean(), StreamingMean()
         for reply in replies:
             gradient.add(reply[GRADIENT])

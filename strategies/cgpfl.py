@@ -14,8 +14,9 @@ from common.methods.cgpfl import ContextTraining
 from common.models import Tensors, network
 from common.seeding import derive
 from common.wire import MODEL, from_record, to_record
-from strategies.base import MethodStrategy, MetricMeans, PerClient
+from strategies.base import MethodStrategy
 from strategies.clustering import align, averaging, coordinates, flat, k_means
+from strategies.exchange import MetricMeans, PerClient
 from strategies.mean import StreamingMean, mix
 
 C = TypeVar("C", bound=ContextTraining)

@@ -13,7 +13,8 @@ from common.methods.drfa import DRFA, LOSS, SNAPSHOT, SNAPSHOT_STEP
 from common.models import Tensors
 from common.seeding import numpy_generator
 from common.wire import MODEL, from_record, to_record
-from strategies.base import MethodStrategy, MetricMeans
+from strategies.base import MethodStrategy
+from strategies.exchange import MetricMeans
 from strategies.mean import StreamingMean
 from strategies.simplex import project
 

@@ -7,7 +7,8 @@ from common.methods.fedadg import GENERATOR, FedADG, layers
 from common.models import network
 from common.seeding import torch_generator
 from common.wire import MODEL, from_record
-from strategies.base import MethodStrategy, Payload, Reply
+from strategies.base import MethodStrategy
+from strategies.exchange import AcceptedReply, Payload
 
 
 class FedADGStrategy(MethodStrategy[FedADG]):
@@ -23,5 +24,5 @@ class FedADGStrategy(MethodStrategy[FedADG]):
         # After the first round the global arrays hold the generator.
         return {MODEL: {**self.generator, **from_record(arrays)}}
 
-    def weight(self, reply: Reply) -> float:
+    def weight(self, reply: AcceptedReply) -> float:
         return 1.0

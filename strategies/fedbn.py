@@ -6,7 +6,8 @@ from common.config import RunConfig
 from common.methods.fedbn import FedBN
 from common.models import network
 from common.wire import MODEL, from_record
-from strategies.base import MethodStrategy, Payload
+from strategies.base import MethodStrategy
+from strategies.exchange import Payload
 
 
 class FedBNStrategy(MethodStrategy[FedBN]):

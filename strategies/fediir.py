@@ -11,7 +11,8 @@ from common.config import RunConfig
 from common.methods.fediir import ANCHOR, FedIIR
 from common.models import Tensors, network
 from common.wire import GRADIENT, MODEL, from_record
-from strategies.base import MethodStrategy, Reply
+from strategies.base import MethodStrategy
+from strategies.exchange import AcceptedReply
 from strategies.mean import StreamingMean, mix
 
 
@@ -49,7 +50,7 @@ class FedIIRStrategy(MethodStrategy[FedIIR]):
         payload = {MODEL: model, ANCHOR: self.corrected()}
         return self.messages(server_round, cohort, "train", payload, expect={MODEL: model})
 
-    def follow(self, server_round: int, replies: Iterable[Reply], like: Tensors) -> None:
+    def follow(self, server_round: int, replies: Iterable[AcceptedReply], like: Tensors) -> None:
         """Takes the round's mean gradient into the anchor; with no reply at all the anchor stays as it was."""
         mean, squares = StreamingMean(), StreamingMean()
         for reply in replies:
@@ -82,7 +83,7 @@ class FedIIRStrategy(MethodStrategy[FedIIR]):
         weight = 1 - self.hparams.anchor_ema**self.updates
         return {name: tensor / weight for name, tensor in self.anchor.items()}
 
-    def weight(self, reply: Reply) -> float:
+    def weight(self, reply: AcceptedReply) -> float:
         return 1.0
 
 

@@ -15,7 +15,7 @@ from common.fishr import head_sums, spread, variance
 from common.methods.fedilc import CLIENTS, PULL, VARIANCE, FedILC, Fishr
 from common.models import Tensors
 from common.wire import GRADIENT, MODEL, from_record, to_record
-from strategies.base import MetricMeans, Reply
+from strategies.exchange import AcceptedReply, MetricMeans
 from strategies.fedsgd import FedSGDStrategy
 from strategies.mean import StreamingMean
 
@@ -58,7 +58,7 @@ class FedILCStrategy(FedSGDStrategy[FedILC]):
         super().load_state_dict(state)
         self.before = state.get("before", {})
 
-    def weight(self, reply: Reply) -> float:
+    def weight(self, reply: AcceptedReply) -> float:
         return 1.0
 
     # ------------------------------------------------------------------ a round
@@ -108,7 +108,7 @@ class FedILCStrategy(FedSGDStrategy[FedILC]):
                 self.gradient[name] = self.gradient[name] + slope * part.to(self.gradient[name].device)
         return to_record(self.stepped(self.gradient)), self.metrics.result()
 
-    def combined(self, server_round: int, replies: Iterable[Reply]) -> Tensors:
+    def combined(self, server_round: int, replies: Iterable[AcceptedReply]) -> Tensors:
         """M, and the mean of the buffers; takes in what else the replies bring. Empty if nobody answered."""
         plain, geometric = StreamingMean(), self.hparams.geometric_mean("clients")
         for reply in replies:

@@ -12,7 +12,8 @@ from common.config import RunConfig
 from common.methods.fedpac import CENTROIDS, STATISTICS, FedPAC
 from common.models import Tensors, part
 from common.wire import HEAD, MODEL, from_record, to_record
-from strategies.base import MethodStrategy, MetricMeans, PerClient
+from strategies.base import MethodStrategy
+from strategies.exchange import MetricMeans, PerClient
 from strategies.fedrep import split_network
 from strategies.mean import StreamingMean
 

@@ -12,7 +12,8 @@ from common.config import RunConfig
 from common.methods.fedpin import AnchorTraining
 from common.models import Tensors
 from common.wire import MODEL, Scalar, from_record, to_record
-from strategies.base import MethodStrategy, MetricMeans
+from strategies.base import MethodStrategy
+from strategies.exchange import MetricMeans
 from strategies.fedrep import split_network
 from strategies.mean import StreamingMean
 

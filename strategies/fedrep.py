@@ -8,7 +8,8 @@ from common.errors import UserError
 from common.methods.fedrep import FedRep
 from common.models import Network, network, part
 from common.wire import MODEL, from_record
-from strategies.base import MethodStrategy, Payload
+from strategies.base import MethodStrategy
+from strategies.exchange import Payload
 
 
 class FedRepStrategy(MethodStrategy[FedRep]):

@@ -3,7 +3,7 @@
 from flwr.app import ArrayRecord
 
 from common.methods.fedsdr import FedSDR
-from strategies.base import Payload
+from strategies.exchange import Payload
 from strategies.shortcut import ShortcutStrategy
 
 

@@ -12,7 +12,8 @@ from common.config import RunConfig
 from common.methods.fedsgd import ServerTraining
 from common.models import Tensors, network
 from common.wire import GRADIENT, MODEL, from_record, to_record
-from strategies.base import MethodStrategy, MetricMeans, Reply
+from strategies.base import MethodStrategy
+from strategies.exchange import AcceptedReply, MetricMeans
 from strategies.mean import StreamingMean
 
 S = TypeVar("S", bound=ServerTraining)
@@ -48,7 +49,7 @@ class FedSGDStrategy(MethodStrategy[S]):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         metrics = MetricMeans()
 
-        def counted() -> Iterator[Reply]:
+        def counted() -> Iterator[AcceptedReply]:
             for reply in self.accepted(replies, check=self.check):
                 metrics.add(reply)
                 yield reply
@@ -56,10 +57,10 @@ class FedSGDStrategy(MethodStrategy[S]):
         gradient = self.combined(server_round, counted())
         return to_record(self.stepped(gradient)) if gradient else None, metrics.result()
 
-    def check(self, reply: Reply) -> None:
+    def check(self, reply: AcceptedReply) -> None:
         """Raises `Rejected` for a reply that cannot be used, though it is well-formed."""
 
-    def combined(self, server_round: int, replies: Iterable[Reply]) -> Tensors:
+    def combined(self, server_round: int, replies: Iterable[AcceptedReply]) -> Tensors:
         """`Σ_u (n_u / Σn) ∇R_u`, buffers too; empty if nobody answered."""
         mean = StreamingMean()
         for reply in replies:

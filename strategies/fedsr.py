@@ -8,7 +8,8 @@ from common.methods.fedsr import DISTRIBUTION_BIAS, DISTRIBUTION_WEIGHT, REFEREN
 from common.models import Network, Tensors, network
 from common.seeding import torch_generator
 from common.wire import MODEL, from_record
-from strategies.base import MethodStrategy, Payload
+from strategies.base import MethodStrategy
+from strategies.exchange import Payload
 
 
 class FedSRStrategy(MethodStrategy[FedSR]):

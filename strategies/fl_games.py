@@ -22,7 +22,8 @@ from common.methods.fl_games import (
 )
 from common.models import Tensors, divided, joined, network, part
 from common.wire import GRADIENT, MODEL, Scalar, from_record, to_record
-from strategies.base import MethodStrategy, MetricMeans, Payload, PerClient, Reply
+from strategies.base import MethodStrategy
+from strategies.exchange import AcceptedReply, MetricMeans, Payload, PerClient
 from strategies.mean import StreamingMean
 from strategies.screening import Rejected
 
@@ -216,7 +217,7 @@ def oscillation(curve: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def _says_accuracy(reply: Reply) -> None:
+def _says_accuracy(reply: AcceptedReply) -> None:
     """Raises `Rejected` where a client does not say how the ensemble does on its training data."""
     found = reply.metrics.get("accuracy")
     if not isinstance(found, (int, float)) or not 0 <= found <= 1:

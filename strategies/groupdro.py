@@ -12,7 +12,7 @@ from common.config import RunConfig
 from common.methods.groupdro import GROUP, GroupTraining
 from common.models import Tensors
 from common.wire import MODEL, from_record
-from strategies.base import Payload, Reply
+from strategies.exchange import AcceptedReply, Payload
 from strategies.uniform import UniformStrategy
 
 G = TypeVar("G", bound=GroupTraining)
@@ -54,7 +54,7 @@ class GroupDROStrategy(UniformStrategy[G]):
         expect = {MODEL: self.sent, GROUP: {"risk": torch.zeros(())}}
         return self.messages(server_round, cohort, "train", payload, expect=expect)
 
-    def weight(self, reply: Reply) -> float:
+    def weight(self, reply: AcceptedReply) -> float:
         """Takes in the client's risk; its weight in the mean."""
         code, risk = self.hparams.preset == "code", float(reply[GROUP]["risk"])
         if code:

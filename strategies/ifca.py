@@ -10,7 +10,8 @@ from common.config import RunConfig
 from common.methods.ifca import IFCA
 from common.models import Tensors, network
 from common.wire import MODEL, from_record, to_record
-from strategies.base import MethodStrategy, MetricMeans, Payload, Reply
+from strategies.base import MethodStrategy
+from strategies.exchange import AcceptedReply, MetricMeans, Payload
 from strategies.mean import StreamingMean
 from strategies.screening import Rejected
 
@@ -65,7 +66,7 @@ class IFCAStrategy(MethodStrategy[IFCA]):
         self.notes.append({"kind": "clusters", "round": server_round, "labels": labels})
         return to_record(everyone.result()) if labels else None, metrics.result()
 
-    def cluster(self, reply: Reply) -> int:
+    def cluster(self, reply: AcceptedReply) -> int:
         """The number of the model that a client chose. Raises `Rejected` where there is none such."""
         number = reply.settings.get("cluster")
         if type(number) is not int or not 0 <= number < self.hparams.clusters:

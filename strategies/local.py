@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from flwr.app import ArrayRecord, Message, MetricRecord
 
 from common.methods.local import Local
-from strategies.base import MethodStrategy, MetricMeans, Payload
+from strategies.base import MethodStrategy
+from strategies.exchange import MetricMeans, Payload
 
 
 class LocalStrategy(MethodStrategy[Local]):

@@ -6,7 +6,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
 from common.methods.perinvfl import PerInvFL
-from strategies.base import Reply
+from strategies.exchange import AcceptedReply
 from strategies.groupdro import GroupDROStrategy
 from strategies.uniform import UniformStrategy
 
@@ -19,7 +19,7 @@ class PerInvFLStrategy(GroupDROStrategy[PerInvFL]):
     ) -> Iterable[Message]:
         return self._half.configure_train(self, server_round, arrays, config, grid)
 
-    def weight(self, reply: Reply) -> float:
+    def weight(self, reply: AcceptedReply) -> float:
         return self._half.weight(self, reply)
 
     def aggregate_train(

@@ -12,7 +12,8 @@ from common.config import RunConfig
 from common.models import Tensors
 from common.privacy import Clipping
 from common.wire import MODEL
-from strategies.base import MethodStrategy, MetricMeans, Payload, PerClient
+from strategies.base import MethodStrategy
+from strategies.exchange import MetricMeans, Payload, PerClient
 from strategies.mean import StreamingMean
 
 STATE = "privacy"

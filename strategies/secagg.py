@@ -37,7 +37,8 @@ from common.secagg import (
     restored,
 )
 from common.wire import MODEL, NUM_EXAMPLES
-from strategies.base import MethodStrategy, MetricMeans, Payload, PerClient, Reply
+from strategies.base import MethodStrategy
+from strategies.exchange import AcceptedReply, MetricMeans, Payload, PerClient
 from strategies.screening import Rejected, Template
 
 
@@ -136,13 +137,13 @@ class SecureStrategy(MethodStrategy[Any]):
         payload: Payload,
         expect: Mapping[str, Mapping[str, Template]],
         settings: Mapping[str, Any] | None = None,
-        check: Callable[[Reply], object] = lambda _: None,
-    ) -> dict[str, Reply]:
+        check: Callable[[AcceptedReply], object] = lambda _: None,
+    ) -> dict[str, AcceptedReply]:
         """An exchange to which at least the threshold must answer. Raises `RunStopped`."""
         messages = self.messages(
             server_round, clients, action, payload, expect=lambda client: expect[client], settings=settings
         )
-        replies = self._send(self.grid, messages)
+        replies = self.send(self.grid, messages)
         answers = {reply.client: reply for reply in self.accepted(replies, quorum=0.0, check=check)}
         self._enough(server_round, action, answers)
         return answers
@@ -163,11 +164,11 @@ class SecureStrategy(MethodStrategy[Any]):
 
     def _weight(self, client: str) -> int:
         """What the method weighs the client with, by the samples that it had when it enrolled."""
-        samples = MetricRecord({NUM_EXAMPLES: self._claims[self.roster[client]].examples})
-        return round(self.weight(Reply(client, {}, samples, ConfigRecord())))
+        samples = MetricRecord({NUM_EXAMPLES: self.roster.examples(self.roster.nodes[client]) or 0})
+        return round(self.weight(AcceptedReply(client, {}, samples, ConfigRecord())))
 
 
-def _check_keys(reply: Reply) -> None:
+def _check_keys(reply: AcceptedReply) -> None:
     """Raises `Rejected` for public keys that agree with nobody's, on which all others would fail."""
     keys = as_bytes(reply[KEYS][reply.client])
     try:

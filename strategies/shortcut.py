@@ -11,7 +11,8 @@ from common.config import RunConfig
 from common.methods.shortcut import SHORTCUT, ShortcutTraining, environment_head
 from common.models import Tensors, part
 from common.wire import MODEL, from_record, to_record
-from strategies.base import MethodStrategy, MetricMeans, Payload, Reply
+from strategies.base import MethodStrategy
+from strategies.exchange import AcceptedReply, MetricMeans, Payload
 from strategies.fedrep import split_network
 from strategies.mean import StreamingMean
 from strategies.screening import Rejected
@@ -69,7 +70,7 @@ class ShortcutStrategy(MethodStrategy[S]):
         self.load_state_dict({**self.state_dict(), **trained})
         return to_record(trained[MODEL]) if MODEL in trained else None, metrics.result()
 
-    def has_a_head(self, reply: Reply) -> None:
+    def has_a_head(self, reply: AcceptedReply) -> None:
         """Raises `Rejected` for a reply without the classifier of any environment."""
         if not reply.arrays.keys() & self.heads.keys():
             raise Rejected("it has no environment's classifier")

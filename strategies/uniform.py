@@ -10,7 +10,8 @@ from common.methods.pfedme import PFedMe
 from common.methods.stateful import StatefulTraining
 from common.models import Tensors
 from common.wire import from_record, to_record
-from strategies.base import MethodStrategy, Reply
+from strategies.base import MethodStrategy
+from strategies.exchange import AcceptedReply
 from strategies.mean import mix
 
 S = TypeVar("S", bound=StatefulTraining | PFedMe)
@@ -26,7 +27,7 @@ class UniformStrategy(MethodStrategy[S]):
         self.sent: Tensors = from_record(arrays)
         return super().configure_train(server_round, arrays, config, grid)
 
-    def weight(self, reply: Reply) -> float:
+    def weight(self, reply: AcceptedReply) -> float:
         return 1.0
 
     def aggregate_train(

@@ -6,7 +6,7 @@ from statistics import fmean
 from common.methods.vrex import VREx
 from common.models import Tensors
 from common.wire import GRADIENT
-from strategies.base import Reply
+from strategies.exchange import AcceptedReply
 from strategies.fedsgd import FedSGDStrategy
 from strategies.mean import StreamingMean
 from strategies.screening import Rejected
@@ -18,11 +18,11 @@ class VRExStrategy(FedSGDStrategy[VREx]):
     The gradient is `ḡ + 2λ (1/E Σ_e R_e g_e − R̄ ḡ)` with g_e = ∇R_e, so gradients and risks are all it takes.
     """
 
-    def check(self, reply: Reply) -> None:
+    def check(self, reply: AcceptedReply) -> None:
         if abs(risk := _risk(reply)) > self.run.largest:
             raise Rejected(f"metric 'risk' is {risk:g}, and largest={self.run.largest:g} is the limit")
 
-    def combined(self, server_round: int, replies: Iterable[Reply]) -> Tensors:
+    def combined(self, server_round: int, replies: Iterable[AcceptedReply]) -> Tensors:
         gradient, product, risks = StreamingMean(), StreamingMean(), []
         for reply in replies:
             # In float64, since what is left of the difference may be small.
@@ -41,7 +41,7 @@ class VRExStrategy(FedSGDStrategy[VREx]):
         return {name: tensor.to(self.sent[name].dtype) for name, tensor in mean.items()}
 
 
-def _risk(reply: Reply) -> float:
+def _risk(reply: AcceptedReply) -> float:
     """R_e at the model that the client was sent. Raises `Rejected` where it does not say."""
     found = reply.metrics.get("risk")
     if not isinstance(found, (int, float)):

@@ -27,7 +27,7 @@ from common.models import Tensors, model_settings, network
 from common.wire import GRADIENT, MODEL, NUM_EXAMPLES, to_record
 from server.folder import RunFolder
 from server.local import LocalRuntime
-from strategies.base import Reply
+from strategies.exchange import AcceptedReply
 from strategies.fediir import FedIIRStrategy
 
 Risk = Callable[[Tensors], torch.Tensor]
@@ -73,7 +73,7 @@ class Federation:
             client.answer("train.gradient", Received(self.rounds, {MODEL: model})) for client in self.clients
         ]
         replies = [
-            Reply(client.client, answer.arrays, MetricRecord(dict(answer.metrics)), ConfigRecord())
+            AcceptedReply(client.client, answer.arrays, MetricRecord(dict(answer.metrics)), ConfigRecord())
             for client, answer in zip(self.clients, answers, strict=True)
         ]
         like = {name: model[name] for name in answers[0].arrays[GRADIENT]}

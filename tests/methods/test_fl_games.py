@@ -37,7 +37,7 @@ from common.wire import GRADIENT, METRICS, MODEL, NUM_EXAMPLES, PERSONAL, from_r
 from server.folder import RunFolder
 from server.local import LocalRuntime
 from server.loop import start
-from strategies.base import Exchange
+from strategies.exchange import Exchange
 from strategies.fl_games import FLGamesStrategy, oscillation
 
 MLP = ("model.hidden=[6, 5]", "model.head_layers=1")

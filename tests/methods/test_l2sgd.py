@@ -18,7 +18,7 @@ from common.models import Tensors
 from common.wire import MODEL, NUM_EXAMPLES, PERSONAL
 from server.folder import RunFolder
 from server.local import LocalRuntime
-from strategies.base import Reply
+from strategies.exchange import AcceptedReply
 from strategies.l2sgd import L2SGDStrategy
 
 
@@ -185,7 +185,9 @@ def test_what_is_kept_is_what_was_sent_and_evaluation_pulls_a_copy() -> None:
 
 def test_clients_count_the_same_in_the_mean() -> None:
     server = L2SGDStrategy(toy_config("l2sgd"), "run")
-    weights = [server.weight(Reply("a", {}, MetricRecord({NUM_EXAMPLES: n}), ConfigRecord())) for n in (1, 100)]
+    weights = [
+        server.weight(AcceptedReply("a", {}, MetricRecord({NUM_EXAMPLES: n}), ConfigRecord())) for n in (1, 100)
+    ]
     assert weights == [1, 1]
 
 

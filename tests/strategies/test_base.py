@@ -10,7 +10,8 @@ from scripted import ENROLLED
 from common.config import load_config
 from common.errors import RunStopped
 from common.wire import CONFIG, METRICS, MODEL, REFUSED, to_record
-from strategies.base import MethodStrategy, MetricMeans, Reply
+from strategies.base import MethodStrategy
+from strategies.exchange import AcceptedReply, MetricMeans
 from strategies.fedavg import FedAvgStrategy
 from strategies.screening import Rejected
 
@@ -100,7 +101,7 @@ def test_the_model_is_the_sample_weighted_mean_and_requests_go_in_client_order()
 def test_a_metric_is_averaged_over_those_who_report_it() -> None:
     means = MetricMeans()
     for client, metrics in {"a": {"num-examples": 1, "risk": 2.0}, "b": {"num-examples": 3}}.items():
-        means.add(Reply(client, {}, MetricRecord(metrics), ConfigRecord()))
+        means.add(AcceptedReply(client, {}, MetricRecord(metrics), ConfigRecord()))
     assert dict(means.result()) == {"risk": 2.0, "num-examples": 4}
 
 
@@ -144,15 +145,15 @@ def test_a_site_that_cannot_take_part_is_named_with_its_reason_until_it_is_gone(
     train(method, grid)
     said = ("there is no column 'age' in its table" + "!" * 1000)[:300] + " …"
     stranger = {f"node {101 - len(CLIENTS)}": "says that it is 'a stranger', which is none of this run's clients"}
-    assert method.refused == {CLIENTS[0]: said, **stranger}
+    assert method.roster.refused == {CLIENTS[0]: said, **stranger}
     assert method.exchanges[-1].left_out == {CLIENTS[0]: said, CLIENTS[-1]: "is not connected"}
-    assert list(method.roster) == CLIENTS[1:-1]
+    assert list(method.roster.nodes) == CLIENTS[1:-1]
     asked = len(grid.sent)
     method.enrol(grid)
     assert len(grid.sent) == asked  # nobody is asked twice
     grid.names = {node: name for node, name in grid.names.items() if name != CLIENTS[0]}
     method.enrol(grid)
-    assert method.refused == stranger
+    assert method.roster.refused == stranger
 
 
 class Away(FakeGrid):
@@ -174,11 +175,11 @@ def test_a_node_that_did_not_answer_when_it_was_asked_is_asked_again(error: Erro
     method, grid = strategy("quorum=0"), Away(CLIENTS, lambda *_: trained(1, 1))
     grid.away, grid.error = 100, error
     train(method, grid)
-    assert list(method.roster) == CLIENTS[1:]
+    assert list(method.roster.nodes) == CLIENTS[1:]
     assert method.exchanges[-1].left_out == {CLIENTS[0]: "is not connected"}
     grid.away = None
     train(method, grid)
-    assert list(method.roster) == CLIENTS
+    assert list(method.roster.nodes) == CLIENTS
     assert method.exchanges[-1].left_out == {}
 
 
@@ -188,20 +189,20 @@ def test_nobody_can_speak_for_a_site_that_takes_part() -> None:
     method.enrol(grid)
     grid.names[1], grid.refusals = CLIENTS[0], {CLIENTS[0]: "has no data"}
     method.enrol(grid)
-    assert method.refused == {}
-    assert list(method.roster) == CLIENTS
+    assert method.roster.refused == {}
+    assert list(method.roster.nodes) == CLIENTS
 
 
 def test_a_node_that_does_not_say_who_it_is_is_named_by_its_number() -> None:
     method, grid = strategy("quorum=0"), FakeGrid([*CLIENTS, ""], lambda *_: trained(1, 1))
     method.enrol(grid)
-    assert method.refused == {
+    assert method.roster.refused == {
         f"node {100 - len(CLIENTS)}": "says that it is '', which is none of this run's clients",
     }
 
 
 def test_a_methods_own_check_leaves_a_reply_out_and_it_does_not_count_for_the_quorum() -> None:
-    def check(reply: Reply) -> None:
+    def check(reply: AcceptedReply) -> None:
         if reply.client == CLIENTS[0]:
             raise Rejected("answered out of turn")
 
@@ -239,7 +240,7 @@ def test_the_quorum_is_of_those_asked(quorum: float, asked: int, need: int) -> N
     def go(answering: int) -> None:
         method = strategy(f"quorum={quorum}")
         names = [f"client-{i:03d}" for i in range(asked)]
-        method.roster = {name: 100 - i for i, name in enumerate(names)}
+        method.roster.nodes = {name: 100 - i for i, name in enumerate(names)}
         grid = FakeGrid(names, lambda name, _: trained(1, 1) if names.index(name) < answering else None)
         expect = {MODEL: {"w": torch.zeros(2)}}
         requests = method.messages(1, names, "train", {}, expect=expect)

@@ -68,7 +68,7 @@ def test_the_node_that_had_a_client_id_first_keeps_it_and_the_other_is_named() -
     method.enrol(grid)
     grid.claims[3] = NAMES[0]
     assert train(method, grid) == (7, {})
-    assert method.refused == {"node 3": f"says that it is {NAMES[0]}, which node 7 is"}
+    assert method.roster.refused == {"node 3": f"says that it is {NAMES[0]}, which node 7 is"}
 
 
 def test_a_site_that_comes_back_as_another_node_has_its_place_once_the_old_node_is_gone() -> None:
@@ -79,10 +79,10 @@ def test_a_site_that_comes_back_as_another_node_has_its_place_once_the_old_node_
     assert train(method, grid)[0] == 7
     del grid.claims[7]
     assert train(method, grid) == (8, {})
-    assert method.refused == {}
+    assert method.roster.refused == {}
     grid.claims[7] = NAMES[0]  # with authentication it has its id back, and was the client before node 8
     assert train(method, grid)[0] == 7
-    assert method.refused == {"node 8": f"says that it is {NAMES[0]}, which node 7 is"}
+    assert method.roster.refused == {"node 8": f"says that it is {NAMES[0]}, which node 7 is"}
 
 
 def test_of_two_that_come_together_neither_is_used_until_one_is_gone() -> None:
@@ -90,19 +90,19 @@ def test_of_two_that_come_together_neither_is_used_until_one_is_gone() -> None:
     why = f"node 3 and node 7 say that they are {NAMES[0]}; the setting nodes can tell which one is"
     for _ in range(2):
         assert train(method, grid) == (5, {NAMES[0]: why})
-        assert method.refused == {NAMES[0]: why}
+        assert method.roster.refused == {NAMES[0]: why}
     del grid.claims[3]
     assert train(method, grid) == (6, {})
-    assert method.refused == {}
+    assert method.roster.refused == {}
 
 
 def test_a_client_that_is_bound_to_a_node_can_be_no_other() -> None:
     method, grid = server(f"nodes={{{NAMES[0]} = 7}}"), Nodes({3: NAMES[0]})
     assert train(method, grid) == (None, {})
-    assert method.refused == {"node 3": f"says that it is {NAMES[0]}, which only node 7 may be"}
+    assert method.roster.refused == {"node 3": f"says that it is {NAMES[0]}, which only node 7 may be"}
     grid.claims[7] = NAMES[0]
     assert train(method, grid) == (7, {})
-    assert method.refused.keys() == {"node 3"}
+    assert method.roster.refused.keys() == {"node 3"}
 
 
 def test_a_binding_names_clients_of_the_scenario_and_whole_numbers() -> None:
@@ -121,7 +121,7 @@ def test_a_binding_names_clients_of_the_scenario_and_whole_numbers() -> None:
 def test_a_node_that_is_nobodys_is_named() -> None:
     method, grid = server(), Nodes({7: NAMES[0], 3: "client-99", 4: "\x1b[2J"})
     assert train(method, grid) == (7, {})
-    assert method.refused == {
+    assert method.roster.refused == {
         "node 3": "says that it is 'client-99', which is none of this run's clients",
         "node 4": r"says that it is '\x1b[2J', which is none of this run's clients",
     }
@@ -136,7 +136,7 @@ def test_a_client_cannot_count_more_samples_than_when_it_enrolled() -> None:
 def test_a_client_that_says_it_has_a_billion_billion_samples_does_not_enrol() -> None:
     method, grid = server("most_examples=9"), Nodes({7: NAMES[0]})
     assert train(method, grid) == (None, {})
-    assert method.refused == {"node 7": "metric 'num-examples' is 10, and most_examples=9 is the limit"}
+    assert method.roster.refused == {"node 7": "metric 'num-examples' is 10, and most_examples=9 is the limit"}
 
 
 def test_who_is_refused_is_in_the_log_and_in_the_summary(tmp_path: Any) -> None:

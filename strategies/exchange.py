@@ -1,0 +1,188 @@
+"""One send-and-receive: the requests that it makes, and which of the replies may be used."""
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+
+from common import wire
+from common.errors import RunStopped
+from common.models import Tensors
+from common.wire import CONFIG, METRICS, NUM_EXAMPLES, payload_bytes, records, to_record
+from strategies.screening import Rejected, Template, accept, check_metrics
+
+Payload = Mapping[str, Tensors]
+"""Named records of one request."""
+PerClient = Callable[[str], Payload]
+"""A payload of its own for each client id."""
+
+
+@dataclass(frozen=True)
+class AcceptedReply:
+    """One client's reply, once it has been screened."""
+
+    client: str
+    arrays: Mapping[str, Tensors]
+    metrics: MetricRecord
+    settings: ConfigRecord
+
+    def __getitem__(self, record: str) -> Tensors:
+        return self.arrays[record]
+
+    @property
+    def num_examples(self) -> int:
+        """The client's training samples."""
+        count = self.metrics[NUM_EXAMPLES]
+        assert isinstance(count, int)  # screened
+        return count
+
+
+@dataclass
+class Traffic:
+    """Bytes of tensor values that went to and came from clients."""
+
+    down: int = 0
+    up: int = 0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What no reply of a run may go beyond."""
+
+    largest: float
+    """The largest absolute value in a tensor."""
+    most_examples: int
+    enrolled: Callable[[int], int | None] = lambda _: None
+    """Samples that a node had when it enrolled, by its id; none if it has not said."""
+
+
+@dataclass
+class Exchange:
+    """What is known of a send-and-receive while its replies come in."""
+
+    action: str
+    round: int
+    clients: dict[int, str]
+    """Client id by node id of those asked."""
+    expect: Callable[[str], Mapping[str, Template]]
+    optional: Mapping[str, Template] = field(default_factory=dict)
+    """Records that a reply may bring beyond those expected."""
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Why a client's reply was not used, by client id."""
+    silent: set[str] = field(default_factory=set)
+    """Those of them that did not answer at all."""
+    traffic: Traffic = field(default_factory=Traffic)
+
+    def requests(self, payload: PerClient, config: ConfigRecord) -> list[Message]:
+        """One request per client, with the same `config` for all."""
+        messages = []
+        encoded: dict[int, tuple[Tensors, ArrayRecord]] = {}
+        for node, client in self.clients.items():
+            content = RecordDict({CONFIG: config})
+            for name, tensors in payload(client).items():
+                # The same tensors for several clients become one record.
+                if id(tensors) not in encoded:
+                    encoded[id(tensors)] = tensors, to_record(tensors)
+                content[name] = encoded[id(tensors)][1]
+                self.traffic.down += payload_bytes(tensors)
+            messages.append(Message(content, node, self.action, group_id=str(self.round)))
+        return messages
+
+    def accepted(
+        self,
+        replies: Iterable[Message],
+        limits: Limits,
+        quorum: float,
+        check: Callable[[AcceptedReply], object] = lambda _: None,
+    ) -> Iterator[AcceptedReply]:
+        """The replies that may be used, in client-id order, one at a time.
+
+        A reply that is an error, lacks a record, has another shape or type or a number that is not finite is left
+        out and named in `left_out`; so is one for which `check` raises `Rejected`. Raises `RunStopped` after the
+        last reply when fewer than `quorum`, a share of those asked, could be used.
+        """
+        if isinstance(replies, Sequence):  # a stock Grid's: in order of arrival
+            replies = sorted(replies, key=lambda reply: self.clients.get(reply.metadata.src_node_id, ""))
+        asked = len(self.clients) + len(self.left_out)
+        waiting = dict(self.clients)
+        used = 0
+        for message in replies:
+            client = waiting.pop(message.metadata.src_node_id, None)
+            if client is None:
+                continue  # the SuperLink's word on a lost node: that client is named below
+            try:
+                reply = self._screened(client, message, limits)
+                check(reply)
+            except Rejected as reason:
+                self.left_out[client] = str(reason)
+                if message.has_error() and message.error.code in (wire.NO_REPLY, wire.NODE_UNAVAILABLE):
+                    self.silent.add(client)
+                continue
+            self.traffic.up += sum(payload_bytes(tensors) for tensors in reply.arrays.values())
+            used += 1
+            yield reply
+        self.left_out |= {client: "did not answer in time" for client in waiting.values()}
+        self.silent |= set(waiting.values())
+        need = math.ceil(round(quorum * asked, 9))  # 0.55 * 20 is a little more than 11
+        if used < need:
+            reasons = "; ".join(f"{client}: {reason}" for client, reason in sorted(self.left_out.items())[:3])
+            raise RunStopped(
+                f"round {self.round}: only {used} of {asked} clients gave a usable answer to "
+                f"{self.action!r}, and quorum={quorum} asks for {need} ({reasons})"
+            )
+
+    def _screened(self, client: str, message: Message, limits: Limits) -> AcceptedReply:
+        if message.has_error():
+            raise Rejected(_error_text(message))
+        given = records(message.content, ArrayRecord)
+        optional = {name: like for name, like in self.optional.items() if name in given}
+        expect = {**self.expect(client), **optional}
+        if extra := message.content.keys() - {*expect, METRICS, CONFIG}:
+            raise Rejected(f"unexpected record {sorted(extra)[0]!r}")
+        arrays = {name: accept(name, given.get(name), like, limits.largest) for name, like in expect.items()}
+        counted = self.action.startswith("train")
+        metrics = records(message.content, MetricRecord).get(METRICS)
+        metrics = check_metrics(metrics, counted=counted, most_examples=limits.most_examples)
+        most = limits.enrolled(message.metadata.src_node_id)
+        if most is not None and NUM_EXAMPLES in metrics and metrics[NUM_EXAMPLES] > most:  # type: ignore[operator]
+            count = metrics[NUM_EXAMPLES]
+            raise Rejected(f"metric {NUM_EXAMPLES!r} is {count}, and {most} when the client enrolled")
+        settings = records(message.content, ConfigRecord).get(CONFIG) or ConfigRecord()
+        return AcceptedReply(client, arrays, metrics, settings)
+
+
+class MetricMeans:
+    """Sample-weighted means of the plain numbers in replies."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, float] = {}
+        self._weights: dict[str, int] = {}
+        self._examples = 0
+
+    def add(self, reply: AcceptedReply) -> None:
+        """Take in a reply that counts its samples."""
+        for name, value in reply.metrics.items():
+            if name != NUM_EXAMPLES and not isinstance(value, list):
+                self._sums[name] = self._sums.get(name, 0.0) + value * reply.num_examples
+                self._weights[name] = self._weights.get(name, 0) + reply.num_examples
+        self._examples += reply.num_examples
+
+    def result(self) -> MetricRecord:
+        """The means, each over the clients that report it, and the number of samples of all."""
+        means: dict[str, float | int] = {name: total / self._weights[name] for name, total in self._sums.items()}
+        return MetricRecord({**means, NUM_EXAMPLES: self._examples})
+
+
+def _error_text(message: Message) -> str:
+    reason = " ".join((message.error.reason or "no reason given").split())
+    match message.error.code:
+        case wire.BROKEN_REPLY:
+            return "its answer broke off, or cannot be read"
+        case wire.NO_REPLY:
+            return reason
+        case wire.NODE_UNAVAILABLE:
+            return "is gone: it has sent no heartbeat for a minute"
+    raised = re.fullmatch(r"<class '(?:.*\.)?(\w+)'>:<['\"](.*)['\"]>", reason)  # Flower's form of an exception
+    return f"failed: {raised[2]} ({raised[1]})" if raised else f"failed: {reason} (code {message.error.code})"

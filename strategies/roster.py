@@ -1,0 +1,96 @@
+"""Which node is which client."""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from common.wire import CLIENT, NUM_EXAMPLES, REFUSED
+from strategies.exchange import AcceptedReply, Exchange
+from strategies.screening import Rejected
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a node says of itself: which client it is, why it cannot take part, its training samples."""
+
+    client: str
+    refusal: str = ""
+    examples: int = 0
+    silent: bool = False
+    """It has not said anything yet."""
+
+
+class Roster:
+    """The clients that are there, and the nodes that take no part.
+
+    `bound` names the node that alone can be a client.
+    """
+
+    def __init__(self, clients: Collection[str], bound: Mapping[str, int]) -> None:
+        self.nodes: dict[str, int] = {}
+        """Node id by client id, in the order of client ids."""
+        self.refused: dict[str, str] = {}
+        """Why nodes that are there take no part, by client id or as `node 123`."""
+        self._clients, self._bound = clients, bound
+        self._claims: dict[int, Claim] = {}
+        """What the nodes that are there say of themselves, by node id; nothing, if they did not answer."""
+        self._holders: dict[str, list[int]] = {}
+        """Nodes that have been a client in this run, the first one first, by client id."""
+
+    def enrol(self, present: Iterable[int], ask: Callable[[list[int]], Mapping[int, Claim]]) -> None:
+        """`ask` those of the nodes that have not said yet which client they are; forget nodes that are gone.
+
+        Of several nodes that say they are the same client, the one that was it first in this run is. When none
+        was, none is until only one is left. A client that is bound to a node can be no other.
+        """
+        nodes = set(present)
+        self._claims = {node: claim for node, claim in self._claims.items() if node in nodes and not claim.silent}
+        if strangers := sorted(nodes - self._claims.keys()):
+            self._claims |= ask(strangers)
+        self._seat()
+
+    def examples(self, node: int) -> int | None:
+        """The samples that a node said it has; none if it has not said."""
+        claim = self._claims.get(node)
+        return claim.examples if claim else None
+
+    def _seat(self) -> None:
+        """Who is which client, into `nodes` and `refused`."""
+        claimants: dict[str, list[int]] = {}
+        self.nodes, self.refused = {}, {}
+        for node, claim in sorted(self._claims.items()):
+            owner = self._bound.get(claim.client, node)
+            if claim.client not in self._clients:
+                reason = claim.refusal or f"says that it is {claim.client!r}, which is none of this run's clients"
+                self.refused[f"node {node}"] = str(Rejected(reason))
+            elif node != owner:
+                self.refused[f"node {node}"] = f"says that it is {claim.client}, which only node {owner} may be"
+            else:
+                claimants.setdefault(claim.client, []).append(node)
+        for client, nodes in sorted(claimants.items()):
+            able = [node for node in nodes if not self._claims[node].refusal]
+            holders = self._holders.setdefault(client, [])
+            if len(able) == 1 and able[0] not in holders:
+                holders += able
+            holder = next((node for node in holders if node in able), None)
+            if holder is not None:
+                self.nodes[client] = holder
+                others = [f"node {node}" for node in able if node != holder]
+                self.refused |= dict.fromkeys(others, f"says that it is {client}, which node {holder} is")
+            elif able:
+                who = " and ".join(f"node {node}" for node in able)
+                self.refused[client] = f"{who} say that they are {client}; the setting nodes can tell which one is"
+            else:
+                self.refused[client] = str(Rejected(self._claims[nodes[0]].refusal))
+
+
+def claims(exchange: Exchange, replies: Iterable[AcceptedReply]) -> dict[int, Claim]:
+    """What the nodes of an exchange say of themselves, and why the others said nothing."""
+    nodes = {name: node for node, name in exchange.clients.items()}
+    found = {}
+    for reply in replies:
+        client, refusal = (str(reply.settings.get(key, "")) for key in (CLIENT, REFUSED))
+        count = reply.num_examples if NUM_EXAMPLES in reply.metrics else 0
+        found[nodes[reply.client]] = Claim(client, refusal, count)
+    for name, reason in exchange.left_out.items():
+        found[nodes[name]] = Claim("", reason, silent=name in exchange.silent)
+    return found
