@@ -180,7 +180,7 @@ def anchored(risk: Tensor, information: Tensor, weight: float) -> Tensor:
 def contrastive_loss(features: Tensor, positives: Tensor, negatives: Tensor, temperature: float) -> Tensor:
     """`−mean_i log [e^{cos(z_i, p_i)/τ} / (e^{cos(z_i, p_i)/τ} + Σ_j e^{cos(z_i, n_j)/τ})]`, FedPIN's L_con.
 
-    Thesis Prop. 5.4.3, as a bound on log(m + 1) − I(Φ_u; Φ_g | Y), which it is not (spec/fedpin.md B5).
+    Thesis Prop. 5.4.3, as a bound on log(m + 1) − I(Φ_u; Φ_g | Y), which it is not.
     `features` z and `positives` p are (n, d), `negatives` (m, d) count for every z_i. A vector of zeros has cosine
     0 with all others.
     """

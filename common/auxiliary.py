@@ -10,7 +10,7 @@ from common.seeding import torch_generator
 AUXILIARY = "auxiliary"
 """Record of ω_a but for the clients' own columns."""
 WIDTH = 64
-"""Hidden units: a linear ω_a could see no change of the relation of features and label (spec/fedpin.md B2)."""
+"""Hidden units: a linear ω_a could see no change of the relation of features and label."""
 OWN = "client.bias"
 """A client's column of the first layer's weights on (z, one-hot u), which is its own bias of the hidden units."""
 SCALE = "client.scale"

@@ -13,7 +13,7 @@ def gradient_sums(features: Tensor, logits: Tensor, labels: Tensor, outputs: int
 
     `g_i = (d_i h_iᵀ, d_i)`, (outputs · (width + 1),), weights first and biases last, of features h (n, width) and
     residuals `d = softmax(z) − onehot(y)` of logits z (n, classes) and labels (n,). A classifier of one output has
-    logits (0, z), and only the last residual, `σ(z) − y`, is its own (spec/fedilc.md §2.2).
+    logits (0, z), and only the last residual, `σ(z) − y`, is its own.
     """
     d = (logits.softmax(dim=1) - F.one_hot(labels, logits.shape[1]))[:, -outputs:]
     first = torch.cat([(d.T @ features).flatten(), d.sum(dim=0)])
@@ -28,10 +28,10 @@ def head_sums(network: Network, model: Tensors, part: Examples) -> tuple[Tensor,
 
 
 def variance(first: Tensor, second: Tensor, count: int) -> Tensor:
-    """`c = (1/n) Σ g_i² − ((1/n) Σ g_i)²`, the diagonal of the gradients' covariance (FedILC §3.2; E5)."""
+    """`c = (1/n) Σ g_i² − ((1/n) Σ g_i)²`, the diagonal of the gradients' covariance (FedILC §3.2, §5)."""
     return second / count - (first / count).square()
 
 
 def spread(variances: Tensor) -> Tensor:
-    """`L_Fishr = (1/E) Σ_e ‖c_e − c̄‖²` of all clients' variances (E, d) (FedILC §3.2; E7)."""
+    """`L_Fishr = (1/E) Σ_e ‖c_e − c̄‖²` of all clients' variances (E, d) (FedILC §3.2)."""
     return (variances - variances.mean(dim=0)).square().sum(dim=1).mean()

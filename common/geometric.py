@@ -19,7 +19,7 @@ code; to both, as in the paper, where a single zero makes the whole coordinate z
 class GeometricMean:
     """`(|E⁺|/E) (Π_{E⁺} |G_e|)^{1/|E⁺|} − (|E⁻|/E) (Π_{E⁻} |G_e|)^{1/|E⁻|}`, coordinate by coordinate.
 
-    E⁺ and E⁻ are those of the E gradients that are positive and negative there (FedILC §3.1; spec/fedilc.md E2).
+    E⁺ and E⁻ are those of the E gradients that are positive and negative there (FedILC §3.1).
     With `agreement` τ a coordinate whose mean sign is below τ in magnitude becomes 0. Gradients come one by one;
     held are sums of logarithms, in float64, and counts, whatever their number.
     """

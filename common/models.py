@@ -125,7 +125,7 @@ class Logistic(ModelSettings):
     """Multinomial logistic regression."""
 
     summary = "one linear layer on the flattened sample"
-    source = "CGPFL (MLR), spec/cgpfl.md §5.2"
+    source = "CGPFL's MLR, Tang 2025 §3.8.1"
 
     name: Literal["logistic"] = "logistic"
 
@@ -137,30 +137,32 @@ class Mlp(ModelSettings):
     """Fully connected layers; the last one is the classifier unless `head_layers` says otherwise."""
 
     summary = "fully connected layers on the flattened sample"
-    source = "FedSDR §5.6, PerInvFL §5.4, FedILC §5.1 and §5.3, FL Games §5.6, CGPFL §5.2"
+    source = "Tang 2025 §3.8.1 and §4.5.2, PerInvFL A.4, FedILC §5.1, IRM Games' code"
 
     name: Literal["mlp"] = "mlp"
     hidden: tuple[PositiveInt, ...] = knob(
-        (390,), "widths of the hidden layers", source="spec/fedsdr.md §5.6", min_length=1
+        (390,), "widths of the hidden layers", source="one: Tang 2025 §4.5.2; 390: PerInvFL A.4", min_length=1
     )
-    activation: Literal["relu", "elu"] = knob("relu", "after each hidden layer", source="spec/fedsdr.md §5.6")
+    activation: Literal["relu", "elu"] = knob(
+        "relu", "after each hidden layer", source="PerInvFL A.4; elu: IRM Games' code"
+    )
     init: Literal["torch", "xavier"] = knob(
         "torch", "PyTorch's own draw, or Xavier-uniform weights and zero biases",
-        source="spec/perinvfl.md §5.4",
+        source="xavier: the codes of Arjovsky et al. 2019 and of FedILC",
     )  # fmt: skip
     linear_features: bool = knob(
-        False, "leave out the activation after the featurizer's last layer", source="spec/fedilc.md §5.3"
+        False, "leave out the activation after the featurizer's last layer", source="FedILC's code"
     )
     head_layers: int = knob(
         0, "how many of the hidden layers, from the last, are the classifier's",
-        source="spec/flgames.md §5.6", ge=0,
+        source="IRM Games' code", ge=0,
     )  # fmt: skip
     one_logit: bool = knob(
         False, "for two classes: the classifier has one output z, and the logits are (0, z)",
-        source="spec/fedilc.md §5.1",
+        source="FedILC's code",
     )  # fmt: skip
     norm: Literal["none", "batch"] = knob(
-        "none", "BatchNorm before each activation, for FedBN and its control", source="spec/flgames.md §4"
+        "none", "BatchNorm before each activation, for FedBN and its control", source="ours; not given in FL Games"
     )
 
     @property
@@ -222,7 +224,7 @@ class CnnSmall(_Lenet):
     """LeNet with 6 and 16 channels, 120 features."""
 
     summary = "two convolutions (6, 16 channels), 120 features"
-    source = "CGPFL's CIFAR-10 CNN, spec/cgpfl.md §5.2"
+    source = "CGPFL's CIFAR-10 CNN, Tang 2025 §3.8.1; sizes ours, after pFedMe's public code"
     channels = (6, 16)
     width = 120
 
@@ -233,7 +235,7 @@ class CnnLarge(_Lenet):
     """LeNet with 32 and 64 channels, 512 features."""
 
     summary = "two convolutions (32, 64 channels), 512 features"
-    source = "CGPFL's CIFAR-10 CNN for a GPU, spec/cgpfl.md §5.2"
+    source = "CGPFL's CIFAR-10 CNN, Tang 2025 §3.8.1; sizes ours, for a GPU"
     channels = (32, 64)
     width = 512
 
@@ -253,7 +255,7 @@ class ConvNet(ModelSettings):
     """Four 3x3 convolutions with GroupNorm after the ReLU, and global average pooling to 128 features."""
 
     summary = "four convolutions with GroupNorm, average-pooled to 128 features"
-    source = "FedIIR's RotatedMNIST network, spec/fediir.md §5.4"
+    source = "FedIIR's RotatedMNIST network, §5.1 and its public code"
 
     name: Literal["convnet"] = "convnet"
 
@@ -270,7 +272,7 @@ class CnnGroupNorm(ModelSettings):
     """Three 3x3 convolutions, each with ReLU, GroupNorm and 2x2 max-pooling, and 128 linear features."""
 
     summary = "three convolutions with GroupNorm and max-pooling, 128 linear features"
-    source = "FedILC's Rotated-CIFAR10 network, spec/fedilc.md §5.2"
+    source = "FedILC's Rotated-CIFAR10 network, its public code"
 
     name: Literal["cnn-groupnorm"] = "cnn-groupnorm"
 
@@ -290,16 +292,16 @@ class ResNet18(ModelSettings):
     """torchvision's ResNet-18 from scratch: 512 features, and a linear or FedIIR's two-layer classifier."""
 
     summary = "ResNet-18 from scratch, 512 features"
-    source = "FedSDR §5.6, PerInvFL §5.4, FedIIR §5.4"
+    source = "Tang 2025 §4.5.2, PerInvFL A.4, FedIIR §5.1"
 
     name: Literal["resnet18"] = "resnet18"
     norm: Literal["batch", "group"] = knob(
         "batch", "BatchNorm, whose running statistics are buffers, or GroupNorm, which has none",
-        source="spec/fedsdr.md §5.6",
+        source="He et al. 2016; group: ours",
     )  # fmt: skip
     head_hidden: int = knob(
         0, "width of the classifier's hidden layer; 0 for a linear classifier",
-        source="spec/fediir.md §5.4 (256)", ge=0,
+        source="FedIIR's public code: 256", ge=0,
     )  # fmt: skip
     small_input: bool = knob(False, "3x3 stride-1 stem without max-pooling, for images of 64 pixels or fewer")
 

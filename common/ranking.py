@@ -75,7 +75,7 @@ def hard_areas(predicted: Tensor, labels: Tensor, batch: int) -> tuple[Tensor, T
     """Areas (k,) under ROC and precision-recall curve of 0/1 predictions, of the k full batches with both classes.
 
     So FedILC's code scores. The curves have one inner point, where precision and recall are the predictions', the
-    areas are trapezoids', and the one under ROC is the balanced accuracy (spec/fedilc.md §5.4).
+    areas are trapezoids', and the one under ROC is the balanced accuracy.
     """
     full = len(labels) // batch
     guess, truth = (bits[: full * batch].view(full, batch).double() for bits in (predicted, labels))

@@ -16,7 +16,7 @@ AREAS = ("auroc", "auprc", "auroc_hard_batch", "auprc_hard_batch")
 
 
 def summarise(config: RunConfig, rows: list[Row], *, seconds: float, oracle: bool = False) -> dict[str, Any]:
-    """What `summary.json` holds (design.md §7).
+    """What `summary.json` holds.
 
     For each model and selection: accuracy per test environment as the mean over clients, their minimum (`worst`)
     and mean (`average`), the share of all test samples that is right (`pooled`), and each client's accuracies; the

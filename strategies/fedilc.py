@@ -21,11 +21,11 @@ from strategies.mean import StreamingMean
 
 
 class FedILCStrategy(FedSGDStrategy[FedILC]):
-    """`w ← w − η · direction(M + λ ∇L_Fishr)`, M the plain or the geometric mean of the g_e (E8).
+    """`w ← w − η · direction(M + λ ∇L_Fishr)`, M the plain or the geometric mean of the g_e (FedILC §3.2).
 
-    `∇L_Fishr = (2/E) Σ_e J_eᵀ (c_e − c̄)` (E9) over the E clients that answered, all with the same weight. The
+    `∇L_Fishr = (2/E) Σ_e J_eᵀ (c_e − c̄)` over the E clients that answered, all with the same weight. The
     clients give its terms in a second exchange, or in the same one at the c̄ of the round before (`stale`), or it
-    is computed here from all their data (`central`). Zhu et al. 2022, Algorithms 1, 2; spec/fedilc.md §2.4.
+    is computed here from all their data (`central`). Zhu et al. 2022, Algorithms 1, 2.
     """
 
     def __init__(self, run: RunConfig, run_id: str) -> None:

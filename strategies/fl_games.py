@@ -199,7 +199,7 @@ class FLGamesStrategy(MethodStrategy[FLGames]):
 
 
 def oscillation(curve: Sequence[float]) -> dict[str, Any]:
-    """How a curve of two or more values swings (spec/flgames.md §2.7).
+    """How a curve of two or more values swings.
 
     `variation`: its mean step, up or down; `deviation`: its mean standard deviation in windows of 50; `period`:
     the lag of the highest local maximum of its autocorrelation, 0 where there is none.

@@ -15,7 +15,7 @@ C = TypeVar("C", bound=ContextTraining)
 
 class CGPFLClient(LocalTrainer[C]):
     """R times on a new mini-batch B: S times `θ ← θ − η (∇R(θ; B) + λ (θ − ω̃))`, then `ω̃ ← (1 − γ) ω̃ + γ θ`
-    with γ = lr λ (thesis Algorithm 1, lines 6 to 11; spec/cgpfl.md E1, E2).
+    with γ = lr λ (thesis Algorithm 1, lines 6 to 11).
 
     ω̃ starts from the received model of the client's context, θ from where the last round left it. ω̃ travels, θ is
     kept.
@@ -30,9 +30,9 @@ class CGPFLClient(LocalTrainer[C]):
             for _ in range(hparams.personal_steps):
                 risk_gradient, metrics = self.gradient(personal, self.loss, batch, received)
                 gradient = proximal(risk_gradient, personal.values, copy, hparams.proximity)
-                personal.step(momentum.direction(gradient), hparams.personal_learning_rate)  # (E1)
+                personal.step(momentum.direction(gradient), hparams.personal_learning_rate)  # θ, line 8
                 means.add(metrics)
-            torch._foreach_lerp_(copy, personal.values, hparams.learning_rate * hparams.proximity)  # (E2)
+            torch._foreach_lerp_(copy, personal.values, hparams.learning_rate * hparams.proximity)  # ω̃, line 10
         self.kept[PERSONAL] = personal.result()
         # Buffers (BatchNorm's statistics) are those of the model that saw the data.
         upload = {**self.kept[PERSONAL], **dict(zip(names, copy, strict=True))}

@@ -21,10 +21,10 @@ c_e from round to round."""
 
 
 class FedILCClient(FedSGDClient[FedILC]):
-    """Sends a gradient g_e and with Fishr's penalty c_e, and `q_e = J_eᵀ (c_e − c̄)` once it knows c̄ (E5, E9).
+    """Sends a gradient g_e and with Fishr's penalty c_e, and `q_e = J_eᵀ (c_e − c̄)` once it knows c̄.
 
     `J_e = ∂c_e/∂w`; c_e are the variances of the classifier's per-sample gradients over all training samples
-    (Zhu et al. 2022, §3, §5; the second exchange is spec/fedilc.md §2.4's).
+    (Zhu et al. 2022, §3, §5; the second exchange is ours, docs/methods/fedilc.md).
     """
 
     def train(self, received: Received) -> Reply:
@@ -76,7 +76,7 @@ class FedILCClient(FedSGDClient[FedILC]):
 
     @torch.no_grad()
     def moments(self, model: Tensors) -> tuple[Tensor, Tensor]:
-        """Mean and variance c_e of the classifier's per-sample gradients (E5)."""
+        """Mean and variance c_e of the classifier's per-sample gradients (FedILC §3.2, §5)."""
         train = self.data.train
         pieces = torch.split(torch.arange(len(train), device=train.y.device), PIECE)
         sums = [head_sums(self.network, model, train[index]) for index in pieces]

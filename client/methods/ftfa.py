@@ -27,7 +27,7 @@ class FtfaClient(StatefulTrainer[F]):
         return super().train(received) if self.hparams.preset == "paper" else self.public_code(received)
 
     def public_code(self, received: Received) -> Reply:
-        """spec/perinvfl.md §10.4."""
+        """PerInvFL's public code: θ takes steps of Adam from v before every step of v."""
         hparams, v, means = self.hparams, self.working(received[MODEL]), Means()
         for batch in self.batches(hparams.local_steps, received.round):
             theta = self.working(v.tensors)

@@ -18,7 +18,7 @@ from common.wire import MODEL, PERSONAL
 P = TypeVar("P", bound=HeldTraining)
 
 PROX_DECAY = 0.001
-"""Weight decay of the personal steps in the authors' code (spec/perinvfl.md §10.4)."""
+"""Weight decay of the personal steps in the authors' code."""
 
 
 class IrmL2Client(IrmClient[P]):
@@ -61,8 +61,7 @@ class IrmL2Client(IrmClient[P]):
         return self.decayed(value + self.hparams.proximity * distance, params)
 
     def public_code(self, received: Received) -> Reply:
-        """The authors' code: `θ ← θ − η (∇R(θ; B) + 2β (θ − v) + 0.001 θ)`, anew from v before every step of v
-        (spec/perinvfl.md §10.4)."""
+        """The authors' code: `θ ← θ − η (∇R(θ; B) + 2β (θ − v) + 0.001 θ)`, anew from v before every step of v."""
         hparams, names = self.hparams, self.network.parameter_names
         v, means = self.working(received[MODEL]), Means()
         for batch in self.batches(hparams.local_steps, received.round):

@@ -46,8 +46,7 @@ class PerInvFLClient(GroupDROClient[PerInvFL], IrmL2Client[PerInvFL]):
         return self.penalised(value, penalty, self.hparams.personal_penalty, received.round)
 
     def public_code(self, received: Received) -> Reply:
-        """The authors' code, another algorithm: θ is one step on a contrastive loss away from v (spec/perinvfl.md
-        §10.3).
+        """The authors' code, another algorithm: θ is one step on a contrastive loss away from v.
 
         h is a plain model of the client's own, never reset. One Adam steps v and h in turn, so v depends on h.
         """

@@ -132,7 +132,7 @@ TRAINING = 20
 def generate(
     rng: np.random.Generator, patients: int = 30_760, hospitals: int = 58, drugs: int = 1399, least: int = 100
 ) -> Patients:
-    """A stand-in for eICU's table, as spec/fedilc.md §5.3 draws it: about 6 % die. Hospital 0 is the largest.
+    """A stand-in for eICU's table, of our own design: about 6 % die. Hospital 0 is the largest.
 
     `least` is the size of the smallest hospital; `drugs` must be 110 or more.
     """

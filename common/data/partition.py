@@ -73,7 +73,7 @@ def dirichlet(
 def cuts_by_size(sizes: Sequence[int], parts: int) -> list[int]:
     """How many of `parts` pieces each set is cut into: one each, then one more where pieces are the largest.
 
-    Where two are, it is the first. FedIIR Alg 2, spec/fediir.md §5.3.
+    Where two are, it is the first, as in FedIIR's public code. FedIIR Alg 2.
     """
     counts = [1] * len(sizes)
     for _ in range(parts - len(sizes)):
@@ -105,7 +105,7 @@ def by_domain(
 def by_environment(clients: int, environments: int, rng: np.random.Generator) -> list[int]:
     """One environment for each client at random, each environment for equally many (to within one).
 
-    An independent draw per client could leave an environment empty (spec/fedsdr.md A19).
+    An independent draw per client could leave an environment empty.
     """
     return [int(environment) for environment in rng.permutation(np.arange(clients) % environments)]
 
@@ -113,8 +113,8 @@ def by_environment(clients: int, environments: int, rng: np.random.Generator) ->
 def class_pairs(classes: Sequence[int], rng: np.random.Generator) -> list[tuple[int, int]]:
     """Eight different pairs of five classes, in random order, each class in three or four of them.
 
-    That is all ten pairs but two which have no class in common. Source: spec/fedsdr.md §5.2, where each of
-    eight clients has two of the five digits of a label.
+    That is all ten pairs but two which have no class in common. In Tang 2025 §4.5.2 each of eight clients has two
+    of the five digits of a label; which ones is not given.
     """
     a, b, c, d, _ = (int(item) for item in rng.permutation(classes))
     left_out = ({a, b}, {c, d})

@@ -119,7 +119,9 @@ def all_shares(scenario: Partitioned, seed: int, root: Path | None) -> list[Shar
 class Spurious(Scenario, ABC):
     """A scenario whose training environments have a shortcut that the test environments break."""
 
-    oracle: bool = knob(False, "remove the spurious feature, in training and test alike", source="thesis Fig 4.4")
+    oracle: bool = knob(
+        False, "remove the spurious feature, in training and test alike", source="Tang 2025 Fig 4.4"
+    )
 
 
 Probability = Annotated[float, Field(ge=0, le=1)]

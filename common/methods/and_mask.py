@@ -28,7 +28,7 @@ class AndMask(ServerTraining):
     rescale: bool = knob(
         False,
         "divide a tensor's gradient by the share of its parameters that move",
-        source="Parascandolo et al. 2021, their code; spec/fedilc.md §4",
+        source="Parascandolo et al. 2021, their code",
     )
 
     def caution(self, scenario: Scenario) -> str:

@@ -20,11 +20,11 @@ class APFL(LocalTraining):
         0.5,
         "share of the own model v in the mixture αv + (1 − α)w; where α is `adaptive`, its start",
         symbol="α",
-        source="spec/cgpfl.md §5.3",
+        source="ours; not given in Tang 2025",
         ge=0,
         le=1,
         search=choice(0.25, 0.5, 0.75),
     )
     adaptive: bool = knob(
-        True, "whether each client moves its α by one gradient step a round", source="spec/cgpfl.md §5.3"
+        True, "whether each client moves its α by one gradient step a round", source="Deng et al. 2020"
     )

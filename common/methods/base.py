@@ -62,7 +62,7 @@ class LocalTraining(Method):
         10,
         "local updates of the shared model in a round",
         symbol="R",
-        source="thesis §4.5.2",
+        source="Tang 2025 §4.5.2",
         ge=1,
         le=10_000,
         search=choice(5, 10, 20),
@@ -70,12 +70,12 @@ class LocalTraining(Method):
     local_unit: Literal["step", "epoch"] = knob(
         "step",
         "whether a local update is one mini-batch step or one pass over the client's data",
-        source="spec/fedsdr.md A6",
+        source="ours; Tang 2025 has both words",
     )
     batch_size: int = knob(
         64,
         "samples in a mini-batch",
-        source="spec/fedsdr.md §10",
+        source="ours; not given in Tang 2025",
         ge=1,
         le=100_000,
         search=choice(32, 64, 128),
@@ -84,7 +84,7 @@ class LocalTraining(Method):
         0.05,
         "step size of the local updates",
         symbol="β (FedPIN), η (FedAvg)",
-        source="not given in the thesis; inside the grid of spec/fedsdr.md §10, not tuned",
+        source="ours, not tuned; not given in Tang 2025",
         gt=0,
         le=10,
         search=between(1e-3, 0.3, log=True),
@@ -92,7 +92,7 @@ class LocalTraining(Method):
     momentum: float = knob(
         0.0,
         "momentum of the local updates, fresh in every round",
-        source="plain gradient steps, spec/fedsdr.md §5.6",
+        source="plain gradient steps, Tang 2025 Algorithms 1 to 5",
         ge=0,
         lt=1,
         search=choice(0.0, 0.9),
@@ -100,7 +100,7 @@ class LocalTraining(Method):
     weight_decay: float = knob(
         0.0,
         "weight of ½‖θ‖² in the local risk",
-        source="plain gradient steps, spec/fedsdr.md §5.6",
+        source="plain gradient steps, Tang 2025 Algorithms 1 to 5",
         ge=0,
         le=1,
         search=choice(0.0, 1e-4, 1e-3),

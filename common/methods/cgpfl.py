@@ -14,7 +14,7 @@ class ContextTraining(ProximalTraining):
         4,
         "models at the server, one for each context of clients",
         symbol="K",
-        source="thesis Tab 3.1",
+        source="Tang 2025 Tab 3.1",
         ge=1,
         le=10_000,
         search=choice(2, 4),
@@ -23,7 +23,7 @@ class ContextTraining(ProximalTraining):
         1.0,
         "how far a context's model moves to the mean of its clients' copies in a round",
         symbol="α",
-        source="thesis Tab 3.1",
+        source="Tang 2025 Tab 3.1",
         ge=0,
         le=1,
         search=choice(0.5, 1.0),
@@ -43,6 +43,6 @@ class CGPFL(ContextTraining):
 
     title = "CGPFL"
     summary = "K context models found by clustering what clients send, and a personal model near its context's"
-    source = "Tang et al. 2022 (IJCAI); thesis ch. 3"
+    source = "Tang et al. 2022 (IJCAI); Tang 2025, chapter 3"
 
     name: Literal["cgpfl"] = "cgpfl"

@@ -13,14 +13,14 @@ class CGPFLHeur(ContextTraining):
 
     title = "CGPFL-Heur"
     summary = "CGPFL that chooses the number of contexts after the first round, from a generalisation bound"
-    source = "Tang et al. 2022 (IJCAI); thesis §3.7"
+    source = "Tang et al. 2022 (IJCAI); Tang 2025 §3.7"
 
     name: Literal["cgpfl-heur"] = "cgpfl-heur"
     contexts: int = knob(
         0,
         "most contexts that are tried; 0 for half of the clients, and never more than that",
         symbol="K_max",
-        source="thesis §3.8.3",
+        source="Tang 2025 §3.8.3",
         ge=0,
         le=10_000,
         search=choice(0),
@@ -30,13 +30,13 @@ class CGPFLHeur(ContextTraining):
         "weight of the clustering cost against √K: a number; auto for the one with which both have the same range "
         "over K; lambda for λ + L/2 with an estimate of the risks' smoothness L",
         symbol="μ",
-        source="not given in the thesis; spec/cgpfl.md §2.7",
+        source="ours; not given in Tang 2025",
     )
     heur_rounds: int = knob(
         1,
         "first rounds after which the number of contexts is chosen anew; then it stays",
         symbol="H",
-        source="thesis §3.7",
+        source="Tang 2025 §3.7",
         ge=1,
         le=1_000,
         search=choice(1),

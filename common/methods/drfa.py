@@ -27,7 +27,7 @@ class DRFA(LocalTraining):
         0.01,
         "step size of the mixture λ; a round moves it by `mixture_rate` · `local_steps` · losses",
         symbol="γ",
-        source="not given in the thesis; a loss gap of 0.1 moves λ by 0.01 a round at τ = 10, not tuned",
+        source="not given in Tang 2025; a loss gap of 0.1 moves λ by 0.01 a round at τ = 10, not tuned",
         ge=0,
         le=10,
         search=between(1e-3, 0.1, log=True),

@@ -23,7 +23,7 @@ class FedIIR(PresetTraining):
         "local_steps": 1,
         "learning_rate": 0.01,
     }
-    """spec/fediir.md §5.5, §8; step size and batch size are those for RotatedMNIST."""
+    """The authors' public code, YamingGuo98/FedIIR; the step size is the one for RotatedMNIST (FedIIR Tab 3)."""
 
     title = "FedIIR"
     summary = "one global model; clients' classifier gradients are pulled to their running mean at the server"
@@ -35,7 +35,7 @@ class FedIIR(PresetTraining):
     preset: Literal["paper", "code"] = knob(
         "paper",
         "the paper's algorithm, or its authors' public code's, whose settings are then defaults (docs/methods)",
-        source="FedIIR Algorithm 1; spec/fediir.md §8",
+        source="FedIIR Algorithm 1; code: YamingGuo98/FedIIR",
     )
     penalty: float = knob(
         0.01,
@@ -46,9 +46,7 @@ class FedIIR(PresetTraining):
         le=1e6,
         search=between(1e-4, 1e-1, log=True),
     )
-    halved: bool = knob(
-        True, "whether the weight is γ/2 or γ", source="FedIIR §3.2; spec/fediir.md §8 item 1 (code: false)"
-    )
+    halved: bool = knob(True, "whether the weight is γ/2 or γ", source="FedIIR §3.2; authors' code: false")
     anchor_ema: float = knob(
         0.95,
         "share of the last round's anchor in the new one",
@@ -61,12 +59,12 @@ class FedIIR(PresetTraining):
     bias_correction: bool = knob(
         False,
         "divide the anchor, which starts at 0, by 1 − v^t",
-        source="authors' code; spec/fediir.md §8 item 4",
+        source="authors' code; not given in FedIIR",
     )
     anchor_average: Literal["clients", "batches"] = knob(
         "clients",
         "mean over clients of the gradient on all their data, or over all mini-batches of all clients",
-        source="FedIIR Algorithm 1; spec/fediir.md §8 item 3 (code: batches)",
+        source="FedIIR Algorithm 1; authors' code: batches",
     )
     align: Literal["classifier", "all"] = knob(
         "classifier",
@@ -76,7 +74,7 @@ class FedIIR(PresetTraining):
     frozen_statistics: bool = knob(
         False,
         "train with BatchNorm's running statistics and leave them as they are, as for a pre-trained model",
-        source="here models start from scratch; authors' code: true, spec/fediir.md §5.4",
+        source="ours, for models that start from scratch; authors' code: true",
     )
 
     def aligned(self, network: Network) -> tuple[str, ...]:

@@ -63,7 +63,7 @@ class Geometry(FedILC):
     zeros: Zeros = knob(
         "exclude",
         "where a gradient of zero belongs: to no sign; official: to the negative, as 1e-10; paper: to both",
-        source="spec/fedilc.md §8.5",
+        source="ours; official: authors' code; paper: FedILC §3.1",
     )
     agreement: float = knob(
         0.0,
@@ -109,12 +109,12 @@ class Fishr(FedILC):
     reduction: Literal["mean", "sum"] = knob(
         "mean",
         "whether the spread is the mean or the sum over clients, which weighs as many times as much",
-        source="FedILC §3.2; spec/fedilc.md §8.2 (authors' code: sum)",
+        source="FedILC §3.2; authors' code: sum",
     )
     fishr_mode: Literal["exact", "stale", "central"] = knob(
         "exact",
         "the penalty's gradient: in a second exchange; at last round's mean variances; at a server with all data",
-        source="spec/fedilc.md §2.4",
+        source="ours, see docs/methods/fedilc.md; central: authors' code",
     )
 
     def slope(self, clients: int) -> float:

@@ -24,7 +24,7 @@ class FedPAC(AlternatingTraining):
         1.0,
         "weight of the mean square of a feature's difference to the global centroid of its class",
         symbol="λ",
-        source="the authors' public code; spec/fedpin.md §4 (mu)",
+        source="the authors' public code",
         ge=0,
         le=1e4,
         search=between(0.1, 10.0, log=True),

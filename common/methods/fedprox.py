@@ -20,7 +20,7 @@ class FedProx(LocalTraining):
         0.01,
         "weight of ½‖w − w^t‖², the pull of the local model w to the received global model w^t",
         symbol="μ",
-        source="Li et al. 2020; grid of spec/flgames.md §4",
+        source="ours; not given in FL Games, whose baseline it is",
         ge=0,
         le=1e4,
         search=between(1e-3, 1.0, log=True),

@@ -11,7 +11,7 @@ class FedSDR(ShortcutTraining):
 
     title = "FedSDR"
     summary = "a shortcut extractor trained by all, and personal models made independent of it given the label"
-    source = "Tang et al. 2024, thesis chapter 4, Algorithm 2"
+    source = "Tang et al. 2024; Tang 2025, chapter 4, Algorithm 2"
     evaluates = ("personal",)
 
     name: Literal["fedsdr"] = "fedsdr"
@@ -19,7 +19,7 @@ class FedSDR(ShortcutTraining):
         10,
         "updates of the personal model in a round, in `local_unit`",
         symbol="K",
-        source="thesis §4.5.2",
+        source="Tang 2025 §4.5.2",
         ge=1,
         le=10_000,
         search=choice(5, 10, 20),

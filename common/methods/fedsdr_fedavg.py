@@ -11,7 +11,7 @@ class FedSDRFedAvg(ShortcutTraining):
 
     title = "FedSDR+FedAvg"
     summary = "FedSDR whose personal models are averaged and start every round from their mean"
-    source = "Tang et al. 2024, thesis chapter 4, Algorithm 3"
+    source = "Tang et al. 2024; Tang 2025, chapter 4, Algorithm 3"
     evaluates = ("global", "personal")
 
     name: Literal["fedsdr-fedavg"] = "fedsdr-fedavg"
@@ -19,7 +19,7 @@ class FedSDRFedAvg(ShortcutTraining):
         10,
         "updates in a round of the personal model, and of the extractor, each with `environment_steps` after it",
         symbol="R",
-        source="thesis §4.5.2",
+        source="Tang 2025 §4.5.2",
         ge=1,
         le=10_000,
         search=choice(5, 10, 20),

@@ -13,7 +13,7 @@ class FedSDRPFedMe(ShortcutTraining):
 
     title = "FedSDR+pFedMe"
     summary = "FedSDR whose personal models are each solved near a global model that follows them"
-    source = "Tang et al. 2024, thesis chapter 4, Algorithm 4"
+    source = "Tang et al. 2024; Tang 2025, chapter 4, Algorithm 4"
     evaluates = ("global", "personal")
 
     name: Literal["fedsdr-pfedme"] = "fedsdr-pfedme"
@@ -21,7 +21,7 @@ class FedSDRPFedMe(ShortcutTraining):
         10,
         "updates in a round of the local copy, and of the extractor, each with `environment_steps` after it",
         symbol="R",
-        source="thesis §4.5.2",
+        source="Tang 2025 §4.5.2",
         ge=1,
         le=10_000,
         search=choice(5, 10, 20),
@@ -30,7 +30,7 @@ class FedSDRPFedMe(ShortcutTraining):
         10,
         "updates of the personal model for each update of the local copy, in `local_unit`",
         symbol="K",
-        source="thesis §4.5.2",
+        source="Tang 2025 §4.5.2",
         ge=1,
         le=10_000,
         search=choice(1, 5, 10),
@@ -39,7 +39,7 @@ class FedSDRPFedMe(ShortcutTraining):
         15.0,
         "weight of ½‖f_u − w‖², the pull of the personal model f_u to the local copy w of the global one",
         symbol="μ (γ in the thesis)",
-        source="pFedMe's default, spec/fedsdr.md A8",
+        source="pFedMe's default; not given in Tang 2025",
         ge=0,
         le=1e4,
         search=between(1.0, 30.0, log=True),

@@ -12,7 +12,7 @@ class ServerTraining(Method):
     optimizer: Literal["sgd", "adam"] = knob(
         "sgd",
         "the server's steps: along the gradient, or Adam's, whose state stays at the server",
-        source="spec/flgames.md §4; adam: FedILC §5.1",
+        source="McMahan et al. 2017; adam: FedILC §5.1",
     )
     learning_rate: float = knob(
         0.1,
@@ -26,7 +26,7 @@ class ServerTraining(Method):
     weight_decay: float = knob(
         0.0,
         "weight of ½‖w‖² in the risk",
-        source="spec/flgames.md §4; FedILC §5.1: 0.01",
+        source="McMahan et al. 2017; FedILC §5.1: 0.01",
         ge=0,
         le=1,
         search=choice(0.0, 1e-3, 1e-2),

@@ -43,15 +43,15 @@ class FLGames(LocalTraining):
     smoothing: Literal["replace", "paper", "convex"] = knob(
         "replace",
         "the past in place of the present (§4.1's words), beside it (eq 5 as printed), or so at weights of sum 1",
-        source="FL Games §4.1, eq 5; spec/flgames.md §8.2",
+        source="FL Games §4.1; paper: its eq 5; convex: ours",
     )
     space: Literal["function", "parameter"] = knob(
         "function",
         "what is summed: outputs, or the parameters of linear predictors, whose messages do not grow with clients",
-        source="spec/flgames.md §8.3",
+        source="FL Games §3.2; parameter: ours, after its §4.1",
     )
     optimizer: Literal["adam", "sgd"] = knob(
-        "adam", "steps of predictors and representation", source="IRM Games' code; spec/flgames.md §8.4"
+        "adam", "steps of predictors and representation", source="IRM Games' code; sgd: FL Games Algorithm 1"
     )
     local_steps: int = knob(
         1,
@@ -65,7 +65,7 @@ class FLGames(LocalTraining):
     batch_size: int = knob(
         256,
         "samples in a mini-batch",
-        source="IRM Games' code; spec/flgames.md §5.7",
+        source="IRM Games' code",
         ge=1,
         le=100_000,
         search=choice(128, 256, 512),
@@ -73,7 +73,7 @@ class FLGames(LocalTraining):
     learning_rate: float = knob(
         2.5e-4,
         "step size of the predictors",
-        source="IRM Games' code; spec/flgames.md §5.7",
+        source="IRM Games' code",
         gt=0,
         le=10,
         search=between(1e-4, 1e-3, log=True),
@@ -89,7 +89,7 @@ class FLGames(LocalTraining):
     warm_start: int = knob(
         100,
         "round from which on the game may end",
-        source="IRM Games' code; spec/flgames.md §2.7",
+        source="IRM Games' code",
         ge=1,
         le=1_000_000,
         search=choice(100),
@@ -97,7 +97,7 @@ class FLGames(LocalTraining):
     termination: float = knob(
         0.6,
         "the game ends with the ensemble whose training accuracy is the first below this; 0: it never ends",
-        source="IRM Games' code; spec/flgames.md §2.7",
+        source="IRM Games' code",
         ge=0,
         le=1,
         search=choice(0.6),
@@ -154,7 +154,7 @@ class VFLGames(FLGames):
         2.5e-5,
         "step size of the representation",
         symbol="η",
-        source="IRM Games' code; spec/flgames.md §5.7",
+        source="IRM Games' code",
         gt=0,
         le=10,
         search=between(1e-5, 1e-4, log=True),

@@ -25,7 +25,7 @@ class GroupTraining(StatefulTraining):
     literal_weights: bool = knob(
         False,
         "weigh a client's loss by q_i itself, N times smaller steps than FedAvg's, and not by N q_i",
-        source="spec/perinvfl.md §4",
+        source="ours; true: PerInvFL §4.1",
     )
 
 

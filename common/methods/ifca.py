@@ -20,7 +20,7 @@ class IFCA(LocalTraining):
         4,
         "number of models",
         symbol="K",
-        source="thesis Tab 3.1",
+        source="Tang 2025 Tab 3.1",
         ge=1,
         le=1000,
         search=choice(2, 4),
@@ -28,7 +28,7 @@ class IFCA(LocalTraining):
     start: int = knob(
         0,
         "number of the draw of the initial models; the result depends on it, so a sweep tries several",
-        source="best of 5 in spec/cgpfl.md §5.3",
+        source="ours; not given in Tang 2025",
         ge=0,
         le=1_000_000,
         search=choice(0, 1, 2, 3, 4),

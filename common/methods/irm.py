@@ -21,7 +21,7 @@ class InvariantTraining(StatefulTraining):
         1e4,
         "weight of the shared model's IRM penalty after `anneal_rounds`",
         symbol="λ",
-        source="spec/perinvfl.md §5.5",
+        source="ours; not given in PerInvFL",
         ge=0,
         le=1e12,
         search=between(1e2, 1e5, log=True),
@@ -29,7 +29,7 @@ class InvariantTraining(StatefulTraining):
     anneal_rounds: int = knob(
         12,
         "rounds at the start in which no penalty weighs more than 1",
-        source="authors' code, spec/perinvfl.md §10.2",
+        source="PerInvFL's public code",
         ge=0,
         le=1_000_000,
         search=choice(0, 12, 60),
@@ -37,7 +37,7 @@ class InvariantTraining(StatefulTraining):
     rescale: bool = knob(
         True,
         "divide the whole local objective by its penalty's weight where that is above 1",
-        source="authors' code, spec/perinvfl.md §5.5",
+        source="PerInvFL's public code",
     )
     penalty_estimator: Literal["single", "halves"] = knob(
         "halves",

@@ -21,7 +21,7 @@ class HeldTraining(InvariantTraining):
         1,
         "updates of the personal model before each update of the shared one, on the same mini-batch",
         symbol="S",
-        source="spec/perinvfl.md §5.5",
+        source="ours; not given in PerInvFL",
         ge=1,
         le=10_000,
         search=choice(1, 2, 5),
@@ -30,7 +30,7 @@ class HeldTraining(InvariantTraining):
         0.05,
         "step size of the personal model",
         symbol="η",
-        source="that of the shared model, spec/perinvfl.md §5.5",
+        source="ours, that of the shared model; not given in PerInvFL",
         gt=0,
         le=10,
         search=between(1e-3, 0.3, log=True),
@@ -39,7 +39,7 @@ class HeldTraining(InvariantTraining):
         0.1,
         "weight of ‖θ − v‖² (no ½), the pull of the personal model θ to the local copy v of the shared one",
         symbol="β",
-        source="spec/perinvfl.md §5.5",
+        source="ours; not given in PerInvFL",
         ge=0,
         le=1e4,
         search=between(1e-3, 1.0, log=True),
@@ -47,7 +47,7 @@ class HeldTraining(InvariantTraining):
     context_reduction: Literal["sum", "mean"] = knob(
         "sum",
         "whether the personal loss is the sum or the mean over the client's training environments",
-        source="PerInvFL Eq 4; spec/perinvfl.md A13",
+        source="PerInvFL Eq 4; mean: ours",
     )
 
 

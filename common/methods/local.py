@@ -10,7 +10,7 @@ class Local(LocalTraining):
 
     title = "Local"
     summary = "no communication: every client trains a model of its own"
-    source = "reference row, spec/cgpfl.md 8-A14"
+    source = "a reference for all others, of no paper"
     evaluates = ("personal",)
 
     name: Literal["local"] = "local"

@@ -20,7 +20,7 @@ class PerFedAvg(LocalTraining):
         0.01,
         "step size of the adaptation w − a ∇R(w), in training as in evaluation",
         symbol="a (α in the paper)",
-        source="grid of spec/cgpfl.md §5.3",
+        source="ours; not given in Tang 2025",
         ge=0,
         le=10,
         search=choice(0.005, 0.01, 0.03),
@@ -28,5 +28,5 @@ class PerFedAvg(LocalTraining):
     variant: Literal["hf", "fo"] = knob(
         "hf",
         "Hessian-free: the Hessian's term by a finite difference; or first-order: without it",
-        source="thesis Tab 3.1",
+        source="Tang 2025 Tab 3.1",
     )

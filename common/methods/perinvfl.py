@@ -39,7 +39,7 @@ class PerInvFL(HeldTraining, GroupTraining):
         1.0,
         "weight of the contrastive term that drives the features from a local model's; preset code only",
         symbol="λ_c",
-        source="authors' code, spec/perinvfl.md §10.3",
+        source="PerInvFL's public code",
         ge=0,
         le=1e4,
         search=between(1e-2, 10.0, log=True),

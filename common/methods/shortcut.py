@@ -23,7 +23,7 @@ class ShortcutTraining(LocalTraining):
         10,
         "updates of the extractor in a round, each with `environment_steps` after it",
         symbol="R",
-        source="thesis §4.5.2",
+        source="Tang 2025 §4.5.2",
         ge=1,
         le=10_000,
         search=choice(5, 10, 20),
@@ -32,7 +32,7 @@ class ShortcutTraining(LocalTraining):
         10,
         "mini-batch steps on each of the client's environment classifiers after an update of the extractor",
         symbol="L",
-        source="not given in the thesis; spec/fedsdr.md §10",
+        source="ours; not given in Tang 2025",
         ge=0,
         le=10_000,
         search=choice(1, 5, 10),
@@ -41,7 +41,7 @@ class ShortcutTraining(LocalTraining):
         0.05,
         "step size of the shortcut extractor and the environment classifiers",
         symbol="β",
-        source="not given in the thesis; inside the grid of spec/fedsdr.md §10, not tuned",
+        source="ours, not tuned; not given in Tang 2025",
         gt=0,
         le=10,
         search=between(1e-3, 0.3, log=True),
@@ -50,7 +50,7 @@ class ShortcutTraining(LocalTraining):
         0.05,
         "step size of the personal model",
         symbol="η",
-        source="not given in the thesis; inside the grid of spec/fedsdr.md §10, not tuned",
+        source="ours, not tuned; not given in Tang 2025",
         gt=0,
         le=10,
         search=between(1e-3, 0.3, log=True),
@@ -59,7 +59,7 @@ class ShortcutTraining(LocalTraining):
         0.5,
         "weight of the environment classifiers' disagreement, which the shortcut extractor maximises",
         symbol="λ",
-        source="thesis Tab 4.4, §4.5.8",
+        source="Tang 2025 Tab 4.4, §4.5.8",
         ge=0,
         le=1e4,
         search=choice(0.0, 0.1, 0.5, 1.0, 10.0),
@@ -68,7 +68,7 @@ class ShortcutTraining(LocalTraining):
         1.0,
         "most that the weighted disagreement can take off the risk; above it, it has no gradient",
         symbol="α",
-        source="not given in the thesis; spec/fedsdr.md A10",
+        source="ours; not given in Tang 2025",
         gt=0,
         le=1e6,
         search=choice(0.5, 1.0, 5.0),
@@ -76,18 +76,18 @@ class ShortcutTraining(LocalTraining):
     disagreement: Literal["logits", "probabilities", "kl"] = knob(
         "logits",
         "between two environment classifiers: squared distance of centred logits or of probabilities, or KL",
-        source="thesis (4.5); kl: (4.3); spec/fedsdr.md A2",
+        source="Tang 2025 §4.4.1, after (4.4), of logits: ours; kl: (4.3)",
     )
     pairs: Literal["sum", "mean"] = knob(
         "sum",
         "whether the disagreement is summed over the pairs of environments or averaged",
-        source="thesis (4.5); spec/fedsdr.md A10",
+        source="Tang 2025 (4.3); mean: ours",
     )
     removal: float = knob(
         2.0,
         "weight of the personal model's dependence on the shortcut features given the label",
         symbol="γ",
-        source="set anew for this estimate, see its page (thesis: 1e4 on CMNIST, 1.4 on WaterBird)",
+        source="ours for this estimate, docs/methods/fedsdr.md (Tang 2025: 1e4 on CMNIST, 1.4 on WaterBird)",
         ge=0,
         le=1e6,
         search=between(0.1, 100.0, log=True),
@@ -95,7 +95,7 @@ class ShortcutTraining(LocalTraining):
     removed_from: Literal["logits", "features"] = knob(
         "logits",
         "what shall not depend on the shortcut features: the personal model's logits, or all of its features",
-        source="features: thesis §4.4.2; logits: see the method's page",
+        source="features: Tang 2025 §4.4.2; logits: ours, docs/methods/fedsdr.md",
     )
 
     def caution(self, scenario: Scenario) -> str:

@@ -17,12 +17,12 @@ class StatefulTraining(PresetTraining):
         "local_steps": 5,
         "learning_rate": 5e-4,
     }
-    """spec/perinvfl.md §10.2."""
+    """The defaults of the authors' public code, Tangx-yy/Per-InvFL."""
 
     preset: Literal["paper", "code"] = knob(
         "paper",
         "the paper's algorithm, or its authors' public code's, whose settings are then defaults (docs/methods)",
-        source="PerInvFL Algorithm 1; spec/perinvfl.md §5.5",
+        source="PerInvFL Algorithm 1; code: Tangx-yy/Per-InvFL",
     )
     optimizer: Literal["sgd", "adam"] = knob(
         "sgd",
@@ -33,7 +33,7 @@ class StatefulTraining(PresetTraining):
         0.05,
         "step size of the shared model",
         symbol="γ",
-        source="spec/perinvfl.md §5.5",
+        source="ours; not given in PerInvFL",
         gt=0,
         le=10,
         search=between(1e-3, 0.3, log=True),
@@ -49,13 +49,13 @@ class StatefulTraining(PresetTraining):
     batch_order: Literal["shuffled", "sequential"] = knob(
         "shuffled",
         "mini-batches drawn anew, or always the same ones in turn, going on where the last round ended",
-        source="spec/fedsdr.md §5.6",
+        source="ours; sequential: PerInvFL's public code",
     )
     mixing: float = knob(
         1.0,
         "how far the server moves to the mean of the clients' models in a round",
         symbol="α",
-        source="spec/perinvfl.md §5.5",
+        source="PerInvFL's public code; not given in the paper",
         ge=0,
         le=1,
         search=choice(0.5, 1.0),

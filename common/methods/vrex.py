@@ -20,7 +20,7 @@ class VREx(ServerTraining):
         10.0,
         "weight of the variance of the clients' risks after `anneal_rounds`",
         symbol="λ",
-        source="Gulrajani & Lopez-Paz 2021; spec/fediir.md §4.2",
+        source="Gulrajani & Lopez-Paz 2021",
         ge=0,
         le=1e6,
         search=between(0.1, 1e3, log=True),

@@ -43,7 +43,7 @@ class ColoredScenario(Agreeing, Partitioned):
 
     label_noise: float = knob(
         0.25, "probability that a label is flipped, in training and test alike",
-        source="spec/fedsdr.md A15, spec/perinvfl.md A2", ge=0, le=1,
+        source="Arjovsky et al. 2019; not given in Tang 2025 and PerInvFL", ge=0, le=1,
     )  # fmt: skip
 
     @property
@@ -117,13 +117,13 @@ SUBSETS = 8
 class _DigitPairs(ColoredScenario):
     """CMNIST's recipe: a client has two of the five classes of each label, and one training environment."""
 
-    source = "FedSDR and FedPIN, thesis §4.5.2 and §5.6.1; spec/fedsdr.md §5.2, §5.3"
+    source = "FedSDR and FedPIN, Tang 2025 §4.5.2 and §5.6.1"
     ones = range(5, 10)
     test_agreement = tuple(tenths / 10 for tenths in range(11))
 
     train_agreement: tuple[Probability, ...] = knob(
         (0.9, 0.8), "P(colour agrees with the label) in each training environment; a client has one of them",
-        symbol="p^e", source="thesis §4.5.2", min_length=1, max_length=SUBSETS,
+        symbol="p^e", source="Tang 2025 §4.5.2", min_length=1, max_length=SUBSETS,
     )  # fmt: skip
     train_per_class: int
     test_per_class: int
@@ -184,14 +184,14 @@ class _ThesisPairs(_DigitPairs):
 
     clients: Literal[8, 80] = knob(
         8, "number of clients; with 80, each of the 8 digit subsets is split over ten", symbol="N",
-        source="thesis §4.5.2",
+        source="Tang 2025 §4.5.2",
     )  # fmt: skip
     train_per_class: int = knob(
-        1100, "training and validation images of each class of a digit subset", source="spec/fedsdr.md §5.2",
-        ge=1,
+        1100, "training and validation images of each class of a digit subset",
+        source="ours; not given in Tang 2025", ge=1,
     )  # fmt: skip
     test_per_class: int = knob(
-        200, "test images of each class of a digit subset", source="spec/fedsdr.md §5.2", ge=1
+        200, "test images of each class of a digit subset", source="ours; not given in Tang 2025", ge=1
     )
 
     @property
@@ -238,7 +238,7 @@ class _Rotated(ColoredScenario):
     environment, so that the training data stay the paper's 12,500.
     """
 
-    source = "PerInvFL §5.1, A.4; spec/perinvfl.md §5.1, §5.2"
+    source = "PerInvFL §5.1, A.4"
     ones = range(5)
     side, stride = 14, 2
     test_agreement = (0.1, 0.2, 0.3, 0.4, 0.5)
@@ -250,7 +250,7 @@ class _Rotated(ColoredScenario):
     )  # fmt: skip
     environments_per_client: Literal[1, 2] = knob(
         1, "1: client i has environment i; 2: clients have (0, 2), (1, 3), (0, 3), (1, 2)", symbol="K_i",
-        source="PerInvFL Tab 6 (1); spec/perinvfl.md §7.5, E2 (2)",
+        source="PerInvFL Tab 6; 2: ours",
     )  # fmt: skip
     train_samples: int = knob(12_500, "training images of a client", source="PerInvFL A.4", ge=1)
     test_samples: int = knob(
@@ -304,7 +304,7 @@ class RCFMNIST(_Rotated):
 
 
 TWO_LEVELS = (0.95, 0.9, 0.7, 0.65)
-"""With `TWO_EACH`: clients with p = .95 and .70, .90 and .65, .95 and .65, .90 and .70 (spec/perinvfl.md §7.5)."""
+"""With `TWO_EACH`: clients with p = .95 and .70, .90 and .65, .95 and .65, .90 and .70."""
 
 PRESETS = with_oracle(
     {

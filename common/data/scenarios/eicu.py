@@ -23,7 +23,7 @@ class Hospitals(Partitioned):
     hospitals are dealt to the clients for testing, so pooled accuracy and areas are those on all of them.
     """
 
-    source = "FedILC §5.1.3; spec/fedilc.md §5.3"
+    source = "FedILC §5.1.3"
     columns: ClassVar[int]
 
     clients: int = knob(20, "number of clients", symbol="E", source="FedILC §5.1.3", ge=1, le=50)

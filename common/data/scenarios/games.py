@@ -27,7 +27,7 @@ class Game(ColoredScenario):
     The test images' shortcut is turned round: it agrees with the label in one of ten cases.
     """
 
-    source = "FL Games §5.1, §5.3.1, after IRM Games' code; spec/flgames.md §5"
+    source = "FL Games §5.1, §5.3.1, after IRM Games' code"
     used: ClassVar[Collection[int]] = range(10)
     """The classes that are shown at all."""
     stride = 1
@@ -36,7 +36,7 @@ class Game(ColoredScenario):
     clients: int = knob(2, "number of clients, each with an environment of its own", symbol="m", ge=1, le=100)
     train_agreement: tuple[Probability, ...] = knob(
         (0.8, 0.9), "P(the shortcut agrees with the label) at each client", symbol="1 − p_k",
-        source="spec/flgames.md §5",
+        source="IRM Games' code",
     )  # fmt: skip
     train_samples: int = knob(
         0, "training images that are shared out, those held out included; 0: all there are", ge=0
@@ -110,7 +110,7 @@ class CFMNISTGames(Game):
     name: Literal["cfmnist-games"] = "cfmnist-games"
     dim: Literal["both", "own"] = knob(
         "both", "pixels of at most 0.5 are in both channels, as in IRM Games' code, or only in the colour's own",
-        source="spec/flgames.md §5.2",
+        source="IRM Games' code",
     )  # fmt: skip
 
     def marked(self, pictures: Tensor, colour: Tensor) -> Tensor:

@@ -39,7 +39,7 @@ class ColorMNIST(ColoredScenario):
     """
 
     title = "Color-MNIST of FedILC: five silos with p = 0.85 to 0.25, tested at p = 0.1"
-    source = "FedILC §5.1.1; spec/fedilc.md §5.1"
+    source = "FedILC §5.1.1"
     dataset = "mnist"
     ones = range(5)
     side, stride = 14, 2
@@ -94,7 +94,7 @@ class _RotatedCIFAR10(Partitioned):
     as `tested`, the test environments are the held-out pictures of the nine ones, as in the paper's tables 3, 5.
     """
 
-    source = "FedILC §5.1.2; spec/fedilc.md §5.2"
+    source = "FedILC §5.1.2"
 
     clients: Literal[3] = knob(3, "number of clients", symbol="E")
     side: Literal[16, 32] = knob(16, "height and width of a picture", source="authors' code; 32 in the paper")

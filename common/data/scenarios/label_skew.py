@@ -27,24 +27,31 @@ class LabelSkew(Partitioned):
     quarters, so it trains on fewer images than the paper's clients do.
     """
 
-    source = "CGPFL, thesis §3.8.1; spec/cgpfl.md §5.1, §5.2"
+    source = "CGPFL, Tang 2025 §3.8.1"
     mean: ClassVar[tuple[float, ...]]
     std: ClassVar[tuple[float, ...]]
     """Mean and standard deviation of each channel over the published training part, for images in [0, 1]."""
     merged: ClassVar[bool] = False
     """Whether the official test part is shared out as well, or left unused."""
 
-    clients: int = knob(40, "number of clients", symbol="N", source="thesis §3.8.1", ge=1)
-    classes_per_client: int = knob(3, "classes of a client", source="thesis §3.8.1", ge=1, le=10)
+    clients: int = knob(40, "number of clients", symbol="N", source="Tang 2025 §3.8.1", ge=1)
+    classes_per_client: int = knob(3, "classes of a client", source="Tang 2025 §3.8.1", ge=1, le=10)
     label_sets: Literal["cyclic", "random"] = knob(
-        "cyclic", "client u has the classes u, u+1, … modulo 10, or classes at random", source="spec/cgpfl.md §5.1"
+        "cyclic",
+        "client u has the classes u, u+1, … modulo 10, or classes at random",
+        source="after pFedMe's public code",
     )
     concentration: float = knob(
-        1.0, "of the Dirichlet distribution that a class is shared out with", source="spec/cgpfl.md §5.1", gt=0
+        1.0,
+        "of the Dirichlet distribution that a class is shared out with",
+        source="ours; not given in Tang 2025",
+        gt=0,
     )
-    min_samples: int = knob(400, "images of a client, at least", source="thesis §3.8.1", ge=0)
-    max_samples: int = knob(5000, "images of a client, at most", source="thesis §3.8.1", ge=1)
-    test_fraction: float = knob(0.25, "part of a client's images for testing", source="thesis §3.8.1", gt=0, lt=1)
+    min_samples: int = knob(400, "images of a client, at least", source="Tang 2025 §3.8.1", ge=0)
+    max_samples: int = knob(5000, "images of a client, at most", source="Tang 2025 §3.8.1", ge=1)
+    test_fraction: float = knob(
+        0.25, "part of a client's images for testing", source="Tang 2025 §3.8.1", gt=0, lt=1
+    )
     validation_fraction: float = knob(
         0.1, "part of a client's other images that is held out for validation", ge=0, lt=1
     )
@@ -117,7 +124,7 @@ class _Grey(LabelSkew):
     """The two of 28x28 pixels, which CGPFL runs with a convex and a non-convex model."""
 
     network: Literal["mlr", "dnn"] = knob(
-        "mlr", "multinomial logistic regression, or one hidden layer of 128 units", source="thesis §3.8.1"
+        "mlr", "multinomial logistic regression, or one hidden layer of 128 units", source="Tang 2025 §3.8.1"
     )
 
     @property
@@ -180,8 +187,8 @@ class CIFAR3ClassSubset(_CIFAR):
     dataset = "cifar10-subset"
 
     name: Literal["cifar10-3class-subset"] = "cifar10-3class-subset"
-    min_samples: int = knob(167, "images of a client, at least", source="thesis §3.8.1, times 25/60", ge=0)
-    max_samples: int = knob(2083, "images of a client, at most", source="thesis §3.8.1, times 25/60", ge=1)
+    min_samples: int = knob(167, "images of a client, at least", source="Tang 2025 §3.8.1, times 25/60", ge=0)
+    max_samples: int = knob(2083, "images of a client, at most", source="Tang 2025 §3.8.1, times 25/60", ge=1)
 
 
 PRESETS: dict[str, Scenario] = {

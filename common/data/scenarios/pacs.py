@@ -30,7 +30,7 @@ class LeaveOneOut(Partitioned):
     validation_fraction: float = knob(
         0.1,
         "part of the training pictures that is held out for validation",
-        source="spec/fediir.md §5.3",
+        source="FedIIR §5.1",
         ge=0,
         lt=1,
     )
@@ -88,16 +88,16 @@ class PacsPairs(LeaveOneOut):
     """
 
     title = "PACS: one domain and three or four of seven classes per client, tested on the domain left out"
-    source = "FedSDR and FedPIN, thesis §4.5.2 and §5.6.1; spec/fedsdr.md §5.5"
+    source = "FedSDR and FedPIN, Tang 2025 §4.5.2 and §5.6.1"
     dataset = "pacs"
     domains = PACS
 
     name: Literal["pacs"] = "pacs"
     clients: Literal[6, 60] = knob(
-        6, "number of clients; with 60, each of the six is split over ten", symbol="N", source="thesis §4.5.2"
+        6, "number of clients; with 60, each of the six is split over ten", symbol="N", source="Tang 2025 §4.5.2"
     )
     held_out: Literal["art_painting", "cartoon", "photo", "sketch"] = knob(
-        "art_painting", "the domain that is left out and tested on", source="thesis §4.5.2: each in turn"
+        "art_painting", "the domain that is left out and tested on", source="Tang 2025 §4.5.2: each in turn"
     )
 
     @property
@@ -135,7 +135,7 @@ class _FedIIR(LeaveOneOut):
     The test domain is dealt to all clients, so the pooled accuracy is that on the whole of it.
     """
 
-    source = "FedIIR §5.1, Alg 2; spec/fediir.md §5.1 to §5.4"
+    source = "FedIIR §5.1, Alg 2"
 
     clients: int = knob(
         3, "number of clients: 3 in the small setting, 50 in the large", symbol="P", source="FedIIR §5.1",

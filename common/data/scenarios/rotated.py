@@ -26,7 +26,7 @@ class RotatedMnist(Partitioned):
     """
 
     title = "MNIST turned by six angles: one of five angles per client, tested on the angle left out"
-    source = "FedIIR §5.1, App F.1; spec/fediir.md §5.1 to §5.4"
+    source = "FedIIR §5.1, App F.1"
     dataset = "mnist"
 
     name: Literal["rotated-mnist"] = "rotated-mnist"
@@ -43,7 +43,7 @@ class RotatedMnist(Partitioned):
     validation_fraction: float = knob(
         0.1,
         "part of the training images that is held out for validation",
-        source="spec/fediir.md §5.3",
+        source="FedIIR §5.1",
         ge=0,
         lt=1,
     )

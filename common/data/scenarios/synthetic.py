@@ -20,7 +20,7 @@ CAUSAL_MEAN, CAUSAL_NOISE = 1.5, 2.0
 """Deviation of the means of global and personal features over draws, and of the features around their mean.
 
 The thesis' "N(0, 1.5 I)" and "N(0, 0.75 I)" are read as deviations: then causal features and shortcut have the
-same signal-to-noise ratio (spec/fedsdr.md A16).
+same signal-to-noise ratio.
 """
 SHORTCUT_MEAN, SHORTCUT_NOISE = 0.75, 1.0
 
@@ -52,18 +52,26 @@ class SyntheticSCM(Spurious):
     """
 
     title = "linear model with known global, personal and shortcut features, tested in unseen environments"
-    source = "FedSDR, thesis §4.5.1; spec/fedsdr.md §5.1"
+    source = "FedSDR, Tang 2025 §4.5.1"
     dataset = "generated"
 
     name: Literal["synthetic-scm"] = "synthetic-scm"
-    clients: int = knob(100, "number of clients", symbol="N", source="thesis §4.5.1", ge=1, le=10_000)
-    seen: int = knob(10, "training environments; a client has one of them", source="thesis §4.5.1", ge=1, le=1000)
-    unseen: int = knob(50, "test environments; 5,000 in the thesis", source="thesis §4.5.1", ge=1, le=5000)
+    clients: int = knob(100, "number of clients", symbol="N", source="Tang 2025 §4.5.1", ge=1, le=10_000)
+    seen: int = knob(
+        10, "training environments; a client has one of them", source="Tang 2025 §4.5.1", ge=1, le=1000
+    )
+    unseen: int = knob(50, "test environments; 5,000 in the thesis", source="Tang 2025 §4.5.1", ge=1, le=5000)
     train_samples: int = knob(
-        1000, "training and validation samples of a client", source="thesis §4.5.1: 10,000 per environment", ge=1
+        1000,
+        "training and validation samples of a client",
+        source="Tang 2025 §4.5.1: 10,000 per environment",
+        ge=1,
     )
     test_samples: int = knob(
-        100, "samples of a client in each test environment", source="thesis §4.5.1: 10,000 per environment", ge=1
+        100,
+        "samples of a client in each test environment",
+        source="Tang 2025 §4.5.1: 10,000 per environment",
+        ge=1,
     )
     validation_fraction: float = knob(
         0.1, "part of a client's own training data that is held out for validation", ge=0, lt=1
@@ -72,7 +80,7 @@ class SyntheticSCM(Spurious):
         0.0,
         "mean of the entries of μ_s over environments, seen and unseen; above 0 they share a direction",
         symbol="m",
-        source="0: thesis §4.5.1 as written; spec/fedsdr.md A17",
+        source="0: Tang 2025 §4.5.1 as written; above 0: ours",
         ge=0,
         le=10,
     )

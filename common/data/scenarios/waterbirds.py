@@ -143,22 +143,22 @@ class Waterbirds(WaterbirdsScenario):
     """FedSDR's recipe: species of a client's own, and one of two training environments.
 
     Ten waterbird species of each client's own and five in common cannot be had for eight clients from 46
-    species. For four groups of two clients they can, and for landbirds as well (spec/fedsdr.md A18).
+    species. For four groups of two clients they can, and for landbirds as well.
     """
 
     title = "Waterbirds: p = 0.95 or 0.85 per client, species of its own, tested at p = 0 to 1"
-    source = "FedSDR and FedPIN, thesis §4.5.2 and §5.6.1; spec/fedsdr.md §5.4"
+    source = "FedSDR and FedPIN, Tang 2025 §4.5.2 and §5.6.1"
     test_agreement = tuple(tenths / 10 for tenths in range(11))
     subsets = tuple((group, environment) for group in range(GROUPS) for environment in (0, 1))
 
     name: Literal["waterbirds"] = "waterbirds"
     clients: Literal[8, 80] = knob(
         8, "number of clients, two for each group of species; with 80, each of the 8 is split over ten",
-        symbol="N", source="thesis §4.5.2",
+        symbol="N", source="Tang 2025 §4.5.2",
     )  # fmt: skip
     train_agreement: tuple[Probability, Probability] = knob(
         (0.95, 0.85), "P(background agrees with the bird) in each training environment; a client has one of them",
-        symbol="p^e", source="thesis §4.5.2",
+        symbol="p^e", source="Tang 2025 §4.5.2",
     )  # fmt: skip
     train_per_class: int = knob(160, "training and validation pictures of each kind, for one of 8 clients", ge=1)
     test_per_class: int = knob(50, "pictures of each kind in each test environment, for one of 8 clients", ge=1)
@@ -203,7 +203,7 @@ class WaterbirdsPerInvFL(WaterbirdsScenario):
     """
 
     title = "Waterbirds of PerInvFL: p = 0.95 to 0.8, one stretch of species per client, tested at p = 0.1 to 0.5"
-    source = "PerInvFL §5.1, A.4, Tab 6; spec/perinvfl.md §5.3"
+    source = "PerInvFL §5.1, A.4, Tab 6"
     test_agreement = (0.1, 0.2, 0.3, 0.4, 0.5)
     subsets = tuple((client, client) for client in range(GROUPS))
 
