@@ -70,7 +70,7 @@ class LocalTraining(Method):
     local_unit: Literal["step", "epoch"] = knob(
         "step",
         "whether a local update is one mini-batch step or one pass over the client's data",
-        source="ours; Tang 2025 has both words",
+        source="ours; Tang 2025 says steps and epochs",
     )
     batch_size: int = knob(
         64,
