@@ -1,4 +1,4 @@
-"""Little federations in float64, trained by client halves alone: the test beds of spec/perinvfl.md §7.5 and §9."""
+"""Little federations in float64, trained by client halves alone."""
 
 from collections.abc import Callable, Sequence
 from itertools import product

@@ -25,7 +25,7 @@ def mean(values: list[float], **how: Any) -> float:
     ("values", "found"),
     [
         ([4, 9], 6), ([-4, -9], -6), ([1, 4, -2], 2 / 3), ([5], 5), ([-5], -5), ([2, -2], 0), ([7, 7, 7], 7),
-        # Not a descent direction: the plain mean is +1/6 (spec/fedilc.md §8.10).
+        # Not a descent direction: the plain mean is +1/6.
         ([1, 1e-6, -0.5], 2 / 3 * 1e-3 - 0.5 / 3),
     ],
 )  # fmt: skip

@@ -26,7 +26,7 @@ def samples(shape: tuple[int, ...], count: int = 3) -> torch.Tensor:
     return torch.randn(count, *shape, generator=torch.Generator().manual_seed(1))
 
 
-# Parameters in all and in the classifier, as spec/ has them or as they follow from it.
+# Parameters in all and in the classifier, as they follow from the layers.
 @pytest.mark.parametrize(
     ("name", "fields", "shape", "classes", "parameters", "head"),
     [

@@ -1,4 +1,4 @@
-"""CGPFL: the specification's invariants, its golden trace, and closed forms on quadratic risks."""
+"""CGPFL: invariants, a golden trace, and closed forms on quadratic risks."""
 
 from collections import Counter
 from itertools import pairwise
@@ -42,7 +42,7 @@ def exact(proximity: float, gamma: float, iterations: int) -> tuple[str, ...]:
 
 
 def planted(groups: int, each: int, within: float = 0.5, d: int = 3, seed: int = 0) -> Tensor:
-    """Centres in groups that lie s.d. 5 apart (spec §7.3)."""
+    """Centres in groups that lie s.d. 5 apart."""
     generator = torch.Generator().manual_seed(seed)
     middles = 5 * torch.randn(groups, d, generator=generator, dtype=torch.float64)
     return middles.repeat_interleave(each, dim=0) + within * torch.randn(
@@ -69,7 +69,7 @@ def groups_of(labels: dict[str, int]) -> set[frozenset[str]]:
     return {frozenset(c for c in labels if labels[c] == k) for k in labels.values()}
 
 
-# ---------------------------------------------------------------------- golden trace (spec 9.7)
+# ---------------------------------------------------------------------- golden trace
 
 CORNERS = [[0, 0], [0, 2], [10, 0], [10, 2]]
 UPLOADS = [
@@ -115,7 +115,7 @@ def test_the_golden_trace_of_one_context(method: str, tmp_path: Path) -> None:
         assert {tuple(row) for row in stacked(trace.sent[t + 1]).tolist()} == {omega}
 
 
-# ---------------------------------------------------------------------- one context is pFedMe (spec 9.1)
+# ---------------------------------------------------------------------- one context is pFedMe
 
 
 def test_one_context_is_pfedme_in_float64(tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ def test_a_bad_client_keeps_its_place_and_its_upload_is_not_averaged(tmp_path: P
         assert torch.equal(trace.sent[t + 1]["client-3"], trace.sent[t + 1]["client-2"])
 
 
-# ---------------------------------------------------------------------- decoupling (spec 9.4)
+# ---------------------------------------------------------------------- decoupling
 
 
 def test_without_proximity_a_personal_model_is_local_training(tmp_path: Path) -> None:
@@ -248,7 +248,7 @@ def test_with_a_context_for_each_client_all_end_at_their_own_minimum(tmp_path: P
     torch.testing.assert_close(stacked(trace.personal[-1]), centres, rtol=0, atol=1e-6)
 
 
-# ---------------------------------------------------------------------- clients in another order (spec 9.5)
+# ---------------------------------------------------------------------- clients in another order
 
 
 def test_permuted_clients_permute_personal_models_and_labels(tmp_path: Path) -> None:
@@ -270,7 +270,7 @@ def test_planted_contexts_are_found_and_their_number_stays(tmp_path: Path) -> No
 
 
 def test_personal_models_come_near_their_contexts_up_to_the_true_number_of_contexts(tmp_path: Path) -> None:
-    """What more contexts are good for: a sharp fall of ‖θ − ω‖² up to 4, then little (spec §7.3)."""
+    """What more contexts are good for: a sharp fall of ‖θ − ω‖² up to 4, then little."""
     centres, distance = planted(4, 2, d=10), {}
     for contexts in (1, 2, 4, 8):
         settings = (*exact(2, 0.5, 1), f"contexts={contexts}")
@@ -281,7 +281,7 @@ def test_personal_models_come_near_their_contexts_up_to_the_true_number_of_conte
     assert distance[4] < 0.3
 
 
-# ---------------------------------------------------------------------- a client's round (spec 9.6)
+# ---------------------------------------------------------------------- a client's round
 
 
 @pytest.mark.parametrize("gamma", [0.1, 0.5, 1.0])
@@ -312,7 +312,7 @@ def test_a_copy_that_does_not_move_is_sent_back_as_it_came(tmp_path: Path) -> No
     assert not any(torch.equal(t, pairs[0][0][n]) for p in personal(here).values() for n, t in p.items())
 
 
-# ---------------------------------------------------------------------- closed forms (spec 7.3, 7.4, 9.8)
+# ---------------------------------------------------------------------- closed forms
 
 KAPPA = 1 / 13  # μ_c/(μ_c + λ) with μ_c = 1, λ = 12
 GROUP = [[0.0, 0.0], [2.0, 0.0], [0.0, 3.0], [6.0, 5.0]]
@@ -320,7 +320,7 @@ MEAN = [2.0, 2.0]
 
 
 def test_a_contexts_error_contracts_as_it_should(tmp_path: Path) -> None:
-    """N1: by ρ = 1 − α (1 − (1 − γκ)^R) in each round."""
+    """By ρ = 1 − α (1 − (1 − γκ)^R) in each round."""
     for alpha in (1.0, 0.5):
         trace = run(tmp_path / str(alpha), GROUP, *exact(12, 0.05, 10), "contexts=1", f"mixing={alpha}", rounds=8)
         errors = [float((part["client-0"] - torch.tensor(MEAN)).norm()) for part in trace.sent]
@@ -332,7 +332,7 @@ def test_a_contexts_error_contracts_as_it_should(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("iterations", [1, 10])
 def test_at_the_fixed_point_a_personal_model_is_off_by_a_known_factor(iterations: int, tmp_path: Path) -> None:
-    """N2 and N3: ω = c̄ stays, and θ_i − ω = (κ + (1 − κ)(1 − (1 − γκ)^{R−1})) (c_i − c̄)."""
+    """ω = c̄ stays, and θ_i − ω = (κ + (1 − κ)(1 − (1 − γκ)^{R−1})) (c_i − c̄)."""
     settings = ("contexts=1", *exact(12, 0.05, iterations))
     trace = run(tmp_path / "run", GROUP, *settings, rounds=3, start=MEAN)
     torch.testing.assert_close(stacked(trace.sent[-1]), torch.tensor([MEAN] * 4).double(), rtol=0, atol=1e-10)
@@ -344,7 +344,7 @@ def test_at_the_fixed_point_a_personal_model_is_off_by_a_known_factor(iterations
 
 
 def test_the_bound_on_the_risk_of_a_contexts_model_is_tight(tmp_path: Path) -> None:
-    """G2, thesis (3.26): `R(ω) − R(θ) = (λ + L/2) ‖θ − ω‖²` for a quadratic with L = 1."""
+    """Thesis (3.26): `R(ω) − R(θ) = (λ + L/2) ‖θ − ω‖²` for a quadratic with L = 1."""
     centres = planted(2, 2)
     trace = run(tmp_path / "run", centres, *exact(12, 0.05, 1), "contexts=2", rounds=3)
     for sent, theta in zip(trace.sent, trace.personal, strict=True):
@@ -353,7 +353,7 @@ def test_the_bound_on_the_risk_of_a_contexts_model_is_tight(tmp_path: Path) -> N
         torch.testing.assert_close(gap, 12.5 * (own - omega).square().sum(dim=1), rtol=1e-10, atol=0)
 
 
-# ---------------------------------------------------------------------- wire and state (spec 9.9)
+# ---------------------------------------------------------------------- wire and state
 
 
 def test_each_client_is_sent_one_model_and_never_sends_its_personal_one(tmp_path: Path) -> None:

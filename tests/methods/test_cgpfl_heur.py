@@ -32,7 +32,7 @@ class QuadraticCGPFL(QuadraticRisk, CGPFLClient):
 
 
 def planted(groups: int, each: int, within: float = 0.5, d: int = 10) -> Tensor:
-    """Centres in groups that lie s.d. 3 apart (spec §2.7)."""
+    """Centres in groups that lie s.d. 3 apart."""
     generator = torch.Generator().manual_seed(groups)
     middles = 3 * torch.randn(groups, d, generator=generator, dtype=torch.float64)
     points = middles.repeat_interleave(each, dim=0)
@@ -49,7 +49,7 @@ def chosen(trace: Trace) -> dict[str, Any]:
     return row
 
 
-# ---------------------------------------------------------------------- the choice (spec 9.10)
+# ---------------------------------------------------------------------- the choice
 
 
 @pytest.mark.parametrize("true", [1, 2, 5, 10])

@@ -55,7 +55,7 @@ def assert_close(found: Tensors, names: tuple[str, ...], module: nn.Module) -> N
 
 
 def test_the_steps_are_those_of_the_public_code() -> None:
-    """spec/fediir.md §4.1: D, then F and C, then G, for each mini-batch, each with an optimiser of its own."""
+    """D, then F and C, then G, for each mini-batch, each with an optimiser of its own."""
     how: dict[str, Any] = {"learning_rate": 0.1, "adversary_rate": 0.2, "momentum": 0.5, "weight_decay": 0.01}
     ours = client(local_steps=3, batch_size=16, risk_share=0.6, label_smoothing=0.1, **how)
     d = as_modules(ours.discriminator(), DISCRIMINATOR, nn.Sigmoid())

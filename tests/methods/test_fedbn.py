@@ -38,7 +38,7 @@ def run(path: Path, method: str, *settings: str, rounds: int = 3) -> tuple[RunFo
 
 
 def test_batch_norm_never_travels(tmp_path: Path) -> None:
-    """spec/flgames.md §9, item 19: neither weights nor statistics, from the first round on."""
+    """Neither weights nor statistics, from the first round on."""
     assert set(NET.batch_norm_names) == OWN
     folder, here = run(tmp_path / "ours", "fedbn", "model.norm=batch")
     floats = sum(tensor.numel() for tensor in shared().values())

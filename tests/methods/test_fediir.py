@@ -1,4 +1,4 @@
-"""FedIIR: golden vectors and invariants of spec/fediir.md, the anchor between rounds, messages, special cases."""
+"""FedIIR: golden vectors and invariants, the anchor between rounds, messages, special cases."""
 
 import itertools
 import math
@@ -113,7 +113,7 @@ def scalars(y: float) -> Risk:
     ],
 )
 def test_golden_round_of_two_scalars(hparams: dict[str, Any], anchor: float, new: tuple[float, float]) -> None:
-    """spec/fediir.md §9, item 2; the last row: one round's correction is exact."""
+    """By hand; the last row: one round's correction is exact."""
     both = Federation([scalars(1), scalars(4)], ["omega"], local_steps=1, learning_rate=0.1, **hparams)
     found = both.round({"phi": f64(2), "omega": f64(1)})
     assert both.server.corrected()["omega"].item() == pytest.approx(anchor, abs=1e-12)
@@ -121,7 +121,7 @@ def test_golden_round_of_two_scalars(hparams: dict[str, Any], anchor: float, new
 
 
 def softmax_example() -> tuple[Tensors, Tensors, torch.Tensor]:
-    """spec/fediir.md §9, item 3: parameters with features Z, the anchor, labels."""
+    """Parameters with features Z, the anchor, labels."""
     params = {
         "classifier.weight": torch.tensor([[0.5, -0.5], [0, 1], [-1, 0.5]], dtype=torch.float64),
         "classifier.bias": f64(0.1, 0, -0.1),
@@ -154,7 +154,7 @@ def test_golden_penalty_of_a_linear_softmax_classifier() -> None:
 
 
 def test_the_double_backward_is_the_closed_form_and_needs_the_features() -> None:
-    """spec/fediir.md §2.3. Invariant 8: with features detached in the penalty, Z has the risk's gradient alone."""
+    """With features detached in the penalty, Z has the risk's gradient alone."""
     params, anchor, labels = softmax_example()
     w, b, z = (tensor.requires_grad_() for tensor in params.values())
     n, p = len(z), (z @ w.T + b).softmax(dim=1)
@@ -186,7 +186,7 @@ def test_without_requires_grad_of_the_anchor_and_of_zero_gradients() -> None:
 
 
 def moments(a: float) -> Risk:
-    """Population risk of y = x₁ + noise, x₂ = a y + noise, as a function of θ (spec/fediir.md §7.5)."""
+    """Population risk of y = x₁ + noise, x₂ = a y + noise, as a function of θ."""
     sigma = torch.tensor([[1, a], [a, 1.1 * a**2 + 0.1]], dtype=torch.float64)
     b = f64(1, 1.1 * a)
     return lambda params: params["theta"] @ sigma @ params["theta"] / 2 - b @ params["theta"] + 0.55
@@ -208,7 +208,7 @@ TRAINING = (0.5, 1.0, 1.5)
 def test_toy_of_an_invariant_and_a_spurious_input(
     penalty: float, ema: float, rate: float, rounds: int, theta: tuple[float, float], far: float, middle: float
 ) -> None:
-    """spec/fediir.md §9, item 16: the more alignment, the less weight on the spurious input."""
+    """The more alignment, the less weight on the spurious input."""
     how: dict[str, Any] = {"penalty": penalty, "anchor_ema": ema, "learning_rate": rate, "local_steps": 1}
     three = Federation([moments(a) for a in TRAINING], ["theta"], **how)
     found = three.run({"theta": f64(0, 0)}, rounds)
@@ -221,7 +221,7 @@ def test_toy_of_an_invariant_and_a_spurious_input(
 def test_it_goes_to_a_stationary_point_of_risk_and_dispersion_not_of_the_risk(
     penalty: float, limit: float
 ) -> None:
-    """spec/fediir.md §7.4 item 1, §7.5: R_c = a_c log cosh(w − b_c)."""
+    """R_c = a_c log cosh(w − b_c), for which Theorem 5 of the paper does not hold as printed."""
 
     def risk(a: float, b: float) -> Risk:
         return lambda params: a * (params["omega"] - b).cosh().log().sum()
@@ -234,7 +234,7 @@ def test_it_goes_to_a_stationary_point_of_risk_and_dispersion_not_of_the_risk(
     ("penalty", "steps", "ratio"), [(0, 1, 0.9604), (0.5, 1, 0.9604), (0, 5, 0.817073), (0.5, 5, 0.820515)]
 )
 def test_linear_rate_on_quadratics_of_equal_curvature(penalty: float, steps: int, ratio: float) -> None:
-    """spec/fediir.md §7.5: per-round ratio of R − R*, which here is w²/2."""
+    """Per-round ratio of R − R*, which here is w²/2."""
 
     def risk(b: float) -> Risk:
         return lambda params: (params["omega"] - b).square().sum() / 2
@@ -248,7 +248,7 @@ def test_linear_rate_on_quadratics_of_equal_curvature(penalty: float, steps: int
 
 @pytest.mark.parametrize("align", ["classifier", "all"])
 def test_one_full_step_is_gradient_descent_on_risk_and_dispersion(align: str) -> None:
-    """Invariant 4, for all of θ; a gradient through the mean makes no difference. `all` is IGA's objective."""
+    """For all of θ; a gradient through the mean makes no difference. `all` is IGA's objective."""
     functions = [scalars(1), scalars(4), scalars(-2)]
     head = ["omega"] if align == "classifier" else ["phi", "omega"]
     start = {"phi": f64(2.0), "omega": f64(-0.7)}
@@ -278,7 +278,7 @@ def linear(slope: float) -> Risk:
 
 @pytest.mark.parametrize("v", [0.0, 0.5, 0.95])
 def test_the_anchor_is_kept_between_rounds(v: float) -> None:
-    """Invariant 6: `g̃^t = (1 − v^t) ḡ` of a constant ḡ; corrected, it is ḡ from the first round on."""
+    """`g̃^t = (1 − v^t) ḡ` of a constant ḡ; corrected, it is ḡ from the first round on."""
     both = Federation([linear(1), linear(5)], ["omega"], anchor_ema=v, bias_correction=True, local_steps=1)
     model = {"omega": f64(0)}
     for t in (1, 2, 3, 4):
@@ -305,7 +305,7 @@ def test_the_anchor_goes_on_in_another_process() -> None:
 
 
 def test_the_anchor_averages_clients_or_their_mini_batches() -> None:
-    """Invariant 7: clients of 1 and of 130 samples, of which mini-batches of 64 make 1 and 3."""
+    """Clients of 1 and of 130 samples, of which mini-batches of 64 make 1 and 3."""
     how: dict[str, Any] = {"anchor_ema": 0, "local_steps": 1}
     by_client, by_batch = (
         Federation([linear(1), linear(5)], ["omega"], sizes=[1, 130], anchor_average=average, **how)
@@ -336,7 +336,7 @@ def test_the_log_says_how_far_the_clients_are_apart() -> None:
 
 
 def test_few_clients_in_a_round_see_less_dispersion() -> None:
-    """spec/fediir.md §7.5: (1 − 1/C) N/(N − 1) of the whole, over all cohorts of C of N."""
+    """(1 − 1/C) N/(N − 1) of the whole, over all cohorts of C of N."""
     g = torch.randn(7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     for c in (1, 3):
         own = torch.stack([torch.stack(few).var(correction=0) for few in itertools.combinations(g, c)]).mean()
@@ -367,7 +367,7 @@ def final_model(path: Path, method: str, *settings: str, **options: Any) -> Tens
     ],
 )
 def test_without_penalty_it_is_fedavg_bit_for_bit(settings: list[str], tmp_path: Path) -> None:
-    """Invariant 1, whatever the anchor; clients have equally many samples."""
+    """Whatever the anchor; clients have equally many samples."""
     ours = final_model(tmp_path / "ours", "fediir", "penalty=0", *settings)
     code = "preset=code" in settings
     kept = [setting for setting in settings if setting.split("=")[0] in {*FedAvg.model_fields, "participation"}]
@@ -392,7 +392,7 @@ def test_without_penalty_its_step_is_fedavgs_for_other_networks(model: str) -> N
     theirs = FedAvgClient(site, FedAvg(**how), {}).train(Received(1, {MODEL: start}))
     assert all(torch.equal(ours.arrays[MODEL][name], tensor) for name, tensor in theirs.arrays[MODEL].items())
     other = FedIIRClient(site, FedIIR(penalty=1, **how), {}).train(Received(1, {MODEL: start, ANCHOR: anchor}))
-    for name in net.parameter_names:  # invariant 8: the featurizer feels the classifier's penalty
+    for name in net.parameter_names:  # the featurizer feels the classifier's penalty
         if name not in {"featurizer.1.bias"}:  # a bias before BatchNorm has no gradient at all
             assert not torch.equal(other.arrays[MODEL][name], theirs.arrays[MODEL][name]), name
 
@@ -404,7 +404,7 @@ def trained(site: Site, anchor: Tensors, steps: int, **hparams: Any) -> Tensors:
 
 
 def test_with_itself_alone_a_client_has_nothing_to_align_in_its_first_step() -> None:
-    """Invariant 5: one client, or all alike; from the second step on it differs from FedAvg."""
+    """One client, or all alike; from the second step on it differs from FedAvg."""
     site = toy_site()
     start = site.network.initial(0)
     client = FedIIRClient(site, FedIIR(batch_size=1000), {})
@@ -420,7 +420,6 @@ def test_with_itself_alone_a_client_has_nothing_to_align_in_its_first_step() -> 
 
 
 def test_the_code_has_twice_the_papers_penalty() -> None:
-    """Invariant 9."""
     site = toy_site()
     anchor = {name: torch.ones_like(site.network.initial(0)[name]) for name in site.network.classifier_names}
     one, other = trained(site, anchor, 4, penalty=0.2, halved=False), trained(site, anchor, 4, penalty=0.4)
@@ -428,7 +427,7 @@ def test_the_code_has_twice_the_papers_penalty() -> None:
 
 
 def test_the_presets() -> None:
-    """spec/fediir.md §8: the five differences; what is set by hand stays."""
+    """The differences of docs/methods/fediir.md; what is set by hand stays."""
     paper, code = FedIIR(), FedIIR(preset="code")
     assert (paper.halved, paper.anchor_average, paper.momentum) == (True, "clients", 0)
     assert (code.halved, code.anchor_average, code.momentum) == (False, "batches", 0.9)
@@ -441,7 +440,7 @@ def test_the_presets() -> None:
 
 @pytest.mark.parametrize("frozen", [True, False])
 def test_frozen_statistics_stay_while_batch_norms_weights_move(frozen: bool) -> None:
-    """Invariant 14. The gradient for the anchor never moves them."""
+    """The gradient for the anchor never moves them."""
     net = network(model_settings({"name": "mlp", "hidden": (5,), "norm": "batch"}), (2,), 2)
     site = Site("client-0", toy_site().data, net, 0)
     start = net.initial(0)

@@ -413,7 +413,7 @@ def floats(row: dict[str, Any]) -> tuple[float, float]:
 
 @pytest.mark.parametrize("method", ["geometric", *FISHR])
 def test_floats_per_client_and_round(method: str, tmp_path: Path) -> None:
-    """spec/fedilc.md §2.7, with n and d_c of the toy model; no second exchange without a penalty."""
+    """As on its page, with n and d_c of the toy model; no second exchange without a penalty."""
     n, d = sum(tensor.numel() for tensor in WEIGHTS.values()), HEAD
     fishr, inter = method in FISHR, method == "fishr-inter-geo"
     cases: dict[tuple[str, ...], list[tuple[int, int]]] = {(): [(n + d, 2 * n + d) if fishr else (n, n)] * 2}
@@ -516,7 +516,7 @@ def test_every_row_of_the_papers_tables_has_a_name() -> None:
     assert all(issubclass(METHODS[name], FedILC) for name in titles if name != "fedsgd")
 
 
-# ---------------------------------------------------------------------- spec/fedilc.md §7.1: the population
+# ---------------------------------------------------------------------- a population of two features
 
 
 def population(first: float, second: float) -> tuple[Tensor, Tensor]:

@@ -97,7 +97,7 @@ def test_contrast_is_its_definition_within_bounds_and_blind_to_scale_and_order(
     z, p, q = normal(3, n, d, seed=seed)
     value = float(contrastive_loss(z, p, q, tau))
     assert value == pytest.approx(naive_contrast(z, p, q, tau), rel=1e-9)
-    assert math.log(1 + n * math.exp(-2 / tau)) - 1e-9 <= value <= math.log(1 + n * math.exp(2 / tau)) + 1e-9  # P8
+    assert math.log(1 + n * math.exp(-2 / tau)) - 1e-9 <= value <= math.log(1 + n * math.exp(2 / tau)) + 1e-9
     assert float(contrastive_loss(3 * z, 0.1 * p, 7 * q, tau)) == pytest.approx(value, rel=1e-9)
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
     assert float(contrastive_loss(z[order], p[order], q[order], tau)) == pytest.approx(value, rel=1e-9)
@@ -105,7 +105,7 @@ def test_contrast_is_its_definition_within_bounds_and_blind_to_scale_and_order(
 
 
 def test_contrast_of_equal_similarities_counts_the_negatives() -> None:
-    """P8: log(1 + B), with the sample's own negative among the B."""
+    """log(1 + B), with the sample's own negative among the B."""
     ones = torch.ones(64, 5)
     assert float(contrastive_loss(ones, ones, ones, 0.5)) == pytest.approx(math.log(65), rel=1e-6)
 
@@ -130,7 +130,7 @@ def test_contrast_ranks_features_that_follow_the_anchor_above_independent_ones()
 
 
 def test_contrast_is_no_bound_on_information() -> None:
-    """P9: constants share nothing, and log(65) − L_con claims 4.17 nats (B5)."""
+    """Constants share nothing, and log(65) − L_con claims 4.17 nats."""
     constant = torch.ones(64, 3, dtype=torch.float64)
     value = float(contrastive_loss(constant, constant, -constant, 0.1))
     assert value == pytest.approx(1.3e-7, rel=0.02)
@@ -160,7 +160,7 @@ def test_variance_is_the_trace_of_the_biased_covariance() -> None:
 
 
 def test_entropy_may_exceed_the_variance() -> None:
-    """P10: of Gaussians with variance ½ and 1 it does; the bound is Var + 0.573 a dimension (B6)."""
+    """Of Gaussians with variance ½ and 1 it does; the bound is Var + 0.573 a dimension."""
     for variance, entropy in ((0.5, 1.072), (1.0, 1.419)):
         pair = torch.tensor([[1.0], [-1.0]], dtype=torch.float64) * math.sqrt(variance)
         found = float(total_variance(pair))
@@ -210,7 +210,7 @@ def told(linear: bool) -> float:
 
 
 def test_the_auxiliary_classifier_sees_a_relation_that_changes_with_the_client() -> None:
-    """spec/fedpin.md §9, item 12, and B2: ln 2 − H(0.9) = 0.368 nats; a linear one sees nothing."""
+    """ln 2 − H(0.9) = 0.368 nats; a linear one sees nothing."""
     truth = math.log(2) + 0.9 * math.log(0.9) + 0.1 * math.log(0.1)
     assert truth == pytest.approx(0.368, abs=5e-4)
     assert told(linear=False) == pytest.approx(truth, rel=0.05)
@@ -240,7 +240,7 @@ def gm(kept: Kept | None = None, site: Site | None = None, **hparams: Any) -> Fe
 
 
 def test_without_independence_the_global_model_is_fedavgs() -> None:
-    """spec/fedpin.md §9, item 1, bit for bit, whatever the auxiliary classifier."""
+    """Bit for bit, whatever the auxiliary classifier."""
     how: dict[str, Any] = {"batch_size": 16, "momentum": 0.5, "weight_decay": 0.01}
     plain = FedAvgClient(toy_site(), FedAvg(**how), {}).train(request()).arrays[MODEL]
     for seed in (0, 1):
@@ -277,7 +277,7 @@ def test_one_step_is_the_saddles_or_the_thesiss(literal: bool) -> None:
     ):
         assert torch.allclose(reached[name], (tensor - rate * step).detach(), atol=1e-6)
     after = F.cross_entropy(auxiliary_logits(reached, z.detach()), data.y)
-    assert (after > aware) if literal else (after < aware)  # §9, item 6
+    assert (after > aware) if literal else (after < aware)
     assert reply.metrics["risk"] == pytest.approx(blind.item())
     assert reply.metrics["information"] == pytest.approx((blind - aware).item(), abs=1e-6)
 
@@ -407,7 +407,7 @@ def test_one_personal_step_is_the_thesiss_with_received_anchor_and_new_negatives
 
 
 def test_without_contrast_and_variance_the_personal_model_is_local_training() -> None:
-    """§9, item 2, bit for bit over three rounds, whatever the server sends; and it is (Ψ_u, ω_ψu)."""
+    """Bit for bit over three rounds, whatever the server sends; and it is (Ψ_u, ω_ψu)."""
     how: dict[str, Any] = {"batch_size": 16, "momentum": 0.5, "weight_decay": 0.01}
     local = LocalClient(toy_site(), Local(local_steps=4, **how), {})
     kept: Kept = {}
@@ -601,7 +601,7 @@ def test_the_mean_is_uniform_over_those_who_answered() -> None:
 
 
 def test_sampling_error_of_the_uniform_mean_is_lemma_5_5_1s() -> None:
-    """P11: E‖mean_S g − ḡ‖² = (N/M − 1)/(N − 1) · mean ‖g_u − ḡ‖², over all subsets."""
+    """E‖mean_S g − ḡ‖² = (N/M − 1)/(N − 1) · mean ‖g_u − ḡ‖², over all subsets."""
     g = normal(7, 5)
     spread = float(total_variance(g))
     for size in (1, 3, 5, 7):
@@ -654,7 +654,7 @@ class Traffic:
 
 @pytest.mark.parametrize("method", ["fedpin", "fedpin-gm", "fedpin-gm-ft", "fedpin-gm-l2"])
 def test_what_travels(method: str, tmp_path: Path) -> None:
-    """§9, item 8: Φ, ω and ω_a without the clients' columns each way, nothing personal; no ω_a to evaluate."""
+    """Φ, ω and ω_a without the clients' columns each way, nothing personal; no ω_a to evaluate."""
     traffic = Traffic(toy_config(method, rounds=2), tmp_path / "run")
     model = FEATURES * 2 + FEATURES + 2 * FEATURES + 2
     auxiliary = WIDTH * FEATURES + WIDTH + 2 * WIDTH + 2

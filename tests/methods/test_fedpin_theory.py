@@ -1,4 +1,4 @@
-"""What FedPIN's objectives can and cannot do, by enumeration of a small world (spec/fedpin.md §7, P1 to P5, P7).
+"""What FedPIN's objectives can and cannot do, by enumeration of a small world.
 
 Four clients, two environments; y uniform; z_g = y with .75; z_p tells y with a chance and a sign of the client's
 own, a little better where z_g = 1; z_s = y with p_e. A feature of x = (z_g, z_p, z_s) is a partition of values.
@@ -85,7 +85,7 @@ def samples(joint: Tensor, feature: tuple[int, ...]) -> tuple[Tensor, Tensor, Te
 
 
 def test_information_ranks_the_shortcut_above_the_invariant_feature() -> None:
-    """Clients that have an environment each: 0 for z_g, 0.0100 nats for z_s (P1, P4)."""
+    """Clients that have an environment each: 0 for z_g, 0.0100 nats for z_s."""
     joint = world(own_environment=True)
     values = {name: float(client_information(*samples(joint, f))) for name, f in (("g", Z_G), ("s", Z_S))}
     assert values["g"] == pytest.approx(0, abs=1e-12)
@@ -95,7 +95,7 @@ def test_information_ranks_the_shortcut_above_the_invariant_feature() -> None:
 
 
 def test_information_is_blind_where_environments_are_mixed_alike_at_every_client() -> None:
-    """P4: there I(E, U; Y | z_s) is 0.0100 as well, but who is told u and not e sees none of it (B4)."""
+    """There I(E, U; Y | z_s) is 0.0100 as well, but who is told u and not e sees none of it."""
     joint = world()
     assert float(client_information(*samples(joint, Z_S))) == pytest.approx(0, abs=1e-12)
     assert float(risks(joint, [Z_S])[1]) == pytest.approx(0.0100, abs=5e-5)
@@ -106,7 +106,7 @@ def test_information_is_blind_where_environments_are_mixed_alike_at_every_client
 
 @pytest.mark.parametrize("own_environment", [False, True])
 def test_the_best_feature_without_information_is_the_invariant_one(own_environment: bool) -> None:
-    """P2, of all 4140 features; all others without information say nothing of the label."""
+    """Of all 4140 features; all others without information say nothing of the label."""
     risk, information = risks(world(own_environment=own_environment), partitions())
     free = [number for number in range(4140) if information[number] < 1e-10]
     first, second = sorted(free, key=lambda number: float(risk[number]))[:2]
@@ -128,7 +128,7 @@ def test_the_best_feature_without_information_is_the_invariant_one(own_environme
 def test_how_large_alpha_must_be(
     own_environment: bool, with_p: bool, threshold: float, rivals: list[tuple[int, ...]] | None
 ) -> None:
-    """P3: α of order 1 cannot work. Below the threshold another feature is better than z_g, above it none is."""
+    """α of order 1 cannot work. Below the threshold another feature is better than z_g, above it none is."""
     found = partitions() if rivals is None else [*rivals, Z_G]
     risk, information = risks(world(own_environment=own_environment, with_p=with_p), found)
     ours = found.index(Z_G)
@@ -146,8 +146,8 @@ def test_how_large_alpha_must_be(
 def test_exact_terms_do_not_always_give_the_personal_invariant_feature(
     client: int, agreement: float, wins: int
 ) -> None:
-    """P5, against Theorem 5.4.2: how often (z_g, z_p) minimises (5.8) over a grid of 4941 (λ, γ). Where the
-    shortcut is strong, no function of (z_g, z_p) ever does but z_g and the constant (B9)."""
+    """Against Theorem 5.4.2: how often (z_g, z_p) minimises (5.8) over a grid of 4941 (λ, γ). Where the
+    shortcut is strong, no function of (z_g, z_p) ever does but z_g and the constant."""
     joint = world((agreement, agreement))[:, :, client].sum(dim=2)
     with_anchor = torch.zeros(8, 2, 2, dtype=torch.float64)  # P(x, y, z_g)
     for number, (g, _, _) in enumerate(X):
@@ -173,7 +173,7 @@ def test_exact_terms_do_not_always_give_the_personal_invariant_feature(
 
 
 def play(alpha: float, steps: int, literal: bool = False) -> tuple[list[float], float]:
-    """P7 on the population: Φ = a·(z_g, z_s) of ±1, ω_g the identity, ω_a a slope and a bias for each of two
+    """On the population: Φ = a·(z_g, z_s) of ±1, ω_g the identity, ω_a a slope and a bias for each of two
     clients with P(z_s = y) = .95 and .55; a step of `a` of .05 down L_g, five of ω_a of .5 down its risk."""
     clients = []
     for p in (0.95, 0.55):
@@ -208,13 +208,13 @@ def play(alpha: float, steps: int, literal: bool = False) -> tuple[list[float], 
 
 
 def test_the_saddle_drops_the_shortcut_the_more_the_larger_alpha() -> None:
-    """Ends from the logistic gradients in closed form, by another program; P7 has the ratios .67, .38, .14."""
+    """Ends from the logistic gradients in closed form, by another program."""
     ends = {1: (1.121, 0.701), 5: (1.250, 0.470), 20: (1.192, 0.190)}
     for alpha, end in ends.items():
         assert play(alpha, 100)[0] == pytest.approx(end, abs=1e-3)
 
 
 def test_algorithm_5_to_the_letter_diverges() -> None:
-    """P7, B1: |ω_a| is in the thousands after 500 steps with α = 1, and without bound with α = 5."""
+    """|ω_a| is in the thousands after 500 steps with α = 1, and without bound with α = 5."""
     assert play(1, 500, literal=True)[1] > 3000
     assert play(5, 300, literal=True)[1] > 1e10

@@ -1,6 +1,6 @@
 """FedSDR; its combinations with FedAvg and pFedMe are in test_fedsdr_combined.py.
 
-N4 to N13 are the numeric checks of spec/fedsdr.md §7, with the figures given there.
+The figures of the numeric checks are from other programs.
 """
 
 from collections.abc import Callable
@@ -103,7 +103,7 @@ class Linear:
         self.samples = (vectors * (len(moment) * values.clamp(min=0)).sqrt()).T
 
     def disagreement(self) -> float:
-        """The spec's figures are for one log-odds; two centred logits give half of it."""
+        """The figures are for one log-odds; two centred logits give half of it."""
         return 2 * disagreement(two_logits(self.weights @ self.samples.T)).item()
 
 
@@ -278,7 +278,7 @@ def test_dependent_features_rank_above_independent_ones_on_the_structural_model(
 
 
 def test_frozen_classifiers_that_differ_in_the_shortcut_alone_pull_causes_into_the_extractor() -> None:
-    """Why Ψ holds causes on the structural model: causes and shortcut vary together, by the label (A14 (i))."""
+    """Why Ψ holds causes on the structural model: causes and shortcut vary together, by the label."""
     scenario = SyntheticSCM(clients=20, unseen=1, common_shortcut=0.75)
     population = scenario.population(0)
     parts = [scenario.client_data(number, 0, None).train for number in range(20)]
@@ -511,7 +511,7 @@ def test_evaluation_leaves_the_personal_model_and_needs_nothing_from_the_server(
 
 
 def test_with_the_true_shortcut_a_client_of_the_structural_model_does_without_it() -> None:
-    """Tested with the shortcut's means turned round (N12, N14)."""
+    """Tested with the shortcut's means turned round."""
     scenario = SyntheticSCM(clients=10, unseen=1)
     population = scenario.population(0)
     net = network(model_settings(scenario.model), scenario.input_shape, 2)
@@ -658,7 +658,7 @@ def cmnist_site(net: Any) -> Site:
 
 
 def test_floats_of_a_message_on_cmnist() -> None:
-    """Of the MLP 392-390-2, spec/fedsdr.md §2.3."""
+    """Of the MLP 392-390-2."""
     config = load_config(options={"method": "fedsdr", "scenario": "cmnist"})
     strategy = FedSDRStrategy(config, "run-1")
     assert floats(strategy.state_dict()) == 155_616

@@ -91,7 +91,6 @@ def test_a_round_is_a_step_on_the_risk_over_all_data() -> None:
 
 
 def test_it_is_fedavg_with_one_full_step() -> None:
-    """spec/flgames.md §9, item 19."""
     found, _ = step("fedsgd", "learning_rate=0.3")
     hparams = FedAvg(local_steps=1, batch_size=1000, learning_rate=0.3)
     models = [FedAvgClient(site, hparams, {}).train(Received(1, {MODEL: start()})).arrays[MODEL] for site in SITES]
@@ -305,7 +304,7 @@ def test_one_client_is_a_caution() -> None:
 
 
 def test_a_round_costs_what_fedavg_costs(tmp_path: Path) -> None:
-    """spec/fedilc.md §2.7: n floats down, n floats up."""
+    """n floats down, n floats up."""
     floats = sum(tensor.numel() for tensor in start().values())
     for method in STRATEGIES:
         config = toy_config(method, rounds=2)

@@ -524,7 +524,7 @@ def test_the_fixed_game_has_no_representation_and_no_empty_rounds() -> None:
 
 
 def test_with_linear_predictors_and_plain_gradients_the_ensemble_is_fedsgd() -> None:
-    """Spec 8.4: w^av ← w^av − (η / m) · mean_k ∇R^k(w^av); nothing is invariant about it."""
+    """w^av ← w^av − (η / m) · mean_k ∇R^k(w^av); nothing is invariant about it."""
     table = Table(game("f-fl-games", *LINEAR, "optimizer=sgd", "buffer=0", "batch_size=1000", "learning_rate=0.4"))
     net, toy = table.strategy.network, Toy()
     data = [toy.client_data(k, 0, None).train for k in range(4)]
@@ -546,7 +546,7 @@ def test_with_linear_predictors_and_plain_gradients_the_ensemble_is_fedsgd() -> 
 def test_under_adam_opposed_clients_cancel_the_shortcut_and_others_do_not(
     zeros: None, agreements: tuple[float, float], ends: tuple[float, float]
 ) -> None:
-    """Spec §7, toys 6 and 7, logistic regression on a population: x₁ agrees with y in 3 of 4 cases at both, x₂
+    """Logistic regression on a population: x₁ agrees with y in 3 of 4 cases at both, x₂
     in a_k of them. Opposed, the ensemble becomes (log 3, 0): 75 % wherever x₂ points, where pooling gives 10 %;
     Adam's equal steps cancel, so x₂ stays where it was at the start. With a = (0.8, 0.9) it follows x₂."""
     table = Table(game("f-fl-games", *LINEAR, "buffer=0", "batch_size=1000", "learning_rate=0.05", clients=2))
@@ -661,7 +661,7 @@ def test_what_is_evaluated_last_stays_with_every_client(name: str, tmp_path: Pat
         assert equal(versions[-1].kept["ensemble"], ensemble)
 
 
-# ---------------------------------------------------------------------- messages (spec §2.5)
+# ---------------------------------------------------------------------- messages
 
 
 def floats(exchange: Exchange) -> tuple[int, int]:

@@ -27,7 +27,7 @@ class SquaresIrmL2(Squares, IrmL2Client[IrmL2]):
 
 
 def test_golden_ftfa_of_the_authors_code_whose_shared_model_is_dittos() -> None:
-    """spec/perinvfl.md §10.9, G4."""
+    """From another program."""
     how: dict[str, Any] = {"preset": "code", "learning_rate": 0.2, "personal_learning_rate": 0.1, "local_steps": 2}
     sites = [quadratic_site([[c]]) for c in (1.0, -2.0)]
     hparams = Ftfa(fine_tuning_steps=2, **how)

@@ -83,7 +83,7 @@ def test_no_risk_stops_the_server() -> None:
 
 
 def test_the_authors_code_uses_the_first_risks_for_ever_and_weighs_the_mean() -> None:
-    """spec/perinvfl.md §10.5, E17: `q = softmax(η_q t ℓ^0)`; the mean is by the new q."""
+    """`q = softmax(η_q t ℓ^0)`; the mean is by the new q."""
     risks = dict(RISKS)
     strategy, grid = server("preset=code", risks=risks)
     for number in (1, 2, 3):
@@ -109,7 +109,7 @@ def test_its_state_goes_on_in_another_process() -> None:
 
 
 def test_with_equal_weights_a_client_takes_fedavgs_steps() -> None:
-    """η_q = 0 leaves N q_i at 1 (spec/perinvfl.md §9, item 9); another weight scales every step."""
+    """η_q = 0 leaves N q_i at 1; another weight scales every step."""
     site = toy_site()
     start = site.network.initial(0)
 

@@ -74,7 +74,7 @@ def test_halves_are_unbiased_over_the_order_of_samples_and_single_is_not() -> No
 
 
 def test_point_check_of_the_test_bed() -> None:
-    """spec/perinvfl.md §9, item 1."""
+    """From another program."""
     point = {"theta": torch.tensor([0.3, 0.7, -0.2], requires_grad=True, **FLOAT)}
     part = population(0.95, 1)
     z = logits(point, part.x)
@@ -89,7 +89,7 @@ def test_point_check_of_the_test_bed() -> None:
 
 
 def test_the_shared_loss_takes_the_clients_environments_as_one() -> None:
-    """spec/perinvfl.md §9, item 1: pooled, not the sum over contexts."""
+    """Pooled, not the sum over contexts."""
     client = IrmClient(logistic_site(0, (0.95, 0.70), 1), Irm(penalty=10, **LITERAL), {})
     point = {"theta": torch.tensor([0.3, 0.7, -0.2], **FLOAT)}
     value, metrics = client.loss(point, client.data.train, Received(1))
@@ -98,7 +98,7 @@ def test_the_shared_loss_takes_the_clients_environments_as_one() -> None:
 
 
 def test_an_invariant_predictor_has_no_gradient_in_any_environment_and_pooled_erm_has() -> None:
-    """spec/perinvfl.md §7.4: θ = (ln 3, 0), and the pooled risk's minimiser."""
+    """θ = (ln 3, 0), and the pooled risk's minimiser."""
     for (p,), expected in zip(K1, (0.01008, 0.00112, 0.00112, 0.01008), strict=True):
         part = population(p, 1)
         assert irm_penalty(logits({"theta": torch.tensor([math.log(3), 0, 0], **FLOAT)}, part.x), part.y) < 1e-25
@@ -110,7 +110,7 @@ def test_an_invariant_predictor_has_no_gradient_in_any_environment_and_pooled_er
 
 
 def test_one_full_step_per_round_is_gradient_descent_on_the_mean_loss() -> None:
-    """spec/perinvfl.md §9, item 3: `ν ← ν − α γ ∇ mean_i L^i(ν)`."""
+    """`ν ← ν − α γ ∇ mean_i L^i(ν)`."""
     hparams = Irm(penalty=10, local_steps=1, learning_rate=0.05, **LITERAL)
     start = {"theta": torch.tensor([0.1, 0.1, 0.0], **FLOAT)}
     found, _ = federate(lambda site, kept: IrmClient(site, hparams, kept), logistic_sites(), start, 4, mixing=0.5)
@@ -174,7 +174,7 @@ def test_the_weight_anneals_and_the_objective_is_divided_by_it() -> None:
 def test_enough_penalty_turns_the_shared_model_from_the_colour_to_the_shape(
     penalty: float, shape: float, colour: float
 ) -> None:
-    """spec/perinvfl.md §7.4: minimisers of the mean loss without the third feature, to three digits."""
+    """Minimisers of the mean loss without the third feature, to three digits."""
     how = LITERAL | {"rescale": True}
     clients = [IrmClient(logistic_site(i, own, 1), Irm(penalty=penalty, **how), {}) for i, own in enumerate(K1)]
 
@@ -191,7 +191,7 @@ def test_enough_penalty_turns_the_shared_model_from_the_colour_to_the_shape(
 @settings(max_examples=25)
 @given(st.integers(0, 10_000))
 def test_convergence_theorem_on_random_quadratics(seed: int) -> None:
-    """PerInvFL, Theorem 2 (spec/perinvfl.md §7.3): drift of the local copies and descent of L, in every round."""
+    """PerInvFL, Theorem 2 (A.2): drift of the local copies and descent of L, in every round."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape: int) -> torch.Tensor:

@@ -22,7 +22,7 @@ class SquaresIrmL2(Squares, IrmL2Client[IrmL2]):
 
 
 def test_golden_ditto_of_the_authors_code() -> None:
-    """spec/perinvfl.md §10.9, G4: prox steps from v before every Adam step of v, μ = 0.001, λ = 2β = 1."""
+    """From another program: prox steps from v before every Adam step of v, μ = 0.001, λ = 2β = 1."""
     hparams = IrmL2(
         preset="code",
         weight_decay=0,
@@ -41,7 +41,7 @@ def test_golden_ditto_of_the_authors_code() -> None:
 
 
 def test_with_one_local_step_and_no_penalty_it_is_ditto() -> None:
-    """spec/perinvfl.md §9, item 4, bit for bit over three rounds: β = λ/2, the anchor v is then w^t."""
+    """Bit for bit over three rounds: β = λ/2, the anchor v is then w^t."""
     how: dict[str, Any] = {"local_steps": 1, "personal_steps": 1, "batch_size": 16}
     site = toy_site()
     ours: dict[str, Any] = {}

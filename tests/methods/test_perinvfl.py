@@ -50,7 +50,7 @@ class SquaresPerInvFL(Squares, PerInvFLClient):
 
 
 class AnchoredAtTheReceived(SquaresPerInvFL):
-    """G1's second wrong variant."""
+    """A wrong variant: the pull is to the received model."""
 
     def personal_loss(self, params: Tensors, anchor: Tensors, contexts: Any, received: Received) -> Tensor:
         return super().personal_loss(params, received[MODEL], contexts, received)
@@ -66,7 +66,7 @@ def values(tensors: Tensors) -> list[float]:
 def scalars(
     rounds: int, client: type[PerInvFLClient] = SquaresPerInvFL, forget: bool = False, **how: Any
 ) -> tuple[float, list[float]]:
-    """ν and the θ_i of bed G1: `L^i(x) = ½ (x − c_i)²`, c = (1, −2)."""
+    """ν and the θ_i of two clients: `L^i(x) = ½ (x − c_i)²`, c = (1, −2)."""
     settings = {"learning_rate": 0.2, "personal_learning_rate": 0.1, "local_steps": 2, "personal_steps": 2}
     hparams = PerInvFL(proximity=0.5, **LITERAL | settings | how)
     sites = [quadratic_site([[c]]) for c in (1.0, -2.0)]
@@ -77,7 +77,7 @@ def scalars(
 
 
 def test_golden_order_and_persistence() -> None:
-    """spec/perinvfl.md §9, G1, after one and after two rounds, and two wrong variants."""
+    """From another program, after one and after two rounds, and two wrong variants."""
     assert scalars(1) == (pytest.approx(-0.09), pytest.approx([0.3312, -0.6624]))
     assert scalars(2) == (pytest.approx(-0.1638), pytest.approx([0.44353152, -0.95704704], abs=5e-9))
     assert scalars(2, forget=True)[1] == pytest.approx([0.271008, -0.722592])
@@ -85,7 +85,7 @@ def test_golden_order_and_persistence() -> None:
 
 
 def test_golden_irm() -> None:
-    """spec/perinvfl.md §9, G2: two environments per client."""
+    """From another program: two environments per client."""
     hparams = PerInvFL(
         penalty=10, personal_penalty=10, proximity=0.1, local_steps=2, personal_steps=2, learning_rate=0.05,
         personal_learning_rate=0.05, **LITERAL,
@@ -140,7 +140,7 @@ def contrastive(rounds: int = 2, **how: Any) -> tuple[Tensors, list[Kept]]:
 
 
 def test_golden_public_code() -> None:
-    """spec/perinvfl.md §10.9, G3: order of the three models, and the Adam that v and h share."""
+    """From another program: order of the three models, and the Adam that v and h share."""
     nu, kept = contrastive()
     assert values(nu) == pytest.approx(
         [0.84856117, -0.43009010, -0.24656737, 0.61278014, 0.65174758, -0.40437001], abs=6e-9
@@ -161,7 +161,7 @@ def test_golden_public_code() -> None:
 
 
 def test_golden_public_code_without_rescaling() -> None:
-    """G3's third wrong variant is the setting rescale=false."""
+    """From another program, without division by the weight: the setting rescale=false."""
     nu, kept = contrastive(rescale=False)
     assert nu["W"][0, 0].item() == pytest.approx(0.59971934, abs=6e-9)
     assert kept[0][PERSONAL]["W"][0, 0].item() == pytest.approx(0.70299920, abs=6e-9)
@@ -172,7 +172,7 @@ def test_golden_public_code_without_rescaling() -> None:
 
 @pytest.mark.parametrize("how", [{}, {"optimizer": "adam"}, {"invariance": "groupdro"}])
 def test_the_shared_model_never_sees_the_personal_one(how: dict[str, Any]) -> None:
-    """spec/perinvfl.md §9, item 2: bit-identical for any β, η, S, local λ and θ^0."""
+    """Bit-identical for any β, η, S, local λ and θ^0."""
     site = toy_site()
     model = site.network.initial(0)
     shared = Received(13, {MODEL: model, "group": {"weight": torch.tensor(1.3)}})
@@ -235,7 +235,7 @@ def test_without_the_pull_a_personal_model_depends_on_its_own_data_alone() -> No
 
 
 def test_clients_are_alike_but_for_their_data() -> None:
-    """Permuting them permutes the θ_i and leaves ν; equal data give equal θ_i (spec/perinvfl.md §9, item 10)."""
+    """Permuting them permutes the θ_i and leaves ν; equal data give equal θ_i."""
     hparams = PerInvFL(personal_penalty=10, penalty=10, **LITERAL)
 
     def go(order: list[int]) -> tuple[list[float], list[list[float]]]:
@@ -253,7 +253,7 @@ def test_clients_are_alike_but_for_their_data() -> None:
 
 
 def test_the_personal_loss_is_the_sum_over_environments() -> None:
-    """spec/perinvfl.md §9, item 1: L8 of Algorithm 1, unlike L9, does not pool them."""
+    """Line 8 of Algorithm 1, unlike line 9, does not pool them."""
     point = {"theta": torch.tensor([0.3, 0.7, -0.2], **FLOAT)}
     site = logistic_site(0, (0.95, 0.70), 1)
     contexts = site.data.train.by_environment()
@@ -274,7 +274,7 @@ def test_the_personal_loss_is_the_sum_over_environments() -> None:
 
 
 def test_on_one_environment_the_penalty_moves_no_minimum() -> None:
-    """spec/perinvfl.md E2: the risk's minimiser is one of `risk + λ g²` for every λ; on two it is not."""
+    """The risk's minimiser is one of `risk + λ g²` for every λ; on two it is not."""
     erm = {"theta": torch.tensor([math.log(3), math.log(19), math.log(4)], **FLOAT)}
     for contexts, moves in (((0.95,), False), ((0.95, 0.70), True)):
         site = logistic_site(0, contexts, 1)
@@ -289,7 +289,7 @@ def test_on_one_environment_the_penalty_moves_no_minimum() -> None:
 
 @pytest.mark.parametrize("proximity", [0.05, 0.5, 5.0])
 def test_the_pull_ends_where_its_stationarity_says(proximity: float) -> None:
-    """`θ* = (c + 2βν)/(1 + 2β)` on ½(x − c)², so `2β(θ* − ν) = −∇L(θ*)` (spec/perinvfl.md §9, item 8)."""
+    """`θ* = (c + 2βν)/(1 + 2β)` on ½(x − c)², so `2β(θ* − ν) = −∇L(θ*)`."""
     rate = 0.5 / (1 + 2 * proximity)
     hparams = PerInvFL(
         proximity=proximity, personal_steps=60, personal_learning_rate=rate, local_steps=1, **LITERAL
@@ -302,7 +302,7 @@ def test_the_pull_ends_where_its_stationarity_says(proximity: float) -> None:
 
 
 def test_with_two_environments_local_invariance_beats_the_best_global_model() -> None:
-    """The first lesson of spec/perinvfl.md §7.5, β = 0 and λ = 100 on client 1 of K2, in fewer and larger steps.
+    """β = 0 and λ = 100 on client 1 of `K2`.
 
     At P(colour = label) = 0.1 the shape alone has accuracy 0.75, shape and the client's own feature 0.80.
     """
@@ -322,7 +322,7 @@ def test_with_two_environments_local_invariance_beats_the_best_global_model() ->
 
 
 def test_the_contrast_pushes_only_away_from_the_other_features() -> None:
-    """C has no gradient at a = p = n; with a = p only the part of n remains (spec/perinvfl.md §10.9)."""
+    """C has no gradient at a = p = n; with a = p only the part of n remains."""
     generator = torch.Generator().manual_seed(0)
     a, n = (torch.randn(5, 4, generator=generator, **FLOAT) for _ in range(2))
     a.requires_grad_()

@@ -154,7 +154,7 @@ def printed(table: Any) -> str:
 
 
 def test_fairness_of_the_papers_table() -> None:
-    """FedILC Table 5's means; uniform accuracies have the entropy 10 ln 9 (spec/fedilc.md §9, 17)."""
+    """FedILC Table 5's means; uniform accuracies have the entropy 10 ln 9."""
     columns = [
         [0.443, 0.434, 0.428, 0.420, 0.440, 0.411, 0.413, 0.367, 0.371],
         [0.435, 0.448, 0.424, 0.425, 0.437, 0.409, 0.431, 0.379, 0.380],

@@ -25,7 +25,7 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
 
 
 def groups(number: int, each: int, noise: float, seed: int = 0, d: int = 50) -> tuple[Tensor, list[int]]:
-    """The control of the specification, §2.7: centres with s.d. 3, points around them."""
+    """Centres with s.d. 3, points around them."""
     centres = 3 * draw(number, d, seed=seed)
     points = centres.repeat_interleave(each, dim=0) + noise * draw(number * each, d, seed=seed + 1)
     return points, [k for k in range(number) for _ in range(each)]
@@ -139,7 +139,7 @@ def test_more_clusters_never_cost_more() -> None:
 
 @pytest.mark.parametrize(("d", "c"), [(7850, 0.692), (101_770, 0.645), (52_202, 0.994), (878_538, 1)])
 def test_the_factor_of_the_bound(d: int, c: float) -> None:
-    """The specification's values for 45,000 samples; the last has d > e·m, where the bound is not defined."""
+    """Thesis (3.27) for 45,000 samples; the last has d > e·m, where the bound is not defined."""
     assert capacity(d, 45_000) == pytest.approx(c, abs=5e-4)
 
 
@@ -160,7 +160,7 @@ def test_the_bound_by_hand() -> None:
 @pytest.mark.parametrize("true", [1, 2, 4, 5, 10])
 @pytest.mark.parametrize("factor", [1.0, 0.013])
 def test_auto_finds_the_planted_number_of_groups(true: int, factor: float) -> None:
-    """40 points, s.d. 3 between and 0.5 within groups (spec §2.7); the bound's factor plays no part."""
+    """40 points, s.d. 3 between and 0.5 within groups; the bound's factor plays no part."""
     points, _ = groups(true, 40 // true, 0.5, seed=7)
     curve = costs(coordinates(points), 20, seed=0)
     assert clusters_by_bound(curve, factor, balancing(curve, factor)) == true

@@ -82,7 +82,7 @@ def test_the_shortcut_agrees_with_the_noisy_label_as_often_as_p_says(scenario: G
 
 
 def test_what_colour_and_shape_alone_can_reach(root: Path) -> None:
-    """Spec §9, 17: colour 85 % in training and 10 % in testing, shape 75 % in both."""
+    """Colour 85 % in training and 10 % in testing, shape 75 % in both."""
     scenario, raw = CMNISTGames(), load("mnist", root)
     shares, clients = scenario.shares(0, raw), everything(CMNISTGames(), root)
     for split, colour in (("train", 0.85), ("test", 0.1)):
@@ -183,7 +183,7 @@ def test_the_presets() -> None:
     ],
 )
 def test_floats_of_the_models(name: str, whole: int, head: int) -> None:
-    """Spec §5.6: a predictor of the Fixed game; the Variable one's is what lies behind the first layer."""
+    """As in IRM Games' code: a predictor of the Fixed game; the Variable one's is what lies behind the first layer."""
     scenario = PRESETS[name]
     net = network(model_settings(scenario.model), scenario.input_shape, scenario.classes)
     sizes = {key: tensor.numel() for key, tensor in net.initial(0).items()}

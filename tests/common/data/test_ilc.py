@@ -118,7 +118,7 @@ def test_too_many_images_are_told(root: Path) -> None:
 def test_floats_per_client_and_round_are_the_papers(
     root: Path, method: str, down: int, up: int, tmp_path: Path
 ) -> None:
-    """spec/fedilc.md §2.7, Color-MNIST with its own model."""
+    """Color-MNIST with its own model."""
     options = {"method": method, "scenario": {"name": "color-mnist-ilc", "images": 600}, "rounds": 1}
     config = load_config(options={**options, "data_root": str(root)})
     folder = RunFolder.create(tmp_path / "run", config)

@@ -82,7 +82,7 @@ def test_the_partition_is_the_papers(label_sets: str, seed: int) -> None:
         assert 400 <= len(mine) <= 5000
         assert set(MNIST.labels[torch.from_numpy(mine)].tolist()) <= set(own)
         assert len(set(own)) == 3
-        # floor(0.75 n) and the rest (spec/cgpfl.md §5.1), and a tenth of the first held out.
+        # floor(0.75 n) and the rest (Tang 2025 §3.8.1), and a tenth of the first held out.
         cut = 3 * len(mine) // 4
         assert len(share.train) + len(share.validation) == cut
         assert len(share.validation) == round(cut / 10)
@@ -182,7 +182,6 @@ def test_models_are_the_papers() -> None:
     for name, preset in PRESETS.items():
         net = network(model_settings(preset.model), preset.input_shape, preset.classes)
         floats[name] = sum(tensor.numel() for tensor in net.initial(0).values())
-    # spec/cgpfl.md §5.2
     assert floats == {
         "mnist-3class": 7850,
         "mnist-3class-dnn": 101_770,

@@ -87,7 +87,7 @@ def test_sixty_clients_are_the_six_split_by_ten(seed: int) -> None:
 @pytest.mark.parametrize(
     ("held_out", "sizes"),
     [
-        # spec/fediir.md §5.3: number of clients and training pictures of each, but for the remainder
+        # FedIIR Alg 2 with 50 clients: number of clients and training pictures of each, but for the remainder
         ("art_painting", {"cartoon": (15, 140), "photo": (11, 136), "sketch": (24, 147)}),
         ("cartoon", {"art_painting": (14, 131), "photo": (11, 136), "sketch": (25, 141)}),
         ("photo", {"art_painting": (12, 153), "cartoon": (14, 150), "sketch": (24, 147)}),

@@ -113,7 +113,7 @@ def test_dirichlet_gives_a_label_to_those_alone_that_want_it() -> None:
 @pytest.mark.parametrize(
     ("sizes", "counts"),
     [
-        # spec/fediir.md §5.3 with 50 clients: PACS without art, without photos; VLCS without LabelMe
+        # FedIIR Alg 2 with 50 clients: PACS without art, without photos; VLCS without LabelMe
         ((2344, 1670, 3929), [15, 11, 24]),
         ((2048, 2344, 3929), [12, 14, 24]),
         ((1415, 3282, 3376), [9, 20, 21]),

@@ -94,7 +94,7 @@ def parts(share: Share) -> np.ndarray:
 @pytest.mark.parametrize("held_out", ANGLES)
 @pytest.mark.parametrize("clients", [5, 50])
 def test_angles_have_the_papers_sizes_and_clients(held_out: int, clients: int) -> None:
-    """spec/fediir.md §5.1, §5.3 and invariant 12."""
+    """FedIIR App F.1, Alg 2; no digit is in two places."""
     scenario = RotatedMnist(clients=clients, held_out=held_out)
     shares = scenario.shares(0, published())
     sizes = dict(zip(ANGLES, [11_667] * 4 + [11_666] * 2, strict=True))

@@ -341,7 +341,6 @@ def test_two_environments_per_client() -> None:
     assert isinstance(scenario, RCMNIST)
     raw = raw_like(6000, 1000)
     p = [tuple(scenario.train_agreement[own] for own in share.environments) for share in scenario.shares(0, raw)]
-    # K2 of spec/perinvfl.md §7.5
     assert p == [(0.95, 0.7), (0.9, 0.65), (0.95, 0.65), (0.9, 0.7)]
     assert scenario.train_environments == ("p=0.95", "p=0.9", "p=0.7", "p=0.65")
     assert scenario.test_environments == RCMNIST().test_environments

@@ -63,7 +63,7 @@ def test_features_have_the_populations_means_and_deviations(clients: list[Client
 
 
 def test_causal_features_and_shortcut_are_independent_given_the_label(clients: list[ClientData]) -> None:
-    """Signature S2 of the thesis' Lemma 4.4.1, as a class-conditional covariance (spec/fedsdr.md N1)."""
+    """Signature S2 of the thesis' Lemma 4.4.1, as a class-conditional covariance."""
     population = SMALL.population(0)
     for data in clients:
         z = population.latent(data.train.x)
@@ -94,7 +94,7 @@ def test_the_oracle_has_no_shortcut_and_is_the_same_otherwise(clients: list[Clie
 
 
 def test_a_linear_classifiers_accuracy_is_the_closed_form(clients: list[ClientData]) -> None:
-    """acc(e) = Φ((w_c·μ_c + w_s·μ_s^e) / sqrt(4 |w_c|² + |w_s|²)), spec/fedsdr.md §5.1."""
+    """acc(e) = Φ((w_c·μ_c + w_s·μ_s^e) / sqrt(4 |w_c|² + |w_s|²))."""
     population = SMALL.population(0)
     torch.manual_seed(0)
     for client, data in enumerate(clients):
@@ -110,7 +110,7 @@ def test_a_linear_classifiers_accuracy_is_the_closed_form(clients: list[ClientDa
 
 
 def test_the_best_causal_classifier_is_as_good_as_the_deviation_reading_says() -> None:
-    """94.2 % in the mean over draws (spec/fedsdr.md A16); 90.8 % if 1.5 and 0.75 were variances."""
+    """94.2 % in the mean over draws; 90.8 % if 1.5 and 0.75 were variances."""
     best = []
     for seed in range(60):
         population = SMALL.population(seed)
