@@ -546,8 +546,8 @@ def test_with_linear_predictors_and_plain_gradients_the_ensemble_is_fedsgd() -> 
 def test_under_adam_opposed_clients_cancel_the_shortcut_and_others_do_not(
     zeros: None, agreements: tuple[float, float], ends: tuple[float, float]
 ) -> None:
-    """Logistic regression on a population: x₁ agrees with y in 3 of 4 cases at both, x₂
-    in a_k of them. Opposed, the ensemble becomes (log 3, 0): 75 % wherever x₂ points, where pooling gives 10 %;
+    """Logistic regression on a population: x₁ agrees with y in 3 of 4 cases at both, x₂ in a_k of them. Opposed,
+    the ensemble becomes (log 3, 0): 75 % wherever x₂ points, where pooling gives 10 %;
     Adam's equal steps cancel, so x₂ stays where it was at the start. With a = (0.8, 0.9) it follows x₂."""
     table = Table(game("f-fl-games", *LINEAR, "buffer=0", "batch_size=1000", "learning_rate=0.05", clients=2))
     for k, agreement in enumerate(agreements):

@@ -183,7 +183,7 @@ def test_the_presets() -> None:
     ],
 )
 def test_floats_of_the_models(name: str, whole: int, head: int) -> None:
-    """As in IRM Games' code: a predictor of the Fixed game; the Variable one's is what lies behind the first layer."""
+    """IRM Games' code: a predictor of the Fixed game; the Variable one's is what lies behind the first layer."""
     scenario = PRESETS[name]
     net = network(model_settings(scenario.model), scenario.input_shape, scenario.classes)
     sizes = {key: tensor.numel() for key, tensor in net.initial(0).items()}

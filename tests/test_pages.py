@@ -1,0 +1,68 @@
+"""Pages, sources and docstrings cite no file that the repository does not have."""
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+NOTES = "spec" + "/"
+"""Where the project's working notes are, which are not in the repository."""
+
+
+def listed() -> list[str]:
+    """All files of the repository, by their paths from its root."""
+    if shutil.which("git") is None or not (ROOT / ".git").exists():
+        pytest.skip("needs the repository's list of files")
+    command = ["git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard"]
+    found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.splitlines()
+    return [name for name in found if (ROOT / name).is_file()]
+
+
+def cited(name: str, text: str) -> Iterator[str]:
+    """Relative paths in a page's links, and paths of Markdown and Python files in backticks or from the root.
+
+    Left out are addresses, anchors within the page, globs, and placeholders such as NAME.
+    """
+    if name.endswith(".md"):
+        links = (re.split("[#?]", link)[0] for link in re.findall(r"\]\(<?([^)\s>]+)", text))
+        yield from (link for link in links if link and ":" not in link)
+    paths = re.findall(r"`([\w./-]+\.(?:md|py))`", text)
+    paths += re.findall(r"(?<![\w./*-])((?:docs|client|common|server|strategies)/[\w./-]+\.(?:md|py))\b", text)
+    yield from (path for path in paths if not any(part.isupper() for part in re.split("[./]", path)))
+
+
+def is_there(cite: str, page: str, names: set[str]) -> bool:
+    """From the page's folder, from the root, or as the end of a file's path, like `ditto.py`."""
+    beside = PurePosixPath(page).parent / cite
+    if (ROOT / beside).exists() or (ROOT / cite).exists():
+        return True
+    return any(f"/{name}".endswith(f"/{cite}") for name in names)
+
+
+def test_every_file_that_is_cited_is_in_the_repository() -> None:
+    names = listed()
+    missing, notes = [], []
+    for name in names:
+        if not name.endswith((".py", ".md", ".toml")):
+            continue
+        text = (ROOT / name).read_text(encoding="utf-8")
+        missing += [f"{name}: {cite}" for cite in cited(name, text) if not is_there(cite, name, set(names))]
+        notes += [f"{name}:{number}" for number, line in enumerate(text.split("\n"), 1) if NOTES in line]
+    assert not missing
+    assert not notes
+
+
+def test_a_cite_of_a_file_that_is_not_there_is_found() -> None:
+    here = "docs"
+    page = f"{here}/page.md"
+    text = "[a](gone.md#part), [b](https://x.org/y.md), [c](#part), `NAME.py`, `*.py`, "
+    text += f"`{here}/gone.py`; {here}/gone.md."
+    found = list(cited(page, text))
+    assert found == ["gone.md", f"{here}/gone.py", f"{here}/gone.py", f"{here}/gone.md"]
+    assert not any(is_there(cite, page, {page, "b/c.py"}) for cite in found)
+    assert is_there("c.py", page, {"b/c.py"})
+    assert is_there("methods/README.md", page, set())
