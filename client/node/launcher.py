@@ -15,7 +15,7 @@ What changes:
   1 s and more when a message is announced and its arrays are not there yet; here it begins with 0.1 s.
 
 It is off unless asked for, since it leans on names inside Flower 1.34.0. They are all in this file, and
-`tests/client/test_launcher.py` fails when they move.
+`tests/client/node/test_launcher.py` fails when they move.
 """
 
 import gc
