@@ -1,7 +1,7 @@
 """The configuration of a run: defaults < file < command line < `--set`, complete and checked once it is built."""
 
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -17,7 +17,7 @@ from common.methods import method_class
 from common.methods.base import Method
 from common.models import ModelSettings, model_settings
 from common.privacy import NoMechanism, Privacy, mechanism_class
-from common.suggest import unknown
+from common.suggest import meant, unknown
 
 
 class Task(BaseModel):
@@ -100,30 +100,53 @@ class RunConfig(Task):
         return dict(_flat(self.model_dump(mode="json")))
 
 
+PARTS = ("method", "scenario", "model", "privacy", "nodes")
+"""What `--set PART.KEY=VALUE` reaches."""
+
+
 def load_config(
-    file: Path | None = None, options: Mapping[str, Any] | None = None, settings: Iterable[str] = ()
+    file: Path | None = None,
+    options: Mapping[str, Any] | None = None,
+    settings: Iterable[str] = (),
+    say: Callable[[str], object] = lambda _: None,
 ) -> RunConfig:
     """The configuration from a TOML file, named options, and `key=value` settings, the later the stronger.
 
-    A bare key is one of the method's hyper-parameters or of the run; `scenario.key`, `model.key` and `privacy.key`
-    reach the others. Raises `UserError` with one sentence for the first thing that is wrong.
+    A bare key is one of the method's hyper-parameters or of the run; `scenario.key`, `model.key`, `privacy.key`
+    and `nodes.CLIENT` reach the others. An option that names the file's own method or scenario keeps the file's
+    settings of it. Another scenario comes with its own rounds, participation and model, and `say` is told what of
+    the file is not used. Raises `UserError` with one sentence for the first thing that is wrong.
     """
+    try:
+        given = {key: value for key, value in (options or {}).items() if value is not None}
+        return _load(file, given, settings, say)
+    except RecursionError:
+        raise UserError(f"{f'configuration file {file}' if file else 'a setting'} is nested too deeply") from None
+
+
+def _load(
+    file: Path | None, options: Mapping[str, Any], settings: Iterable[str], say: Callable[[str], object]
+) -> RunConfig:
     values = _read(file) if file else {}
-    for key, value in (options or {}).items():
-        if value is not None:
-            values[key] = value
-    values["method"] = _table(values.get("method", "ditto"), "method")
+    if unused := _given_up(values, options):
+        names = " and ".join(f"--{part} {options[part]}" for part in ("method", "scenario") if part in unused)
+        say(f"of {file}, not used with {names}: {', '.join(unused.values())}")
+    values = {key: value for key, value in values.items() if key not in unused}
+    kept = {"method", "scenario"} & values.keys()  # the options name them, too, but without their settings
+    values |= {key: value for key, value in options.items() if key not in kept}
+    values["method"] = _named(values.get("method", "ditto"), "method")
     values["privacy"] = _table(values.get("privacy", {}), "privacy")
     values["scenario"] = _scenario_table(values.get("scenario", "colored-digits"))
-    method = method_class(str(values["method"].get("name", "")))
-    scenario_type = scenario_class(str(values["scenario"].get("name", "")))
+    method = method_class(str(values["method"]["name"]))
+    scenario_type = scenario_class(str(values["scenario"]["name"]))
     assigned = [_assignment(setting, method, scenario_type) for setting in settings]
     for (part, key), value in assigned:
-        if part in ("method", "scenario", "privacy"):
-            values[part] = {**values[part], key: value}
+        if part in ("method", "scenario", "privacy", "nodes"):
+            values[part] = {**_table(values.get(part, {}), part), key: value}
         elif not part:
             values[key] = value
     scenario = _checked(scenario_type, values["scenario"], "scenario.")
+    values["method"] = _checked(method, values["method"], "method.")
     model = _table(values.get("model", {}), "model") | {key: v for (part, key), v in assigned if part == "model"}
     same = model.get("name", scenario.model["name"]) == scenario.model["name"]
     values["model"] = (scenario.model if same else {}) | model
@@ -140,28 +163,60 @@ def load_config(
     return config
 
 
+def _given_up(values: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, str]:
+    """What of a file another method or scenario replaces: by key, in words. Empty where it keeps its names."""
+    both = [part for part in ("method", "scenario") if part in values and part in options]
+    unused = {
+        part: f"[{part}] {_named(values[part], part)['name']}"
+        for part in both
+        if not _same(part, options[part], values[part])
+    }
+    if "scenario" in unused:  # these were chosen for the other one
+        plain = ("rounds", "participation")
+        unused |= {key: f"{key} = {values[key]}" for key in plain if key in values and key not in options}
+        if "model" in values and "model" not in options:
+            unused["model"] = f"[model] {_table(values['model'], 'model').get('name', '')}".rstrip()
+    return unused
+
+
+def _same(part: str, wanted: Any, values: Any) -> bool:
+    """Whether a file's method or scenario has this name; a scenario may have been one of a longer name."""
+    if wanted == (values if isinstance(values, str) else _named(values, part)["name"]):
+        return True
+    if part == "method" or isinstance(values, str) or wanted not in SCENARIOS:
+        return False
+    return _named(SCENARIOS[wanted].model_dump(mode="json"), part) == _named(values, part)
+
+
 S = TypeVar("S", bound=BaseModel)
+LONGEST = 200
+"""Characters of a wrong value that a sentence repeats."""
 
 
 def _checked(settings: type[S], values: Mapping[str, Any], prefix: str = "") -> S:
     try:
         return settings.model_validate(values)
     except ValidationError as error:
-        raise UserError(prefix + sentence(error)) from None
+        raise UserError(prefix + sentence(error, settings.model_fields)) from None
 
 
-def sentence(error: ValidationError) -> str:
-    """One sentence for a validation error: the field, the value, what would be right."""
+def sentence(error: ValidationError, known: Iterable[str] = ()) -> str:
+    """One sentence for a validation error: the field, the value, what would be right.
+
+    Of the `known` fields the closest is named where there is no such field.
+    """
     first, *others = error.errors()
     where = ".".join(str(part) for part in first["loc"]) or error.title
     if first["type"] == "extra_forbidden":
-        text = f"{where}: there is no such setting"
+        text = f"{where}: there is no such setting{meant(where, known)}"
     elif first["type"] == "missing":
         text = f"{where}: a value is missing"
     elif not first["loc"] and first["type"] == "value_error":
         text = str(first["ctx"]["error"])  # a rule between fields, which names them
     else:
-        text = f"{where}: {first['input']!r} is not possible; {first['msg'][0].lower()}{first['msg'][1:]}"
+        value = repr(first["input"])
+        value = value if len(value) <= LONGEST else f"{value[:LONGEST]}…"
+        text = f"{where}: {value} is not possible; {first['msg'][0].lower()}{first['msg'][1:]}"
     return text + (f" (and {len(others)} more)" if others else "")
 
 
@@ -175,11 +230,14 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, st
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(file.read_text())
+        values = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"configuration file {file}: {error.strerror or error}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # TOML's own, of the encoding, and of numbers with thousands of digits
         raise UserError(f"configuration file {file} is not valid TOML: {error}") from None
+    if not values:
+        raise UserError(f"configuration file {file} has no settings; leave out --config to run with the defaults")
+    return values
 
 
 def _table(value: Any, what: str) -> dict[str, Any]:
@@ -190,12 +248,20 @@ def _table(value: Any, what: str) -> dict[str, Any]:
     raise UserError(f"{what}: {value!r} is not possible; give a name or a table with a name")
 
 
+def _named(value: Any, what: str) -> dict[str, Any]:
+    table = _table(value, what)
+    if "name" not in table:
+        hint = next((f"; it has {key!r}{text}" for key in table if (text := meant(key, ["name"]))), "")
+        raise UserError(f"{what}: the table [{what}] needs a name{hint}")
+    return table
+
+
 def _scenario_table(value: Any) -> dict[str, Any]:
     if isinstance(value, str):
         if value not in SCENARIOS:
             raise UserError(unknown("scenario", value, SCENARIOS))
         return SCENARIOS[value].model_dump()
-    return _table(value, "scenario")
+    return _named(value, "scenario")
 
 
 def _assignment(setting: str, method: type[Method], scenario: type[Scenario]) -> tuple[tuple[str, str], Any]:
@@ -205,20 +271,21 @@ def _assignment(setting: str, method: type[Method], scenario: type[Scenario]) ->
         raise UserError(f"--set {setting!r} is not possible; write key=value")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except ValueError:
         value = text
-    part, dot, name = key.rpartition(".")
-    if part in ("method", "scenario", "model", "privacy"):
+    part, dot, name = key.partition(".")
+    if key in ("method", "scenario", "method.name", "scenario.name"):
+        raise UserError(f"--set {key} is not possible; choose it with --{part} or in a configuration file")
+    if dot and part in PARTS:
         return (part, name), value
     if dot:
-        raise UserError(
-            f"--set {key}: the part before the dot must be method, scenario, model or privacy, not {part!r}"
-        )
+        raise UserError(f"--set {key}: the part before the dot must be one of {', '.join(PARTS)}, not {part!r}")
     known = set(method.model_fields) - {"name"}
     if key in known:
         return ("method", key), value
     run = set(RunConfig.model_fields) - {"method", "scenario", "model", "privacy"}
     if key in run:
         return ("", key), value
-    elsewhere = {"privacy.mechanism", *(f"scenario.{field}" for field in scenario.model_fields)}
+    fields = set(scenario.model_fields) - {"name"}
+    elsewhere = {"privacy.mechanism", "model.name", *(f"scenario.{field}" for field in fields)}
     raise UserError(f"--set: {unknown('key', key, known | run | elsewhere)}")

@@ -7,6 +7,10 @@ from difflib import get_close_matches
 def unknown(kind: str, name: object, known: Iterable[str]) -> str:
     """`unknown method 'fedvg'; did you mean 'fedavg'? (there are: ditto, fedavg, local)`"""
     names = sorted(known)
-    close = get_close_matches(str(name), names, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
-    return f"unknown {kind} {str(name)!r}{hint} (there are: {', '.join(names) or 'none'})"
+    return f"unknown {kind} {str(name)!r}{meant(name, names)} (there are: {', '.join(names) or 'none'})"
+
+
+def meant(name: object, known: Iterable[str]) -> str:
+    """`; did you mean 'fedavg'?`, or nothing where no known name is close."""
+    close = get_close_matches(str(name), sorted(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""

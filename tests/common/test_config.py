@@ -4,10 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from common.config import load_config, parse_task
+from common.config import RunConfig, load_config, parse_task
+from common.data.scenarios import SCENARIOS
 from common.data.scenarios.colored import CMNIST
 from common.errors import UserError
 from common.methods.ditto import Ditto
+from common.methods.fedprox import FedProx
 
 
 def test_defaults_are_complete() -> None:
@@ -74,3 +76,122 @@ def test_sentences(settings: list[str], words: list[str]) -> None:
         load_config(settings=settings)
     assert all(word in str(error.value) for word in words), error.value
     assert "\n" not in str(error.value)
+
+
+# ---------------------------------------------------------------------- a file, and another method or scenario
+
+
+def loaded(
+    file: Path, text: str, settings: tuple[str, ...] = (), **options: object
+) -> tuple[RunConfig, list[str]]:
+    file.write_text(text)
+    said: list[str] = []
+    return load_config(file, options, settings, said.append), said
+
+
+@pytest.mark.parametrize(
+    "scenario", ["scenario = 'colored-digits'", '[scenario]\nname = "colored-digits"\nclients = 4']
+)
+def test_the_files_own_names_keep_its_tables(scenario: str, tmp_path: Path) -> None:
+    text = f'rounds = 7\n{scenario}\n[method]\nname = "ditto"\nproximity = 2.0\n'
+    config, said = loaded(tmp_path / "a.toml", text, method="ditto", scenario="colored-digits")
+    assert config == load_config(tmp_path / "a.toml")
+    assert config.method.model_dump()["proximity"] == 2.0
+    assert said == []
+
+
+def test_another_method_takes_its_own_table_and_leaves_the_rest(tmp_path: Path) -> None:
+    text = (
+        'rounds = 7\n[method]\nname = "ditto"\nproximity = 2.0\n[scenario]\nname = "colored-digits"\nclients = 4\n'
+    )
+    config, said = loaded(tmp_path / "a.toml", text, method="fedprox")
+    assert config.method == FedProx()
+    assert (config.rounds, config.scenario.clients) == (7, 4)
+    assert said == [f"of {tmp_path / 'a.toml'}, not used with --method fedprox: [method] ditto"]
+
+
+def test_another_scenario_than_a_complete_files_comes_with_its_own_sizes(tmp_path: Path) -> None:
+    complete = load_config(options={"method": "fedprox"}, settings=["proximity=3", "seed=5"]).toml()
+    config, said = loaded(tmp_path / "a.toml", complete, scenario="synthetic-scm")
+    plain = load_config(options={"scenario": "synthetic-scm", "method": "fedprox"}, settings=["proximity=3"])
+    assert (config.rounds, config.participation, config.model) == (600, 0.1, plain.model)
+    assert (config.scenario, config.method, config.seed) == (plain.scenario, plain.method, 5)
+    assert said == [
+        f"of {tmp_path / 'a.toml'}, not used with --scenario synthetic-scm: "
+        "[scenario] colored-digits, rounds = 60, participation = 1.0, [model] mlp"
+    ]
+
+
+def test_what_the_command_line_sets_is_stronger_than_another_scenarios_sizes(tmp_path: Path) -> None:
+    settings = ("participation=0.5", "model.hidden=[9]")
+    config, said = loaded(tmp_path / "a.toml", load_config().toml(), settings, scenario="synthetic-scm", rounds=3)
+    assert (config.rounds, config.participation) == (3, 0.5)
+    assert config.model.model_dump() == {**config.model.model_dump(), **config.scenario.model, "hidden": (9,)}
+    assert "rounds" not in said[0]
+
+
+def test_a_complete_file_of_a_preset_is_of_that_name(tmp_path: Path) -> None:
+    complete = load_config(options={"scenario": "cmnist-80", "rounds": 9}).toml()
+    config, said = loaded(tmp_path / "a.toml", complete, scenario="cmnist-80")
+    assert (config.rounds, said) == (9, [])
+    config, said = loaded(tmp_path / "a.toml", complete, scenario="cmnist-80-oracle")
+    assert (config.scenario, config.rounds) == (SCENARIOS["cmnist-80-oracle"], config.scenario.rounds)
+    assert len(said) == 1
+
+
+def test_a_file_without_a_scenario_keeps_its_rounds(tmp_path: Path) -> None:
+    config, said = loaded(tmp_path / "a.toml", "rounds = 7\n", scenario="synthetic-scm")
+    assert (config.rounds, said) == (7, [])
+
+
+# ---------------------------------------------------------------------- what cannot be read
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("", "has no settings"),
+        ("# nothing\n", "has no settings"),
+        (
+            '[method]\nnme = "fedavg"\n',
+            "method: the table [method] needs a name; it has 'nme'; did you mean 'name'?",
+        ),
+        ('[scenario]\nnamr = "cmnist"\n', "scenario: the table [scenario] needs a name; it has 'namr'"),
+        ("[method]\nproximity = 1.0\n", "method: the table [method] needs a name"),
+        ('[methd]\nname = "fedavg"\n', "methd: there is no such setting; did you mean 'method'?"),
+        (
+            '[method]\nname = "ditto"\nproximty = 1.0\n',
+            "method.proximty: there is no such setting; did you mean 'prox",
+        ),
+        ("x = " + 5000 * "[", "is nested too deeply"),
+        ("nodes." + 5000 * "a." + "a = 1", "nested too deeply"),
+        ("rounds = " + 5000 * "9", "is not valid TOML"),
+    ],
+)
+def test_a_file_that_cannot_be_is_one_sentence(text: str, word: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError) as error:
+        loaded(tmp_path / "a.toml", text)
+    assert word in str(error.value)
+    assert len(str(error.value)) < 500
+
+
+@pytest.mark.parametrize("part", ["method", "scenario"])
+def test_a_name_is_no_setting_and_not_listed(part: str) -> None:
+    for key in (part, f"{part}.name"):
+        with pytest.raises(UserError, match=f"--set {key} is not possible; choose it with --{part}"):
+            load_config(settings=[f"{key}=fedavg"])
+    with pytest.raises(UserError) as error:
+        load_config(settings=["nothing=1"])
+    assert f"{part}.name" not in str(error.value)
+
+
+def test_a_client_can_be_bound_by_a_setting() -> None:
+    config = load_config(settings=["nodes.client-0=3", "nodes.client-1=4"])
+    assert config.nodes == {"client-0": 3, "client-1": 4}
+    with pytest.raises(UserError, match=r"nodes\.client-0: 'x' is not possible"):
+        load_config(settings=["nodes.client-0=x"])
+
+
+def test_a_deep_setting_is_one_sentence() -> None:
+    with pytest.raises(UserError, match="nested too deeply"):
+        load_config(settings=["model.hidden=" + 5000 * "["])
