@@ -10,6 +10,7 @@ from toys import toy_config
 
 from client.host import Host
 from client.state import FileStates
+from common.config import parse_task
 from common.errors import UserError
 from common.wire import CONFIG, KEPT, MODEL, RESUMED, ROUND, RUN, TASK, to_record
 
@@ -63,3 +64,16 @@ def test_a_run_id_cannot_lead_out_of_the_sites_folder(run: str, tmp_path: Path) 
     with pytest.raises(ValueError, match="is no name for a folder"):
         ask(tmp_path, config={**GOOD, RUN: run}, **{MODEL: to_record({"w": torch.zeros(1)})})
     assert not list(tmp_path.iterdir())
+
+
+def test_a_hosts_sites_are_those_of_one_run_and_grow_in_place() -> None:
+    host = Host({})
+    text, other = TASK_TEXT, toy_config("ditto", seed=9).task()
+    first = host.site(text, parse_task(text), 0)
+    held = host._sites
+    assert host.site(text, parse_task(text), 1) is not first
+    assert host.site(text, parse_task(text), 0) is first
+    assert host._sites is held  # no copy for each new client
+    host.site(other, parse_task(other), 1)
+    assert len(host._sites) == 1
+    assert host.site(text, parse_task(text), 0) is not first

@@ -1,6 +1,7 @@
 """Generated data whose causes are known."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -136,9 +137,8 @@ class SyntheticSCM(Spurious):
         )
 
     def client_data(self, client: int, seed: int, data_root: Path | None) -> ClientData:
-        population, client_id = self.population(seed), self.client_ids[client]
-        deal = numpy_generator(seed, "partition", "environments")
-        own = by_environment(self.clients, self.seen, deal)[client]
+        population, environments = _everybody(self, seed)
+        client_id, own = self.client_ids[client], environments[client]
 
         def draw(name: str, place: int, count: int, environment: int) -> Examples:
             generator = torch_generator(seed, client_id, "samples", name)
@@ -161,6 +161,13 @@ class SyntheticSCM(Spurious):
                 for number, name in enumerate(self.test_environments)
             },
         )
+
+
+@lru_cache(maxsize=4)
+def _everybody(scenario: SyntheticSCM, seed: int) -> tuple[Population, list[int]]:
+    """The population and each client's training environment, made once per process for all of a run's clients."""
+    deal = numpy_generator(seed, "partition", "environments")
+    return scenario.population(seed), by_environment(scenario.clients, scenario.seen, deal)
 
 
 PRESETS = with_oracle(

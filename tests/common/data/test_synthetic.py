@@ -7,7 +7,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from common.data.examples import ClientData, Examples
-from common.data.scenarios import SCENARIOS
+from common.data.scenarios import SCENARIOS, synthetic
 from common.data.scenarios.synthetic import GLOBAL, PERSONAL, PRESETS, SHORTCUT, SyntheticSCM
 from common.seeding import torch_generator
 
@@ -198,3 +198,18 @@ def test_the_presets() -> None:
 def test_a_setting_out_of_bounds_is_refused(field: dict[str, object]) -> None:
     with pytest.raises(ValidationError, match=next(iter(field))):
         SyntheticSCM.model_validate(field)
+
+
+def test_the_population_is_drawn_once_for_all_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = Counter[tuple[str | int, ...]]()
+
+    def counted(seed: int, *key: str | int) -> torch.Generator:
+        drawn[key] += 1
+        return torch_generator(seed, *key)
+
+    scenario = SyntheticSCM(clients=9, seen=3, unseen=2, train_samples=11, test_samples=2)
+    monkeypatch.setattr(synthetic, "torch_generator", counted)
+    for client in range(9):
+        scenario.client_data(client, 71, None)
+    assert len([key for key in drawn if key[0] == "population"]) == 9 + 5 + 2
+    assert set(drawn.values()) == {1}
