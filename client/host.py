@@ -78,7 +78,7 @@ class Host:
     data_root: Path | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     own: OwnSite | None = None
-    _sites: dict[int, Site] = field(default_factory=dict)
+    _sites: dict[tuple[str, int], Site] = field(default_factory=dict)
     _text: str = ""
     """The task that the sites are of."""
 
@@ -87,11 +87,11 @@ class Host:
         if self._text != text:
             self._sites.clear()  # what the last run needed is let go
             self._text = text
-        if number not in self._sites:
+        if (text, number) not in self._sites:
             data = self.data(task, number)
             net = network(task.model, task.scenario.input_shape, task.scenario.classes, self.device)
-            self._sites[number] = Site(task.scenario.client_ids[number], data, net, task.seed)
-        return self._sites[number]
+            self._sites[text, number] = Site(task.scenario.client_ids[number], data, net, task.seed)
+        return self._sites[text, number]
 
     def data(self, task: Task, number: int) -> ClientData:
         """The data of client number `number`, on the host's device. Raises `UserError`."""
