@@ -9,17 +9,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from pydantic import NonNegativeInt, TypeAdapter, ValidationError
 from safetensors import SafetensorError
 
-from common.config import RunConfig, load_config
+from common.config import RunConfig, load_config, sentence
 from common.errors import UserError
 from common.files import load_records, load_tensors, save_records, save_tensors, sync, write_text, writing
 from common.models import Tensors
 
 HELD_CHECKPOINTS = 2
 TENSOR_FILES = ("arrays.safetensors", "strategy.safetensors")
+RESUMES, RELEASES = TypeAdapter(list[NonNegativeInt]), TypeAdapter(NonNegativeInt)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -192,12 +195,7 @@ class RunFolder:
 
     def resumes(self) -> list[int]:
         """Rounds after which this run was taken up again, in the order in which that happened."""
-        path = self.path / "checkpoint" / "resumes.json"
-        try:
-            found: list[int] = json.loads(path.read_text()) if path.exists() else []
-        except (OSError, ValueError) as error:
-            raise UserError(f"{path} is damaged ({error}); restore it from a copy") from None
-        return found
+        return self._noted("resumes.json", RESUMES, [])
 
     def add_resume(self, round_: int) -> list[int]:
         """Note that the run is taken up again after a round; all of `resumes`, the new one last."""
@@ -208,11 +206,35 @@ class RunFolder:
         sync(path.parent)
         return resumes
 
+    def releases(self) -> int:
+        """How many models with noise were made, in all attempts. Raises `UserError` if the file is damaged."""
+        return self._noted("releases.json", RELEASES, 0)
+
+    def add_release(self) -> None:
+        """Count one more; it is on disk when this returns."""
+        path = self.path / "checkpoint" / "releases.json"
+        path.parent.mkdir(exist_ok=True)
+        write_text(path, json.dumps(self.releases() + 1))
+
+    def _noted(self, name: str, kind: "TypeAdapter[T]", otherwise: T) -> T:
+        path = self.path / "checkpoint" / name
+        try:
+            return kind.validate_json(path.read_bytes(), strict=True)
+        except FileNotFoundError:
+            return otherwise
+        except (OSError, ValidationError) as error:
+            raise UserError(f"{path} is damaged ({reason(error)}); restore it from a copy") from None
+
     def cut_log(self, length: int) -> None:
         """Drop the rows of rounds after a checkpoint. Raises `UserError` if the log is shorter than that."""
         if (self.log.stat().st_size if self.log.exists() else 0) < length:
             raise UserError(f"{self.log} is shorter than it was at the checkpoint; restore it from a copy")
         os.truncate(self.log, length)
+
+
+def reason(error: OSError | ValidationError) -> str:
+    """What is the matter with a file, as a part of a sentence."""
+    return sentence(error) if isinstance(error, ValidationError) else error.strerror or str(error)
 
 
 def _digest(path: Path) -> str:

@@ -14,6 +14,7 @@ from flwr.serverapp import Grid
 from common.config import RunConfig
 from common.errors import RunStopped
 from common.models import network
+from common.privacy import Clipping
 from common.wire import from_record, to_record
 from server.folder import Checkpoint, RunFolder
 from server.summary import summarise, versions
@@ -86,6 +87,8 @@ def run_rounds(
         requests = strategy.configure_train(number, arrays, nothing, grid)
         replies = grid.send_and_receive(requests, timeout=config.deadline)
         new_arrays, metrics = strategy.aggregate_train(number, replies)
+        if isinstance(config.privacy, Clipping):
+            folder.add_release()  # before anybody gets it: a round that is done again gets other noise
         arrays = arrays if new_arrays is None else new_arrays
         trained = _numbers(metrics)
         rows = [_round_row(number, strategy, trained), *strategy.notes]
@@ -112,9 +115,7 @@ def run_rounds(
         folder.save_model(name, tensors)
     seconds = time.monotonic() - begun
     summary = {**summarise(config, folder.rows(), seconds=seconds), "versions": versions()}
-    # Rounds that a resume did again had been sent out before: at most those since a checkpoint.
-    releases = config.rounds + len(strategy.resumed) * config.checkpoint_every
-    if privacy := config.privacy.report(releases):
+    if privacy := config.privacy.report(folder.releases()):
         summary["privacy"] = privacy
     folder.write_summary(summary)
     return summary

@@ -1,5 +1,7 @@
 """Client-level differential privacy: what the server makes of updates, against Flower's and by hand."""
 
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from math import exp
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from common.methods import METHODS
 from common.models import Tensors
 from common.wire import METRICS, MODEL, from_record, to_record
 from server.folder import RunFolder
+from server.grid import LocalGrid
 from server.local import LocalRuntime
 from server.loop import run_rounds, start
 from strategies.base import MethodStrategy
@@ -312,7 +315,47 @@ def test_a_resumed_run_knows_its_clipping_norm_and_counts_what_it_sends_out_agai
     summary = LocalRuntime(run).run(folder, origin)
     assert RunFolder(tmp_path / "unbroken").rows() == folder.rows()
     assert unbroken["privacy"]["releases"] == 6
-    assert summary["privacy"]["releases"] == 6 + run.checkpoint_every
+    assert summary["privacy"]["releases"] == 6 + (3 - origin.round)
+
+
+class Counting(LocalGrid):
+    """Counts the different models that clients were ever sent; dies when told to."""
+
+    def __init__(self, here: LocalRuntime) -> None:
+        super().__init__(here.grid.app, len(here.grid.contexts))
+        self.models: set[bytes] = set()
+        self.left = 10**9
+        """Exchanges until it dies."""
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
+        messages = list(messages)
+        if messages[0].metadata.message_type != "query":
+            self.models |= {message.content[MODEL].to_numpy_ndarrays()[0].tobytes() for message in messages}  # type: ignore[union-attr]
+            self.left -= 1
+        if self.left < 0:
+            raise KeyboardInterrupt
+        yield from super().send_and_receive(messages, timeout=timeout)
+
+
+@pytest.mark.parametrize("left", [9, 10, 11, 12])
+def test_every_model_that_was_sent_is_counted_also_after_falling_back_two_checkpoints(
+    left: int, tmp_path: Path
+) -> None:
+    """Dead in a round or an evaluation, the newest checkpoint put aside: it counts what clients really got."""
+    run = config("privacy.noise_multiplier=1", "checkpoint_every=2", "evaluate_every=3", rounds=9)
+    here, folder = LocalRuntime(run), RunFolder.create(tmp_path / "run", run)
+    grid, origin = Counting(here), start(run)
+    for dies_after in (left, left - 3, 10**9):
+        grid.left = dies_after
+        with suppress(KeyboardInterrupt):
+            summary = run_rounds(run, folder, grid, origin, save_clients=here._save_clients)
+        newest = folder.checkpoint_path(folder.checkpoints()[-1])
+        if dies_after < 10**9:
+            newest.rename(newest.with_name(f"damaged-{dies_after}"))
+            origin = folder.load_checkpoint()
+            folder.cut_log(origin.log_bytes)
+    first_one = 1  # the model before the first round is nobody's
+    assert summary["privacy"]["releases"] == len(grid.models) - first_one > 9
 
 
 def test_a_run_learns_under_little_noise_and_says_what_it_promises(tmp_path: Path) -> None:
