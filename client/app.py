@@ -47,15 +47,24 @@ def settings_of(context: Context) -> dict[str, str]:
     return {name: str(value) for name, value in {**found, **context.node_config}.items()}
 
 
+def simulated() -> bool:
+    """Whether this process is one of Ray's, as the nodes of Flower's simulation are; they share it."""
+    ray = sys.modules.get("ray")
+    return ray is not None and bool(ray.is_initialized())
+
+
 def handle(message: Message, context: Context) -> Message:
-    """Answer a message at a SuperNode or in Flower's simulation. Raises `UserError`, and what answering raises."""
+    """Answer a message at a SuperNode or in Flower's simulation. Raises `UserError`, and what answering raises.
+
+    A simulated node has no worker: its process stays, and ends with the run.
+    """
     settings = settings_of(context)
-    if settings["worker"] == "on":
+    if settings["worker"] not in ("on", "off"):
+        raise UserError(f'worker: {settings["worker"]!r} is not possible; write worker="on" or worker="off"')
+    if settings["worker"] == "on" and not simulated():
         from client.node.relay import relay
 
         return relay(message, settings)
-    if settings["worker"] != "off":
-        raise UserError(f'worker: {settings["worker"]!r} is not possible; write worker="on" or worker="off"')
     from client.node.answer import answer  # imports PyTorch
 
     return answer(message, settings)

@@ -12,7 +12,7 @@ RECORD, NAME = "request", "name"
 
 
 def give_name(messages: Iterable[Message]) -> None:
-    """Name all requests of an exchange; to a client they are one."""
+    """Give all requests of an exchange one name; name and node together say which request it is."""
     name = uuid4().hex
     for message in messages:
         message.content[RECORD] = ConfigRecord({NAME: name})

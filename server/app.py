@@ -10,6 +10,7 @@ import torch
 from flwr.app import Context
 from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
+from flwr.superlink.grid import InMemoryGrid
 
 from common.config import RunConfig, load_config
 from common.errors import RunStopped, UserError
@@ -19,6 +20,8 @@ from server.grid import OrderedGrid
 from server.loop import Progress, progress_line, run_rounds, start
 
 INFO, ERROR = 20, 40
+NODES_SETTLE = 1.0
+"""Seconds without a new node after which Flower's simulation has registered them all."""
 
 app = ServerApp()
 
@@ -34,32 +37,51 @@ def main(grid: Grid, context: Context) -> None:
         hasten_serverapp()
         ordered.poll = LOOK_EVERY
     settings = {key: str(value) for key, value in context.run_config.items()}
+    simulated = isinstance(grid, InMemoryGrid)
+    path = Path(settings["resume"] or settings["out"] or ".")
     try:
         if settings["resume"]:
             folder = RunFolder.open(Path(settings["resume"]))
             config, origin = folder.config(), folder.load_checkpoint()
             folder.cut_log(origin.log_bytes)
         else:
-            config = config_of(settings)
+            config = config_of(settings, "simulation" if simulated else "deployment")
             folder = RunFolder.create(Path(settings["out"] or default_out(config)), config)
             origin = start(config)
-        log(INFO, "perennial: run folder %s", folder.path.resolve())
+        path = folder.path
+        log(INFO, "perennial: run folder %s", path.resolve())
+        (path / "error.txt").unlink(missing_ok=True)  # of a run that was tried here before
+        if simulated:
+            must_have_nodes(grid, config)
         run_rounds(config, folder, ordered, origin, _watch)
     except (UserError, RunStopped, OSError) as error:
         word = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
         log(ERROR, "perennial: %s", word)
-        _leave_word(Path(settings["resume"] or settings["out"] or "."), word)
+        _leave_word(path, word)
         raise
 
 
-def config_of(settings: dict[str, str]) -> RunConfig:
+def config_of(settings: dict[str, str], runtime: str) -> RunConfig:
     """The configuration from `flwr run`'s settings: a whole one as JSON, or method, scenario, rounds and so on."""
     if settings["config"]:
         return load_config(options=json.loads(settings["config"]))
     options = {"method": settings["method"], "scenario": settings["scenario"], "seed": int(settings["seed"])}
     if int(settings["rounds"]):
         options["rounds"] = int(settings["rounds"])
-    return load_config(options={**options, "runtime": "deployment"}, settings=settings["set"].split())
+    return load_config(options={**options, "runtime": runtime}, settings=settings["set"].split())
+
+
+def must_have_nodes(grid: Grid, config: RunConfig) -> None:
+    """Raises `UserError` when Flower simulates fewer nodes than the run has clients: none will ever join."""
+    wanted, found = len(config.scenario.client_ids), -1
+    while (there := len(list(grid.get_node_ids()))) < wanted:
+        if there == found:
+            raise UserError(
+                f"Flower simulates {there} SuperNodes and scenario {config.scenario.name} has {wanted} clients; "
+                f'say flwr run . --federation-config "num-supernodes={wanted}"'
+            )
+        found = there
+        time.sleep(NODES_SETTLE)  # Flower registers its nodes while this app starts
 
 
 def default_out(config: RunConfig) -> str:

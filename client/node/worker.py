@@ -33,7 +33,9 @@ class Worker(WorkerServicer):  # type: ignore[misc]
     def __init__(self, answer: Answer) -> None:
         self.answer = answer
         self.handled = 0
-        self._last, self._reply = "", HandleReply()
+        self._last: tuple[int, str] = (0, "")
+        """The node and the name of the request that was answered last: all nodes are asked by one name."""
+        self._reply = HandleReply()
         self._thread = futures.ThreadPoolExecutor(max_workers=1)
 
     def Handle(self, request: HandleRequest, context: grpc.ServicerContext) -> HandleReply:  # noqa: N802
@@ -46,14 +48,16 @@ class Worker(WorkerServicer):  # type: ignore[misc]
 
     def _handle(self, request: HandleRequest) -> HandleReply:
         # A message whose reply got lost comes again; it must not train twice.
-        if not request.id or request.id != self._last:
-            self._reply, self._last = self._outcome(request), request.id
+        message = unpack(request.message)
+        asked = (message.metadata.dst_node_id, request.id)
+        if not request.id or asked != self._last:
+            self._reply, self._last = self._outcome(message, request.settings), asked
             self.handled += 1
         return self._reply
 
-    def _outcome(self, request: HandleRequest) -> HandleReply:
+    def _outcome(self, message: Message, settings: Mapping[str, str]) -> HandleReply:
         try:
-            return HandleReply(message=pack(self.answer(unpack(request.message), request.settings)))
+            return HandleReply(message=pack(self.answer(message, settings)))
         except Exception as error:
             # The ClientApp raises it again; where it was raised is known only here.
             log(ERROR, "perennial: %s", error, exc_info=None if isinstance(error, UserError) else error)

@@ -81,7 +81,7 @@ class Connection:
             "resume": str(out.resolve()) if resume else "",
         }
         if config.runtime == "simulation":  # at a deployment, where a site keeps things is the site's own business
-            settings |= {"state-dir": str((out / "clients").resolve()), "device": config.device, "worker": "off"}
+            settings |= {"state-dir": str((out / "clients").resolve()), "device": config.device}
             if root := resolve_root(config.data_folder):
                 settings["data-root"] = str(root)
         with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:

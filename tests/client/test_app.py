@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from flwr.app import Context, Message, RecordDict
@@ -42,6 +43,16 @@ def test_a_node_may_do_without_the_worker(worker: str, module: str, monkeypatch:
     message = Message(RecordDict(), 1, "train")
     assert handle(message, context) is message
     assert asked == [(message, worker)]
+
+
+def test_a_simulated_node_has_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The nodes of Flower's simulation share Ray's processes; the default is a worker."""
+    monkeypatch.setattr("client.node.answer.answer", lambda message, _: message)
+    monkeypatch.setattr("client.node.relay.relay", lambda *_: pytest.fail("a worker was asked"))
+    context = Context(1, 1, {"worker": "on", "partition-id": 0}, RecordDict(), {})
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: True))
+    message = Message(RecordDict(), 1, "train")
+    assert handle(message, context) is message
 
 
 def test_anything_else_is_an_error() -> None:

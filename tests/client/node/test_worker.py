@@ -103,9 +103,9 @@ class Site:
         patch.setattr(relay, "WORKER", [sys.executable, "-P", str(folder / "script.py")])
         patch.setattr(os, "getppid", lambda: self.parent.pid)
 
-    def ask(self, do: str, id_: str = "", ttl: float = 60.0, name: str = "") -> int:
+    def ask(self, do: str, id_: str = "", ttl: float = 60.0, name: str = "", node: int = 1) -> int:
         """The number of trainings so far, this one included."""
-        message = Message(RecordDict({"config": ConfigRecord({"do": do})}), 1, "train", ttl=ttl)
+        message = Message(RecordDict({"config": ConfigRecord({"do": do})}), node, "train", ttl=ttl)
         if name:
             message.content[RECORD] = ConfigRecord({NAME: name})
         message.metadata.__dict__["_message_id"] = id_
@@ -181,6 +181,14 @@ def test_a_message_that_comes_again_does_not_train_again(fresh: Site) -> None:
 def test_a_request_that_comes_again_as_another_message_does_not_train_again(fresh: Site) -> None:
     ids, names = ("a", "b", "c", "d"), ("one", "one", "two", "two")
     assert [fresh.ask("train", id_, name=name) for id_, name in zip(ids, names, strict=True)] == [1, 1, 2, 2]
+    assert [line.split()[0] for line in fresh.diary] == ["a", "c"]
+
+
+def test_another_node_s_request_of_the_same_name_is_another_one(fresh: Site) -> None:
+    """All requests of an exchange have one name."""
+    nodes = (5, 5, 6, 6)
+    asked = [fresh.ask("train", id_, name="one", node=node) for id_, node in zip("abcd", nodes, strict=True)]
+    assert asked == [1, 1, 2, 2]
     assert [line.split()[0] for line in fresh.diary] == ["a", "c"]
 
 
