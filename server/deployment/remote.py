@@ -81,7 +81,15 @@ class Connection:
             "resume": str(out.resolve()) if resume else "",
         }
         if config.runtime == "simulation":  # at a deployment, where a site keeps things is the site's own business
-            settings |= {"state-dir": str((out / "clients").resolve()), "device": config.device}
+            states = (out / "clients").resolve()
+            if resume and not states.exists():
+                nodes = f'--federation-config "num-supernodes={len(config.scenario.client_ids)}"'
+                raise UserError(
+                    f"{out} was begun by Flower's own command, and what its clients keep is not in its folder; "
+                    f"go on with flwr run . --run-config 'resume=\"{out.resolve()}\"' {nodes}"
+                )
+            states.mkdir(parents=True, exist_ok=True)
+            settings |= {"state-dir": str(states), "device": config.device}
             if root := resolve_root(config.data_folder):
                 settings["data-root"] = str(root)
         with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
