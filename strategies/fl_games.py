@@ -31,7 +31,7 @@ WINDOW = 50
 
 
 class FLGamesStrategy(MethodStrategy[FLGames]):
-    """A round is a step of the representation φ (Variable game, odd rounds) or of predictors (Algorithm 1).
+    """A round is a step of the representation φ (Variable game) or of predictors (Algorithm 1), as `movers` says.
 
     The global arrays are the ensemble, φ and every player's predictor, as `RECORD/TENSOR`. Once the game has ended
     nobody is asked any more, so the ensemble of that moment is the one that is evaluated from then on.
@@ -56,7 +56,7 @@ class FLGamesStrategy(MethodStrategy[FLGames]):
         """In parameter space: each player's buffer as `CLIENT.PLACE`, and its running sum as `CLIENT.sum`."""
         self.adam = Adam()
         self.curve: list[float] = []
-        """The ensemble's accuracy on training data, by round, in the mean over those who answered."""
+        """The ensemble's accuracy on training data, by round, over those who answered."""
         self.ended = 0
 
     def state_dict(self) -> dict[str, Tensors]:
@@ -82,26 +82,28 @@ class FLGamesStrategy(MethodStrategy[FLGames]):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Ask all for their gradients of φ, or all (parallel) or the next one (sequential) to play."""
+        """Ask all for their gradients of φ, or all (parallel) or the next one (sequential) to play.
+
+        Where the accuracy of the ensemble is measured, so is everybody else, who then does nothing but that.
+        """
         self.ensemble = dict(self.payload(arrays)) if server_round > 1 else self._opening(from_record(arrays))
         if self.ended:
             return []
         cohort = self.sample(server_round, grid)
         settings: dict[str, Scalar] = {PLAYERS: list(self.players), PLAYED: list(self.played.values())}
-        if self._is_for_representation(server_round):
+        if not (movers := self.hparams.movers(server_round, self.players)):
             phi = self.ensemble[MODEL]
             expected = {GRADIENT: {name: phi[name] for name in self.network.featurizer_names}}
             heard = self._heard(past=False)
             return self.messages(server_round, cohort, "train.gradient", heard, expect=expected, settings=settings)
         if self.hparams.order == "sequential":
-            turn = server_round // 2 - 1 if self.hparams.learns else server_round - 1
-            cohort = [self.players[turn % len(self.players)]]
+            cohort = list({*cohort, *movers} if self.hparams.measures(server_round) else movers)
         return self.messages(
             server_round,
             cohort,
             "train",
             self._heard(past=True),
-            expect=lambda client: {PREDICTOR: self.ensemble[client]},
+            expect=lambda client: {PREDICTOR: self.ensemble[client]} if client in movers else {},
             settings=settings,
         )
 
@@ -112,13 +114,13 @@ class FLGamesStrategy(MethodStrategy[FLGames]):
         if self.ended:
             return None, None
         gradient, actions, metrics = StreamingMean(), {}, MetricMeans()
-        alone = self.hparams.order == "sequential" and not self._is_for_representation(server_round)
-        # Where one client is asked, its failure costs it a turn and not everybody the run.
-        for reply in self.accepted(replies, quorum=0.0 if alone else None, check=_says_accuracy):
+        in_turn = self.hparams.order == "sequential" and self.hparams.movers(server_round, self.players)
+        # Where one client plays, its failure costs it a turn and not everybody the run.
+        for reply in self.accepted(replies, quorum=0.0 if in_turn else None, check=_says_accuracy):
             metrics.add(reply)
             if PREDICTOR in reply.arrays:
                 actions[reply.client] = reply[PREDICTOR]
-            else:
+            if GRADIENT in reply.arrays:
                 gradient.add(reply[GRADIENT], reply.num_examples)
         means = metrics.result()
         if "accuracy" in means:
@@ -131,9 +133,6 @@ class FLGamesStrategy(MethodStrategy[FLGames]):
         return to_record(joined(self.ensemble)), means
 
     # ------------------------------------------------------------------ inside
-
-    def _is_for_representation(self, server_round: int) -> bool:
-        return self.hparams.learns and server_round % 2 == 1
 
     def _opening(self, initial: Tensors) -> dict[str, Tensors]:
         """The common initial φ, and predictors that each player draws for itself."""

@@ -1,6 +1,6 @@
 """FL Games, client half: steps of one's own predictor against all others', a gradient for what all share."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +12,7 @@ from common.adam import Adam
 from common.data.examples import Examples
 from common.methods.fl_games import ANSWERED, PLAYED, PLAYERS, PREDICTOR, FLGames, VFLGames
 from common.models import Tensors, joined
+from common.seeding import torch_generator
 from common.wire import GRADIENT, MODEL, NUM_EXAMPLES
 
 ADAM = "adam"
@@ -29,6 +30,9 @@ class FLGamesClient(LocalTrainer[FLGames]):
         """PredictorUpdate (l. 2-6): `w^k ← w^k − η ∇R^k` on `loss`, a mini-batch at a time."""
         self._remember(received)
         own, adam = self.own(), Adam(self.kept.get(ADAM))
+        measured = self._measured(received)
+        if self.client not in self.hparams.movers(received.round, list(_played(received))):
+            return Reply(metrics={NUM_EXAMPLES: len(self.data.train), **measured})
         trained, metrics = self.descend(
             own,
             self.loss,
@@ -37,7 +41,7 @@ class FLGamesClient(LocalTrainer[FLGames]):
             direction=adam.direction if self.hparams.optimizer == "adam" else None,
         )
         self.kept[PREDICTOR], self.kept[ADAM] = trained, adam.state()
-        return Reply({PREDICTOR: trained}, {NUM_EXAMPLES: len(self.data.train), **metrics})
+        return Reply({PREDICTOR: trained}, {NUM_EXAMPLES: len(self.data.train), **metrics, **measured})
 
     def loss(self, params: Tensors, batch: Examples, received: Received) -> tuple[Tensor, Metrics]:
         """`R^k((w' + Σ_{q≠k} w^q) / m)` (4), or with the opponents' past as well (5); only w' has a gradient."""
@@ -60,17 +64,16 @@ class FLGamesClient(LocalTrainer[FLGames]):
         count, loss, correct = 0, 0.0, 0
         for batch in self._representation_data(received.round):
             z = self.network.features(phi.tensors, batch.x)
-            outputs = [self.play(own, z), *(self.play(received[name], z) for name in _predictors(received))]
-            logits = _sum(outputs) / len(_played(received))
+            logits = self._sum_of_outputs(received, z, own) / len(_played(received))
             risk = F.cross_entropy(logits, batch.y, reduction="sum")
             torch._foreach_add_(total, phi.gradient(risk))
             count, loss = count + len(batch), loss + float(risk.detach())
             correct += int((logits.argmax(dim=1) == batch.y).sum())
         torch._foreach_div_(total, count)
-        return Reply(
-            {GRADIENT: dict(zip(self.network.featurizer_names, total, strict=True))},
-            {NUM_EXAMPLES: len(self.data.train), "risk": loss / count, "accuracy": correct / count},
-        )
+        metrics = {NUM_EXAMPLES: len(self.data.train), "risk": loss / count, "accuracy": correct / count}
+        if count < len(self.data.train):
+            metrics |= self._measured(received)
+        return Reply({GRADIENT: dict(zip(self.network.featurizer_names, total, strict=True))}, metrics)
 
     def evaluate(self, received: Received) -> Reply:
         """The ensemble that is evaluated is what stays with the client."""
@@ -79,13 +82,19 @@ class FLGamesClient(LocalTrainer[FLGames]):
 
     def models(self, received: Received) -> dict[str, Predictor]:
         """`w^av ∘ φ`, the mean of all players' outputs."""
-        players = _predictors(received)  # here all of them
+        players = len(_predictors(received))  # here all of them
+        return {ENSEMBLE: lambda x: self._sum_of_outputs(received, self.represent(received, x)) / players}
 
-        def ensemble(x: Tensor) -> Tensor:
-            z = self.represent(received, x)
-            return _sum(self.play(received[name], z) for name in players) / len(players)
-
-        return {ENSEMBLE: ensemble}
+    def batches(self, steps: int, round_: int, purpose: str = "batches") -> Iterator[Examples]:
+        """A round's mini-batches: drawn anew, or the next of shuffled passes, in which every round moves on."""
+        if self.hparams.sampling == "fresh":
+            yield from super().batches(steps, round_, purpose)
+            return
+        train, count = self.data.train, self.mini_batches(steps)
+        for number in range((round_ - 1) * count, round_ * count):
+            epoch, place = divmod(number, self.per_pass)
+            order = torch.randperm(len(train), generator=torch_generator(self.seed, self.client, epoch, "epoch"))
+            yield train[torch.split(order, self.hparams.batch_size)[place].to(train.y.device)]
 
     # ------------------------------------------------------------------ the parts of a model
 
@@ -102,6 +111,24 @@ class FLGamesClient(LocalTrainer[FLGames]):
         """`w(z)`, logits."""
         run = self.network.classify if self.hparams.learns else self.network.predict
         return run(predictor, z, training)
+
+    def _sum_of_outputs(self, received: Received, z: Tensor, *own: Tensors) -> Tensor:
+        """`Σ_q w^q(z)` of one's own predictor and those in the request."""
+        others = (received[name] for name in _predictors(received))
+        return _sum(self.play(predictor, z) for predictor in (*own, *others))
+
+    @torch.no_grad()
+    def _measured(self, received: Received) -> dict[str, float]:
+        """The ensemble's accuracy on `ending_share` of the training data, the same ones in every round; nothing in
+        rounds in which the game may not end."""
+        if not self.hparams.measures(received.round):
+            return {}
+        train, own = self.data.train, self.own()
+        if (count := max(1, round(self.hparams.ending_share * len(train)))) < len(train):
+            order = torch.randperm(len(train), generator=torch_generator(self.seed, self.client, 0, "ending"))
+            train = train[order[:count].to(train.y.device)]
+        found = self.score(lambda x: self._sum_of_outputs(received, self.represent(received, x), own), train)
+        return {"accuracy": found.correct / found.count}
 
     # ------------------------------------------------------------------ the opponents
 

@@ -1,5 +1,6 @@
 """FL Games: hyper-parameters, and what both halves know of the game."""
 
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 from common.data.scenario import Scenario
@@ -62,6 +63,11 @@ class FLGames(LocalTraining):
         le=10_000,
         search=choice(1),
     )
+    sampling: Literal["fresh", "epochs"] = knob(
+        "fresh",
+        "a round's mini-batches: drawn anew from all of a client's data, or the next of a shuffled pass over it",
+        source="this project's common draw; epochs: IRM Games' code",
+    )
     batch_size: int = knob(
         256,
         "samples in a mini-batch",
@@ -102,11 +108,34 @@ class FLGames(LocalTraining):
         le=1,
         search=choice(0.6),
     )
+    ending_share: float = knob(
+        1.0,
+        "share of its training samples, drawn once, on which a client measures that; 0: those of the round alone",
+        source="IRM Games' code, over all samples",
+        ge=0,
+        le=1,
+        search=choice(1.0),
+    )
 
     def caution(self, scenario: Scenario) -> str:
         if scenario.clients == 1:
             return "With one client there is nobody to play against: this is local training."
         return super().caution(scenario)
+
+    def turn(self, round_: int, players: int) -> int | None:
+        """How many turns were before this round's; None: it is the representation's."""
+        return round_ - 1
+
+    def movers(self, round_: int, players: Sequence[str]) -> Sequence[str]:
+        """Whose predictors step in a round, the first one being 1; nobody's in one of the representation."""
+        turn = self.turn(round_, len(players))
+        if turn is None:
+            return []
+        return players if self.order == "parallel" else [players[turn % len(players)]]
+
+    def measures(self, round_: int) -> bool:
+        """Whether clients measure the ensemble beyond the samples of the round: where the game may end."""
+        return round_ >= self.warm_start and min(self.termination, self.ending_share) > 0
 
     def predictor(self, model: Tensors) -> Tensors:
         """A client's own part w of a model; all of it where φ is the identity."""
@@ -140,11 +169,16 @@ class VFLGames(FLGames):
     """The Variable game: a common representation, and a head at each client."""
 
     title = "V-FL Games"
-    summary = "clients train heads against each other, every other round all a common featurizer below their mean"
+    summary = "clients train heads against each other, and between turns all a common featurizer below their mean"
     actions = ("train", "train.gradient", "evaluate")
     learns = True
 
     name: Literal["v-fl-games"] = "v-fl-games"
+    representation_per: Literal["cycle", "turn"] = knob(
+        "cycle",
+        "φ steps once in a cycle of all clients' turns, or before every turn; the same where all play at once",
+        source="IRM Games (Ahuja et al. 2020), its code",
+    )
     fast: bool = knob(
         True,
         "gradients for φ from all of a client's data (FAST), or from `local_steps` mini-batches",
@@ -159,3 +193,8 @@ class VFLGames(FLGames):
         le=10,
         search=between(1e-5, 1e-4, log=True),
     )
+
+    def turn(self, round_: int, players: int) -> int | None:
+        together = players if (self.order, self.representation_per) == ("sequential", "cycle") else 1
+        cycles, place = divmod(round_ - 1, 1 + together)
+        return cycles * together + place - 1 if place else None
