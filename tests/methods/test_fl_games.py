@@ -373,7 +373,7 @@ def test_opponents_that_stand_still_count_twice() -> None:
 def test_a_turn_changes_ones_own_predictor_and_nothing_else() -> None:
     player = client(VFLGames(buffer=2, learning_rate=0.1), {"client-1.0": head(7)})
     phi, other = whole(4), head(1)
-    player.train(request(3, 3, client1=other, **{MODEL: phi}))
+    player.train(request(3, 3, round_=8, client1=other, **{MODEL: phi}))
     assert equal(phi, whole(4))
     assert equal(other, head(1))
     assert equal(player.kept["client-1.0"], head(7))
@@ -478,9 +478,28 @@ def test_in_parallel_all_answer_to_the_round_before(name: str) -> None:
             assert equal(reply.arrays[PREDICTOR], after[site.client])
 
 
-@pytest.mark.parametrize("name", ["f-fl-games", "v-fl-games"])
-def test_in_sequence_one_plays_at_a_time_and_the_next_one_sees_it(name: str) -> None:
-    table = Table(game(name, *MLP, "order=sequential", clients=3))
+def test_who_plays_when() -> None:
+    players = ["a", "b", "c"]
+
+    def turns(hparams: FLGames) -> str:
+        return " ".join("".join(hparams.movers(number, players)) or "φ" for number in range(1, 10))
+
+    assert turns(FFLGames(order="sequential")) == "a b c a b c a b c"
+    assert turns(FFLGames()) == " ".join(["abc"] * 9)
+    assert turns(VFLGames(order="sequential")) == "φ a b c φ a b c φ"
+    assert turns(VFLGames(order="sequential", representation_per="turn")) == "φ a φ b φ c φ a φ"
+    assert turns(VFLGames()) == "φ abc φ abc φ abc φ abc φ"
+    assert turns(VFLGames(representation_per="turn")) == turns(VFLGames())
+
+
+@pytest.mark.parametrize(
+    ("name", "per", "phi"),
+    [("f-fl-games", (), ()), ("v-fl-games", (), (5,)), ("v-fl-games", ("representation_per=turn",), (3, 5, 7))],
+)
+def test_in_sequence_one_plays_at_a_time_and_the_next_one_sees_it(
+    name: str, per: tuple[str, ...], phi: tuple[int, ...]
+) -> None:
+    table = Table(game(name, *MLP, "order=sequential", *per, clients=3))
     seen: dict[str, Any] = {}
 
     def spy(request: Message, reply: Message) -> Message:
@@ -494,7 +513,7 @@ def test_in_sequence_one_plays_at_a_time_and_the_next_one_sees_it(name: str) -> 
         seen.clear()
         after = table.round()
         changed = {record for record in after if not equal(after[record], before[record])}
-        if name == "v-fl-games" and number % 2:
+        if number in phi:
             assert changed == {MODEL}
         else:
             assert changed == {f"client-{turn % 3}"}
@@ -566,6 +585,36 @@ def test_under_adam_opposed_clients_cancel_the_shortcut_and_others_do_not(
     assert slope.tolist() == pytest.approx(ends, abs=0.05)
     own = ensemble["client-0"]["classifier.weight"]
     assert abs(float(own[1, 1] - own[0, 1] - slope[1])) > 2  # while each pulls its own way
+
+
+@pytest.mark.parametrize("unit", ["step", "epoch"])
+def test_shuffled_epochs_go_on_from_round_to_round(unit: Literal["step", "epoch"]) -> None:
+    """40 samples in mini-batches of 16, three in a pass; two a round, or two passes."""
+    hparams = FFLGames(sampling="epochs", batch_size=16, local_steps=2, local_unit=unit)
+    player = client(hparams)
+
+    def drawn(player: FLGamesClient, rounds: range) -> list[Tensor]:
+        return [batch.x for round_ in rounds for batch in player.batches(2, round_)]
+
+    found = drawn(player, range(1, 7) if unit == "step" else range(1, 3))
+    assert [len(x) for x in found] == [16, 16, 8] * 4
+    passes = [torch.cat(found[at : at + 3]) for at in range(0, 12, 3)]
+    for x in passes:
+        assert torch.equal(x.sort(dim=0).values, player.data.train.x.sort(dim=0).values)
+    assert not any(torch.equal(one, other) for one, other in pairwise([player.data.train.x, *passes]))
+    # They follow from the round alone, whatever ran before it, and are each client's own.
+    for round_ in (5, 2):
+        for one, other in zip(
+            drawn(client(hparams), range(round_, round_ + 1)), player.batches(2, round_), strict=True
+        ):
+            assert torch.equal(one, other.x)
+    assert not torch.equal(found[0], drawn(client(hparams, number=1), range(1, 2))[0])
+
+
+def test_fresh_draws_are_every_methods() -> None:
+    player, local = client(FFLGames(batch_size=16)), LocalClient(_site(), Local(batch_size=16), {})
+    for one, other in zip(player.batches(4, 3), local.batches(4, 3), strict=True):
+        assert torch.equal(one.x, other.x)
 
 
 # ---------------------------------------------------------------------- the representation
@@ -744,6 +793,134 @@ def test_a_game_may_go_on_for_ever(settings: list[str]) -> None:
     )
 
 
+def uneven(config: RunConfig) -> Table:
+    """A game in which client-1 has a quarter of its samples."""
+    table = Table(config)
+    site = table.runtime.host.site(config.task(), config, 1)
+    few = ClientData(site.data.train[torch.arange(10)], site.data.validation, site.data.test)
+    table.runtime.host._sites[config.task(), 1] = Site(site.client, few, site.network, site.seed)
+    return table
+
+
+def pooled(table: Table, ensemble: dict[str, Tensors]) -> float:
+    """The ensemble's accuracy on all clients' training data, counted in one place."""
+    net, config = table.strategy.network, table.strategy.run
+    players = [tensors for record, tensors in ensemble.items() if record != MODEL]
+    data = [table.runtime.host.site(config.task(), config, k).data.train for k in range(len(players))]
+    x, y = torch.cat([d.x for d in data]), torch.cat([d.y for d in data])
+    if MODEL in ensemble:
+        x = net.features(ensemble[MODEL], x)
+    run = net.classify if MODEL in ensemble else net.predict
+    return int((sum(run(w, x) for w in players).argmax(dim=1) == y).sum()) / len(y)
+
+
+NEVER = ("warm_start=3", "termination=1e-9")
+"""Measured from round 3 on, and never low enough."""
+
+RULES = [
+    ("f-fl-games", ()),
+    ("f-fl-games", ("order=sequential",)),
+    ("v-fl-games", ("order=sequential", "fast=false", "sampling=epochs")),
+    ("v-fl-games", ("order=sequential", "buffer=2")),
+    ("v-fl-games", ("fast=false",)),
+]
+
+
+@pytest.mark.parametrize(("name", "settings"), RULES)
+def test_the_ending_is_decided_on_all_training_samples(name: str, settings: tuple[str, ...]) -> None:
+    table = uneven(game(name, *MLP, *NEVER, *settings, clients=3))
+    ensemble = table.round()
+    for number in range(2, 10):
+        before, ensemble = ensemble, table.round()
+        if number >= 3:
+            assert table.work.clients.keys() == {1, 2, 3}
+            assert table.metrics["accuracy"] == pytest.approx(pooled(table, before), abs=1e-9)
+    played = [number for number in range(1, 10) if table.strategy.hparams.movers(number, table.strategy.players)]
+    turns = len(played) * (1 if "order=sequential" in settings else 3)
+    assert sum(table.strategy.played.values()) == turns
+
+
+@pytest.mark.parametrize(("name", "settings"), RULES)
+def test_to_measure_does_not_change_the_game(name: str, settings: tuple[str, ...]) -> None:
+    measured, not_measured = (
+        Table(game(name, *MLP, *NEVER, *settings, f"ending_share={share}", clients=3)) for share in (1, 0)
+    )
+    for _ in range(8):
+        assert same(measured.round(), not_measured.round())
+    if "order=sequential" in settings:
+        d = sum(tensor.numel() for tensor in measured.strategy.ensemble["client-0"].values())
+        phi = sum(tensor.numel() for tensor in measured.strategy.ensemble.get(MODEL, {}).values())
+        assert floats(measured.work) == (3 * (2 * d + phi), d)
+        assert floats(not_measured.work) == (2 * d + phi, d)
+
+
+def test_summed_parameters_are_measured_like_outputs() -> None:
+    tables = [
+        Table(game("f-fl-games", *LINEAR, *NEVER, "order=sequential", f"space={s}", clients=3))
+        for s in ("function", "parameter")
+    ]
+    for _ in range(6):
+        before = tables[1].strategy.ensemble
+        for table in tables:
+            table.round()
+    assert tables[1].metrics["accuracy"] == pytest.approx(pooled(tables[1], before), abs=1e-9)
+    assert tables[0].metrics["accuracy"] == pytest.approx(tables[1].metrics["accuracy"], abs=0.02)
+
+
+def test_a_share_of_the_samples_is_drawn_once() -> None:
+    heard = {round_: request(3, 3, round_=round_, client1=whole(1)) for round_ in (1, 100, 101)}
+    found = client(FFLGames(), {PREDICTOR: whole(0)})._measured(heard[100])["accuracy"]
+    z = sum(NET.predict(whole(k), examples(40).x) for k in (0, 1))
+    assert found == int((z.argmax(dim=1) == examples(40).y).sum()) / 40
+    few = client(FFLGames(ending_share=0.25), {PREDICTOR: whole(0)})
+    seen: list[Tensor] = []
+    few.score = lambda predict, data: seen.append(data.x) or FLGamesClient.score(few, predict, data)  # type: ignore
+    assert few._measured(heard[100]) == few._measured(heard[101])
+    assert len(seen[0]) == 10
+    assert torch.equal(*seen)
+    assert few._measured(heard[1]) == {}
+    assert client(FFLGames(ending_share=0), {PREDICTOR: whole(0)})._measured(heard[100]) == {}
+    assert client(FFLGames(termination=0), {PREDICTOR: whole(0)})._measured(heard[100]) == {}
+
+
+def test_fast_costs_no_second_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    passes: list[int] = []
+    score = FLGamesClient.score
+    monkeypatch.setattr(FLGamesClient, "score", lambda *given: passes.append(1) or score(*given))
+    for fast, expected in (("true", 0), ("false", 4)):
+        table = Table(game("v-fl-games", *MLP, *NEVER, f"fast={fast}"))
+        table.rounds(2)
+        passes.clear()
+        table.round()  # φ's
+        assert len(passes) == expected
+
+
+def test_the_game_ends_where_all_samples_say_so_whatever_those_of_a_round_say() -> None:
+    """The accuracies by hand of a game that does not end; then the same game with a threshold between them."""
+    settings = ("order=sequential", "warm_start=3", "batch_size=2", "learning_rate=0.5")
+    table = Table(game("f-fl-games", *MLP, *settings, "termination=1e-9"))
+    ensembles = table.rounds(9)
+    truth = [pooled(table, ensemble) for ensemble in ensembles]  # of the ensemble that round t + 2 starts from
+    first = next(number for number in range(3, 10) if truth[number - 2] < 0.9)
+    ended = Table(game("f-fl-games", *MLP, *settings, "termination=0.9"))
+    found = ended.rounds(9)
+    assert ended.strategy.ended == first
+    assert all(same(ensemble, ensembles[first - 2]) for ensemble in found[first - 1 :])
+
+
+def test_a_client_that_cannot_measure_does_not_stop_another_ones_turn() -> None:
+    def spoil(request: Message, reply: Message) -> Message | None:
+        return None if request.metadata.dst_node_id == 2 and request.metadata.group_id == "4" else reply
+
+    table = Table(game("f-fl-games", *MLP, *NEVER, "order=sequential", clients=3), spoil)
+    table.rounds(3)
+    before = table.strategy.ensemble
+    after = table.round()  # client-0's turn
+    assert table.work.left_out == {"client-1": "did not answer in time"}
+    assert not equal(before["client-0"], after["client-0"])
+    assert table.strategy.played["client-0"] == 2
+
+
 def test_an_ended_run_is_evaluated_to_its_last_round_and_summed_up(tmp_path: Path) -> None:
     config = game("f-fl-games", *MLP, "warm_start=3", "termination=1")
     folder = RunFolder.create(tmp_path / "run", config)
@@ -824,6 +1001,9 @@ def test_a_client_that_does_not_say_how_the_ensemble_does_is_left_out(told: Any)
         (["order=clockwise"], "method.order: 'clockwise' is not possible"),
         (["termination=60"], "method.termination: 60 is not possible"),
         (["local_steps=0"], "method.local_steps: 0 is not possible"),
+        (["ending_share=10"], "method.ending_share: 10 is not possible"),
+        (["sampling=epoch"], "method.sampling: 'epoch' is not possible"),
+        (["representation_per=cycle"], "unknown key 'representation_per'"),
     ],
 )
 def test_what_a_user_can_get_wrong(settings: list[str], sentence: str) -> None:
@@ -860,6 +1040,7 @@ class Stop(Exception):  # noqa: N818
         ("v-fl-games", ["model.hidden=[6]", "space=parameter", "buffer=2"]),
         ("v-fl-games", [*MLP, "optimizer=sgd", "buffer=0", "fast=false"]),
         ("f-fl-games", [*MLP, "warm_start=3", "termination=1"]),
+        ("v-fl-games", [*MLP, "order=sequential", "sampling=epochs", "fast=false", "ending_share=0.5", *NEVER]),
     ],
 )
 def test_a_resumed_game_goes_on_as_it_would_have(name: str, settings: list[str], tmp_path: Path) -> None:
