@@ -123,7 +123,7 @@ class FLGames(LocalTraining):
         return super().caution(scenario)
 
     def turn(self, round_: int, players: int) -> int | None:
-        """How many turns were before this round's; None: it is the representation's."""
+        """A number whose remainder by the players is whose turn it is; None: the representation's."""
         return round_ - 1
 
     def movers(self, round_: int, players: Sequence[str]) -> Sequence[str]:
@@ -176,7 +176,7 @@ class VFLGames(FLGames):
     name: Literal["v-fl-games"] = "v-fl-games"
     representation_per: Literal["cycle", "turn"] = knob(
         "cycle",
-        "φ steps once in a cycle of all clients' turns, or before every turn; the same where all play at once",
+        "φ steps once, before all clients' turns from the last to the first; or before every turn, from the first on",
         source="IRM Games (Ahuja et al. 2020), its code",
     )
     fast: bool = knob(
@@ -195,6 +195,7 @@ class VFLGames(FLGames):
     )
 
     def turn(self, round_: int, players: int) -> int | None:
+        """As in IRM Games' code a cycle is φ, then its players from the last to the first."""
         together = players if (self.order, self.representation_per) == ("sequential", "cycle") else 1
         cycles, place = divmod(round_ - 1, 1 + together)
-        return cycles * together + place - 1 if place else None
+        return (cycles + 1) * together - place if place else None

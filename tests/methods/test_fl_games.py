@@ -486,20 +486,24 @@ def test_who_plays_when() -> None:
 
     assert turns(FFLGames(order="sequential")) == "a b c a b c a b c"
     assert turns(FFLGames()) == " ".join(["abc"] * 9)
-    assert turns(VFLGames(order="sequential")) == "φ a b c φ a b c φ"
+    assert turns(VFLGames(order="sequential")) == "φ c b a φ c b a φ"
     assert turns(VFLGames(order="sequential", representation_per="turn")) == "φ a φ b φ c φ a φ"
     assert turns(VFLGames()) == "φ abc φ abc φ abc φ abc φ"
     assert turns(VFLGames(representation_per="turn")) == turns(VFLGames())
 
 
 @pytest.mark.parametrize(
-    ("name", "per", "phi"),
-    [("f-fl-games", (), ()), ("v-fl-games", (), (5,)), ("v-fl-games", ("representation_per=turn",), (3, 5, 7))],
+    ("name", "settings", "plan"),
+    [
+        ("f-fl-games", (), "01201201"),
+        ("v-fl-games", (), "φ210φ210"),
+        ("v-fl-games", ("representation_per=turn",), "φ0φ1φ2φ0"),
+    ],
 )
 def test_in_sequence_one_plays_at_a_time_and_the_next_one_sees_it(
-    name: str, per: tuple[str, ...], phi: tuple[int, ...]
+    name: str, settings: tuple[str, ...], plan: str
 ) -> None:
-    table = Table(game(name, *MLP, "order=sequential", *per, clients=3))
+    table = Table(game(name, *MLP, "order=sequential", *settings, clients=3))
     seen: dict[str, Any] = {}
 
     def spy(request: Message, reply: Message) -> Message:
@@ -508,20 +512,17 @@ def test_in_sequence_one_plays_at_a_time_and_the_next_one_sees_it(
         return reply
 
     table.grid.spoil = spy
-    before, turn = table.round(), 1 if name == "f-fl-games" else 0
-    for number in range(2, 9):
+    before, last = table.round(), plan[0]
+    for player in plan[1:]:
         seen.clear()
         after = table.round()
-        changed = {record for record in after if not equal(after[record], before[record])}
-        if number in phi:
-            assert changed == {MODEL}
-        else:
-            assert changed == {f"client-{turn % 3}"}
-            assert table.work.clients.keys() == {turn % 3 + 1}
-            last = f"client-{(turn - 1) % 3}"
-            assert equal(seen[last], before[last])
-            turn += 1
-        before = after
+        moved = MODEL if player == "φ" else f"client-{player}"
+        assert {record for record in after if not equal(after[record], before[record])} == {moved}
+        if player != "φ":
+            assert table.work.clients.keys() == {int(player) + 1}
+            mover = MODEL if last == "φ" else f"client-{last}"
+            assert equal(seen[mover], before[mover])
+        before, last = after, player
 
 
 def test_every_player_draws_its_own_first_predictor() -> None:
