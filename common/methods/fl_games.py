@@ -176,7 +176,7 @@ class VFLGames(FLGames):
     name: Literal["v-fl-games"] = "v-fl-games"
     representation_per: Literal["cycle", "turn"] = knob(
         "cycle",
-        "φ steps once, before all clients' turns from the last to the first; or before every turn, from the first on",
+        "φ steps before a cycle of all clients' turns, last to first; or before every turn, first to last",
         source="IRM Games (Ahuja et al. 2020), its code",
     )
     fast: bool = knob(
