@@ -44,7 +44,7 @@ from common.data.scenario import Scenario
 from common.errors import RunStopped, UserError
 from common.files import load_tensors, save_tensors
 from common.methods.fedavg import FedAvg
-from common.models import Tensors, network
+from common.models import Tensors, build, network
 from common.seeding import torch_generator
 
 TOLERANCE = 1e-6
@@ -238,7 +238,7 @@ def bare(case: Case, out: Path) -> Figures:
     data = [scenario.client_data(number, SEED, None).train for number in range(scenario.clients)]
     samples = sum(len(train) for train in data)
     weights = network(config.model, scenario.input_shape, scenario.classes).initial(SEED)
-    model = config.model.build(scenario.input_shape, scenario.classes)
+    model = build(config.model, scenario.input_shape, scenario.classes)
     optimizer = torch.optim.SGD(model.parameters(), lr=config.method.learning_rate)
     for round_ in range(1, config.rounds + 1):
         # In float64, as the local runtime has it: the order of float32 sums shows after some rounds.

@@ -3,28 +3,14 @@
 import os
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
+from client.settings import DEFAULTS, SETTINGS
 from common.errors import UserError
 
 Handler = Callable[[Message, Context], Message]
-
-SETTINGS = {
-    "state-dir": "PERENNIAL_STATE",
-    "data-root": "PERENNIAL_DATA",
-    "device": "PERENNIAL_DEVICE",
-    "worker": "PERENNIAL_WORKER",
-}
-"""A node's own settings, as `--node-config` knows them, and the environment's names for them."""
-DEFAULTS = {
-    "state-dir": str(Path.home() / ".perennial" / "state"),
-    "data-root": "",
-    "device": "auto",
-    "worker": "on" if sys.platform == "linux" else "off",  # a worker watches its parent in /proc
-}
 
 
 class OneHandlerApp(ClientApp):

@@ -15,7 +15,7 @@ from common.errors import UserError
 from common.knobs import knob
 from common.methods import method_class
 from common.methods.base import Method
-from common.models import ModelSettings, model_settings
+from common.model_settings import ModelSettings, model_settings
 from common.privacy import NoMechanism, Privacy, mechanism_class
 from common.suggest import meant, unknown
 

@@ -1,5 +1,7 @@
 """Files that are complete or absent: written beside their place, flushed to disk, renamed."""
 
+from __future__ import annotations
+
 import json
 import os
 import re
@@ -7,11 +9,12 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError
-from safetensors.torch import load, save_file
 
-from common.models import Tensors, divided, joined
+if TYPE_CHECKING:
+    from common.models import Tensors
 
 OPEN, PRIVATE = 0o644, 0o600
 """Modes of files, whatever the umask: results, which a container writes as another user than the one who looks at
@@ -25,6 +28,8 @@ def write_text(path: Path, text: str, mode: int = OPEN) -> None:
 
 def save_tensors(path: Path, tensors: Tensors, facts: Mapping[str, str] | None = None, mode: int = OPEN) -> None:
     """Write named tensors, and facts about them as text, as a safetensors file."""
+    from safetensors.torch import save_file
+
     # safetensors refuses views and shared storage.
     plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     # It also sorts them by size; code that walks two models side by side needs the order back.
@@ -39,6 +44,8 @@ def load_tensors(path: Path) -> Tensors:
 
 def load_with_facts(path: Path) -> tuple[Tensors, dict[str, str]]:
     """The tensors, and the facts about them. Raises as `load_tensors` does."""
+    from safetensors.torch import load
+
     # Not a memory map, as of `safe_open`: whoever overwrites the file in place would end the process by SIGBUS.
     data = path.read_bytes()
     tensors = load(data)
@@ -52,11 +59,15 @@ def load_with_facts(path: Path) -> tuple[Tensors, dict[str, str]]:
 
 def save_records(path: Path, records: Mapping[str, Tensors], mode: int = OPEN) -> None:
     """Write named records of tensors as one safetensors file, with keys `RECORD/TENSOR`."""
+    from common.models import joined
+
     save_tensors(path, joined(records), mode=mode)
 
 
 def load_records(path: Path) -> dict[str, Tensors]:
     """Read what `save_records` wrote. Raises `OSError`, `SafetensorError` or `ValueError`."""
+    from common.models import divided
+
     return divided(load_tensors(path))
 
 

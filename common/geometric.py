@@ -1,12 +1,14 @@
 """The weighted geometric mean, for a server over clients as for a client over mini-batches."""
 
+from __future__ import annotations
+
 import math
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
-from common.models import Tensors
+    from common.models import Tensors
 
 FLOOR = 1e-10
 """What FedILC's code adds to every magnitude before the logarithm."""
@@ -32,6 +34,8 @@ class GeometricMean:
 
     def add(self, gradient: Tensors) -> None:
         """Take in one gradient, of the same names and shapes as the others."""
+        import torch
+
         flat = torch.cat([part.flatten() for part in gradient.values()]).double()
         if not self.weight:
             self._like = gradient
@@ -45,6 +49,8 @@ class GeometricMean:
 
     def result(self) -> Tensors:
         """The mean so far, in the shapes and types that came in. Raises `ValueError` before the first `add`."""
+        import torch
+
         if not self.weight:
             raise ValueError("the mean of nothing")
         (positive, negative), (up, down) = self._counts, self._logs

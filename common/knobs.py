@@ -1,11 +1,15 @@
 """A configuration field with everything that a user, a sweep or a reader of the paper wants to know of it."""
 
+from __future__ import annotations
+
 import math
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 from pydantic import Field
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 @dataclass(frozen=True)

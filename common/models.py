@@ -4,23 +4,19 @@ Every model is a classifier on a featurizer (f = w∘Φ), and says of itself whi
 live outside it: a method keeps them as `Tensors`, and `Network` runs them.
 """
 
-import difflib
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, singledispatch
 from itertools import pairwise
 from math import prod
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError, model_validator
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from common.errors import UserError
-from common.knobs import knob
+from common.model_settings import CnnGroupNorm, ConvNet, Lenet, Logistic, Mlp, ModelSettings, ResNet18
 from common.seeding import derive
-from common.suggest import unknown
 
 Tensors = dict[str, Tensor]
 """Parameters and buffers by their state-dict names, such as "classifier.weight"."""
@@ -73,173 +69,101 @@ class OneLogit(nn.Linear):
         return torch.cat([torch.zeros_like(z), z], dim=1)
 
 
-# --- The settings of each model ------------------------------------------------------------------------
+# --- Building each of them ---------------------------------------------------------------------------------
 
 
-class ModelSettings(BaseModel, ABC):
-    """Base of all model settings: frozen, so that equal settings are one key of `network`."""
+@singledispatch
+def build(settings: ModelSettings, input_shape: tuple[int, ...], classes: int) -> Model:
+    """A freshly initialised model, drawn from torch's global generator.
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    summary: ClassVar[str]
-    """One line for `perennial list models`."""
-    source: ClassVar[str]
-    """The paper that the model is from."""
-
-    name: str
-
-    @property
-    def batch_norm(self) -> bool:
-        """Whether it has BatchNorm layers."""
-        return False
-
-    @abstractmethod
-    def build(self, input_shape: tuple[int, ...], classes: int) -> Model:
-        """A freshly initialised model, drawn from torch's global generator.
-
-        `input_shape` is one sample's; `classes` is the number of logits. Raises `UserError` for a shape that
-        the model cannot take.
-        """
-
-    def _image(
-        self, input_shape: tuple[int, ...], shrink: Callable[[int], int] = lambda side: side
-    ) -> tuple[int, int, int]:
-        """Channels, and the height and width that `shrink` leaves; `UserError` where it leaves nothing."""
-        if len(input_shape) != 3:
-            shape = "x".join(map(str, input_shape))
-            raise UserError(
-                f"model {self.name!r} needs images (channels x height x width), "
-                f"but a sample here has shape {shape}"
-            )
-        channels, height, width = input_shape
-        if min(shrink(height), shrink(width)) < 1:
-            least = next(side for side in range(1, 1000) if shrink(side) >= 1)
-            raise UserError(
-                f"model {self.name!r} needs images of at least {least}x{least} pixels, "
-                f"but these have {height}x{width}"
-            )
-        return channels, shrink(height), shrink(width)
-
-
-class Logistic(ModelSettings):
-    """Multinomial logistic regression."""
-
-    summary = "one linear layer on the flattened sample"
-    source = "CGPFL's MLR, Tang 2025 §3.8.1"
-
-    name: Literal["logistic"] = "logistic"
-
-    def build(self, input_shape: tuple[int, ...], classes: int) -> Model:
-        return Model(nn.Flatten(), nn.Linear(prod(input_shape), classes))
-
-
-class Mlp(ModelSettings):
-    """Fully connected layers; the last one is the classifier unless `head_layers` says otherwise."""
-
-    summary = "fully connected layers on the flattened sample"
-    source = "Tang 2025 §3.8.1 and §4.5.2, PerInvFL A.4, FedILC §5.1, IRM Games' code"
-
-    name: Literal["mlp"] = "mlp"
-    hidden: tuple[PositiveInt, ...] = knob(
-        (390,), "widths of the hidden layers", source="one: Tang 2025 §4.5.2; 390: PerInvFL A.4", min_length=1
-    )
-    activation: Literal["relu", "elu"] = knob(
-        "relu", "after each hidden layer", source="PerInvFL A.4; elu: IRM Games' code"
-    )
-    init: Literal["torch", "xavier"] = knob(
-        "torch", "PyTorch's own draw, or Xavier-uniform weights and zero biases",
-        source="xavier: the codes of Arjovsky et al. 2019 and of FedILC",
-    )  # fmt: skip
-    linear_features: bool = knob(
-        False, "leave out the activation after the featurizer's last layer", source="FedILC's code"
-    )
-    head_layers: int = knob(
-        0, "how many of the hidden layers, from the last, are the classifier's",
-        source="IRM Games' code", ge=0,
-    )  # fmt: skip
-    one_logit: bool = knob(
-        False, "for two classes: the classifier has one output z, and the logits are (0, z)",
-        source="FedILC's code",
-    )  # fmt: skip
-    norm: Literal["none", "batch"] = knob(
-        "none", "BatchNorm before each activation, for FedBN and its control", source="ours; not given in FL Games"
-    )
-
-    @property
-    def batch_norm(self) -> bool:
-        return self.norm == "batch"
-
-    @model_validator(mode="after")
-    def _check_head(self) -> "Mlp":
-        own = len(self.hidden) - self.head_layers
-        if own < 0:
-            raise ValueError(f"head_layers = {self.head_layers}, but hidden has {len(self.hidden)} layer(s)")
-        if own == 0 and self.linear_features:
-            raise ValueError("linear_features needs a hidden layer that head_layers leaves to the featurizer")
-        return self
-
-    def build(self, input_shape: tuple[int, ...], classes: int) -> Model:
-        activation = nn.ReLU if self.activation == "relu" else nn.ELU
-        layers: list[nn.Module] = []
-        for wide, narrow in pairwise((prod(input_shape), *self.hidden)):
-            norm = [nn.BatchNorm1d(narrow)] if self.batch_norm else []
-            layers += [nn.Linear(wide, narrow), *norm, activation()]
-        split = len(layers) - len(layers) // len(self.hidden) * self.head_layers
-        featurizer = [nn.Flatten(), *layers[: split - 1 if self.linear_features else split]]
-        if self.one_logit and classes != 2:
-            raise UserError(f"model.one_logit is for two classes, but here there are {classes}; leave it out")
-        output = OneLogit(self.hidden[-1]) if self.one_logit else nn.Linear(self.hidden[-1], classes)
-        # A classifier of one layer is that layer itself: its tensors are "classifier.weight" and "…bias".
-        head = nn.Sequential(*layers[split:], output) if self.head_layers else output
-        model = Model(nn.Sequential(*featurizer), head)
-        if self.init == "xavier":
-            for layer in model.modules():
-                if isinstance(layer, nn.Linear):
-                    nn.init.xavier_uniform_(layer.weight)
-                    nn.init.zeros_(layer.bias)
-        return model
-
-
-class _Lenet(ModelSettings):
-    """Two 5x5 convolutions, each with ReLU and 2x2 max-pooling, and two fully connected layers.
-
-    No BatchNorm, since CGPFL averages and clusters the parameters.
+    `input_shape` is one sample's; `classes` is the number of logits. Raises `UserError` for a shape that
+    the model cannot take.
     """
-
-    channels: ClassVar[tuple[int, int]]
-    width: ClassVar[int]
-
-    def build(self, input_shape: tuple[int, ...], classes: int) -> Model:
-        channels, height, width = self._image(input_shape, lambda side: ((side - 4) // 2 - 4) // 2)
-        first, second = self.channels
-        featurizer = nn.Sequential(
-            nn.Conv2d(channels, first, 5), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Conv2d(first, second, 5), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Flatten(), nn.Linear(second * height * width, self.width), nn.ReLU(),
-        )  # fmt: skip
-        return Model(featurizer, nn.Linear(self.width, classes))
+    raise NotImplementedError(f"nothing builds {type(settings).__name__}")
 
 
-class CnnSmall(_Lenet):
-    """LeNet with 6 and 16 channels, 120 features."""
-
-    summary = "two convolutions (6, 16 channels), 120 features"
-    source = "CGPFL's CIFAR-10 CNN, Tang 2025 §3.8.1; sizes ours, after pFedMe's public code"
-    channels = (6, 16)
-    width = 120
-
-    name: Literal["cnn-small"] = "cnn-small"
+@build.register
+def _logistic(settings: Logistic, input_shape: tuple[int, ...], classes: int) -> Model:
+    return Model(nn.Flatten(), nn.Linear(prod(input_shape), classes))
 
 
-class CnnLarge(_Lenet):
-    """LeNet with 32 and 64 channels, 512 features."""
+@build.register
+def _mlp(settings: Mlp, input_shape: tuple[int, ...], classes: int) -> Model:
+    activation = nn.ReLU if settings.activation == "relu" else nn.ELU
+    layers: list[nn.Module] = []
+    for wide, narrow in pairwise((prod(input_shape), *settings.hidden)):
+        norm = [nn.BatchNorm1d(narrow)] if settings.batch_norm else []
+        layers += [nn.Linear(wide, narrow), *norm, activation()]
+    split = len(layers) - len(layers) // len(settings.hidden) * settings.head_layers
+    featurizer = [nn.Flatten(), *layers[: split - 1 if settings.linear_features else split]]
+    if settings.one_logit and classes != 2:
+        raise UserError(f"model.one_logit is for two classes, but here there are {classes}; leave it out")
+    output = OneLogit(settings.hidden[-1]) if settings.one_logit else nn.Linear(settings.hidden[-1], classes)
+    # A classifier of one layer is that layer itself: its tensors are "classifier.weight" and "…bias".
+    head = nn.Sequential(*layers[split:], output) if settings.head_layers else output
+    model = Model(nn.Sequential(*featurizer), head)
+    if settings.init == "xavier":
+        for layer in model.modules():
+            if isinstance(layer, nn.Linear):
+                nn.init.xavier_uniform_(layer.weight)
+                nn.init.zeros_(layer.bias)
+    return model
 
-    summary = "two convolutions (32, 64 channels), 512 features"
-    source = "CGPFL's CIFAR-10 CNN, Tang 2025 §3.8.1; sizes ours, for a GPU"
-    channels = (32, 64)
-    width = 512
 
-    name: Literal["cnn-large"] = "cnn-large"
+@build.register
+def _lenet(settings: Lenet, input_shape: tuple[int, ...], classes: int) -> Model:
+    channels, height, width = _image(settings, input_shape, lambda side: ((side - 4) // 2 - 4) // 2)
+    first, second = settings.channels
+    featurizer = nn.Sequential(
+        nn.Conv2d(channels, first, 5), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(first, second, 5), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(second * height * width, settings.width), nn.ReLU(),
+    )  # fmt: skip
+    return Model(featurizer, nn.Linear(settings.width, classes))
+
+
+@build.register
+def _convnet(settings: ConvNet, input_shape: tuple[int, ...], classes: int) -> Model:
+    channels, _, _ = _image(settings, input_shape)
+    featurizer = nn.Sequential(
+        *_conv_norm(channels, 64), *_conv_norm(64, 128, stride=2), *_conv_norm(128, 128),
+        *_conv_norm(128, 128), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+    )  # fmt: skip
+    return Model(featurizer, _kaiming(nn.Linear(128, classes)))
+
+
+@build.register
+def _cnn_groupnorm(settings: CnnGroupNorm, input_shape: tuple[int, ...], classes: int) -> Model:
+    # Pool, stride-2 convolution (rounds up), pool, pool.
+    channels, height, width = _image(settings, input_shape, lambda side: (side // 2 + 1) // 2 // 2 // 2)
+    featurizer = nn.Sequential(
+        *_conv_norm(channels, 64), nn.MaxPool2d(2),
+        *_conv_norm(64, 128, stride=2), nn.MaxPool2d(2),
+        *_conv_norm(128, 128), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(128 * height * width, 128),
+    )  # fmt: skip
+    return Model(featurizer, nn.Linear(128, classes))
+
+
+@build.register
+def _resnet18(settings: ResNet18, input_shape: tuple[int, ...], classes: int) -> Model:
+    # Importing torchvision takes seconds, and only this model needs it here.
+    from torchvision.models import resnet18
+
+    channels, _, _ = _image(settings, input_shape)
+    norm = nn.BatchNorm2d if settings.batch_norm else lambda width: nn.GroupNorm(GROUPS, width)
+    featurizer = resnet18(weights=None, norm_layer=norm)
+    if settings.small_input:
+        featurizer.conv1 = nn.Conv2d(channels, 64, 3, padding=1, bias=False)
+        featurizer.maxpool = nn.Identity()
+    elif channels != 3:
+        featurizer.conv1 = nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False)
+    nn.init.kaiming_normal_(featurizer.conv1.weight, mode="fan_out", nonlinearity="relu")
+    featurizer.fc = nn.Identity()
+    if not settings.head_hidden:
+        return Model(featurizer, nn.Linear(512, classes))
+    hidden, output = nn.Linear(512, settings.head_hidden), nn.Linear(settings.head_hidden, classes)
+    return Model(featurizer, nn.Sequential(_kaiming(hidden), nn.ReLU(), _kaiming(output)))
 
 
 def _conv_norm(inputs: int, outputs: int, stride: int = 1) -> list[nn.Module]:
@@ -251,118 +175,24 @@ def _kaiming(layer: nn.Linear) -> nn.Linear:
     return layer
 
 
-class ConvNet(ModelSettings):
-    """Four 3x3 convolutions with GroupNorm after the ReLU, and global average pooling to 128 features."""
-
-    summary = "four convolutions with GroupNorm, average-pooled to 128 features"
-    source = "FedIIR's RotatedMNIST network, §5.1 and its public code"
-
-    name: Literal["convnet"] = "convnet"
-
-    def build(self, input_shape: tuple[int, ...], classes: int) -> Model:
-        channels, _, _ = self._image(input_shape)
-        featurizer = nn.Sequential(
-            *_conv_norm(channels, 64), *_conv_norm(64, 128, stride=2), *_conv_norm(128, 128),
-            *_conv_norm(128, 128), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
-        )  # fmt: skip
-        return Model(featurizer, _kaiming(nn.Linear(128, classes)))
-
-
-class CnnGroupNorm(ModelSettings):
-    """Three 3x3 convolutions, each with ReLU, GroupNorm and 2x2 max-pooling, and 128 linear features."""
-
-    summary = "three convolutions with GroupNorm and max-pooling, 128 linear features"
-    source = "FedILC's Rotated-CIFAR10 network, its public code"
-
-    name: Literal["cnn-groupnorm"] = "cnn-groupnorm"
-
-    def build(self, input_shape: tuple[int, ...], classes: int) -> Model:
-        # Pool, stride-2 convolution (rounds up), pool, pool.
-        channels, height, width = self._image(input_shape, lambda side: (side // 2 + 1) // 2 // 2 // 2)
-        featurizer = nn.Sequential(
-            *_conv_norm(channels, 64), nn.MaxPool2d(2),
-            *_conv_norm(64, 128, stride=2), nn.MaxPool2d(2),
-            *_conv_norm(128, 128), nn.MaxPool2d(2),
-            nn.Flatten(), nn.Linear(128 * height * width, 128),
-        )  # fmt: skip
-        return Model(featurizer, nn.Linear(128, classes))
-
-
-class ResNet18(ModelSettings):
-    """torchvision's ResNet-18 from scratch: 512 features, and a linear or FedIIR's two-layer classifier."""
-
-    summary = "ResNet-18 from scratch, 512 features"
-    source = "Tang 2025 §4.5.2, PerInvFL A.4, FedIIR §5.1"
-
-    name: Literal["resnet18"] = "resnet18"
-    norm: Literal["batch", "group"] = knob(
-        "batch", "BatchNorm, whose running statistics are buffers, or GroupNorm, which has none",
-        source="He et al. 2016; group: ours",
-    )  # fmt: skip
-    head_hidden: int = knob(
-        0, "width of the classifier's hidden layer; 0 for a linear classifier",
-        source="FedIIR's public code: 256", ge=0,
-    )  # fmt: skip
-    small_input: bool = knob(False, "3x3 stride-1 stem without max-pooling, for images of 64 pixels or fewer")
-
-    @property
-    def batch_norm(self) -> bool:
-        return self.norm == "batch"
-
-    def build(self, input_shape: tuple[int, ...], classes: int) -> Model:
-        # Importing torchvision takes seconds, and only this model needs it here.
-        from torchvision.models import resnet18
-
-        channels, _, _ = self._image(input_shape)
-        norm = nn.BatchNorm2d if self.batch_norm else lambda width: nn.GroupNorm(GROUPS, width)
-        featurizer = resnet18(weights=None, norm_layer=norm)
-        if self.small_input:
-            featurizer.conv1 = nn.Conv2d(channels, 64, 3, padding=1, bias=False)
-            featurizer.maxpool = nn.Identity()
-        elif channels != 3:
-            featurizer.conv1 = nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False)
-        nn.init.kaiming_normal_(featurizer.conv1.weight, mode="fan_out", nonlinearity="relu")
-        featurizer.fc = nn.Identity()
-        if not self.head_hidden:
-            return Model(featurizer, nn.Linear(512, classes))
-        hidden, output = nn.Linear(512, self.head_hidden), nn.Linear(self.head_hidden, classes)
-        return Model(featurizer, nn.Sequential(_kaiming(hidden), nn.ReLU(), _kaiming(output)))
-
-
-MODELS: dict[str, type[ModelSettings]] = {
-    str(kind.model_fields["name"].default): kind
-    for kind in (Logistic, Mlp, CnnSmall, CnnLarge, ConvNet, CnnGroupNorm, ResNet18)
-}
-
-
-def model_settings(values: Mapping[str, Any]) -> ModelSettings:
-    """The settings that a table such as `{"name": "mlp", "hidden": [390, 390]}` stands for.
-
-    Raises `UserError` for a missing or unknown name, an unknown field or a value out of bounds.
-    """
-    name = values.get("name")
-    if name is None:
-        raise UserError(f"a model needs a name (there are: {', '.join(sorted(MODELS))})")
-    if not isinstance(name, str) or name not in MODELS:
-        raise UserError(unknown("model", name, MODELS))
-    try:
-        return MODELS[name](**values)
-    except ValidationError as error:
-        raise UserError(_sentence(name, error)) from None
-
-
-def _sentence(name: str, error: ValidationError) -> str:
-    """The first of pydantic's complaints, in one sentence."""
-    first = error.errors()[0]
-    field = ".".join(map(str, first["loc"]))
-    fields = MODELS[name].model_fields
-    if first["type"] == "extra_forbidden":
-        close = difflib.get_close_matches(field, fields, n=1)
-        return f"model {name!r} has no field {field!r}" + (f"; did you mean {close[0]!r}?" if close else "")
-    said = first["msg"].removeprefix("Value error, ")
-    if not field:
-        return f"model {name!r}: {said}"
-    return f"model {name!r}: {field} = {first['input']!r}, but {said[0].lower()}{said[1:]}"
+def _image(
+    settings: ModelSettings, input_shape: tuple[int, ...], shrink: Callable[[int], int] = lambda side: side
+) -> tuple[int, int, int]:
+    """Channels, and the height and width that `shrink` leaves; `UserError` where it leaves nothing."""
+    if len(input_shape) != 3:
+        shape = "x".join(map(str, input_shape))
+        raise UserError(
+            f"model {settings.name!r} needs images (channels x height x width), "
+            f"but a sample here has shape {shape}"
+        )
+    channels, height, width = input_shape
+    if min(shrink(height), shrink(width)) < 1:
+        least = next(side for side in range(1, 1000) if shrink(side) >= 1)
+        raise UserError(
+            f"model {settings.name!r} needs images of at least {least}x{least} pixels, "
+            f"but these have {height}x{width}"
+        )
+    return channels, shrink(height), shrink(width)
 
 
 # --- Running them --------------------------------------------------------------------------------------
@@ -451,7 +281,7 @@ class Network:
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):
             # Not torch.manual_seed, which would seed the generators of the accelerators, too.
             torch.default_generator.manual_seed(seed)
-            return self.settings.build(self.input_shape, self.classes)
+            return build(self.settings, self.input_shape, self.classes)
 
     def _call(
         self,

@@ -10,7 +10,7 @@ from common.errors import UserError
 from common.knobs import knob
 from common.methods.base import Method
 from common.methods.fedbn import FedBN
-from common.models import ModelSettings
+from common.model_settings import ModelSettings
 from common.suggest import unknown
 
 

@@ -1,9 +1,13 @@
 """Every random draw is keyed by (seed, client, round, purpose), so none depends on what ran before it."""
 
-from hashlib import blake2b
+from __future__ import annotations
 
-import numpy as np
-import torch
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
 
 
 def derive(seed: int, *key: str | int) -> int:
@@ -14,9 +18,13 @@ def derive(seed: int, *key: str | int) -> int:
 
 def torch_generator(seed: int, *key: str | int) -> torch.Generator:
     """A CPU torch generator for one purpose, e.g. `torch_generator(seed, client, round, "batches")`."""
+    import torch
+
     return torch.Generator().manual_seed(derive(seed, *key))
 
 
 def numpy_generator(seed: int, *key: str | int) -> np.random.Generator:
     """A numpy generator for one purpose."""
+    import numpy as np
+
     return np.random.default_rng(derive(seed, *key))

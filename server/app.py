@@ -15,9 +15,10 @@ from flwr.superlink.grid import InMemoryGrid
 from common.config import RunConfig, load_config
 from common.errors import RunStopped, UserError
 from common.files import write_text
-from server.folder import RunFolder
+from server.folder import RunFolder, default_out
 from server.grid import OrderedGrid
-from server.loop import Progress, progress_line, run_rounds, start
+from server.loop import run_rounds, start
+from server.progress import Progress, progress_line
 
 INFO, ERROR = 20, 40
 NODES_SETTLE = 1.0
@@ -82,11 +83,6 @@ def must_have_nodes(grid: Grid, config: RunConfig) -> None:
             )
         found = there
         time.sleep(NODES_SETTLE)  # Flower registers its nodes while this app starts
-
-
-def default_out(config: RunConfig) -> str:
-    """Where a run goes when nobody says: `runs/TIME-METHOD-SCENARIO-sSEED`."""
-    return f"runs/{time.strftime('%Y%m%d-%H%M%S')}-{config.method.name}-{config.scenario.name}-s{config.seed}"
 
 
 def _watch(progress: Progress) -> None:

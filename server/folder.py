@@ -1,15 +1,18 @@
 """A run folder: complete configuration, log of rows, summary, checkpoints, final models."""
 
+from __future__ import annotations
+
 import json
 import os
 import re
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import NonNegativeInt, TypeAdapter, ValidationError
 from safetensors import SafetensorError
@@ -17,7 +20,9 @@ from safetensors import SafetensorError
 from common.config import RunConfig, load_config, sentence
 from common.errors import UserError
 from common.files import load_records, load_tensors, save_records, save_tensors, sync, write_text, writing
-from common.models import Tensors
+
+if TYPE_CHECKING:
+    from common.models import Tensors
 
 HELD_CHECKPOINTS = 2
 TENSOR_FILES = ("arrays.safetensors", "strategy.safetensors")
@@ -39,6 +44,11 @@ class Checkpoint:
     """Length of `metrics.jsonl` at this point."""
 
 
+def default_out(config: RunConfig) -> str:
+    """Where a run goes when nobody says: `runs/TIME-METHOD-SCENARIO-sSEED`."""
+    return f"runs/{time.strftime('%Y%m%d-%H%M%S')}-{config.method.name}-{config.scenario.name}-s{config.seed}"
+
+
 class RunFolder:
     """The files of one run. Every file is complete or absent, except the log, which is cut to whole rounds."""
 
@@ -47,7 +57,7 @@ class RunFolder:
         self.log = path / "metrics.jsonl"
 
     @classmethod
-    def create(cls, path: Path, config: RunConfig) -> "RunFolder":
+    def create(cls, path: Path, config: RunConfig) -> RunFolder:
         """A new run folder with its configuration. Raises `UserError` if it cannot be made or holds a run."""
         folder = cls(path)
         try:
@@ -70,7 +80,7 @@ class RunFolder:
             )
 
     @classmethod
-    def open(cls, path: Path) -> "RunFolder":
+    def open(cls, path: Path) -> RunFolder:
         """An existing run folder. Raises `UserError` if it is none."""
         if not (path / "config.toml").is_file():
             raise UserError(f"{path} is not a run folder: it has no config.toml")
@@ -216,7 +226,7 @@ class RunFolder:
         path.parent.mkdir(exist_ok=True)
         write_text(path, json.dumps(self.releases() + 1))
 
-    def _noted(self, name: str, kind: "TypeAdapter[T]", otherwise: T) -> T:
+    def _noted(self, name: str, kind: TypeAdapter[T], otherwise: T) -> T:
         path = self.path / "checkpoint" / name
         try:
             return kind.validate_json(path.read_bytes(), strict=True)

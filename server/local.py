@@ -11,7 +11,8 @@ from client.state import FileStates, Version
 from common.config import RunConfig, parse_task
 from server.folder import Checkpoint, RunFolder
 from server.grid import LocalGrid
-from server.loop import Watcher, run_rounds, start
+from server.loop import run_rounds, start
+from server.progress import Watcher
 
 
 class LocalRuntime:

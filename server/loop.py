@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -17,38 +16,11 @@ from common.models import network
 from common.privacy import Clipping
 from common.wire import from_record, to_record
 from server.folder import Checkpoint, RunFolder
+from server.progress import Progress, Watcher
 from server.summary import summarise, versions
 from strategies.base import MethodStrategy
 from strategies.exchange import Exchange
 from strategies.registry import strategy_for
-
-
-@dataclass(frozen=True)
-class Progress:
-    """What somebody who watches a run is told after each round."""
-
-    round: int
-    rounds: int
-    metrics: dict[str, float]
-    left_out: dict[str, str]
-
-
-Watcher = Callable[[Progress], None]
-
-
-def progress_line(progress: Progress) -> str:
-    """One line for a round that has something to say: an evaluation, or clients left out; else empty."""
-    accuracies = {
-        name.removesuffix("/accuracy"): value
-        for name, value in progress.metrics.items()
-        if name.endswith("/accuracy")
-    }
-    if not accuracies and not progress.left_out:
-        return ""
-    parts = [f"round {progress.round}/{progress.rounds}"]
-    parts += [f"{name} {100 * value:.1f} %" for name, value in accuracies.items()]
-    parts += [f"left out {client}: {reason}" for client, reason in sorted(progress.left_out.items())]
-    return "  ".join(parts)
 
 
 def start(config: RunConfig) -> Checkpoint:

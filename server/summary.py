@@ -5,8 +5,6 @@ from collections.abc import Iterable, Mapping
 from importlib import metadata
 from typing import Any
 
-import numpy as np
-
 from common.config import RunConfig
 
 Row = dict[str, Any]
@@ -97,10 +95,10 @@ class Evaluation:
         return {
             "accuracy": test,
             "worst": min(test.values(), default=None),
-            "average": _mean(test.values()),
+            "average": _mean(test.values()) if test else None,
             "pooled": self.pooled,
             "validation": next(iter(validation.values()), None),
-            "loss": _mean(losses.values()),
+            "loss": _mean(losses.values()) if losses else None,
             "losses": losses,
             "areas": self.areas,
             "clients": self.accuracy["test"],
@@ -119,7 +117,7 @@ def select(by_round: Mapping[int, Evaluation], selection: str) -> int | None:
         return max(by_round)
     split = {"validation": "validation", "oracle": "test"}[selection]
     scores = {
-        number: float(np.mean(list(means.values())))
+        number: _mean(means.values())
         for number, evaluation in by_round.items()
         if (means := evaluation.client_mean(split))
     }
@@ -135,12 +133,13 @@ def _per_sample(row: Row, column: str) -> dict[str, float]:
 def _client_mean(clients: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """Mean over the clients that have an environment, for each environment."""
     names = list(dict.fromkeys(name for values in clients.values() for name in values))
-    return {name: float(np.mean([own[name] for own in clients.values() if name in own])) for name in names}
+    return {name: _mean(own[name] for own in clients.values() if name in own) for name in names}
 
 
-def _mean(values: Iterable[float]) -> float | None:
-    found = list(values)
-    return float(np.mean(found)) if found else None
+def _mean(values: Iterable[float]) -> float:
+    import numpy as np  # whose last digit every result so far has
+
+    return float(np.mean(list(values)))
 
 
 def _traffic(rounds: list[Row]) -> dict[str, float]:

@@ -20,7 +20,8 @@ from client.trainer import Metrics, Received, Site
 from common.config import RunConfig, load_config
 from common.data.examples import ClientData, Examples
 from common.data.scenario import Spurious
-from common.models import Tensors, model_settings, network
+from common.model_settings import model_settings
+from common.models import Tensors, network
 from common.seeding import torch_generator
 from server.grid import LocalGrid
 

@@ -3,21 +3,27 @@
 Whatever is random takes its own generator, so that the same key gives the same draw anywhere.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import Literal
+from __future__ import annotations
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 
 def binary_label(classes: Tensor, ones: Iterable[int]) -> Tensor:
     """Labels (n,) int64 from classes (n,): 1 for the classes in `ones`, 0 for all others."""
+    import torch
+
     return torch.isin(classes, torch.tensor(list(ones))).long()
 
 
 def flip(bits: Tensor, probability: float, generator: torch.Generator) -> Tensor:
     """Bits (n,) int64, each flipped with `probability` independently: label noise on binary labels."""
+    import torch
+
     return bits ^ (torch.rand(bits.shape, generator=generator) < probability).long()
 
 
@@ -31,11 +37,15 @@ def draw_colour(labels: Tensor, agreement: float, generator: torch.Generator) ->
 
 def unit_range(images: Tensor) -> Tensor:
     """Images as float32 in [0, 1]; those that are float already stay as they are."""
+    import torch
+
     return images.float() / 255 if images.dtype == torch.uint8 else images
 
 
 def standardise(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
     """Images (n, c, h, w) less the mean of each channel, in units of its standard deviation."""
+    import torch
+
     return (images - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]
 
 
@@ -51,6 +61,8 @@ def downsample(images: Tensor, stride: int) -> Tensor:
 
 def colourise(images: Tensor, colour: Tensor) -> Tensor:
     """Two-channel images (n, 2, h, w): the image (n, h, w) in channel `colour` (n,), zeros in the other."""
+    import torch
+
     result = images.new_zeros(images.shape[0], 2, *images.shape[1:])
     result[torch.arange(len(images)), colour] = images
     return result
@@ -63,6 +75,8 @@ def grey(images: Tensor) -> Tensor:
 
 def rotate_quarter(images: Tensor, turns: int) -> Tensor:
     """Images (..., h, w) turned by `turns` times 90 degrees counter-clockwise, pixel by pixel exact."""
+    import torch
+
     return torch.rot90(images, turns, dims=(-2, -1))
 
 
@@ -73,6 +87,9 @@ def rotate(
 
     All by the same angle, or each by its own of (n,).
     """
+    import torch
+    import torch.nn.functional as F
+
     angle = torch.deg2rad(torch.as_tensor(degrees, dtype=images.dtype)).expand(len(images))
     cos, sin, zero = angle.cos(), angle.sin(), torch.zeros_like(angle)
     tall = images.shape[-2] / images.shape[-1]

@@ -1,10 +1,14 @@
 """What a client trains and is tested on."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -22,19 +26,21 @@ class Examples:
     def __len__(self) -> int:
         return self.y.shape[0]
 
-    def __getitem__(self, index: Tensor) -> "Examples":
+    def __getitem__(self, index: Tensor) -> Examples:
         return Examples(self.x[index], self.y[index], self.environment[index])
 
-    def by_environment(self) -> "list[Examples]":
+    def by_environment(self) -> list[Examples]:
         """The samples of each environment that is there, in the order of the environments."""
-        return [self[self.environment == environment] for environment in torch.unique(self.environment)]
+        return [self[self.environment == environment] for environment in self.environment.unique()]
 
-    def to(self, device: torch.device) -> "Examples":
+    def to(self, device: torch.device) -> Examples:
         return replace(self, x=self.x.to(device), y=self.y.to(device), environment=self.environment.to(device))
 
 
 def join(parts: Sequence[Examples]) -> Examples:
     """The samples of all parts, one part after the other."""
+    import torch
+
     x, y, environment = zip(*((part.x, part.y, part.environment) for part in parts), strict=True)
     return Examples(torch.cat(x), torch.cat(y), torch.cat(environment))
 
@@ -47,7 +53,7 @@ class ClientData:
     validation: Examples
     test: Mapping[str, Examples]
 
-    def to(self, device: torch.device) -> "ClientData":
+    def to(self, device: torch.device) -> ClientData:
         return ClientData(
             self.train.to(device),
             self.validation.to(device),

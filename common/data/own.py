@@ -4,20 +4,22 @@ What is wrong with them is said in one sentence with names of files, columns and
 never with the value of a cell: the sentence also goes to the server.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from zipfile import BadZipFile
 
-import numpy as np
-import numpy.typing as npt
-import torch
-from torch import Tensor
-
-from common.data.datasets import Files
 from common.data.environments import unit_range
+from common.data.raw import Files
 from common.errors import UserError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    from torch import Tensor
 
 PICTURES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 TABLES = (".csv", ".parquet")
@@ -43,6 +45,9 @@ class Found:
 
         Raises `UserError` where they do not fit.
         """
+        import numpy as np
+        import torch
+
         if not isinstance(self.x, np.ndarray):
             if len(shape) != 3 or shape[0] not in (1, 3):
                 raise UserError(f"{self.name} has pictures, but the server announces samples of {_size(shape)}")
@@ -58,6 +63,9 @@ class Found:
 
     def numbers(self, kind: str, names: Sequence[str], announced: Sequence[str]) -> Tensor:
         """Each name's place (n,) int64 among those announced. Raises `UserError` for one that is not."""
+        import numpy as np
+        import torch
+
         place = {name: number for number, name in enumerate(announced)}
         for row, name in enumerate(names, start=1):
             if name not in place:
@@ -110,6 +118,8 @@ def check(path: Path, label: str = "", environment: str = "") -> None:
 
     Raises `UserError`.
     """
+    import numpy as np
+
     if path.suffix in TABLES and path.is_file():
         _table(path, label, environment)
     elif not isinstance((found := read(path)).x, np.ndarray):
@@ -145,6 +155,8 @@ def _shown(path: Path) -> bool:
 
 
 def _rows(path: Path, label: str, environment: str) -> Found:
+    import numpy as np
+
     from common.data.tables import number_column, text_column
 
     table = _table(path, label, environment)
@@ -182,6 +194,8 @@ def _table(path: Path, label: str, environment: str) -> Any:
 
 def _arrays(path: Path) -> Found:
     """Arrays `x` (n, …) and `y` (n,), and `environment` (n,) where there are several."""
+    import numpy as np
+
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in ("x", "y", "environment") if name in file.files}

@@ -3,16 +3,20 @@
 Index arrays are disjoint, int64, and in random order, so that a slice of one is a random sample of it.
 """
 
+from __future__ import annotations
+
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, TypeAlias
 
 from common.errors import UserError
 
-Indices = npt.NDArray[np.int64]
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+Indices: TypeAlias = "npt.NDArray[np.int64]"
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,8 @@ class Share:
 
 def iid(n: int, parts: int, rng: np.random.Generator) -> list[Indices]:
     """Samples 0..n-1 dealt at random to `parts` parts whose sizes differ by at most one."""
+    import numpy as np
+
     return np.array_split(rng.permutation(n), parts)
 
 
@@ -37,6 +43,8 @@ def by_label(
 
     `labels`: (n,). Raises `UserError` when a label has too few samples for all clients that want it.
     """
+    import numpy as np
+
     chosen: list[list[Indices]] = [[] for _ in wanted]
     for label in sorted({label for own in wanted for label in own}):
         pool = rng.permutation(np.flatnonzero(labels == label))
@@ -59,6 +67,8 @@ def dirichlet(
     `labels`: (n,). Every sample of a label goes to exactly one of the clients that want it. A small
     `concentration` gives each label to few clients (some may get nothing), a large one approaches equal shares.
     """
+    import numpy as np
+
     chosen: list[list[Indices]] = [[] for _ in wanted]
     for label in sorted({label for own in wanted for label in own}):
         pool = rng.permutation(np.flatnonzero(labels == label))
@@ -89,6 +99,8 @@ def by_domain(
 
     Clients of the first domain come first; a client's environment is the number of its domain (FedIIR Alg 2).
     """
+    import numpy as np
+
     mixed = [rng.permutation(own) for own in domains]
     cuts = [int(validation_fraction * len(own)) for own in mixed]
     counts = cuts_by_size([len(own) - cut for own, cut in zip(mixed, cuts, strict=True)], clients)
@@ -107,6 +119,8 @@ def by_environment(clients: int, environments: int, rng: np.random.Generator) ->
 
     An independent draw per client could leave an environment empty.
     """
+    import numpy as np
+
     return [int(environment) for environment in rng.permutation(np.arange(clients) % environments)]
 
 

@@ -1,18 +1,23 @@
 """What a scenario is: data set + environments + partition over clients + test environments."""
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
-from torch import Tensor
 
-from common.data.datasets import Raw, load
+from common.data.datasets import load
 from common.data.examples import ClientData
 from common.data.partition import Share
+from common.data.raw import Raw
 from common.knobs import knob
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Scenario(BaseModel, ABC):

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 
 from common.data.scenario import Scenario
 from common.knobs import between, choice, knob
-from common.models import ModelSettings
+from common.model_settings import ModelSettings
 
 
 class Method(BaseModel):

@@ -1,14 +1,18 @@
 """FedADG: hyper-parameters, and the two networks that it adds."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Literal
-
-import torch
+from typing import TYPE_CHECKING, Literal
 
 from common.knobs import between, choice, knob
 from common.methods.base import LocalTraining
-from common.models import Tensors
+
+if TYPE_CHECKING:
+    import torch
+
+    from common.models import Tensors
 
 GENERATOR = ("generator.0.weight", "generator.0.bias", "generator.1.weight", "generator.1.bias")
 """G's tensors, which travel with the model."""
@@ -23,6 +27,8 @@ DISCRIMINATOR = (
 
 def layers(names: Sequence[str], sizes: Sequence[int], generator: torch.Generator) -> Tensors:
     """Linear layers of these sizes, weights and biases in turn, as PyTorch draws them."""
+    import torch
+
     drawn = []
     for wide, narrow in pairwise(sizes):
         for shape in ((narrow, wide), (narrow,)):

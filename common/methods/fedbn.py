@@ -3,7 +3,7 @@
 from typing import Literal
 
 from common.methods.base import LocalTraining
-from common.models import ModelSettings
+from common.model_settings import ModelSettings
 
 NORMS = "norms"
 """The record of a client's own BatchNorm layers."""

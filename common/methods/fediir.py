@@ -1,12 +1,16 @@
 """FedIIR: hyper-parameters, and which gradients are aligned."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from common.data.scenario import Scenario
 from common.knobs import between, choice, knob
 from common.methods.base import PresetTraining
-from common.models import Network
+
+if TYPE_CHECKING:
+    from common.models import Network
 
 ANCHOR = "anchor"
 """The record that all clients' gradients are pulled to; of the same tensors."""

@@ -1,12 +1,16 @@
 """FL Games: hyper-parameters, and what both halves know of the game."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from common.data.scenario import Scenario
 from common.knobs import between, choice, knob
 from common.methods.base import LocalTraining
-from common.models import Tensors, part
+
+if TYPE_CHECKING:
+    from common.models import Tensors
 
 PREDICTOR = "predictor"
 OTHERS = "others"
@@ -139,6 +143,8 @@ class FLGames(LocalTraining):
 
     def predictor(self, model: Tensors) -> Tensors:
         """A client's own part w of a model; all of it where φ is the identity."""
+        from common.models import part
+
         return part(model, "classifier") if self.learns else model
 
     def weights(self, past: int) -> tuple[float, float]:

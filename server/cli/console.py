@@ -3,15 +3,20 @@
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from common.config import RunConfig
 from common.errors import RunStopped, UserError
-from server import loop
+from server.progress import Progress, Watcher, progress_line
 from server.study.runs import Standing, standing_line
+
+if TYPE_CHECKING:
+    import rich.progress
 
 out = Console()
 err = Console(stderr=True)
@@ -41,29 +46,38 @@ def sentences() -> Iterator[None]:
         raise typer.Exit(2) from None
 
 
+@dataclass(frozen=True)
+class Watched:
+    """A run as a person sees it: what it is doing before its first round, and every round."""
+
+    doing: Callable[[str], None]
+    round: Watcher
+
+
 @contextmanager
-def watching(rounds: int, quiet: bool) -> Iterator[Callable[[loop.Progress], None]]:
+def watching(config: RunConfig, doing: str, quiet: bool) -> Iterator[Watched]:
     """A progress bar on a terminal, plain lines otherwise, nothing when quiet."""
     if quiet:
-        yield lambda _: None
+        yield Watched(lambda _: None, lambda _: None)
     elif err.is_terminal:
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=err, transient=True) as bar:
-            task = bar.add_task("rounds", total=rounds)
+        with _bar() as bar:
+            task = bar.add_task(doing, total=None)
 
-            def advance(progress: loop.Progress) -> None:
-                bar.update(task, completed=progress.round)
-                if line := loop.progress_line(progress):
+            def advance(progress: Progress) -> None:
+                bar.update(task, description="rounds", total=progress.rounds, completed=progress.round)
+                if line := progress_line(progress):
                     bar.console.print(line, markup=False, highlight=False)
 
-            yield advance
+            yield Watched(lambda what: bar.update(task, description=what), advance)
     else:
+        run = f"{config.method.name} on {config.scenario.name}, {config.rounds} rounds, seed {config.seed}"
+        print(f"{run}: {doing}", file=sys.stderr, flush=True)
 
-        def say(progress: loop.Progress) -> None:
-            if line := loop.progress_line(progress):
+        def say(progress: Progress) -> None:
+            if line := progress_line(progress):
                 print(line, file=sys.stderr, flush=True)
 
-        yield say
+        yield Watched(lambda _: None, say)
 
 
 @contextmanager
@@ -73,14 +87,15 @@ def watching_runs(quiet: bool) -> Iterator[Callable[[Standing], None]]:
         if quiet:
             yield lambda _: None
         elif err.is_terminal:
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-            with Progress(*columns, console=err, transient=True) as bar:
-                task = bar.add_task("rounds")
+            with _bar() as bar:
+                task = bar.add_task("looking for runs that are done", total=None)
 
                 def advance(standing: Standing) -> None:
-                    text = f"{standing.ended}/{standing.runs} runs, rounds"
-                    bar.update(task, description=text, completed=standing.rounds_done, total=standing.rounds)
-                    if line := standing_line(standing):
+                    text = standing.doing or f"{standing.ended}/{standing.runs} runs, rounds"
+                    bar.update(
+                        task, description=text, completed=standing.rounds_done, total=standing.rounds or None
+                    )
+                    if standing.latest and (line := standing_line(standing)):
                         bar.console.print(line, markup=False, highlight=False)
 
                 yield advance
@@ -94,6 +109,13 @@ def watching_runs(quiet: bool) -> Iterator[Callable[[Standing], None]]:
     except KeyboardInterrupt:
         err.print("perennial: interrupted; the same command continues", style="red", markup=False)
         raise typer.Exit(130) from None
+
+
+def _bar() -> "rich.progress.Progress":
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=err, transient=True)
 
 
 def print_tables(*tables: Table) -> None:

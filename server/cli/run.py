@@ -3,21 +3,24 @@
 from contextlib import AbstractContextManager, ExitStack
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from common.config import RunConfig, load_config
 from common.errors import UserError
-from server import loop
-from server.app import default_out
-from server.cli.console import sentences, watching
+from server.cli.console import Watched, sentences, watching
 from server.cli.options import Ca, DataRoot, Device, Insecure, Json, Rounds, Settings, SuperLink, app
 from server.cli.tables import print_run
 from server.deployment.remote import Connection, connected, simulation
-from server.folder import RunFolder
-from server.local import LocalRuntime
+from server.folder import RunFolder, default_out
+from server.progress import Progress
 from server.report.track import require, tracking
+
+if TYPE_CHECKING:
+    from server.local import LocalRuntime
+
+LOADING = "loading PyTorch and the data"
 
 
 class Tracker(StrEnum):
@@ -73,14 +76,16 @@ def run(
     with sentences():
         complete = load_config(config, options, settings or [])
         path = folder or Path(default_out(complete))
-        require(track)
+        RunFolder(path).must_be_empty()
         if complete.runtime == "local":
-            here = LocalRuntime(complete)
-            made = RunFolder.create(path, complete)
-            with watching(complete.rounds, as_json) as watch, tracking(track, path, complete, watch) as watch:
-                here.run(made, watch=watch)
+            with watching(complete, LOADING, as_json) as watch:
+                require(track)
+                here = _runtime(complete, watch)
+                made = RunFolder.create(path, complete)
+                watch.round(Progress(0, complete.rounds, {}, {}))
+                with tracking(track, path, complete, watch.round) as told:
+                    here.run(made, watch=told)
         else:
-            RunFolder(path).must_be_empty()
             _run_on_flower(complete, path, connected(superlink, ca, insecure), as_json, track=track)
         print_run(path, as_json, oracle)
 
@@ -96,17 +101,20 @@ def resume(
     """Continue a run from its last checkpoint, as if it had never stopped."""
     with sentences():
         opened = RunFolder.open(folder)
-        config, checkpoint = opened.config(), opened.load_checkpoint()
-        if checkpoint.round >= config.rounds and (folder / "summary.json").exists():
+        config = opened.config()
+        if (folder / "summary.json").exists() and max(opened.checkpoints(), default=0) >= config.rounds:
             raise UserError(
                 f"{folder} has ended: all {config.rounds} rounds are done (perennial show run {folder})"
             )
         if config.runtime == "local":
-            here = LocalRuntime(config)
-            opened.cut_log(checkpoint.log_bytes)
-            with watching(config.rounds, as_json) as watch:
-                here.run(opened, checkpoint, watch)
+            with watching(config, LOADING, as_json) as watch:
+                checkpoint = opened.load_checkpoint()
+                here = _runtime(config, watch)
+                opened.cut_log(checkpoint.log_bytes)
+                watch.round(Progress(checkpoint.round, config.rounds, {}, {}))
+                here.run(opened, checkpoint, watch.round)
         else:
+            opened.load_checkpoint()  # there is one, and it is whole
             (folder / "error.txt").unlink(missing_ok=True)
             _run_on_flower(config, folder, connected(superlink, ca, insecure), as_json, resume=True)
         print_run(folder, as_json, oracle=False)
@@ -120,12 +128,22 @@ def _run_on_flower(
     resume: bool = False,
     track: Tracker | None = None,
 ) -> None:
+    require(track)
     with ExitStack() as stack:
-        watch = stack.enter_context(watching(config.rounds, quiet))
-        watch = stack.enter_context(tracking(track, path, config, watch))
-        connection = stack.enter_context(
-            simulation(path / "flower") if config.runtime == "simulation" else deployed
-        )
+        simulated = config.runtime == "simulation"
+        doing = "starting Flower's simulation" if simulated else "handing the run to the SuperLink"
+        watch = stack.enter_context(watching(config, doing, quiet))
+        told = stack.enter_context(tracking(track, path, config, watch.round))
+        connection = stack.enter_context(simulation(path / "flower") if simulated else deployed)
         for row in connection.execute(config, path, resume):
             if row["kind"] == "round":
-                watch(loop.Progress(row["round"], config.rounds, row["metrics"], row["left_out"]))
+                told(Progress(row["round"], config.rounds, row["metrics"], row["left_out"]))
+
+
+def _runtime(config: RunConfig, watch: Watched) -> "LocalRuntime":
+    """The run's clients in this process. Raises `UserError` when the device or the data set is not there."""
+    from server.local import LocalRuntime  # with PyTorch and Flower, in a few seconds
+
+    made = {"generated": "generating the data", "own": "reading the sites' data"}
+    watch.doing(made.get(config.scenario.dataset, f"reading {config.scenario.dataset}"))
+    return LocalRuntime(config)

@@ -17,7 +17,7 @@ from common.errors import UserError
 from common.knobs import Search
 from common.methods import METHODS, method_class
 from common.methods.base import Method
-from common.models import MODELS
+from common.model_settings import MODELS
 from common.suggest import unknown
 from server.cli.console import out, sentences
 from server.cli.options import Json, app

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from client.app import DEFAULTS
+from client.settings import DEFAULTS
 from common.data.own import LABEL
 from common.errors import UserError
 from server.cli.console import err, out, sentences

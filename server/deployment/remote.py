@@ -20,7 +20,6 @@ from common.errors import RunStopped, UserError
 from common.files import write_text
 from common.flower import program
 from common.superlink import Address, must_answer, must_be_protected
-from server.deployment.certs import must_be_public
 from server.folder import RunFolder
 
 APP = Path(__file__).parents[2]
@@ -106,6 +105,8 @@ class Connection:
 
     def register(self, key: Path) -> str:
         """Let the site with this public key in; its node id, or "" where it may already. Raises `UserError`."""
+        from server.deployment.certs import must_be_public  # with cryptography
+
         must_be_public(key)
         answer = self._flwr("supernode", "register", str(key), self.name)
         if answer.get("success"):

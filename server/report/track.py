@@ -14,7 +14,7 @@ from typing import Any
 from common.config import RunConfig
 from common.errors import UserError
 from server.folder import RunFolder
-from server.loop import Progress, Watcher
+from server.progress import Progress, Watcher
 from server.summary import Evaluation, Row
 
 Write = Callable[[int, Mapping[str, float]], None]

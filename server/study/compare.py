@@ -13,8 +13,7 @@ from common.config import RunConfig, load_config
 from common.errors import UserError
 from common.methods import METHODS, method_class
 from server.folder import RunFolder
-from server.study.constant import constant_predictor
-from server.study.runs import Outcome, Selected, Watch, older, run_all
+from server.study.runs import Outcome, Selected, Standing, Watch, older, run_all
 from server.study.sweep import best, differences, key_of, trials
 from server.summary import AREAS, SELECTIONS, summarise
 
@@ -137,6 +136,10 @@ def compare(plan: Plan, out: Path, jobs: int, watch: Watch = lambda _: None) -> 
     entries = with_baselines(plan.entries)
     bases = {entry.label: base_config(plan, entry, entries) for entry in entries}
     first = next(iter(bases.values()))
+    methods, seeds = f"{len(entries)} methods on {plan.scenario}", f"{plan.seeds} seed{'s' * (plan.seeds > 1)}"
+    watch(Standing(0, 0, 0, 0, doing=f"{methods}, {seeds}: loading PyTorch and the data"))
+    from server.study.constant import constant_predictor
+
     constant = [constant_predictor(first.scenario, seed, first.data_folder) for seed in range(plan.seeds)]
 
     tried = {label: trials_of(plan, entry, bases[label]) for label, entry in zip(bases, entries, strict=True)}

@@ -21,7 +21,6 @@ from common.config import RunConfig, sentence
 from common.errors import RunStopped, UserError
 from common.files import write_text
 from server.folder import RunFolder
-from server.local import LocalRuntime
 from server.study.version import code_version, name_without_code, run_name
 
 
@@ -75,15 +74,17 @@ class Standing:
     rounds: int
     latest: Outcome | None = None
     """The run that has just ended, if one has."""
+    doing: str = ""
+    """What is done before the first round."""
 
 
 Watch = Callable[[Standing], None]
 
 
 def standing_line(standing: Standing) -> str:
-    """One line for a run that has ended; else empty."""
+    """One line at the start and for each run that has ended; else empty."""
     if not (latest := standing.latest):
-        return ""
+        return standing.doing
     line = f"{standing.ended}/{standing.runs} runs  {latest.path.name}"
     found = latest.selected("final")
     return f"{line}  average {100 * found.average:.1f} %" if found else f"{line}  {latest.trouble}"
@@ -104,10 +105,10 @@ def run_all(configs: Sequence[RunConfig], out: Path, jobs: int, watch: Watch = l
     rounds = sum(config.rounds for config in missing.values())
     already, done = len(outcomes), 0
 
-    def tell(rounds_done: int, latest: Outcome | None = None) -> None:
-        watch(Standing(len(outcomes), already + len(missing), rounds_done, rounds, latest))
+    def tell(rounds_done: int, latest: Outcome | None = None, doing: str = "") -> None:
+        watch(Standing(len(outcomes), already + len(missing), rounds_done, rounds, latest, doing))
 
-    tell(0)
+    tell(0, doing=f"{already + len(missing)} runs, {already} done already")
     if jobs == 1:
         for name, config in missing.items():
 
@@ -172,6 +173,8 @@ def carry_out(config: RunConfig, path: Path, advance: Callable[[int], None]) -> 
     with _alone(path):
         if ended := look(config, path):  # somebody else was here meanwhile
             return ended
+        from server.local import LocalRuntime  # with PyTorch and Flower
+
         here = LocalRuntime(config)  # a missing data set ends the study, not just this run
         try:
             folder, origin = RunFolder(path), None

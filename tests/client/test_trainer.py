@@ -18,7 +18,8 @@ from common.data.examples import ClientData, Examples
 from common.methods.ditto import Ditto
 from common.methods.fedavg import FedAvg
 from common.methods.local import Local
-from common.models import Tensors, model_settings, network
+from common.model_settings import model_settings
+from common.models import Tensors, network
 from common.wire import MODEL, NUM_EXAMPLES, PERSONAL
 
 NET = network(model_settings({"name": "logistic"}), (4,), 3)

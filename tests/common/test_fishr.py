@@ -5,7 +5,8 @@ from torch import Tensor
 
 from common.data.examples import Examples
 from common.fishr import gradient_sums, head_sums, spread, variance
-from common.models import model_settings, network
+from common.model_settings import model_settings
+from common.models import network
 
 
 def samples(count: int, width: int, classes: int) -> tuple[Tensor, Tensor]:

@@ -4,7 +4,8 @@ from torch.func import grad, vmap
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, linear
 
 from common.errors import UserError
-from common.models import MODELS, Network, Tensors, model_settings, network, part
+from common.model_settings import MODELS, model_settings
+from common.models import Network, Tensors, build, network, part
 
 # The smallest input that shows each model's layers, for the tests that any model must pass.
 SMALL = {
@@ -104,7 +105,7 @@ def test_every_model_has_a_small_input() -> None:
 @pytest.mark.parametrize("training", [False, True])
 def test_functional_calls_equal_the_module(name: str, training: bool) -> None:
     model, x = net(name, SMALL[name], 3), samples(SMALL[name])
-    module = model.settings.build(SMALL[name], 3).train(training)
+    module = build(model.settings, SMALL[name], 3).train(training)
     tensors = model.initial(4)
     module.load_state_dict(tensors)
     logits = model.predict(tensors, x, training)

@@ -15,7 +15,8 @@ from client.trainer import Received, Site
 from common.methods.apfl import APFL
 from common.methods.fedavg import FedAvg
 from common.methods.local import Local
-from common.models import Model, ModelSettings, Network, Tensors
+from common.model_settings import ModelSettings
+from common.models import Model, Network, Tensors, build
 from common.wire import MODEL, PERSONAL
 from server.folder import RunFolder
 from server.local import LocalRuntime
@@ -27,8 +28,10 @@ class Normed(ModelSettings):
     summary = source = "tests"
     name: Literal["normed"] = "normed"
 
-    def build(self, input_shape: tuple[int, ...], classes: int) -> Model:
-        return Model(nn.Sequential(nn.Flatten(), nn.BatchNorm1d(2)), nn.Linear(2, classes))
+
+@build.register
+def _normed(settings: Normed, input_shape: tuple[int, ...], classes: int) -> Model:
+    return Model(nn.Sequential(nn.Flatten(), nn.BatchNorm1d(2)), nn.Linear(2, classes))
 
 
 class QuadraticClient(Quadratic, APFLClient):

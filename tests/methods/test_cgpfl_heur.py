@@ -17,7 +17,8 @@ from client.trainer import Received, Site
 from common.data.examples import ClientData, Examples
 from common.errors import UserError
 from common.methods.cgpfl_heur import CGPFLHeur
-from common.models import model_settings, network
+from common.model_settings import model_settings
+from common.models import network
 from common.wire import MODEL
 from server.folder import RunFolder
 from server.local import LocalRuntime

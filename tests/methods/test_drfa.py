@@ -17,7 +17,8 @@ from client.trainer import Received, Site
 from common.data.examples import ClientData, Examples
 from common.methods.drfa import DRFA, LOSS, SNAPSHOT, SNAPSHOT_STEP
 from common.methods.fedavg import FedAvg
-from common.models import model_settings, network
+from common.model_settings import model_settings
+from common.models import network
 from common.wire import MODEL, NUM_EXAMPLES, from_record, to_record
 from server.folder import RunFolder
 from server.local import LocalRuntime

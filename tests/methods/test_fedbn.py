@@ -15,7 +15,8 @@ from client.trainer import Received, Site
 from common.config import load_config
 from common.methods.fedavg import FedAvg
 from common.methods.fedbn import NORMS, FedBN
-from common.models import Tensors, model_settings, network
+from common.model_settings import model_settings
+from common.models import Tensors, network
 from common.wire import MODEL
 from server.cli.main import app
 from server.folder import RunFolder

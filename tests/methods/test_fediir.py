@@ -23,7 +23,8 @@ from common.config import load_config
 from common.data.examples import ClientData, Examples
 from common.methods.fedavg import FedAvg
 from common.methods.fediir import ANCHOR, FedIIR
-from common.models import Tensors, model_settings, network
+from common.model_settings import model_settings
+from common.models import Tensors, network
 from common.wire import GRADIENT, MODEL, NUM_EXAMPLES, to_record
 from server.folder import RunFolder
 from server.local import LocalRuntime

@@ -23,7 +23,8 @@ from common.geometric import GeometricMean
 from common.methods import METHODS
 from common.methods.fedilc import PULL, VARIANCE, FedILC
 from common.methods.fedsgd import FedSGD
-from common.models import Tensors, model_settings, network
+from common.model_settings import model_settings
+from common.models import Tensors, network
 from common.wire import GRADIENT, MODEL, from_record, to_record
 from server.folder import RunFolder
 from server.local import LocalRuntime

@@ -20,7 +20,8 @@ from common.data.examples import ClientData, Examples
 from common.errors import UserError
 from common.methods.fedpac import CENTROIDS, STATISTICS, FedPAC
 from common.methods.fedrep import FedRep
-from common.models import Tensors, model_settings, network, part
+from common.model_settings import model_settings
+from common.models import Tensors, network, part
 from common.wire import HEAD, MODEL, from_record, to_record
 from server.folder import RunFolder
 from server.local import LocalRuntime

@@ -12,7 +12,8 @@ from client.trainer import Metrics, Received, Site
 from common.data.examples import ClientData, Examples
 from common.errors import UserError
 from common.methods.fedrep import FedRep
-from common.models import Tensors, model_settings, network, part
+from common.model_settings import model_settings
+from common.models import Tensors, network, part
 from common.wire import HEAD, MODEL
 from server.folder import RunFolder
 from server.local import LocalRuntime

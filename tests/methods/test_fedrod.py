@@ -14,7 +14,8 @@ from client.trainer import Received, Site
 from common.data.examples import ClientData, Examples
 from common.methods.fedavg import FedAvg
 from common.methods.fedrod import FedRoD
-from common.models import Tensors, model_settings, network
+from common.model_settings import model_settings
+from common.models import Tensors, network
 from common.wire import HEAD, MODEL
 from server.folder import RunFolder
 from server.local import LocalRuntime

@@ -31,7 +31,8 @@ from common.methods.fedavg import FedAvg
 from common.methods.fedsdr import FedSDR
 from common.methods.local import Local
 from common.methods.shortcut import SHORTCUT, environment_head
-from common.models import Tensors, model_settings, network, part
+from common.model_settings import model_settings
+from common.models import Tensors, network, part
 from common.seeding import torch_generator
 from common.wire import MODEL, NUM_EXAMPLES, PERSONAL, to_record
 from strategies.fedsdr import FedSDRStrategy

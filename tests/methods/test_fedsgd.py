@@ -22,7 +22,8 @@ from common.methods.and_mask import AndMask
 from common.methods.fedavg import FedAvg
 from common.methods.fedsgd import FedSGD
 from common.methods.vrex import VREx
-from common.models import Tensors, model_settings, network
+from common.model_settings import model_settings
+from common.models import Tensors, network
 from common.wire import GRADIENT, METRICS, MODEL, NUM_EXAMPLES, from_record, to_record
 from server.folder import RunFolder
 from server.local import LocalRuntime

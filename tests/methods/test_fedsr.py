@@ -25,7 +25,8 @@ from common.methods.fedsr import (
     REFERENCE_SCALE,
     FedSR,
 )
-from common.models import Tensors, model_settings, network
+from common.model_settings import model_settings
+from common.models import Tensors, network
 from common.seeding import torch_generator
 from common.wire import MODEL, from_record, to_record
 from server.folder import RunFolder

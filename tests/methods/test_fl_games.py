@@ -32,7 +32,8 @@ from common.methods.fl_games import (
     VFLGames,
 )
 from common.methods.local import Local
-from common.models import Network, Tensors, model_settings, network
+from common.model_settings import model_settings
+from common.models import Network, Tensors, network
 from common.wire import GRADIENT, METRICS, MODEL, NUM_EXAMPLES, PERSONAL, from_record, to_record
 from server.folder import RunFolder
 from server.local import LocalRuntime

@@ -15,7 +15,8 @@ from client.trainer import Received, Site
 from common.data.examples import ClientData, Examples
 from common.errors import UserError
 from common.methods.pfedme import PFedMe
-from common.models import Tensors, model_settings, network
+from common.model_settings import model_settings
+from common.models import Tensors, network
 from common.wire import MODEL, PERSONAL
 
 NET = network(model_settings({"name": "mlp", "hidden": [5]}), (4,), 3)

@@ -17,7 +17,8 @@ from common.errors import RunStopped
 from server.folder import RunFolder
 from server.grid import LocalGrid
 from server.local import LocalRuntime
-from server.loop import Progress, run_rounds, start
+from server.loop import run_rounds, start
+from server.progress import Progress
 
 CONFIG = load_config(
     options={

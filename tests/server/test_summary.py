@@ -5,7 +5,7 @@ from rich.console import Console
 
 from common.config import load_config
 from server.cli.tables import accuracy_table, left_out_lines, traffic_line
-from server.loop import Progress, progress_line
+from server.progress import Progress, progress_line
 from server.summary import summarise
 
 CONFIG = load_config(options={"method": "ditto", "scenario": "colored-digits", "seed": 3})

@@ -1,13 +1,12 @@
 """Binary tasks whose label a colour gives away."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import torch
-from torch import Tensor
-
-from common.data.datasets import Raw, load, resolve_root
+from common.data.datasets import load, resolve_root
 from common.data.environments import (
     binary_label,
     colourise,
@@ -20,10 +19,14 @@ from common.data.environments import (
 )
 from common.data.examples import ClientData, Examples, join
 from common.data.partition import Indices, Share, by_environment, by_label, class_pairs, iid
+from common.data.raw import Raw
 from common.data.scenario import Agreeing, Partitioned, Probability, all_shares, with_oracle
 from common.errors import UserError
 from common.knobs import knob
 from common.seeding import numpy_generator, torch_generator
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class ColoredScenario(Agreeing, Partitioned):
@@ -71,6 +74,8 @@ class ColoredScenario(Agreeing, Partitioned):
         return grey(pictures)
 
     def client_data(self, client: int, seed: int, data_root: Path | None) -> ClientData:
+        import torch
+
         root = resolve_root(data_root)
         raw = load(self.dataset, root)
         share = all_shares(self, seed, root)[client]

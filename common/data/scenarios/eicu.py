@@ -1,18 +1,21 @@
 """Death in hospital, with hospitals as clients."""
 
+from __future__ import annotations
+
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import numpy as np
-import torch
-
-from common.data.datasets import EICU_COLUMNS, EICU_DEMO_COLUMNS, Raw, load, resolve_root
+from common.data.datasets import load, resolve_root
 from common.data.examples import ClientData, Examples
 from common.data.partition import Indices, Share, iid
+from common.data.raw import EICU_COLUMNS, EICU_DEMO_COLUMNS, Raw
 from common.data.scenario import Partitioned, Scenario, all_shares
 from common.errors import UserError
 from common.knobs import knob
 from common.seeding import numpy_generator
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class Hospitals(Partitioned):
@@ -68,6 +71,8 @@ class Hospitals(Partitioned):
         return ("ood",)
 
     def shares(self, seed: int, raw: Raw) -> list[Share]:
+        import numpy as np
+
         hospital, died = raw.tags["hospital"].numpy(), raw.labels.numpy()
         numbers, sizes = np.unique(hospital, return_counts=True)
         largest = numbers[np.lexsort((numbers, -sizes))]
@@ -92,6 +97,8 @@ class Hospitals(Partitioned):
 
     def _split(self, number: int, own: Indices, died: Indices, test: Indices, rng: np.random.Generator) -> Share:
         """A client's patients, in random order, by label into held-out and training ones."""
+        import numpy as np
+
         by_label = [own[died[own] == label] for label in (0, 1)]
         cuts = [round(self.validation_fraction * len(part)) for part in by_label]
         held_out = np.concatenate([part[:cut] for part, cut in zip(by_label, cuts, strict=True)])
@@ -104,6 +111,8 @@ class Hospitals(Partitioned):
         return Share(rng.permutation(np.concatenate(train)), rng.permutation(held_out), test, (number,))
 
     def client_data(self, client: int, seed: int, data_root: Path | None) -> ClientData:
+        import torch
+
         root = resolve_root(data_root)
         raw = load(self.dataset, root)
         share = all_shares(self, seed, root)[client]

@@ -1,22 +1,23 @@
 """FL Games' tasks: two or more clients that differ in nothing but how often a shortcut agrees with the label."""
 
+from __future__ import annotations
+
 from collections.abc import Collection
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import numpy as np
-import torch
 from pydantic import model_validator
-from torch import Tensor
 
-from common.data.datasets import Raw
 from common.data.environments import colourise, grey, unit_range
 from common.data.partition import Indices, Share, iid
+from common.data.raw import Raw
 from common.data.scenario import Probability, with_oracle
 from common.data.scenarios.colored import ColoredScenario
 from common.errors import UserError
 from common.knobs import knob
 from common.seeding import numpy_generator
 
+if TYPE_CHECKING:
+    from torch import Tensor
 PATCH = 5
 """Pixels of a black patch along each side."""
 
@@ -46,7 +47,7 @@ class Game(ColoredScenario):
     )
 
     @model_validator(mode="after")
-    def _one_for_each(self) -> "Game":
+    def _one_for_each(self) -> Game:
         if len(self.train_agreement) != self.clients:
             raise ValueError(
                 f"train_agreement has {len(self.train_agreement)} values for {self.clients} clients; "
@@ -63,6 +64,8 @@ class Game(ColoredScenario):
         return {"name": "mlp", "hidden": (390, 390), "activation": "elu", "init": "xavier", "head_layers": 1}
 
     def shares(self, seed: int, raw: Raw) -> list[Share]:
+        import numpy as np
+
         shown = np.flatnonzero(np.isin(raw.labels.numpy(), list(self.used)))
         train, test = shown[shown < raw.train_size], shown[shown >= raw.train_size]
         if self.train_samples > len(train):
@@ -116,11 +119,11 @@ class CFMNISTGames(Game):
     def marked(self, pictures: Tensor, colour: Tensor) -> Tensor:
         bright = pictures > 0.5
         if self.dim == "own":
-            return colourise(torch.where(bright, 1.0, pictures), colour)
-        return colourise(bright.float(), colour) + grey(torch.where(bright, 0.0, pictures))
+            return colourise(pictures.masked_fill(bright, 1.0), colour)
+        return colourise(bright.float(), colour) + grey(pictures.masked_fill(bright, 0.0))
 
     def unmarked(self, pictures: Tensor) -> Tensor:
-        return grey(torch.where(pictures > 0.5, 1.0, pictures))
+        return grey(pictures.masked_fill(pictures > 0.5, 1.0))
 
 
 class SpuriousCIFAR10(Game):
@@ -173,7 +176,8 @@ class ColoredDSprites(Game):
 
 def _evenly(clients: int) -> dict[str, Any]:
     """§5.3.1: agreement between 0.7 and 0.9."""
-    return {"clients": clients, "train_agreement": np.linspace(0.7, 0.9, clients).round(3).tolist()}
+    agreement = [round(0.7 + 0.2 * number / (clients - 1), 3) for number in range(clients)]
+    return {"clients": clients, "train_agreement": agreement}
 
 
 PRESETS = with_oracle(

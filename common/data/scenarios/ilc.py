@@ -1,21 +1,24 @@
 """FedILC's picture tasks: silos whose colours or angles differ, and a test set that has neither."""
 
+from __future__ import annotations
+
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-import torch
-from torch import Tensor
-
-from common.data.datasets import Raw, load, resolve_root
+from common.data.datasets import load, resolve_root
 from common.data.environments import rotate, unit_range
 from common.data.examples import ClientData, Examples
 from common.data.partition import Indices, Share
+from common.data.raw import Raw
 from common.data.scenario import Partitioned, Probability, Scenario, all_shares, with_oracle
 from common.data.scenarios.colored import ColoredScenario
 from common.errors import UserError
 from common.knobs import knob
 from common.seeding import numpy_generator, torch_generator
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
 
 
 def cut(raw: Raw, images: int, training: float, outside: float, rng: np.random.Generator) -> tuple[Indices, ...]:
@@ -24,6 +27,8 @@ def cut(raw: Raw, images: int, training: float, outside: float, rng: np.random.G
     `training` and `outside` are the parts of the first and the last. The first two are one pool, shuffled. Raises
     `UserError` where there are not so many images.
     """
+    import numpy as np
+
     if images > raw.train_size:
         raise UserError(f"scenario.images: {images} is too many; the training file has {raw.train_size} images")
     ends = round(training * images), images - round(outside * images)
@@ -126,6 +131,8 @@ class _RotatedCIFAR10(Partitioned):
         return ("ood",) if self.tested == "ood" else self.train_environments
 
     def shares(self, seed: int, raw: Raw) -> list[Share]:
+        import numpy as np
+
         *own, test = cut(raw, self.images, 3 / 5, 1 / 5, numpy_generator(seed, "partition", "images"))
         shares = []
         for client in range(self.clients):
@@ -135,6 +142,8 @@ class _RotatedCIFAR10(Partitioned):
         return shares
 
     def client_data(self, client: int, seed: int, data_root: Path | None) -> ClientData:
+        import torch
+
         root = resolve_root(data_root)
         raw = load(self.dataset, root)
         share, client_id = all_shares(self, seed, root)[client], self.client_ids[client]

@@ -1,14 +1,15 @@
 """Ten-class tasks whose clients have three classes each, and tests on a client's own distribution."""
 
+from __future__ import annotations
+
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-import torch
-
-from common.data.datasets import Raw, load, resolve_root
+from common.data.datasets import load, resolve_root
 from common.data.environments import standardise, unit_range
 from common.data.examples import ClientData, Examples
 from common.data.partition import Indices, Share, dirichlet
+from common.data.raw import Raw
 from common.data.scenario import Partitioned, Scenario, all_shares
 from common.errors import UserError
 from common.knobs import knob
@@ -105,6 +106,8 @@ class LabelSkew(Partitioned):
         return Share(own[held_out:cut], own[:held_out], own[cut:])
 
     def client_data(self, client: int, seed: int, data_root: Path | None) -> ClientData:
+        import torch
+
         root = resolve_root(data_root)
         raw = load(self.dataset, root)
         share = all_shares(self, seed, root)[client]

@@ -1,15 +1,15 @@
 """Sites that bring their own data: what the server announces of them."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import torch
 from pydantic import Field, PositiveInt, ValidationInfo, field_validator, model_validator
-from torch import Tensor
 
 from common.data.datasets import resolve_root
 from common.data.examples import ClientData, Examples
@@ -19,6 +19,8 @@ from common.errors import UserError
 from common.knobs import knob
 from common.seeding import torch_generator
 
+if TYPE_CHECKING:
+    from torch import Tensor
 SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """What a site may be called: its name is a folder's name, too."""
 Number = Annotated[float, Field(allow_inf_nan=False)]
@@ -125,6 +127,8 @@ class OwnData(Scenario):
 
     def prepare(self, x: Tensor) -> Tensor:
         """`(x − mean) / scale`, each feature or channel with its own."""
+        import torch
+
         each = (-1,) + (1,) * (len(self.input_shape) - 1)
         if self.mean:
             x = x - torch.tensor(self.mean, device=x.device).view(each)
@@ -145,6 +149,8 @@ class OwnData(Scenario):
 
         Raises `UserError` where they are not what this scenario announces.
         """
+        import torch
+
         environment = found.numbers("environment", self._environments(site, found), self.environments)
         every = Examples(
             self.prepare(found.tensor(self.input_shape, self.columns)),

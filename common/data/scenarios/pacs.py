@@ -1,15 +1,15 @@
 """Pictures of several domains, of which one is left out of training: PACS, VLCS, Office-Home."""
 
+from __future__ import annotations
+
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-import numpy as np
-import torch
-
-from common.data.datasets import OFFICE_HOME, PACS, VLCS, Raw, load, resolve_root
+from common.data.datasets import load, resolve_root
 from common.data.environments import standardise_photos, unit_range
 from common.data.examples import ClientData, Examples
 from common.data.partition import Indices, Share, by_domain, iid
+from common.data.raw import OFFICE_HOME, PACS, VLCS, Raw
 from common.data.scenario import Partitioned, Scenario, all_shares
 from common.errors import UserError
 from common.knobs import knob
@@ -53,6 +53,8 @@ class LeaveOneOut(Partitioned):
 
     def of_domain(self, raw: Raw, domain: str) -> Indices:
         """The pictures (n,) of a domain. Raises `UserError` where there are fewer than clients."""
+        import numpy as np
+
         found = np.flatnonzero(raw.tags["domain"].numpy() == self.domains.index(domain))
         if len(found) < self.clients:
             raise UserError(
@@ -61,6 +63,8 @@ class LeaveOneOut(Partitioned):
         return found
 
     def client_data(self, client: int, seed: int, data_root: Path | None) -> ClientData:
+        import torch
+
         root = resolve_root(data_root)
         raw = load(self.dataset, root).at(self.side)
         share = all_shares(self, seed, root)[client]
@@ -113,6 +117,8 @@ class PacsPairs(LeaveOneOut):
         return 0.1 if self.clients == 60 else 1.0
 
     def shares(self, seed: int, raw: Raw) -> list[Share]:
+        import numpy as np
+
         rng, labels, each = numpy_generator(seed, "partition", "pictures"), raw.labels.numpy(), self.clients // 6
 
         def split(domain: str, half: tuple[int, ...]) -> list[Indices]:

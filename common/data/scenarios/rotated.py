@@ -1,14 +1,15 @@
 """Digits turned by one of several angles, of which one is left out of training."""
 
+from __future__ import annotations
+
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
-from common.data.datasets import Raw, load, resolve_root
+from common.data.datasets import load, resolve_root
 from common.data.environments import rotate, unit_range
 from common.data.examples import ClientData, Examples
 from common.data.partition import Indices, Share, by_domain
+from common.data.raw import Raw
 from common.data.scenario import Partitioned, Scenario, all_shares
 from common.errors import UserError
 from common.knobs import knob
@@ -89,6 +90,8 @@ class RotatedMnist(Partitioned):
         return by_domain(list(turned.values()), test, self.clients, self.validation_fraction, rng)
 
     def client_data(self, client: int, seed: int, data_root: Path | None) -> ClientData:
+        import torch
+
         root = resolve_root(data_root)
         raw = load(self.dataset, root)
         share = all_shares(self, seed, root)[client]

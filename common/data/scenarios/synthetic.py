@@ -1,12 +1,11 @@
 """Generated data whose causes are known."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Literal
 
 from common.data.examples import ClientData, Examples
 from common.data.partition import by_environment
@@ -14,6 +13,8 @@ from common.data.scenario import Spurious, with_oracle
 from common.knobs import knob
 from common.seeding import numpy_generator, torch_generator
 
+if TYPE_CHECKING:
+    from torch import Tensor
 GLOBAL, PERSONAL, SHORTCUT = slice(0, 3), slice(3, 6), slice(6, 12)
 """Which of the 12 latent features are which."""
 FEATURES = 12
@@ -117,6 +118,7 @@ class SyntheticSCM(Spurious):
 
     def population(self, seed: int) -> Population:
         """What this seed's data are drawn from."""
+        import torch
 
         def normal(deviation: float, *key: str | int, shape: tuple[int, ...]) -> Tensor:
             return deviation * torch.randn(shape, generator=torch_generator(seed, "population", *key))
@@ -137,6 +139,8 @@ class SyntheticSCM(Spurious):
         )
 
     def client_data(self, client: int, seed: int, data_root: Path | None) -> ClientData:
+        import torch
+
         population, environments = _everybody(self, seed)
         client_id, own = self.client_ids[client], environments[client]
 

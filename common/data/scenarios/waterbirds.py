@@ -1,16 +1,16 @@
 """Birds whose background gives away whether they are waterbirds."""
 
+from __future__ import annotations
+
 from abc import abstractmethod
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-import numpy as np
-import torch
-
-from common.data.datasets import Raw, load, resolve_root
+from common.data.datasets import load, resolve_root
 from common.data.environments import standardise_photos, unit_range
 from common.data.examples import ClientData, Examples
 from common.data.partition import Indices, Share, iid
+from common.data.raw import Raw
 from common.data.scenario import Agreeing, Partitioned, Probability, all_shares, with_oracle
 from common.errors import UserError
 from common.knobs import knob
@@ -70,6 +70,8 @@ class WaterbirdsScenario(Agreeing, Partitioned):
 
     def shares(self, seed: int, raw: Raw) -> list[Share]:
         """As `Partitioned` says; `test` is (2, 2, places) flat: by kind, by whether it agrees, by place."""
+        import numpy as np
+
         rng = numpy_generator(seed, "partition", "pictures")
         groups, labels, places = self.groups(seed, raw), raw.labels.numpy(), raw.tags["place"].numpy()
         pools: dict[tuple[int, int, bool], Indices] = {}
@@ -112,6 +114,9 @@ class WaterbirdsScenario(Agreeing, Partitioned):
         return shares
 
     def client_data(self, client: int, seed: int, data_root: Path | None) -> ClientData:
+        import numpy as np
+        import torch
+
         root = resolve_root(data_root)
         raw = load(self.dataset, root).at(self.side)
         share = all_shares(self, seed, root)[client]
@@ -172,6 +177,8 @@ class Waterbirds(WaterbirdsScenario):
         return 0.1 if self.clients == 80 else 1.0
 
     def groups(self, seed: int, raw: Raw) -> Indices:
+        import numpy as np
+
         rng = numpy_generator(seed, "partition", "species")
         labels, species = raw.labels.numpy(), raw.tags["species"].numpy()
         group = np.full(len(raw), -1)
@@ -221,6 +228,8 @@ class WaterbirdsPerInvFL(WaterbirdsScenario):
         return 201
 
     def groups(self, seed: int, raw: Raw) -> Indices:
+        import numpy as np
+
         return np.searchsorted(LAST_SPECIES, raw.tags["species"].numpy())
 
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 from real import REAL
 
-from common.data.datasets import DATASETS, load, read_idx, resolve_root
+from common.data.datasets import DATASETS, load, resolve_root
+from common.data.readers import read_idx
 from common.errors import UserError
 
 SIZES = {"train": 12, "t10k": 5}

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from common.data import eicu
-from common.data.datasets import DATASETS, Dataset, Raw, load
+from common.data.datasets import DATASETS, Dataset, load
+from common.data.raw import Raw
 from common.data.scenario import all_shares
 from common.data.scenarios.eicu import EICU, EICUDemo, EICUSynthetic, Hospitals
 from common.errors import UserError
@@ -90,9 +91,9 @@ def test_diagnoses_are_in_their_groups(tmp_path: Path) -> None:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables of three hospitals and two drugs are enough."""
-    monkeypatch.setattr("common.data.datasets.EICU_HOSPITALS", 3)
-    monkeypatch.setattr("common.data.datasets.EICU_COLUMNS", 2)
-    monkeypatch.setattr("common.data.datasets.EICU_DEMO_COLUMNS", 3)
+    monkeypatch.setattr("common.data.readers.EICU_HOSPITALS", 3)
+    monkeypatch.setattr("common.data.readers.EICU_COLUMNS", 2)
+    monkeypatch.setattr("common.data.readers.EICU_DEMO_COLUMNS", 3)
 
 
 @pytest.mark.usefixtures("small")

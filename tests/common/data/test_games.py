@@ -9,8 +9,9 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from common.data.datasets import DATASETS, Dataset, Raw, load
+from common.data.datasets import DATASETS, Dataset, load
 from common.data.examples import ClientData
+from common.data.raw import Raw
 from common.data.scenarios.games import (
     PRESETS,
     CFMNISTGames,
@@ -20,7 +21,8 @@ from common.data.scenarios.games import (
     SpuriousCIFAR10,
 )
 from common.errors import UserError
-from common.models import model_settings, network
+from common.model_settings import model_settings
+from common.models import network
 
 
 def raw_like(per_class: int, test_per_class: int, shape: tuple[int, ...] = (28, 28)) -> Raw:

@@ -10,9 +10,10 @@ from torch import Tensor
 from toys import toy_config
 
 from common.config import load_config
-from common.data.datasets import DATASETS, Dataset, Raw, load
+from common.data.datasets import DATASETS, Dataset, load
 from common.data.environments import rotate
 from common.data.examples import ClientData
+from common.data.raw import Raw
 from common.data.scenario import Scenario, all_shares
 from common.data.scenarios.ilc import ANGLES, FLAT, PRESETS, ColorMNIST, RotatedCIFAR10
 from common.errors import UserError

@@ -9,8 +9,9 @@ import torch
 from pydantic import ValidationError
 from real import REAL, needs_mnist
 
-from common.data.datasets import Raw, load
+from common.data.datasets import load
 from common.data.examples import ClientData, Examples
+from common.data.raw import Raw
 from common.data.scenario import Spurious, all_shares
 from common.data.scenarios import SCENARIOS
 from common.data.scenarios.label_skew import (
@@ -22,7 +23,8 @@ from common.data.scenarios.label_skew import (
     MNIST3Class,
 )
 from common.errors import UserError
-from common.models import model_settings, network
+from common.model_settings import model_settings
+from common.models import network
 
 MNIST_COUNTS = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
 

@@ -9,9 +9,10 @@ from PIL import Image
 from pydantic import ValidationError
 from real import REAL
 
-from common.data.datasets import OFFICE_HOME, PACS, VLCS, Raw, load
+from common.data.datasets import load
 from common.data.examples import ClientData, Examples
 from common.data.partition import Share
+from common.data.raw import OFFICE_HOME, PACS, VLCS, Raw
 from common.data.scenario import Spurious, all_shares
 from common.data.scenarios import SCENARIOS
 from common.data.scenarios.pacs import PRESETS, LeaveOneOut, OfficeHome, PacsDomains, PacsPairs, Vlcs

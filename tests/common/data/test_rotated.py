@@ -15,13 +15,15 @@ from torch import Tensor
 from torchvision.transforms.functional import InterpolationMode
 from torchvision.transforms.functional import rotate as torchvision_rotate
 
-from common.data.datasets import Raw, load
+from common.data.datasets import load
 from common.data.environments import rotate, rotate_quarter
 from common.data.partition import Share
+from common.data.raw import Raw
 from common.data.scenario import all_shares
 from common.data.scenarios.rotated import ANGLES, PRESETS, RotatedMnist
 from common.errors import UserError
-from common.models import model_settings, network
+from common.model_settings import model_settings
+from common.models import network
 from common.seeding import torch_generator
 
 

@@ -14,10 +14,11 @@ from pydantic import ValidationError
 from real import REAL, needs_mnist
 from torch import Tensor
 
-from common.data.datasets import DATASETS, Raw, load
+from common.data.datasets import DATASETS, load
 from common.data.environments import rotate_quarter
 from common.data.examples import ClientData, Examples
 from common.data.partition import Share
+from common.data.raw import Raw
 from common.data.scenario import all_shares
 from common.data.scenarios import SCENARIOS, scenario_class
 from common.data.scenarios.colored import (
@@ -30,7 +31,8 @@ from common.data.scenarios.colored import (
     ColoredScenario,
 )
 from common.errors import UserError
-from common.models import model_settings, network
+from common.model_settings import model_settings
+from common.models import network
 
 SMALL = {"train_per_class": 60, "test_per_class": 40}
 MINIATURE = {

@@ -8,9 +8,10 @@ import torch
 from PIL import Image
 from pydantic import ValidationError
 
-from common.data.datasets import Files, Raw, load
+from common.data.datasets import load
 from common.data.examples import ClientData, Examples
 from common.data.partition import Share
+from common.data.raw import Files, Raw
 from common.data.scenario import all_shares
 from common.data.scenarios import SCENARIOS
 from common.data.scenarios.waterbirds import (

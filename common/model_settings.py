@@ -1,0 +1,193 @@
+"""The settings of every model: what a person may choose of it. `models.py` builds and runs them."""
+
+import difflib
+from abc import ABC
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError, model_validator
+
+from common.errors import UserError
+from common.knobs import knob
+from common.suggest import unknown
+
+
+class ModelSettings(BaseModel, ABC):
+    """Base of all model settings: frozen, so that equal settings are one key of `network`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    summary: ClassVar[str]
+    """One line for `perennial list models`."""
+    source: ClassVar[str]
+    """The paper that the model is from."""
+
+    name: str
+
+    @property
+    def batch_norm(self) -> bool:
+        """Whether it has BatchNorm layers."""
+        return False
+
+
+class Logistic(ModelSettings):
+    """Multinomial logistic regression."""
+
+    summary = "one linear layer on the flattened sample"
+    source = "CGPFL's MLR, Tang 2025 §3.8.1"
+
+    name: Literal["logistic"] = "logistic"
+
+
+class Mlp(ModelSettings):
+    """Fully connected layers; the last one is the classifier unless `head_layers` says otherwise."""
+
+    summary = "fully connected layers on the flattened sample"
+    source = "Tang 2025 §3.8.1 and §4.5.2, PerInvFL A.4, FedILC §5.1, IRM Games' code"
+
+    name: Literal["mlp"] = "mlp"
+    hidden: tuple[PositiveInt, ...] = knob(
+        (390,), "widths of the hidden layers", source="one: Tang 2025 §4.5.2; 390: PerInvFL A.4", min_length=1
+    )
+    activation: Literal["relu", "elu"] = knob(
+        "relu", "after each hidden layer", source="PerInvFL A.4; elu: IRM Games' code"
+    )
+    init: Literal["torch", "xavier"] = knob(
+        "torch", "PyTorch's own draw, or Xavier-uniform weights and zero biases",
+        source="xavier: the codes of Arjovsky et al. 2019 and of FedILC",
+    )  # fmt: skip
+    linear_features: bool = knob(
+        False, "leave out the activation after the featurizer's last layer", source="FedILC's code"
+    )
+    head_layers: int = knob(
+        0, "how many of the hidden layers, from the last, are the classifier's",
+        source="IRM Games' code", ge=0,
+    )  # fmt: skip
+    one_logit: bool = knob(
+        False, "for two classes: the classifier has one output z, and the logits are (0, z)",
+        source="FedILC's code",
+    )  # fmt: skip
+    norm: Literal["none", "batch"] = knob(
+        "none", "BatchNorm before each activation, for FedBN and its control", source="ours; not given in FL Games"
+    )
+
+    @property
+    def batch_norm(self) -> bool:
+        return self.norm == "batch"
+
+    @model_validator(mode="after")
+    def _check_head(self) -> "Mlp":
+        own = len(self.hidden) - self.head_layers
+        if own < 0:
+            raise ValueError(f"head_layers = {self.head_layers}, but hidden has {len(self.hidden)} layer(s)")
+        if own == 0 and self.linear_features:
+            raise ValueError("linear_features needs a hidden layer that head_layers leaves to the featurizer")
+        return self
+
+
+class Lenet(ModelSettings):
+    """Two 5x5 convolutions, each with ReLU and 2x2 max-pooling, and two fully connected layers.
+
+    No BatchNorm, since CGPFL averages and clusters the parameters.
+    """
+
+    channels: ClassVar[tuple[int, int]]
+    width: ClassVar[int]
+
+
+class CnnSmall(Lenet):
+    """LeNet with 6 and 16 channels, 120 features."""
+
+    summary = "two convolutions (6, 16 channels), 120 features"
+    source = "CGPFL's CIFAR-10 CNN, Tang 2025 §3.8.1; sizes ours, after pFedMe's public code"
+    channels = (6, 16)
+    width = 120
+
+    name: Literal["cnn-small"] = "cnn-small"
+
+
+class CnnLarge(Lenet):
+    """LeNet with 32 and 64 channels, 512 features."""
+
+    summary = "two convolutions (32, 64 channels), 512 features"
+    source = "CGPFL's CIFAR-10 CNN, Tang 2025 §3.8.1; sizes ours, for a GPU"
+    channels = (32, 64)
+    width = 512
+
+    name: Literal["cnn-large"] = "cnn-large"
+
+
+class ConvNet(ModelSettings):
+    """Four 3x3 convolutions with GroupNorm after the ReLU, and global average pooling to 128 features."""
+
+    summary = "four convolutions with GroupNorm, average-pooled to 128 features"
+    source = "FedIIR's RotatedMNIST network, §5.1 and its public code"
+
+    name: Literal["convnet"] = "convnet"
+
+
+class CnnGroupNorm(ModelSettings):
+    """Three 3x3 convolutions, each with ReLU, GroupNorm and 2x2 max-pooling, and 128 linear features."""
+
+    summary = "three convolutions with GroupNorm and max-pooling, 128 linear features"
+    source = "FedILC's Rotated-CIFAR10 network, its public code"
+
+    name: Literal["cnn-groupnorm"] = "cnn-groupnorm"
+
+
+class ResNet18(ModelSettings):
+    """torchvision's ResNet-18 from scratch: 512 features, and a linear or FedIIR's two-layer classifier."""
+
+    summary = "ResNet-18 from scratch, 512 features"
+    source = "Tang 2025 §4.5.2, PerInvFL A.4, FedIIR §5.1"
+
+    name: Literal["resnet18"] = "resnet18"
+    norm: Literal["batch", "group"] = knob(
+        "batch", "BatchNorm, whose running statistics are buffers, or GroupNorm, which has none",
+        source="He et al. 2016; group: ours",
+    )  # fmt: skip
+    head_hidden: int = knob(
+        0, "width of the classifier's hidden layer; 0 for a linear classifier",
+        source="FedIIR's public code: 256", ge=0,
+    )  # fmt: skip
+    small_input: bool = knob(False, "3x3 stride-1 stem without max-pooling, for images of 64 pixels or fewer")
+
+    @property
+    def batch_norm(self) -> bool:
+        return self.norm == "batch"
+
+
+MODELS: dict[str, type[ModelSettings]] = {
+    str(kind.model_fields["name"].default): kind
+    for kind in (Logistic, Mlp, CnnSmall, CnnLarge, ConvNet, CnnGroupNorm, ResNet18)
+}
+
+
+def model_settings(values: Mapping[str, Any]) -> ModelSettings:
+    """The settings that a table such as `{"name": "mlp", "hidden": [390, 390]}` stands for.
+
+    Raises `UserError` for a missing or unknown name, an unknown field or a value out of bounds.
+    """
+    name = values.get("name")
+    if name is None:
+        raise UserError(f"a model needs a name (there are: {', '.join(sorted(MODELS))})")
+    if not isinstance(name, str) or name not in MODELS:
+        raise UserError(unknown("model", name, MODELS))
+    try:
+        return MODELS[name](**values)
+    except ValidationError as error:
+        raise UserError(_sentence(name, error)) from None
+
+
+def _sentence(name: str, error: ValidationError) -> str:
+    """The first of pydantic's complaints, in one sentence."""
+    first = error.errors()[0]
+    field = ".".join(map(str, first["loc"]))
+    fields = MODELS[name].model_fields
+    if first["type"] == "extra_forbidden":
+        close = difflib.get_close_matches(field, fields, n=1)
+        return f"model {name!r} has no field {field!r}" + (f"; did you mean {close[0]!r}?" if close else "")
+    said = first["msg"].removeprefix("Value error, ")
+    if not field:
+        return f"model {name!r}: {said}"
+    return f"model {name!r}: {field} = {first['input']!r}, but {said[0].lower()}{said[1:]}"

@@ -1,0 +1,32 @@
+"""What somebody who watches a run is told, round by round."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What somebody who watches a run is told after each round."""
+
+    round: int
+    rounds: int
+    metrics: dict[str, float]
+    left_out: dict[str, str]
+
+
+Watcher = Callable[[Progress], None]
+
+
+def progress_line(progress: Progress) -> str:
+    """One line for a round that has something to say: an evaluation, or clients left out; else empty."""
+    accuracies = {
+        name.removesuffix("/accuracy"): value
+        for name, value in progress.metrics.items()
+        if name.endswith("/accuracy")
+    }
+    if not accuracies and not progress.left_out:
+        return ""
+    parts = [f"round {progress.round}/{progress.rounds}"]
+    parts += [f"{name} {100 * value:.1f} %" for name, value in accuracies.items()]
+    parts += [f"left out {client}: {reason}" for client, reason in sorted(progress.left_out.items())]
+    return "  ".join(parts)
