@@ -1,8 +1,10 @@
 """The same run on all three runtimes: same arrays, same metrics."""
 
+import subprocess
 import sys
 import time
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,10 @@ import torch
 from safetensors.torch import load_file
 
 from client.node import launcher
+from common import flower
 from common.config import RunConfig, load_config
 from common.methods import METHODS
-from server.deployment.remote import Connection, simulation
+from server.deployment.remote import APP, SIMULATION_TRIES, Connection, simulation
 from server.deployment.testbed import Deployment, deployment
 from server.folder import RunFolder
 from server.local import LocalRuntime
@@ -67,11 +70,63 @@ def evaluations(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def test_simulation_equals_local(local: dict[str, Path], tmp_path: Path) -> None:
-    with simulation(tmp_path / "flower") as connection:
-        for method, folder in local.items():
-            finish(connection, config_for(method, "simulation"), tmp_path / method)
-            assert_equal_runs(folder, tmp_path / method)
+def typed(command: str, environment: Mapping[str, str], out: Path) -> str:
+    """What one of the README's commands prints that is typed in the project's folder, with `out` and two rounds.
+
+    Flower gives Ray 30 seconds to start, which a busy machine misses now and then: then once more.
+    """
+    assert command in (APP / "README.md").read_text()
+    settings = "scenario.clients=2 evaluate_every=2 checkpoint_every=1" if "clients=2" in command else ""
+    command += f" --run-config \"out='{out}' state-dir='{out}-state' rounds=2 set='{settings}'\""
+    printed = ""
+    for _ in range(SIMULATION_TRIES):
+        printed = subprocess.run(
+            command, shell=True, cwd=APP, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, timeout=400, check=False,
+        ).stdout  # fmt: skip
+        if (out / "summary.json").exists() or (out / "error.txt").exists():
+            break
+    return printed
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
+    with simulation(tmp_path_factory.mktemp("simulation") / "flower") as connection:
+        yield connection
+
+
+@pytest.fixture
+def newcomer(simulated: Connection, tmp_path: Path) -> dict[str, str]:
+    """The environment of somebody who has never used Flower.
+
+    Flower's local SuperLink is there already: Flower gives it 15 seconds to start, which a busy machine misses.
+    """
+    known = tomllib.loads((Path(simulated.environment["FLWR_HOME"]) / "config.toml").read_text())
+    port = known["superlink"][simulated.name]["address"].rpartition(":")[2]
+    return {**flower.environment(), "FLWR_HOME": str(tmp_path / "empty"), "FLWR_LOCAL_CONTROL_API_PORT": port}
+
+
+def test_flwr_run_in_simulation_equals_local(
+    local: dict[str, Path], newcomer: dict[str, str], tmp_path: Path
+) -> None:
+    command = """flwr run . --stream --run-config 'set="scenario.clients=2"'"""
+    printed = typed(command, newcomer, tmp_path / "ditto")
+    assert (tmp_path / "ditto" / "summary.json").exists(), printed
+    assert_equal_runs(local["ditto"], tmp_path / "ditto")
+    assert RunFolder(tmp_path / "ditto").config() == config_for("ditto", "simulation")
+
+
+def test_flwr_run_with_too_few_simulated_nodes_says_so(newcomer: dict[str, str], tmp_path: Path) -> None:
+    printed = typed("flwr run . --stream", newcomer, tmp_path / "run")
+    assert (tmp_path / "run" / "error.txt").exists(), printed
+    word = (tmp_path / "run" / "error.txt").read_text()
+    assert word.startswith("Flower simulates 2 SuperNodes and scenario colored-digits has 8 clients; ")
+    assert f"perennial: {word}" in printed
+
+
+def test_simulation_equals_local(local: dict[str, Path], simulated: Connection, tmp_path: Path) -> None:
+    finish(simulated, config_for("ditto", "simulation"), tmp_path / "ditto")
+    assert_equal_runs(local["ditto"], tmp_path / "ditto")
 
 
 @pytest.fixture(scope="module")
@@ -80,10 +135,18 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
         yield site
 
 
+def test_flwr_run_with_flower_s_own_supernodes_equals_local(
+    local: dict[str, Path], site: Deployment, tmp_path: Path
+) -> None:
+    command = """flwr run . deployment --stream --run-config 'set="scenario.clients=2"'"""
+    printed = typed(command, site.connection.environment, tmp_path / "ditto")
+    assert (tmp_path / "ditto" / "summary.json").exists(), printed
+    assert_equal_runs(local["ditto"], tmp_path / "ditto")
+
+
 def test_deployment_equals_local(local: dict[str, Path], site: Deployment, tmp_path: Path) -> None:
-    for method, folder in local.items():
-        finish(site.connection, config_for(method, "deployment"), tmp_path / method)
-        assert_equal_runs(folder, tmp_path / method)
+    finish(site.connection, config_for("fedavg", "deployment"), tmp_path / "fedavg")
+    assert_equal_runs(local["fedavg"], tmp_path / "fedavg")
 
 
 def test_deployment_with_the_warm_launcher_equals_local(local: dict[str, Path], tmp_path: Path) -> None:
