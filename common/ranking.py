@@ -51,7 +51,8 @@ class Ranking:
         if positives and negatives:
             below = self.negatives.cumsum() - self.negatives / 2
             found["auroc"] = float(self.positives @ below) / positives / negatives
-            found["auroc_error"] = float(self.positives @ self.negatives) / 2 / positives / negatives
+            # In floats: the product of all clients' counts may be more than 63 bits hold.
+            found["auroc_error"] = float(self.positives @ self.negatives.astype(float)) / 2 / positives / negatives
             # Average precision: of each bin as a threshold, the precision times the recall that it adds.
             right = self.positives[::-1].cumsum()
             taken = right + self.negatives[::-1].cumsum()
@@ -105,14 +106,30 @@ def columns(rankings: Sequence[Ranking]) -> dict[str, list[int] | list[float]]:
     }
 
 
-def from_columns(given: Mapping[str, Any], counts: Sequence[int]) -> list[Ranking]:
-    """What `columns` made, of environments with so many samples each. Raises `ValueError` where it cannot be."""
-    bins = [np.array(given[name], np.int64).reshape(len(counts), BINS) for name in ("negatives", "positives")]
+def from_columns(given: Mapping[str, Any], counts: Sequence[int], batch: int) -> list[Ranking]:
+    """What `columns` made, of environments with so many samples each and batches of `batch` samples.
+
+    Raises `ValueError` or `TypeError` where it cannot be.
+    """
+    places, most = len(counts), max(counts, default=0)
+    for name in COLUMNS:
+        if len(given[name]) != places * (BINS if name in COLUMNS[:2] else 1):
+            raise ValueError(f"{name} has another length than the environments and bins")
+    # Each is no more than there are samples, so no sum of them runs over.
+    bins = [np.array(whole(given[name], most), np.int64).reshape(places, BINS) for name in COLUMNS[:2]]
     rankings = [Ranking(*found) for found in zip(*bins, *(given[name] for name in COLUMNS[2:]), strict=True)]
     for found, count in zip(rankings, counts, strict=True):
-        own = np.concatenate([found.negatives, found.positives])
-        if own.min() < 0 or own.sum() != count:
+        if int(found.negatives.sum() + found.positives.sum()) != count:
             raise ValueError("the bins have other counts than there are samples")
+        whole([found.batches], count // batch)
         if not all(0 <= total <= found.batches + 1e-6 for total in (found.hard_auroc, found.hard_auprc)):
             raise ValueError("an area above 1")
     return rankings
+
+
+def whole(values: Sequence[Any], most: int) -> Sequence[int]:
+    """The values, if each is a whole number from 0 to `most`. Raises `ValueError`."""
+    for value in values:
+        if type(value) is not int or not 0 <= value <= most:
+            raise ValueError(f"{value!r:.40} is no whole number from 0 to {most}")
+    return values

@@ -19,10 +19,10 @@ from common.ranking import BATCH
 from common.seeding import numpy_generator
 from common.wire import KEPT, MODEL, RESUMED, ROUND, RUN, TASK, Scalar, from_record, to_record
 from strategies.evaluation import Evaluation
-from strategies.exchange import AcceptedReply, Exchange, Limits, MetricMeans, Payload, PerClient
+from strategies.exchange import AcceptedReply, Exchange, MetricMeans, Payload, PerClient
 from strategies.mean import StreamingMean
 from strategies.roster import Claim, Roster, claims
-from strategies.screening import Rejected, Template
+from strategies.screening import Limits, Template
 
 H = TypeVar("H", bound=Method)
 
@@ -43,7 +43,7 @@ class MethodStrategy(Strategy, Generic[H]):
         self.evaluation: list[dict[str, Any]] = []
         """Rows of the latest evaluation, one per client, model and split."""
         self._task = run.task()
-        self._limits = Limits(run.largest, run.most_examples, self.roster.examples)
+        self._limits = Limits(run, self.roster.examples)
 
     # ------------------------------------------------------------------ what a method says about itself
 
@@ -112,12 +112,9 @@ class MethodStrategy(Strategy, Generic[H]):
 
         Rankings are summed over clients, and only their areas become rows.
         """
-        exchange, found = self.exchanges[-1], Evaluation(self.run, server_round)
-        for reply in self.accepted(replies):
-            try:
-                found.add(reply)
-            except Rejected as reason:
-                exchange.left_out[reply.client] = str(reason)
+        found = Evaluation(self.run, server_round)
+        for _ in self.accepted(replies, check=found.add):
+            pass  # taken in as it was checked
         self.evaluation = found.rows()
         return MetricRecord({f"{name}/accuracy": value for name, value in found.accuracies().items()})
 

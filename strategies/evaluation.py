@@ -3,11 +3,13 @@
 from typing import Any
 
 from common.config import RunConfig
-from common.ranking import COLUMNS, Ranking, from_columns
+from common.ranking import COLUMNS, Ranking, from_columns, whole
 from strategies.exchange import AcceptedReply
-from strategies.screening import Rejected
+from strategies.screening import LONGEST_REASON, Rejected
 
 Row = dict[str, Any]
+COUNTED = ("count", "correct", "loss")
+"""Columns that every evaluation has, with one number for each environment."""
 
 
 class Evaluation:
@@ -56,9 +58,11 @@ class Evaluation:
 
     def _read(self, reply: AcceptedReply) -> list[Row]:
         """A reply as one row per model and split, with `rankings` by environment if they were asked for."""
-        scenario, limit = self._run.scenario, self._run.most_examples
+        scenario, method = self._run.scenario, self._run.method
         ranked = COLUMNS if scenario.ranking_batch else ()
         environments = {"validation": {"validation"}, "test": set(scenario.test_environments)}
+        if reply.settings.keys() - environments:
+            raise Rejected("its evaluation has settings beside the environments of each split")
         columns: dict[tuple[str, str], Row] = {}
         rows = []
         try:
@@ -66,21 +70,23 @@ class Evaluation:
                 model, split, column = key.split("/")
                 columns.setdefault((model, split), {})[column] = values
             for (model, split), row in columns.items():
-                if model not in self._run.method.evaluates or row.keys() != {"count", "correct", "loss", *ranked}:
+                if model not in method.evaluates or row.keys() != {*COUNTED, *ranked}:
                     raise ValueError(f"{model}/{split} was not asked for")
-                names = list(reply.settings[split])  # type: ignore[arg-type]
-                if not environments[split].issuperset(names) or len(set(names)) < len(names):
+                names = reply.settings[split]
+                if not isinstance(names, list) or not environments[split].issuperset(names):
                     raise ValueError(f"{split} has other environments than the scenario")
-                counts = zip(names, row["count"], row["correct"], row["loss"], strict=True)
-                if not all(0 <= correct <= count for _, count, correct, _ in counts):
+                if len(set(names)) < len(names) or any(len(row[name]) != len(names) for name in COUNTED):
+                    raise ValueError(f"{split} has other columns than one number for each environment")
+                counts, corrects = (whole(row[name], self._run.most_examples) for name in ("count", "correct"))
+                if any(correct > count for count, correct in zip(counts, corrects, strict=True)):
                     raise ValueError("more correct answers than samples")
-                if (most := max(row["count"], default=0)) > limit:
-                    raise ValueError(f"{most} samples; most_examples={limit} is the limit")
+                if any(loss and not count for count, loss in zip(counts, row["loss"], strict=True)):
+                    raise ValueError("a loss without samples")
                 given = {column: row.pop(column) for column in ranked}
-                rankings = from_columns(given, row["count"]) if given else []
+                rankings = from_columns(given, counts, scenario.ranking_batch) if given else []
                 named = {"kind": "evaluation", "round": self._round, "client": reply.client}
                 where = {"model": model, "split": split, "environment": names}
                 rows.append({**named, **where, **row, "rankings": rankings})
         except (KeyError, TypeError, ValueError) as error:
-            raise Rejected(f"its evaluation cannot be read ({error})") from None
+            raise Rejected(f"its evaluation cannot be read ({str(error)[:LONGEST_REASON]})") from None
         return rows

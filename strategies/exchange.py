@@ -11,12 +11,24 @@ from common import wire
 from common.errors import RunStopped
 from common.models import Tensors
 from common.wire import CONFIG, METRICS, NUM_EXAMPLES, payload_bytes, records, to_record
-from strategies.screening import Rejected, Template, accept, check_metrics
+from strategies.screening import (
+    LONGEST_NAME,
+    LONGEST_REASON,
+    Limits,
+    Rejected,
+    Template,
+    accept,
+    check_metrics,
+    check_sizes,
+)
 
 Payload = Mapping[str, Tensors]
 """Named records of one request."""
 PerClient = Callable[[str], Payload]
 """A payload of its own for each client id."""
+
+LONGEST_ERROR = 1000
+"""Letters of an error's reason that are looked at: an exception's class and the first of what it says."""
 
 
 @dataclass(frozen=True)
@@ -45,17 +57,6 @@ class Traffic:
 
     down: int = 0
     up: int = 0
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What no reply of a run may go beyond."""
-
-    largest: float
-    """The largest absolute value in a tensor."""
-    most_examples: int
-    enrolled: Callable[[int], int | None] = lambda _: None
-    """Samples that a node had when it enrolled, by its id; none if it has not said."""
 
 
 @dataclass
@@ -100,8 +101,8 @@ class Exchange:
         """The replies that may be used, in client-id order, one at a time.
 
         A reply that is an error, lacks a record, has another shape or type or a number that is not finite is left
-        out and named in `left_out`; so is one for which `check` raises `Rejected`. Raises `RunStopped` after the
-        last reply when fewer than `quorum`, a share of those asked, could be used.
+        out and named in `left_out`; so is one for which `check` raises `Rejected`, or anything else. Raises
+        `RunStopped` after the last reply when fewer than `quorum`, a share of those asked, could be used.
         """
         if isinstance(replies, Sequence):  # a stock Grid's: in order of arrival
             replies = sorted(replies, key=lambda reply: self.clients.get(reply.metadata.src_node_id, ""))
@@ -112,10 +113,12 @@ class Exchange:
             client = waiting.pop(message.metadata.src_node_id, None)
             if client is None:
                 continue  # the SuperLink's word on a lost node: that client is named below
+            expect = self.expect(client)
             try:
-                reply = self._screened(client, message, limits)
+                reply = self._screened(client, message, expect, limits)
                 check(reply)
-            except Rejected as reason:
+            except Exception as error:  # whatever a reply makes anything here raise is its client's fault
+                reason = error if isinstance(error, Rejected) else Rejected(_raised(error))
                 self.left_out[client] = str(reason)
                 if message.has_error() and message.error.code in (wire.NO_REPLY, wire.NODE_UNAVAILABLE):
                     self.silent.add(client)
@@ -133,23 +136,31 @@ class Exchange:
                 f"{self.action!r}, and quorum={quorum} asks for {need} ({reasons})"
             )
 
-    def _screened(self, client: str, message: Message, limits: Limits) -> AcceptedReply:
+    def _screened(
+        self, client: str, message: Message, expect: Mapping[str, Template], limits: Limits
+    ) -> AcceptedReply:
         if message.has_error():
             raise Rejected(_error_text(message))
-        given = records(message.content, ArrayRecord)
-        optional = {name: like for name, like in self.optional.items() if name in given}
-        expect = {**self.expect(client), **optional}
-        if extra := message.content.keys() - {*expect, METRICS, CONFIG}:
-            raise Rejected(f"unexpected record {sorted(extra)[0]!r}")
-        arrays = {name: accept(name, given.get(name), like, limits.largest) for name, like in expect.items()}
-        counted = self.action.startswith("train")
-        metrics = records(message.content, MetricRecord).get(METRICS)
-        metrics = check_metrics(metrics, counted=counted, most_examples=limits.most_examples)
+        content, run = message.content, limits.run
+        given = records(content, ArrayRecord)
+        expect = {**expect, **{name: like for name, like in self.optional.items() if name in given}}
+        if extra := content.keys() - {*expect, METRICS, CONFIG}:
+            raise Rejected(f"unexpected record {min(extra)[:LONGEST_NAME]!r}")
+        metrics = records(content, MetricRecord).get(METRICS)
+        settings = records(content, ConfigRecord).get(CONFIG)
+        if metrics is None:
+            raise Rejected("the metrics are missing")
+        if settings is None and CONFIG in content:
+            raise Rejected(f"record {CONFIG!r} has no settings in it")
+        settings = settings or ConfigRecord()
+        check_sizes(given, metrics, settings, run)
+        counted, lists = self.action.startswith("train"), self.action == "evaluate"
+        check_metrics(metrics, counted=counted, lists=lists, most_examples=run.most_examples)
         most = limits.enrolled(message.metadata.src_node_id)
         if most is not None and NUM_EXAMPLES in metrics and metrics[NUM_EXAMPLES] > most:  # type: ignore[operator]
             count = metrics[NUM_EXAMPLES]
             raise Rejected(f"metric {NUM_EXAMPLES!r} is {count}, and {most} when the client enrolled")
-        settings = records(message.content, ConfigRecord).get(CONFIG) or ConfigRecord()
+        arrays = {name: accept(name, given.get(name), like, run.largest) for name, like in expect.items()}
         return AcceptedReply(client, arrays, metrics, settings)
 
 
@@ -175,8 +186,12 @@ class MetricMeans:
         return MetricRecord({**means, NUM_EXAMPLES: self._examples})
 
 
+def _raised(error: Exception) -> str:
+    return f"its answer cannot be used ({type(error).__name__}: {str(error)[:LONGEST_REASON]})"
+
+
 def _error_text(message: Message) -> str:
-    reason = " ".join((message.error.reason or "no reason given").split())
+    reason = " ".join((message.error.reason or "no reason given")[:LONGEST_ERROR].split())
     match message.error.code:
         case wire.BROKEN_REPLY:
             return "its answer broke off, or cannot be read"
@@ -184,5 +199,8 @@ def _error_text(message: Message) -> str:
             return reason
         case wire.NODE_UNAVAILABLE:
             return "is gone: it has sent no heartbeat for a minute"
-    raised = re.fullmatch(r"<class '(?:.*\.)?(\w+)'>:<['\"](.*)['\"]>", reason)  # Flower's form of an exception
-    return f"failed: {raised[2]} ({raised[1]})" if raised else f"failed: {reason} (code {message.error.code})"
+    # Flower's form of an exception, perhaps cut. Each part of the expression ends where the next one begins.
+    if not (raised := re.match(r"<class '([^']+)'>:<['\"]", reason)):
+        return f"failed: {reason} (code {message.error.code})"
+    text = reason[raised.end() :].removesuffix("'>").removesuffix('">')
+    return f"failed: {text} ({raised[1].rpartition('.')[2]})"

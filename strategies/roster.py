@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from common.wire import CLIENT, NUM_EXAMPLES, REFUSED
 from strategies.exchange import AcceptedReply, Exchange
-from strategies.screening import Rejected
+from strategies.screening import LONGEST_NAME, LONGEST_REASON, Rejected
 
 
 @dataclass(frozen=True)
@@ -88,9 +88,12 @@ def claims(exchange: Exchange, replies: Iterable[AcceptedReply]) -> dict[int, Cl
     nodes = {name: node for node, name in exchange.clients.items()}
     found = {}
     for reply in replies:
-        client, refusal = (str(reply.settings.get(key, "")) for key in (CLIENT, REFUSED))
-        count = reply.num_examples if NUM_EXAMPLES in reply.metrics else 0
-        found[nodes[reply.client]] = Claim(client, refusal, count)
+        client, refusal = (reply.settings.get(key, "") for key in (CLIENT, REFUSED))
+        if isinstance(client, str) and isinstance(refusal, str):
+            count = reply.num_examples if NUM_EXAMPLES in reply.metrics else 0
+            found[nodes[reply.client]] = Claim(client[:LONGEST_NAME], refusal[:LONGEST_REASON], count)
+        else:
+            found[nodes[reply.client]] = Claim("", "does not say in words which client it is")
     for name, reason in exchange.left_out.items():
         found[nodes[name]] = Claim("", reason, silent=name in exchange.silent)
     return found

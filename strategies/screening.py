@@ -1,17 +1,22 @@
 """Whether a reply may touch the model."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any
 
 import torch
-from flwr.app import ArrayRecord, MetricRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
+from numpy.lib import format
 from torch import Tensor
 
+from common.config import RunConfig
 from common.models import Tensors
 from common.wire import NUM_EXAMPLES, TensorArray, from_record
 
 HEADER_BYTES = 1024
 """More than numpy writes in front of an array's values."""
-MOST_METRICS, LONGEST_NAME, LONGEST_REASON = 100, 100, 300
+LONGEST_NAME, LONGEST_REASON = 100, 300
 FLOAT32_MAX = torch.finfo(torch.float32).max
 
 Template = Mapping[str, Tensor]
@@ -25,8 +30,40 @@ class Rejected(Exception):  # noqa: N818 - a reply's fate, not a fault
     """
 
     def __init__(self, reason: str) -> None:
-        line = "".join(letter if letter.isprintable() else " " for letter in reason)
-        super().__init__(line if len(line) <= LONGEST_REASON else line[:LONGEST_REASON] + " …")
+        line = "".join(letter if letter.isprintable() else " " for letter in reason[:LONGEST_REASON])
+        super().__init__(line if len(reason) <= LONGEST_REASON else line + " …")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What no reply of a run may go beyond."""
+
+    run: RunConfig
+    enrolled: Callable[[int], int | None] = lambda _: None
+    """Samples that a node had when it enrolled, by its id; none if it has not said."""
+
+
+def check_sizes(
+    arrays: Mapping[str, ArrayRecord], metrics: MetricRecord, settings: ConfigRecord, run: RunConfig
+) -> None:
+    """Whether a reply is of a size that may be looked at. Nothing in it is decoded, matched or added up here.
+
+    Raises `Rejected`.
+    """
+    for what, record in (("metrics", metrics), ("settings", settings)):
+        if len(record) > run.most_items:
+            raise Rejected(f"it has {len(record)} {what}, and most_items={run.most_items} is the limit")
+        for name in record:
+            if len(name) > LONGEST_NAME or not name.isprintable():
+                raise Rejected(f"{what}: {name[:LONGEST_NAME]!r} is no name of at most {LONGEST_NAME} letters")
+    sizes = {
+        "array": sum(_array_bytes(array) for record in arrays.values() for array in record.values()),
+        "metric": sum(map(_value_bytes, metrics.values())),
+        "setting": sum(map(_value_bytes, settings.values())),
+    }
+    for what, size in sizes.items():
+        if size > (most := getattr(run, f"most_{what}_bytes")):
+            raise Rejected(f"its {what}s have {size} bytes, and most_{what}_bytes={most} is the limit")
 
 
 def accept(name: str, record: ArrayRecord | None, template: Template, largest: float) -> Tensors:
@@ -43,20 +80,26 @@ def accept(name: str, record: ArrayRecord | None, template: Template, largest: f
     for key, like in template.items():
         array, dtype = record[key], str(like.dtype).removeprefix("torch.")
         if tuple(array.shape) != tuple(like.shape):
-            raise Rejected(f"{name!r}: {key} has shape {tuple(array.shape)} instead of {tuple(like.shape)}")
+            shape = tuple(array.shape[:10])
+            raise Rejected(f"{name!r}: {key} has shape {shape} instead of {tuple(like.shape)}")
         if array.dtype != dtype:
-            raise Rejected(f"{name!r}: {key} has type {array.dtype} instead of {dtype}")
+            raise Rejected(f"{name!r}: {key} has type {array.dtype[:LONGEST_NAME]} instead of {dtype}")
         size = like.numel() * like.element_size()
         if not isinstance(array, TensorArray) and len(array.data) > size + HEADER_BYTES:
             raise Rejected(f"{name!r}: {key} has {len(array.data)} bytes; its values take {size}")
     try:
-        tensors = from_record(record)
+        # numpy takes as much memory as the bytes' own header says, which may differ from what was announced.
+        lies = [
+            key
+            for key, like in template.items()
+            if not isinstance(record[key], TensorArray)
+            and _in_header(record[key].data) != (tuple(like.shape), str(like.dtype).removeprefix("torch."))
+        ]
+        tensors = from_record(record) if not lies else {}
     except Exception:  # numpy's reader raises nearly anything on hostile bytes, MemoryError included
         raise Rejected(f"{name!r} cannot be decoded: its bytes are no arrays of numbers") from None
-    for key, like in template.items():
-        # What was announced and what was decoded may differ in a hostile reply.
-        if tensors[key].shape != like.shape or tensors[key].dtype != like.dtype:
-            raise Rejected(f"{name!r}: {key} is not what its header says")
+    if lies:
+        raise Rejected(f"{name!r}: {lies[0]} is not what its header says")
     for key, tensor in tensors.items():
         # One pass, and NaN comes through it: no comparison with NaN holds.
         low, high = (float(value) for value in tensor.aminmax()) if tensor.numel() else (0.0, 0.0)
@@ -69,24 +112,22 @@ def accept(name: str, record: ArrayRecord | None, template: Template, largest: f
 
 
 def check_metrics(
-    metrics: MetricRecord | None, *, counted: bool = False, most_examples: int = 10**18
+    metrics: MetricRecord, *, counted: bool = False, lists: bool = False, most_examples: int = 10**18
 ) -> MetricRecord:
-    """A reply's metrics if they are there and finite; a count of samples is from one to `most_examples`, and is
-    there if `counted`.
+    """A reply's metrics if they are finite; a count of samples is from one to `most_examples`, and is there if
+    `counted`. Lists, and names with a "/", are for evaluations.
 
     Raises `Rejected`.
     """
-    if metrics is None:
-        raise Rejected("the metrics are missing")
-    if len(metrics) > MOST_METRICS:
-        raise Rejected(f"it has {len(metrics)} metrics; {MOST_METRICS} is the limit")
     for key, value in metrics.items():
-        if len(key) > LONGEST_NAME or not key.isprintable():
-            raise Rejected(f"metric {key!r} has no name of at most {LONGEST_NAME} letters")
-        values = value if isinstance(value, list) else [value]
+        if not lists and "/" in key:
+            raise Rejected(f"metric {key!r} is for evaluations alone")
+        if isinstance(value, list) and (not lists or key == NUM_EXAMPLES):
+            raise Rejected(f"metric {key!r} is a list")
         # A metric is the mean of float32s. What is larger could overflow where it is weighted and added up.
-        if not all(abs(number) <= FLOAT32_MAX for number in values):
-            raise Rejected(f"metric {key!r} is {value}")
+        for number in value if isinstance(value, list) else [value]:
+            if not abs(number) <= FLOAT32_MAX:
+                raise Rejected(f"metric {key!r} is {number}")
     if counted and NUM_EXAMPLES not in metrics:
         raise Rejected(f"metric {NUM_EXAMPLES!r} is missing")
     if NUM_EXAMPLES in metrics:
@@ -98,6 +139,28 @@ def check_metrics(
     return metrics
 
 
+def _in_header(data: bytes) -> tuple[tuple[int, ...], str]:
+    """Shape and type of an array in numpy's format. Raises nearly anything where it is none."""
+    file = BytesIO(data[: 2 * HEADER_BYTES])
+    read = {(1, 0): format.read_array_header_1_0, (2, 0): format.read_array_header_2_0}[format.read_magic(file)]
+    shape, _, dtype = read(file)
+    return shape, dtype.name
+
+
+def _array_bytes(array: Array) -> int:
+    """Of an array that has not been encoded yet, those of its values."""
+    if isinstance(array, TensorArray):
+        return array.tensor.numel() * array.tensor.element_size()
+    return len(array.data)
+
+
+def _value_bytes(value: Any) -> int:
+    """About what a number, a text or a list of them takes on the wire."""
+    if isinstance(value, list):
+        return sum(map(_value_bytes, value))
+    return len(value) if isinstance(value, (str, bytes)) else 8
+
+
 def _some(keys: Collection[str]) -> str:
-    first, *rest = sorted(keys)
-    return first + (f" and {len(rest)} more" if rest else "")
+    first = min(keys)[:LONGEST_NAME]
+    return first + (f" and {len(keys) - 1} more" if len(keys) > 1 else "")

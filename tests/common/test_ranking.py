@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import auc, average_precision_score, precision_recall_curve, roc_auc_score
 from torch import Tensor
 
-from common.ranking import BINS, columns, from_columns, hard_areas, rank
+from common.ranking import BINS, Ranking, columns, from_columns, hard_areas, rank
 
 
 def drawn(count: int, seed: int, spread: float = 1.0) -> tuple[Tensor, Tensor]:
@@ -97,7 +97,7 @@ def test_hard_areas_are_of_full_batches_with_both_classes() -> None:
 
 def test_columns_and_back() -> None:
     rankings = [rank(*drawn(count, count), 4) for count in (40, 0, 7)]
-    back = from_columns(columns(rankings), [40, 0, 7])
+    back = from_columns(columns(rankings), [40, 0, 7], 4)
     for one, other in zip(rankings, back, strict=True):
         assert np.array_equal(one.negatives, other.negatives)
         assert np.array_equal(one.positives, other.positives)
@@ -108,14 +108,26 @@ def test_columns_and_back() -> None:
     ("change", "word"),
     [
         ({"negatives": [1] * BINS}, "other counts"),
-        ({"negatives": [-1] + [0] * (BINS - 1)}, "other counts"),
-        ({"negatives": [0] * 5}, "reshape"),
+        ({"negatives": [-1] + [0] * (BINS - 1)}, "-1 is no whole number from 0 to 8"),
+        ({"negatives": [2**62] * 4 + [0] * (BINS - 4)}, "no whole number from 0 to 8"),  # their sum is 0 in 64 bits
+        ({"negatives": [1e30] + [0.0] * (BINS - 1)}, r"1e\+30 is no whole number"),
+        ({"negatives": [0] * 5}, "negatives has another length"),
+        ({"batches": [3]}, "3 is no whole number from 0 to 2"),
+        ({"batches": [10**9], "hard_auroc": [1e9]}, "no whole number from 0 to 2"),
+        ({"batches": [1.0]}, "1.0 is no whole number"),
         ({"hard_auroc": [3.0]}, "above 1"),
         ({"hard_auprc": [-0.5]}, "above 1"),
-        ({"batches": [1, 1]}, "zip"),
+        ({"batches": [1, 1]}, "batches has another length"),
     ],
 )
 def test_columns_that_do_not_fit_are_refused(change: dict[str, Any], word: str) -> None:
     good = columns([rank(*drawn(8, 3), 4)])
     with pytest.raises(ValueError, match=word):
-        from_columns({**good, **change}, [8])
+        from_columns({**good, **change}, [8], 4)
+
+
+def test_the_counts_of_many_large_clients_do_not_run_over() -> None:
+    """10^10 of each class in one bin: the product has 67 bits."""
+    negatives = np.zeros(BINS, np.int64)
+    negatives[0] = 10**10
+    assert Ranking(negatives, negatives.copy()).measures()["auroc_error"] == 0.5
