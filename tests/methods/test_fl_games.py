@@ -914,7 +914,7 @@ def test_a_client_that_cannot_measure_does_not_stop_another_ones_turn() -> None:
     def spoil(request: Message, reply: Message) -> Message | None:
         return None if request.metadata.dst_node_id == 2 and request.metadata.group_id == "4" else reply
 
-    table = Table(game("f-fl-games", *MLP, *NEVER, "order=sequential", clients=3), spoil)
+    table = Table(game("f-fl-games", *MLP, *NEVER, "order=sequential", "quorum=1", clients=3), spoil)
     table.rounds(3)
     before = table.strategy.ensemble
     after = table.round()  # client-0's turn
