@@ -70,7 +70,7 @@ class FLGames(LocalTraining):
     sampling: Literal["fresh", "epochs"] = knob(
         "fresh",
         "a round's mini-batches: drawn anew from all of a client's data, or the next of a shuffled pass over it",
-        source="this project's common draw; epochs: IRM Games' code",
+        source="ours; epochs: IRM Games' code",
     )
     batch_size: int = knob(
         256,
@@ -114,7 +114,7 @@ class FLGames(LocalTraining):
     )
     ending_share: float = knob(
         1.0,
-        "share of its training samples, drawn once, on which a client measures that; 0: those of the round alone",
+        "share of a client's training samples, drawn once, that `termination` is about; 0: those of the round alone",
         source="IRM Games' code, over all samples",
         ge=0,
         le=1,

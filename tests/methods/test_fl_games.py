@@ -12,7 +12,7 @@ from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from toys import SpoilingGrid, Toy, toy_config
+from toys import SpoilingGrid, Toy, WireGrid, toy_config
 
 from client.methods.fl_games import FLGamesClient
 from client.methods.local import LocalClient
@@ -37,7 +37,7 @@ from common.models import Network, Tensors, network
 from common.wire import GRADIENT, METRICS, MODEL, NUM_EXAMPLES, PERSONAL, from_record, to_record
 from server.folder import RunFolder
 from server.local import LocalRuntime
-from server.loop import start
+from server.loop import run_rounds, start
 from strategies.exchange import Exchange
 from strategies.fl_games import FLGamesStrategy, oscillation
 
@@ -1063,3 +1063,15 @@ def test_a_resumed_game_goes_on_as_it_would_have(name: str, settings: list[str],
     assert equal(broken.load_checkpoint().arrays, whole_run.load_checkpoint().arrays)
     assert same(dict(broken.load_checkpoint().strategy), dict(whole_run.load_checkpoint().strategy))
     assert broken.rows() == whole_run.rows()
+
+
+def test_a_measured_game_over_the_wire_equals_the_local_one(tmp_path: Path) -> None:
+    """Every message meets a new process, and replies of those that only measure bring no tensors."""
+    config = game(
+        "v-fl-games", *MLP, *NEVER, "order=sequential", "sampling=epochs", "fast=false", "ending_share=0.5"
+    )
+    here, there = (RunFolder.create(tmp_path / name, config) for name in ("local", "wire"))
+    LocalRuntime(config).run(here)
+    run_rounds(config, there, WireGrid(config, tmp_path / "sites"), start(config))
+    assert here.rows() == there.rows()
+    assert equal(here.load_checkpoint().arrays, there.load_checkpoint().arrays)
