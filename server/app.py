@@ -15,7 +15,7 @@ from flwr.superlink.grid import InMemoryGrid
 from common.config import RunConfig, load_config
 from common.errors import RunStopped, UserError
 from common.files import write_text
-from server.folder import RunFolder, default_out
+from server.folder import InUse, RunFolder, default_out, taken_over
 from server.grid import OrderedGrid
 from server.loop import run_rounds, start
 from server.progress import Progress, progress_line
@@ -41,24 +41,32 @@ def main(grid: Grid, context: Context) -> None:
     simulated = isinstance(grid, InMemoryGrid)
     path = Path(settings["resume"] or settings["out"] or ".")
     try:
-        if settings["resume"]:
-            folder = RunFolder.open(Path(settings["resume"]))
-            config, origin = folder.config(), folder.load_checkpoint()
-            folder.cut_log(origin.log_bytes)
+        if resumed := settings["resume"]:
+            folder = RunFolder.open(Path(resumed))
+            config = folder.config()
         else:
             config = config_of(settings, "simulation" if simulated else "deployment")
-            folder = RunFolder.create(Path(settings["out"] or default_out(config)), config)
-            origin = start(config)
+            folder = RunFolder(Path(settings["out"] or default_out(config)))
         path = folder.path
-        log(INFO, "perennial: run folder %s", path.resolve())
-        (path / "error.txt").unlink(missing_ok=True)  # of a run that was tried here before
-        if simulated:
-            must_have_nodes(grid, config)
-        run_rounds(config, folder, ordered, origin, _watch)
+        with folder.held() as died:
+            if died:
+                log(INFO, "perennial: %s", taken_over(died, path))
+            if resumed:
+                origin = folder.origin(config)
+                folder.cut_log(origin.log_bytes)
+            else:
+                RunFolder.create(path, config)
+                origin = start(config)
+            log(INFO, "perennial: run folder %s", path.resolve())
+            (path / "error.txt").unlink(missing_ok=True)  # of a run that was tried here before
+            if simulated:
+                must_have_nodes(grid, config)
+            run_rounds(config, folder, ordered, origin, _watch)
     except (UserError, RunStopped, OSError) as error:
         word = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
         log(ERROR, "perennial: %s", word)
-        _leave_word(path, word)
+        if not isinstance(error, InUse):  # the folder is another run's
+            _leave_word(path, word)
         raise
 
 

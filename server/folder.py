@@ -2,32 +2,62 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
 import shutil
+import socket
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
-from pydantic import NonNegativeInt, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, NonNegativeInt, TypeAdapter, ValidationError
 from safetensors import SafetensorError
 
 from common.config import RunConfig, load_config, sentence
 from common.errors import UserError
 from common.files import load_records, load_tensors, save_records, save_tensors, sync, write_text, writing
+from common.privacy import Clipping
+from server.summary import summarise
 
 if TYPE_CHECKING:
     from common.models import Tensors
 
 HELD_CHECKPOINTS = 2
-TENSOR_FILES = ("arrays.safetensors", "strategy.safetensors")
+TensorFile = Literal["arrays.safetensors", "strategy.safetensors"]
 RESUMES, RELEASES = TypeAdapter(list[NonNegativeInt]), TypeAdapter(NonNegativeInt)
+SUMMARY = TypeAdapter(dict[str, Any])
 T = TypeVar("T")
+
+LOCK = ".lock"
+"""Locked by the process that works in a run folder; holds its name, and after its proper end nothing."""
+
+
+class InUse(UserError):  # noqa: N818 - what is the matter with a folder
+    """Another process works in the run folder."""
+
+
+CHANGEABLE = {"rounds", "quorum", "deadline", "wait", "nodes", "checkpoint_every", "device", "data_root"}
+"""Settings that a run may go on with others of: they say how long, where and how patiently it runs."""
+
+
+class State(BaseModel):
+    """`state.json` of a checkpoint."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    round: NonNegativeInt
+    run_id: str = Field(pattern=r"^[\w-]{1,64}$")  # a folder's name at the sites
+    seconds: FiniteFloat = Field(ge=0)
+    log_bytes: NonNegativeInt
+    config: dict[str, Any] | None = None
+    sha256: dict[TensorFile, str] = Field(min_length=2)
 
 
 @dataclass(frozen=True)
@@ -42,6 +72,37 @@ class Checkpoint:
     """Wall time of the rounds so far."""
     log_bytes: int = 0
     """Length of `metrics.jsonl` at this point."""
+    config: RunConfig | None = None
+    """With which the run came here; None before the first round."""
+
+    def changes(self, config: RunConfig) -> dict[str, list[str]]:
+        """By dotted name, the settings that are others now: what they were and what they are.
+
+        Raises `UserError` where the rounds up to this checkpoint would not be those of a run with these settings.
+        """
+        if not self.config:
+            return {}
+        before, now = self.config.flat(), config.flat()
+        changed = {
+            name: [before.get(name, "nothing"), now.get(name, "nothing")]
+            for name in dict.fromkeys((*before, *now))
+            if before.get(name) != now.get(name)
+        }
+        remedy = "put it back, or start a run of its own with another --out"
+        for name, (old, new) in changed.items():
+            if name.split(".")[0] not in CHANGEABLE:
+                done = f"in the {self.round} rounds that are done"
+                raise UserError(f"config.toml: {name} was {old} {done}, and is {new} now; {remedy}")
+        if config.rounds < self.round:
+            raise UserError(f"config.toml: rounds: {config.rounds} is not possible; {self.round} of them are done")
+        for name in config.method.fractions:
+            share = getattr(config.method, name)
+            if len({min(self.round, int(share * run.rounds)) for run in (self.config, config)}) > 1:
+                why = f"{name}={share:g} of all rounds would have ended elsewhere in the {self.round} so far"
+                raise UserError(
+                    f"config.toml: rounds was {self.config.rounds}, and is {config.rounds} now: {why}; {remedy}"
+                )
+        return changed
 
 
 def default_out(config: RunConfig) -> str:
@@ -66,18 +127,14 @@ class RunFolder:
             write_text(path / "config.toml", config.toml())
             folder.log.touch()
         except OSError as error:
-            raise UserError(
-                f"--out {path} cannot be written ({error.strerror or error}); give another folder"
-            ) from None
+            raise _unwritable(path, error) from None
         return folder
 
     def must_be_empty(self) -> None:
         """Raises `UserError` if the folder holds a run that has written anything."""
         if self.log.exists() and self.log.stat().st_size:
-            raise UserError(
-                f"{self.path} already holds a run; give another --out, "
-                f"or continue it: perennial resume {self.path}"
-            )
+            or_else = f", or continue it: perennial resume {self.path}" if self.checkpoints() else ""
+            raise UserError(f"{self.path} already holds a run; give another --out{or_else}")
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
@@ -85,6 +142,53 @@ class RunFolder:
         if not (path / "config.toml").is_file():
             raise UserError(f"{path} is not a run folder: it has no config.toml")
         return cls(path)
+
+    @contextmanager
+    def held(self, wait: bool = False) -> Iterator[str]:
+        """Have the folder, which is made if need be, to oneself; who had it last and died in it, else "".
+
+        The lock goes with the process, however that ends. Raises `InUse` where another one has it, unless that is
+        to be waited for; `UserError` if the folder cannot be written.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            handle = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise _unwritable(self.path, error) from None
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            except BlockingIOError:
+                raise InUse(f"{self.path} is in use by {_owner(handle)}") from None
+            died = os.pread(handle, 300, 0).decode(errors="replace").strip()
+            with writing(self.path / LOCK):
+                os.ftruncate(handle, 0)
+                os.pwrite(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+            try:
+                yield died
+            finally:
+                os.ftruncate(handle, 0)
+        finally:
+            os.close(handle)
+
+    def must_be_free(self) -> None:
+        """Raises `InUse` while somebody holds the folder."""
+        if owner := self.owner():
+            raise InUse(f"{self.path} is in use by {owner}")
+
+    def owner(self) -> str:
+        """The process that holds the folder now; empty if none does."""
+        try:
+            handle = os.open(self.path / LOCK, os.O_RDONLY)
+        except OSError:
+            return ""
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return _owner(handle)
+        finally:
+            os.close(handle)
+        return ""
 
     def config(self) -> RunConfig:
         """The run's configuration. Raises `UserError` if the file was damaged."""
@@ -97,25 +201,37 @@ class RunFolder:
 
     def rows(self) -> list[dict[str, Any]]:
         """All rows of the log. Raises `UserError` naming the line that cannot be read."""
-        rows: list[dict[str, Any]] = []
         try:
-            for line in self.log.read_bytes().splitlines():
-                rows.append(json.loads(line))
-        except ValueError as error:
-            raise UserError(f"{self.log} line {len(rows) + 1} is damaged ({error})") from None
+            return self._decoded(self.log.read_bytes())
         except OSError as error:
             raise UserError(f"{self.log} cannot be read ({error.strerror})") from None
-        return rows
 
     def rows_after(self, offset: int) -> tuple[list[dict[str, Any]], int]:
-        """Whole rows that were written after a byte offset of the log, and the offset after them."""
+        """Whole rows that were written after a byte offset of the log, and the offset after them.
+
+        Raises `UserError` as `rows` does.
+        """
         if not self.log.exists():
             return [], offset
         with self.log.open("rb") as file:
             file.seek(offset)
             text = file.read()
         whole = text[: text.rfind(b"\n") + 1]
-        return [json.loads(line) for line in whole.splitlines()], offset + len(whole)
+        return self._decoded(whole, offset), offset + len(whole)
+
+    def _decoded(self, text: bytes, offset: int = 0) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = []
+        for line in text.splitlines():
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                row = error
+            if not isinstance(row, dict):
+                why = row if isinstance(row, Exception) else "it is no table of names and values"
+                after = f" after byte {offset}" if offset else ""
+                raise UserError(f"{self.log} line {len(rows) + 1}{after} is damaged ({why})")
+            rows.append(row)
+        return rows
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write `summary.json`."""
@@ -123,15 +239,23 @@ class RunFolder:
 
     def summary(self) -> dict[str, Any]:
         """Read `summary.json`. Raises `UserError` when the run has not ended, or the file is damaged."""
+        path = self.path / "summary.json"
         try:
-            found: dict[str, Any] = json.loads((self.path / "summary.json").read_text())
+            return SUMMARY.validate_json(path.read_bytes())
         except FileNotFoundError:
-            raise UserError(
-                f"{self.path} has no summary yet: the run has not ended (perennial resume {self.path})"
-            ) from None
-        except (OSError, ValueError) as error:
-            raise UserError(f"{self.path / 'summary.json'} is damaged ({error})") from None
-        return found
+            raise UserError(f"{self.path} has no summary yet: {self._unfinished()}") from None
+        except (OSError, ValidationError) as error:
+            raise UserError(f"{path} is damaged ({reason(error)})") from None
+
+    def _unfinished(self) -> str:
+        if owner := self.owner():
+            return f"{owner} is at work on it"
+        if self.checkpoints():
+            return f"the run has not ended (perennial resume {self.path})"
+        return (
+            "the run ended before its first checkpoint, so there is nothing to resume; start it again: "
+            f"perennial run --config {self.path / 'config.toml'} --out ANOTHER-FOLDER"
+        )
 
     def save_model(self, name: str, tensors: Tensors) -> None:
         """Write `models/NAME.safetensors`."""
@@ -166,9 +290,15 @@ class RunFolder:
             sync(self.log)  # the checkpoint counts its bytes
             save_tensors(beside / "arrays.safetensors", checkpoint.arrays)
             save_records(beside / "strategy.safetensors", checkpoint.strategy)
-            facts = {key: value for key, value in vars(checkpoint).items() if key not in ("arrays", "strategy")}
-            facts["sha256"] = {name: _digest(beside / name) for name in TENSOR_FILES}
-            write_text(beside / "state.json", json.dumps(facts))
+            state = State(
+                round=checkpoint.round,
+                run_id=checkpoint.run_id,
+                seconds=checkpoint.seconds,
+                log_bytes=checkpoint.log_bytes,
+                config=checkpoint.config.model_dump(mode="json", exclude_none=True) if checkpoint.config else None,
+                sha256={name: _digest(beside / name) for name in get_args(TensorFile)},
+            )
+            write_text(beside / "state.json", state.model_dump_json())
             if save_clients:
                 save_clients(beside / "clients")
             sync(beside)
@@ -190,18 +320,46 @@ class RunFolder:
             )
         path = self.checkpoint_path(held[-1])
         try:
-            facts = json.loads((path / "state.json").read_text())
-            for name, digest in facts.pop("sha256").items():
+            state = State.model_validate_json((path / "state.json").read_bytes())
+            if state.round != held[-1]:
+                raise ValueError(f"state.json is of round {state.round}")
+            for name, digest in state.sha256.items():
                 if digest != _digest(path / name):
                     raise ValueError(f"the checksum of {name} does not match")
             return Checkpoint(
+                round=state.round,
+                run_id=state.run_id,
                 arrays=load_tensors(path / "arrays.safetensors"),
                 strategy=load_records(path / "strategy.safetensors"),
-                **facts,
+                seconds=state.seconds,
+                log_bytes=state.log_bytes,
+                config=load_config(options=state.config) if state.config else None,
             )
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+        except (OSError, ValueError, SafetensorError, UserError) as error:
             older = f"; move it away to resume from round {held[-2]}" if len(held) > 1 else ""
-            raise UserError(f"checkpoint {path} is damaged ({error}){older}") from None
+            raise UserError(f"checkpoint {path} is damaged ({reason(error)}){older}") from None
+
+    def origin(self, config: RunConfig) -> Checkpoint:
+        """The newest checkpoint, if the run can go on from it with this configuration. Changes nothing.
+
+        Raises `UserError` as `load_checkpoint` and `Checkpoint.changes` do, and for a log or a count of releases
+        that does not go with it.
+        """
+        checkpoint = self.load_checkpoint()
+        checkpoint.changes(config)
+        if isinstance(config.privacy, Clipping) and self.releases() < checkpoint.round:
+            raise UserError(
+                f"{self.path / 'checkpoint' / 'releases.json'} must say how many models with noise were made, at "
+                f"least {checkpoint.round}, or ε is not known; restore it from a copy"
+            )
+        self._must_reach(checkpoint.log_bytes)
+        rows = self._decoded(self.log.read_bytes()[: checkpoint.log_bytes])
+        with understood(self.path):
+            done = [row["round"] for row in rows if row["kind"] == "round"]
+            if done != list(range(1, checkpoint.round + 1)):
+                raise ValueError(f"metrics.jsonl does not hold the {checkpoint.round} rounds of the checkpoint")
+            summarise(config, rows, seconds=0)  # what would fail at the end fails now
+        return checkpoint
 
     def resumes(self) -> list[int]:
         """Rounds after which this run was taken up again, in the order in which that happened."""
@@ -214,6 +372,7 @@ class RunFolder:
         path, resumes = self.path / "checkpoint" / "resumes.json", [*self.resumes(), round_]
         write_text(path, json.dumps(resumes))
         sync(path.parent)
+        (self.path / "summary.json").unlink(missing_ok=True)  # of a run that had fewer rounds
         return resumes
 
     def releases(self) -> int:
@@ -237,14 +396,44 @@ class RunFolder:
 
     def cut_log(self, length: int) -> None:
         """Drop the rows of rounds after a checkpoint. Raises `UserError` if the log is shorter than that."""
-        if (self.log.stat().st_size if self.log.exists() else 0) < length:
-            raise UserError(f"{self.log} is shorter than it was at the checkpoint; restore it from a copy")
+        self._must_reach(length)
         os.truncate(self.log, length)
 
+    def _must_reach(self, length: int) -> None:
+        if (self.log.stat().st_size if self.log.exists() else 0) < length:
+            raise UserError(f"{self.log} is shorter than it was at the checkpoint; restore it from a copy")
 
-def reason(error: OSError | ValidationError) -> str:
-    """What is the matter with a file, as a part of a sentence."""
-    return sentence(error) if isinstance(error, ValidationError) else error.strerror or str(error)
+
+@contextmanager
+def understood(path: Path) -> Iterator[None]:
+    """What is missing in a run folder's files, or of another kind than it should be, is a `UserError`."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        word = reason(f"{type(error).__name__}: {error}")
+        raise UserError(f"the files of {path} are damaged or of another version ({word})") from error
+
+
+def reason(error: Exception | str) -> str:
+    """What is the matter with a file, as a part of a sentence of bounded length."""
+    text = str(error)
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        text = first["msg"] if first["type"] == "json_invalid" else sentence(error)
+    return text if len(text) <= 300 else f"{text[:299]}…"
+
+
+def taken_over(died: str, path: Path) -> str:
+    """What to say of a process that held a folder and did not give it back."""
+    return f"{died} was at work on {path} and ended without a word; its lock is taken over"
+
+
+def _owner(handle: int) -> str:
+    return os.pread(handle, 300, 0).decode(errors="replace").strip() or "another process"
+
+
+def _unwritable(path: Path, error: OSError) -> UserError:
+    return UserError(f"--out {path} cannot be written ({error.strerror or error}); give another folder")
 
 
 def _digest(path: Path) -> str:

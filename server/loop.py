@@ -50,6 +50,8 @@ def run_rounds(
         strategy.kept_checkpoints = folder.checkpoints()
     if origin.round < config.rounds:
         await_clients(strategy, grid, config)
+        if changed := origin.changes(config):
+            folder.append([{"kind": "changed", "round": origin.round + 1, "settings": changed}])
 
     arrays, nothing = to_record(origin.arrays), ConfigRecord()
     begun = time.monotonic() - origin.seconds
@@ -78,6 +80,7 @@ def run_rounds(
                 strategy=strategy.state_dict(),
                 seconds=time.monotonic() - begun,
                 log_bytes=folder.log.stat().st_size,
+                config=config,
             )
             folder.save_checkpoint(checkpoint, save_clients)
             strategy.kept_checkpoints = folder.checkpoints()

@@ -1,7 +1,7 @@
 """From the rows of a run to its summary: selection after the fact, nothing chosen on test data unasked."""
 
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
@@ -18,7 +18,8 @@ def summarise(config: RunConfig, rows: list[Row], *, seconds: float, oracle: boo
 
     For each model and selection: accuracy per test environment as the mean over clients, their minimum (`worst`)
     and mean (`average`), the share of all test samples that is right (`pooled`), and each client's accuracies; the
-    losses likewise; and areas where the scenario has them. `oracle` adds the round with the best test average.
+    losses likewise; and areas where the scenario has them. `changed`: with which other settings a resumed run went
+    on, and from which round. `oracle` adds the round with the best test average.
     """
     rounds = [row for row in rows if row["kind"] == "round"]
     evaluations = [row for row in rows if row["kind"] in ("evaluation", "ranking")]
@@ -43,7 +44,16 @@ def summarise(config: RunConfig, rows: list[Row], *, seconds: float, oracle: boo
         "bytes_per_client_and_round": _traffic(rounds),
         "models": models,
         "left_out": _left_out(rows),
+        "changed": [
+            {name: row[name] for name in ("round", "settings")} for row in rows if row["kind"] == "changed"
+        ],
     }
+
+
+def changed_line(round_: int, settings: Mapping[str, Sequence[str]]) -> str:
+    """One line for settings with which a run went on from a round."""
+    said = ", ".join(f"{name} {old} → {new}" for name, (old, new) in settings.items())
+    return f"changed from round {round_} on: {said}"
 
 
 def versions() -> dict[str, str]:

@@ -28,6 +28,8 @@ class Method(BaseModel):
     averages: ClassVar[bool] = False
     """Whether a client sends one model in a round and nothing else, and the server uses the mean of these alone:
     what differential privacy and secure aggregation need (docs/privacy.md)."""
+    fractions: ClassVar[tuple[str, ...]] = ()
+    """Settings that count in fractions of all rounds: with more rounds, those before would have been others."""
     family: ClassVar[str] = ""
     """File name of the two halves, where several methods share them; empty: the method's own name."""
 

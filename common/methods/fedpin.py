@@ -1,6 +1,6 @@
 """FedPIN and the ablations of its Table 5.2 that are methods of their own: hyper-parameters."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from common.data.scenario import Scenario
 from common.knobs import between, choice, knob
@@ -10,6 +10,8 @@ from common.methods.ditto import PulledTraining
 
 class AnchorTraining(LocalTraining):
     """A global model whose features shall leave nothing for the client to tell of the label."""
+
+    fractions: ClassVar[tuple[str, ...]] = ("warm_up",)
 
     independence: float = knob(
         25.0,
@@ -77,6 +79,7 @@ class FedPIN(AnchorTraining):
     summary = "personal models drawn to global invariant features and away from those of plain local training"
     source = "Tang 2025 (thesis), chapter 5"
     evaluates = ("global", "personal")
+    fractions = ("warm_up", "personal_start")
 
     name: Literal["fedpin"] = "fedpin"
     contrast: float = knob(

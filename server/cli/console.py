@@ -46,6 +46,11 @@ def sentences() -> Iterator[None]:
         raise typer.Exit(2) from None
 
 
+def remark(sentence: str) -> None:
+    """A word on standard error."""
+    err.print(f"perennial: {sentence}", markup=False, highlight=False, soft_wrap=True)
+
+
 @dataclass(frozen=True)
 class Watched:
     """A run as a person sees it: what it is doing before its first round, and every round."""

@@ -9,13 +9,14 @@ import typer
 
 from common.config import RunConfig, load_config
 from common.errors import UserError
-from server.cli.console import Watched, sentences, watching
+from server.cli.console import Watched, remark, sentences, watching
 from server.cli.options import Ca, DataRoot, Device, Insecure, Json, Rounds, Settings, SuperLink, app
 from server.cli.tables import print_run
 from server.deployment.remote import Connection, connected, simulation
-from server.folder import RunFolder, default_out
+from server.folder import Checkpoint, RunFolder, default_out, taken_over
 from server.progress import Progress
 from server.report.track import require, tracking
+from server.summary import changed_line
 
 if TYPE_CHECKING:
     from server.local import LocalRuntime
@@ -76,15 +77,17 @@ def run(
     with sentences():
         complete = load_config(config, options, settings or [])
         path = folder or Path(default_out(complete))
+        RunFolder(path).must_be_free()
         RunFolder(path).must_be_empty()
         if complete.runtime == "local":
             with watching(complete, LOADING, as_json) as watch:
                 require(track)
                 here = _runtime(complete, watch)
-                made = RunFolder.create(path, complete)
-                watch.round(Progress(0, complete.rounds, {}, {}))
-                with tracking(track, path, complete, watch.round) as told:
-                    here.run(made, watch=told)
+                with RunFolder(path).held():
+                    made = RunFolder.create(path, complete)
+                    watch.round(Progress(0, complete.rounds, {}, {}))
+                    with tracking(track, path, complete, watch.round) as told:
+                        here.run(made, watch=told)
         else:
             _run_on_flower(complete, path, connected(superlink, ca, insecure), as_json, track=track)
         print_run(path, as_json, oracle)
@@ -107,17 +110,29 @@ def resume(
                 f"{folder} has ended: all {config.rounds} rounds are done (perennial show run {folder})"
             )
         if config.runtime == "local":
-            with watching(config, LOADING, as_json) as watch:
-                checkpoint = opened.load_checkpoint()
+            with opened.held() as died, watching(config, LOADING, as_json) as watch:
+                if died:
+                    remark(taken_over(died, folder))
+                checkpoint = _origin(opened, config)
                 here = _runtime(config, watch)
                 opened.cut_log(checkpoint.log_bytes)
                 watch.round(Progress(checkpoint.round, config.rounds, {}, {}))
                 here.run(opened, checkpoint, watch.round)
         else:
-            opened.load_checkpoint()  # there is one, and it is whole
-            (folder / "error.txt").unlink(missing_ok=True)
+            opened.must_be_free()
+            _origin(opened, config)
+            for word in ("error.txt", "summary.json"):  # of its end before; whoever follows would take it for this
+                (folder / word).unlink(missing_ok=True)
             _run_on_flower(config, folder, connected(superlink, ca, insecure), as_json, resume=True)
         print_run(folder, as_json, oracle=False)
+
+
+def _origin(folder: RunFolder, config: RunConfig) -> Checkpoint:
+    """From where a run goes on; what was changed in its configuration is said."""
+    origin = folder.origin(config)
+    if changed := origin.changes(config):
+        remark(changed_line(origin.round + 1, changed))
+    return origin
 
 
 def _run_on_flower(

@@ -9,7 +9,7 @@ import typer
 from client.settings import DEFAULTS
 from common.data.own import LABEL
 from common.errors import UserError
-from server.cli.console import err, out, sentences
+from server.cli.console import out, remark, sentences
 from server.cli.options import (
     Ca,
     DataRoot,
@@ -173,13 +173,10 @@ def serve_models(
     """Serve a site's models over the Open Inference Protocol (gRPC); follows the training."""
     from client.serving import server as serving  # gRPC and PyTorch
 
-    def say(sentence: str) -> None:
-        err.print(f"perennial: {sentence}", markup=False, highlight=False, soft_wrap=True)
-
     with sentences():
         root = Path(data_root) if data_root else None
-        models = serving.Models(state, say, run=run_id, client=client, data_root=root, device=device or "auto")
+        models = serving.Models(state, remark, run=run_id, client=client, data_root=root, device=device or "auto")
         tls = serving.credentials(certificate, key_file)
         server = serving.Server(models, host, port, max_batch=max_batch, tls=tls)
-        say(f"listening on {host}, port {server.port}, {'with TLS' if tls else 'without TLS'}")
+        remark(f"listening on {host}, port {server.port}, {'with TLS' if tls else 'without TLS'}")
         serving.serve(server)

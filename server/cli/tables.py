@@ -8,14 +8,18 @@ from typing import Any
 from rich.table import Table
 
 from server.cli.console import out
-from server.folder import RunFolder
-from server.summary import AREAS, summarise
+from server.folder import RunFolder, understood
+from server.summary import AREAS, changed_line, summarise
 from server.words import members, percent, size
 
 
 def print_run(path: Path, as_json: bool, oracle: bool) -> None:
-    """The result of a run folder. Raises `UserError` if it has none."""
-    folder = RunFolder.open(path)
+    """The result of a run folder. Raises `UserError` if it has none, or its files are damaged."""
+    with understood(path):
+        _print(RunFolder.open(path), as_json, oracle)
+
+
+def _print(folder: RunFolder, as_json: bool, oracle: bool) -> None:
     config, summary = folder.config(), folder.summary()
     if oracle:
         summary |= summarise(config, folder.rows(), seconds=summary["wall_seconds"], oracle=True)
@@ -28,12 +32,14 @@ def print_run(path: Path, as_json: bool, oracle: bool) -> None:
     out.print(f"{traffic_line(summary)}; {summary['wall_seconds']:.1f} s", highlight=False)
     if line := privacy_line(summary):
         out.print(line, highlight=False, soft_wrap=True)
+    for line in changed_lines(summary):
+        out.print(line, style="yellow", markup=False, soft_wrap=True)
     for line in left_out_lines(summary):
         out.print(line, style="yellow", markup=False)
     for caution in (config.method.caution(config.scenario), config.method.model_caution(config.model)):
         if caution:
             out.print(f"caution: {caution}", style="yellow", markup=False)
-    out.print(f"run folder: {path}", highlight=False, soft_wrap=True)
+    out.print(f"run folder: {folder.path}", highlight=False, soft_wrap=True)
 
 
 def accuracy_table(summary: dict[str, Any]) -> Table:
@@ -106,6 +112,11 @@ def privacy_line(summary: dict[str, Any]) -> str:
         f"privacy: ε = {found['epsilon']:.3g} at δ = {found['delta']:g} for everything that a client sent in to "
         f"{found['releases']} models (docs/privacy.md)"
     )
+
+
+def changed_lines(summary: dict[str, Any]) -> list[str]:
+    """A line for each time that a run went on with other settings."""
+    return [changed_line(entry["round"], entry["settings"]) for entry in summary.get("changed", ())]
 
 
 def left_out_lines(summary: dict[str, Any]) -> list[str]:

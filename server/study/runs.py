@@ -1,6 +1,5 @@
 """Many runs, several at a time: what has ended is not run again, what was broken off goes on."""
 
-import fcntl
 import multiprocessing
 import os
 import signal
@@ -166,11 +165,7 @@ def carry_out(config: RunConfig, path: Path, advance: Callable[[int], None]) -> 
     The checkpoints go once the run has ended: those of a study would fill a disk (clients' personal models, twice
     for every trial), and the same command makes them again.
     """
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--out {path.parent} cannot be written ({error.strerror}); give another folder") from None
-    with _alone(path):
+    with RunFolder(path).held(wait=True):
         if ended := look(config, path):  # somebody else was here meanwhile
             return ended
         from server.local import LocalRuntime  # with PyTorch and Flower
@@ -179,7 +174,7 @@ def carry_out(config: RunConfig, path: Path, advance: Callable[[int], None]) -> 
         try:
             folder, origin = RunFolder(path), None
             if folder.checkpoints():
-                origin = folder.load_checkpoint()
+                origin = folder.origin(config)
                 folder.cut_log(origin.log_bytes)
                 advance(origin.round)
             else:
@@ -219,17 +214,6 @@ def _parse(summary: dict[str, Any], path: Path) -> Summary:
         return Summary.model_validate(summary)
     except ValidationError as error:
         raise UserError(f"{path / 'summary.json'} is damaged ({sentence(error)})") from None
-
-
-@contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Wait until no other process works in a folder. The lock goes with the process, however that ends."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
 
 
 @contextmanager

@@ -1,18 +1,26 @@
 import errno
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from common.config import RunConfig, load_config
 from common.errors import UserError
-from server.folder import Checkpoint, RunFolder
+from server.folder import Checkpoint, InUse, RunFolder, taken_over
 
 CONFIG = load_config(options={"scenario": "colored-digits", "seed": 3}, settings=["proximity=0.5"])
 ARRAYS = {"w": torch.arange(6.0).reshape(2, 3), "n": torch.tensor(4)}
 
 
-def checkpoint(round_: int, **facts: float) -> Checkpoint:
+def checkpoint(round_: int, **facts: Any) -> Checkpoint:
     arrays = {name: tensor + round_ for name, tensor in ARRAYS.items()}
     return Checkpoint(round_, "run-1", arrays, {"anchor": {"g": torch.ones(2)}}, **facts)
 
@@ -30,6 +38,9 @@ def test_the_configuration_comes_back_equal(folder: RunFolder) -> None:
 
 def test_a_folder_that_holds_a_run_is_not_written_over(folder: RunFolder) -> None:
     folder.append([{"kind": "round"}])
+    with pytest.raises(UserError, match=r"already holds a run; give another --out$"):  # there is nothing to resume
+        RunFolder.create(folder.path, CONFIG)
+    folder.save_checkpoint(checkpoint(1))
     with pytest.raises(UserError, match="already holds a run; give another --out, or continue it: perennial"):
         RunFolder.create(folder.path, CONFIG)
 
@@ -58,6 +69,55 @@ def test_a_file_in_the_way_is_one_sentence(tmp_path: Path) -> None:
         RunFolder.create(tmp_path / "file" / "run", CONFIG)
 
 
+# ---------------------------------------------------------------------- one process at a time
+
+
+def test_a_folder_is_held_by_one_at_a_time(folder: RunFolder) -> None:
+    word = rf"run is in use by process {os.getpid()} on {re.escape(socket.gethostname())}$"
+    with folder.held() as died:
+        assert died == ""
+        for ask in (RunFolder(folder.path).held().__enter__, RunFolder(folder.path).must_be_free):
+            with pytest.raises(InUse, match=word):
+                ask()
+        assert RunFolder(folder.path).config() == CONFIG  # whoever reads may go on
+    folder.must_be_free()
+    with folder.held() as died:
+        assert died == ""
+
+
+def test_the_lock_of_a_process_that_was_killed_is_taken_over_and_it_is_named(folder: RunFolder) -> None:
+    code = (
+        "import sys, time; from pathlib import Path; from server.folder import RunFolder\n"
+        "with RunFolder(Path(sys.argv[1])).held(): print('held', flush=True); time.sleep(60)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(folder.path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout
+    assert process.stdout.readline() == "held\n"
+    with pytest.raises(InUse, match=f"in use by process {process.pid} on"):
+        folder.must_be_free()
+    process.kill()
+    process.wait()
+    folder.must_be_free()
+    with folder.held() as died:
+        assert died.startswith(f"process {process.pid} on ")
+    assert f"process {process.pid}" in taken_over(died, folder.path)
+
+
+def test_who_may_wait_comes_next(folder: RunFolder) -> None:
+    order = list[str]()
+
+    def second() -> None:
+        with RunFolder(folder.path).held(wait=True):
+            order.append("second")
+
+    with folder.held():
+        thread = threading.Thread(target=second)
+        thread.start()
+        order.append("first")
+    thread.join(timeout=20)
+    assert order == ["first", "second"]
+
+
 # ---------------------------------------------------------------------- log and summary
 
 
@@ -75,12 +135,13 @@ def test_rows_come_back_whole_and_from_an_offset(folder: RunFolder) -> None:
     assert RunFolder(folder.path / "absent").rows_after(5) == ([], 5)
 
 
-@pytest.mark.parametrize("damage", [b'{"half"', b"\xff\xfe"])
+@pytest.mark.parametrize("damage", [b'{"half"', b"\xff\xfe", b"7", b"[" * 100_000])
 def test_a_damaged_line_is_named(folder: RunFolder, damage: bytes) -> None:
     folder.append([{"round": 1}])
     folder.log.write_bytes(folder.log.read_bytes() + damage + b"\n")
-    with pytest.raises(UserError, match=r"metrics.jsonl line 2 is damaged \("):
-        folder.rows()
+    for read in (folder.rows, lambda: folder.rows_after(0)):
+        with pytest.raises(UserError, match=r"metrics.jsonl line 2 is damaged \("):
+            read()
 
 
 def test_the_log_is_cut_to_where_the_checkpoint_was(folder: RunFolder) -> None:
@@ -96,13 +157,19 @@ def test_the_log_is_cut_to_where_the_checkpoint_was(folder: RunFolder) -> None:
 
 
 def test_a_summary_that_is_missing_or_damaged_is_one_sentence(folder: RunFolder) -> None:
+    with pytest.raises(UserError, match=r"there is nothing to resume; start it again: perennial run --config \S+"):
+        folder.summary()
+    folder.save_checkpoint(checkpoint(1))
     with pytest.raises(UserError, match="has no summary yet: the run has not ended"):
+        folder.summary()
+    with folder.held(), pytest.raises(UserError, match=rf"process {os.getpid()} on \S+ is at work on it$"):
         folder.summary()
     folder.write_summary({"rounds": 3})
     assert folder.summary() == {"rounds": 3}
-    (folder.path / "summary.json").write_bytes(b"\xff")
-    with pytest.raises(UserError, match=r"summary.json is damaged \("):
-        folder.summary()
+    for damage in (b"\xff", b"", b"[]", b"[" * 100_000, b"{'a'}"):
+        (folder.path / "summary.json").write_bytes(damage)
+        with pytest.raises(UserError, match=r"summary.json is damaged \(.{5,300}\)$"):
+            folder.summary()
 
 
 # ---------------------------------------------------------------------- checkpoints
@@ -131,7 +198,7 @@ def test_the_two_newest_are_kept_with_what_clients_wrote(folder: RunFolder) -> N
     assert sorted(path.name for path in (folder.path / "checkpoint").iterdir()) == ["round-10", "round-100"]
 
 
-@pytest.mark.parametrize("moment", ["common.files.save_file", "json.dumps", "os.replace", "shutil.rmtree"])
+@pytest.mark.parametrize("moment", ["safetensors.torch.save_file", "json.dumps", "os.replace", "shutil.rmtree"])
 def test_a_crash_at_any_moment_leaves_the_previous_one_whole(
     folder: RunFolder, moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,26 +233,47 @@ def test_a_checkpoint_of_the_same_round_is_replaced(folder: RunFolder) -> None:
     [
         ("arrays.safetensors", None, "No such file"),
         ("strategy.safetensors", b"rubbish", "checksum of strategy.safetensors does not match"),
-        ("state.json", b"{", "Expecting"),
-        ("state.json", b"\xff", "codec"),
-        ("state.json", b"null", "NoneType"),
-        ("state.json", b'{"round": 4}', "sha256"),
-        ("state.json", b'{"sha256": {}, "round": 4}', "run_id"),
-        ("state.json", b'{"sha256": {}, "round": 4, "run_id": "x", "later": 1}', "later"),
+        ("state.json", b"{", "Invalid JSON"),
+        ("state.json", b"\xff", "Invalid JSON"),
+        ("state.json", b"null", "State: None is not possible"),
+        ("state.json", b'{"round": 4}', "run_id: a value is missing"),
+        ("state.json", b"[" * 100_000, "recursion limit"),
+        ("state.json", b'{"round": ' + b'{"round": ' * 100_000, "recursion limit"),
+        *(
+            ("state.json", {name: value}, f"{name}: {value!r} is not possible")
+            for name, value in (
+                ("log_bytes", -1),
+                ("log_bytes", "x"),
+                ("log_bytes", 1.5),
+                ("seconds", -1),
+                ("round", "4"),
+                ("run_id", "../other"),
+                ("config", 3),
+                ("sha256", {}),
+                ("sha256", {"arrays.safetensors": ""}),
+            )
+        ),
+        ("state.json", {"sha256": {"arrays.safetensors": "", "../x": ""}}, "'../x' is not possible"),
+        ("state.json", {"round": 3}, "state.json is of round 3"),
+        ("state.json", {"later": 1}, "later: there is no such setting"),
+        ("state.json", {"config": {"method": "ditt"}}, "unknown method 'ditt'"),
     ],
 )
 def test_a_damaged_checkpoint_is_named_with_what_to_do(
-    folder: RunFolder, name: str, data: bytes | None, reason: str
+    folder: RunFolder, name: str, data: bytes | dict[str, Any] | None, reason: str
 ) -> None:
     folder.save_checkpoint(checkpoint(3))
     folder.save_checkpoint(checkpoint(4))
     path = folder.checkpoint_path(4)
+    if isinstance(data, dict):
+        data = json.dumps({**json.loads((path / name).read_text()), **data}).encode()
     (path / name).write_bytes(data) if data is not None else (path / name).unlink()
     with pytest.raises(UserError) as caught:
         folder.load_checkpoint()
     assert str(caught.value).startswith(f"checkpoint {path} is damaged (")
     assert reason in str(caught.value)
     assert str(caught.value).endswith("; move it away to resume from round 3")
+    assert len(str(caught.value)) < 600 + len(str(path))
     path.rename(path.with_name("round-4.damaged"))  # "away" may be beside it
     assert folder.load_checkpoint().round == 3
 
@@ -200,6 +288,95 @@ def test_one_flipped_bit_is_found(folder: RunFolder) -> None:
         folder.load_checkpoint()
 
 
+# ---------------------------------------------------------------------- other settings
+
+
+def taken_up(*settings: str, rounds: int = 8, **options: Any) -> RunConfig:
+    return load_config(options={"scenario": "colored-digits", "rounds": rounds, **options}, settings=settings)
+
+
+def changes(before: RunConfig, now: RunConfig, round_: int = 4) -> dict[str, list[str]]:
+    return Checkpoint(round_, "run-1", ARRAYS, {}, config=before).changes(now)
+
+
+def test_what_a_run_may_go_on_with_is_told(folder: RunFolder) -> None:
+    before = taken_up()
+    assert changes(before, before) == {}
+    assert Checkpoint(4, "run-1", ARRAYS, {}).changes(before) == {}  # of an older version, which did not note it
+    assert changes(before, taken_up("deadline=5", "quorum=0.25", rounds=9, nodes={"client-1": 7})) == {
+        "rounds": ["8", "9"],
+        "quorum": ["0.5", "0.25"],
+        "deadline": ["600.0", "5.0"],
+        "nodes.client-1": ["nothing", "7"],
+    }
+    folder.save_checkpoint(Checkpoint(4, "run-1", ARRAYS, {}, config=before))
+    assert folder.load_checkpoint().config == before
+
+
+@pytest.mark.parametrize(
+    ("now", "word"),
+    [
+        (
+            taken_up("proximity=5"),
+            "method.proximity was 0.1 in the 4 rounds that are done, and is 5.0 now",
+        ),
+        (taken_up(seed=3), "seed was 0 in the 4 rounds"),
+        (taken_up(method="fedavg"), "method.name was ditto in the 4 rounds"),
+        (taken_up("scenario.clients=3"), "scenario.clients was 8 in"),
+        (taken_up("participation=0.5"), "participation was"),
+        (taken_up("evaluate_every=3"), "evaluate_every was 10"),
+        (taken_up("most_examples=9"), "most_examples was"),
+        (taken_up(runtime="simulation"), "runtime was local"),
+        (taken_up("privacy.mechanism=fixed", method="fedavg"), "method.name was"),
+        (taken_up(rounds=3), "rounds: 3 is not possible; 4 of them are done"),
+    ],
+)
+def test_what_would_make_the_record_false_is_refused(now: RunConfig, word: str) -> None:
+    with pytest.raises(UserError, match=rf"^config\.toml: {re.escape(word)}"):
+        changes(taken_up(), now)
+
+
+def test_a_schedule_in_fractions_of_all_rounds_must_stay_where_it_was() -> None:
+    before, now = (taken_up("personal_start=0.5", "warm_up=0", method="fedpin", rounds=r) for r in (8, 10))
+    assert changes(before, now, 4) == {"rounds": ["8", "10"]}  # 4 of 4 were without personal models either way
+    with pytest.raises(UserError, match=r"rounds was 8, and is 10 now: personal_start=0\.5 of all rounds"):
+        changes(before, now, 5)
+
+
+@pytest.mark.parametrize(
+    ("rows", "word"),
+    [
+        ([1, 1], "does not hold the 2 rounds of the checkpoint"),
+        ([1], "does not hold the 2 rounds of the checkpoint"),
+        ([1, 2], "KeyError: 'left_out'|KeyError: 'asked'"),  # nothing but kind and round
+        ([1, None], "does not hold the 2 rounds of the checkpoint"),
+    ],
+)
+def test_a_log_that_is_not_the_checkpoints_is_one_sentence(folder: RunFolder, rows: list[Any], word: str) -> None:
+    folder.append([{"kind": "round", "round": number} for number in rows])
+    folder.save_checkpoint(checkpoint(2, log_bytes=folder.log.stat().st_size))
+    with pytest.raises(UserError, match=rf"^the files of \S+ are damaged or of another version \(.*({word})"):
+        folder.origin(CONFIG)
+
+
+def test_a_noised_run_goes_on_only_if_its_releases_are_known(folder: RunFolder) -> None:
+    private = taken_up("privacy.mechanism=fixed", method="fedavg")
+    folder.save_checkpoint(checkpoint(0, config=private))
+    assert folder.origin(private).round == 0
+    folder.save_checkpoint(checkpoint(2, config=private))
+    for count in range(2):
+        with pytest.raises(UserError, match=r"releases\.json must say how many models .* at least 2, or ε"):
+            folder.origin(private)
+        folder.add_release()
+        assert folder.releases() == count + 1
+    with pytest.raises(UserError, match=r"metrics\.jsonl does not hold"):  # the next thing that is looked at
+        folder.origin(private)
+    for damage in ("-1", "x", "1.5", '"3"'):
+        (folder.path / "checkpoint" / "releases.json").write_text(damage)
+        with pytest.raises(UserError, match=r"releases\.json is damaged"):
+            folder.origin(private)
+
+
 def test_without_a_checkpoint_there_is_nothing_to_resume(folder: RunFolder) -> None:
     with pytest.raises(UserError, match="has no checkpoint to resume from"):
         folder.load_checkpoint()
@@ -212,9 +389,10 @@ def test_every_resume_is_remembered_also_a_second_one_from_the_same_checkpoint(f
     assert RunFolder(folder.path).add_resume(4) == [4, 4]
     folder.save_checkpoint(checkpoint(6))
     assert folder.resumes() == [4, 4]
-    (folder.path / "checkpoint" / "resumes.json").write_text("[4")
-    with pytest.raises(UserError, match=r"resumes\.json is damaged"):
-        folder.add_resume(6)
+    for damage in ("[4", "3", '["4"]', "[-1]", "[" * 100_000):
+        (folder.path / "checkpoint" / "resumes.json").write_text(damage)
+        with pytest.raises(UserError, match=r"resumes\.json is damaged \(.{5,300}\); restore it from a copy$"):
+            folder.add_resume(6)
 
 
 def test_models_are_saved_by_name(folder: RunFolder) -> None:

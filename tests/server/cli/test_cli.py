@@ -1,14 +1,22 @@
 """The command line as a person meets it: tables, JSON, and one sentence for what is wrong."""
 
 import json
+import os
+import shutil
 from pathlib import Path
 
 import pytest
+import torch
 import toys  # noqa: F401 - makes the toy scenario known
+from flwr.app import Context, RecordDict
+from flwr.clientapp import ClientApp
+from safetensors.torch import load_file
 from typer.testing import CliRunner, Result
 
+from server.app import main as serverapp
 from server.cli.main import app
-from server.folder import RunFolder
+from server.folder import InUse, RunFolder
+from server.grid import LocalGrid
 
 TOY = ["--config", "toy.toml", "--set", "evaluate_every=2", "--set", "checkpoint_every=2"]
 
@@ -33,7 +41,7 @@ def test_run_ends_in_a_table_and_leaves_a_folder(here: Path) -> None:
         assert word in result.stdout
     assert "best on test" not in result.stdout
     found = {path.name for path in (here / "one").iterdir()}
-    assert found == {"config.toml", "metrics.jsonl", "summary.json", "checkpoint", "models"}
+    assert found == {".lock", "config.toml", "metrics.jsonl", "summary.json", "checkpoint", "models"}
 
 
 def test_command_line_beats_file_and_settings_beat_both(here: Path) -> None:
@@ -177,6 +185,97 @@ def test_resume_of_what_cannot_be_resumed(here: Path) -> None:
     assert "has ended" in call("resume", "one").stderr
     assert "not a run folder" in call("resume", "two").stderr
     assert call("resume", "one").exit_code == call("resume", "two").exit_code == 2
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    text = (path / "config.toml").read_text()
+    assert old in text
+    (path / "config.toml").write_text(text.replace(old, new))
+
+
+def test_a_run_of_more_rounds_is_the_longer_run_and_says_so(here: Path) -> None:
+    call("run", *TOY, "--rounds", "6", "--out", "long")
+    call("run", *TOY, "--rounds", "4", "--out", "short")
+    assert json.loads((here / "short" / "summary.json").read_text())["changed"] == []
+    edit(here / "short", "rounds = 4", "rounds = 6")
+    edit(here / "short", "deadline = 600.0", "deadline = 60.0")
+    result = call("resume", "short")
+    line = "changed from round 5 on: rounds 4 → 6, deadline 600.0 → 60.0"
+    assert result.exit_code == 0, result.output
+    assert f"perennial: {line}\n" in result.stderr
+    assert line in call("show", "run", "short").stdout
+    rows, changed = RunFolder(here / "short").rows(), {"rounds": ["4", "6"], "deadline": ["600.0", "60.0"]}
+    assert [row for row in rows if row["kind"] != "changed"] == RunFolder(here / "long").rows()
+    assert RunFolder(here / "short").summary()["changed"] == [{"round": 5, "settings": changed}]
+    short, long = (load_file(here / name / "models" / "global.safetensors") for name in ("short", "long"))
+    assert all(torch.equal(short[name], long[name]) for name in long)
+
+    # What is told holds for the rounds that stand: after a fall back there is one change, from the earlier round.
+    shutil.rmtree(here / "short" / "checkpoint" / "round-6")
+    edit(here / "short", "rounds = 6", "rounds = 7")
+    assert call("resume", "short").exit_code == 0
+    changed["rounds"] = ["4", "7"]
+    assert RunFolder(here / "short").summary()["changed"] == [{"round": 5, "settings": changed}]
+
+
+def test_a_run_is_not_resumed_with_other_settings_of_its_method(here: Path) -> None:
+    call("run", *TOY, "--rounds", "4", "--out", "one")
+    (here / "one" / "summary.json").unlink()
+    edit(here / "one", "proximity = 0.1", "proximity = 5.0")
+    before = contents(here / "one")
+    result = call("resume", "one")
+    assert result.exit_code == 2
+    assert "method.proximity was 0.1 in the 4 rounds that are done, and is 5.0 now; put it back" in result.stderr
+    assert contents(here / "one") == before
+
+
+@pytest.mark.parametrize("summary", ["[]", "{}", '{"models": 3}', '{"models": {"global": {"final": {}}}}'])
+def test_a_damaged_summary_is_a_sentence(summary: str, here: Path) -> None:
+    call("run", *TOY, "--rounds", "2", "--out", "one")
+    (here / "one" / "summary.json").write_text(summary)
+    result = call("show", "run", "one")
+    assert result.exit_code == 2
+    assert "perennial: " in result.stderr
+    assert "damaged" in result.stderr
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    return {str(file): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
+
+
+@pytest.mark.parametrize("runtime", ["local", "deployment"])
+def test_a_run_that_is_at_work_is_left_alone(runtime: str, here: Path) -> None:
+    call("run", *TOY, "--rounds", "4", "--out", "one")
+    (here / "one" / "summary.json").unlink()
+    config = (here / "one" / "config.toml").read_text()
+    (here / "one" / "config.toml").write_text(config.replace('runtime = "local"', f'runtime = "{runtime}"'))
+    with RunFolder(here / "one").held():
+        before = contents(here / "one")
+        for command in (["resume", "one"], ["run", *TOY, "--runtime", runtime, "--out", "one"]):
+            result = call(*command)
+            assert result.exit_code == 2
+            assert f"perennial: one is in use by process {os.getpid()} on " in result.stderr
+        assert contents(here / "one") == before
+
+
+def test_a_lock_that_is_taken_over_is_said(here: Path) -> None:
+    call("run", *TOY, "--rounds", "2", "--out", "one")
+    (here / "one" / "summary.json").unlink()
+    (here / "one" / ".lock").write_text("process 7 on earth\n")
+    result = call("resume", "one")
+    assert result.exit_code == 0
+    assert "process 7 on earth was at work on one and ended without a word" in result.stderr
+
+
+def test_a_serverapp_leaves_a_run_alone_that_is_at_work(here: Path) -> None:
+    call("run", *TOY, "--rounds", "2", "--out", "one")
+    settings = {**dict.fromkeys(("config", "method", "scenario", "set"), ""), "out": "one", "resume": "one"}
+    context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={**settings})
+    with RunFolder(here / "one").held():
+        before = contents(here / "one")
+        with pytest.raises(InUse, match="one is in use by process"):
+            serverapp(LocalGrid(ClientApp(), 4), context)
+        assert contents(here / "one") == before  # nor an error.txt, which the other one's follower would read
 
 
 def test_a_run_that_died_between_its_last_round_and_its_summary(here: Path) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
@@ -29,6 +30,7 @@ from common.methods.ditto import Ditto
 from common.methods.fedavg import FedAvg
 from server.cli.main import app
 from server.folder import RunFolder
+from server.local import LocalRuntime
 from server.report.load import load
 from server.report.pictures import pictures, training_curve, training_picture
 from server.study import compare as comparing
@@ -386,6 +388,27 @@ def test_a_run_without_a_checkpoint_starts_anew(tmp_path: Path) -> None:
     assert look(config, path) is None
     assert carry_out(config, path, lambda _: None).summary
     assert "torso" not in RunFolder(path).log.read_text()
+
+
+def test_a_run_of_a_pool_is_held_while_it_is_trained_and_a_second_study_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = toy_config("fedavg", rounds=2)
+    path = tmp_path / run_name(config)
+    trained, second = list[str](), ThreadPoolExecutor(1)
+    waiting = list[Future[Outcome]]()
+
+    def train(self: LocalRuntime, *arguments: Any) -> dict[str, Any]:
+        trained.append(RunFolder(path).owner())
+        waiting.append(second.submit(carry_out, config, path, lambda _: None))
+        return whole(self, *arguments)
+
+    whole = LocalRuntime.run
+    monkeypatch.setattr(LocalRuntime, "run", train)
+    first = carry_out(config, path, lambda _: None)
+    assert waiting[0].result(timeout=60) == first
+    assert len(trained) == 1
+    assert trained[0].startswith(f"process {os.getpid()} on ")  # also `perennial resume` keeps away
 
 
 def test_a_missing_data_set_is_a_sentence_before_anything_runs(
