@@ -114,7 +114,7 @@ class FLGames(LocalTraining):
     )
     ending_share: float = knob(
         1.0,
-        "share of a client's training samples, drawn once, that `termination` is about; 0: those of the round alone",
+        "share of a client's training samples, drawn once, that `termination` is about; 0: those of a round",
         source="IRM Games' code, over all samples",
         ge=0,
         le=1,
