@@ -82,7 +82,7 @@ def typed(command: str, environment: Mapping[str, str], out: Path) -> str:
     for _ in range(SIMULATION_TRIES):
         printed = subprocess.run(
             command, shell=True, cwd=APP, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True, timeout=400, check=False,
+            text=True, timeout=900, check=False,
         ).stdout  # fmt: skip
         if (out / "summary.json").exists() or (out / "error.txt").exists():
             break
