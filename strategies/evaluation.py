@@ -61,11 +61,11 @@ class Evaluation:
         scenario, method = self._run.scenario, self._run.method
         ranked = COLUMNS if scenario.ranking_batch else ()
         environments = {"validation": {"validation"}, "test": set(scenario.test_environments)}
-        if reply.settings.keys() - environments:
-            raise Rejected("its evaluation has settings beside the environments of each split")
         columns: dict[tuple[str, str], Row] = {}
         rows = []
         try:
+            if reply.settings.keys() - environments:
+                raise ValueError("there are settings beside the environments of each split")
             for key, values in reply.metrics.items():
                 model, split, column = key.split("/")
                 columns.setdefault((model, split), {})[column] = values
@@ -80,8 +80,6 @@ class Evaluation:
                 counts, corrects = (whole(row[name], self._run.most_examples) for name in ("count", "correct"))
                 if any(correct > count for count, correct in zip(counts, corrects, strict=True)):
                     raise ValueError("more correct answers than samples")
-                if any(loss and not count for count, loss in zip(counts, row["loss"], strict=True)):
-                    raise ValueError("a loss without samples")
                 given = {column: row.pop(column) for column in ranked}
                 rankings = from_columns(given, counts, scenario.ranking_batch) if given else []
                 named = {"kind": "evaluation", "round": self._round, "client": reply.client}

@@ -118,8 +118,7 @@ class Exchange:
                 reply = self._screened(client, message, expect, limits)
                 check(reply)
             except Exception as error:  # whatever a reply makes anything here raise is its client's fault
-                reason = error if isinstance(error, Rejected) else Rejected(_raised(error))
-                self.left_out[client] = str(reason)
+                self.left_out[client] = str(error if isinstance(error, Rejected) else Rejected(_raised(error)))
                 if message.has_error() and message.error.code in (wire.NO_REPLY, wire.NODE_UNAVAILABLE):
                     self.silent.add(client)
                 continue

@@ -91,7 +91,7 @@ def claims(exchange: Exchange, replies: Iterable[AcceptedReply]) -> dict[int, Cl
         client, refusal = (reply.settings.get(key, "") for key in (CLIENT, REFUSED))
         if isinstance(client, str) and isinstance(refusal, str):
             count = reply.num_examples if NUM_EXAMPLES in reply.metrics else 0
-            found[nodes[reply.client]] = Claim(client[:LONGEST_NAME], refusal[:LONGEST_REASON], count)
+            found[nodes[reply.client]] = Claim(client[:LONGEST_NAME], refusal[: 2 * LONGEST_REASON], count)
         else:
             found[nodes[reply.client]] = Claim("", "does not say in words which client it is")
     for name, reason in exchange.left_out.items():

@@ -109,7 +109,8 @@ def test_columns_and_back() -> None:
     [
         ({"negatives": [1] * BINS}, "other counts"),
         ({"negatives": [-1] + [0] * (BINS - 1)}, "-1 is no whole number from 0 to 8"),
-        ({"negatives": [2**62] * 4 + [0] * (BINS - 4)}, "no whole number from 0 to 8"),  # their sum is 0 in 64 bits
+        # In 64 bits their sum is 0.
+        ({"negatives": [2**62] * 4 + [0] * (BINS - 4)}, "no whole number from 0 to 8"),
         ({"negatives": [1e30] + [0.0] * (BINS - 1)}, r"1e\+30 is no whole number"),
         ({"negatives": [0] * 5}, "negatives has another length"),
         ({"batches": [3]}, "3 is no whole number from 0 to 2"),

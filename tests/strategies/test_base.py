@@ -1,3 +1,4 @@
+import tracemalloc
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -11,9 +12,9 @@ from common.config import load_config
 from common.errors import RunStopped
 from common.wire import CONFIG, METRICS, MODEL, REFUSED, to_record
 from strategies.base import MethodStrategy
-from strategies.exchange import AcceptedReply, MetricMeans
+from strategies.exchange import AcceptedReply, Exchange, MetricMeans
 from strategies.fedavg import FedAvgStrategy
-from strategies.screening import Rejected
+from strategies.screening import Limits, Rejected
 
 Answer = Callable[[str, Message], RecordDict | Error | None]
 
@@ -292,6 +293,15 @@ def test_rows_hold_counts_by_client_model_and_split() -> None:
         ({"other/test/count": [1], "other/test/correct": [1], "other/test/loss": [1]}, {"test": TEST[:1]}),
         ({}, {"test": ["an environment of its own"] * len(TEST)}),
         ({}, {"test": TEST[:1] * len(TEST)}),
+        ({}, {"test": 7}),
+        ({}, {"more": ["x"]}),
+        (
+            {"global/test/count": [5e-324] * len(TEST), "global/test/correct": [0.0] * len(TEST)},
+            {},
+        ),  # 1 / it = inf
+        ({"global/test/count": [2**62] * len(TEST)}, {}),
+        ({"global/test/correct": [0.5] * len(TEST)}, {}),
+        ({"global/test/loss": [1.0] * 100_000}, {}),
     ],
 )
 def test_an_evaluation_that_does_not_fit_is_left_out(changes: dict[str, Any], names: dict[str, list[str]]) -> None:
@@ -310,3 +320,90 @@ def test_a_client_without_test_samples_does_no_harm() -> None:
     metrics = evaluate(method, FakeGrid(CLIENTS, lambda *_: evaluation(empty)))
     assert dict(metrics or {}) == {}
     assert len(method.evaluation) == 2 * len(CLIENTS)
+
+
+# ---------------------------------------------------------------------- what a reply may cost
+
+CRAFTED = "<class '" + ".x'>:<'" * 40_000 + "z"
+"""A pattern with a repetition in a repetition looks at this for minutes."""
+
+
+@pytest.mark.parametrize("action", ["query", "train"])
+def test_a_crafted_error_text_is_cut_before_it_is_looked_at(action: str) -> None:
+    exchange = Exchange(action, 1, {1: "a"}, lambda _: {})
+    (request,) = exchange.requests(lambda _: {}, ConfigRecord())
+    replies = [Message(Error(2, CRAFTED), reply_to=request)]
+    assert not list(exchange.accepted(replies, Limits(strategy().run), 0.0))
+    assert exchange.left_out["a"].startswith("failed: .x'>:<'.x'>:<'")
+    assert len(exchange.left_out["a"]) < 310
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("<class 'RuntimeError'>:<'out of memory'>", "failed: out of memory (RuntimeError)"),
+        ("<class 'a.b.Own'>:<\"it's gone\">", "failed: it's gone (Own)"),
+        ("<class 'a.f.<locals>.Own'>:<'x'>", "failed: x (Own)"),
+        ("<class 'ValueError'>:<'" + "y" * 5000 + "'>", "failed: " + "y" * 292 + " …"),
+        ("anything else", "failed: anything else (code 2)"),
+        ("", "failed: no reason given (code 2)"),
+    ],
+)
+def test_an_exception_is_shown_by_its_text_and_its_kind(text: str, shown: str) -> None:
+    exchange = Exchange("train", 1, {1: "a"}, lambda _: {})
+    (request,) = exchange.requests(lambda _: {}, ConfigRecord())
+    assert not list(exchange.accepted([Message(Error(2, text), reply_to=request)], Limits(strategy().run), 0.0))
+    assert exchange.left_out == {"a": shown}
+
+
+def test_whatever_a_check_raises_is_that_client_s_fault() -> None:
+    def check(reply: AcceptedReply) -> None:
+        if reply.client == CLIENTS[2]:
+            raise OverflowError("int too large to convert to float")
+
+    method = strategy()
+    grid = FakeGrid(CLIENTS, lambda *_: trained(1, 1))
+    requests = method.configure_train(1, model(0), ConfigRecord(), grid)
+    used = [reply.client for reply in method.accepted(grid.send_and_receive(requests), check=check)]
+    assert used == [client for client in CLIENTS if client != CLIENTS[2]]
+    word = "its answer cannot be used (OverflowError: int too large to convert to float)"
+    assert method.exchanges[-1].left_out == {CLIENTS[2]: word}
+
+
+def test_a_metric_of_training_cannot_pass_for_an_accuracy() -> None:
+    method = strategy()
+    lie = {"personal/accuracy": 1.0}
+    grid = FakeGrid(CLIENTS, lambda name, _: trained(1, 1, **(lie if name == CLIENTS[0] else {})))
+    _, metrics = train(method, grid)
+    assert metrics is not None
+    assert metrics.keys() == {"num-examples"}
+    assert method.exchanges[-1].left_out == {CLIENTS[0]: "metric 'personal/accuracy' is for evaluations alone"}
+
+
+@pytest.mark.parametrize("action", ["train", "evaluate"])
+def test_lists_without_end_are_left_out_and_not_kept(action: str) -> None:
+    """Twenty lists of 10^5 numbers from each client: 16 MB, of which nothing may stay."""
+    method = strategy("quorum=0", "most_metric_bytes=1000000")
+
+    def endless(*_: object) -> RecordDict:
+        lists = {f"global/test/{number}": [float(number)] * 100_000 for number in range(20)}
+        arrays = {MODEL: model(0)} if action == "train" else {}
+        return RecordDict({**arrays, METRICS: MetricRecord({"num-examples": 1, **lists})})
+
+    grid = FakeGrid(CLIENTS, endless)
+    requests = {
+        "train": lambda: method.configure_train(1, model(0), ConfigRecord(), grid),
+        "evaluate": lambda: method.configure_evaluate(1, model(0), ConfigRecord(), grid),
+    }[action]()
+    replies = (reply for request in requests for reply in grid.send_and_receive([request]))  # one is held at once
+    tracemalloc.start()
+    if action == "train":
+        method.aggregate_train(1, replies)
+    else:
+        method.aggregate_evaluate(1, replies)
+    kept, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert method.exchanges[-1].left_out.keys() == set(CLIENTS)
+    assert {"most_metric_bytes" in reason for reason in method.exchanges[-1].left_out.values()} == {True}
+    assert kept < 1_000_000
+    assert peak < 2.1 * 20 * 8 * 100_000  # of two replies: one is made while the one before is let go

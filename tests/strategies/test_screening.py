@@ -257,7 +257,8 @@ def test_lists_and_names_of_evaluations_are_for_evaluations(metrics: dict[str, f
     assert check_metrics(MetricRecord(metrics), lists=True)
 
 
-SMALL = toy_config("fedavg", "most_items=3", "most_array_bytes=100", "most_metric_bytes=80", "most_setting_bytes=9")
+BOUNDS = ("most_items=3", "most_array_bytes=100", "most_metric_bytes=80", "most_setting_bytes=9")
+SMALL = toy_config("fedavg", *BOUNDS)
 
 
 @pytest.mark.parametrize(
