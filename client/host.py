@@ -66,6 +66,17 @@ def pick_device(wish: str) -> torch.device:
     return device
 
 
+def site_data(task: Task, number: int, own: OwnSite | None, data_root: Path | None) -> ClientData:
+    """The data of client number `number`, or those of an own site. Raises `UserError`."""
+    ids = task.scenario.client_ids
+    if not 0 <= number < len(ids):
+        raise UserError(f"partition-id {number} is not possible; the scenario has clients 0 to {len(ids) - 1}")
+    data = own.load(task) if own else task.scenario.client_data(number, task.seed, data_root)
+    if not len(data.train):
+        raise UserError(f"{ids[number]} has no training samples")
+    return data
+
+
 @dataclass
 class Host:
     """Serves one or many clients in this process: data, networks and kept state stay resident.
@@ -88,21 +99,10 @@ class Host:
             self._sites.clear()  # what the last run needed is let go
             self._text = text
         if (text, number) not in self._sites:
-            data = self.data(task, number)
+            data = site_data(task, number, self.own, self.data_root).to(self.device)
             net = network(task.model, task.scenario.input_shape, task.scenario.classes, self.device)
             self._sites[text, number] = Site(task.scenario.client_ids[number], data, net, task.seed)
         return self._sites[text, number]
-
-    def data(self, task: Task, number: int) -> ClientData:
-        """The data of client number `number`, on the host's device. Raises `UserError`."""
-        ids = task.scenario.client_ids
-        if not 0 <= number < len(ids):
-            raise UserError(f"partition-id {number} is not possible; the scenario has clients 0 to {len(ids) - 1}")
-        own, scenario = self.own, task.scenario
-        data = own.load(task) if own else scenario.client_data(number, task.seed, self.data_root)
-        if not len(data.train):
-            raise UserError(f"{ids[number]} has no training samples")
-        return data.to(self.device)
 
     def handle(self, message: Message, number: int = 0) -> Message:
         """Answer a message as client number `number`, or as the client that the own site is."""

@@ -10,7 +10,7 @@ import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 from toys import toy_config
 
-from client.host import Host
+from client.host import site_data
 from client.node import answer as node
 from client.node.site import OwnSite
 from client.serving.snapshot import FILE as SERVED
@@ -175,8 +175,7 @@ def test_what_is_served_knows_where_the_sites_data_are(settings: dict[str, str],
         node.answer(message(run, action, **{MODEL: start(run).arrays}), settings)
     snapshot = Snapshot.load(tmp_path / "state" / "run" / "south" / SERVED, torch.device("cpu"))
     assert snapshot.own == OwnSite(tmp_path / "south.csv", "south")
-    host = Host({}, own=snapshot.own)
-    assert len(host.data(run, SITES.index("south")).train) == 42
+    assert len(site_data(run, SITES.index("south"), snapshot.own, None).train) == 42
 
 
 def test_a_rehearsal_in_one_process_names_the_site_whose_data_are_wrong(tmp_path: Path) -> None:

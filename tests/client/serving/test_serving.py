@@ -6,12 +6,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from subprocess import PIPE
+from threading import Event
 from typing import Any
 
 import grpc
@@ -19,14 +21,19 @@ import numpy as np
 import pytest
 import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 from toys import Toy, WireGrid, toy_config
 from typer.testing import CliRunner
 
 from client.node.site import OwnSite
+from client.serving import server as serving
 from client.serving.inference_pb2 import (
+    InferParameter,
     InferTensorContents,
     ModelInferRequest,
+    ModelInferResponse,
     ModelMetadataRequest,
     ModelReadyRequest,
     ServerLiveRequest,
@@ -34,7 +41,7 @@ from client.serving.inference_pb2 import (
     ServerReadyRequest,
 )
 from client.serving.inference_pb2_grpc import GRPCInferenceServiceStub
-from client.serving.server import Models, Server, credentials, encoded, newest
+from client.serving.server import Models, Refused, Server, credentials, encoded, newest, samples
 from client.serving.snapshot import FILE, Snapshot
 from client.trainer import Client, Received, Reply, in_pieces
 from common.config import load_config
@@ -76,7 +83,7 @@ class Served:
 
     def close(self) -> None:
         self.channel.close()
-        self.server.grpc.stop(grace=None).wait()
+        self.server.stop(grace=None)
 
     def infer(self, x: Tensor, name: str = "perennial") -> Tensor:
         """Probabilities, raw on the way there and back."""
@@ -443,6 +450,231 @@ def test_callers_at_the_same_time_get_their_own_answers(served: Served) -> None:
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
+def test_a_sentence_quotes_no_more_than_it_needs(served: Served) -> None:
+    long = "x" * 30_000
+    for request in (
+        raw(X[:1], long),
+        changed(name=long),
+        changed(datatype=long),
+        changed(shape=[1] * 5_000),
+        with_output(long),
+        ModelInferRequest(model_name="personal", model_version=long),
+        typed(X[:1], long),
+    ):
+        code, sentence = served.refused(request)
+        assert code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND)
+        assert len(sentence) < 300, sentence
+        assert "…" in sentence
+
+
+def test_an_output_is_given_once(served: Served) -> None:
+    request = raw(X[:1])
+    for _ in range(2):
+        request.outputs.add(name="class")
+    assert served.refused(request) == (
+        grpc.StatusCode.INVALID_ARGUMENT, "output 'class' is asked for more than once",
+    )  # fmt: skip
+
+
+def test_values_are_counted_before_they_are_converted() -> None:
+    request = typed(torch.zeros(1000, 1000))
+    request.inputs[0].shape[:] = [4, 2]
+    tracemalloc.start()
+    try:
+        with pytest.raises(Refused, match=r"has 1000000 values, but shape \[4, 2\] takes 8"):
+            samples(request, (2,), 64)
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
+
+
+def test_many_values_are_converted_piece_by_piece_and_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "PIECE", 7)
+    assert torch.equal(samples(typed(X[:50]), (2,), 64), X[:50])
+
+
+def test_a_request_longer_than_the_model_s_largest_is_not_parsed(served: Served) -> None:
+    """64 samples of two numbers, and 64 kB for everything else."""
+    request = raw(X[:1])
+    request.raw_input_contents[0] = bytes(100_000)
+    code, sentence = served.refused(request)
+    assert code == grpc.StatusCode.INVALID_ARGUMENT
+    assert re.fullmatch(r"the request has 1000\d\d bytes, but 64 samples take at most 66048", sentence)
+
+
+@pytest.mark.parametrize("tag", [b"\x22\x00", b"\x2a\x00", b"\x32\x00", b"\x3a\x00", b"\x2a\x04\x2a\x02\x42\x00"])
+def test_a_request_that_is_all_empty_parts_is_not_parsed(tag: bytes, served: Served) -> None:
+    """`parameters`, `inputs`, `outputs`, `raw_input_contents` and `inputs` with `contents`, also after a group."""
+    infer = served.channel.unary_unary(serving.INFER)
+    for group in (b"", b"\x53\x54"):
+        with pytest.raises(grpc.RpcError) as caught:
+            infer(group + tag * 10_000)
+        assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert caught.value.details() == (
+            "the request, or a message in it, has more than 64 fields; send values packed"
+        )
+
+
+def test_all_other_calls_are_short(served: Served) -> None:
+    names = ["ServerLive", "ServerReady", "ServerMetadata", "ModelReady", "ModelMetadata"]
+    for method in [*(f"/inference.GRPCInferenceService/{name}" for name in names), "/grpc.health.v1.Health/Check"]:
+        call = served.channel.unary_unary(method)
+        for data, sentence in (
+            (b"\x0a\x00" * 40_000, "the request has 80000 bytes, and 65536 are the most for this call"),
+            (b"\x0a\x01", "the bytes of the request are no message of the protocol"),
+        ):
+            with pytest.raises(grpc.RpcError) as caught:
+                call(data)
+            assert (caught.value.code(), caught.value.details()) == (grpc.StatusCode.INVALID_ARGUMENT, sentence)
+
+
+# ---------------------------------------------------------------------- under load
+
+
+def alive(one: Served) -> bool:
+    """Whether health and live answer a newcomer."""
+    with grpc.insecure_channel(f"127.0.0.1:{one.server.port}") as channel:
+        check = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=20)
+        live = GRPCInferenceServiceStub(channel).ServerLive(ServerLiveRequest(), timeout=20).live
+    return bool(live and check.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+def test_callers_who_say_nothing_silence_nobody(served: Served) -> None:
+    """Headers and no message, to every kind of call."""
+    leave = Event()
+
+    def nothing() -> Iterator[bytes]:
+        leave.wait()
+        yield from ()
+
+    methods = [serving.INFER, "/inference.GRPCInferenceService/ServerLive", "/grpc.health.v1.Health/Check"]
+    with grpc.insecure_channel(f"127.0.0.1:{served.server.port}") as channel:
+        idle = [channel.stream_unary(method).future(nothing()) for method in methods for _ in range(20)]
+        try:
+            assert all(alive(served) for _ in range(5))
+            assert served.infer(X).shape == (len(X), 2)
+            assert not any(call.done() for call in idle)
+        finally:
+            leave.set()
+
+
+def test_who_says_nothing_for_long_is_shown_out(
+    state: Path, started: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "AGE", 0.2)
+    monkeypatch.setattr(serving, "GRACE", 0.2)
+    one, leave = started(state), Event()
+
+    def nothing() -> Iterator[bytes]:
+        leave.wait()
+        yield from ()
+
+    idle = one.channel.stream_unary(serving.INFER).future(nothing())
+    try:
+        assert idle.exception(timeout=60) is not None
+    finally:
+        leave.set()
+    assert one.stub.ServerLive(ServerLiveRequest(), wait_for_ready=True).live
+
+
+def test_while_the_model_works_health_answers_and_who_waits_is_limited(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, go_on, working = serving.Served.logits, Event(), Event()
+
+    def slow(self: serving.Served, name: str, x: Tensor) -> Tensor:
+        working.set()
+        go_on.wait()
+        return original(self, name, x)
+
+    monkeypatch.setattr(serving.Served, "logits", slow)
+    monkeypatch.setattr(serving, "WAITING", 1)
+    try:
+        first = served.stub.ModelInfer.future(raw(X))
+        assert working.wait(60)
+        assert alive(served)
+        assert served.refused(raw(X)) == (
+            grpc.StatusCode.RESOURCE_EXHAUSTED, "1 requests are waiting already; try again later",
+        )  # fmt: skip
+    finally:
+        go_on.set()
+    assert first.result(timeout=60).model_version == "2"
+    assert served.stub.ModelInfer(raw(X)).model_version == "2"
+
+
+def test_a_model_that_fails_says_so_in_one_sentence(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> Tensor:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory.\nTried to allocate much.")
+
+    monkeypatch.setattr(serving.Served, "logits", full)
+    assert served.refused(raw(X)) == (
+        grpc.StatusCode.INTERNAL,
+        "the model failed over this request (OutOfMemoryError: CUDA out of memory. Tried to allocate much.)",
+    )
+
+
+# ---------------------------------------------------------------------- malformed requests, drawn
+
+names = st.sampled_from(["input", "perennial", "personal", "class", "probabilities", "", "2"]) | st.text(
+    max_size=99
+)
+floats = st.floats(width=32)
+tensors = st.builds(
+    ModelInferRequest.InferInputTensor,
+    name=st.just("input") | names,
+    datatype=st.sampled_from(["FP32", "FP32", "FP64", "INT64", "BYTES", "fp32"]) | names,
+    shape=st.just([1, 2]) | st.lists(st.integers(-3, 5) | st.integers(-(2**63), 2**63 - 1), max_size=4),
+    parameters=st.just({}) | st.dictionaries(names, st.just(InferParameter(int64_param=1)), max_size=2),
+    contents=st.none()
+    | st.builds(InferTensorContents, fp32_contents=st.lists(floats, max_size=6))
+    | st.builds(
+        InferTensorContents,
+        bool_contents=st.lists(st.booleans(), max_size=2),
+        int_contents=st.lists(st.integers(-(2**31), 2**31 - 1), max_size=2),
+        fp64_contents=st.lists(st.floats(), max_size=2),
+        fp32_contents=st.lists(floats, max_size=2),
+        bytes_contents=st.lists(st.binary(max_size=9), max_size=2),
+    ),
+)
+requests = st.builds(
+    ModelInferRequest,
+    model_name=st.just("perennial") | names,
+    model_version=st.just("") | names,
+    id=names,
+    parameters=st.just({}) | st.dictionaries(names, st.just(InferParameter(string_param="x")), max_size=2),
+    inputs=st.lists(tensors, min_size=1, max_size=1) | st.lists(tensors, max_size=70),
+    outputs=st.just([])
+    | st.lists(st.builds(ModelInferRequest.InferRequestedOutputTensor, name=names), max_size=3),
+    raw_input_contents=st.just([]) | st.lists(st.just(bytes(8)) | st.binary(max_size=64), max_size=3),
+)
+ANSWERS = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND)
+
+
+@settings(max_examples=150, deadline=None)
+@given(requests.map(lambda request: request.SerializeToString()) | st.binary(max_size=200))
+def test_whatever_is_asked_there_is_an_answer_or_one_sentence(served: Served, data: bytes) -> None:
+    call = served.channel.unary_unary(serving.INFER).future(data, timeout=60)
+    if call.exception():
+        assert call.code() in ANSWERS, call.details()
+        assert 10 < len(call.details()) < 600
+        assert "\n" not in call.details()
+    else:
+        request, response = ModelInferRequest.FromString(data), ModelInferResponse.FromString(call.result())
+        assert {out.name for out in response.outputs} <= {"probabilities", "class"}
+        assert all(out.shape[0] == request.inputs[0].shape[0] for out in response.outputs)
+    assert served.stub.ServerLive(ServerLiveRequest(), timeout=60).live
+
+
+@settings(max_examples=100, deadline=None)
+@given(requests)
+def test_what_a_client_of_the_protocol_makes_is_counted_right(request_: ModelInferRequest) -> None:
+    """Field after field of a list; a list of numbers is one."""
+    parts = [len(t.parameters) + len(t.contents.bytes_contents) for t in request_.inputs]
+    most = max([len(request_.inputs) + len(request_.outputs) + 9, *(part + 9 for part in parts)])
+    assert most > 64 or not serving.too_many_fields(request_.SerializeToString())
+    assert serving.too_many_fields(request_.SerializeToString()) or len(request_.inputs) <= 64
+
+
 # ---------------------------------------------------------------------- following the training
 
 
@@ -491,6 +723,43 @@ def test_a_newer_snapshot_takes_the_older_one_s_place(
     assert not torch.equal(evaluated[CLIENT]["personal"], before)
     assert torch.equal(one.infer(X), evaluated[CLIENT]["personal"])
     assert one.stub.ModelMetadata(ModelMetadataRequest(name="perennial")).versions == ["4"]
+
+
+def test_what_failed_is_tried_again_later_or_when_the_file_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(tmp_path, "ftfa")
+    path, original, said = snapshot_of(tmp_path / SITE), Toy.client_data, list[str]()
+    tries = list[None]()
+
+    def no_data(*_: object) -> None:
+        tries.append(None)
+        raise UserError("the data are not there")
+
+    monkeypatch.setattr(Toy, "client_data", no_data)
+    models = Models(tmp_path / SITE, said.append)
+    for _ in range(2):
+        models.refresh()
+    assert len(tries) == 1
+    before = path.stat()
+    with path.open("r+b") as file:  # in place, and as old as it was
+        file.write(file.read()[:0])
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    models.refresh()
+    assert len(tries) == 2
+    monkeypatch.setattr(serving, "RETRY", 0.0)
+    os.utime(path)
+    for _ in range(2):
+        models.refresh()
+    assert len(tries) == 4
+    assert models.served is None
+    monkeypatch.setattr(Toy, "client_data", original)
+    models.refresh()
+    assert models.served is not None
+    assert [text.partition(" of ")[0].partition(" cannot")[0] for text in said] == [str(path), "serving round 1"]
+    loaded = models.served
+    models.refresh()
+    assert models.served is loaded
 
 
 @pytest.mark.parametrize("damage", ["empty", "rubbish", "cut", "lacks a tensor", "of another program", "diverged"])
@@ -578,7 +847,7 @@ def test_with_tls_only_who_trusts_the_certificate_gets_through(state: Path, pair
                 GRPCInferenceServiceStub(channel).ServerLive(ServerLiveRequest())
             assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
     finally:
-        server.grpc.stop(grace=None).wait()
+        server.stop(grace=None)
 
 
 def test_half_a_pair_or_a_wrong_one_is_refused(pair: Path, tmp_path: Path) -> None:
