@@ -3,7 +3,8 @@
 import os
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
@@ -38,8 +39,8 @@ def make(
 ) -> list[str]:
     """Write all files of a deployment; or, to `add`, what is not there yet. Returns the sites' names.
 
-    A number of sites makes `site-1`, `site-2`, …, from the first that is free. No file is ever overwritten. Raises
-    `UserError`.
+    A number of sites makes `site-1`, `site-2`, …, from the first that is free. No file is ever overwritten, and
+    either all are written or none. Raises `UserError`.
     """
     if add and not (folder / "ca.key").is_file():
         raise UserError(f"{folder} has no ca.key, so there is nothing to add to; leave out --add")
@@ -49,25 +50,30 @@ def make(
     _check_names(names, folder / "sites")
     entries = [_host(host) for host in dict.fromkeys((*HOSTS, *hosts))]
 
-    for place in (folder, folder / "sites"):
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        place.chmod(0o700)
-    if not add:
-        key = ec.generate_private_key(ec.SECP384R1())
-        _write(folder / "ca.key", _pem(key), 0o600)
-        _write(folder / "ca.crt", authority(key, CA_DAYS).public_bytes(Encoding.PEM))
-        _write(folder / "superexec.secret", secrets.token_urlsafe(48).encode(), 0o600)
-    if not (folder / "server.crt").exists():
+    secret: dict[str, bytes] = {}
+    public: dict[str, bytes] = {}
+    if add:
         ca, ca_key = _load_authority(folder)
+    else:
+        ca_key = ec.generate_private_key(ec.SECP384R1())
+        ca = authority(ca_key, CA_DAYS)
+        secret |= {"ca.key": _pem(ca_key), "superexec.secret": secrets.token_urlsafe(48).encode()}
+        public["ca.crt"] = ca.public_bytes(Encoding.PEM)
+    if not (folder / "server.crt").exists():
+        _check_days(days, ca)
         key = ec.generate_private_key(ec.SECP384R1())
-        _write(folder / "server.key", _pem(key), 0o600)
-        _write(folder / "server.crt", server(ca, ca_key, key, entries, days).public_bytes(Encoding.PEM))
+        secret["server.key"] = _pem(key)
+        public["server.crt"] = server(ca, ca_key, key, entries, days).public_bytes(Encoding.PEM)
     for name in names:
         key = ec.generate_private_key(ec.SECP384R1())
-        ssh = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
-        _write(folder / "sites" / name, ssh, 0o600)
-        public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-        _write(folder / "sites" / f"{name}.pub", public + b"\n")
+        secret[f"sites/{name}"] = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+        line = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+        public[f"sites/{name}.pub"] = line + b"\n"
+    _write_all(
+        folder,
+        {name: (content, 0o600) for name, content in secret.items()}
+        | {name: (content, 0o644) for name, content in public.items()},
+    )
     return names
 
 
@@ -96,7 +102,7 @@ def authority(key: Key, days: int) -> x509.Certificate:
     """A self-signed CA that may sign servers, but no further CAs."""
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Perennial development CA")])
     return (
-        _certificate(name, name, key.public_key(), days)
+        _certificate(name, name, key.public_key(), _in(days))
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(key_cert_sign=True, crl_sign=True), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
@@ -107,11 +113,11 @@ def authority(key: Key, days: int) -> x509.Certificate:
 def server(
     ca: x509.Certificate, ca_key: Key, key: Key, hosts: Sequence[x509.GeneralName], days: int
 ) -> x509.Certificate:
-    """A certificate for a server that is dialled under these names (its SANs)."""
+    """A certificate for a server that is dialled under these names (its SANs); it ends no later than the CA."""
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Perennial SuperLink")])
     signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
     return (
-        _certificate(name, ca.subject, key.public_key(), days)
+        _certificate(name, ca.subject, key.public_key(), min(_in(days), ca.not_valid_after_utc))
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(digital_signature=True), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
@@ -143,18 +149,29 @@ and at each site:
 
 
 def _certificate(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, until: datetime
 ) -> x509.CertificateBuilder:
-    now = datetime.now(UTC)
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(hours=1))  # a site's clock may be behind
-        .not_valid_after(now + timedelta(days=days))
+        .not_valid_before(datetime.now(UTC) - timedelta(hours=1))  # a site's clock may be behind
+        .not_valid_after(until)
     )
+
+
+def _in(days: int) -> datetime:
+    return datetime.now(UTC) + timedelta(days=days)
+
+
+def _check_days(days: int, ca: x509.Certificate) -> None:
+    left = round((ca.not_valid_after_utc - datetime.now(UTC)) / timedelta(days=1))
+    if left < 1:
+        raise UserError(f"the CA is valid until {ca.not_valid_after_utc:%Y-%m-%d} only; make a new folder")
+    if not 1 <= days <= left:
+        raise UserError(f"--days {days} is not possible: the CA is valid for {left} days more; write 1 to {left}")
 
 
 def _usage(digital_signature: bool = False, key_cert_sign: bool = False, crl_sign: bool = False) -> x509.KeyUsage:
@@ -217,7 +234,27 @@ def _pem(key: Key) -> bytes:
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
-def _write(path: Path, content: bytes, mode: int = 0o644) -> None:
-    # Never over another file, and never readable by others, not even for a moment.
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-        file.write(content)
+def _write_all(folder: Path, files: Mapping[str, tuple[bytes, int]]) -> None:
+    """Contents and modes by name. Raises `UserError` where one cannot be written; then there is none."""
+    lowest = folder / "sites"
+    missing = [place for place in (lowest, *lowest.parents) if not place.exists()]
+    written: list[Path] = []
+    try:
+        for place in (folder, lowest):
+            place.mkdir(mode=0o700, parents=True, exist_ok=True)
+            place.chmod(0o700)
+        for name, (content, mode) in files.items():
+            # Never over another file, and never readable by others, not even for a moment.
+            handle = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+            written.append(folder / name)
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+    except BaseException as error:
+        for path in written:
+            path.unlink()
+        for place in missing:
+            with suppress(OSError):
+                place.rmdir()
+        if isinstance(error, OSError):
+            raise UserError(f"{folder} cannot be written ({error.strerror}); nothing was made") from None
+        raise

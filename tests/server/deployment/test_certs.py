@@ -1,5 +1,7 @@
 """`perennial certs`: files that Flower reads, that only their owner reads, and that keep strangers out."""
 
+import errno
+import os
 import stat
 from ipaddress import ip_address
 from pathlib import Path
@@ -8,13 +10,16 @@ from queue import Queue
 import grpc
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
 from flwr.cli.supernode.register import try_load_public_key
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supernode.cli.flower_supernode import _try_setup_client_authentication
 from listening import listening
 from typer.testing import CliRunner, Result
 
+from common.errors import UserError
 from server.cli.main import app
+from server.deployment import certs
 
 ENDS = (grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_FAILURE)
 
@@ -95,6 +100,66 @@ def test_nothing_is_overwritten(made: Path, tmp_path: Path) -> None:
         assert word in result.stderr
     assert files(made) == before
     assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_server_certificate_does_not_outlive_its_ca(tmp_path: Path) -> None:
+    folder = tmp_path / "certs"
+    for days in ("3651", "5000", "3000000", "99999999999"):
+        result = call(str(folder), "--sites", "1", "--days", days)
+        assert result.exit_code == 2
+        assert (
+            f"--days {days} is not possible: the CA is valid for 3650 days more; write 1 to 3650" in result.stderr
+        )
+        assert not folder.exists()
+    assert call(str(folder), "--sites", "1", "--days", "3650").exit_code == 0
+    ca, server = (
+        x509.load_pem_x509_certificate((folder / name).read_bytes()) for name in ("ca.crt", "server.crt")
+    )
+    assert server.not_valid_after_utc <= ca.not_valid_after_utc
+
+
+@pytest.mark.parametrize(
+    ("left", "words"), [(5, "valid for 5 days more; write 1 to 5"), (0, "only; make a new folder")]
+)
+def test_a_renewed_server_certificate_does_not_outlive_an_old_ca(left: int, words: str, tmp_path: Path) -> None:
+    folder = tmp_path / "certs"
+    certs.make(folder, 1, [], 1)
+    key = certs._load_authority(folder)[1]
+    (folder / "ca.crt").write_bytes(certs.authority(key, left).public_bytes(Encoding.PEM))
+    (folder / "server.crt").unlink()
+    (folder / "server.key").unlink()
+    before = files(folder)
+    result = call(str(folder), "--sites", "1", "--add", "--days", "30")
+    assert result.exit_code == 2
+    assert words in " ".join(result.stderr.split())
+    assert files(folder) == before
+    if left > 0:
+        assert call(str(folder), "--sites", "1", "--add", "--days", "5").exit_code == 0
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_all_files_are_written_or_none(there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "new" / "certs"
+    if there:
+        folder.mkdir(parents=True)
+    before, original = sorted(tmp_path.rglob("*")), os.open
+
+    def full(path: Path, *rest: int) -> int:
+        if str(path).endswith("site-2.pub"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return original(path, *rest)
+
+    monkeypatch.setattr(os, "open", full)
+    with pytest.raises(UserError, match=r"certs cannot be written \(No space left on device\); nothing was made"):
+        certs.make(folder, 2, [], 1)
+    assert sorted(tmp_path.rglob("*")) == before
+    monkeypatch.undo()
+    certs.make(folder, 1, [], 1)
+    kept = files(folder)
+    monkeypatch.setattr(os, "open", full)
+    with pytest.raises(UserError, match="nothing was made"):
+        certs.make(folder, ["new", "site-2"], [], 1, add=True)
+    assert files(folder) == kept
 
 
 def test_sites_are_added_and_a_server_certificate_is_renewed(tmp_path: Path) -> None:
