@@ -35,6 +35,7 @@ WORKER = [sys.executable, "-P", "-m", "client.node.worker"]
 SECONDS_TO_START, SECONDS_TO_STOP = 300.0, 10.0
 UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 CHANNEL = [*UNLIMITED, ("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 500)]
+TMP = Path("/tmp")
 LONGEST_FOLDER = 70
 """Letters; the system allows a socket's whole path about 100."""
 
@@ -113,16 +114,25 @@ def lives(process: str) -> bool:
 
 
 def folder() -> Path:
-    """The folder of this user's sockets. Raises `UserError` when others could get at them."""
-    path = Path(tempfile.gettempdir()) / f"perennial-{os.getuid()}"
-    if len(str(path)) > LONGEST_FOLDER:
-        path = Path("/tmp") / path.name
-    with suppress(FileExistsError):
-        path.mkdir(mode=0o700)
-    found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise UserError(f"{path} must be a folder of yours that nobody else can enter; remove it")
-    return path
+    """The folder of this user's sockets: the first that nobody else can enter. Raises `UserError` without one.
+
+    In a sticky /tmp somebody else may have made a folder of the name, which then only they can remove.
+    """
+    name, runtime = f"perennial-{os.getuid()}", os.environ.get("XDG_RUNTIME_DIR", "")
+    places = [Path(tempfile.gettempdir()) / name, TMP / name]
+    places += [Path(runtime) / "perennial"] if runtime.startswith("/") else []
+    places.append(Path.home() / ".perennial" / "sockets")
+    places = [place for place in places if len(str(place)) <= LONGEST_FOLDER]
+    for place in places:
+        with suppress(OSError):
+            place.mkdir(mode=0o700, parents=True, exist_ok=True)
+            found = place.lstat()
+            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077:
+                return place
+    raise UserError(
+        f"one of {', '.join(map(str, places))} must be a folder of yours that nobody else can enter; remove what "
+        "is there, or set TMPDIR to a folder of yours with a short path"
+    )
 
 
 def socket_of(parent: str) -> Path:

@@ -317,28 +317,31 @@ def test_the_code_is_not_taken_from_the_current_folder(tmp_path: Path) -> None:
 
 
 def test_the_folder_of_the_sockets_is_the_user_s_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where somebody else can enter the first place, or has made it, it is the next one."""
     monkeypatch.setattr(relay, "LONGEST_FOLDER", 1000)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    path = tmp_path / f"perennial-{os.getuid()}"
-    assert relay.folder() == path
-    assert path.stat().st_mode & 0o777 == 0o700
-    sentence = f"{path} must be a folder of yours that nobody else can enter; remove it"
-    path.chmod(0o750)
-    with pytest.raises(UserError, match=sentence):
-        relay.folder()
-    path.rename(tmp_path / "elsewhere")
-    (tmp_path / "elsewhere").chmod(0o700)
-    path.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(UserError, match=sentence):
-        relay.folder()
-    path.unlink()
-    path.touch(0o600)
-    with pytest.raises(UserError, match=sentence):
-        relay.folder()
-    path.unlink()
-    path.mkdir(0o700)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tempdir"))
+    monkeypatch.setattr(relay, "TMP", tmp_path / "tmp")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    name = f"perennial-{os.getuid()}"
+    places = [tmp_path / "tempdir" / name, tmp_path / "tmp" / name, tmp_path / "run" / "perennial"]
+    places.append(tmp_path / "home" / ".perennial" / "sockets")
+    for spoil in (
+        lambda path: path.chmod(0o750),
+        lambda path: (path.rmdir(), path.touch(0o600)),
+        lambda path: (path.rmdir(), (path.parent / "own").mkdir(0o700), path.symlink_to(path.parent / "own")),
+    ):
+        for place in places:
+            assert relay.folder() == place
+            assert place.stat().st_mode & 0o777 == 0o700
+            spoil(place)
+        with pytest.raises(UserError, match=f"one of {places[0]}, .* must be a folder of yours that nobody else"):
+            relay.folder()
+        for place in places:
+            shutil.rmtree(place.parent)
+    for place in places:
+        place.mkdir(0o700, parents=True)
     monkeypatch.setattr(os, "getuid", lambda: 987654321)
-    path.rename(tmp_path / "perennial-987654321")
     with pytest.raises(UserError, match="must be a folder of yours"):
         relay.folder()
 
