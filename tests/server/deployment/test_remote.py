@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from flwr.supercore.constant import TaskType
+from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor
+from flwr.supercore.superexec.executor.types import ExecutionSpec
 from listening import listening
 from typer.testing import CliRunner, Result
 
@@ -118,3 +121,13 @@ def test_keys_are_registered_once(superlink: str, certs: Path) -> None:
         assert refused.exit_code == 2
         assert len(refused.stderr.splitlines()) == 1
         assert name in refused.stderr
+
+
+def test_flower_puts_the_token_of_an_app_on_its_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/deployment.md warns of it; when this fails, the warning can go."""
+    started = list[list[str]]()
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **_: started.append(command))
+    for kind in (TaskType.SERVER_APP, TaskType.CLIENT_APP):
+        spec = ExecutionSpec(kind, "127.0.0.1:9091", "s3cret", True, None, False, None, False, 1)
+        SubprocessExecutor().launch(spec)
+    assert [command[command.index("--token") + 1] for command in started] == ["s3cret"] * 2
