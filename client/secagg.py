@@ -16,6 +16,7 @@ from client.trainer import Received
 from common.models import Tensors
 from common.secagg import (
     ADVERTISE,
+    COLLUDERS,
     DROPPED,
     KEY_BYTES,
     KEYS,
@@ -108,12 +109,17 @@ class Participant:
         """Shares of a new seed b_u and of the masking key, sealed for each of the others."""
         known = self._recall(ADVERTISE, received)
         keys = {client: as_bytes(key) for client, key in received[KEYS].items()}
-        threshold = int(received.settings[THRESHOLD])  # type: ignore[arg-type]
+        threshold, colluders = (int(received.settings[name]) for name in (THRESHOLD, COLLUDERS))  # type: ignore[arg-type]
         sealing, masking = bytes.fromhex(known["sealing"]), bytes.fromhex(known["masking"])
         if keys.get(self.client) != public(sealing) + public(masking) or len(set(keys.values())) < len(keys):
             raise ValueError("the list of public keys is not right")
         if not len(keys) / 2 < threshold <= len(keys):
             raise ValueError(f"a threshold of {threshold} among {len(keys)} clients protects nobody")
+        if threshold < colluders + 2:  # of so many survivors, two are honest, and hide in each other's masks
+            raise ValueError(
+                f"a threshold of {threshold} protects nobody if {colluders} clients work together with the "
+                f"server; {colluders + 2} does"
+            )
         seed = secrets.token_bytes(KEY_BYTES)
         of_both = (create_shares(secret, threshold, len(keys)) for secret in (seed, masking))
         shares = {client: one + other for client, one, other in zip(keys, *of_both, strict=True)}

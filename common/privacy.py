@@ -142,12 +142,20 @@ class SecureAggregation(Privacy):
     mechanism: Literal["secagg"] = "secagg"
     threshold: float = knob(
         0.6,
-        "fraction of those asked that must stay to the end of a round, and whose secrets all the others are safe "
-        "from as long as fewer work together with the server",
+        "fraction of those asked that must stay to the end of a round",
         symbol="t / n",
         source="Bonawitz et al. 2017, §4: more than a half",
         gt=0.5,
         le=1,
+    )
+    colluders: int = knob(
+        1,
+        "clients that may work together with the server without learning a single update of another; two more "
+        "than these must stay to the end of a round",
+        symbol="c",
+        source="Bonawitz et al. 2017, §6; docs/privacy.md proves c + 2",
+        ge=0,
+        le=10_000,
     )
     range: float = knob(
         8.0,
@@ -161,6 +169,11 @@ class SecureAggregation(Privacy):
     def misfit(self, method: Method, model: ModelSettings, cohort: int) -> str:
         if cohort < 3:
             return f"mechanism: 'secagg' is not possible with {cohort} clients in a round; it takes at least 3"
+        if cohort < self.colluders + 2:
+            return (
+                f"colluders: {self.colluders} is not possible with {cohort} clients a round, two of whom must be "
+                f"honest; at most {cohort - 2} is"
+            )
         return super().misfit(method, model, cohort)
 
 

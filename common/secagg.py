@@ -22,7 +22,7 @@ Words = npt.NDArray[np.uint64]
 ADVERTISE, SHARE, UNMASK = "train.keys", "train.shares", "train.unmask"
 ACTIONS = (ADVERTISE, SHARE, UNMASK)
 """Message types beside `train`, which is the third of four stages."""
-THRESHOLD, SURVIVORS, DROPPED = "threshold", "survivors", "dropped"
+THRESHOLD, COLLUDERS, SURVIVORS, DROPPED = "threshold", "colluders", "survivors", "dropped"
 """Settings of requests."""
 
 KEYS = "keys"

@@ -16,6 +16,7 @@ from common.models import Tensors
 from common.privacy import SecureAggregation
 from common.secagg import (
     ADVERTISE,
+    COLLUDERS,
     DROPPED,
     KEY_BYTES,
     KEYS,
@@ -64,14 +65,16 @@ class SecureStrategy(MethodStrategy[Any]):
         """Keys, then shares, then the requests to train; the shares go on to those that they are sealed for."""
         assert isinstance(payload, Mapping)  # of every method that `averages`
         self.reference: Tensors = payload[MODEL]
-        self.threshold = ceil(round(max(self.privacy.threshold, self.run.quorum) * len(cohort), 9))
+        share = ceil(round(max(self.privacy.threshold, self.run.quorum) * len(cohort), 9))
+        self.threshold = max(share, self.privacy.colluders + 2)
         expect = {client: {KEYS: {client: torch.zeros(2 * KEY_BYTES, dtype=torch.uint8)}} for client in cohort}
         answers = self.stage(server_round, cohort, ADVERTISE, {}, expect, check=_check_keys)
+        answers = self._without_twins(server_round, answers)
         self.public_keys: Tensors = {client: reply[KEYS][client] for client, reply in answers.items()}
 
         sealed = {client: torch.zeros(SEALED_BYTES, dtype=torch.uint8) for client in answers}
         expect = {client: {SHARES: _without(sealed, client)} for client in answers}
-        settings = {THRESHOLD: self.threshold}
+        settings = {THRESHOLD: self.threshold, COLLUDERS: self.privacy.colluders}
         answers = self.stage(server_round, list(answers), SHARE, {KEYS: self.public_keys}, expect, settings)
 
         self.weights = {client: self._weight(client) for client in answers}
@@ -159,6 +162,23 @@ class SecureStrategy(MethodStrategy[Any]):
                 f"gave a usable answer to {action!r} ({reasons})"
             )
 
+    def _without_twins(self, server_round: int, answers: Mapping[str, AcceptedReply]) -> dict[str, AcceptedReply]:
+        """Those whose public keys nobody else shows. Raises `RunStopped` below the threshold.
+
+        The keys of a round are random and new, so who shows another's has agreed on it; the honest would refuse
+        the whole list.
+        """
+        keys = {client: set(_halves(reply)) for client, reply in answers.items()}
+        twins = {client: [o for o in keys if o != client and keys[o] & keys[client]] for client in keys}
+        self.exchanges[-1].left_out |= {
+            client: f"shows a public key that {' and '.join(others[:3])} shows, too"
+            for client, others in twins.items()
+            if others
+        }
+        alone = {client: reply for client, reply in answers.items() if not twins[client]}
+        self._enough(server_round, ADVERTISE, alone)
+        return alone
+
     def _masking_key(self, client: str) -> bytes:
         return as_bytes(self.public_keys[client])[KEY_BYTES:]
 
@@ -170,12 +190,17 @@ class SecureStrategy(MethodStrategy[Any]):
 
 def _check_keys(reply: AcceptedReply) -> None:
     """Raises `Rejected` for public keys that agree with nobody's, on which all others would fail."""
-    keys = as_bytes(reply[KEYS][reply.client])
     try:
-        for key in (keys[:KEY_BYTES], keys[KEY_BYTES:]):
+        for key in _halves(reply):
             agreed(bytes(KEY_BYTES), key, "check")
     except ValueError:
         raise Rejected("its public keys are none") from None
+
+
+def _halves(reply: AcceptedReply) -> tuple[bytes, bytes]:
+    """A client's public keys, for sealing and for masking."""
+    keys = as_bytes(reply[KEYS][reply.client])
+    return keys[:KEY_BYTES], keys[KEY_BYTES:]
 
 
 def _without(tensors: Tensors, client: str) -> Tensors:

@@ -13,6 +13,7 @@ from client.trainer import Received
 from common.models import Tensors
 from common.secagg import (
     ADVERTISE,
+    COLLUDERS,
     DROPPED,
     KEYS,
     MASKED,
@@ -48,8 +49,8 @@ class Trio:
             return
         self.vectors = {n: c.masked(self.train(n), MODELS)[MASKED][MASKED] for n, c in self.clients.items()}
 
-    def share(self, threshold: int = 2, **changes: Any) -> Received:
-        return received({KEYS: {**self.keys, **changes}}, **{THRESHOLD: threshold})
+    def share(self, threshold: int = 2, colluders: int = 0, **changes: Any) -> Received:
+        return received({KEYS: {**self.keys, **changes}}, **{THRESHOLD: threshold, COLLUDERS: colluders})
 
     def train(self, name: str, **changes: Any) -> Received:
         shares = {sender: sealed[name] for sender, sealed in self.sealed.items() if sender != name}
@@ -134,6 +135,14 @@ def test_a_list_of_keys_that_protects_nobody_is_refused(threshold: int, changes:
     keys = {name: trio.keys[other] for name, other in changes.items()}
     with pytest.raises(ValueError, match=word):
         trio.clients[NAMES[0]].answer(SHARE, trio.share(threshold, **keys))
+
+
+def test_a_threshold_that_leaves_one_honest_client_alone_is_refused() -> None:
+    trio = Trio(ADVERTISE)
+    sentence = "a threshold of 2 protects nobody if 1 clients work together with the server; 3 does"
+    with pytest.raises(ValueError, match=sentence):
+        trio.clients[NAMES[0]].answer(SHARE, trio.share(2, colluders=1))
+    assert trio.clients[NAMES[0]].answer(SHARE, trio.share(3, colluders=1))
 
 
 def test_shares_that_were_changed_or_are_for_others_are_refused() -> None:

@@ -95,6 +95,8 @@ def test_the_noise_of_adaptive_clipping_is_divided_as_in_flower(z: float, client
     assert found == deviation
     assert (found, multiplier) == pytest.approx(compute_adaptive_noise_params(z, clients, deviation))
     assert z < multiplier < 1.16 * z
+    # One client changes the sum of updates by at most C and the count, in which an absent one is ½, by ½.
+    assert (1 / multiplier) ** 2 + (0.5 / found) ** 2 == pytest.approx(1 / z**2)
     assert AdaptiveClipping(noise_multiplier=0).noise(clients) == (0, 0)
 
 

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from math import exp
+from math import exp, log
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -279,6 +280,31 @@ def test_the_noise_belongs_to_the_norm_that_clipped() -> None:
     assert found == pytest.approx(1 + generator.normal(0, multiplier * 0.5 / len(CLIENTS), 2))
     share = (len(CLIENTS) + generator.normal(0, deviation)) / len(CLIENTS)
     assert strategy.clipping_norm == pytest.approx(strategy.privacy.followed(0.5, share))
+
+
+@pytest.mark.parametrize("absent", [CLIENTS[0], CLIENTS[3]])
+def test_an_absent_client_counts_as_half_an_unclipped_one(absent: str) -> None:
+    """Less a half for each that answered, the released count changes by ½ when a client leaves, clipped or not."""
+
+    def count(clients: list[str]) -> float:
+        settings = ("privacy.clipping_norm=1.5", "privacy.noise_multiplier=1e-9", "quorum=0.1")
+        strategy: Any = strategy_for(config(*settings, mechanism="adaptive"), "")
+        strategy.entropy = SimpleNamespace(normal=lambda mean, deviation, size=(): np.full(size, mean, float))
+
+        def answer(client: str, message: Message) -> RecordDict:
+            if client not in clients:
+                raise RuntimeError("absent")
+            moved = payload(message)[MODEL]["w"] + torch.tensor([CLIENTS.index(client) + 1.0, 0.0])
+            return content({MODEL: {"w": moved}})
+
+        one_round(strategy, ScriptedGrid(strategy, answer), model(1, 1))
+        unclipped = 0.5 - log(strategy.clipping_norm / 1.5) / 0.2  # C' = C exp(-η_C (b - γ))
+        return len(clients) * float(unclipped) - len(clients) / 2
+
+    everybody = list(CLIENTS)
+    others = [client for client in everybody if client != absent]
+    change = 0.5 if absent == CLIENTS[0] else -0.5
+    assert count(everybody) - count(others) == pytest.approx(change)
 
 
 # ---------------------------------------------------------------------- whole runs

@@ -1,5 +1,6 @@
 """Secure aggregation in whole rounds: the plain mean within a step, whoever drops out, and nothing else seen."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,10 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.common.secure_aggregation.crypto.shamir import combine_shares
 from safetensors.torch import load_file
 from scripted import one_round, payload
+from torch import Tensor
 from toys import SpoilingGrid, Toy, WireGrid, toy_config
 
 from client.secagg import Participant, Vault
@@ -18,7 +21,22 @@ from common.config import RunConfig, load_config
 from common.errors import RunStopped, UserError
 from common.methods import METHODS
 from common.models import Tensors
-from common.secagg import ACTIONS, ADVERTISE, KEYS, MASKED, SHARE, SHARES, STEPS, UNMASK, restored
+from common.secagg import (
+    ACTIONS,
+    ADVERTISE,
+    KEY_BYTES,
+    KEYS,
+    MASKED,
+    SHARE,
+    SHARES,
+    STEPS,
+    UNMASK,
+    Words,
+    as_bytes,
+    mask,
+    pair_mask,
+    restored,
+)
 from common.wire import CLIENT, CONFIG, METRICS, MODEL, NUM_EXAMPLES, from_record, to_record
 from server.folder import RunFolder
 from server.grid import LocalGrid
@@ -186,7 +204,122 @@ def test_the_quorum_counts_where_it_is_more() -> None:
         after_a_round(strategy, Federation(failing({CLIENTS[0]: UNMASK})))
 
 
+# ---------------------------------------------------------------------- who works together with the server
+
+
+class Listening(Vault):
+    """All that a client ever remembers, also what it forgets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard: dict[str, dict[str, Any]] = {}
+
+    def write(self, place: str, values: Any) -> None:
+        self.heard[place] = {**self.heard.get(place, {}), **values}
+        super().write(place, values)
+
+
+def views(grid: Federation, colluder: str, dropped: list[str]) -> dict[str, Words]:
+    """What the server and one client can make of each other client's vector: it, less all masks that they know.
+
+    The server knows the seeds of the survivors, and the masking keys of those who dropped out; the client its own.
+    """
+    arrived = {(client, action): arrays for client, action, arrays in grid.seen}
+    survivors = [client for client in CLIENTS if (client, "train") in arrived]
+    shares = [arrived[client, UNMASK][SHARES] for client in survivors]
+    secret = {
+        client: combine_shares([as_bytes(share[client]) for share in shares]) for client in [*survivors, *dropped]
+    }
+    public = {client: as_bytes(arrived[client, ADVERTISE][KEYS][client])[KEY_BYTES:] for client in CLIENTS[:3]}
+    known = {client: secret[client] for client in dropped}
+    known[colluder] = bytes.fromhex(grid.vault.heard[f"run/{colluder}"]["masking"])  # type: ignore[attr-defined]
+    found = {}
+    for client in survivors:
+        vector = np.frombuffer(as_bytes(arrived[client, "train"][MASKED][MASKED]), dtype=np.uint64)
+        vector = vector - mask(secret[client], len(vector))
+        for other, key in known.items():
+            if other != client:
+                vector = vector - pair_mask(key, public[client], client, other, len(vector))
+        found[client] = vector
+    return {client: vector for client, vector in found.items() if client != colluder}
+
+
+def three(colluders: int, fails: str = "") -> tuple[MethodStrategy[Any], Federation]:
+    scenario = {"name": "toy", "clients": 3}
+    run = config("privacy.threshold=0.6", f"privacy.colluders={colluders}", scenario=scenario)
+    strategy = strategy_for(run, "run")
+    grid = Federation(failing({fails: "train"} if fails else {}))
+    grid.vault = Listening()
+    return strategy, grid
+
+
+def test_of_two_survivors_one_and_the_server_know_the_other_s_update() -> None:
+    """The attack: three clients, a threshold of two, one of whom drops out; and `colluders` is 0."""
+    strategy, grid = three(0, CLIENTS[2])
+    after_a_round(strategy, grid)
+    [vector] = views(grid, CLIENTS[0], CLIENTS[2:3]).values()
+    update = restored(vector, COUNTS[CLIENTS[1]], {"w": torch.zeros(2)}, 8.0)["w"]
+    assert torch.allclose(update, UPDATES[CLIENTS[1]], atol=1e-6)
+
+
+def test_a_round_that_would_leave_one_honest_client_alone_is_not_made() -> None:
+    """The same three, with `colluders` as it is by default: no share that takes off a mask is asked for."""
+    assert config().privacy.colluders == 1  # type: ignore[attr-defined]
+    strategy, grid = three(1, CLIENTS[2])
+    with pytest.raises(RunStopped, match="secure aggregation needs 3 clients to the end, and 2 gave"):
+        after_a_round(strategy, grid)
+    assert UNMASK not in {action for _, action, _ in grid.seen}
+
+
+def test_two_honest_survivors_hide_in_each_other_s_masks() -> None:
+    """A client and the server are left with the honest ones' sum, and with vectors that say nothing."""
+    strategy, grid = three(1)
+    after_a_round(strategy, grid)
+    honest = list(CLIENTS[1:3])
+    vectors = views(grid, CLIENTS[0], [])
+    assert list(vectors) == honest
+    for vector in vectors.values():
+        with pytest.raises(ValueError, match="larger than"):
+            restored(vector, 100, BEFORE, 8.0)
+    total = sum(vectors.values(), start=np.zeros(2, dtype=np.uint64))
+    found = restored(total, sum(COUNTS[c] for c in honest), BEFORE, 8.0)["w"].tolist()
+    assert found == pytest.approx(mean(honest, COUNTS), abs=1e-6)
+
+
+def test_as_many_must_stay_as_the_colluders_ask_for() -> None:
+    assert config("privacy.colluders=2").privacy.colluders == 2  # type: ignore[attr-defined]
+    sentence = (
+        "privacy.colluders: 3 is not possible with 4 clients a round, two of whom must be honest; at most 2 is"
+    )
+    with pytest.raises(UserError, match=sentence):
+        config("privacy.colluders=3")
+
+
 # ---------------------------------------------------------------------- who does not keep to it
+
+
+@pytest.mark.parametrize("part", [slice(0, 64), slice(0, 32), slice(32, 64)])
+def test_two_who_show_one_key_are_left_out_and_the_others_go_on(
+    part: slice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    six = Toy(clients=6).client_ids
+    monkeypatch.setattr(sys.modules[__name__], "CLIENTS", six)
+    monkeypatch.setitem(globals(), "COUNTS", dict.fromkeys(six, 10))
+    monkeypatch.setitem(globals(), "UPDATES", {c: torch.tensor([0.1 * i, 0.0]) for i, c in enumerate(six)})
+    shown: dict[str, Tensor] = {}
+
+    def spoil(client: str, action: str, arrays: dict[str, Tensors]) -> dict[str, Tensors]:
+        if action == ADVERTISE and client in six[1:3]:
+            key = shown.setdefault("key", arrays[KEYS][client][part].clone())
+            arrays[KEYS][client][part] = key
+        return arrays
+
+    strategy = strategy_for(config(scenario={"name": "toy", "clients": 6}), "run")
+    found = after_a_round(strategy, Federation(spoil))
+    assert found == pytest.approx(mean([six[0], *six[3:]], COUNTS), abs=1e-6)
+    assert strategy.exchanges[1].left_out == {
+        one: f"shows a public key that {other} shows, too" for one, other in (six[1:3], six[2:0:-1])
+    }
 
 
 def test_a_vector_that_is_none_spoils_the_sum_and_that_is_seen() -> None:
