@@ -12,6 +12,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from flwr.common.secure_aggregation.crypto.shamir import create_shares
 
+from client.state import own_folder
 from client.trainer import Received
 from common.models import Tensors
 from common.secagg import (
@@ -61,7 +62,7 @@ class Vault:
             self._texts[place] = json.dumps(values)
             return
         path = self._path(place)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        own_folder(path.parent)
         beside = path.with_suffix(".new")
         beside.unlink(missing_ok=True)
         with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:

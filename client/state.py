@@ -18,7 +18,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from common.errors import UserError
-from common.files import load_records, save_records
+from common.files import PRIVATE, load_records, private_folder, save_records
 from common.models import Tensors
 
 Kept = dict[str, Tensors]
@@ -75,6 +75,12 @@ def needed(versions: Sequence[Version], checkpoints: Sequence[int]) -> list[Vers
     ]
 
 
+def own_folder(folder: Path) -> Path:
+    """A client's folder STATE/RUN/CLIENT, made if need be; nobody but its owner enters it, or the run's."""
+    private_folder(folder.parent)
+    return private_folder(folder)
+
+
 class FileStates(MutableMapping[str, list[Version]]):
     """Versions on disk, one safetensors file each: `FOLDER/RUN/CLIENT/round-7.0.1-0123456789abcdef.safetensors`.
 
@@ -96,12 +102,11 @@ class FileStates(MutableMapping[str, list[Version]]):
         return versions
 
     def __setitem__(self, place: str, versions: list[Version]) -> None:
-        folder = self.folder / place
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = own_folder(self.folder / place)
         names = {_name(version): version for version in versions}
         for name, version in names.items():
             if version is versions[-1] or not (folder / name).exists():
-                save_records(folder / name, version.kept)
+                save_records(folder / name, version.kept, PRIVATE)
         for path in folder.glob("round-*"):
             if path.name not in names:
                 path.unlink()

@@ -143,9 +143,12 @@ def check_key(path: Path) -> None:
 
 
 def _writable(folder: Path) -> Path:
+    from common.files import private_folder  # imports PyTorch
+
     folder = folder.expanduser().absolute()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        if not folder.exists():  # one that is there stays as it is; all that is written in it is private
+            private_folder(folder)
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise UserError(f"--state {folder}: {error.strerror}; the personal model is to be kept there") from None
@@ -253,6 +256,7 @@ def run_once(plan: Plan, node_config: Path, say: Callable[[str], None]) -> tuple
     """A SuperNode from its start to its end; what it told, and its exit code."""
     narrator = Narrator(plan.superlink)
     log = RotatingFileHandler(plan.state / LOG, maxBytes=LOG_BYTES, backupCount=1)
+    os.chmod(log.baseFilename, 0o600)  # an older one
 
     def relate(lines: IO[str]) -> None:
         for line in lines:
@@ -344,6 +348,7 @@ def _rest(pause: float) -> float:
 
 def main() -> None:
     """Entry point of `python -m client.node.join PLAN`; ends at Ctrl-C and SIGTERM with everything it started."""
+    os.umask(0o077)  # what a site writes, its SuperNode's log and Flower's files among it, is for its owner
     plan, say = Plan(**json.loads(sys.argv[1])), Teller()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 
 from client.node.site import OwnSite
-from client.state import Kept
+from client.state import Kept, own_folder
 from client.trainer import Received
-from common.files import load_with_facts, save_tensors
+from common.files import PRIVATE, load_with_facts, save_tensors
 from common.models import Tensors, divided, joined
 
 FILE = "serving.safetensors"
@@ -29,8 +29,8 @@ class Snapshot:
     own: OwnSite | None = None
 
     def save(self, folder: Path) -> None:
-        """Write it in place of the one before."""
-        folder.mkdir(parents=True, exist_ok=True)
+        """Write it in a client's folder, in place of the one before; nobody but its owner reads it."""
+        own_folder(folder)
         facts = {
             "task": self.task,
             "client": self.client,
@@ -41,7 +41,7 @@ class Snapshot:
             "records": list(self.received.arrays),  # a record without tensors has no other trace
         }
         tensors = joined({"received": joined(self.received.arrays), "kept": joined(self.kept)})
-        save_tensors(folder / FILE, tensors, {name: json.dumps(fact) for name, fact in facts.items()})
+        save_tensors(folder / FILE, tensors, {name: json.dumps(fact) for name, fact in facts.items()}, PRIVATE)
 
     @classmethod
     def load(cls, path: Path, device: torch.device) -> "Snapshot":

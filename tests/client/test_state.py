@@ -1,3 +1,5 @@
+import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,8 @@ from hypothesis import strategies as st
 
 import client.host
 from client.host import Host
-from client.serving.snapshot import FILE
+from client.secagg import Vault
+from client.serving.snapshot import FILE, Snapshot
 from client.state import FileStates, Version, before_message, digest, needed, valid
 from client.trainer import Client, Received, Reply, Site
 from common.config import load_config
@@ -52,6 +55,31 @@ def diary_host(states: Any, monkeypatch: pytest.MonkeyPatch) -> Host:
     host = Host(states)
     monkeypatch.setattr(host, "site", lambda *_: Site("client-0", None, None, 0))  # type: ignore[arg-type]
     return host
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+def test_nobody_but_its_owner_reads_what_a_site_keeps(umask: int, tmp_path: Path) -> None:
+    """Whatever the umask; also where an earlier release left the folder open. What is above the state is not."""
+    state = tmp_path / "new" / "state"
+    (tmp_path / "old" / "run-1").mkdir(parents=True)
+    (tmp_path / "old" / "run-1").chmod(0o755)
+    before = os.umask(umask)
+    try:
+        for folder in (state, tmp_path / "old"):
+            FileStates(folder)[PLACE] = [Version(1, 0, {"personal": {"w": torch.zeros(2)}})]
+            Snapshot("{}", "client-0", None, Received(1, {}), {}).save(folder / PLACE)
+            Vault(folder).write(PLACE, {"secret": "1"})
+            Snapshot("{}", "client-0", None, Received(1, {}), {}).save(
+                folder / "of a method that keeps nothing" / "x"
+            )
+    finally:
+        os.umask(before)
+    found = {path: stat.S_IMODE(path.stat().st_mode) for path in [state, *tmp_path.rglob("*/run-1/**/*")]}
+    found |= {path: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("of a*/**/*")}
+    found |= {path: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.glob("*/*/run-1")}
+    found[tmp_path / "old" / "run-1"] = stat.S_IMODE((tmp_path / "old" / "run-1").stat().st_mode)
+    assert found == {path: 0o700 if path.is_dir() else 0o600 for path in found}
+    assert sum(path.is_file() for path in found) == 8
 
 
 # Of each attempt: how many rounds it gets through, where in the next it dies, if its newest checkpoint is lost.

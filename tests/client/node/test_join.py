@@ -1,7 +1,10 @@
 """`perennial join` without Flower: what is looked at first, what is said, what is started again."""
 
 import json
+import os
 import re
+import signal
+import stat
 import subprocess
 import sys
 import time
@@ -354,6 +357,25 @@ def test_nothing_is_left_even_of_children_that_do_not_listen(tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("quick")
+def test_what_a_site_writes_is_for_its_owner_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state folder, where it is new; the log, also an old one; and what the SuperNode itself writes."""
+    before = os.umask(0o022)
+    try:
+        plan = prepare(tmp_path, partition=0, insecure=True)
+        assert stat.S_IMODE(plan.state.stat().st_mode) == 0o700
+        (plan.state / join.LOG).touch(0o644)
+        theirs = tmp_path / "flower's"
+        monkeypatch.setattr(Plan, "command", lambda *_: ["touch", str(theirs)])
+        monkeypatch.setattr(join, "keep_running", lambda *arguments: join.run_once(*arguments))
+        monkeypatch.setattr(sys, "argv", ["join", json.dumps(asdict(plan))])
+        handler = signal.getsignal(signal.SIGTERM)
+        join.main()
+        signal.signal(signal.SIGTERM, handler)
+    finally:
+        os.umask(before)
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (plan.state / join.LOG, theirs)] == [0o600, 0o600]
+
+
 def test_all_lines_are_in_the_state_folder_and_the_telling_ones_are_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

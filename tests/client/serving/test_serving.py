@@ -267,6 +267,20 @@ def test_a_snapshot_comes_back_as_it_was(tmp_path: Path) -> None:
         assert all(torch.equal(back[name], tensors[name]) for name in tensors)
 
 
+def test_a_snapshot_that_is_overwritten_in_place_changes_nothing_that_was_read(tmp_path: Path) -> None:
+    """Nor does a file that shrinks end the process, as it would with a memory map (SIGBUS)."""
+    tensors = {"w": torch.arange(2000.0)}
+    Snapshot("{}", "client-1", None, Received(1, {"model": tensors}), {"personal": tensors}).save(tmp_path)
+    found = Snapshot.load(tmp_path / FILE, torch.device("cpu"))
+    size = (tmp_path / FILE).stat().st_size
+    with (tmp_path / FILE).open("r+b") as file:
+        file.write(bytes(size))
+    for back in (found.received["model"], found.kept["personal"]):
+        assert torch.equal(back["w"], tensors["w"])
+    os.truncate(tmp_path / FILE, 0)
+    assert torch.equal(found.kept["personal"]["w"], tensors["w"])
+
+
 def test_the_local_runtime_writes_none(tmp_path: Path) -> None:
     config = toy_config("ditto", rounds=2)
     LocalRuntime(config).run(RunFolder.create(tmp_path / "run", config))
