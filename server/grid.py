@@ -1,5 +1,6 @@
 """Grids: one that runs the clients in this process, and one that gives any other the same order of replies."""
 
+import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
@@ -18,6 +19,7 @@ from flwr.supercore.run import Run
 
 from common.asked import ask_again, give_name
 from common.errors import UserError
+from common.tracebacks import Tracebacks
 from common.wire import APP_RAISED, BROKEN_REPLY, NO_REPLY
 
 SECONDS_TO_PULL = 30.0
@@ -139,11 +141,13 @@ class LocalGrid(Grid):
     """Runs a ClientApp for each of `clients` nodes in this process, one after the other, as replies are asked for.
 
     An exception in the app becomes an error reply, as at a SuperNode, except a `UserError`, which ends the run:
-    here the site's owner and the operator are the same person. There is no deadline inside one process.
+    here the site's owner and the operator are the same person, who also sees the traceback, once. There is no
+    deadline inside one process.
     """
 
     def __init__(self, app: ClientApp, clients: int) -> None:
         self.app = app
+        self.tracebacks = Tracebacks()
         self.contexts = {
             number + 1: Context(
                 run_id=1,
@@ -165,6 +169,8 @@ class LocalGrid(Grid):
             except UserError:
                 raise
             except Exception as error:
+                if text := self.tracebacks.first(error):
+                    print(text, file=sys.stderr, flush=True)
                 yield Message(Error(APP_RAISED, f"{type(error)}:<{str(error)!r}>"), reply_to=message)
 
     def set_run(self, run: Run) -> None:

@@ -9,6 +9,7 @@ from client.app import OneHandlerApp
 from client.host import Host, pick_device
 from client.state import FileStates, Version
 from common.config import RunConfig, parse_task
+from common.tracebacks import NAME, Tracebacks
 from server.folder import Checkpoint, RunFolder
 from server.grid import LocalGrid
 from server.loop import run_rounds, start
@@ -35,6 +36,7 @@ class LocalRuntime:
         self, folder: RunFolder, origin: Checkpoint | None = None, watch: Watcher = lambda _: None
     ) -> dict[str, Any]:
         """Run all rounds, or those after a checkpoint, into the folder; returns the summary."""
+        self.grid.tracebacks = Tracebacks(folder.path / NAME)
         if origin is None:
             origin = start(self.config)
         else:

@@ -14,6 +14,7 @@ from client.node.site import OwnSite
 from client.state import FileStates
 from common.config import parse_task
 from common.errors import UserError
+from common.tracebacks import NAME, Tracebacks
 from common.wire import CLIENT, CONFIG, METRICS, NUM_EXAMPLES, REFUSED, RUN, TASK, records
 
 
@@ -37,6 +38,9 @@ def answer(message: Message, settings: Mapping[str, str]) -> Message:
     except OSError as error:  # a full disk, say; what the site kept before is still there
         log(ERROR, "perennial: %s: %s", error.filename, error.strerror)
         raise UserError(f"this site cannot read or write one of its files: {error.strerror or error}") from None
+    except Exception as error:
+        _tracebacks(settings["state-dir"]).first(error)  # stays here; the server gets kind and message
+        raise
     if query:
         _say_hello(message, reply)
     return reply
@@ -63,6 +67,11 @@ def partition(settings: Mapping[str, str]) -> int:
     if not text.isdecimal():
         raise UserError(f"partition-id {text!r} is not possible; write a whole number from 0")
     return int(text)
+
+
+@lru_cache
+def _tracebacks(states: str) -> Tracebacks:
+    return Tracebacks(Path(states) / NAME)
 
 
 @lru_cache

@@ -21,6 +21,7 @@ from client.node.relay import CODE, UNLIMITED, lives, pack, socket_of, sweep, un
 from client.node.worker_pb2 import Failure, HandleReply, HandleRequest, StatusReply, StatusRequest
 from client.node.worker_pb2_grpc import WorkerServicer, add_WorkerServicer_to_server
 from common.errors import UserError
+from common.tracebacks import Tracebacks
 
 Answer = Callable[[Message, Mapping[str, str]], Message]
 LOOK_EVERY = 0.5
@@ -33,6 +34,7 @@ class Worker(WorkerServicer):  # type: ignore[misc]
     def __init__(self, answer: Answer) -> None:
         self.answer = answer
         self.handled = 0
+        self.tracebacks = Tracebacks()
         self._last: tuple[int, str] = (0, "")
         """The node and the name of the request that was answered last: all nodes are asked by one name."""
         self._reply = HandleReply()
@@ -60,7 +62,8 @@ class Worker(WorkerServicer):  # type: ignore[misc]
             return HandleReply(message=pack(self.answer(message, settings)))
         except Exception as error:
             # The ClientApp raises it again; where it was raised is known only here.
-            log(ERROR, "perennial: %s", error, exc_info=None if isinstance(error, UserError) else error)
+            new = not isinstance(error, UserError) and self.tracebacks.first(error)
+            log(ERROR, "perennial: %s", error, exc_info=error if new else None)
             kind = type(error)
             return HandleReply(failure=Failure(module=kind.__module__, name=kind.__qualname__, text=str(error)))
 

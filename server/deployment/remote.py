@@ -3,6 +3,7 @@
 import json
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from common.errors import RunStopped, UserError
 from common.files import write_text
 from common.flower import program
 from common.superlink import Address, must_answer, must_be_protected
+from common.tracebacks import NAME
 from server.folder import RunFolder
 
 APP = Path(__file__).parents[2]
@@ -67,6 +69,9 @@ class Connection:
             except FlowerFailed:
                 if begun or not tries:
                     raise
+            finally:
+                if config.runtime == "simulation":  # a deployment's sites keep theirs to themselves
+                    _show_tracebacks(out)
 
     def submit(self, config: RunConfig, out: Path, resume: bool = False) -> str:
         """Start a run; its Flower run id. Raises `UserError` with Flower's reason."""
@@ -173,6 +178,15 @@ class Connection:
     def _call(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
         command = [program("flwr"), *arguments]
         return subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False)
+
+
+def _show_tracebacks(out: Path) -> None:
+    """What a simulation's clients left in their state folder, to standard error and beside `error.txt`, once."""
+    left, shown = out / "clients" / NAME, out / NAME
+    text = left.read_text(encoding="utf-8") if left.exists() else ""
+    if text and not (shown.exists() and shown.read_text(encoding="utf-8") == text):
+        print(text, file=sys.stderr, flush=True)
+        write_text(shown, text)
 
 
 def _reason(answer: dict[str, Any]) -> str:

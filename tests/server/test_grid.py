@@ -312,6 +312,18 @@ def test_an_exception_in_a_client_becomes_flowers_error_reply() -> None:
     assert replies[1].has_content()
 
 
+def test_an_exception_in_a_client_shows_its_traceback_once(capsys: pytest.CaptureFixture[str]) -> None:
+    def behave(number: int) -> int:
+        raise ValueError(f"number {number}")
+
+    grid = local(3, behave)
+    for _ in range(2):
+        assert all(reply.has_error() for reply in grid.send_and_receive(map(request, (1, 2, 3))))
+    said = capsys.readouterr().err
+    assert said.count("Traceback (most recent call last)") == said.count("in behave") == 1
+    assert said.count("ValueError: number 0") == 1
+
+
 @pytest.mark.parametrize("error", [UserError("no such folder"), KeyboardInterrupt()])
 def test_what_is_the_users_own_ends_the_run(error: BaseException) -> None:
     def behave(_: int) -> int:

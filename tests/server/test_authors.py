@@ -1,0 +1,89 @@
+"""Who writes a method is shown where it went wrong, whatever the runtime; a deployment's sites keep theirs."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import ConfigRecord, Message, RecordDict
+from toys import toy_config
+
+from client.methods.fedavg import FedAvgClient
+from client.node import answer
+from client.node.relay import pack
+from client.node.worker import Worker
+from client.node.worker_pb2 import HandleRequest
+from common.errors import RunStopped
+from common.wire import CONFIG, KEPT, RESUMED, ROUND, RUN, TASK
+from server.deployment.remote import Connection
+from server.folder import RunFolder
+from server.local import LocalRuntime
+
+HEAD = "Traceback (most recent call last)"
+
+
+@pytest.fixture
+def slip(monkeypatch: pytest.MonkeyPatch) -> None:
+    def train(self: Any, received: Any) -> Any:
+        return received.modle  # what a method's author mistypes
+
+    monkeypatch.setattr(FedAvgClient, "train", train)
+
+
+@pytest.mark.usefixtures("slip")
+def test_a_local_run_shows_it_once_and_keeps_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = toy_config("fedavg", "quorum=0.5")
+    with pytest.raises(RunStopped, match="AttributeError"):
+        LocalRuntime(config).run(RunFolder.create(tmp_path / "run", config))
+    said, kept = capsys.readouterr().err, (tmp_path / "run" / "traceback.txt").read_text()
+    for text in (said, kept):
+        assert text.count(HEAD) == 1
+        assert "return received.modle" in text
+        assert "test_authors.py" in text
+
+
+def train_request(folder: Path) -> tuple[Message, dict[str, str]]:
+    config = {TASK: toy_config("fedavg").task(), RUN: "0123456789ab", ROUND: 1, KEPT: [], RESUMED: []}
+    message = Message(RecordDict({CONFIG: ConfigRecord(config)}), 1, "train")  # type: ignore[arg-type]
+    return message, {"partition-id": "0", "state-dir": str(folder), "data-root": "", "device": "cpu"}
+
+
+@pytest.mark.usefixtures("slip")
+def test_a_node_keeps_it_in_its_own_folder_and_tells_the_server_the_message_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    message, settings = train_request(tmp_path / "state")
+    worker = Worker(answer.answer)
+    for number in range(3):
+        request = HandleRequest(id=str(number), message=pack(message), settings=settings)
+        reply = worker.Handle(request, None)  # type: ignore[arg-type]
+        assert reply.failure.text == "'Received' object has no attribute 'modle'"
+        assert b"test_authors" not in reply.SerializeToString()
+    assert caplog.text.count("perennial: 'Received' object has no") == 3
+    kept = (tmp_path / "state" / "traceback.txt").read_text()
+    assert kept.count(HEAD) == caplog.text.count(HEAD) == 1
+
+
+class Simulated(Connection):
+    """A simulation whose clients leave a traceback in their state folder."""
+
+    def submit(self, config: Any, out: Path, resume: bool = False) -> str:
+        (out / "clients").mkdir(exist_ok=True)
+        (out / "clients" / "traceback.txt").write_text(f"{HEAD}:\n  of a client\n\n")
+        return "1"
+
+    def follow(self, run_id: str, out: Path) -> Iterator[dict[str, Any]]:
+        yield {"kind": "round"}
+        raise RunStopped("too few")
+
+
+@pytest.mark.parametrize(("runtime", "shown"), [("simulation", 1), ("deployment", 0)])
+def test_whoever_follows_a_simulation_is_shown_it(
+    runtime: str, shown: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = toy_config("fedavg", runtime=runtime)
+    for _ in range(2):  # taken up again, it has shown it already
+        with pytest.raises(RunStopped):
+            list(Simulated("here", {}).execute(config, tmp_path))
+    assert capsys.readouterr().err.count(HEAD) == shown
+    assert (tmp_path / "traceback.txt").exists() == bool(shown)
