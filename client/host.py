@@ -59,6 +59,9 @@ def pick_device(wish: str) -> torch.device:
         wish = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(wish)
+    except RuntimeError:  # its own words list every kind of accelerator that PyTorch has been built for
+        raise UserError(f"device {wish!r} is unknown; use auto, cpu, cuda or cuda:N") from None
+    try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0].split(". ")[0]

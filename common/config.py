@@ -220,7 +220,8 @@ def sentence(error: ValidationError, known: Iterable[str] = ()) -> str:
     else:
         value = repr(first["input"])
         value = value if len(value) <= LONGEST else f"{value[:LONGEST]}…"
-        text = f"{where}: {value} is not possible; {first['msg'][0].lower()}{first['msg'][1:]}"
+        why = first["msg"].removeprefix("Value error, ")
+        text = f"{where}: {value} is not possible; {why[0].lower()}{why[1:]}"
     return text + (f" (and {len(others)} more)" if others else "")
 
 

@@ -23,3 +23,11 @@ def size(count: float) -> str:
 def percent(value: float | None) -> str:
     """An accuracy in percent, a dash where there is none."""
     return "–" if value is None else f"{100 * value:.2f}"
+
+
+def duration(seconds: float) -> str:
+    """A time in the unit that reads best."""
+    for unit, length in (("s", 90.0), ("min", 90.0 * 60)):
+        if seconds < length:
+            return f"{seconds / (length / 90):.0f} {unit}"
+    return f"{seconds / 3600:.1f} h"

@@ -89,7 +89,7 @@ def prepare(
     """The plan of a site whose flags, key, data and device are all right. Raises `UserError`."""
     from client.host import pick_device
     from common.data.own import check
-    from common.data.scenarios.own import SITE
+    from common.data.scenarios.own import SITE, SITE_TEXT
 
     if (data is None) == (partition is None):
         raise UserError(
@@ -115,7 +115,7 @@ def prepare(
         settings["data"] = str(data)
         settings["name"] = name or (key or data).stem
         if not SITE.fullmatch(str(settings["name"])):
-            raise UserError(f"--name {settings['name']!r} is not possible; take letters, digits, '.', '_' and '-'")
+            raise UserError(f"--name {settings['name']!r} is not possible; take {SITE_TEXT}")
         columns = {"label-column": label_column, "environment-column": environment_column}
         settings |= {key: column for key, column in columns.items() if column}
     files = [str(path.expanduser().absolute()) if path else "" for path in (ca, key)]

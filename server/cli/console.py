@@ -96,11 +96,11 @@ def watching_runs(quiet: bool) -> Iterator[Callable[[Standing], None]]:
                 task = bar.add_task("looking for runs that are done", total=None)
 
                 def advance(standing: Standing) -> None:
-                    text = standing.doing or f"{standing.ended}/{standing.runs} runs, rounds"
+                    text = f"{standing.ended}/{standing.runs} runs, rounds" if standing.runs else standing.doing
                     bar.update(
                         task, description=text, completed=standing.rounds_done, total=standing.rounds or None
                     )
-                    if standing.latest and (line := standing_line(standing)):
+                    if standing.runs and (line := standing_line(standing)):
                         bar.console.print(line, markup=False, highlight=False)
 
                 yield advance

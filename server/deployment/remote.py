@@ -1,11 +1,13 @@
 """Runs on Flower's own processes: submit with `flwr run`, follow, and say how it ended."""
 
 import json
+import os
 import socket
 import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -203,6 +205,7 @@ def connected(superlink: str, ca: Path | None = None, insecure: bool = False) ->
     if ":" not in superlink:
         if ca or insecure:
             raise UserError(f"--ca and --insecure go with --superlink HOST:PORT, and {superlink!r} is but a name")
+        _must_be_known(superlink)
         yield Connection(superlink, {})
         return
     address = Address.parse(superlink)
@@ -211,6 +214,19 @@ def connected(superlink: str, ca: Path | None = None, insecure: bool = False) ->
     protection = {"root-certificates": str(ca.resolve())} if ca else {"insecure": True}
     with tempfile.TemporaryDirectory(prefix="perennial-") as home:
         yield _connection(Path(home), {"address": str(address), **protection})
+
+
+def _must_be_known(name: str) -> None:
+    # Asked for a name that it does not know, Flower makes a config.toml with names of its own.
+    file = Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr") / "config.toml"
+    try:
+        names = tomllib.loads(file.read_text(encoding="utf-8")).get("superlink", {})
+    except (OSError, ValueError):
+        names = {}
+    if name not in names:
+        raise UserError(
+            f"--superlink {name!r} is no name in Flower's {file}; say where the SuperLink is: --superlink HOST:PORT"
+        )
 
 
 def _connection(home: Path, settings: dict[str, Any]) -> Connection:

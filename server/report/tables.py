@@ -170,24 +170,45 @@ def html_table(table: Table) -> str:
 
 
 def to_csv(found: Sequence[Result], selections: Sequence[str]) -> str:
-    """The numbers of the summary and of all environments in full, as fractions: a line per model and selection."""
+    """The numbers of the summary and of all environments in full, as fractions: a line per model and selection.
+
+    `settings` are those that tell a method's configurations on a scenario apart.
+    """
     names = environments_of(found)
-    about = ["scenario", "method", "model", "selection", "chosen on test data", "seeds", "rounds picked"]
+    configs = [result.runs[0].config for result in found]
+    titles = [(config.scenario.name, config.method.title) for config in configs]
+    every = [settings(config) for config in configs]
+    apart = {
+        key: telling([own for title, own in zip(titles, every, strict=True) if title == key]) for key in titles
+    }
+    about = [
+        "scenario",
+        "method",
+        "settings",
+        "model",
+        "selection",
+        "chosen on test data",
+        "seeds",
+        "rounds picked",
+    ]
     numbers = {**{name: name for name in (*MEASURES, "held-out")}, **{f"accuracy {name}": name for name in names}}
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow([*about, *(column for title in numbers for column in (title, f"{title} sd"))])
-    for result in found:
+    writer.writerow([*about, *(column for title in numbers for column in (title, f"{title} sd")), "run folders"])
+    for result, title, own in zip(found, titles, every, strict=True):
         for selection in selections:
             spreads = [result.spread(selection, measure) for measure in numbers.values()]
             cells = [value for one in spreads for value in ((one.mean, one.deviation) if one else (None, None))]
             writer.writerow(
                 [
-                    *(result.scenario, result.method, result.model, selection),
+                    *title,
+                    ", ".join(f"{name}={own[name]}" for name in apart[title] if name in own),
+                    *(result.model, selection),
                     "yes" if selection == "oracle" else "no",
                     result.seeds,
                     " ".join(str(one.round) for one in result.picked(selection)),
                     *("" if cell is None else repr(cell) for cell in cells),
+                    "; ".join(str(run.path) for run in result.runs),
                 ]
             )
     return file.getvalue()

@@ -1,7 +1,7 @@
 """Methods side by side: equal search budget, several seeds, FedAvg, Local and the constant predictor always in."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from math import ceil, log
 from pathlib import Path
 from statistics import fmean, pvariance, stdev
@@ -14,7 +14,8 @@ from common.errors import UserError
 from common.methods import METHODS, method_class
 from server.folder import RunFolder
 from server.study.runs import Outcome, Selected, Standing, Watch, older, run_all
-from server.study.sweep import best, differences, key_of, trials
+from server.study.sweep import best, differences, equals, key_of, tie, trials
+from server.study.version import run_name
 from server.summary import AREAS, SELECTIONS, summarise
 
 BASELINES = ("fedavg", "local")
@@ -95,6 +96,8 @@ class Choice:
     """Hyper-parameters that the chosen trial drew."""
     runs: list[str]
     """Folders of the runs that its rows are the means of, by seed."""
+    tied: int = 1
+    """How many trials are as good as this one on held-out data, itself included."""
 
 
 @dataclass(frozen=True)
@@ -143,14 +146,31 @@ def compare(plan: Plan, out: Path, jobs: int, watch: Watch = lambda _: None) -> 
     constant = [constant_predictor(first.scenario, seed, first.data_folder) for seed in range(plan.seeds)]
 
     tried = {label: trials_of(plan, entry, bases[label]) for label, entry in zip(bases, entries, strict=True)}
-    searched = _split(run_all([c for configs in tried.values() for c in configs], out, jobs, watch), tried)
-    chosen = {label: best(outcomes) if plan.trials > 1 else 0 for label, outcomes in searched.items()}
+    standing = Standing()
+
+    def follow(now: Standing) -> None:
+        nonlocal standing
+        standing = now
+        watch(now)
+
+    searched: dict[str, list[Outcome]] = {}
+    chosen: dict[str, int | None] = dict.fromkeys(tried, 0)
+    if plan.trials > 1:
+        searching = [config for configs in tried.values() for config in configs]
+        later = [first.rounds] * (len(set(map(run_name, bases.values()))) * (plan.seeds - 1))
+        searched = _split(run_all(searching, out, jobs, follow, later=later), tried)
+        standing = replace(standing, ended=len(set(map(run_name, searching))))
+        chosen = {label: best(found) for label, found in searched.items()}
     final = {
         label: [tried[label][number].model_copy(update={"seed": seed}) for seed in range(plan.seeds)]
         for label, number in chosen.items()
         if number is not None
     }
-    outcomes = _split(run_all([c for configs in final.values() for c in configs], out, jobs, watch), final)
+    # The chosen trials are the runs with seed 0.
+    ended = {label: [searched[label][number]] for label in searched if (number := chosen[label]) is not None}
+    rest = {label: configs[len(ended.get(label, ())) :] for label, configs in final.items()}
+    others = run_all([config for configs in rest.values() for config in configs], out, jobs, follow, standing)
+    outcomes = {label: ended.get(label, []) + own for label, own in _split(others, rest).items()}
 
     selections = (*SELECTIONS, "oracle") if plan.oracle else SELECTIONS
     choices, rows = [], []
@@ -163,7 +183,8 @@ def compare(plan: Plan, out: Path, jobs: int, watch: Watch = lambda _: None) -> 
             continue
         drawn = differences(tried[label][number], bases[label])
         runs = [str(outcome.path) for outcome in outcomes[label]]
-        choices.append(Choice(label, entry.method, number, drawn, runs))
+        tied = len(equals(searched[label])) if searched else 1
+        choices.append(Choice(label, entry.method, number, drawn, runs, tied))
         for selection in selections:
             picked = [_pick(outcome, selection, troubles) for outcome in outcomes[label]]
             rows += _rows(label, bases[label].method.evaluates[-1], selection, [s for s in picked if s])
@@ -287,6 +308,7 @@ def comparison_lines(comparison: Comparison) -> list[str]:
     return [
         f"{choice.label}: trial {choice.trial} of {comparison.trials}"
         + (" (the defaults)" if choice.trial == 0 else f" ({_assignments(choice.settings)})")
+        + (f"; {tied}" if (tied := tie(choice.tied, choice.trial)) else "")
         for choice in comparison.choices
         if choice.trial is not None
     ]

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -21,6 +22,7 @@ from common.errors import RunStopped, UserError
 from common.files import write_text
 from server.folder import RunFolder
 from server.study.version import code_version, name_without_code, run_name
+from server.words import duration
 
 
 class Selected(BaseModel):
@@ -65,16 +67,19 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Standing:
-    """How far a set of runs is."""
+    """How far the runs of a study are, those that it will only choose later among them."""
 
-    ended: int
-    runs: int
-    rounds_done: int
-    rounds: int
+    ended: int = 0
+    runs: int = 0
+    rounds_done: int = 0
+    rounds: int = 0
+    """Of the runs that had not ended when the study was started."""
     latest: Outcome | None = None
     """The run that has just ended, if one has."""
     doing: str = ""
     """What is done before the first round."""
+    seconds: float = 0.0
+    """Since the study was started."""
 
 
 Watch = Callable[[Standing], None]
@@ -86,14 +91,26 @@ def standing_line(standing: Standing) -> str:
         return standing.doing
     line = f"{standing.ended}/{standing.runs} runs  {latest.path.name}"
     found = latest.selected("final")
-    return f"{line}  average {100 * found.average:.1f} %" if found else f"{line}  {latest.trouble}"
+    line += f"  average {100 * found.average:.1f} %" if found else f"  {latest.trouble}"
+    if left := standing.rounds - standing.rounds_done:
+        line += f"  about {duration(standing.seconds / standing.rounds_done * left)} to go"
+    return line
 
 
-def run_all(configs: Sequence[RunConfig], out: Path, jobs: int, watch: Watch = lambda _: None) -> list[Outcome]:
+def run_all(
+    configs: Sequence[RunConfig],
+    out: Path,
+    jobs: int,
+    watch: Watch = lambda _: None,
+    before: Standing | None = None,
+    later: Sequence[int] = (),
+) -> list[Outcome]:
     """The outcome of every configuration, from its folder in `out` or by running it, `jobs` at a time.
 
-    Raises `UserError` for what the user can put right (a missing data set), `RunStopped` if a worker dies. A run
-    that stops by itself, and a damaged folder, is an outcome like any other.
+    `watch` is told of the whole study where these are a part of it: how it stood `before`, and the rounds of each
+    run that will come `later`. It is told nothing where there is nothing to run. Raises `UserError` for what the
+    user can put right (a missing data set), `RunStopped` if a worker dies. A run that stops by itself, and a damaged
+    folder, is an outcome like any other.
     """
     for config in configs:
         if config.runtime != "local":
@@ -101,13 +118,22 @@ def run_all(configs: Sequence[RunConfig], out: Path, jobs: int, watch: Watch = l
     named = {run_name(config): config for config in configs}
     outcomes = {name: ended for name, config in named.items() if (ended := look(config, out / name))}
     missing = {name: config for name, config in named.items() if name not in outcomes}
-    rounds = sum(config.rounds for config in missing.values())
-    already, done = len(outcomes), 0
+    before, begun, done = before or Standing(), time.monotonic(), 0
+    runs = before.ended + len(named) + len(later)
+    rounds = before.rounds_done + sum(config.rounds for config in missing.values()) + sum(later)
 
     def tell(rounds_done: int, latest: Outcome | None = None, doing: str = "") -> None:
-        watch(Standing(len(outcomes), already + len(missing), rounds_done, rounds, latest, doing))
+        ended, rounds_done = before.ended + len(outcomes), before.rounds_done + rounds_done
+        seconds = before.seconds + time.monotonic() - begun
+        watch(Standing(ended, runs, rounds_done, rounds, latest, doing, seconds))
 
-    tell(0, doing=f"{already + len(missing)} runs, {already} done already")
+    if not before.rounds_done and (missing or not later):  # what is chosen later may have been run as well
+        interrupted = sum(bool(RunFolder(out / name).checkpoints()) for name in missing)
+        tell(
+            0,
+            doing=f"{runs} runs: {before.ended + len(outcomes)} done already, {interrupted} go on where they were "
+            f"interrupted; {rounds} rounds to come. If interrupted, the same command goes on.",
+        )
     if jobs == 1:
         for name, config in missing.items():
 

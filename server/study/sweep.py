@@ -77,12 +77,25 @@ def best(outcomes: Sequence[Outcome]) -> int | None:
 
     None if no trial has one: all stopped, or the scenario holds nothing out.
     """
+    return next(iter(equals(outcomes)), None)
+
+
+def equals(outcomes: Sequence[Outcome]) -> list[int]:
+    """The trials that are as good as the best one, which is among them, the earliest first."""
     scores = {
         number: found.validation
         for number, outcome in enumerate(outcomes)
         if (found := outcome.selected("final")) and found.validation is not None
     }
-    return max(scores, key=lambda number: (scores[number], -number)) if scores else None
+    highest = max(scores.values(), default=None)
+    return [number for number, score in scores.items() if score == highest]
+
+
+def tie(trials: int, chosen: int | None) -> str:
+    """What to say of so many trials that are equally good; empty of a single one."""
+    if trials < 2:
+        return ""
+    return f"{trials} trials tie; {'the first of them was taken' if chosen else 'the defaults were kept'}"
 
 
 def differences(config: RunConfig, base: RunConfig) -> dict[str, Any]:
@@ -115,11 +128,12 @@ def sweep_rows(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
 
 def sweep_table(outcomes: Sequence[Outcome]) -> Table:
     """The trials, the chosen one in bold."""
-    first = outcomes[0].config
+    first, tied = outcomes[0].config, tie(len(equals(outcomes)), best(outcomes))
     table = Table(
         title=f"{first.method.name} on {first.scenario.name}: {len(outcomes)} trials of {first.rounds} rounds, "
         f"seed {first.seed}",
-        caption="accuracy in % after the last round, mean over clients; chosen (*) on held-out training data",
+        caption="accuracy in % after the last round, mean over clients; chosen (*) on held-out training data"
+        + (f"; {tied}" if tied else ""),
     )
     searched = _searched(outcomes)
     for heading in ("trial", *searched, "held-out\ntraining", "worst", "average"):

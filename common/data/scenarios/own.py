@@ -22,7 +22,8 @@ from common.seeding import torch_generator
 if TYPE_CHECKING:
     from torch import Tensor
 SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-"""What a site may be called: its name is a folder's name, too."""
+"""What a site may be called: its name is a folder's name, too, on every kind of disk."""
+SITE_TEXT = "letters (a to z, A to Z), digits, '.', '_' and '-', at most 64, the first one a letter or a digit"
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -75,7 +76,7 @@ class OwnData(Scenario):
     def _check_sites(cls, sites: tuple[str, ...]) -> tuple[str, ...]:
         for site in sites:
             if not SITE.fullmatch(site):
-                raise ValueError(f"{site!r} is no name of at most 64 letters, digits, '.', '_' and '-'")
+                raise ValueError(f"{site!r} is no name of a site; take {SITE_TEXT}")
         return tuple(sorted(sites))  # as all client ids
 
     @field_validator("mean", "scale")

@@ -344,6 +344,7 @@ def test_the_announcement_survives_a_run_folder_and_the_way_to_a_site(tmp_path: 
         ({"sites": ("a", "a")}, "a name is there twice"),
         ({"sites": ("a/b",)}, "'a/b' is no name of"),
         ({"sites": ("..",)}, "is no name of"),
+        ({"sites": ("süd",)}, r"'süd' is no name of a site; take letters \(a to z, A to Z\), digits"),
         ({"labels": ("a",)}, "labels"),
         ({"labels": ("a", "a")}, "a name is there twice"),
         ({"inputs": ("x", "x")}, "a name is there twice"),

@@ -49,7 +49,19 @@ def test_flower_is_told_by_a_home_of_its_own(certs: Path, monkeypatch: pytest.Mo
         assert settings["superlink"][connection.name] == {"address": f"localhost:{port}", **protection}
 
 
-def test_a_name_is_looked_up_by_flower() -> None:
+def test_a_name_is_looked_up_by_flower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FLWR_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    result = call("run", "--runtime", "deployment", "--out", str(tmp_path / "run"))
+    assert result.exit_code == 2
+    assert result.stderr == (
+        f"perennial: --superlink 'deployment' is no name in Flower's {tmp_path}/.flwr/config.toml; "
+        "say where the SuperLink is: --superlink HOST:PORT\n"
+    )
+    assert not list(tmp_path.iterdir())  # asked itself, Flower would have made its folder
+
+    (tmp_path / ".flwr").mkdir()
+    (tmp_path / ".flwr" / "config.toml").write_text('[superlink.mine]\naddress = "127.0.0.1:1"\ninsecure = true\n')
     with connected("mine") as connection:
         assert connection.name == "mine"
         assert connection.environment.get("FLWR_HOME") is None

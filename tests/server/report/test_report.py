@@ -186,6 +186,27 @@ def test_csv_has_every_number_in_full(made: Path) -> None:
     assert rows["Ditto", "personal", "validation"]["average sd"] == ""
 
 
+def test_csv_tells_configurations_apart_by_their_settings_and_folders(runs: Path) -> None:
+    models = [{"hidden": (number, 11, 12, 13)} for number in (21, 22)]  # longer than a label may be
+    for number, hidden in enumerate(models):
+        model = RunFolder(runs / "fedavg-0").config().model.model_copy(update=hidden)
+        copied(runs, f"own-{number}", number, method={"learning_rate": 0.001234}, model=model)
+    text, _ = report([runs], "csv")
+    rows = [row for row in csv.DictReader(io.StringIO(text)) if row["selection"] == "final"]
+    assert "#" not in text
+    fedavg = [row for row in rows if row["method"] == "FedAvg"]
+    assert len({row["settings"] for row in fedavg}) == len(fedavg) == 3
+    assert any("model.hidden=(21, 11, 12, 13)" in r["settings"] or "21, 11" in r["settings"] for r in fedavg)
+    assert {row["run folders"] for row in rows} == {
+        f"{runs / 'fedavg-0'}; {runs / 'fedavg-1'}",
+        str(runs / "own-0"),
+        str(runs / "own-1"),
+        str(runs / "ditto-0"),
+    }
+    (ditto,) = (row for row in rows if row["method"] == "Ditto" and row["model"] == "personal")
+    assert ditto["settings"] == ""
+
+
 def test_markdown_has_the_tables_of_the_page(made: Path, page: str) -> None:
     text, _ = report([made], "markdown")
     for title, (*_, last) in Tables(page).rows.items():

@@ -35,6 +35,7 @@ from server.report.load import load
 from server.report.pictures import pictures, training_curve, training_picture
 from server.study import compare as comparing
 from server.study import reproduce, runs, version
+from server.study import sweep as sweeping
 from server.study.compare import Entry, Plan, compare, entries_of, measures
 from server.study.constant import constant_predictor, constant_rows
 from server.study.runs import Outcome, Selected, Standing, Summary, carry_out, look, older, run_all
@@ -118,7 +119,7 @@ def test_what_changes_no_number_does_not(change: tuple[str, Any]) -> None:
 def test_every_run_setting_is_one_or_the_other() -> None:
     parts = {"method", "scenario", "model"}
     told = {key.partition(".")[0] for key in CHANGES} & set(RunConfig.model_fields)
-    nodes = {"nodes"}  # a table, which --set does not take
+    nodes = {"nodes"}  # a table of clients, which the scenario must have
     assert set(RunConfig.model_fields) - parts == (told - parts) | set(NO_CHANGES) | nodes
     assert set(NO_CHANGES) | nodes == version.NO_NUMBER
 
@@ -673,3 +674,72 @@ def test_a_row_may_have_a_model_of_its_own(tmp_path: Path) -> None:
     assert (model["name"], model["hidden"], model["head_layers"]) == ("mlp", (5, 4), 1)
     for entry in others:
         assert comparing.base_config(planned, entry, entries).model.model_dump()["hidden"] == (8,)
+
+
+# ---------------------------------------------------------------------- what a person is told of many runs
+
+
+def told(standings: list[Standing]) -> list[str]:
+    return [line for line in map(runs.standing_line, standings) if line]
+
+
+@pytest.mark.parametrize("trials", [1, 3])
+def test_a_comparison_has_one_count_over_trials_and_final_runs(trials: int, tmp_path: Path) -> None:
+    standings: list[Standing] = []
+    compare(plan("fedavg", trials=trials), tmp_path, 1, standings.append)
+    loading, first, *lines = told(standings)
+    assert "loading" in loading
+    every = 2 * (trials + 1)  # FedAvg and Local, with two seeds
+    assert first.startswith(
+        f"{every} runs: 0 ended before, 0 interrupted ones go on; {4 * every} rounds to come. "
+    )
+    assert "the same command goes on" in first
+    assert [line.partition(" ")[0] for line in lines] == [f"{number}/{every}" for number in range(1, every + 1)]
+    assert all(" to go" in line for line in lines[:-1])
+    assert " to go" not in lines[-1]
+    assert [s.rounds_done for s in standings] == sorted(s.rounds_done for s in standings)
+    assert {s.runs for s in standings[1:]} == {every}
+    assert {s.rounds for s in standings[1:]} == {4 * every}
+
+
+def test_the_start_says_what_is_there_and_what_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    configs = [toy_config("fedavg", seed=seed, rounds=4) for seed in range(3)]
+    run_all(configs[:1], tmp_path, 1)
+
+    def stop(standing: Standing) -> None:
+        if standing.rounds_done == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_all(configs, tmp_path, 1, stop)
+    standings: list[Standing] = []
+    run_all(configs, tmp_path, 1, standings.append)
+    assert told(standings)[0].startswith("3 runs: 1 done already, 1 go on where they were interrupted; 8 ")
+
+
+def test_an_estimate_from_the_rounds_so_far() -> None:
+    ended = outcome(0.5)
+    assert "  about 40 min to go" in runs.standing_line(Standing(1, 5, 10, 50, ended, seconds=600))
+    assert "  about 12 s to go" in runs.standing_line(Standing(1, 5, 10, 50, ended, seconds=3))
+    assert "  about 5.0 h to go" in runs.standing_line(Standing(1, 5, 10, 110, ended, seconds=1800))
+
+
+def test_trials_that_tie_are_said_to(tmp_path: Path) -> None:
+    comparison = compare(plan("fedavg", trials=3, rounds=1, settings=("learning_rate=1e-9",)), tmp_path, 1)
+    assert [choice.tied for choice in comparison.choices] == [3, 3]
+    assert comparing.comparison_lines(comparison) == [
+        f"{label}: trial 0 of 3 (the defaults); 3 trials tie; the defaults were kept"
+        for label in ("FedAvg", "Local")
+    ]
+    found = CliRunner().invoke(
+        app,
+        [
+            *("sweep", "--method", "fedavg", "--scenario", "toy", "--trials", "2", "--rounds", "1", "--jobs", "1"),
+            *("--set", "learning_rate=1e-9", "--out", str(tmp_path)),
+        ],
+        env={"COLUMNS": "250"},
+    )
+    assert "2 trials tie; the defaults were kept" in " ".join(found.stdout.split())
+    assert sweeping.equals([outcome(0.4), outcome(0.6), outcome(None), outcome(0.6)]) == [1, 3]
+    assert sweeping.tie(2, 1) == "2 trials tie; the first of them was taken"
+    assert sweeping.tie(1, 0) == ""
