@@ -9,6 +9,7 @@ from client.app import OneHandlerApp
 from client.host import Host, pick_device
 from client.state import FileStates, Version
 from common.config import RunConfig, parse_task
+from common.memory import COPIES, must_fit
 from common.tracebacks import NAME, Tracebacks
 from server.folder import Checkpoint, RunFolder
 from server.grid import LocalGrid
@@ -25,7 +26,9 @@ class LocalRuntime:
         self.config = config
         self.states: dict[str, list[Version]] = {}
         self.host = host = Host(self.states, config.data_folder, pick_device(config.device))
-        text = config.task()
+        text, scenario = config.task(), config.scenario
+        personal = scenario.clients if "personal" in config.method.evaluates else 0  # each client keeps one
+        must_fit(config.model, scenario.input_shape, scenario.classes, COPIES + personal)
         host.site(text, parse_task(text), 0)
         app = OneHandlerApp(
             lambda message, context: host.handle(message, int(context.node_config["partition-id"]))

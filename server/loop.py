@@ -12,6 +12,7 @@ from flwr.serverapp import Grid
 
 from common.config import RunConfig
 from common.errors import RunStopped
+from common.memory import must_fit
 from common.models import network
 from common.privacy import Clipping
 from common.wire import from_record, to_record
@@ -26,6 +27,7 @@ from strategies.registry import strategy_for
 def start(config: RunConfig) -> Checkpoint:
     """The state before the first round."""
     scenario = config.scenario
+    must_fit(config.model, scenario.input_shape, scenario.classes)
     net = network(config.model, scenario.input_shape, scenario.classes, torch.device("cpu"))
     return Checkpoint(round=0, run_id=uuid4().hex[:12], arrays=net.initial(config.seed), strategy={})
 

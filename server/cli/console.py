@@ -1,17 +1,22 @@
 """Standard output and standard error: sentences in place of tracebacks, progress, tables."""
 
+import os
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
+import click
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from common.config import RunConfig
 from common.errors import RunStopped, UserError
+from common.tracebacks import NAME, Tracebacks
+from server.folder import RunFolder
 from server.progress import Progress, Watcher, progress_line
 from server.study.runs import Standing, standing_line
 
@@ -22,28 +27,70 @@ out = Console()
 err = Console(stderr=True)
 
 
+@dataclass
+class Working:
+    """What a command is at."""
+
+    folder: RunFolder | None = None
+    """The run folder that it writes."""
+
+    def hint(self) -> str:
+        """What to do with the run folder of a run that was broken off."""
+        if not self.folder or not self.folder.path.is_dir():
+            return ""
+        if not self.folder.checkpoints():
+            return f"; {self.folder.path} has no checkpoint yet, so start the run again with another --out"
+        return f"; `perennial resume {self.folder.path}` continues from the last checkpoint"
+
+
 @contextmanager
-def sentences() -> Iterator[None]:
-    """Ends the program with one sentence: exit code 2 for what the user can put right, 3 for a stopped run."""
+def sentences() -> Iterator[Working]:
+    """Ends the program with one sentence: exit code 2 for what the user can put right, 3 for a stopped run.
+
+    1 is for what nobody has foreseen. `PERENNIAL_DEBUG=1` shows the traceback of each.
+    """
+    working = Working()
     try:
-        yield
-    except UserError as error:
-        err.print(f"perennial: {error}", style="red", markup=False, soft_wrap=True)
-        raise typer.Exit(2) from None
-    except RunStopped as error:
-        err.print(f"perennial: the run stopped: {error}", style="red", markup=False, soft_wrap=True)
-        raise typer.Exit(3) from None
+        yield working
+    except (typer.Exit, typer.Abort, click.ClickException):
+        raise
     except KeyboardInterrupt:
-        err.print(
-            "perennial: interrupted; `perennial resume RUN-FOLDER` continues from the last checkpoint",
-            markup=False,
+        _end(f"interrupted{working.hint()}", 130)
+    except BaseException as error:
+        if os.environ.get("PERENNIAL_DEBUG", "0") not in ("", "0"):
+            traceback.print_exc()
+        if isinstance(error, UserError):
+            _end(str(error), 2)
+        if isinstance(error, RunStopped):
+            _end(f"the run stopped: {error}", 3)
+        if isinstance(error, OSError) and error.strerror:
+            # A full disk or a folder that is gone: the files written so far are whole.
+            _end(f"{error.filename or 'a file'}: {error.strerror}{working.hint()}", 2)
+        if _out_of_memory(error):
+            _end(f"there is not enough memory; take a smaller model, scenario or batch_size{working.hint()}", 2)
+        if not isinstance(error, Exception):
+            raise
+        kept = ""
+        if working.folder and working.folder.path.is_dir():
+            Tracebacks(working.folder.path / NAME).first(error)
+            kept = f", in {working.folder.path / NAME}, too"
+        words = " ".join(str(error).split())[:200]
+        _end(
+            f"this should not happen: {type(error).__name__}{words and f': {words}'}. PERENNIAL_DEBUG=1 shows the "
+            f"traceback{kept}; please send it to whoever maintains this copy of perennial (CONTRIBUTING.md)",
+            1,
         )
-        raise typer.Exit(130) from None
-    except OSError as error:
-        # A full disk or a folder that is gone: the files written so far are whole, so the run can be resumed.
-        text = f"perennial: {error.filename or 'a file'}: {error.strerror}"
-        err.print(text, style="red", markup=False, soft_wrap=True)
-        raise typer.Exit(2) from None
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    """Python's own, and PyTorch's of any device, which are not imported for this."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return bool(names & {"MemoryError", "OutOfMemoryError"}) or "not enough memory" in str(error)
+
+
+def _end(sentence: str, code: int) -> NoReturn:
+    err.print(f"perennial: {sentence}", style="red", markup=False, highlight=False, soft_wrap=True)
+    raise typer.Exit(code) from None
 
 
 def remark(sentence: str) -> None:

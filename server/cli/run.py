@@ -74,8 +74,8 @@ def run(
         "data_root": data_root,
         "device": device,
     }
-    with sentences():
-        complete = load_config(config, options, settings or [])
+    with sentences() as working:
+        complete = load_config(config, options, settings or [], remark)
         path = folder or Path(default_out(complete))
         RunFolder(path).must_be_free()
         RunFolder(path).must_be_empty()
@@ -84,11 +84,12 @@ def run(
                 require(track)
                 here = _runtime(complete, watch)
                 with RunFolder(path).held():
-                    made = RunFolder.create(path, complete)
+                    made = working.folder = RunFolder.create(path, complete)
                     watch.round(Progress(0, complete.rounds, {}, {}))
                     with tracking(track, path, complete, watch.round) as told:
                         here.run(made, watch=told)
         else:
+            working.folder = RunFolder(path)
             _run_on_flower(complete, path, connected(superlink, ca, insecure), as_json, track=track)
         print_run(path, as_json, oracle)
 
@@ -102,8 +103,8 @@ def resume(
     as_json: Json = False,
 ) -> None:
     """Continue a run from its last checkpoint, as if it had never stopped."""
-    with sentences():
-        opened = RunFolder.open(folder)
+    with sentences() as working:
+        opened = working.folder = RunFolder.open(folder)
         config = opened.config()
         if (folder / "summary.json").exists() and max(opened.checkpoints(), default=0) >= config.rounds:
             raise UserError(

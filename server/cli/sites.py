@@ -9,6 +9,7 @@ import typer
 from client.settings import DEFAULTS
 from common.data.own import LABEL
 from common.errors import UserError
+from common.files import write_text
 from server.cli.console import out, remark, sentences
 from server.cli.options import (
     Ca,
@@ -79,6 +80,9 @@ def describe_data(
     sites: Annotated[list[str] | None, typer.Option("--site", help="Name of a site. Repeatable.")] = None,
     label_column: LabelColumn = LABEL,
     environment_column: EnvironmentColumn = "",
+    file: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="File to write, once all is described.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Describe data as the server announces them to sites: the scenario of a run's configuration, as TOML."""
@@ -86,11 +90,14 @@ def describe_data(
 
     with sentences():
         found = announcement(describe(path, sites or [], label_column, environment_column))
-    if as_json:
-        out.print_json(data={"scenario": found})
-    else:  # a list in JSON is one in TOML, too, and on one line
+        # A list in JSON is one in TOML, too, and on one line.
         lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in found.items()]
-        print("\n".join(["[scenario]", *lines]))
+        toml = "\n".join(["[scenario]", *lines])
+        text = json.dumps({"scenario": found}, indent=2, ensure_ascii=False) if as_json else toml
+        if file:
+            write_text(file, f"{text}\n")
+        else:
+            print(text)
 
 
 @app.command("join")

@@ -36,6 +36,8 @@ def _print(folder: RunFolder, as_json: bool, oracle: bool) -> None:
         out.print(line, style="yellow", markup=False, soft_wrap=True)
     for line in left_out_lines(summary):
         out.print(line, style="yellow", markup=False)
+    for line in untested_lines(summary):
+        out.print(line, style="yellow", markup=False)
     for caution in (config.method.caution(config.scenario), config.method.model_caution(config.model)):
         if caution:
             out.print(f"caution: {caution}", style="yellow", markup=False)
@@ -125,6 +127,13 @@ def left_out_lines(summary: dict[str, Any]) -> list[str]:
         f"{client}: {entry['replies']} replies left out, the last in {entry['last']}"
         for client, entry in sorted(summary["left_out"].items())
     ]
+
+
+def untested_lines(summary: dict[str, Any]) -> list[str]:
+    """A line for the clients that had no test data and so are in no mean of test accuracies."""
+    every = [found for selections in summary["models"].values() for found in selections.values()]
+    names = sorted({client for found in every for client, own in found["clients"].items() if not own})
+    return [f"{', '.join(names)}: no test data, so not in any test accuracy"] if names else []
 
 
 def _area(found: Mapping[str, Any], name: str) -> float | None:

@@ -210,7 +210,8 @@ def _check_names(names: Sequence[str], folder: Path) -> None:
     for name in names:
         if not NAME.fullmatch(name) or name.endswith(".pub"):
             raise UserError(
-                f"--name {name!r} cannot be a file's name; use letters (a to z, A to Z), digits, '.', '-' and '_', at most 64"
+                f"--name {name!r} cannot be a file's name; use letters (a to z, A to Z), digits, '.', '-' and "
+                "'_', at most 64"
             )
         if names.count(name) > 1:
             raise UserError(f"--name {name!r} is given twice; each site has a key of its own")

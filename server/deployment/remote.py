@@ -225,7 +225,8 @@ def _must_be_known(name: str) -> None:
         names = {}
     if name not in names:
         raise UserError(
-            f"--superlink {name!r} is no name in Flower's {file}; say where the SuperLink is: --superlink HOST:PORT"
+            f"--superlink {name!r} is no name in Flower's {file}; say where the SuperLink is: "
+            "--superlink HOST:PORT"
         )
 
 

@@ -109,8 +109,8 @@ def run_all(
 
     `watch` is told of the whole study where these are a part of it: how it stood `before`, and the rounds of each
     run that will come `later`. It is told nothing where there is nothing to run. Raises `UserError` for what the
-    user can put right (a missing data set), `RunStopped` if a worker dies. A run that stops by itself, and a damaged
-    folder, is an outcome like any other.
+    user can put right (a missing data set), `RunStopped` if a worker dies. A run that stops by itself, and a
+    damaged folder, is an outcome like any other.
     """
     for config in configs:
         if config.runtime != "local":

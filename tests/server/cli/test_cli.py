@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,10 +14,12 @@ from flwr.clientapp import ClientApp
 from safetensors.torch import load_file
 from typer.testing import CliRunner, Result
 
+from common.errors import UserError
 from server.app import main as serverapp
 from server.cli.main import app
 from server.folder import InUse, RunFolder
 from server.grid import LocalGrid
+from server.local import LocalRuntime
 
 TOY = ["--config", "toy.toml", "--set", "evaluate_every=2", "--set", "checkpoint_every=2"]
 
@@ -307,3 +310,118 @@ def test_a_private_run_says_what_it_promises_and_an_impossible_one_is_refused(he
     assert result.exit_code == 2
     assert "privacy.mechanism: 'fixed' is not possible with method 'fediir'" in result.output
     assert not (here / "three").exists()
+
+
+# ---------------------------------------------------------------------- what a newcomer meets
+
+
+def test_a_file_and_another_scenario_says_what_is_not_used(here: Path) -> None:
+    (here / "own.toml").write_text('rounds = 9\n[scenario]\nname = "colored-digits"\n[method]\nname = "ditto"\n')
+    result = call("run", "--config", "own.toml", "--method", "fedavg", "--rounds", "0")
+    assert result.stderr.splitlines()[0] == "perennial: of own.toml, not used with --method fedavg: [method] ditto"
+    assert "rounds: 0 is not possible" in result.stderr
+
+
+def test_an_empty_file_does_not_run_something_else(here: Path) -> None:
+    (here / "empty.toml").touch()
+    result = call("run", "--config", "empty.toml")
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert "empty.toml has no settings" in result.stderr
+
+
+def test_a_description_is_written_when_it_has_succeeded(here: Path) -> None:
+    (here / "data.csv").write_text("a,label\n1,x\n2,y\n3,x\n")
+    assert call("describe", "data.csv", "--site", "süd", "--out", "run.toml").exit_code == 2
+    assert not (here / "run.toml").exists()
+    (here / "run.toml").write_text("before")
+    assert call("describe", "data.csv", "--site", "süd", "--out", "run.toml").exit_code == 2
+    assert (here / "run.toml").read_text() == "before"
+    shown = call("describe", "data.csv", "--site", "sued")
+    assert call("describe", "data.csv", "--site", "sued", "--out", "run.toml").stdout == ""
+    assert (here / "run.toml").read_text() == shown.stdout
+    call("describe", "data.csv", "--site", "sued", "--json", "--out", "run.json")
+    assert json.loads((here / "run.json").read_text())["scenario"]["sites"] == ["sued"]
+
+
+def test_a_model_that_does_not_fit_is_one_sentence(here: Path) -> None:
+    result = call("run", *TOY, "--set", "model.hidden=[10000000,10000000]", "--out", "one")
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert "takes about 3,200,00" in result.stderr
+    assert not (here / "one").exists()
+
+
+class Blow(Exception):  # noqa: N818
+    """What nobody has foreseen."""
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "word"),
+    [
+        (
+            Blow("of\nall"),
+            1,
+            "this should not happen: Blow: of all. PERENNIAL_DEBUG=1 shows the traceback, in one/trace",
+        ),
+        (MemoryError(), 2, "there is not enough memory"),
+        (
+            RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes"),
+            2,
+            "not enough memory;",
+        ),
+        (OSError(28, "No space left on device", "x"), 2, "x: No space left on device; one has no checkpoint yet"),
+        (KeyboardInterrupt(), 130, "interrupted; one has no checkpoint yet, so start the run again"),
+        (UserError("no"), 2, "perennial: no"),
+    ],
+)
+@pytest.mark.parametrize("debug", ["", "1"])
+def test_whatever_is_raised_is_a_sentence_and_a_traceback_on_request(
+    error: BaseException, code: int, word: str, debug: str, monkeypatch: pytest.MonkeyPatch, here: Path
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(LocalRuntime, "run", fail)
+    monkeypatch.setenv("PERENNIAL_DEBUG", debug)
+    result = call("run", *TOY, "--out", "one")
+    assert result.exit_code == code
+    assert word in result.stderr
+    if debug and code != 130:
+        assert result.stderr.count("Traceback (most recent call last)") == 1
+        assert "in fail" in result.stderr
+    else:
+        assert result.stderr.count("\n") == 1
+    assert (here / "one" / "traceback.txt").exists() == (code == 1)
+
+
+def test_what_is_broken_off_names_its_folder_and_what_can_be_done(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = RunFolder.save_checkpoint
+
+    def stop(self: RunFolder, *arguments: Any) -> None:
+        save(self, *arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RunFolder, "save_checkpoint", stop)
+    result = call("run", *TOY, "--out", "one")
+    assert result.stderr.splitlines()[-1] == (
+        "perennial: interrupted; `perennial resume one` continues from the last checkpoint"
+    )
+    assert "perennial resume one" in call("show", "run", "one").stderr
+    shutil.rmtree(here / "one" / "checkpoint")  # as after a full disk before the first one
+    for command in (("show", "run", "one"), ("run", *TOY, "--out", "one")):
+        said = call(*command).stderr
+        assert "perennial resume" not in said
+        assert "start it again with another --out" in said or "give another --out" in said
+
+
+def test_a_site_without_test_data_is_named(here: Path) -> None:
+    call("run", *TOY, "--rounds", "2", "--out", "one")
+    assert "no test data" not in call("show", "run", "one").stdout
+    file = here / "one" / "summary.json"
+    summary = json.loads(file.read_text())
+    for selections in summary["models"].values():
+        for found in selections.values():
+            found["clients"]["client-2"] = {}
+    file.write_text(json.dumps(summary))
+    assert "client-2: no test data, so not in any test accuracy" in call("show", "run", "one").stdout

@@ -1,0 +1,83 @@
+"""How much memory a model takes, before it is built, and how much there is."""
+
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from common.errors import UserError
+from common.models import ModelSettings
+
+COPIES = 4
+"""Of a model that is trained: as it came, as it is trained, its gradient, and as it is sent."""
+DRAWS = ("uniform_", "normal_", "trunc_normal_")
+
+
+class _Undrawn(TorchFunctionMode):
+    """Leaves parameters as they are: on the "meta" device there is nothing to draw."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__module__", None) == "torch.nn.init" or getattr(func, "__name__", "") in DRAWS:
+            return kwargs.get("tensor", args[0] if args else None)
+        return func(*args, **kwargs)
+
+
+@lru_cache(maxsize=8)
+def model_bytes(settings: ModelSettings, input_shape: tuple[int, ...], classes: int) -> int:
+    """Bytes of a model's parameters and buffers, of which none is built. Raises `UserError` as building does."""
+    try:
+        with torch.device("meta"), _Undrawn():
+            tensors: list[Tensor] = list(settings.build(input_shape, classes).state_dict().values())
+    except (RuntimeError, OverflowError) as error:  # more elements than a 64-bit number counts
+        raise UserError(f"model: {settings.name!r} of this size has too many parameters ({error})") from None
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def must_fit(settings: ModelSettings, input_shape: tuple[int, ...], classes: int, copies: int = COPIES) -> None:
+    """Raises `UserError` if so many copies of a model are more than this process can have."""
+    needed, there = copies * model_bytes(settings, input_shape, classes), available()
+    if needed > there:
+        raise UserError(
+            f"model: {settings.name!r} of this size takes about {_gb(needed)} of memory here ({copies} copies of "
+            f"{_gb(needed / copies)}), and {_gb(there)} are available; take a smaller one"
+        )
+
+
+def available() -> float:
+    """Bytes that this process can have now, of the machine and its container; infinite where nobody says."""
+    machine = _field(Path("/proc/meminfo"), "MemAvailable:")
+    group = Path("/sys/fs/cgroup")
+    limit, used = _number(group / "memory.max"), _number(group / "memory.current")
+    # What a container's files have in memory counts as used, and can be taken back.
+    cached = _field(group / "memory.stat", "inactive_file")
+    return min(1024 * machine, limit - max(0.0, used - (0.0 if cached == float("inf") else cached)))
+
+
+def _number(file: Path) -> float:
+    try:
+        return float(file.read_text())
+    except (OSError, ValueError):  # not there, or "max"
+        return float("inf")
+
+
+def _field(file: Path, name: str) -> float:
+    try:
+        found = [line.split()[1] for line in file.read_text().splitlines() if line.startswith(name)]
+        return float(found[0])
+    except (OSError, ValueError, IndexError):
+        return float("inf")
+
+
+def _gb(count: float) -> str:
+    return f"{count / 1e9:,.1f} GB"

@@ -1,0 +1,55 @@
+"""What a model takes is known before it is built."""
+
+from typing import Any
+
+import pytest
+
+from common import memory
+from common.config import load_config
+from common.errors import UserError
+from common.memory import available, model_bytes, must_fit
+from common.models import CnnLarge, ConvNet, Logistic, Mlp, ModelSettings
+from server.local import LocalRuntime
+from server.loop import start
+
+SMALL: list[ModelSettings] = [
+    *(Mlp(hidden=(9, 8), norm="batch", head_layers=1), Mlp(init="xavier"), CnnLarge(), ConvNet(), Logistic()),
+]
+
+
+@pytest.mark.parametrize("settings", SMALL, ids=lambda settings: settings.name)
+def test_the_bytes_are_those_of_the_built_model(settings: ModelSettings) -> None:
+    built = settings.build((3, 32, 32), 5).state_dict().values()
+    assert model_bytes(settings, (3, 32, 32), 5) == sum(t.numel() * t.element_size() for t in built)
+
+
+def test_a_model_that_does_not_fit_is_one_sentence_and_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "available", lambda: 8e9)
+    settings = Mlp(hidden=(100_000, 100_000))
+    with pytest.raises(UserError, match=r"'mlp' of this size takes about 161.3 GB .* and 8.0 GB are available"):
+        must_fit(settings, (784,), 2)
+    with pytest.raises(UserError, match="too many parameters"):
+        must_fit(Mlp(hidden=(10**18, 100_000)), (784,), 2)
+    must_fit(Mlp(), (784,), 2)
+    assert 1e8 < available() < 1e15
+
+
+@pytest.mark.parametrize("begin", [LocalRuntime, start])
+def test_every_run_looks_first(begin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "available", lambda: 8e9)
+    config = load_config(settings=["model.hidden=[100000, 100000]"])
+    with pytest.raises(UserError, match="'mlp' of this size takes about"):
+        begin(config)
+
+
+def test_personal_models_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load_config(
+        options={"scenario": "synthetic-scm", "method": "ditto"}, settings=["model.hidden=[1000]"]
+    )
+    one = model_bytes(config.model, (12,), 2)
+    monkeypatch.setattr(memory, "available", lambda: 103.0 * one)
+    with pytest.raises(UserError, match="104 copies"):
+        LocalRuntime(config)
+    LocalRuntime(
+        load_config(options={"scenario": "synthetic-scm", "method": "fedavg"}, settings=["model.hidden=[1000]"])
+    )
