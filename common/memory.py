@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from common.errors import UserError
-from common.models import ModelSettings
+from common.model_settings import ModelSettings
+from common.models import build
 
 COPIES = 4
 """Of a model that is trained: as it came, as it is trained, its gradient, and as it is sent."""
@@ -38,7 +39,7 @@ def model_bytes(settings: ModelSettings, input_shape: tuple[int, ...], classes: 
     """Bytes of a model's parameters and buffers, of which none is built. Raises `UserError` as building does."""
     try:
         with torch.device("meta"), _Undrawn():
-            tensors: list[Tensor] = list(settings.build(input_shape, classes).state_dict().values())
+            tensors: list[Tensor] = list(build(settings, input_shape, classes).state_dict().values())
     except (RuntimeError, OverflowError) as error:  # more elements than a 64-bit number counts
         raise UserError(f"model: {settings.name!r} of this size has too many parameters ({error})") from None
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

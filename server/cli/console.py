@@ -56,7 +56,7 @@ def sentences() -> Iterator[Working]:
         raise
     except KeyboardInterrupt:
         _end(f"interrupted{working.hint()}", 130)
-    except BaseException as error:
+    except Exception as error:
         if os.environ.get("PERENNIAL_DEBUG", "0") not in ("", "0"):
             traceback.print_exc()
         if isinstance(error, UserError):
@@ -68,8 +68,6 @@ def sentences() -> Iterator[Working]:
             _end(f"{error.filename or 'a file'}: {error.strerror}{working.hint()}", 2)
         if _out_of_memory(error):
             _end(f"there is not enough memory; take a smaller model, scenario or batch_size{working.hint()}", 2)
-        if not isinstance(error, Exception):
-            raise
         kept = ""
         if working.folder and working.folder.path.is_dir():
             Tracebacks(working.folder.path / NAME).first(error)

@@ -1,5 +1,11 @@
 """The command line: `perennial run | resume | list | show | sweep | compare | reproduce | report | certs | …`."""
 
+import sys
+
+import typer
+
+from server.cli.console import sentences
+
 # In the order of `perennial --help`.
 # isort: off
 from server.cli import run, show, study, sites  # noqa: F401
@@ -8,4 +14,8 @@ from server.cli.options import app
 
 def main() -> None:
     """Entry point of the `perennial` command."""
-    app()
+    try:
+        with sentences():  # what a command raises outside of its own
+            app()
+    except typer.Exit as end:
+        sys.exit(end.exit_code)

@@ -8,7 +8,8 @@ from common import memory
 from common.config import load_config
 from common.errors import UserError
 from common.memory import available, model_bytes, must_fit
-from common.models import CnnLarge, ConvNet, Logistic, Mlp, ModelSettings
+from common.model_settings import CnnLarge, ConvNet, Logistic, Mlp, ModelSettings
+from common.models import build
 from server.local import LocalRuntime
 from server.loop import start
 
@@ -19,7 +20,7 @@ SMALL: list[ModelSettings] = [
 
 @pytest.mark.parametrize("settings", SMALL, ids=lambda settings: settings.name)
 def test_the_bytes_are_those_of_the_built_model(settings: ModelSettings) -> None:
-    built = settings.build((3, 32, 32), 5).state_dict().values()
+    built = build(settings, (3, 32, 32), 5).state_dict().values()
     assert model_bytes(settings, (3, 32, 32), 5) == sum(t.numel() * t.element_size() for t in built)
 
 
