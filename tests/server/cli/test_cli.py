@@ -146,7 +146,7 @@ def test_a_sentence_and_exit_code_2(arguments: list[str], words: list[str], here
     result = call("run", *arguments)
     assert result.exit_code == 2
     assert "Traceback" not in result.output
-    assert len(result.stderr.strip().splitlines()) == 1
+    assert len(sentences_of(result)) == 1
     assert all(word in result.stderr for word in words), result.stderr
     assert sorted(path.name for path in here.iterdir()) == before
 

@@ -688,12 +688,12 @@ def test_a_comparison_has_one_count_over_trials_and_final_runs(trials: int, tmp_
     standings: list[Standing] = []
     compare(plan("fedavg", trials=trials), tmp_path, 1, standings.append)
     loading, first, *lines = told(standings)
-    assert "loading" in loading
     every = 2 * (trials + 1)  # FedAvg and Local, with two seeds
-    assert first.startswith(
-        f"{every} runs: 0 ended before, 0 interrupted ones go on; {4 * every} rounds to come. "
+    assert "loading" in loading
+    assert first == (
+        f"{every} runs: 0 done already, 0 go on where they were interrupted; {4 * every} rounds to come. "
+        "If interrupted, the same command goes on."
     )
-    assert "the same command goes on" in first
     assert [line.partition(" ")[0] for line in lines] == [f"{number}/{every}" for number in range(1, every + 1)]
     assert all(" to go" in line for line in lines[:-1])
     assert " to go" not in lines[-1]
@@ -702,7 +702,7 @@ def test_a_comparison_has_one_count_over_trials_and_final_runs(trials: int, tmp_
     assert {s.rounds for s in standings[1:]} == {4 * every}
 
 
-def test_the_start_says_what_is_there_and_what_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_start_says_what_is_there_and_what_goes_on(tmp_path: Path) -> None:
     configs = [toy_config("fedavg", seed=seed, rounds=4) for seed in range(3)]
     run_all(configs[:1], tmp_path, 1)
 
