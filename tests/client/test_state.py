@@ -320,7 +320,9 @@ def test_a_crash_while_writing_leaves_the_old_versions(
 
     states = FileStates(tmp_path)
     states[PLACE] = [version(1), version(2)]
-    where = {"write": "common.files.save_file", "rename": "os.replace", "prune": "pathlib.Path.unlink"}[moment]
+    where = {"write": "safetensors.torch.save_file", "rename": "os.replace", "prune": "pathlib.Path.unlink"}[
+        moment
+    ]
     with monkeypatch.context() as patch:
         patch.setattr(where, crash)
         with pytest.raises(Crash):
