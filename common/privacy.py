@@ -9,7 +9,6 @@ from pydantic import BaseModel, ConfigDict
 from common.errors import UserError
 from common.knobs import knob
 from common.methods.base import Method
-from common.methods.fedbn import FedBN
 from common.model_settings import ModelSettings
 from common.suggest import unknown
 
@@ -30,7 +29,7 @@ class Privacy(BaseModel):
                 "server needs more than the mean of one model from each client; docs/privacy.md lists the methods "
                 "with which it is"
             )
-        if model.batch_norm and not isinstance(method, FedBN):
+        if model.batch_norm and not method.keeps_batch_norm:
             return (
                 f"mechanism: {self.mechanism!r} is not possible with BatchNorm, whose running variances and "
                 f"counters travel with model {model.name!r}; take a model without it, or method 'fedbn'"

@@ -58,8 +58,6 @@ def run_rounds(
     arrays, nothing = to_record(origin.arrays), ConfigRecord()
     begun = time.monotonic() - origin.seconds
     for number in range(origin.round + 1, config.rounds + 1):
-        strategy.exchanges.clear()
-        strategy.notes.clear()
         requests = strategy.configure_train(number, arrays, nothing, grid)
         replies = grid.send_and_receive(requests, timeout=config.deadline)
         new_arrays, metrics = strategy.aggregate_train(number, replies)

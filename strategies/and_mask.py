@@ -19,7 +19,7 @@ class AndMaskStrategy(FedSGDStrategy[AndMask]):
     E clients answered (Parascandolo et al. 2021, §2.3 and their code).
     """
 
-    def combined(self, server_round: int, replies: Iterable[AcceptedReply]) -> Tensors:
+    def combined(self, server_round: int, replies: Iterable[AcceptedReply]) -> dict[str, Tensors]:
         gradient, signs = StreamingMean(), StreamingMean()
         for reply in replies:
             gradient.add(reply[GRADIENT])
@@ -28,7 +28,8 @@ class AndMaskStrategy(FedSGDStrategy[AndMask]):
             return {}
         mean = gradient.result()
         masks = {name: sign.abs() >= self.hparams.agreement for name, sign in signs.result().items()}
-        return mean | {name: masked(mean[name], mask, self.hparams.rescale) for name, mask in masks.items()}
+        agreed = {name: masked(mean[name], mask, self.hparams.rescale) for name, mask in masks.items()}
+        return {GRADIENT: mean | agreed}
 
 
 def masked(gradient: Tensor, mask: Tensor, rescale: bool) -> Tensor:

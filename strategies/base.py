@@ -1,11 +1,13 @@
 """Base of every method's server half: what a method overrides, and what it calls.
 
-A method overrides `configure_train` and `aggregate_train`, like any Flower strategy, and says with `state_dict`
-what a checkpoint must hold of it. A round with several exchanges runs the first ones inside `configure_train`
-with `exchange`.
+As it stands it is FedAvg's. A method overrides the hooks of the first part, and says with `state_dict` what a
+checkpoint must hold of it. A round with several exchanges overrides `configure_train` or `ask`, and runs the first
+ones there with `exchange`.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -14,7 +16,7 @@ from flwr.serverapp.strategy import Strategy
 
 from common.config import RunConfig
 from common.methods.base import Method
-from common.models import Tensors
+from common.models import Network, Tensors, network
 from common.ranking import BATCH
 from common.seeding import numpy_generator
 from common.wire import KEPT, MODEL, RESUMED, ROUND, RUN, TASK, Scalar, from_record, to_record
@@ -34,16 +36,23 @@ class MethodStrategy(Strategy, Generic[H]):
         self.run, self.run_id = run, run_id
         self.hparams: H = run.method  # type: ignore[assignment]
         self.roster = Roster(run.scenario.client_ids, run.nodes)
+        self.sent: Tensors = {}
+        """The global model of the round."""
         self.kept_checkpoints: list[int] = []
         self.resumed: list[int] = []
         self.exchanges: list[Exchange] = []
-        """The exchanges of the round so far, for the log; whoever reads them clears them."""
+        """The exchanges since the round began, for the log."""
         self.notes: list[dict[str, Any]] = []
         """The method's own rows of this round for the log, each with a `kind` and a `round`."""
         self.evaluation: list[dict[str, Any]] = []
         """Rows of the latest evaluation, one per client, model and split."""
         self._task = run.task()
         self._limits = Limits(run, self.roster.examples)
+
+    @cached_property
+    def network(self) -> Network:
+        """The run's network."""
+        return network(self.run.model, self.run.scenario.input_shape, self.run.scenario.classes)
 
     # ------------------------------------------------------------------ what a method says about itself
 
@@ -58,13 +67,49 @@ class MethodStrategy(Strategy, Generic[H]):
         """The server's models after the last round, by the names of their files."""
         return {"global": from_record(arrays)}
 
-    def payload(self, arrays: ArrayRecord) -> Payload | PerClient:
-        """What a client needs to train or to evaluate: the same for all, or by client id."""
-        return {MODEL: from_record(arrays)}
+    def payload(self, model: Tensors) -> Payload | PerClient:
+        """What a client needs to evaluate, from the global arrays: the same for all, or by client id."""
+        return {MODEL: model}
+
+    def training_payload(self, model: Tensors) -> Payload | PerClient:
+        """What a client needs to train: as to evaluate."""
+        return self.payload(model)
+
+    def expect(self, model: Tensors) -> Payload | PerClient:
+        """What a client sends back, as tensors of the right shapes and types: as it was sent."""
+        return self.training_payload(model)
+
+    def optional(self) -> Payload:
+        """Records that only some clients send, and the server need not know beforehand which."""
+        return {}
+
+    def settings(self, server_round: int) -> dict[str, Scalar]:
+        """Scalars of a request to train."""
+        return {}
+
+    def check(self, reply: AcceptedReply) -> None:
+        """Raises `Rejected` for a reply that cannot be used, though it is well-formed."""
 
     def weight(self, reply: AcceptedReply) -> float:
-        """What a client counts for in the mean of the models: its training samples."""
+        """What a client counts for in the means: its training samples."""
         return reply.num_examples
+
+    def combined(self, server_round: int, replies: Iterable[AcceptedReply]) -> dict[str, Tensors]:
+        """The mean of each record over the clients that sent it, weighted by `weight` (McMahan et al. 2017).
+
+        Empty if nobody answered.
+        """
+        means = defaultdict[str, StreamingMean](StreamingMean)
+        for reply in replies:
+            weight = self.weight(reply)
+            for name, tensors in reply.arrays.items():
+                means[name].add(tensors, weight)
+        return {name: mean.result() for name, mean in means.items()}
+
+    def update(self, model: Tensors, means: Mapping[str, Tensors]) -> Tensors:
+        """The next global model, from the one before and what `combined` has found; what else the server has to
+        change, it changes here. Empty: the model stays."""
+        return means.get(MODEL, {})
 
     # ------------------------------------------------------------------ Flower's strategy, one exchange a round
 
@@ -72,29 +117,41 @@ class MethodStrategy(Strategy, Generic[H]):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Ask the round's cohort to `train` from the global model."""
-        return self.ask(server_round, self.sample(server_round, grid), self.payload(arrays))
+        self.exchanges.clear()
+        self.notes.clear()
+        self.sent = from_record(arrays)
+        return self.ask(server_round, self.sample(server_round, grid), grid)
 
-    def ask(self, server_round: int, cohort: list[str], payload: Payload | PerClient) -> list[Message]:
-        """The requests to train, whose replies go through `mean`."""
-        return self.messages(server_round, cohort, "train", payload, expect=payload)
+    def ask(self, server_round: int, cohort: list[str], grid: Grid) -> list[Message]:
+        """The requests to train, whose replies go through `collected`."""
+        return self.messages(
+            server_round,
+            cohort,
+            "train",
+            self.training_payload(self.sent),
+            expect=self.expect(self.sent),
+            optional=self.optional(),
+            settings=self.settings(server_round),
+        )
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """The mean of the clients' models."""
-        mean, metrics = self.mean(server_round, replies)
-        return to_record(mean) if mean else None, metrics
+        """The model after `update`, and the clients' mean metrics."""
+        means, metrics = self.collected(server_round, replies)
+        model = self.update(self.sent, means) if means else {}
+        return to_record(model) if model else None, metrics
 
-    def mean(self, server_round: int, replies: Iterable[Message]) -> tuple[Tensors, MetricRecord]:
-        """The mean of the clients' models, weighted by `weight` (McMahan et al. 2017), and of their metrics.
+    def collected(self, server_round: int, replies: Iterable[Message]) -> tuple[dict[str, Tensors], MetricRecord]:
+        """What `combined` makes of the replies, and the means of their metrics."""
+        metrics = MetricMeans()
 
-        No tensors if nobody answered.
-        """
-        mean, metrics = StreamingMean(), MetricMeans()
-        for reply in self.accepted(replies):
-            mean.add(reply[MODEL], self.weight(reply))
-            metrics.add(reply)
-        return mean.result() if mean.weight else {}, metrics.result()
+        def counted() -> Iterator[AcceptedReply]:
+            for reply in self.accepted(replies, check=self.check):
+                metrics.add(reply)
+                yield reply
+
+        return self.combined(server_round, counted()), metrics.result()
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -104,7 +161,7 @@ class MethodStrategy(Strategy, Generic[H]):
         batch = self.run.scenario.ranking_batch
         settings = {BATCH: batch} if batch else {}
         return self.messages(
-            server_round, list(self.roster.nodes), "evaluate", self.payload(arrays), settings=settings
+            server_round, list(self.roster.nodes), "evaluate", self.payload(from_record(arrays)), settings=settings
         )
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:

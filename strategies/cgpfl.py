@@ -5,15 +5,14 @@ from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
-from flwr.serverapp import Grid
+from flwr.app import ArrayRecord, Message, MetricRecord
 from torch import Tensor
 
 from common.config import RunConfig
 from common.methods.cgpfl import ContextTraining
-from common.models import Tensors, network
+from common.models import Tensors
 from common.seeding import derive
-from common.wire import MODEL, from_record, to_record
+from common.wire import MODEL, to_record
 from strategies.base import MethodStrategy
 from strategies.clustering import align, averaging, coordinates, flat, k_means
 from strategies.exchange import MetricMeans, PerClient
@@ -39,20 +38,11 @@ class CGPFLStrategy(MethodStrategy[C]):
         self.uploads: dict[str, Tensors] = {}
         """The latest ω̃_i of each of them."""
         self.seed = derive(run.seed, "server", "k-means")  # the same draws in every round
-        scenario = run.scenario
-        self.parameters = network(run.model, scenario.input_shape, scenario.classes).parameter_names
 
-    def payload(self, arrays: ArrayRecord) -> PerClient:
-        shared = from_record(arrays)
+    def payload(self, model: Tensors) -> PerClient:
         return lambda client: {
-            MODEL: self.contexts[self.membership[client]] if client in self.membership else shared
+            MODEL: self.contexts[self.membership[client]] if client in self.membership else model
         }
-
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        self.shared = from_record(arrays)
-        return super().configure_train(server_round, arrays, config, grid)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -75,13 +65,13 @@ class CGPFLStrategy(MethodStrategy[C]):
     def cluster(self, server_round: int, metrics: MetricRecord) -> None:
         """k-means on all uploads; a cluster keeps the number of the context that it continues."""
         clients = sorted(self.uploads)
-        rows = flat((self.uploads[client] for client in clients), self.parameters)
+        rows = flat((self.uploads[client] for client in clients), self.network.parameter_names)
         points = coordinates(rows)
         number = self.number(server_round, points, metrics)
         if len(self.contexts) != number:
-            self.contexts = [self.shared] * number
+            self.contexts = [self.sent] * number
         labels = k_means(points, number, self.seed)
-        slots = align(averaging(labels).T @ rows, flat(self.contexts, self.parameters))
+        slots = align(averaging(labels).T @ rows, flat(self.contexts, self.network.parameter_names))
         self.membership = {client: slots[label] for client, label in zip(clients, labels.tolist(), strict=True)}
         self.notes.append({"kind": "clusters", "round": server_round, "labels": self.membership})
 

@@ -19,7 +19,7 @@ class CGPFLHeurStrategy(CGPFLStrategy[CGPFLHeur]):
         half = max(1, len(points) // 2)
         curve = costs(points, min(self.hparams.contexts or half, half), self.seed)
         means = {name: float(value) for name, value in metrics.items() if not isinstance(value, list)}
-        parameters = sum(self.shared[name].numel() for name in self.parameters)
+        parameters = sum(self.sent[name].numel() for name in self.network.parameter_names)
         factor = capacity(parameters, means[NUM_EXAMPLES])
         mu = self.mu(curve, factor, means.get("smoothness", 0.0))
         number = clusters_by_bound(curve, factor, mu)

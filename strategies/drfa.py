@@ -5,14 +5,14 @@ from collections.abc import Collection, Iterable, Mapping
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
 from common.config import RunConfig
 from common.methods.drfa import DRFA, LOSS, SNAPSHOT, SNAPSHOT_STEP
 from common.models import Tensors
 from common.seeding import numpy_generator
-from common.wire import MODEL, from_record, to_record
+from common.wire import MODEL, to_record
 from strategies.base import MethodStrategy
 from strategies.exchange import MetricMeans
 from strategies.mean import StreamingMean
@@ -39,23 +39,19 @@ class DRFAStrategy(MethodStrategy[DRFA]):
     def load_state_dict(self, state: Mapping[str, Tensors]) -> None:
         self.mixture = dict(zip(self.mixture, state["mixture"]["lambda"].tolist(), strict=True))
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Train the clients that λ draws, then ask V for its losses of the mean snapshot."""
-        uniform = self.sample(server_round, grid)
-        drawn = self.draw(server_round, len(uniform))
+    def ask(self, server_round: int, cohort: list[str], grid: Grid) -> list[Message]:
+        """Train the clients that λ draws, then ask the cohort V for its losses of the mean snapshot."""
+        drawn = self.draw(server_round, len(cohort))
         generator = numpy_generator(self.run.seed, "server", server_round, SNAPSHOT)
         step = int(generator.integers(1, self.hparams.local_steps, endpoint=True))
-        model = from_record(arrays)
         self.trained, self.metrics, snapshot = StreamingMean(), MetricMeans(), StreamingMean()
         for reply in self.exchange(
             grid,
             server_round,
             list(drawn),
             "train",
-            {MODEL: model},
-            expect={MODEL: model, SNAPSHOT: model},
+            {MODEL: self.sent},
+            expect={MODEL: self.sent, SNAPSHOT: self.sent},
             settings={SNAPSHOT_STEP: step},
         ):
             self.trained.add(reply[MODEL], drawn[reply.client])
@@ -64,7 +60,7 @@ class DRFAStrategy(MethodStrategy[DRFA]):
         if not snapshot.weight:  # nobody answered, and quorum = 0 lets the run go on
             return self.messages(server_round, [], "train.loss", {})
         payload, expect = {SNAPSHOT: snapshot.result()}, {LOSS: {LOSS: torch.zeros(())}}
-        return self.messages(server_round, uniform, "train.loss", payload, expect=expect)
+        return self.messages(server_round, cohort, "train.loss", payload, expect=expect)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]

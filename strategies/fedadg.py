@@ -1,12 +1,10 @@
 """FedADG, server half: the uniform mean of the models and of the generators; discriminators never come here."""
 
-from flwr.app import ArrayRecord
-
 from common.config import RunConfig
 from common.methods.fedadg import GENERATOR, FedADG, layers
-from common.models import network
+from common.models import Tensors
 from common.seeding import torch_generator
-from common.wire import MODEL, from_record
+from common.wire import MODEL
 from strategies.base import MethodStrategy
 from strategies.exchange import AcceptedReply, Payload
 
@@ -16,13 +14,13 @@ class FedADGStrategy(MethodStrategy[FedADG]):
 
     def __init__(self, run: RunConfig, run_id: str) -> None:
         super().__init__(run, run_id)
-        net = network(run.model, run.scenario.input_shape, run.scenario.classes)
-        sizes = (self.hparams.noise_size + net.classes, net.width, net.width)
+        width, classes = self.network.width, self.network.classes
+        sizes = (self.hparams.noise_size + classes, width, width)
         self.generator = layers(GENERATOR, sizes, torch_generator(run.seed, "init", "generator"))
 
-    def payload(self, arrays: ArrayRecord) -> Payload:
+    def payload(self, model: Tensors) -> Payload:
         # After the first round the global arrays hold the generator.
-        return {MODEL: {**self.generator, **from_record(arrays)}}
+        return {MODEL: {**self.generator, **model}}
 
     def weight(self, reply: AcceptedReply) -> float:
         return 1.0

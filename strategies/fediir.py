@@ -4,15 +4,15 @@ from collections.abc import Iterable, Mapping
 from math import ceil
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.app import Message
 from flwr.serverapp import Grid
 
 from common.config import RunConfig
 from common.methods.fediir import ANCHOR, FedIIR
-from common.models import Tensors, network
-from common.wire import GRADIENT, MODEL, from_record
+from common.models import Tensors
+from common.wire import GRADIENT, MODEL
 from strategies.base import MethodStrategy
-from strategies.exchange import AcceptedReply
+from strategies.exchange import AcceptedReply, Payload
 from strategies.mean import StreamingMean, mix
 
 
@@ -25,8 +25,7 @@ class FedIIRStrategy(MethodStrategy[FedIIR]):
 
     def __init__(self, run: RunConfig, run_id: str) -> None:
         super().__init__(run, run_id)
-        net = network(run.model, run.scenario.input_shape, run.scenario.classes)
-        self.names = self.hparams.aligned(net)
+        self.names = self.hparams.aligned(self.network)
         self.anchor: Tensors = {}
         """g̃; before the first round 0, and no tensors."""
         self.updates = 0
@@ -38,17 +37,20 @@ class FedIIRStrategy(MethodStrategy[FedIIR]):
     def load_state_dict(self, state: Mapping[str, Tensors]) -> None:
         self.anchor, self.updates = state.get("anchor", {}), int(state["updates"]["count"])
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        cohort, model = self.sample(server_round, grid), from_record(arrays)
-        aligned = {name: model[name] for name in self.names}
-        replies = self.exchange(
-            grid, server_round, cohort, "train.gradient", {MODEL: model}, expect={GRADIENT: aligned}
+    def ask(self, server_round: int, cohort: list[str], grid: Grid) -> list[Message]:
+        """The gradients first, which make the anchor."""
+        aligned = {name: self.sent[name] for name in self.names}
+        gradients = self.exchange(
+            grid, server_round, cohort, "train.gradient", {MODEL: self.sent}, expect={GRADIENT: aligned}
         )
-        self.follow(server_round, replies, like=aligned)
-        payload = {MODEL: model, ANCHOR: self.corrected()}
-        return self.messages(server_round, cohort, "train", payload, expect={MODEL: model})
+        self.follow(server_round, gradients, like=aligned)
+        return super().ask(server_round, cohort, grid)
+
+    def training_payload(self, model: Tensors) -> Payload:
+        return {MODEL: model, ANCHOR: self.corrected()}
+
+    def expect(self, model: Tensors) -> Payload:
+        return {MODEL: model}
 
     def follow(self, server_round: int, replies: Iterable[AcceptedReply], like: Tensors) -> None:
         """Takes the round's mean gradient into the anchor; with no reply at all the anchor stays as it was."""

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from torch import Tensor
 
@@ -14,7 +14,7 @@ from common.errors import UserError
 from common.fishr import head_sums, spread, variance
 from common.methods.fedilc import CLIENTS, PULL, VARIANCE, FedILC, Fishr
 from common.models import Tensors
-from common.wire import GRADIENT, MODEL, from_record, to_record
+from common.wire import GRADIENT, MODEL, to_record
 from strategies.exchange import AcceptedReply, MetricMeans
 from strategies.fedsgd import FedSGDStrategy
 from strategies.mean import StreamingMean
@@ -63,11 +63,8 @@ class FedILCStrategy(FedSGDStrategy[FedILC]):
 
     # ------------------------------------------------------------------ a round
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
+    def ask(self, server_round: int, cohort: list[str], grid: Grid) -> list[Message]:
         """Gradients and variances up; then c̄ down to those who answered."""
-        cohort, self.sent = self.sample(server_round, grid), from_record(arrays)
         self.cohort, self.variances = cohort, {}
         self.pulls, self.metrics = StreamingMean(), MetricMeans()
         params = {name: self.sent[name] for name in self.network.parameter_names}
@@ -83,7 +80,7 @@ class FedILCStrategy(FedSGDStrategy[FedILC]):
         replies = self.exchange(
             grid, server_round, cohort, "train", payload, expect=expect, settings={CLIENTS: len(cohort)}
         )
-        self.gradient = self.combined(server_round, replies)
+        self.gradient = self.combined(server_round, replies).get(GRADIENT, {})
         mean = self._mean_variance(server_round)
         if self.mode == "stale":
             self.before = mean or self.before
@@ -106,9 +103,9 @@ class FedILCStrategy(FedSGDStrategy[FedILC]):
             pull = self._central() if self.mode == "central" else self.pulls.result() if self.pulls.weight else {}
             for name, part in pull.items():
                 self.gradient[name] = self.gradient[name] + slope * part.to(self.gradient[name].device)
-        return to_record(self.stepped(self.gradient)), self.metrics.result()
+        return to_record(self.update(self.sent, {GRADIENT: self.gradient})), self.metrics.result()
 
-    def combined(self, server_round: int, replies: Iterable[AcceptedReply]) -> Tensors:
+    def combined(self, server_round: int, replies: Iterable[AcceptedReply]) -> dict[str, Tensors]:
         """M, and the mean of the buffers; takes in what else the replies bring. Empty if nobody answered."""
         plain, geometric = StreamingMean(), self.hparams.geometric_mean("clients")
         for reply in replies:
@@ -124,10 +121,10 @@ class FedILCStrategy(FedSGDStrategy[FedILC]):
             return {}
         mean = plain.result()
         if not geometric:
-            return mean
+            return {GRADIENT: mean}
         found = geometric.result()
         self.notes.append({"kind": "geometric", "round": server_round, **_compared(found, mean)})
-        return mean | found
+        return {GRADIENT: mean | found}
 
     # ------------------------------------------------------------------ inside
 

@@ -5,15 +5,13 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import numpy.typing as npt
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
-from flwr.serverapp import Grid
 
 from common.config import RunConfig
 from common.methods.fedpac import CENTROIDS, STATISTICS, FedPAC
 from common.models import Tensors, part
-from common.wire import HEAD, MODEL, from_record, to_record
+from common.wire import HEAD, MODEL
 from strategies.base import MethodStrategy
-from strategies.exchange import MetricMeans, PerClient
+from strategies.exchange import AcceptedReply, Payload, PerClient
 from strategies.fedrep import split_network
 from strategies.mean import StreamingMean
 
@@ -42,43 +40,34 @@ class FedPACStrategy(MethodStrategy[FedPAC]):
         self.centroids = state[CENTROIDS]
         self.heads = {client: head for client, head in state.items() if client != CENTROIDS}
 
-    def payload(self, arrays: ArrayRecord) -> PerClient:
-        model = from_record(arrays)
+    def payload(self, model: Tensors) -> PerClient:
         shared, head = part(model, "featurizer"), part(model, "classifier")
         return lambda client: {MODEL: shared, HEAD: self.heads.get(client, head)}
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        cohort, payload = self.sample(server_round, grid), self.payload(arrays)
-        statistics = {"mean": self.centroids["mean"], "variance": torch.zeros(())}
-        expect = {MODEL: from_record(arrays), STATISTICS: statistics, CENTROIDS: self.centroids}
-        return self.messages(
-            server_round,
-            cohort,
-            "train",
-            lambda client: {**payload(client), CENTROIDS: self.centroids},
-            expect=expect,
-        )
+    def training_payload(self, model: Tensors) -> PerClient:
+        payload = self.payload(model)
+        return lambda client: {**payload(client), CENTROIDS: self.centroids}
 
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        mean, metrics = StreamingMean(), MetricMeans()
+    def expect(self, model: Tensors) -> Payload:
+        statistics = {"mean": self.centroids["mean"], "variance": torch.zeros(())}
+        return {MODEL: model, STATISTICS: statistics, CENTROIDS: self.centroids}
+
+    def combined(self, server_round: int, replies: Iterable[AcceptedReply]) -> dict[str, Tensors]:
+        """The mean model; what else came is combined by client and by class."""
+        mean = StreamingMean()
         heads: dict[str, Tensors] = {}
         statistics: list[Tensors] = []
         centroids: list[Tensors] = []
-        for reply in self.accepted(replies):
+        for reply in replies:
             mean.add(reply[MODEL], self.weight(reply))
-            metrics.add(reply)
             heads[reply.client] = part(reply[MODEL], "classifier")
             statistics.append(reply[STATISTICS])
             centroids.append(reply[CENTROIDS])
         if not heads:
-            return None, metrics.result()
+            return {}
         self.heads |= combined(heads, statistics)
         self.centroids = merged(self.centroids, centroids)
-        return to_record(mean.result()), metrics.result()
+        return {MODEL: mean.result()}
 
 
 def combined(heads: Mapping[str, Tensors], statistics: Iterable[Tensors]) -> dict[str, Tensors]:

@@ -1,13 +1,12 @@
 """FedRep, server half: the mean of the clients' featurizers; classifiers never come here."""
 
 import torch
-from flwr.app import ArrayRecord
 
 from common.config import RunConfig
 from common.errors import UserError
 from common.methods.fedrep import FedRep
-from common.models import Network, network, part
-from common.wire import MODEL, from_record
+from common.models import Network, Tensors, network, part
+from common.wire import MODEL
 from strategies.base import MethodStrategy
 from strategies.exchange import Payload
 
@@ -20,8 +19,8 @@ class FedRepStrategy(MethodStrategy[FedRep]):
         super().__init__(run, run_id)
         split_network(run)
 
-    def payload(self, arrays: ArrayRecord) -> Payload:
-        return {MODEL: part(from_record(arrays), "featurizer")}
+    def payload(self, model: Tensors) -> Payload:
+        return {MODEL: part(model, "featurizer")}
 
 
 def split_network(run: RunConfig) -> Network:

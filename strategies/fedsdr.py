@@ -1,8 +1,7 @@
 """FedSDR, server half: the discovery alone; personal models never come here."""
 
-from flwr.app import ArrayRecord
-
 from common.methods.fedsdr import FedSDR
+from common.models import Tensors
 from strategies.exchange import Payload
 from strategies.shortcut import ShortcutStrategy
 
@@ -10,5 +9,5 @@ from strategies.shortcut import ShortcutStrategy
 class FedSDRStrategy(ShortcutStrategy[FedSDR]):
     """Ψ, ω and the ω_i travel (thesis Algorithm 2). There is no global model: the global arrays stay as drawn."""
 
-    def payload(self, arrays: ArrayRecord) -> Payload:
+    def payload(self, model: Tensors) -> Payload:
         return {}

@@ -1,13 +1,12 @@
 """FedSR, server half: FedAvg over the model and all that FedSR adds to it."""
 
 import torch
-from flwr.app import ArrayRecord
 
 from common.config import RunConfig
 from common.methods.fedsr import DISTRIBUTION_BIAS, DISTRIBUTION_WEIGHT, REFERENCE_MEAN, REFERENCE_SCALE, FedSR
-from common.models import Network, Tensors, network
+from common.models import Network, Tensors
 from common.seeding import torch_generator
-from common.wire import MODEL, from_record
+from common.wire import MODEL
 from strategies.base import MethodStrategy
 from strategies.exchange import Payload
 
@@ -17,12 +16,11 @@ class FedSRStrategy(MethodStrategy[FedSR]):
 
     def __init__(self, run: RunConfig, run_id: str) -> None:
         super().__init__(run, run_id)
-        net = network(run.model, run.scenario.input_shape, run.scenario.classes, torch.device("cpu"))
-        self.added = initial(net, run.seed)
+        self.added = initial(self.network, run.seed)
 
-    def payload(self, arrays: ArrayRecord) -> Payload:
+    def payload(self, model: Tensors) -> Payload:
         # After the first round the global arrays hold all.
-        return {MODEL: {**self.added, **from_record(arrays)}}
+        return {MODEL: {**self.added, **model}}
 
 
 def initial(net: Network, seed: int) -> Tensors:

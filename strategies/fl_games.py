@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
 from common.adam import Adam
@@ -20,8 +20,8 @@ from common.methods.fl_games import (
     FLGames,
     VFLGames,
 )
-from common.models import Tensors, divided, joined, network, part
-from common.wire import GRADIENT, MODEL, Scalar, from_record, to_record
+from common.models import Tensors, divided, joined, part
+from common.wire import GRADIENT, MODEL, Scalar, to_record
 from strategies.base import MethodStrategy
 from strategies.exchange import AcceptedReply, MetricMeans, Payload, PerClient
 from strategies.mean import StreamingMean
@@ -40,9 +40,7 @@ class FLGamesStrategy(MethodStrategy[FLGames]):
     def __init__(self, run: RunConfig, run_id: str) -> None:
         """Raises `UserError` where predictors that are not linear would be summed in parameter space."""
         super().__init__(run, run_id)
-        scenario = run.scenario
-        self.players = scenario.client_ids
-        self.network = network(run.model, scenario.input_shape, scenario.classes)
+        self.players = run.scenario.client_ids
         names = self.hparams.predictor(self.network.initial(run.seed)).keys()
         if self.hparams.space == "parameter" and names != {"classifier.weight", "classifier.bias"}:
             raise UserError(
@@ -74,22 +72,19 @@ class FLGamesStrategy(MethodStrategy[FLGames]):
         self.curve, self.ended = game["curve"].tolist(), int(game["ended"])
         self.adam, self.past = Adam(rest.pop("adam", None)), rest
 
-    def payload(self, arrays: ArrayRecord) -> Payload:
-        return divided(from_record(arrays))
+    def payload(self, model: Tensors) -> Payload:
+        return divided(model)
 
     # ------------------------------------------------------------------ a round
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
+    def ask(self, server_round: int, cohort: list[str], grid: Grid) -> list[Message]:
         """Ask all for their gradients of φ, or all (parallel) or the next one (sequential) to play.
 
         Where the accuracy of the ensemble is measured, so is everybody else, who then does nothing but that.
         """
-        self.ensemble = dict(self.payload(arrays)) if server_round > 1 else self._opening(from_record(arrays))
+        self.ensemble = dict(self.payload(self.sent)) if server_round > 1 else self._opening(self.sent)
         if self.ended:
             return []
-        cohort = self.sample(server_round, grid)
         settings: dict[str, Scalar] = {PLAYERS: list(self.players), PLAYED: list(self.played.values())}
         if not (movers := self.hparams.movers(server_round, self.players)):
             phi = self.ensemble[MODEL]

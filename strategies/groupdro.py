@@ -1,18 +1,16 @@
 """Federated GroupDRO, server half: the clients' weights, and the mean of their models."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeVar
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
-from flwr.serverapp import Grid
 
 from common.config import RunConfig
 from common.methods.groupdro import GROUP, GroupTraining
 from common.models import Tensors
-from common.wire import MODEL, from_record
-from strategies.exchange import AcceptedReply, Payload
+from common.wire import MODEL
+from strategies.exchange import AcceptedReply, Payload, PerClient
 from strategies.uniform import UniformStrategy
 
 G = TypeVar("G", bound=GroupTraining)
@@ -41,37 +39,37 @@ class GroupDROStrategy(UniformStrategy[G]):
             for record in ("q", "first-risks")
         )
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """The model and the client's weight down, the model and its risk up: one number more each way."""
-        cohort, self.sent = self.sample(server_round, grid), from_record(arrays)
+    def training_payload(self, model: Tensors) -> PerClient:
+        """The model and the client's weight."""
         scale = 1 if self.hparams.literal_weights else len(self.q)
+        return lambda client: {MODEL: model, GROUP: {"weight": torch.tensor(scale * self.q[client])}}
 
-        def payload(client: str) -> Payload:
-            return {MODEL: self.sent, GROUP: {"weight": torch.tensor(scale * self.q[client])}}
+    def expect(self, model: Tensors) -> Payload:
+        """The model and the client's risk."""
+        return {MODEL: model, GROUP: {"risk": torch.zeros(())}}
 
-        expect = {MODEL: self.sent, GROUP: {"risk": torch.zeros(())}}
-        return self.messages(server_round, cohort, "train", payload, expect=expect)
+    def combined(self, server_round: int, replies: Iterable[AcceptedReply]) -> dict[str, Tensors]:
+        def followed() -> Iterator[AcceptedReply]:
+            for reply in replies:
+                self.follow(reply)
+                yield reply
 
-    def weight(self, reply: AcceptedReply) -> float:
-        """Takes in the client's risk; its weight in the mean."""
-        code, risk = self.hparams.preset == "code", float(reply[GROUP]["risk"])
-        if code:
-            risk = self.first_risks.setdefault(reply.client, risk)
-        # No risk is negative, and e^710 is no float: whatever a client reports, Σq stays finite and above 0.
-        growth = min(max(self.hparams.group_rate * risk, 0.0), 700.0)
-        self.q[reply.client] *= math.exp(growth)
-        return self.q[reply.client] if code else 1.0
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        found = super().aggregate_train(server_round, replies)
+        means = super().combined(server_round, followed())
         total = sum(self.q.values())
         self.q = {client: q / total for client, q in self.q.items()}
         self.notes.append({"kind": "groups", "round": server_round, "q": dict(self.q)})
-        return found
+        return means
+
+    def follow(self, reply: AcceptedReply) -> None:
+        """`q_i ← q_i exp(η_q risk_i)`."""
+        risk = float(reply[GROUP]["risk"])
+        if self.hparams.preset == "code":
+            risk = self.first_risks.setdefault(reply.client, risk)
+        # No risk is negative, and e^710 is no float: whatever a client reports, Σq stays finite and above 0.
+        self.q[reply.client] *= math.exp(min(max(self.hparams.group_rate * risk, 0.0), 700.0))
+
+    def weight(self, reply: AcceptedReply) -> float:
+        return self.q[reply.client] if self.hparams.preset == "code" else 1.0
 
 
 def _tensors(values: Mapping[str, float]) -> Tensors:

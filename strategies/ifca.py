@@ -1,17 +1,16 @@
 """IFCA, server half: K models, each the mean of what the clients made of it that chose it."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
-import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
-from flwr.serverapp import Grid
+from flwr.app import ArrayRecord
 
 from common.config import RunConfig
 from common.methods.ifca import IFCA
-from common.models import Tensors, network
-from common.wire import MODEL, from_record, to_record
+from common.models import Tensors
+from common.wire import MODEL
 from strategies.base import MethodStrategy
-from strategies.exchange import AcceptedReply, MetricMeans, Payload
+from strategies.exchange import AcceptedReply, Payload
 from strategies.mean import StreamingMean
 from strategies.screening import Rejected
 
@@ -21,11 +20,10 @@ class IFCAStrategy(MethodStrategy[IFCA]):
 
     def __init__(self, run: RunConfig, run_id: str) -> None:
         super().__init__(run, run_id)
-        net = network(run.model, run.scenario.input_shape, run.scenario.classes, torch.device("cpu"))
         draw = self.hparams.start
         self.models: dict[str, Tensors] = {
             # The first model of the first draw is every other method's initial one.
-            name: net.initial(run.seed, *(("ifca", draw, k) if draw or k else ()))
+            name: self.network.initial(run.seed, *(("ifca", draw, k) if draw or k else ()))
             for k, name in enumerate(self.hparams.model_names)
         }
         """The models by record name, in the order of the clusters' numbers."""
@@ -39,32 +37,31 @@ class IFCAStrategy(MethodStrategy[IFCA]):
     def results(self, arrays: ArrayRecord) -> dict[str, Tensors]:
         return {**super().results(arrays), **self.models}
 
-    def payload(self, arrays: ArrayRecord) -> Payload:
+    def payload(self, model: Tensors) -> Payload:
         """All models; the client chooses."""
         return self.models
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        cohort, expect = self.sample(server_round, grid), {MODEL: from_record(arrays)}
-        return self.messages(server_round, cohort, "train", self.models, expect=expect)
+    def expect(self, model: Tensors) -> Payload:
+        return {MODEL: model}
 
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """The new models; the global arrays, which no client is sent, are the mean of all replies."""
-        means = [StreamingMean() for _ in self.models]
-        everyone, metrics = StreamingMean(), MetricMeans()
+    def combined(self, server_round: int, replies: Iterable[AcceptedReply]) -> dict[str, Tensors]:
+        """The mean by cluster, and that of all replies."""
+        means = defaultdict[str, StreamingMean](StreamingMean)
         labels: dict[str, int] = {}
-        for reply in self.accepted(replies, check=self.cluster):
+        for reply in replies:
             labels[reply.client] = self.cluster(reply)
-            for mean in (means[labels[reply.client]], everyone):
-                mean.add(reply[MODEL], self.weight(reply))
-            metrics.add(reply)
-        chosen = zip(self.models, means, strict=True)
-        self.models = self.models | {name: mean.result() for name, mean in chosen if mean.weight}
+            for name in (MODEL, self.hparams.model_names[labels[reply.client]]):
+                means[name].add(reply[MODEL], self.weight(reply))
         self.notes.append({"kind": "clusters", "round": server_round, "labels": labels})
-        return to_record(everyone.result()) if labels else None, metrics.result()
+        return {name: mean.result() for name, mean in means.items()}
+
+    def update(self, model: Tensors, means: Mapping[str, Tensors]) -> Tensors:
+        """The new models; the global arrays, which no client is sent, are the mean of all replies."""
+        self.load_state_dict({**self.models, **means})
+        return means[MODEL]
+
+    def check(self, reply: AcceptedReply) -> None:
+        self.cluster(reply)
 
     def cluster(self, reply: AcceptedReply) -> int:
         """The number of the model that a client chose. Raises `Rejected` where there is none such."""

@@ -6,14 +6,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Message, MetricRecord
 
 from common.config import RunConfig
 from common.models import Tensors
 from common.privacy import Clipping
 from common.wire import MODEL
 from strategies.base import MethodStrategy
-from strategies.exchange import MetricMeans, Payload, PerClient
+from strategies.exchange import AcceptedReply
 from strategies.mean import StreamingMean
 
 STATE = "privacy"
@@ -44,33 +43,29 @@ class PrivateStrategy(MethodStrategy[Any]):
         self.clipping_norm = float(state[STATE]["clipping-norm"])
         super().load_state_dict({name: tensors for name, tensors in state.items() if name != STATE})
 
-    def ask(self, server_round: int, cohort: list[str], payload: Payload | PerClient) -> list[Message]:
+    def combined(self, server_round: int, replies: Iterable[AcceptedReply]) -> dict[str, Tensors]:
+        payload = self.training_payload(self.sent)
         assert isinstance(payload, Mapping)  # of every method that `averages`
-        self.reference: Tensors = payload[MODEL]
-        """w, what all clients start from."""
-        return super().ask(server_round, cohort, payload)
-
-    def mean(self, server_round: int, replies: Iterable[Message]) -> tuple[Tensors, MetricRecord]:
-        updates, unclipped, metrics = StreamingMean(), 0, MetricMeans()
-        for reply in self.accepted(replies):
-            update, small = clipped(reply[MODEL], self.reference, self.clipping_norm)
+        reference = payload[MODEL]
+        updates, unclipped = StreamingMean(), 0
+        for reply in replies:
+            update, small = clipped(reply[MODEL], reference, self.clipping_norm)
             updates.add(update)
             unclipped += small
-            metrics.add(reply)
         clients = int(updates.weight)
         if not clients:
-            return {}, metrics.result()
+            return {}
         multiplier, deviation = self.privacy.noise(clients)
         model: Tensors = {}
         for name, mean in updates.result().items():
-            before, shape = self.reference[name], tuple(mean.shape)
+            before, shape = reference[name], tuple(mean.shape)
             noise = self.entropy.normal(0, multiplier * self.clipping_norm / clients, shape)
             model[name] = (before + mean.cpu() + torch.as_tensor(noise)).to(before.dtype)
         norm = {"kind": "privacy", "round": server_round, "clients": clients, "clipping_norm": self.clipping_norm}
         self.notes.append(norm)
         share = (unclipped + self.entropy.normal(0, deviation)) / clients
         self.clipping_norm = self.privacy.followed(self.clipping_norm, share)
-        return model, metrics.result()
+        return {MODEL: model}
 
 
 def clipped(model: Tensors, start: Tensors, norm: float) -> tuple[Tensors, bool]:

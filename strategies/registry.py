@@ -1,9 +1,12 @@
-"""The server half of a method, by its module's name."""
+"""The server half of a run: the method's, behind the privacy mechanism that is set."""
 
 from functools import lru_cache
+from importlib.util import find_spec
+from inspect import getattr_static
 from typing import Any
 
 from common.config import RunConfig
+from common.errors import UserError
 from common.modules import defined_in
 from strategies.base import MethodStrategy
 from strategies.privacy import PrivateStrategy
@@ -16,17 +19,50 @@ MECHANISMS: dict[str, type[MethodStrategy[Any]]] = {
 }
 """What stands before the method, by the privacy mechanism."""
 
+FREE = {
+    "payload",
+    "training_payload",
+    "settings",
+    "weight",
+    "update",
+    "state_dict",
+    "load_state_dict",
+    "results",
+}
+"""What a method's server half may override behind a mechanism: none of it sees the tensors of a reply."""
+
 
 @lru_cache
-def strategy_class(module: str) -> type[MethodStrategy[Any]]:
-    """The one `MethodStrategy` subclass that `strategies/MODULE.py` defines."""
-    found: type[MethodStrategy[Any]] = defined_in(f"strategies.{module}", MethodStrategy)
+def strategy_class(module: str, shared: str = "base") -> type[MethodStrategy[Any]]:
+    """The one `MethodStrategy` subclass of `strategies/MODULE.py`; where there is no such file, of SHARED."""
+    own = find_spec(f"strategies.{module}")
+    found: type[MethodStrategy[Any]] = defined_in(f"strategies.{module if own else shared}", MethodStrategy)
     return found
 
 
 def strategy_for(run: RunConfig, run_id: str) -> MethodStrategy[Any]:
-    """The server half of a run: the method's, behind the privacy mechanism that is set."""
-    kind = strategy_class(run.method.module())
+    """The server half of a run: the method's, behind the privacy mechanism that is set.
+
+    Raises `UserError` where the method would go past the mechanism.
+    """
+    kind = strategy_class(run.method.module(), run.method.server())
     if mechanism := MECHANISMS.get(run.privacy.mechanism):
+        if past := going_past(kind):
+            raise UserError(
+                f"privacy.mechanism: {run.privacy.mechanism!r} is not possible with method {run.method.name!r}, "
+                f"whose server half has its own {', '.join(past)} and so could use replies that the mechanism has "
+                "not seen; take another method or privacy.mechanism=none"
+            )
         kind = type(kind.__name__, (mechanism, kind), {})
     return kind(run, run_id)
+
+
+def going_past(kind: type[MethodStrategy[Any]]) -> list[str]:
+    """What a server half has in place of the base's that is not `FREE`."""
+    return [
+        name
+        for name in dir(MethodStrategy)
+        if not name.startswith("_")
+        and name not in FREE
+        and getattr_static(kind, name) is not getattr_static(MethodStrategy, name)
+    ]

@@ -100,11 +100,10 @@ def accept(name: str, record: ArrayRecord | None, template: Template, largest: f
         raise Rejected(f"{name!r} cannot be decoded: its bytes are no arrays of numbers") from None
     if lies:
         raise Rejected(f"{name!r}: {lies[0]} is not what its header says")
-    for key, tensor in tensors.items():
-        # One pass, and NaN comes through it: no comparison with NaN holds.
-        low, high = (float(value) for value in tensor.aminmax()) if tensor.numel() else (0.0, 0.0)
+    for key, (low, high) in _ranges(tensors).items():
+        # NaN comes through: no comparison with NaN holds.
         if not -largest <= low <= high <= largest:
-            if not torch.isfinite(tensor).all():
+            if not torch.isfinite(tensors[key]).all():
                 raise Rejected(f"{name!r} is not finite in {key}")
             worst = max(low, high, key=abs)
             raise Rejected(f"{name!r}: {key} has the value {worst:g}, and largest={largest:g} is the limit")
@@ -159,6 +158,16 @@ def _value_bytes(value: Any) -> int:
     if isinstance(value, list):
         return sum(map(_value_bytes, value))
     return len(value) if isinstance(value, (str, bytes)) else 8
+
+
+def _ranges(tensors: Tensors) -> dict[str, tuple[float, float]]:
+    """The least and the greatest value of each tensor that has any; one wait for the device, however many."""
+    full = {key: tensor for key, tensor in tensors.items() if tensor.numel()}
+    if not full:
+        return {}
+    extremes = [torch.stack(tensor.aminmax()).double() for tensor in full.values()]
+    found = torch.stack([pair.to(extremes[0].device) for pair in extremes]).tolist()
+    return {key: (low, high) for key, (low, high) in zip(full, found, strict=True)}
 
 
 def _some(keys: Collection[str]) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ConfigRecord, Message, MetricRecord
 from flwr.common.secure_aggregation.crypto.shamir import combine_shares
 from flwr.serverapp import Grid
 
@@ -39,7 +39,7 @@ from common.secagg import (
 )
 from common.wire import MODEL, NUM_EXAMPLES
 from strategies.base import MethodStrategy
-from strategies.exchange import AcceptedReply, MetricMeans, Payload, PerClient
+from strategies.exchange import AcceptedReply, MetricMeans, Payload
 from strategies.screening import Rejected, Template
 
 
@@ -55,14 +55,9 @@ class SecureStrategy(MethodStrategy[Any]):
         assert isinstance(run.privacy, SecureAggregation)
         self.privacy = run.privacy
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        self.grid = grid
-        return super().configure_train(server_round, arrays, config, grid)
-
-    def ask(self, server_round: int, cohort: list[str], payload: Payload | PerClient) -> list[Message]:
+    def ask(self, server_round: int, cohort: list[str], grid: Grid) -> list[Message]:
         """Keys, then shares, then the requests to train; the shares go on to those that they are sealed for."""
+        self.grid, payload = grid, self.training_payload(self.sent)
         assert isinstance(payload, Mapping)  # of every method that `averages`
         self.reference: Tensors = payload[MODEL]
         share = ceil(round(max(self.privacy.threshold, self.run.quorum) * len(cohort), 9))
@@ -87,9 +82,10 @@ class SecureStrategy(MethodStrategy[Any]):
             return {**payload, SHARES: shares, TERMS: terms}
 
         vector = {MASKED: {MASKED: torch.zeros(8 * size, dtype=torch.uint8)}}
-        return self.messages(server_round, list(answers), "train", request, expect=vector)
+        own = self.settings(server_round)
+        return self.messages(server_round, list(answers), "train", request, expect=vector, settings=own)
 
-    def mean(self, server_round: int, replies: Iterable[Message]) -> tuple[Tensors, MetricRecord]:
+    def collected(self, server_round: int, replies: Iterable[Message]) -> tuple[dict[str, Tensors], MetricRecord]:
         total, survivors, metrics = np.zeros(1, dtype=np.uint64), list[str](), MetricMeans()
         for reply in self.accepted(replies, quorum=0.0):
             total = total + np.frombuffer(as_bytes(reply[MASKED][MASKED]), dtype=np.uint64)
@@ -99,7 +95,8 @@ class SecureStrategy(MethodStrategy[Any]):
         weight = sum(self.weights[client] for client in survivors)
         try:
             total = total - self.masks(server_round, survivors, len(total))
-            return restored(total, weight, self.reference, self.privacy.range), metrics.result()
+            mean = restored(total, weight, self.reference, self.privacy.range)
+            return {MODEL: mean}, metrics.result()
         except ValueError as error:
             raise RunStopped(
                 f"round {server_round}: the sum under secure aggregation cannot be used ({error}); a client did "

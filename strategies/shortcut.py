@@ -1,20 +1,17 @@
 """FedSDR's server: a shortcut extractor from all clients, a classifier for each training environment."""
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TypeVar
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
-from flwr.serverapp import Grid
+from flwr.app import ArrayRecord
 
 from common.config import RunConfig
 from common.methods.shortcut import SHORTCUT, ShortcutTraining, environment_head
 from common.models import Tensors, part
-from common.wire import MODEL, from_record, to_record
+from common.wire import MODEL
 from strategies.base import MethodStrategy
-from strategies.exchange import AcceptedReply, MetricMeans, Payload
+from strategies.exchange import AcceptedReply, Payload
 from strategies.fedrep import split_network
-from strategies.mean import StreamingMean
 from strategies.screening import Rejected
 
 S = TypeVar("S", bound=ShortcutTraining)
@@ -46,31 +43,27 @@ class ShortcutStrategy(MethodStrategy[S]):
     def results(self, arrays: ArrayRecord) -> dict[str, Tensors]:
         return {**super().results(arrays), **self.state_dict()}
 
-    def payload(self, arrays: ArrayRecord) -> Payload:
-        return {MODEL: from_record(arrays)}
+    def payload(self, model: Tensors) -> Payload:
+        return {MODEL: model}
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Ask the round's cohort for Ψ and for the classifiers of the environments that each client has."""
-        expect = {**self.payload(arrays), SHORTCUT: self.shortcut}
-        cohort, payload = self.sample(server_round, grid), {**expect, **self.heads}
-        return self.messages(server_round, cohort, "train", payload, expect=expect, optional=self.heads)
+    def training_payload(self, model: Tensors) -> Payload:
+        return {**self.expect(model), **self.heads}
 
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """The mean of each record over the clients that sent it, all with the same weight."""
-        means, metrics = defaultdict[str, StreamingMean](StreamingMean), MetricMeans()
-        for reply in self.accepted(replies, check=self.has_a_head):
-            for name, tensors in reply.arrays.items():
-                means[name].add(tensors)
-            metrics.add(reply)
-        trained = {name: mean.result() for name, mean in means.items()}
-        self.load_state_dict({**self.state_dict(), **trained})
-        return to_record(trained[MODEL]) if MODEL in trained else None, metrics.result()
+    def expect(self, model: Tensors) -> Payload:
+        """Ψ, and the model where one travels; classifiers only of the environments that a client has."""
+        return {**self.payload(model), SHORTCUT: self.shortcut}
 
-    def has_a_head(self, reply: AcceptedReply) -> None:
+    def optional(self) -> Payload:
+        return self.heads
+
+    def weight(self, reply: AcceptedReply) -> float:
+        return 1.0
+
+    def update(self, model: Tensors, means: Mapping[str, Tensors]) -> Tensors:
+        self.load_state_dict({**self.state_dict(), **means})
+        return means.get(MODEL, {})
+
+    def check(self, reply: AcceptedReply) -> None:
         """Raises `Rejected` for a reply without the classifier of any environment."""
         if not reply.arrays.keys() & self.heads.keys():
             raise Rejected("it has no environment's classifier")

@@ -22,7 +22,7 @@ class VRExStrategy(FedSGDStrategy[VREx]):
         if abs(risk := _risk(reply)) > self.run.largest:
             raise Rejected(f"metric 'risk' is {risk:g}, and largest={self.run.largest:g} is the limit")
 
-    def combined(self, server_round: int, replies: Iterable[AcceptedReply]) -> Tensors:
+    def combined(self, server_round: int, replies: Iterable[AcceptedReply]) -> dict[str, Tensors]:
         gradient, product, risks = StreamingMean(), StreamingMean(), []
         for reply in replies:
             # In float64, since what is left of the difference may be small.
@@ -38,7 +38,7 @@ class VRExStrategy(FedSGDStrategy[VREx]):
             weight = min(weight, 1.0)
         for name, part in product.result().items():
             mean[name] += 2 * weight * (part - risk * mean[name])
-        return {name: tensor.to(self.sent[name].dtype) for name, tensor in mean.items()}
+        return {GRADIENT: {name: tensor.to(self.sent[name].dtype) for name, tensor in mean.items()}}
 
 
 def _risk(reply: AcceptedReply) -> float:

@@ -57,8 +57,6 @@ def one_round(
     strategy: MethodStrategy[Any], grid: ScriptedGrid, arrays: ArrayRecord, number: int = 1
 ) -> ArrayRecord | None:
     """A training round; the new global arrays."""
-    strategy.exchanges.clear()
-    strategy.notes.clear()
     grid.asked.clear()
     requests = strategy.configure_train(number, arrays, ConfigRecord(), grid)
     return strategy.aggregate_train(number, grid.send_and_receive(requests))[0]

@@ -3,12 +3,12 @@
 from typing import TypeVar
 
 import torch
+from torch import Tensor
 
-from client.objectives import proximal
-from client.trainer import LocalTrainer, Means, Received, Reply
-from client.working import Momentum, Working
+from client.proximal import repeated, solve
+from client.trainer import LocalTrainer, Received, Reply
 from common.methods.cgpfl import ContextTraining
-from common.wire import MODEL, NUM_EXAMPLES, PERSONAL
+from common.wire import MODEL, NUM_EXAMPLES
 
 C = TypeVar("C", bound=ContextTraining)
 
@@ -22,18 +22,11 @@ class CGPFLClient(LocalTrainer[C]):
     """
 
     def train(self, received: Received) -> Reply:
-        hparams, names = self.hparams, self.network.parameter_names
-        personal = Working(self.personal(received), names)
-        copy = [received[MODEL][name].clone() for name in names]
-        momentum, means = Momentum(hparams.momentum), Means()
-        for batch in self.batches(hparams.local_steps, received.round):
-            for _ in range(hparams.personal_steps):
-                risk_gradient, metrics = self.gradient(personal, self.loss, batch, received)
-                gradient = proximal(risk_gradient, personal.values, copy, hparams.proximity)
-                personal.step(momentum.direction(gradient), hparams.personal_learning_rate)  # θ, line 8
-                means.add(metrics)
-            torch._foreach_lerp_(copy, personal.values, hparams.learning_rate * hparams.proximity)  # ω̃, line 10
-        self.kept[PERSONAL] = personal.result()
-        # Buffers (BatchNorm's statistics) are those of the model that saw the data.
-        upload = {**self.kept[PERSONAL], **dict(zip(names, copy, strict=True))}
-        return Reply({MODEL: upload}, {NUM_EXAMPLES: len(self.data.train), **means.result()})
+        hparams = self.hparams
+
+        def follow(copy: list[Tensor], theta: list[Tensor]) -> None:
+            torch._foreach_lerp_(copy, theta, hparams.learning_rate * hparams.proximity)  # ω̃, line 10
+
+        batches = repeated(self.batches(hparams.local_steps, received.round), hparams.personal_steps)
+        upload, metrics = solve(self, self.loss, received, batches, follow)  # θ, line 8
+        return Reply({MODEL: upload}, {NUM_EXAMPLES: len(self.data.train), **metrics})

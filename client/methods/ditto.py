@@ -7,14 +7,14 @@ from torch import Tensor
 from client.objectives import squared_distance
 from client.trainer import LocalTrainer, Metrics, Received, Reply
 from common.data.examples import Examples
-from common.methods.ditto import PulledTraining
+from common.methods.ditto import Ditto, PulledTraining
 from common.models import Tensors
 from common.wire import MODEL, PERSONAL
 
 P = TypeVar("P", bound=PulledTraining)
 
 
-class DittoClient(LocalTrainer[P]):
+class DittoClient(LocalTrainer[Ditto]):
     """Global: `w_u ← w_u − η ∇R(w_u; B)`. Personal: `v_u ← v_u − η (∇R(v_u; B) + λ (v_u − w^t))`.
 
     w^t is the received model, fixed for the round; v_u is kept across rounds and takes the same mini-batches as
@@ -23,13 +23,16 @@ class DittoClient(LocalTrainer[P]):
 
     def train(self, received: Received) -> Reply:
         reply = super().train(received)
-        self.kept[PERSONAL], _ = self.descend(
-            self.personal(received), self.personal_loss, received, steps=self.hparams.personal_steps
-        )
+        self.kept[PERSONAL] = pulled(self, received)
         return reply
 
-    def personal_loss(self, params: Tensors, batch: Examples, received: Received) -> tuple[Tensor, Metrics]:
-        """`R(v; B) + (λ/2) ‖v − w^t‖²`, whose gradient is the personal update above."""
-        risk, metrics = self.loss(params, batch, received)
-        distance = squared_distance(params, received[MODEL], self.network.parameter_names)
-        return risk + self.hparams.proximity / 2 * distance, metrics
+
+def pulled(client: LocalTrainer[P], received: Received) -> Tensors:
+    """The client's personal model after `personal_steps` steps on `R(v; B) + (λ/2) ‖v − w^t‖²`."""
+
+    def loss(params: Tensors, batch: Examples, received: Received) -> tuple[Tensor, Metrics]:
+        risk, metrics = client.loss(params, batch, received)
+        distance = squared_distance(params, received[MODEL], client.network.parameter_names)
+        return risk + client.hparams.proximity / 2 * distance, metrics
+
+    return client.descend(client.personal(received), loss, received, steps=client.hparams.personal_steps)[0]

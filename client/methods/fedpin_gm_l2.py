@@ -1,9 +1,16 @@
 """FedPIN's global model and personal ones pulled towards it, client half."""
 
-from client.methods.ditto import DittoClient
+from client.methods.ditto import pulled
 from client.methods.fedpin_gm import FedPINGMClient
+from client.trainer import Received, Reply
 from common.methods.fedpin import FedPINGML2
+from common.wire import PERSONAL
 
 
-class FedPINGML2Client(DittoClient[FedPINGML2], FedPINGMClient[FedPINGML2]):
-    """`train` is Ditto's: the global side's, then steps on `R(θ) + (μ/2) ‖θ − θ_GM‖²` with the received θ_GM."""
+class FedPINGML2Client(FedPINGMClient[FedPINGML2]):
+    """The global side's training, then Ditto's steps on `R(θ) + (μ/2) ‖θ − θ_GM‖²` with the received θ_GM."""
+
+    def train(self, received: Received) -> Reply:
+        reply = super().train(received)
+        self.kept[PERSONAL] = pulled(self, received)
+        return reply

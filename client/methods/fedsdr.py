@@ -1,4 +1,4 @@
-"""FedSDR, client half: a personal model that never leaves the client, from which shortcuts are removed."""
+"""FedSDR, client half: a personal model, kept and not sent, from which shortcuts are removed."""
 
 from client.shortcut import ShortcutTrainer
 from client.trainer import Received

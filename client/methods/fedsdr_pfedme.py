@@ -2,13 +2,12 @@
 
 from itertools import islice
 
-from client.objectives import envelope_gradient, proximal
+from client.proximal import envelope_step, solve
 from client.shortcut import ShortcutTrainer
-from client.trainer import Means, Received
-from client.working import Momentum, Working
+from client.trainer import Received
 from common.methods.fedsdr_pfedme import FedSDRPFedMe
 from common.models import Tensors
-from common.wire import MODEL, PERSONAL
+from common.wire import MODEL
 
 
 class FedSDRPFedMeClient(ShortcutTrainer[FedSDRPFedMe]):
@@ -18,18 +17,10 @@ class FedSDRPFedMeClient(ShortcutTrainer[FedSDRPFedMe]):
     """
 
     def remove(self, received: Received) -> tuple[dict[str, Tensors], dict[str, float]]:
-        hparams, names, loss = self.hparams, self.network.parameter_names, self.removal_loss(received)
-        personal, local = Working(self.personal(received), names), Working(received[MODEL], names)
-        momentum, means = Momentum(hparams.momentum), Means()
+        hparams, loss = self.hparams, self.removal_loss(received)
         batches = self.batches(hparams.local_steps * hparams.personal_steps, received.round)
-        for _ in range(hparams.local_steps):
-            for batch in islice(batches, self.mini_batches(hparams.personal_steps)):
-                gradient, metrics = self.gradient(personal, loss, batch, received)
-                gradient = proximal(gradient, personal.values, local.values, hparams.proximity)
-                personal.step(momentum.direction(gradient), hparams.personal_learning_rate)
-                means.add(metrics)
-            local.step(envelope_gradient(local.values, personal.values, hparams.proximity), hparams.learning_rate)
-        self.kept[PERSONAL] = personal.result()
-        # Buffers (BatchNorm's statistics) are those of the model that saw the data.
-        copy = {**self.kept[PERSONAL], **{name: local.result()[name] for name in names}}
-        return {MODEL: copy}, means.result()
+        size = self.mini_batches(hparams.personal_steps)
+        groups = (islice(batches, size) for _ in range(hparams.local_steps))
+        follow = envelope_step(hparams.learning_rate, hparams.proximity)
+        copy, metrics = solve(self, loss, received, groups, follow)
+        return {MODEL: copy}, metrics

@@ -1,32 +1,39 @@
 """Federated GroupDRO, client half: steps on the weighted risk, and the risk for the next weights."""
 
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from client.stateful import StatefulTrainer
-from client.trainer import Metrics, Received, Reply
+from client.trainer import Client, Metrics, Received, Reply
 from common.data.examples import Examples
-from common.methods.groupdro import GROUP, GroupTraining
+from common.methods.groupdro import GROUP, GroupDRO
 from common.models import Tensors
 from common.wire import MODEL
 
-G = TypeVar("G", bound=GroupTraining)
 
-
-class GroupDROClient(StatefulTrainer[G]):
+class GroupDROClient(StatefulTrainer[GroupDRO]):
     """`v ← v − γ N q_i ∇R(v; B)`, with the weight N q_i from the server (Sagawa et al. 2020)."""
 
     def train(self, received: Received) -> Reply:
         """The round's steps, and beside them the risk of the *received* model on all training data."""
-        found = self.score(self.predictor(received[MODEL]), self.data.train)
-        reply = super().train(received)
-        risk = torch.tensor(found.loss / found.count)
-        return replace(reply, arrays={**reply.arrays, GROUP: {"risk": risk}})
+        return with_risk(super().train(received), self, received)
 
     def loss(self, params: Tensors, batch: Examples, received: Received) -> tuple[Tensor, Metrics]:
-        """`N q_i R(v; B)`."""
-        risk = self.risk(params, batch)
-        return self.decayed(received[GROUP]["weight"] * risk, params), {"risk": risk}
+        return weighted_loss(self, params, batch, received)
+
+
+def with_risk(reply: Reply, client: Client[Any], received: Received) -> Reply:
+    """The reply, and beside it the risk of the received model on all of the client's training data."""
+    found = client.score(client.predictor(received[MODEL]), client.data.train)
+    return replace(reply, arrays={**reply.arrays, GROUP: {"risk": torch.tensor(found.loss / found.count)}})
+
+
+def weighted_loss(
+    client: StatefulTrainer[Any], params: Tensors, batch: Examples, received: Received
+) -> tuple[Tensor, Metrics]:
+    """`N q_i R(v; B)`, and weight decay."""
+    risk = client.risk(params, batch)
+    return client.decayed(received[GROUP]["weight"] * risk, params), {"risk": risk}

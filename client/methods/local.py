@@ -1,4 +1,4 @@
-"""Local training, client half: plain SGD on a model that never leaves the client."""
+"""Local training, client half: plain SGD on a model that is kept."""
 
 from client.trainer import LocalTrainer, Received, Reply
 from common.methods.local import Local

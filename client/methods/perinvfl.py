@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from client.methods.groupdro import GroupDROClient
+from client.methods.groupdro import weighted_loss, with_risk
 from client.methods.irm_l2 import IrmL2Client
 from client.objectives import contrast
 from client.stateful import OWN, SHARED
@@ -19,20 +19,19 @@ from common.wire import MODEL, PERSONAL
 AUXILIARY = "auxiliary"
 
 
-class PerInvFLClient(GroupDROClient[PerInvFL], IrmL2Client[PerInvFL]):
+class PerInvFLClient(IrmL2Client[PerInvFL]):
     """Shared: federated IRM or GroupDRO, never seeing θ. Personal, S times before each step of v:
     `θ ← θ − η ∇[Σ_j (R(θ; e_j) + λ g_j(θ)²) + β ‖θ − v‖²]` (Algorithm 1)."""
 
     def train(self, received: Received) -> Reply:
-        return self._shared.train(self, received)
+        reply = super().train(received)
+        return with_risk(reply, self, received) if self.hparams.invariance == "groupdro" else reply
 
     def loss(self, params: Tensors, batch: Examples, received: Received) -> tuple[Tensor, Metrics]:
-        return self._shared.loss(self, params, batch, received)
-
-    @property
-    def _shared(self) -> type[GroupDROClient[PerInvFL]] | type[IrmL2Client[PerInvFL]]:
-        """Whose the shared model is."""
-        return GroupDROClient if self.hparams.invariance == "groupdro" else IrmL2Client
+        """Of the shared model: federated GroupDRO's or IRM's."""
+        if self.hparams.invariance == "groupdro":
+            return weighted_loss(self, params, batch, received)
+        return super().loss(params, batch, received)
 
     def personal_loss(
         self, params: Tensors, anchor: Tensors, contexts: Sequence[Examples], received: Received

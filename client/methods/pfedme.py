@@ -1,10 +1,9 @@
 """pFedMe, client half: a personal model solved near a local copy of the global one, which follows it."""
 
-from client.objectives import envelope_gradient, proximal
-from client.trainer import LocalTrainer, Means, Received, Reply
-from client.working import Momentum, Working
+from client.proximal import envelope_step, repeated, solve
+from client.trainer import LocalTrainer, Received, Reply
 from common.methods.pfedme import PFedMe
-from common.wire import MODEL, NUM_EXAMPLES, PERSONAL
+from common.wire import MODEL, NUM_EXAMPLES
 
 
 class PFedMeClient(LocalTrainer[PFedMe]):
@@ -15,17 +14,8 @@ class PFedMeClient(LocalTrainer[PFedMe]):
     """
 
     def train(self, received: Received) -> Reply:
-        hparams, names = self.hparams, self.network.parameter_names
-        personal, local = Working(self.personal(received), names), Working(received[MODEL], names)
-        momentum, means = Momentum(hparams.momentum), Means()
-        for batch in self.batches(hparams.local_steps, received.round):
-            for _ in range(hparams.personal_steps):
-                risk_gradient, metrics = self.gradient(personal, self.loss, batch, received)
-                gradient = proximal(risk_gradient, personal.values, local.values, hparams.proximity)
-                personal.step(momentum.direction(gradient), hparams.personal_learning_rate)
-                means.add(metrics)
-            local.step(envelope_gradient(local.values, personal.values, hparams.proximity), hparams.learning_rate)
-        self.kept[PERSONAL] = personal.result()
-        # Buffers (BatchNorm's statistics) are those of the model that saw the data.
-        copy = {**self.kept[PERSONAL], **{name: local.result()[name] for name in names}}
-        return Reply({MODEL: copy}, {NUM_EXAMPLES: len(self.data.train), **means.result()})
+        hparams = self.hparams
+        batches = repeated(self.batches(hparams.local_steps, received.round), hparams.personal_steps)
+        follow = envelope_step(hparams.learning_rate, hparams.proximity)
+        copy, metrics = solve(self, self.loss, received, batches, follow)
+        return Reply({MODEL: copy}, {NUM_EXAMPLES: len(self.data.train), **metrics})

@@ -9,6 +9,8 @@ from common.methods.base import LocalTraining
 class APFL(LocalTraining):
     """A mixture of the global model and one of the client's own, in proportions that each client learns."""
 
+    keeps = frozenset({"personal", "mixing"})
+
     title = "APFL"
     summary = "a personal mixture of the global model and an own one; each client learns its proportions"
     source = "Deng et al. 2020"

@@ -9,6 +9,11 @@ from common.data.scenario import Scenario
 from common.knobs import between, choice, knob
 from common.model_settings import ModelSettings
 
+EVERY = "whenever it changes"
+FIRST = "in the first reply"
+CHANGE = "how it changes, since a tensor that is sent changes alike"
+BUFFERS = "its BatchNorm statistics alone, whenever they change"
+
 
 class Method(BaseModel):
     """Base of all hyper-parameter classes."""
@@ -30,6 +35,12 @@ class Method(BaseModel):
     what differential privacy and secure aggregation need (docs/privacy.md)."""
     fractions: ClassVar[tuple[str, ...]] = ()
     """Settings that count in fractions of all rounds: with more rounds, those before would have been others."""
+    keeps: ClassVar[frozenset[str]] = frozenset()
+    """Records that a client keeps between rounds, be it with some settings alone; a `*` stands for any letters."""
+    sends: ClassVar[frozenset[tuple[str, str]]] = frozenset()
+    """Those that it also sends, and when: `EVERY`, `FIRST`, `CHANGE` or `BUFFERS`. Tests look at what was sent."""
+    keeps_batch_norm: ClassVar[bool] = False
+    """Whether BatchNorm layers, parameters and statistics, are among what clients keep and do not send."""
     family: ClassVar[str] = ""
     """File name of the two halves, where several methods share them; empty: the method's own name."""
 
@@ -39,6 +50,21 @@ class Method(BaseModel):
     def module(cls) -> str:
         """Name of the method's file in `strategies/` and `client/methods/`."""
         return cls.family or str(cls.model_fields["name"].default).replace("-", "_")
+
+    @classmethod
+    def leaving(cls) -> str:
+        """What a client sends of what it keeps, for a table."""
+        return "; ".join(f"`{name}`: {when}" for name, when in sorted(cls.sends)) or "nothing"
+
+    def server(self) -> str:
+        """File in `strategies/` of the server half where the method has none of its own; "base" is FedAvg's."""
+        return "base"
+
+    def clash(self, scenario: Scenario, *taken: str) -> str:
+        """Why this cannot run: a client has the name of one of the method's own records. Empty where none has."""
+        if not (clients := set(taken).intersection(scenario.client_ids)):
+            return ""
+        return f"name: {self.name!r} has a record {min(clients)!r} of its own; give that site another name"
 
     def misfit(self, scenario: Scenario) -> str:
         """Why this cannot run on the scenario: the field, the value, what would be right. Empty where it can."""

@@ -9,6 +9,8 @@ from common.methods.base import LocalTraining
 class PulledTraining(LocalTraining):
     """A personal model beside the global one, pulled towards it."""
 
+    keeps = frozenset({"personal"})
+
     proximity: float = knob(
         0.1,
         "weight of ½‖v − w‖², the pull of the personal model v to the received global model w",
@@ -33,7 +35,7 @@ class Ditto(PulledTraining):
     """FedAvg's global model, and a personal one pulled towards it."""
 
     title = "Ditto"
-    summary = "FedAvg's global model, and a personal one pulled towards it that never leaves the client"
+    summary = "FedAvg's global model, and a personal one pulled towards it, kept at the client"
     source = "Li et al. 2021"
     evaluates = ("global", "personal")
     averages = True

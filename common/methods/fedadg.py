@@ -39,6 +39,8 @@ def layers(names: Sequence[str], sizes: Sequence[int], generator: torch.Generato
 class FedADG(LocalTraining):
     """All clients' features of a class made to look like one learnt distribution."""
 
+    keeps = frozenset({"discriminator"})
+
     title = "FedADG"
     summary = "one global model whose features, class by class, cannot be told from those of a common generator"
     source = "Zhang et al. 2021"

@@ -12,11 +12,14 @@ NORMS = "norms"
 class FedBN(LocalTraining):
     """Clients whose features are scaled differently, each with its own normalisation."""
 
+    keeps = frozenset({"norms"})
+
     title = "FedBN"
     summary = "FedAvg whose clients keep their BatchNorm layers to themselves"
     source = "Li et al. 2021"
     evaluates = ("personal",)
     averages = True
+    keeps_batch_norm = True
 
     name: Literal["fedbn"] = "fedbn"
 

@@ -7,6 +7,7 @@ from pydantic import model_validator
 from common.data.scenario import Scenario
 from common.geometric import GeometricMean, Zeros
 from common.knobs import between, choice, knob
+from common.methods.base import EVERY
 from common.methods.fedsgd import ServerTraining
 
 VARIANCE = "variance"
@@ -95,6 +96,9 @@ class MiniBatches(FedILC):
 class Fishr(FedILC):
     """What the methods with Fishr's penalty have in common."""
 
+    keeps = frozenset({"fishr-model", "fishr-statistics"})
+    sends = frozenset({("fishr-statistics", EVERY)})
+
     actions = ("train", "train.fishr", "evaluate")
 
     penalty: float = knob(
@@ -175,6 +179,9 @@ class FishrIntraArith(Fishr, MiniBatches):
 
 class FederatedFishr(Fishr):
     """Fishr as published, with clients as its domains."""
+
+    keeps = Fishr.keeps | {"fishr-running"}
+    sends = Fishr.sends | {("fishr-running", EVERY)}
 
     title = "Fishr"
     summary = "FedSGD with Fishr's penalty on running means of the clients' gradient variances"

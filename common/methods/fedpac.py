@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+from common.data.scenario import Scenario
 from common.knobs import between, knob
 from common.methods.fedrep import AlternatingTraining
 
@@ -29,3 +30,6 @@ class FedPAC(AlternatingTraining):
         le=1e4,
         search=between(0.1, 10.0, log=True),
     )
+
+    def misfit(self, scenario: Scenario) -> str:
+        return self.clash(scenario, CENTROIDS)

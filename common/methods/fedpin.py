@@ -4,7 +4,7 @@ from typing import ClassVar, Literal
 
 from common.data.scenario import Scenario
 from common.knobs import between, choice, knob
-from common.methods.base import LocalTraining
+from common.methods.base import CHANGE, LocalTraining
 from common.methods.ditto import PulledTraining
 
 
@@ -12,6 +12,8 @@ class AnchorTraining(LocalTraining):
     """A global model whose features shall leave nothing for the client to tell of the label."""
 
     fractions: ClassVar[tuple[str, ...]] = ("warm_up",)
+    keeps = frozenset({"auxiliary"})
+    sends = frozenset({("auxiliary", CHANGE)})
 
     independence: float = knob(
         25.0,
@@ -61,6 +63,9 @@ class AnchorTraining(LocalTraining):
         source="ours, see docs/methods/fedpin.md; true: Tang 2025 Algorithm 5",
     )
 
+    def server(self) -> str:
+        return "fedpin_gm"
+
     def caution(self, scenario: Scenario) -> str:
         if self.literal:
             return (
@@ -74,6 +79,8 @@ class AnchorTraining(LocalTraining):
 
 class FedPIN(AnchorTraining):
     """Personal models drawn to the features of a global invariant one, and away from those of plain training."""
+
+    keeps = frozenset({"personal", "plain", "auxiliary"})
 
     title = "FedPIN"
     summary = "personal models drawn to global invariant features and away from those of plain local training"
@@ -179,6 +186,8 @@ class FedPINGMFT(AnchorTraining):
 
 class FedPINGML2(AnchorTraining, PulledTraining):
     """FedPIN's global model, and Ditto's personal one."""
+
+    keeps = frozenset({"personal", "auxiliary"})
 
     title = "FedPIN GM-L2"
     summary = "FedPIN's global invariant model, and personal ones pulled towards it as in Ditto"

@@ -32,8 +32,10 @@ class AlternatingTraining(LocalTraining):
 class FedRep(AlternatingTraining):
     """A shared featurizer under classifiers that stay with the clients."""
 
+    keeps = frozenset({"head"})
+
     title = "FedRep"
-    summary = "one shared featurizer, and a classifier for each client that never leaves it"
+    summary = "one shared featurizer, and a classifier that each client keeps"
     source = "Collins et al. 2021"
     evaluates = ("personal",)
     averages = True

@@ -8,6 +8,8 @@ from common.methods.base import LocalTraining
 class FedRoD(LocalTraining):
     """A generic predictor that is fair to all classes, and a personal one on top of it."""
 
+    keeps = frozenset({"head"})
+
     title = "FedRoD"
     summary = "a generic predictor trained on a class-balanced risk, and personal logits added to its own"
     source = "Chen & Chao 2022"

@@ -3,11 +3,15 @@
 from typing import Literal
 
 from common.knobs import choice, knob
+from common.methods.base import EVERY
 from common.methods.shortcut import ShortcutTraining
 
 
 class FedSDRFedAvg(ShortcutTraining):
     """FedSDR whose personal models start every round from their mean."""
+
+    keeps = frozenset({"personal"})
+    sends = frozenset({("personal", EVERY)})
 
     title = "FedSDR+FedAvg"
     summary = "FedSDR whose personal models are averaged and start every round from their mean"

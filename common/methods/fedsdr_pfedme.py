@@ -4,12 +4,16 @@ from typing import Literal
 
 from common.data.scenario import Scenario
 from common.knobs import between, choice, knob
+from common.methods.base import BUFFERS
 from common.methods.pfedme import diverging
 from common.methods.shortcut import ShortcutTraining
 
 
 class FedSDRPFedMe(ShortcutTraining):
     """FedSDR whose personal models are solved around a copy of one global model, as pFedMe's."""
+
+    keeps = frozenset({"personal"})
+    sends = frozenset({("personal", BUFFERS)})
 
     title = "FedSDR+pFedMe"
     summary = "FedSDR whose personal models are each solved near a global model that follows them"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from common.data.scenario import Scenario
 from common.knobs import between, choice, knob
-from common.methods.base import LocalTraining
+from common.methods.base import EVERY, LocalTraining
 
 if TYPE_CHECKING:
     from common.models import Tensors
@@ -24,6 +24,9 @@ PLAYED = "played"
 
 class FLGames(LocalTraining):
     """What the Fixed and the Variable game have in common."""
+
+    keeps = frozenset({"predictor", "adam", "ensemble", "*.*"})
+    sends = frozenset({("predictor", EVERY)})
 
     source = "Gupta et al. 2022, arXiv 2205.11101"
     evaluates = ("ensemble",)
@@ -120,6 +123,9 @@ class FLGames(LocalTraining):
         le=1,
         search=choice(1.0),
     )
+
+    def misfit(self, scenario: Scenario) -> str:
+        return self.clash(scenario, "model", "gradient", "config", "metrics", PREDICTOR, OTHERS, ANSWERED)
 
     def caution(self, scenario: Scenario) -> str:
         if scenario.clients == 1:

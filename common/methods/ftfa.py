@@ -10,6 +10,8 @@ from common.methods.stateful import StatefulTraining
 class FineTuning(StatefulTraining):
     """What methods have in common whose personal model is some steps away from the shared one."""
 
+    keeps = frozenset({"optimizer-shared", "optimizer-personal", "personal"})
+
     CODE: ClassVar[Mapping[str, Any]] = {
         **StatefulTraining.CODE,
         "fine_tuning_steps": 2,

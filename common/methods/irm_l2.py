@@ -10,6 +10,8 @@ from common.methods.irm import InvariantTraining
 class HeldTraining(InvariantTraining):
     """What PerInvFL and IRM-L2 have in common: a personal model θ held near the local copy v of the shared one."""
 
+    keeps = frozenset({"optimizer-shared", "optimizer-personal", "personal"})
+
     CODE: ClassVar[Mapping[str, Any]] = {
         **InvariantTraining.CODE,
         "personal_steps": 2,

@@ -4,11 +4,14 @@ from typing import Literal
 
 from common.data.scenario import Scenario
 from common.knobs import choice, knob
-from common.methods.base import LocalTraining
+from common.methods.base import EVERY, LocalTraining
 
 
 class L2SGD(LocalTraining):
     """Personal models that are pulled towards their mean at random times (L2GD with mini-batches)."""
+
+    keeps = frozenset({"personal"})
+    sends = frozenset({("personal", EVERY)})
 
     title = "L2SGD"
     summary = "personal models that take local steps and, when a common coin says so, steps towards their mean"

@@ -8,6 +8,8 @@ from common.methods.base import LocalTraining
 class Local(LocalTraining):
     """Every client for itself."""
 
+    keeps = frozenset({"personal"})
+
     title = "Local"
     summary = "no communication: every client trains a model of its own"
     source = "a reference for all others, of no paper"

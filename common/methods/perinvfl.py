@@ -5,12 +5,16 @@ from typing import Any, ClassVar, Literal
 
 from common.data.scenario import Scenario
 from common.knobs import between, knob
+from common.methods.base import FIRST
 from common.methods.groupdro import GroupTraining
 from common.methods.irm_l2 import HeldTraining
 
 
 class PerInvFL(HeldTraining, GroupTraining):
     """A personal model held by an invariance loss of its own and near a global invariant one."""
+
+    keeps = HeldTraining.keeps | {"auxiliary"}
+    sends = frozenset({("personal", FIRST)})
 
     CODE: ClassVar[Mapping[str, Any]] = HeldTraining.CODE
 
@@ -44,6 +48,9 @@ class PerInvFL(HeldTraining, GroupTraining):
         le=1e4,
         search=between(1e-2, 10.0, log=True),
     )
+
+    def server(self) -> str:
+        return "groupdro" if self.invariance == "groupdro" else "uniform"
 
     def misfit(self, scenario: Scenario) -> str:
         if self.preset == "code" and self.invariance == "groupdro":

@@ -4,7 +4,7 @@ from typing import Literal
 
 from common.data.scenario import Scenario
 from common.knobs import between, choice, knob
-from common.methods.base import LocalTraining
+from common.methods.base import BUFFERS, LocalTraining
 
 
 def diverging(rate: float, pull: float, momentum: float) -> str:
@@ -23,6 +23,9 @@ def diverging(rate: float, pull: float, momentum: float) -> str:
 
 class ProximalTraining(LocalTraining):
     """What pFedMe and CGPFL have in common: a personal model θ solved around a local copy ω̃ that follows it."""
+
+    keeps = frozenset({"personal"})
+    sends = frozenset({("personal", BUFFERS)})
 
     evaluates = ("global", "personal")
 
@@ -102,3 +105,6 @@ class PFedMe(ProximalTraining):
         le=4,
         search=choice(0.5, 1.0, 2.0),
     )
+
+    def server(self) -> str:
+        return "uniform"

@@ -19,6 +19,8 @@ def environment_head(number: int) -> str:
 class ShortcutTraining(LocalTraining):
     """A shortcut extractor that all clients train, and personal models from which it is removed."""
 
+    keeps = frozenset({"personal"})
+
     local_steps: int = knob(
         10,
         "updates of the extractor in a round, each with `environment_steps` after it",
@@ -97,6 +99,9 @@ class ShortcutTraining(LocalTraining):
         "what shall not depend on the shortcut features: the personal model's logits, or all of its features",
         source="features: Tang 2025 §4.4.2; logits: ours, docs/methods/fedsdr.md",
     )
+
+    def server(self) -> str:
+        return "shortcut"
 
     def caution(self, scenario: Scenario) -> str:
         environments = len(scenario.train_environments)

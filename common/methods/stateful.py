@@ -10,6 +10,8 @@ from common.methods.base import PresetTraining
 class StatefulTraining(PresetTraining):
     """The preset is the only setting that picks an algorithm, and the defaults of the others go with it."""
 
+    keeps = frozenset({"optimizer-shared"})
+
     CODE: ClassVar[Mapping[str, Any]] = {
         "optimizer": "adam",
         "batch_order": "sequential",
@@ -60,3 +62,6 @@ class StatefulTraining(PresetTraining):
         le=1,
         search=choice(0.5, 1.0),
     )
+
+    def server(self) -> str:
+        return "uniform"

@@ -21,7 +21,7 @@ from common.config import RunConfig, sentence
 from common.errors import RunStopped, UserError
 from common.files import write_text
 from server.folder import RunFolder
-from server.study.version import code_version, name_without_code, run_name
+from server.study.version import name_without_code, run_name
 from server.words import duration
 
 
@@ -179,9 +179,7 @@ def older(configs: Sequence[RunConfig], out: Path) -> list[Path]:
     found: set[Path] = set()
     for config in configs:
         same = set(out.glob(f"{name_without_code(config)}-*"))
-        found |= same - {
-            out / f"{name_without_code(config)}-{code_version(type(config.method), type(config.scenario))}"
-        }
+        found |= same - {out / run_name(config)}
     return sorted(found)
 
 

@@ -20,7 +20,8 @@ stop, and on which replies a model rests."""
 
 def run_name(config: RunConfig) -> str:
     """`METHOD-SCENARIO-sSEED-CONFIGURATION-CODE`, the last two being digests."""
-    return f"{name_without_code(config)}-{code_version(type(config.method), type(config.scenario))}"
+    code = code_version(type(config.method), type(config.scenario), config.method.server())
+    return f"{name_without_code(config)}-{code}"
 
 
 def name_without_code(config: RunConfig) -> str:
@@ -35,13 +36,13 @@ def config_digest(config: RunConfig) -> str:
 
 
 @cache
-def code_version(method: type[Method], scenario: type[Scenario]) -> str:
+def code_version(method: type[Method], scenario: type[Scenario], server: str = "base") -> str:
     """8 hex digits over the sources that a run of the method on the scenario imports.
 
     Other methods and other scenarios are not among them, so that work on one does not ask for another one's runs
-    again; neither is what only shows or compares results.
+    again; neither is what only shows or compares results. `server` is the method's shared server half.
     """
-    halves = f"strategies.{method.module()}", f"client.methods.{method.module()}"
+    halves = f"strategies.{method.module()}", f"strategies.{server}", f"client.methods.{method.module()}"
     files = imported("server.local", method.__module__, scenario.__module__, *halves)
     digest = sha256()
     for name in sorted(files):

@@ -33,11 +33,11 @@ def start() -> Tensors:
 
 
 def test_the_worked_example_is_the_code() -> None:
-    """The three files word for word; the page is shown in part."""
+    """Both files of code word for word; the page is shown in part."""
     text = (ROOT / "CONTRIBUTING.md").read_text()
     blocks = re.findall(r"`([\w/]+fedprox\.py)`:\n\n```python\n(.*?)```", text, re.DOTALL)
     assert [path for path, _ in blocks] == [
-        "common/methods/fedprox.py", "strategies/fedprox.py", "client/methods/fedprox.py",
+        "common/methods/fedprox.py", "client/methods/fedprox.py",
     ]  # fmt: skip
     for path, code in blocks:
         assert (ROOT / path).read_text() == code

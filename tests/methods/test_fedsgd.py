@@ -134,9 +134,8 @@ def test_adam_goes_on_in_another_process() -> None:
     second = FedSGDStrategy(first.run, "run")
     second.load_state_dict(first.state_dict())
     ones = {name: torch.ones_like(tensor) for name, tensor in whole.items()}
-    for strategy in (first, second):
-        strategy.sent = whole
-    assert_close(first.stepped(ones), second.stepped(ones), rtol=0, atol=0)
+    stepped = [strategy.update(whole, {GRADIENT: ones}) for strategy in (first, second)]
+    assert_close(*stepped, rtol=0, atol=0)
     fresh = FedSGDStrategy(first.run, "run")
     fresh.load_state_dict({})  # an Adam without steps has no tensors to be kept
     assert fresh.state_dict() == {"adam": {}}

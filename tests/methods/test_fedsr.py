@@ -176,7 +176,7 @@ def test_where_nothing_is_random_the_prediction_is_the_plain_models() -> None:
 
 def test_the_server_adds_its_tensors_once_and_averages_all_by_sample_count() -> None:
     strategy = FedSRStrategy(toy_config("fedsr"), "run")
-    first = strategy.payload(to_record({"featurizer.w": torch.zeros(2)}))[MODEL]
+    first = strategy.payload({"featurizer.w": torch.zeros(2)})[MODEL]
     assert set(first) == {"featurizer.w", *ADDED}
 
     def answer(name: str, message: Message) -> RecordDict:
@@ -189,7 +189,9 @@ def test_the_server_adds_its_tensors_once_and_averages_all_by_sample_count() -> 
     assert set(found) == set(first)
     for tensor in found.values():
         torch.testing.assert_close(tensor, torch.full_like(tensor, (0 * 1 + 1 * 2 + 2 * 3 + 3 * 4) / 10))
-    assert all(torch.equal(tensor, found[key]) for key, tensor in strategy.payload(arrays)[MODEL].items())
+    assert all(
+        torch.equal(tensor, found[key]) for key, tensor in strategy.payload(from_record(arrays))[MODEL].items()
+    )
 
 
 def test_the_start_is_drawn_from_the_seed() -> None:

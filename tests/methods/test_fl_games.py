@@ -60,11 +60,10 @@ class Table:
     def round(self) -> dict[str, Tensors]:
         """Plays a round; the ensemble after it."""
         self.number += 1
-        self.strategy.exchanges.clear()
         requests = self.strategy.configure_train(self.number, self.arrays, ConfigRecord(), self.grid)
         arrays, metrics = self.strategy.aggregate_train(self.number, self.grid.send_and_receive(requests))
         self.arrays, self.metrics = arrays or self.arrays, dict(metrics or {})
-        return dict(self.strategy.payload(self.arrays))
+        return dict(self.strategy.payload(from_record(self.arrays)))
 
     def rounds(self, count: int) -> list[dict[str, Tensors]]:
         return [self.round() for _ in range(count)]

@@ -25,7 +25,7 @@ from common.methods.stateful import StatefulTraining
 from common.wire import MODEL, to_record
 from server.folder import RunFolder
 from server.local import LocalRuntime
-from strategies.irm import IrmStrategy
+from strategies.uniform import UniformStrategy
 
 FLOAT: dict[str, Any] = {"dtype": torch.float64}
 
@@ -301,7 +301,7 @@ def test_the_preset_sets_defaults_that_a_setting_overrides(name: str, tmp_path: 
 
 @pytest.mark.parametrize("mixing", [0.0, 0.5, 1.0])
 def test_the_server_goes_the_way_to_the_uniform_mean_whatever_the_sample_counts(mixing: float) -> None:
-    strategy = IrmStrategy(toy_config("irm", f"mixing={mixing}"), "run")
+    strategy = UniformStrategy(toy_config("irm", f"mixing={mixing}"), "run")
     counts = {client: 10**i for i, client in enumerate(strategy.run.scenario.client_ids)}
     grid = ScriptedGrid(strategy, lambda c, _: content({MODEL: {"w": torch.full((2,), float(c[-1]))}}, counts[c]))
     moved = one_round(strategy, grid, to_record({"w": torch.full((2,), 5.0)}))

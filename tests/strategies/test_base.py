@@ -13,7 +13,6 @@ from common.errors import RunStopped
 from common.wire import CONFIG, METRICS, MODEL, REFUSED, to_record
 from strategies.base import MethodStrategy
 from strategies.exchange import AcceptedReply, Exchange, MetricMeans
-from strategies.fedavg import FedAvgStrategy
 from strategies.screening import Limits, Rejected
 
 Answer = Callable[[str, Message], RecordDict | Error | None]
@@ -58,7 +57,7 @@ class FakeGrid(Grid):
 
 def strategy(*settings: str) -> MethodStrategy[Any]:
     config = load_config(options={"method": "fedavg", "scenario": "colored-digits"}, settings=settings)
-    return FedAvgStrategy(config, "run-1")
+    return MethodStrategy(config, "run-1")
 
 
 def model(value: float) -> ArrayRecord:
@@ -312,6 +311,14 @@ def test_an_evaluation_that_does_not_fit_is_left_out(changes: dict[str, Any], na
     assert method.exchanges[-1].left_out.keys() == {CLIENTS[0]}
     assert "cannot be read" in method.exchanges[-1].left_out[CLIENTS[0]]
     assert {row["client"] for row in method.evaluation} == set(CLIENTS[1:])
+
+
+def test_an_evaluation_that_does_not_fit_does_not_count_for_the_quorum() -> None:
+    method, bad = strategy("quorum=0.5"), {"global/test/correct": [11] * len(TEST)}
+    few = CLIENTS[: len(CLIENTS) // 2 - 1]
+    grid = FakeGrid(CLIENTS, lambda name, _: evaluation({} if name in few else bad))
+    with pytest.raises(RunStopped, match=f"only {len(few)} of {len(CLIENTS)} clients gave a usable answer"):
+        evaluate(method, grid)
 
 
 def test_a_client_without_test_samples_does_no_harm() -> None:

@@ -17,7 +17,6 @@ from common.wire import CLIENT, CONFIG, METRICS, MODEL, NUM_EXAMPLES, to_record
 from server.folder import RunFolder
 from server.local import LocalRuntime
 from strategies.base import MethodStrategy
-from strategies.fedavg import FedAvgStrategy
 
 NAMES = toy_config("fedavg").scenario.client_ids
 
@@ -51,7 +50,7 @@ class Nodes(Grid):
 
 
 def server(*settings: str) -> MethodStrategy[Any]:
-    return FedAvgStrategy(toy_config("fedavg", "quorum=0", *settings), "run-1")
+    return MethodStrategy(toy_config("fedavg", "quorum=0", *settings), "run-1")
 
 
 def train(method: MethodStrategy[Any], grid: Nodes) -> tuple[float | None, dict[str, str]]:

@@ -12,6 +12,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from spoiled import pickles
+from torch.utils._python_dispatch import TorchDispatchMode
 from toys import toy_config
 
 from common.models import Tensors
@@ -291,3 +292,20 @@ def test_a_trained_reply_must_count_its_samples() -> None:
     assert check_metrics(MetricRecord({"risk": 1.0}))
     with pytest.raises(Rejected, match=r"metric 'num-examples' is missing"):
         check_metrics(MetricRecord({"risk": 1.0}), counted=True)
+
+
+class Waits(TorchDispatchMode):
+    """Counts how often a value is taken from the device."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_device_is_not_waited_for_once_a_tensor() -> None:
+    like = {f"w{number}": torch.ones(3) for number in range(20)}
+    with Waits() as waits:
+        accept("model", to_record(like), like)
+    assert waits.count <= 1

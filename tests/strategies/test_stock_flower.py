@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 from flwr.app import Message
@@ -12,7 +13,7 @@ from common.wire import from_record, to_record
 from server.folder import RunFolder
 from server.local import LocalRuntime
 from server.loop import start
-from strategies.fedavg import FedAvgStrategy
+from strategies.base import MethodStrategy
 
 
 class Unordered(SpoilingGrid):
@@ -28,8 +29,11 @@ def test_flowers_own_loop_gives_the_same_arrays(tmp_path: Path) -> None:
     ours = load_file(tmp_path / "models" / "global.safetensors")
 
     grid = Unordered(LocalRuntime(config).grid, lambda _, reply: reply)
-    strategy = FedAvgStrategy(config, "stock")
+    strategy: MethodStrategy[Any] = MethodStrategy(config, "stock")
     result = strategy.start(grid, to_record(start(config).arrays), num_rounds=config.rounds)
     theirs = from_record(result.arrays)
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     assert result.evaluate_metrics_clientapp[config.rounds]["global/accuracy"] > 0.5
+    # Nobody else clears them: the last round's training and evaluation are left.
+    assert [exchange.action for exchange in strategy.exchanges] == ["train", "evaluate"]
+    assert strategy.notes == []

@@ -135,9 +135,7 @@ def test_a_configuration_from_its_file_has_the_same_name(tmp_path: Path) -> None
 
 
 def test_the_code_version_covers_what_a_run_imports_and_no_other_method() -> None:
-    found = imported(
-        "server.local", Ditto.__module__, CMNIST.__module__, "strategies.ditto", "client.methods.ditto"
-    )
+    found = imported("server.local", Ditto.__module__, CMNIST.__module__, "client.methods.ditto")
     assert {"server.loop", "client.trainer", "strategies.base", "common.data.partition"} <= found.keys()
     assert {"common.methods.ditto", "common.data.scenarios.colored"} <= found.keys()
     assert not {"common.methods.local", "tests.toys"} & found.keys()

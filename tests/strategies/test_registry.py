@@ -1,0 +1,125 @@
+"""Which server half a method has."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from toys import toy_config
+
+import strategies
+from common.config import load_config
+from common.data.scenarios.own import OwnData
+from common.errors import UserError
+from common.methods import METHODS
+from common.wire import MODEL
+from server.folder import RunFolder
+from server.local import LocalRuntime
+from server.study import version
+from server.study.version import run_name
+from strategies import registry
+from strategies.base import MethodStrategy
+from strategies.fedpin_gm import FedPINGMStrategy
+from strategies.groupdro import GroupDROStrategy
+from strategies.registry import strategy_for
+from strategies.shortcut import ShortcutStrategy
+from strategies.uniform import UniformStrategy
+
+ROOMS = {
+    "base",
+    "clustering",
+    "evaluation",
+    "exchange",
+    "mean",
+    "privacy",
+    "registry",
+    "roster",
+    "screening",
+    "secagg",
+}
+SHARED = {"shortcut", "simplex", "uniform"}
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "kind"),
+    [
+        ("fedavg", [], MethodStrategy),
+        ("ditto", [], MethodStrategy),
+        ("pfedme", [], UniformStrategy),
+        ("irm-ft", [], UniformStrategy),
+        ("fedsdr-fedavg", [], ShortcutStrategy),
+        ("fedpin-gm-l2", [], FedPINGMStrategy),
+        ("perinvfl", [], UniformStrategy),
+        ("perinvfl", ["invariance=groupdro"], GroupDROStrategy),
+    ],
+)
+def test_a_method_without_a_server_file_has_the_one_that_it_names(
+    method: str, settings: list[str], kind: type[MethodStrategy[Any]]
+) -> None:
+    assert type(strategy_for(toy_config(method, *settings), "run")) is kind
+
+
+def test_every_server_file_is_of_a_method_or_shared() -> None:
+    """A file whose name is misspelt would be passed over for FedAvg's server without a word."""
+    files = {path.stem for folder in strategies.__path__ for path in Path(folder).glob("*.py")} - {"__init__"}
+    methods = {method.module() for method in METHODS.values()}
+    assert files - methods == ROOMS | SHARED
+    shared = {toy_config(method).method.server() for method in METHODS}
+    assert shared <= files
+
+
+def test_the_name_of_a_run_changes_with_the_server_half_that_it_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    version.code_version.cache_clear()
+    monkeypatch.setattr(version, "imported", lambda *modules: asked.extend(modules) or {})
+    run_name(toy_config("pfedme", "mixing=0.5"))
+    assert "strategies.uniform" in asked
+    version.code_version.cache_clear()
+
+
+class Past(MethodStrategy[Any]):
+    """A method that makes something of the replies itself."""
+
+    def aggregate_train(self, server_round: int, replies: Any) -> Any:
+        return None, None
+
+
+class Behind(MethodStrategy[Any]):
+    """A method that makes something of the mean."""
+
+    def update(self, model: Any, means: Any) -> Any:
+        return means[MODEL]
+
+
+@pytest.mark.parametrize("mechanism", ["fixed", "adaptive", "secagg"])
+def test_a_method_that_goes_past_a_mechanism_is_refused_before_anything_is_sent(
+    mechanism: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config = toy_config("fedavg", f"privacy.mechanism={mechanism}")
+    here = LocalRuntime(config)
+    asked: list[Any] = []
+    monkeypatch.setattr(here.grid, "send_and_receive", lambda messages, **_: asked.extend(messages) or [])
+    monkeypatch.setattr(registry, "strategy_class", lambda *_: Past)
+    with pytest.raises(
+        UserError, match=f"'{mechanism}' is not possible with method 'fedavg', whose .* aggregate_train"
+    ):
+        here.run(RunFolder.create(tmp_path / "run", config))
+    assert asked == []
+    monkeypatch.setattr(registry, "strategy_class", lambda *_: Behind)
+    assert isinstance(strategy_for(config, "run"), Behind)
+
+
+def test_all_methods_that_average_stand_behind_the_mechanisms() -> None:
+    for name, method in METHODS.items():
+        if method.averages:
+            strategy_for(toy_config(name, "privacy.mechanism=fixed"), "run")
+
+
+@pytest.mark.parametrize(
+    ("method", "name"), [("f-fl-games", MODEL), ("v-fl-games", "others"), ("fedpac", "centroids")]
+)
+def test_a_site_that_has_the_name_of_a_methods_record_is_refused(method: str, name: str) -> None:
+    scenario = OwnData(sites=("north", name), inputs=("age",))
+    with pytest.raises(
+        UserError, match=f"method.name: '{method}' has a record '{name}' of its own; give that site"
+    ):
+        load_config(options={"method": method, "scenario": scenario.model_dump()})
