@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import leaving
 import pytest
 import torch
 from flwr.app import Message
@@ -12,7 +13,7 @@ from toys import SpoilingGrid, WireGrid, toy_config
 
 from common.config import RunConfig
 from common.methods import METHODS
-from common.models import Tensors
+from common.models import Tensors, network
 from server.folder import RunFolder
 from server.local import LocalRuntime
 from server.loop import run_rounds, start
@@ -61,11 +62,17 @@ def test_same_seed_same_bits_other_seed_other_bits(method: str, tmp_path: Path) 
 
 
 def test_the_wire_changes_nothing(method: str, tmp_path: Path) -> None:
-    """Over bytes, in new processes, with replies in another order: the rows and models of the local runtime."""
-    config = toy_config(method, rounds=4, participation=0.75)
+    """Over bytes, in new processes, with replies in another order: the rows and models of the local runtime.
+
+    And of what clients keep, they send what the method declares.
+    """
+    config = toy_config(method, "model.norm=batch", rounds=4, participation=0.75)
     run(config, tmp_path / "local")
-    folder = RunFolder.create(tmp_path / "wire", config)
-    run_rounds(config, folder, WireGrid(config, tmp_path / "sites"), start(config))
+    folder, grid = RunFolder.create(tmp_path / "wire", config), WireGrid(config, tmp_path / "sites")
+    run_rounds(config, folder, grid, start(config))
+    scenario = config.scenario
+    buffers = network(config.model, scenario.input_shape, scenario.classes).buffer_names
+    leaving.check(type(config.method), grid.sent, buffers)
     assert RunFolder(tmp_path / "local").rows() == folder.rows()
     for path in (tmp_path / "local" / "models").iterdir():
         here, there = load_file(path), load_file(folder.path / "models" / path.name)

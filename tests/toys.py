@@ -11,6 +11,7 @@ from flwr.clientapp import ClientApp
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from flwr.serverapp import Grid
+from leaving import Sent
 from torch import Tensor
 
 from client.app import OneHandlerApp
@@ -23,6 +24,7 @@ from common.data.scenario import Spurious
 from common.model_settings import model_settings
 from common.models import Tensors, network
 from common.seeding import torch_generator
+from common.wire import from_record
 from server.grid import LocalGrid
 
 
@@ -161,6 +163,8 @@ class WireGrid(LocalGrid):
     def __init__(self, config: RunConfig, path: Path) -> None:
         super().__init__(ClientApp(), len(config.scenario.client_ids))
         self.path = path
+        self.sent: list[Sent] = []
+        """All replies to train, as they arrived."""
 
     def send_and_receive(  # type: ignore[override]
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -171,10 +175,23 @@ class WireGrid(LocalGrid):
         metadata = request.metadata
         node = metadata.dst_node_id
         host = Host(FileStates(self.path / f"site-{node}"))
+        before = self._kept(host)
         message = Message(_carried(request.content), node, metadata.message_type, group_id=metadata.group_id)
         reply = OneHandlerApp(lambda message, _: host.handle(message, node - 1))(message, self.contexts[node])
-        return Message(_carried(reply.content), reply_to=request)
+        content = _carried(reply.content)
+        if metadata.message_type.startswith("train"):
+            self.sent.append(Sent(node - 1, _arrays(message.content), _arrays(content), before, self._kept(host)))
+        return Message(content, reply_to=request)
+
+    def _kept(self, host: Host) -> dict[str, Tensors]:
+        """What the host's one client keeps, in the newest version."""
+        versions = [version for place in host.states.values() for version in place]
+        return max(versions, key=lambda version: (version.round, version.part)).kept if versions else {}
 
 
 def _carried(content: RecordDict) -> RecordDict:
     return recorddict_from_proto(ProtoRecordDict.FromString(recorddict_to_proto(content).SerializeToString()))
+
+
+def _arrays(content: RecordDict) -> dict[str, Tensors]:
+    return {name: from_record(record) for name, record in content.array_records.items()}

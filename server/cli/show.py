@@ -91,9 +91,11 @@ def _show_method(method: type[Method], as_json: bool) -> None:
     fields = _fields(method)
     if as_json:
         about = {"title": method.title, "summary": method.summary, "source": method.source}
+        about["sends of what it keeps"] = method.leaving()
         out.print_json(data={**about, "evaluates": method.evaluates, "hyper-parameters": fields})
         return
-    out.print(f"[bold]{method.title}[/bold]: {method.summary}\n{method.source}\n")
+    out.print(f"[bold]{method.title}[/bold]: {method.summary}\n{method.source}")
+    out.print(f"Of what a client keeps from round to round, it sends: {method.leaving()}\n")
     out.print(_field_table(fields))
 
 
