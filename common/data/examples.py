@@ -31,7 +31,9 @@ class Examples:
 
     def by_environment(self) -> list[Examples]:
         """The samples of each environment that is there, in the order of the environments."""
-        return [self[self.environment == environment] for environment in self.environment.unique()]
+        import torch
+
+        return [self[self.environment == environment] for environment in torch.unique(self.environment)]
 
     def to(self, device: torch.device) -> Examples:
         return replace(self, x=self.x.to(device), y=self.y.to(device), environment=self.environment.to(device))

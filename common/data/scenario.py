@@ -1,7 +1,5 @@
 """What a scenario is: data set + environments + partition over clients + test environments."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from functools import cached_property, lru_cache
@@ -27,7 +25,7 @@ class Scenario(BaseModel, ABC):
     which runs at a client, reads any. Equal scenarios with equal seeds give bit-identical data everywhere.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     title: ClassVar[str]
     """One line for `perennial list scenarios`."""
@@ -76,7 +74,7 @@ class Scenario(BaseModel, ABC):
         """Names of the classes, in the order of their numbers; empty where they have none."""
         return ()
 
-    def prepare(self, x: Tensor) -> Tensor:
+    def prepare(self, x: "Tensor") -> "Tensor":
         """Samples (n, *input_shape) in the units of the raw data, as the models take them."""
         return x
 

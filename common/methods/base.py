@@ -18,7 +18,7 @@ BUFFERS = "its BatchNorm statistics alone, whenever they change"
 class Method(BaseModel):
     """Base of all hyper-parameter classes."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     title: ClassVar[str]
     """The name that papers print."""

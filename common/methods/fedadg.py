@@ -1,7 +1,5 @@
 """FedADG: hyper-parameters, and the two networks that it adds."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
@@ -25,7 +23,7 @@ DISCRIMINATOR = (
 """D's tensors, which stay at the client."""
 
 
-def layers(names: Sequence[str], sizes: Sequence[int], generator: torch.Generator) -> Tensors:
+def layers(names: Sequence[str], sizes: Sequence[int], generator: "torch.Generator") -> "Tensors":
     """Linear layers of these sizes, weights and biases in turn, as PyTorch draws them."""
     import torch
 

@@ -1,7 +1,5 @@
 """FedIIR: hyper-parameters, and which gradients are aligned."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -81,7 +79,7 @@ class FedIIR(PresetTraining):
         source="ours, for models that start from scratch; authors' code: true",
     )
 
-    def aligned(self, network: Network) -> tuple[str, ...]:
+    def aligned(self, network: "Network") -> tuple[str, ...]:
         """The names of ω's tensors."""
         return network.classifier_names if self.align == "classifier" else network.parameter_names
 

@@ -1,7 +1,5 @@
 """FL Games: hyper-parameters, and what both halves know of the game."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -147,7 +145,7 @@ class FLGames(LocalTraining):
         """Whether clients measure the ensemble beyond the samples of the round: where the game may end."""
         return round_ >= self.warm_start and min(self.termination, self.ending_share) > 0
 
-    def predictor(self, model: Tensors) -> Tensors:
+    def predictor(self, model: "Tensors") -> "Tensors":
         """A client's own part w of a model; all of it where φ is the identity."""
         from common.models import part
 

@@ -1,5 +1,7 @@
 """Standard output and standard error: sentences in place of tracebacks, progress, tables."""
 
+from __future__ import annotations
+
 import os
 import sys
 import traceback
@@ -13,15 +15,16 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from common.config import RunConfig
 from common.errors import RunStopped, UserError
 from common.tracebacks import NAME, Tracebacks
-from server.folder import RunFolder
 from server.progress import Progress, Watcher, progress_line
-from server.study.runs import Standing, standing_line
 
 if TYPE_CHECKING:
     import rich.progress
+
+    from common.config import RunConfig
+    from server.folder import RunFolder
+    from server.study.runs import Standing
 
 out = Console()
 err = Console(stderr=True)
@@ -133,6 +136,8 @@ def watching(config: RunConfig, doing: str, quiet: bool) -> Iterator[Watched]:
 @contextmanager
 def watching_runs(quiet: bool) -> Iterator[Callable[[Standing], None]]:
     """The same for many runs; Ctrl-C ends them with a sentence."""
+    from server.study.runs import standing_line
+
     try:
         if quiet:
             yield lambda _: None
@@ -161,7 +166,7 @@ def watching_runs(quiet: bool) -> Iterator[Callable[[Standing], None]]:
         raise typer.Exit(130) from None
 
 
-def _bar() -> "rich.progress.Progress":
+def _bar() -> rich.progress.Progress:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

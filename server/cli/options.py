@@ -5,9 +5,10 @@ from typing import Annotated
 
 import typer
 
+from server.cli.completion import methods, scenarios
+
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     help="Federated learning for clients whose data differ from each other and from what they will meet later.",
 )
 
@@ -31,6 +32,10 @@ Insecure = Annotated[
     typer.Option("--insecure", envvar="PERENNIAL_INSECURE", help="Plaintext to another machine."),
 ]
 
+MethodName = Annotated[str, typer.Option(help="Method, see `perennial list methods`.", autocompletion=methods)]
+ScenarioName = Annotated[
+    str, typer.Option(help="Scenario, see `perennial list scenarios`.", autocompletion=scenarios)
+]
 LabelColumn = Annotated[str, typer.Option(metavar="NAME", help="A table's column of the class.")]
 EnvironmentColumn = Annotated[str, typer.Option(metavar="NAME", help="A table's column of the environment.")]
 Rounds = Annotated[int | None, typer.Option(help=r"Communication rounds.  \[default: the scenario's]")]

@@ -1,5 +1,7 @@
 """`perennial run` and `perennial resume`."""
 
+from __future__ import annotations
+
 from contextlib import AbstractContextManager, ExitStack
 from enum import StrEnum
 from pathlib import Path
@@ -7,18 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from common.config import RunConfig, load_config
 from common.errors import UserError
+from server.cli.completion import methods, scenarios
 from server.cli.console import Watched, remark, sentences, watching
 from server.cli.options import Ca, DataRoot, Device, Insecure, Json, Rounds, Settings, SuperLink, app
-from server.cli.tables import print_run
-from server.deployment.remote import Connection, connected, simulation
-from server.folder import Checkpoint, RunFolder, default_out, taken_over
 from server.progress import Progress
-from server.report.track import require, tracking
-from server.summary import changed_line
 
 if TYPE_CHECKING:
+    from common.config import RunConfig
+    from server.deployment.remote import Connection
+    from server.folder import Checkpoint, RunFolder
     from server.local import LocalRuntime
 
 LOADING = "loading PyTorch and the data"
@@ -34,10 +34,14 @@ class Tracker(StrEnum):
 @app.command()
 def run(
     method: Annotated[
-        str | None, typer.Option(help=r"Method, see `perennial list methods`.  \[default: ditto]")
+        str | None,
+        typer.Option(help=r"Method, see `perennial list methods`.  \[default: ditto]", autocompletion=methods),
     ] = None,
     scenario: Annotated[
-        str | None, typer.Option(help=r"Scenario, see `perennial list scenarios`.  \[default: colored-digits]")
+        str | None,
+        typer.Option(
+            help=r"Scenario, see `perennial list scenarios`.  \[default: colored-digits]", autocompletion=scenarios
+        ),
     ] = None,
     rounds: Rounds = None,
     seed: Annotated[int | None, typer.Option(help=r"Keys every random draw.  \[default: 0]")] = None,
@@ -65,6 +69,8 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Run a method on a scenario; ends in a table of accuracies."""
+    from common.config import load_config
+
     options = {
         "method": method,
         "scenario": scenario,
@@ -76,6 +82,12 @@ def run(
     }
     with sentences() as working:
         complete = load_config(config, options, settings or [], remark)
+        # Later than a wrong setting is told.
+        from server.cli.tables import print_run
+        from server.deployment.remote import connected
+        from server.folder import RunFolder, default_out
+        from server.report.track import require, tracking
+
         path = folder or Path(default_out(complete))
         RunFolder(path).must_be_free()
         RunFolder(path).must_be_empty()
@@ -103,6 +115,10 @@ def resume(
     as_json: Json = False,
 ) -> None:
     """Continue a run from its last checkpoint, as if it had never stopped."""
+    from server.cli.tables import print_run
+    from server.deployment.remote import connected
+    from server.folder import RunFolder, taken_over
+
     with sentences() as working:
         opened = working.folder = RunFolder.open(folder)
         config = opened.config()
@@ -130,6 +146,8 @@ def resume(
 
 def _origin(folder: RunFolder, config: RunConfig) -> Checkpoint:
     """From where a run goes on; what was changed in its configuration is said."""
+    from server.summary import changed_line
+
     origin = folder.origin(config)
     if changed := origin.changes(config):
         remark(changed_line(origin.round + 1, changed))
@@ -144,6 +162,9 @@ def _run_on_flower(
     resume: bool = False,
     track: Tracker | None = None,
 ) -> None:
+    from server.deployment.remote import simulation
+    from server.report.track import require, tracking
+
     require(track)
     with ExitStack() as stack:
         simulated = config.runtime == "simulation"
@@ -156,7 +177,7 @@ def _run_on_flower(
                 told(Progress(row["round"], config.rounds, row["metrics"], row["left_out"]))
 
 
-def _runtime(config: RunConfig, watch: Watched) -> "LocalRuntime":
+def _runtime(config: RunConfig, watch: Watched) -> LocalRuntime:
     """The run's clients in this process. Raises `UserError` when the device or the data set is not there."""
     from server.local import LocalRuntime  # with PyTorch and Flower, in a few seconds
 

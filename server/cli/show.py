@@ -1,28 +1,25 @@
 """`perennial list` and `perennial show`."""
 
+from __future__ import annotations
+
 import json
-from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
-from common.data.datasets import DATASETS
-from common.data.scenario import Scenario, Spurious
-from common.data.scenarios import SCENARIOS
 from common.errors import UserError
-from common.knobs import Search
-from common.methods import METHODS, method_class
-from common.methods.base import Method
-from common.model_settings import MODELS
 from common.suggest import unknown
+from server.cli.completion import shown
 from server.cli.console import out, sentences
 from server.cli.options import Json, app
-from server.cli.tables import print_run
-from server.study.reproduce import load_reproduction, reproductions
+
+if TYPE_CHECKING:
+    from common.data.scenario import Scenario
+    from common.methods.base import Method
 
 
 class Kind(StrEnum):
@@ -46,21 +43,13 @@ class Thing(StrEnum):
 @app.command("list")
 def list_things(kind: Annotated[Kind, typer.Argument(help="What to list.")], as_json: Json = False) -> None:
     """List what there is, one line each."""
-    lines: dict[Kind, Mapping[str, str]] = {
-        Kind.methods: {name: f"{method.title}: {method.summary}" for name, method in METHODS.items()},
-        Kind.scenarios: {name: _scenario_line(scenario) for name, scenario in SCENARIOS.items()},
-        Kind.datasets: {name: dataset.summary for name, dataset in DATASETS.items()},
-        Kind.models: {name: model.summary for name, model in MODELS.items()},
-        Kind.reproductions: {},
-    }
-    if kind is Kind.reproductions:  # files, so that one of them may be damaged
-        with sentences():
-            lines[kind] = {name: load_reproduction(name).title for name in reproductions()}
+    with sentences():
+        lines = _lines(kind)
     if as_json:
-        out.print_json(data=dict(lines[kind]))
+        out.print_json(data=lines)
         return
     table = Table(box=None, show_header=False, pad_edge=False)
-    for name, line in lines[kind].items():
+    for name, line in lines.items():
         table.add_row(f"[bold]{name}[/bold]", line)
     out.print(table)
 
@@ -68,7 +57,7 @@ def list_things(kind: Annotated[Kind, typer.Argument(help="What to list.")], as_
 @app.command()
 def show(
     thing: Annotated[Thing, typer.Argument(help="What to show.")],
-    name: Annotated[str, typer.Argument(help="Its name, or the run folder.")],
+    name: Annotated[str, typer.Argument(help="Its name, or the run folder.", autocompletion=shown)],
     oracle: Annotated[
         bool,
         typer.Option("--oracle", help="For a run: also the round that is best on test data, labelled so."),
@@ -78,13 +67,44 @@ def show(
     """Show a method's hyper-parameters, a scenario, or a run."""
     with sentences():
         if thing is Thing.run:
+            from server.cli.tables import print_run
+
             print_run(Path(name), as_json, oracle)
         elif thing is Thing.method:
+            from common.methods import method_class
+
             _show_method(method_class(name), as_json)
         else:
+            from common.data.scenarios import SCENARIOS
+
             if name not in SCENARIOS:
                 raise UserError(unknown("scenario", name, SCENARIOS))
             _show_scenario(SCENARIOS[name], as_json)
+
+
+def _lines(kind: Kind) -> dict[str, str]:
+    """What there is of a kind, and a line for each. Raises `UserError` for a damaged file of a reproduction."""
+    match kind:
+        case Kind.methods:
+            from common.methods import METHODS
+
+            return {name: f"{method.title}: {method.summary}" for name, method in METHODS.items()}
+        case Kind.scenarios:
+            from common.data.scenarios import SCENARIOS
+
+            return {name: _scenario_line(scenario) for name, scenario in SCENARIOS.items()}
+        case Kind.datasets:
+            from common.data.datasets import DATASETS
+
+            return {name: dataset.summary for name, dataset in DATASETS.items()}
+        case Kind.models:
+            from common.model_settings import MODELS
+
+            return {name: model.summary for name, model in MODELS.items()}
+        case Kind.reproductions:
+            from server.study.reproduce import load_reproduction, reproductions
+
+            return {name: load_reproduction(name).title for name in reproductions()}
 
 
 def _show_method(method: type[Method], as_json: bool) -> None:
@@ -127,6 +147,8 @@ def _show_scenario(scenario: Scenario, as_json: bool) -> None:
 
 
 def _scenario_line(scenario: Scenario) -> str:
+    from common.data.scenario import Spurious
+
     removed = "; the shortcut removed" if isinstance(scenario, Spurious) and scenario.oracle else ""
     size = f"{scenario.clients} clients, {len(scenario.test_environments)} test environments"
     return f"{scenario.title}{removed} ({size})"
@@ -144,6 +166,8 @@ def _fields(settings: type[Method] | type[Scenario]) -> dict[str, dict[str, Any]
 
 
 def _field_table(fields: dict[str, dict[str, Any]]) -> Table:
+    from common.knobs import Search
+
     table = Table("setting", "default", "what it is")
     for name, facts in fields.items():
         signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}

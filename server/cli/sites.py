@@ -22,7 +22,6 @@ from server.cli.options import (
     SuperLink,
     app,
 )
-from server.deployment.remote import connected
 
 
 @app.command("certs")
@@ -67,6 +66,7 @@ def register_sites(
 ) -> None:
     """Let sites join a SuperLink that authenticates them, by their public keys."""
     from server.deployment.certs import public_keys
+    from server.deployment.remote import connected
 
     with sentences(), connected(superlink, ca, insecure) as connection:
         for key in public_keys(keys):

@@ -6,13 +6,21 @@ from typing import Annotated
 
 import typer
 
-from common.config import load_config
+from server.cli.completion import method_list, tables
 from server.cli.console import err, out, print_tables, print_troubles, sentences, watching_runs
-from server.cli.options import POOL, DataRoot, Device, Jobs, Json, Pool, Rounds, Settings, app
-from server.study.compare import Plan, compare, comparison_lines, comparison_tables, entries_of, trouble_lines
-from server.study.reproduce import load_reproduction, remark_lines, reproduction_json, reproduction_table
-from server.study.runs import cores
-from server.study.sweep import key_of, sweep, sweep_rows, sweep_table
+from server.cli.options import (
+    POOL,
+    DataRoot,
+    Device,
+    Jobs,
+    Json,
+    MethodName,
+    Pool,
+    Rounds,
+    ScenarioName,
+    Settings,
+    app,
+)
 
 
 class Format(StrEnum):
@@ -25,8 +33,8 @@ class Format(StrEnum):
 
 @app.command("sweep")
 def sweep_method(
-    method: Annotated[str, typer.Option(help="Method, see `perennial list methods`.")],
-    scenario: Annotated[str, typer.Option(help="Scenario, see `perennial list scenarios`.")],
+    method: MethodName,
+    scenario: ScenarioName,
     count: Annotated[int, typer.Option("--trials", min=1, help="How many; trial 0 is the defaults.")],
     seed: Annotated[int, typer.Option(help="Keys the draws and the runs.")] = 0,
     rounds: Rounds = None,
@@ -38,6 +46,10 @@ def sweep_method(
     as_json: Json = False,
 ) -> None:
     """Random search over a method's search ranges. Started again, it continues."""
+    from common.config import load_config
+    from server.study.runs import cores
+    from server.study.sweep import key_of, sweep, sweep_rows, sweep_table
+
     options = {
         "method": method,
         "scenario": scenario,
@@ -60,9 +72,13 @@ def sweep_method(
 @app.command("compare")
 def compare_methods(
     methods: Annotated[
-        str, typer.Option(help="Methods, with commas between them; FedAvg, Local and a constant are always in.")
+        str,
+        typer.Option(
+            help="Methods, with commas between them; FedAvg, Local and a constant are always in.",
+            autocompletion=method_list,
+        ),
     ],
-    scenario: Annotated[str, typer.Option(help="Scenario, see `perennial list scenarios`.")],
+    scenario: ScenarioName,
     seeds: Annotated[int, typer.Option(min=1, help="How many: 0, 1, …")] = 3,
     count: Annotated[
         int, typer.Option("--trials", min=1, help="Search budget of every method, with seed 0; 1 is the defaults.")
@@ -79,6 +95,9 @@ def compare_methods(
     as_json: Json = False,
 ) -> None:
     """Methods side by side, tuned alike. Started again, it continues."""
+    from server.study.compare import Plan, compare, comparison_lines, comparison_tables, entries_of, trouble_lines
+    from server.study.runs import cores
+
     with sentences(), watching_runs(as_json) as watch:
         plan = Plan(
             entries=entries_of(name.strip() for name in methods.split(",")),
@@ -102,7 +121,9 @@ def compare_methods(
 
 @app.command("reproduce")
 def reproduce_table(
-    name: Annotated[str, typer.Argument(help="A table of a paper, see `perennial list reproductions`.")],
+    name: Annotated[
+        str, typer.Argument(help="A table of a paper, see `perennial list reproductions`.", autocompletion=tables)
+    ],
     quick: Annotated[
         bool, typer.Option("--quick", help="A small version in minutes, not comparable with the paper.")
     ] = False,
@@ -120,12 +141,16 @@ def reproduce_table(
     as_json: Json = False,
 ) -> None:
     """A table of a paper beside ours; runs what is missing. Started again, it continues."""
+    from server.study.compare import compare, comparison_lines, trouble_lines
+    from server.study.reproduce import load_reproduction, remark_lines, reproduction_json, reproduction_table
+    from server.study.runs import cores
+
     with sentences(), watching_runs(as_json) as watch:
         table = load_reproduction(name)
         plan = table.plan(quick, data_root, device, rounds=rounds, seeds=seeds, trials=count)
         comparison = compare(plan, folder, jobs or cores(), watch)
         if figures:
-            from server.report.pictures import pictures  # matplotlib takes its time
+            from server.report.pictures import pictures
 
             figures.mkdir(parents=True, exist_ok=True)
             for kind, svg in pictures(comparison, table.drawn).items():
@@ -152,7 +177,7 @@ def report_runs(
     ] = False,
 ) -> None:
     """Write a page about runs: tables, figures, configurations; or its tables alone."""
-    from server.report.page import report  # matplotlib takes its time, and no other command draws
+    from server.report.page import report
 
     with sentences():
         text, skipped = report(folders, form.value, oracle)

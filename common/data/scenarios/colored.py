@@ -1,7 +1,5 @@
 """Binary tasks whose label a colour gives away."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -61,15 +59,15 @@ class ColoredScenario(Agreeing, Partitioned):
         """Probability that a label of a split is flipped."""
         return self.label_noise
 
-    def pictures(self, raw: Tensor) -> Tensor:
+    def pictures(self, raw: "Tensor") -> "Tensor":
         """Raw images (n, ...) as they are before they get a colour."""
         return downsample(unit_range(raw), self.stride)
 
-    def marked(self, pictures: Tensor, colour: Tensor) -> Tensor:
+    def marked(self, pictures: "Tensor", colour: "Tensor") -> "Tensor":
         """Samples (n, *input_shape) of pictures and colour bits (n,)."""
         return colourise(pictures, colour)
 
-    def unmarked(self, pictures: Tensor) -> Tensor:
+    def unmarked(self, pictures: "Tensor") -> "Tensor":
         """Samples that say nothing about a colour."""
         return grey(pictures)
 
@@ -81,14 +79,14 @@ class ColoredScenario(Agreeing, Partitioned):
         share = all_shares(self, seed, root)[client]
         client_id = self.client_ids[client]
 
-        def labelled(split: str, index: Indices) -> tuple[Tensor, Tensor]:
+        def labelled(split: str, index: Indices) -> "tuple[Tensor, Tensor]":
             chosen = torch.from_numpy(index)
             images = self.pictures(raw.images[chosen])
             clean = binary_label(raw.labels[chosen], self.ones)
             generator = torch_generator(seed, client_id, split, "label-noise")
             return images, flip(clean, self.noise(split), generator)
 
-        def coloured(split: str, images: Tensor, labels: Tensor, p: float, environment: int) -> Examples:
+        def coloured(split: str, images: "Tensor", labels: "Tensor", p: float, environment: int) -> Examples:
             if self.oracle:
                 x = self.unmarked(images)
             else:

@@ -1,7 +1,5 @@
 """Death in hospital, with hospitals as clients."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -95,7 +93,7 @@ class Hospitals(Partitioned):
             for number, (pool, test) in enumerate(zip(own, tests, strict=True))
         ]
 
-    def _split(self, number: int, own: Indices, died: Indices, test: Indices, rng: np.random.Generator) -> Share:
+    def _split(self, number: int, own: Indices, died: Indices, test: Indices, rng: "np.random.Generator") -> Share:
         """A client's patients, in random order, by label into held-out and training ones."""
         import numpy as np
 

@@ -1,7 +1,5 @@
 """FL Games' tasks: two or more clients that differ in nothing but how often a shortcut agrees with the label."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -47,7 +45,7 @@ class Game(ColoredScenario):
     )
 
     @model_validator(mode="after")
-    def _one_for_each(self) -> Game:
+    def _one_for_each(self) -> "Game":
         if len(self.train_agreement) != self.clients:
             raise ValueError(
                 f"train_agreement has {len(self.train_agreement)} values for {self.clients} clients; "
@@ -97,7 +95,7 @@ class CMNISTGames(Game):
 
     name: Literal["cmnist-games"] = "cmnist-games"
 
-    def pictures(self, raw: Tensor) -> Tensor:
+    def pictures(self, raw: "Tensor") -> "Tensor":
         return (raw > 0).float()
 
 
@@ -116,13 +114,13 @@ class CFMNISTGames(Game):
         source="IRM Games' code",
     )  # fmt: skip
 
-    def marked(self, pictures: Tensor, colour: Tensor) -> Tensor:
+    def marked(self, pictures: "Tensor", colour: "Tensor") -> "Tensor":
         bright = pictures > 0.5
         if self.dim == "own":
             return colourise(pictures.masked_fill(bright, 1.0), colour)
         return colourise(bright.float(), colour) + grey(pictures.masked_fill(bright, 0.0))
 
-    def unmarked(self, pictures: Tensor) -> Tensor:
+    def unmarked(self, pictures: "Tensor") -> "Tensor":
         return grey(pictures.masked_fill(pictures > 0.5, 1.0))
 
 
@@ -140,16 +138,16 @@ class SpuriousCIFAR10(Game):
     def input_shape(self) -> tuple[int, ...]:
         return (3, self.side, self.side)
 
-    def pictures(self, raw: Tensor) -> Tensor:
+    def pictures(self, raw: "Tensor") -> "Tensor":
         return unit_range(raw)
 
-    def marked(self, pictures: Tensor, colour: Tensor) -> Tensor:
+    def marked(self, pictures: "Tensor", colour: "Tensor") -> "Tensor":
         samples = pictures.clone()
         samples[colour == 0, :, :PATCH, :PATCH] = 0
         samples[colour == 1, :, -PATCH:, -PATCH:] = 0
         return samples
 
-    def unmarked(self, pictures: Tensor) -> Tensor:
+    def unmarked(self, pictures: "Tensor") -> "Tensor":
         return pictures
 
 

@@ -1,7 +1,5 @@
 """FedILC's picture tasks: silos whose colours or angles differ, and a test set that has neither."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def cut(raw: Raw, images: int, training: float, outside: float, rng: np.random.Generator) -> tuple[Indices, ...]:
+def cut(raw: Raw, images: int, training: float, outside: float, rng: "np.random.Generator") -> tuple[Indices, ...]:
     """The first `images` of the training file in three: to train, held out, and the last ones to test.
 
     `training` and `outside` are the parts of the first and the last. The first two are one pool, shuffled. Raises
@@ -148,7 +146,7 @@ class _RotatedCIFAR10(Partitioned):
         raw = load(self.dataset, root)
         share, client_id = all_shares(self, seed, root)[client], self.client_ids[client]
 
-        def turned(index: Indices, angles: Tensor, environments: Tensor) -> Examples:
+        def turned(index: Indices, angles: "Tensor", environments: "Tensor") -> Examples:
             chosen, step = torch.from_numpy(index), 32 // self.side
             images = rotate(unit_range(raw.images[chosen])[:, :, ::step, ::step], angles, "nearest")
             return Examples(images, raw.labels[chosen], environments)

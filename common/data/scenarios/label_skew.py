@@ -1,7 +1,5 @@
 """Ten-class tasks whose clients have three classes each, and tests on a client's own distribution."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 

@@ -1,7 +1,5 @@
 """Sites that bring their own data: what the server announces of them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -126,7 +124,7 @@ class OwnData(Scenario):
     def client_ids(self) -> tuple[str, ...]:
         return self.sites
 
-    def prepare(self, x: Tensor) -> Tensor:
+    def prepare(self, x: "Tensor") -> "Tensor":
         """`(x − mean) / scale`, each feature or channel with its own."""
         import torch
 
@@ -158,7 +156,9 @@ class OwnData(Scenario):
             found.numbers("class", found.labels, self.labels),
             environment,
         )
-        train, validation, test = list[Tensor](), list[Tensor](), dict[str, Examples]()
+        train: list[Tensor] = []
+        validation: list[Tensor] = []
+        test: dict[str, Examples] = {}
         for number, name in enumerate(self.environments):
             own = torch.nonzero(environment == number).flatten()
             own = own[torch.randperm(len(own), generator=torch_generator(seed, site, "split", name))]

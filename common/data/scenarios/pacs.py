@@ -1,7 +1,5 @@
 """Pictures of several domains, of which one is left out of training: PACS, VLCS, Office-Home."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 

@@ -1,7 +1,5 @@
 """Digits turned by one of several angles, of which one is left out of training."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, Literal
 

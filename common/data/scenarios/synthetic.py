@@ -1,7 +1,5 @@
 """Generated data whose causes are known."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -31,16 +29,16 @@ SHORTCUT_MEAN, SHORTCUT_NOISE = 0.75, 1.0
 class Population:
     """What the data of a seed are drawn from: features N(y μ, σ² I) for y = ±1, seen through `mixing`."""
 
-    mixing: Tensor
+    mixing: "Tensor"
     """(12, 12), orthogonal: a sample is x = mixing · z."""
-    global_mean: Tensor
+    global_mean: "Tensor"
     """(3,), everyone's."""
-    personal_mean: Tensor
+    personal_mean: "Tensor"
     """(clients, 3)."""
-    shortcut_mean: Tensor
+    shortcut_mean: "Tensor"
     """(environments, 6), the training environments first, then the unseen ones."""
 
-    def latent(self, x: Tensor) -> Tensor:
+    def latent(self, x: "Tensor") -> "Tensor":
         """The latent features z (n, 12) of samples x (n, 12), by `GLOBAL`, `PERSONAL` and `SHORTCUT`."""
         return x @ self.mixing
 
@@ -120,7 +118,7 @@ class SyntheticSCM(Spurious):
         """What this seed's data are drawn from."""
         import torch
 
-        def normal(deviation: float, *key: str | int, shape: tuple[int, ...]) -> Tensor:
+        def normal(deviation: float, *key: str | int, shape: tuple[int, ...]) -> "Tensor":
             return deviation * torch.randn(shape, generator=torch_generator(seed, "population", *key))
 
         mixing = torch.eye(FEATURES)

@@ -1,7 +1,5 @@
 """Birds whose background gives away whether they are waterbirds."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from pathlib import Path
 from typing import Any, ClassVar, Literal

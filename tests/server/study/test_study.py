@@ -581,7 +581,7 @@ def test_paper_and_ours_side_by_side(quick: bool, tmp_path: Path, monkeypatch: p
     assert lines["Local", "worst"].difference("final") is None
     assert reproduce.remark_lines(table) == ["- other pictures", "[1] another world"]
 
-    monkeypatch.setattr("server.cli.study.load_reproduction", lambda name: table)
+    monkeypatch.setattr("server.study.reproduce.load_reproduction", lambda name: table)
     arguments = ["reproduce", "t", "--jobs", "1", "--out", str(tmp_path / "pool")]
     result = CliRunner().invoke(app, arguments + ["--quick"] * quick)
     assert result.exit_code == 0, result.output
@@ -596,7 +596,7 @@ def test_fewer_seeds_are_said_and_stay_comparable_and_fewer_rounds_do_not(
 ) -> None:
     (tmp_path / "t.toml").write_text(GOOD)
     table = reproduce.load_reproduction("t", tmp_path)
-    monkeypatch.setattr("server.cli.study.load_reproduction", lambda name: table)
+    monkeypatch.setattr("server.study.reproduce.load_reproduction", lambda name: table)
     arguments = ["reproduce", "t", "--jobs", "1", "--out", str(tmp_path / "pool")]
     seeds = CliRunner().invoke(app, [*arguments, "--seeds", "1"]).stdout
     assert "4 rounds, 1 seed, 1 trial (whole: 4 rounds, 2 seeds, 1 trial)" in " ".join(seeds.split())

@@ -1,0 +1,42 @@
+"""What a shell completes: names of methods, scenarios, reproductions, and what `show` can show."""
+
+from collections.abc import Iterable
+
+import typer
+
+
+def methods(incomplete: str) -> list[str]:
+    """Names of methods that begin so."""
+    from common.methods import METHODS
+
+    return _begin(METHODS, incomplete)
+
+
+def method_list(incomplete: str) -> list[str]:
+    """The same for the last of several names with commas between them."""
+    before, comma, last = incomplete.rpartition(",")
+    return [f"{before}{comma}{name}" for name in methods(last)]
+
+
+def scenarios(incomplete: str) -> list[str]:
+    """Names of scenarios that begin so."""
+    from common.data.scenarios import SCENARIOS
+
+    return _begin(SCENARIOS, incomplete)
+
+
+def tables(incomplete: str) -> list[str]:
+    """Names of reproductions that begin so."""
+    from server.study.reproduce import reproductions
+
+    return _begin(reproductions(), incomplete)
+
+
+def shown(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Names of what `perennial show THING` shows; a run is a folder, which the shell completes itself."""
+    names = {"method": methods, "scenario": scenarios}.get(str(ctx.params.get("thing")))
+    return names(incomplete) if names else []
+
+
+def _begin(names: Iterable[str], incomplete: str) -> list[str]:
+    return [name for name in names if name.startswith(incomplete)]
