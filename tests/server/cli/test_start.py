@@ -1,0 +1,117 @@
+"""The command line starts without what takes seconds to import, and says what it does while that comes in."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from common.data.scenarios import SCENARIOS
+from common.methods import METHODS
+
+SLOW = {
+    *("torch", "torchvision", "numpy", "scipy", "sklearn", "pyarrow", "matplotlib", "PIL"),
+    *("flwr", "grpc", "ray", "cryptography", "safetensors.torch"),
+}
+# Several commands in one process, each as if it were typed: only the first pays for the start.
+PROGRAM = f"""
+import contextlib, io, json, os, sys
+from server.cli.main import main
+
+for arguments, environment in json.loads(sys.argv[1]):
+    sys.argv = ["perennial", *arguments]
+    os.environ.update(environment)
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code or 0
+    for name in environment:
+        del os.environ[name]
+    slow = sorted({SLOW!r} & sys.modules.keys())
+    print(json.dumps([code, out.getvalue(), err.getvalue(), slow]))
+"""
+Call = tuple[list[str], dict[str, str]]
+
+
+def perennial(folder: Path, *calls: Call) -> list[tuple[int, str, str, list[str]]]:
+    """Of each call its exit code, standard output and error, and the slow modules that are imported after it."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, json.dumps(calls)],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
+
+
+COMMANDS: list[tuple[list[str], int, str]] = [
+    (["--help"], 0, "reproduce"),
+    (["run", "--help"], 0, "--scenario"),
+    (["list", "methods"], 0, "fedpin"),
+    (["list", "scenarios"], 0, "cmnist-80"),
+    (["list", "datasets"], 0, "fashion-mnist"),
+    (["list", "models"], 0, "resnet18"),
+    (["list", "reproductions"], 0, "cmnist-8"),
+    (["show", "method", "ditto"], 0, "λ"),
+    (["show", "scenario", "cmnist"], 0, "label_noise"),
+    (["show", "method", "dito"], 2, "did you mean 'ditto'"),
+    (["show", "run", "nowhere"], 2, "nowhere"),
+    (["resume", "nowhere"], 2, "nowhere"),
+    (["run", "--method", "nope"], 2, "unknown method 'nope'"),
+    (["run", "--set", "nonsense=1"], 2, "unknown key 'nonsense'"),
+    (["run", "--set", "learning_rate=-1"], 2, "greater than 0"),
+    (["run", "--set", "model.hidden=[0]"], 2, "hidden"),
+    (["run", "--scenario", "cmnst"], 2, "did you mean 'cmnist'"),
+    (["sweep", "--method", "nope", "--scenario", "cmnist", "--trials", "2"], 2, "unknown method 'nope'"),
+    (["compare", "--methods", "nope", "--scenario", "cmnist"], 2, "unknown method 'nope'"),
+    (["reproduce", "nope"], 2, "nope"),
+]
+
+
+def test_help_lists_and_sentences_need_nothing_slow(tmp_path: Path) -> None:
+    found = perennial(tmp_path, *((arguments, {}) for arguments, _, _ in COMMANDS))
+    for (arguments, expected, word), (code, out, err, slow) in zip(COMMANDS, found, strict=True):
+        assert (code, slow) == (expected, []), arguments
+        assert word in (err if code else out), arguments
+        assert not code or len(err.strip().splitlines()) == 1, arguments
+
+
+COMPLETED: list[tuple[str, list[str]]] = [
+    ("perennial run --method fedr", ["fedrep", "fedrod"]),
+    ("perennial run --method ", sorted(METHODS)),
+    ("perennial run --scenario ", sorted(SCENARIOS)),
+    ("perennial compare --methods ditto,apf", ["ditto,apfl"]),
+    ("perennial show method dit", ["ditto"]),
+    ("perennial show scenario cmnist-8", ["cmnist-80", "cmnist-80-oracle"]),
+    ("perennial reproduce cifar", ["cifar10-3class"]),
+    ("perennial resu", ["resume"]),
+]
+
+
+def test_the_shell_completes_names_at_once(tmp_path: Path) -> None:
+    # As Typer's script for bash asks.
+    asked = [
+        {"_PERENNIAL_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
+        for typed, _ in COMPLETED
+    ]
+    found = perennial(tmp_path, *(([], environment) for environment in asked))
+    for (typed, expected), (_, out, _, slow) in zip(COMPLETED, found, strict=True):
+        assert (sorted(out.split()), slow) == (expected, []), typed
+
+
+def test_a_run_says_at_once_what_it_does_and_nothing_where_data_are_asked_for(tmp_path: Path) -> None:
+    few = ["run", "--rounds", "1", "--method", "fedavg"]
+    told, quiet = perennial(tmp_path, ([*few, "--out", "one"], {}), ([*few, "--out", "two", "--json"], {}))
+    assert told[0] == quiet[0] == 0
+    assert told[2].splitlines()[0] == "fedavg on colored-digits, 1 rounds, seed 0: loading PyTorch and the data"
+    assert "torch" in told[3]
+    assert quiet[2] == ""
+    shown, oracle = perennial(tmp_path, (["show", "run", "one"], {}), (["show", "run", "one", "--oracle"], {}))
+    assert (shown[0], shown[3]) == (0, [])
+    assert oracle[0] == 0
+    assert "torch" not in oracle[3]
