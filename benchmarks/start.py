@@ -2,8 +2,8 @@
 
     python benchmarks/start.py [REPEATS]
 
-The least of all repeats counts, since other work on the machine only adds. Bytecode is written first, as every second
-start finds it.
+The least of all repeats counts, since other work on the machine only adds. The first start of each, which writes
+Python's bytecode, is not counted.
 """
 
 import os
@@ -18,7 +18,7 @@ CASES = {
     "perennial --help": ["-c", START, "--help"],
     "perennial list methods": ["-c", START, "list", "methods"],
     "perennial show method ditto": ["-c", START, "show", "method", "ditto"],
-    "perennial run --set nonsense=1 (one sentence)": ["-c", START, "run", "--set", "nonsense=1"],
+    "perennial run --set nonsense=1": ["-c", START, "run", "--set", "nonsense=1"],
     "python -c 'import torch'": ["-c", "import torch"],
 }
 

@@ -142,6 +142,8 @@ def test_the_code_version_covers_what_a_run_imports_and_no_other_method() -> Non
     found = imported("server.local", Ditto.__module__, CMNIST.__module__, "client.methods.ditto")
     assert {"server.loop", "client.trainer", "strategies.base", "common.data.partition"} <= found.keys()
     assert {"common.methods.ditto", "common.data.scenarios.colored"} <= found.keys()
+    # Imported inside functions, for a quick start.
+    assert {"common.data.readers", "common.data.environments", "common.models"} <= found.keys()
     assert not {"common.methods.local", "tests.toys"} & found.keys()
     others = {"server.cli.main", "server.study.compare", "server.cli.tables", "client.methods.local"}
     assert not others & found.keys()
