@@ -7,7 +7,7 @@ from typing import TypeVar
 import torch
 
 from common.config import RunConfig
-from common.methods.groupdro import GROUP, GroupTraining
+from common.methods.group import GROUP, GroupTraining
 from common.models import Tensors
 from common.wire import MODEL
 from strategies.exchange import AcceptedReply, Payload, PerClient

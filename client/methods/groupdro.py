@@ -9,7 +9,8 @@ from torch import Tensor
 from client.stateful import StatefulTrainer
 from client.trainer import Client, Metrics, Received, Reply
 from common.data.examples import Examples
-from common.methods.groupdro import GROUP, GroupDRO
+from common.methods.group import GROUP
+from common.methods.groupdro import GroupDRO
 from common.models import Tensors
 from common.wire import MODEL
 

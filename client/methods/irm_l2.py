@@ -11,7 +11,7 @@ from client.objectives import squared_distance, squared_norm
 from client.stateful import OWN
 from client.trainer import Means, Received, Reply
 from common.data.examples import Examples
-from common.methods.irm_l2 import HeldTraining
+from common.methods.held import HeldTraining
 from common.models import Tensors
 from common.wire import MODEL, PERSONAL
 

@@ -4,7 +4,7 @@ from typing import Literal
 
 from common.data.scenario import Scenario
 from common.knobs import choice, knob
-from common.methods.pfedme import ProximalTraining
+from common.methods.proximal import ProximalTraining
 
 
 class ContextTraining(ProximalTraining):

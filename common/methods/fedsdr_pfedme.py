@@ -5,7 +5,7 @@ from typing import Literal
 from common.data.scenario import Scenario
 from common.knobs import between, choice, knob
 from common.methods.base import BUFFERS
-from common.methods.pfedme import diverging
+from common.methods.proximal import diverging
 from common.methods.shortcut import ShortcutTraining
 
 

@@ -3,30 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from common.knobs import between, knob
-from common.methods.stateful import StatefulTraining
-
-GROUP = "group"
-"""The record of the clients' weights (down) and risks (up)."""
-
-
-class GroupTraining(StatefulTraining):
-    """What methods have in common whose shared model is federated GroupDRO's."""
-
-    group_rate: float = knob(
-        0.01,
-        "step size of the clients' weights: q_i grows by the factor exp(η_q · risk_i) in a round",
-        symbol="η_q",
-        source="Sagawa et al. 2020, their code",
-        ge=0,
-        le=100,
-        search=between(1e-3, 1.0, log=True),
-    )
-    literal_weights: bool = knob(
-        False,
-        "weigh a client's loss by q_i itself, N times smaller steps than FedAvg's, and not by N q_i",
-        source="ours; true: PerInvFL §4.1",
-    )
+from common.methods.group import GroupTraining
 
 
 class GroupDRO(GroupTraining):

@@ -6,8 +6,8 @@ from typing import Any, ClassVar, Literal
 from common.data.scenario import Scenario
 from common.knobs import between, knob
 from common.methods.base import FIRST
-from common.methods.groupdro import GroupTraining
-from common.methods.irm_l2 import HeldTraining
+from common.methods.group import GroupTraining
+from common.methods.held import HeldTraining
 
 
 class PerInvFL(HeldTraining, GroupTraining):

@@ -13,7 +13,8 @@ from client.methods.fedavg import FedAvgClient
 from client.methods.groupdro import GroupDROClient
 from client.trainer import Received
 from common.methods.fedavg import FedAvg
-from common.methods.groupdro import GROUP, GroupDRO
+from common.methods.group import GROUP
+from common.methods.groupdro import GroupDRO
 from common.wire import MODEL, to_record
 from server.folder import RunFolder
 from server.local import LocalRuntime
