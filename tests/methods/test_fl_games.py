@@ -56,12 +56,15 @@ class Table:
         self.strategy = FLGamesStrategy(config, "run")
         self.arrays, self.number = to_record(start(config).arrays), 0
         self.metrics: dict[str, Any] = {}
+        self.notes: list[dict[str, Any]] = []
+        """Of all rounds."""
 
     def round(self) -> dict[str, Tensors]:
         """Plays a round; the ensemble after it."""
         self.number += 1
         requests = self.strategy.configure_train(self.number, self.arrays, ConfigRecord(), self.grid)
         arrays, metrics = self.strategy.aggregate_train(self.number, self.grid.send_and_receive(requests))
+        self.notes += self.strategy.notes
         self.arrays, self.metrics = arrays or self.arrays, dict(metrics or {})
         return dict(self.strategy.payload(from_record(self.arrays)))
 
@@ -774,7 +777,7 @@ def test_the_game_ends_with_the_first_low_accuracy_after_the_warm_up() -> None:
     accuracies = [0.5, 0.4, 0.9, 0.7, 0.61, 0.6, 0.59, 0.8, 0.3]
     table, ensembles = scripted(accuracies, "warm_start=3", "termination=0.6")
     assert table.strategy.ended == 7
-    notes = table.strategy.notes
+    notes = table.notes
     assert notes[0] == {"kind": "equilibrium", "round": 7, "accuracy": pytest.approx(0.59)}
     assert notes[1] == {"kind": "oscillation", "round": 7, **oscillation(accuracies[2:7])}
     assert len(notes) == 2
@@ -789,7 +792,7 @@ def test_the_game_ends_with_the_first_low_accuracy_after_the_warm_up() -> None:
 def test_a_game_may_go_on_for_ever(settings: list[str]) -> None:
     table, _ = scripted([0.0] * 9, *settings)
     assert table.strategy.ended == 0
-    assert [note["kind"] for note in table.strategy.notes] == (
+    assert [note["kind"] for note in table.notes] == (
         ["oscillation"] if "warm_start=1" in settings else []
     )
 
