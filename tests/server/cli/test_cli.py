@@ -441,8 +441,8 @@ def test_also_outside_of_a_commands_own_sentences(
     with pytest.raises(SystemExit) as end:
         main()
     assert end.value.code == 0
-    monkeypatch.setattr(show, "MODELS", None)
+    monkeypatch.setattr(show, "Table", None)
     with pytest.raises(SystemExit) as end:
         main()
     assert end.value.code == 1
-    assert "this should not happen: AttributeError" in capsys.readouterr().err
+    assert "this should not happen: TypeError" in capsys.readouterr().err
