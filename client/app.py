@@ -25,10 +25,13 @@ class OneHandlerApp(ClientApp):
 
 
 def settings_of(context: Context) -> dict[str, str]:
-    """A node's settings: SuperNode's `--node-config`, else the environment, else the run's own, else default."""
+    """A node's settings: SuperNode's `--node-config`, else the environment, else default.
+
+    In Flower's simulation, where operator and sites are one, the run's own come before the default.
+    """
+    of_run = context.run_config if simulated() else {}
     found = {
-        name: os.environ.get(variable) or context.run_config.get(name) or DEFAULTS[name]
-        for name, variable in SETTINGS.items()
+        name: os.environ.get(variable) or of_run.get(name) or DEFAULTS[name] for name, variable in SETTINGS.items()
     }
     return {name: str(value) for name, value in {**found, **context.node_config}.items()}
 

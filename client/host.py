@@ -1,6 +1,5 @@
 """From a Flower message to a method's client half and back; holds what lasts as long as the process."""
 
-import re
 from collections.abc import MutableMapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
@@ -11,6 +10,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from client.node.site import OwnSite
+from client.request import Request, checked
 from client.secagg import Participant, Vault
 from client.serving.snapshot import Snapshot
 from client.state import FileStates, Kept, Version, before_message, digest, needed, valid
@@ -22,24 +22,8 @@ from common.errors import UserError
 from common.memory import must_fit
 from common.models import Tensors, network
 from common.modules import defined_in
-from common.secagg import ACTIONS, TERMS
-from common.wire import (
-    CLIENT,
-    CONFIG,
-    KEPT,
-    METRICS,
-    MODEL,
-    NUM_EXAMPLES,
-    RESUMED,
-    ROUND,
-    RUN,
-    TASK,
-    from_record,
-    records,
-    to_record,
-)
-
-PROTOCOL_KEYS = {TASK, RUN, ROUND, KEPT, RESUMED}
+from common.secagg import ACTIONS, KEYS, TERMS
+from common.wire import CLIENT, CONFIG, METRICS, MODEL, NUM_EXAMPLES, from_record, records, to_record
 
 
 @lru_cache
@@ -110,40 +94,49 @@ class Host:
         return self._sites[text, number]
 
     def handle(self, message: Message, number: int = 0) -> Message:
-        """Answer a message as client number `number`, or as the client that the own site is."""
-        config = _config(message)
-        text = str(config[TASK])
-        task = parse_task(text)
+        """Answer a message as client number `number`, or as the client that the own site is.
+
+        Raises `UserError` or `ValueError`, and changes nothing, where no server of this project asks so.
+        """
+        request = checked(message)
+        task = parse_task(request.task)
         action = message.metadata.message_type
         if self.own:
             number = self.own.number(task)
             if action == "query":  # a run begins, and the site's files may have changed since the last one
                 self._sites.clear()
-        site = self.site(text, task, number)
+        site = self.site(request.task, task, number)
         if action == "query":
             reply = Reply(metrics={NUM_EXAMPLES: len(site.data.train)}, settings={CLIENT: site.client})
         elif action in task.method.actions or action in ACTIONS:
-            reply = self._act(message, config, action, task, site)
+            reply = self._act(message, request, action, task, site)
         else:
-            raise ValueError(f"{task.method.name} has no action {action!r}, only {', '.join(task.method.actions)}")
+            raise ValueError(
+                f"{task.method.name} has no action {action[:80]!r}, only {', '.join(task.method.actions)}"
+            )
         return Message(_content(reply), reply_to=message)
 
-    def _act(self, message: Message, config: ConfigRecord, action: str, task: Task, site: Site) -> Reply:
+    def _act(self, message: Message, request: Request, action: str, task: Task, site: Site) -> Reply:
         received = Received(
-            round=int(config[ROUND]),  # type: ignore[arg-type]
+            round=request.round,
             arrays={
                 name: self._here(from_record(record))
                 for name, record in records(message.content, ArrayRecord).items()
             },
-            settings={key: value for key, value in config.items() if key not in PROTOCOL_KEYS},  # type: ignore[misc]
+            settings=request.settings,
         )
-        resumed: list[int] = list(config[RESUMED])  # type: ignore[arg-type]
-        place = f"{config[RUN]!s}/{site.client}"
+        place = f"{request.run}/{site.client}"
         participant = Participant(place, self._vault)
+        if strangers := received.arrays.get(KEYS, {}).keys() - set(task.scenario.client_ids):
+            raise ValueError(f"the request has a key of {min(strangers)[:80]!r}, which is no client of the run")
         if action in ACTIONS:
             return Reply(participant.answer(action, received), {NUM_EXAMPLES: len(site.data.train)})
         made_by = digest(name_of(message))
-        versions = before_message(valid(self.states.get(place, []), resumed), made_by)
+        versions = before_message(valid(self.states.get(place, []), request.resumed), made_by)
+        if versions and versions[-1].round > request.round:
+            # A run that goes back says so with `resumed`. An older version would undo the newer ones.
+            newest_round = versions[-1].round
+            raise ValueError(f"the request is of round {request.round}, and this site has done {newest_round}")
         before: Kept = (
             {name: self._here(tensors) for name, tensors in versions[-1].kept.items()} if versions else {}
         )
@@ -153,15 +146,13 @@ class Host:
             reply = replace(reply, arrays=participant.masked(received, reply.arrays[MODEL]))
         after = client.kept
         if after.keys() != before.keys() or any(after[name] is not before[name] for name in after):
-            older = [version for version in versions if version.round <= received.round]
-            part = older[-1].part + 1 if older and older[-1].round == received.round else 0
-            newest = Version(received.round, len(resumed), after, part, made_by)
-            checkpoints: list[int] = list(config[KEPT])  # type: ignore[arg-type]
-            self.states[place] = needed([*older, newest], checkpoints)
+            part = versions[-1].part + 1 if versions and versions[-1].round == request.round else 0
+            newest = Version(request.round, len(request.resumed), after, part, made_by)
+            self.states[place] = needed([*versions, newest], request.checkpoints)
         if action == "evaluate":
             self._vault.forget(place)  # of a round that went on without this client
         if action == "evaluate" and isinstance(self.states, FileStates):
-            snapshot = Snapshot(str(config[TASK]), site.client, self.data_root, received, after, self.own)
+            snapshot = Snapshot(request.task, site.client, self.data_root, received, after, self.own)
             snapshot.save(self.states.folder / place)
         return reply
 
@@ -171,16 +162,6 @@ class Host:
 
     def _here(self, tensors: Tensors) -> Tensors:
         return {name: tensor.to(self.device) for name, tensor in tensors.items()}
-
-
-def _config(message: Message) -> ConfigRecord:
-    """What every request says. Raises `ValueError` for one that is not of this project's server."""
-    config = records(message.content, ConfigRecord).get(CONFIG, ConfigRecord())
-    if missing := PROTOCOL_KEYS - config.keys():
-        raise ValueError(f"the request's record {CONFIG!r} lacks {', '.join(sorted(missing))}")
-    if not re.fullmatch(r"[\w-]+", str(config[RUN])):
-        raise ValueError(f"the request's run id {config[RUN]!r} is no name for a folder")
-    return config
 
 
 def _content(reply: Reply) -> RecordDict:

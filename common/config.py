@@ -56,7 +56,7 @@ def parse_task(text: str) -> Task:
     try:
         return Task.model_validate_json(text)
     except ValidationError as error:
-        raise UserError(f"the server's task cannot be read: {sentence(error)}") from None
+        raise UserError(f"the server's task cannot be read: {sentence(error):.1000}") from None
 
 
 class RunConfig(Task):

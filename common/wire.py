@@ -7,11 +7,14 @@ changes.
 """
 
 from collections.abc import Mapping
+from io import BytesIO
+from math import prod
 from typing import TypeVar
 
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.supercore.inflatable.inflatable_object import InflatableObject
+from numpy.lib import format
 from torch import Tensor
 
 from common.models import Tensors
@@ -40,6 +43,11 @@ REFUSED = "refused"
 
 # Flower's codes of errors: the ClientApp raised, the reply is not whole, none came, the heartbeat stopped.
 APP_RAISED, BROKEN_REPLY, NO_REPLY, NODE_UNAVAILABLE = 2, 3, 4, 5
+
+LONGEST_NAME = 100
+"""Letters of a record's, a metric's or a setting's name."""
+HEADER_BYTES = 1024
+"""More than numpy writes in front of an array's values."""
 
 # Key of a reply's metrics: Flower's own name for the sample count.
 NUM_EXAMPLES = "num-examples"
@@ -83,11 +91,20 @@ def to_record(tensors: Mapping[str, Tensor]) -> ArrayRecord:
 
 
 def from_record(record: ArrayRecord) -> Tensors:
-    """The tensors of a record, to be read and not changed. Raises `ValueError` for bytes that are no array."""
+    """The tensors of a record, to be read and not changed. Raises nearly anything for bytes that are no array."""
     return {
-        name: array.tensor if isinstance(array, TensorArray) else torch.from_numpy(array.numpy())
-        for name, array in record.items()
+        name: array.tensor if isinstance(array, TensorArray) else _decoded(array) for name, array in record.items()
     }
+
+
+def _decoded(array: Array) -> Tensor:
+    """numpy makes room for what the bytes' own header says, so that is compared with what was announced."""
+    file = BytesIO(array.data[:HEADER_BYTES])
+    read = {(1, 0): format.read_array_header_1_0, (2, 0): format.read_array_header_2_0}[format.read_magic(file)]
+    shape, _, dtype = read(file)
+    if (shape, dtype.name) != (tuple(array.shape), array.dtype) or prod(shape) * dtype.itemsize > len(array.data):
+        raise ValueError("an array is not what its header says")
+    return torch.from_numpy(array.numpy())
 
 
 def records(content: RecordDict, kind: type[R]) -> dict[str, R]:
@@ -97,6 +114,15 @@ def records(content: RecordDict, kind: type[R]) -> dict[str, R]:
     which takes ten times as long.
     """
     return {name: record for name, record in content.items() if isinstance(record, kind)}
+
+
+def record_bytes(record: MetricRecord | ConfigRecord) -> int:
+    """About what numbers, texts and lists of them take on the wire: 8 for a number and 1 for a letter."""
+    return sum(
+        len(item) if isinstance(item, (str, bytes)) else 8
+        for value in record.values()
+        for item in (value if isinstance(value, list) else [value])
+    )
 
 
 def payload_bytes(tensors: Mapping[str, Tensor]) -> int:

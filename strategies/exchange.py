@@ -10,9 +10,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from common import wire
 from common.errors import RunStopped
 from common.models import Tensors
-from common.wire import CONFIG, METRICS, NUM_EXAMPLES, payload_bytes, records, to_record
+from common.wire import CONFIG, LONGEST_NAME, METRICS, NUM_EXAMPLES, payload_bytes, records, to_record
 from strategies.screening import (
-    LONGEST_NAME,
     LONGEST_REASON,
     Limits,
     Rejected,

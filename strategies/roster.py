@@ -3,9 +3,9 @@
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from common.wire import CLIENT, NUM_EXAMPLES, REFUSED
+from common.wire import CLIENT, LONGEST_NAME, NUM_EXAMPLES, REFUSED
 from strategies.exchange import AcceptedReply, Exchange
-from strategies.screening import LONGEST_NAME, LONGEST_REASON, Rejected
+from strategies.screening import LONGEST_REASON, Rejected
 
 
 @dataclass(frozen=True)

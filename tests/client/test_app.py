@@ -7,11 +7,15 @@ from types import SimpleNamespace
 import pytest
 from flwr.app import Context, Message, RecordDict
 
-from client.app import handle, settings_of
+from client.app import DEFAULTS, handle, settings_of
 from common.errors import UserError
 
 
-def test_a_node_s_own_settings_are_stronger(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("in_simulation", "state"), [(True, "/run"), (False, DEFAULTS["state-dir"])])
+def test_a_node_s_own_settings_are_stronger_and_a_server_has_none(
+    in_simulation: bool, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("client.app.simulated", lambda: in_simulation)
     context = Context(
         run_id=1,
         node_id=1,
@@ -24,7 +28,7 @@ def test_a_node_s_own_settings_are_stronger(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.delenv("PERENNIAL_STATE", raising=False)
     monkeypatch.setenv("PERENNIAL_WORKER", "off")
     found = settings_of(context)
-    own = {"partition-id": "3", "device": "cpu", "state-dir": "/run", "data-root": "/site-data", "worker": "off"}
+    own = {"partition-id": "3", "device": "cpu", "state-dir": state, "data-root": "/site-data", "worker": "off"}
     assert found == own
 
 

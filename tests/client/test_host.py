@@ -10,8 +10,11 @@ from toys import toy_config
 
 from client.host import Host
 from client.state import FileStates
-from common.config import parse_task
+from common.config import load_config, parse_task
+from common.data.scenario import Scenario
 from common.errors import UserError
+from common.models import network
+from common.modules import named_subclasses
 from common.wire import CONFIG, KEPT, MODEL, RESUMED, ROUND, RUN, TASK, to_record
 
 TASK_TEXT = toy_config("ditto").task()
@@ -33,7 +36,22 @@ def ask(folder: Path, action: str = "train", config: dict[str, Any] | None = Non
         (GOOD, "train.everything", "ditto has no action 'train.everything', only train, evaluate"),
         (GOOD, "train.__init__", "ditto has no action 'train.__init__'"),
         (GOOD, "train", "the request has no record 'model'"),
-        ({**GOOD, ROUND: "next"}, "train", "invalid literal"),
+        ({**GOOD, ROUND: "next"}, "train", "'round': 'next' is no round from 0 to 1000000"),
+        ({**GOOD, ROUND: -5}, "train", "'round': -5 is no round"),
+        ({**GOOD, ROUND: 10**9}, "train", "'round': 1000000000 is no round"),
+        ({**GOOD, ROUND: 1.0}, "train", "'round': 1.0 is no round"),
+        ({**GOOD, ROUND: [1]}, "train", r"'round': \[1\] is no round"),
+        ({**GOOD, KEPT: "all"}, "train", "'kept' is no list of at most 1000 rounds"),
+        ({**GOOD, KEPT: list(range(1001))}, "train", "'kept' is no list of at most 1000 rounds"),
+        ({**GOOD, RESUMED: [2, -1]}, "train", "'resumed': -1 is no round"),
+        ({**GOOD, TASK: 7}, "train", "the request's task is no text"),
+        ({**GOOD, "more": "x" * 3_000_000}, "train", "more than 2097152 bytes"),
+        (
+            {**GOOD, **{f"s{number}": 1 for number in range(101)}},
+            "train",
+            "more than 20000 records or 100 settings",
+        ),
+        ({**GOOD, "x" * 101: 1}, "train", "'x{100}' is no name of at most 100 letters"),
     ],
 )
 def test_a_request_that_cannot_be_is_an_error_that_says_why(
@@ -59,8 +77,8 @@ def test_a_task_that_cannot_be_is_one_sentence(task: str, word: str, tmp_path: P
         ask(tmp_path, config={**GOOD, TASK: task})
 
 
-@pytest.mark.parametrize("run", ["../../elsewhere", "/elsewhere", "..", "a/b", "", "a\nb"])
-def test_a_run_id_cannot_lead_out_of_the_sites_folder(run: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("run", ["../../elsewhere", "/elsewhere", "..", "a/b", "", "a\nb", "x" * 65, "ü", 7])
+def test_a_run_id_cannot_lead_out_of_the_sites_folder(run: Any, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is no name for a folder"):
         ask(tmp_path, config={**GOOD, RUN: run}, **{MODEL: to_record({"w": torch.zeros(1)})})
     assert not list(tmp_path.iterdir())
@@ -77,3 +95,48 @@ def test_a_hosts_sites_are_those_of_one_run_and_grow_in_place() -> None:
     host.site(other, parse_task(other), 1)
     assert len(host._sites) == 1
     assert host.site(text, parse_task(text), 0) is not first
+
+
+def test_a_round_that_has_passed_undoes_nothing(tmp_path: Path) -> None:
+    """A request that comes late or from nobody's server: what the site kept since stays."""
+    run = parse_task(TASK_TEXT)
+    start = network(run.model, run.scenario.input_shape, run.scenario.classes).initial(0)
+
+    def train(round_: int, resumed: list[int]) -> list[str]:
+        ask(tmp_path, config={**GOOD, ROUND: round_, RESUMED: resumed, KEPT: [2]}, **{MODEL: to_record(start)})
+        return sorted(path.name for path in tmp_path.rglob("round-*"))
+
+    for number in (2, 3, 7):
+        before = train(number, [])
+    assert len(before) == 2
+    for number in (-5, 0, 1, 6):
+        with pytest.raises(ValueError, match=r"is no round|has done 7"):
+            train(number, [])
+        assert sorted(path.name for path in tmp_path.rglob("round-*")) == before
+    assert train(3, [2])[-1].startswith("round-3.1")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "word"),
+    [
+        ('"clients":4', '"clients":1000000000000', "scenario.clients"),
+        ('"clients":4', '"clients":-1', "scenario.clients"),
+    ],
+)
+def test_sizes_of_a_task_have_bounds(old: str, new: str, word: str, tmp_path: Path) -> None:
+    options = {"method": "fedavg", "scenario": "synthetic-scm"}
+    text = load_config(options=options, settings=["scenario.clients=4"]).task()
+    assert old in text
+    with pytest.raises(UserError, match=word):
+        ask(tmp_path, config={**GOOD, TASK: text.replace(old, new)})
+
+
+def test_no_scenario_takes_any_number_of_clients_or_of_generated_samples() -> None:
+    """What a server announces is what a site makes room for."""
+    for name, scenario in named_subclasses(Scenario).items():  # type: ignore[type-abstract]
+        if not scenario.__module__.startswith("common.") or name == "own-data":  # its clients have names
+            continue
+        for field, info in scenario.model_fields.items():
+            drawn = scenario.dataset == "generated" and field.endswith("samples")
+            if info.annotation is int and (field == "clients" or drawn):
+                assert any(hasattr(bound, "le") for bound in info.metadata), (name, field)

@@ -24,7 +24,7 @@ LIKE = {"w": torch.zeros(2, 3), "n": torch.tensor(0), "b": torch.zeros(3)}
 
 
 LARGEST = 1e9
-NO_ARRAY = r"'model'(: b is not what its header says| cannot be decoded)"
+NO_ARRAY = "'model' cannot be decoded"
 
 
 def accept(name: str, record: ArrayRecord | None, like: Template) -> Tensors:
@@ -122,7 +122,7 @@ def test_a_tensor_without_values_is_accepted() -> None:
     ],
 )
 def test_bytes_that_are_not_what_their_header_says_are_refused(lie: bytes) -> None:
-    with pytest.raises(Rejected, match="b is not what its header says"):
+    with pytest.raises(Rejected, match=NO_ARRAY):
         accept("model", with_bytes(lie), LIKE)
 
 
@@ -151,7 +151,7 @@ def test_what_a_header_says_costs_no_memory() -> None:
     """numpy makes room for as many values as a header says before it looks for them."""
     data = header("{'descr': '<f4', 'fortran_order': False, 'shape': (50000000,), }")
     tracemalloc.start()
-    with pytest.raises(Rejected, match="b is not what its header says"):
+    with pytest.raises(Rejected, match=NO_ARRAY):
         accept("model", with_bytes(data), LIKE)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()

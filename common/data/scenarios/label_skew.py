@@ -33,7 +33,7 @@ class LabelSkew(Partitioned):
     merged: ClassVar[bool] = False
     """Whether the official test part is shared out as well, or left unused."""
 
-    clients: int = knob(40, "number of clients", symbol="N", source="Tang 2025 §3.8.1", ge=1)
+    clients: int = knob(40, "number of clients", symbol="N", source="Tang 2025 §3.8.1", ge=1, le=10_000)
     classes_per_client: int = knob(3, "classes of a client", source="Tang 2025 §3.8.1", ge=1, le=10)
     label_sets: Literal["cyclic", "random"] = knob(
         "cyclic",

@@ -66,12 +66,14 @@ class SyntheticSCM(Spurious):
         "training and validation samples of a client",
         source="Tang 2025 §4.5.1: 10,000 per environment",
         ge=1,
+        le=1_000_000,
     )
     test_samples: int = knob(
         100,
         "samples of a client in each test environment",
         source="Tang 2025 §4.5.1: 10,000 per environment",
         ge=1,
+        le=10_000,
     )
     validation_fraction: float = knob(
         0.1, "part of a client's own training data that is held out for validation", ge=0, lt=1
