@@ -1,0 +1,102 @@
+"""What a client counts for the selection `split`: held-out samples told apart by whether a model that was trained
+on one environment alone knows their label, and how many of either kind a model gets right.
+
+Such a model f_e is called the reference of environment e. Where a shortcut is more useful in one environment than
+in another, it agrees with the label mostly among the samples that f_e gets right, and mostly not among the others
+(after Bao, Chang and Barzilay 2021). The rule that reads these counts is in `server/split.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from common.ranking import whole
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from common.data.examples import Examples
+
+SPLIT = "split"
+"""Where the counts stand in an evaluation: `MODEL/split/samples` and `MODEL/split/correct`."""
+COLUMNS = ("samples", "correct")
+MOST_REFERENCES = 12
+"""Each is a model that travels with every request to evaluate."""
+PREFIX = "reference-"
+
+Counts = npt.NDArray[np.int64]
+
+
+def record(environment: int) -> str:
+    """Name of the record that holds the reference of a training environment, by its number."""
+    return f"{PREFIX}{environment}"
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Counts of one model on held-out samples, one for each (reference, environment, class, knows).
+
+    `knows` is 0 for the samples that the reference gets right (✓), 1 for the others (×). Clients' tallies add up.
+    """
+
+    samples: Counts
+    """n✓ and n×."""
+    correct: Counts
+    """c✓ and c×: those of them that the model gets right."""
+
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(self.samples + other.samples, self.correct + other.correct)
+
+
+def shape(environments: int, classes: int) -> tuple[int, int, int, int]:
+    """Of the counts: every environment has a reference."""
+    return environments, environments, classes, 2
+
+
+def tally(known: Sequence[Tensor], correct: Tensor, examples: Examples, classes: int) -> Tally:
+    """The counts of a model that is right where `correct` (n,) is, under references right where `known` are."""
+    import torch
+
+    place = shape(len(known), classes)
+    cells = []
+    for right in known:
+        cell = ((examples.environment * classes + examples.y) * 2 + (~right).long()).cpu()
+        size = place[1] * classes * 2
+        cells.append([torch.bincount(own, minlength=size).numpy() for own in (cell, cell[correct.cpu()])])
+    samples, hits = (np.stack([cell[part] for cell in cells]).reshape(place) for part in (0, 1))
+    return Tally(samples, hits)
+
+
+# ---------------------------------------------------------------------- on the wire
+
+
+def columns(found: Tally) -> dict[str, list[int]]:
+    """A tally as `COLUMNS`, flat lists of plain numbers."""
+    return {name: getattr(found, name).flatten().tolist() for name in COLUMNS}
+
+
+def from_columns(given: Mapping[str, Any], environments: int, classes: int, count: int, correct: int) -> Tally:
+    """What `columns` made, of a client with `count` held-out samples of which the model gets `correct` right.
+
+    Raises `ValueError` or `TypeError` where it cannot be.
+    """
+    place = shape(environments, classes)
+    for name in COLUMNS:
+        if len(given[name]) != np.prod(place):
+            raise ValueError(f"{name} has another length than references, environments, classes and 2")
+    samples, hits = (
+        np.array(whole(given[name], most), np.int64).reshape(place)
+        for name, most in zip(COLUMNS, (count, correct), strict=True)
+    )
+    if (hits > samples).any():
+        raise ValueError("more correct answers than samples")
+    for name, found, total in (("samples", samples, count), ("correct", hits, correct)):
+        each = found.sum(axis=3)  # the same samples, told apart by another reference
+        if (each != each[0]).any() or each[0].sum() != total:
+            raise ValueError(f"{name} does not add up to the {total} held-out ones under every reference")
+    return Tally(samples, hits)

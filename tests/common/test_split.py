@@ -1,0 +1,81 @@
+import numpy as np
+import pytest
+import torch
+
+from common.data.examples import Examples
+from common.split import Tally, columns, from_columns, tally
+
+CLASSES, ENVIRONMENTS = 3, 2
+
+
+def drawn(count: int, seed: int) -> tuple[list[torch.Tensor], torch.Tensor, Examples]:
+    """Samples of both environments, two references that know some, and a model that does."""
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.randint(CLASSES, (count,), generator=generator)
+    environment = torch.randint(ENVIRONMENTS, (count,), generator=generator)
+    known = [torch.rand(count, generator=generator) < 0.7 for _ in range(ENVIRONMENTS)]
+    correct = torch.rand(count, generator=generator) < 0.4
+    return known, correct, Examples(torch.zeros(count, 1), y, environment)
+
+
+def test_counts_by_hand() -> None:
+    known, correct, examples = drawn(50, 0)
+    found = tally(known, correct, examples, CLASSES)
+    for reference, right in enumerate(known):
+        for environment in range(ENVIRONMENTS):
+            for label in range(CLASSES):
+                for kind, told in enumerate((right, ~right)):
+                    these = told & (examples.environment == environment) & (examples.y == label)
+                    place = reference, environment, label, kind
+                    assert found.samples[place] == int(these.sum())
+                    assert found.correct[place] == int((these & correct).sum())
+
+
+def test_clients_add_up() -> None:
+    known, correct, examples = drawn(60, 1)
+    first, rest = torch.arange(60) < 25, torch.arange(60) >= 25
+    parts = [tally([k[part] for k in known], correct[part], examples[part], CLASSES) for part in (first, rest)]
+    whole, added = tally(known, correct, examples, CLASSES), parts[0] + parts[1]
+    assert np.array_equal(whole.samples, added.samples)
+    assert np.array_equal(whole.correct, added.correct)
+
+
+def test_nothing_held_out_is_nothing_counted() -> None:
+    known, correct, examples = drawn(0, 2)
+    found = tally(known, correct, examples, CLASSES)
+    assert found.samples.sum() == found.correct.sum() == 0
+    assert from_columns(columns(found), ENVIRONMENTS, CLASSES, 0, 0).samples.shape == found.samples.shape
+
+
+def small() -> tuple[dict[str, list[int]], Tally, int]:
+    known, correct, examples = drawn(40, 3)
+    found = tally(known, correct, examples, CLASSES)
+    return columns(found), found, int(correct.sum())
+
+
+def test_there_and_back() -> None:
+    given, found, correct = small()
+    back = from_columns(given, ENVIRONMENTS, CLASSES, 40, correct)
+    assert np.array_equal(back.samples, found.samples)
+    assert np.array_equal(back.correct, found.correct)
+    assert all(type(value) is int for values in given.values() for value in values)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "word"),
+    [
+        ("samples", lambda values: values[:-1], "another length"),
+        ("correct", lambda values: [*values, 0], "another length"),
+        ("samples", lambda values: [float(value) for value in values], "no whole number"),
+        ("samples", lambda values: [-1, *values[1:]], "-1 is no whole number from 0 to 40"),
+        ("samples", lambda values: [2**63, *values[1:]], "no whole number from 0 to 40"),
+        ("correct", lambda values: [True, *values[1:]], "True is no whole number"),
+        ("samples", lambda values: [values[0] + 1, values[1] - 1, values[2] + 1, *values[3:]], "does not add up"),
+        ("correct", lambda values: [0] * len(values), "correct does not add up"),
+        ("samples", lambda values: [0] * len(values), "more correct answers than samples"),
+    ],
+)
+def test_columns_that_do_not_fit_are_refused(name: str, change, word: str) -> None:  # type: ignore[no-untyped-def]
+    given, _, correct = small()
+    with pytest.raises(ValueError, match=word):
+        from_columns({**given, name: change(given[name])}, ENVIRONMENTS, CLASSES, 40, correct)
