@@ -126,7 +126,7 @@ def test_pickled_bytes_and_object_arrays_are_refused() -> None:
     for data in (pickle.dumps(Trap()), objects.getvalue()):
         record = ArrayRecord()
         record["w"] = Array("float32", (1,), "numpy.ndarray", data)
-        with pytest.raises(ValueError, match="magic string|is not what its header says"):
+        with pytest.raises(ValueError, match=r"magic string|is not what its header says"):
             from_record(record)
 
 
