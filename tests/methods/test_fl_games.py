@@ -792,9 +792,7 @@ def test_the_game_ends_with_the_first_low_accuracy_after_the_warm_up() -> None:
 def test_a_game_may_go_on_for_ever(settings: list[str]) -> None:
     table, _ = scripted([0.0] * 9, *settings)
     assert table.strategy.ended == 0
-    assert [note["kind"] for note in table.notes] == (
-        ["oscillation"] if "warm_start=1" in settings else []
-    )
+    assert [note["kind"] for note in table.notes] == (["oscillation"] if "warm_start=1" in settings else [])
 
 
 def uneven(config: RunConfig) -> Table:
