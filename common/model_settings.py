@@ -47,7 +47,7 @@ class Mlp(ModelSettings):
 
     name: Literal["mlp"] = "mlp"
     hidden: tuple[PositiveInt, ...] = knob(
-        (390,), "widths of the hidden layers", source="one: Tang 2025 §4.5.2; 390: PerInvFL A.4", min_length=1
+        (390,), "widths of the hidden layers", source="one: Tang 2025 §4.5.2; 390: PerInvFL A.4", min_length=1, max_length=100
     )
     activation: Literal["relu", "elu"] = knob(
         "relu", "after each hidden layer", source="PerInvFL A.4; elu: IRM Games' code"

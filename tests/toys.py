@@ -176,9 +176,9 @@ class WireGrid(LocalGrid):
         node = metadata.dst_node_id
         host = Host(FileStates(self.path / f"site-{node}"))
         before = self._kept(host)
-        message = Message(_carried(request.content), node, metadata.message_type, group_id=metadata.group_id)
+        message = Message(carried(request.content), node, metadata.message_type, group_id=metadata.group_id)
         reply = OneHandlerApp(lambda message, _: host.handle(message, node - 1))(message, self.contexts[node])
-        content = _carried(reply.content)
+        content = carried(reply.content)
         if metadata.message_type.startswith("train"):
             self.sent.append(Sent(node - 1, _arrays(message.content), _arrays(content), before, self._kept(host)))
         return Message(content, reply_to=request)
@@ -189,7 +189,7 @@ class WireGrid(LocalGrid):
         return max(versions, key=lambda version: (version.round, version.part)).kept if versions else {}
 
 
-def _carried(content: RecordDict) -> RecordDict:
+def carried(content: RecordDict) -> RecordDict:
     return recorddict_from_proto(ProtoRecordDict.FromString(recorddict_to_proto(content).SerializeToString()))
 
 

@@ -1,0 +1,73 @@
+"""Hostile replies and requests with random draws, for as long as one likes: `python benchmarks/fuzz.py MINUTES`.
+
+What is judged is what `tests/test_hostile.py` judges. It prints how many there were, and ends with an error at the
+first that is neither left out with a reason nor harmless; hypothesis prints how to draw it again.
+"""
+
+import sys
+import tempfile
+import time
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+import hostile
+
+from client.host import Host
+from client.state import FileStates, Version
+
+AT_ONCE = 100
+
+
+def main(minutes: float) -> None:
+    """Judge replies and requests of every method in turn until the time is over."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    end, counts = time.monotonic() + 60 * minutes, Counter[str]()
+    how = settings(
+        max_examples=AT_ONCE,
+        deadline=None,
+        database=None,
+        derandomize=False,
+        suppress_health_check=list(HealthCheck),
+    )
+    with tempfile.TemporaryDirectory() as place:
+        home = Path(place)
+        while True:
+            for subject in hostile.SUBJECTS:
+                if time.monotonic() > end:
+                    print(dict(counts), flush=True)
+                    return
+                actions, site = hostile.honest(subject, home / "honest"), home / f"site-{counts.total()}"
+                states = FileStates(site / "state")
+                states["another-run/client-1"] = [Version(3, 0, {"personal": {"w": torch.ones(2)}})]
+                host = Host(states)
+
+                @how
+                @given(st.data())
+                def replies(data: Any, actions: Any = actions) -> None:
+                    asked = actions[data.draw(st.sampled_from(sorted(actions)))]
+                    used = hostile.judge_reply(asked, data.draw(hostile.hostile_reply(asked.reply)))
+                    counts["replies used" if used else "replies left out"] += 1
+
+                @how
+                @given(st.data())
+                def requests(data: Any, actions: Any = actions, site: Path = site, host: Host = host) -> None:
+                    request = actions[data.draw(st.sampled_from(sorted(actions)))].request
+                    changed = data.draw(hostile.hostile_request(request.content))
+                    answered = hostile.judge_request(host, site, request, changed)
+                    counts["requests answered" if answered else "requests refused"] += 1
+
+                replies()
+                requests()
+            print(dict(counts), flush=True)
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]))
