@@ -47,8 +47,9 @@ class Mlp(ModelSettings):
 
     name: Literal["mlp"] = "mlp"
     hidden: tuple[PositiveInt, ...] = knob(
-        (390,), "widths of the hidden layers", source="one: Tang 2025 §4.5.2; 390: PerInvFL A.4", min_length=1, max_length=100
-    )
+        (390,), "widths of the hidden layers", source="one: Tang 2025 §4.5.2; 390: PerInvFL A.4",
+        min_length=1, max_length=100,
+    )  # fmt: skip
     activation: Literal["relu", "elu"] = knob(
         "relu", "after each hidden layer", source="PerInvFL A.4; elu: IRM Games' code"
     )

@@ -121,6 +121,9 @@ def test_a_round_that_has_passed_undoes_nothing(tmp_path: Path) -> None:
     [
         ('"clients":4', '"clients":1000000000000', "scenario.clients"),
         ('"clients":4', '"clients":-1', "scenario.clients"),
+        ('"train_samples":1000', '"train_samples":1000000000000', "scenario.train_samples"),
+        ('"hidden":[6]', f'"hidden":[{"1," * 200_000}1]', "hidden"),
+        ('"hidden":[6]', '"hidden":[100000000,100000000]', "model: 'mlp' of this size"),
     ],
 )
 def test_sizes_of_a_task_have_bounds(old: str, new: str, word: str, tmp_path: Path) -> None:
