@@ -9,6 +9,7 @@ import tempfile
 import time
 import warnings
 from collections import Counter
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,34 @@ import hostile
 from client.host import Host
 from client.state import FileStates, Version
 
-AT_ONCE = 100
+HOW = settings(
+    max_examples=100, deadline=None, database=None, derandomize=False, suppress_health_check=list(HealthCheck)
+)
+
+
+def judge(subject: str, honest: Path, site: Path, counts: Counter[str]) -> None:
+    """A hundred replies to a method's server half, and as many requests to its client half."""
+    actions, states = hostile.honest(subject, honest), FileStates(site / "state")
+    states["another-run/client-1"] = [Version(3, 0, {"personal": {"w": torch.ones(2)}})]
+    host = Host(states)
+
+    @HOW
+    @given(st.data())
+    def replies(data: Any) -> None:
+        asked = actions[data.draw(st.sampled_from(sorted(actions)))]
+        used = hostile.judge_reply(asked, data.draw(hostile.hostile_reply(asked.reply)))
+        counts["replies used" if used else "replies left out"] += 1
+
+    @HOW
+    @given(st.data())
+    def requests(data: Any) -> None:
+        request = actions[data.draw(st.sampled_from(sorted(actions)))].request
+        changed = data.draw(hostile.hostile_request(request.content))
+        answered = hostile.judge_request(host, site, request, changed)
+        counts["requests answered" if answered else "requests refused"] += 1
+
+    replies()
+    requests()
 
 
 def main(minutes: float) -> None:
@@ -30,43 +58,13 @@ def main(minutes: float) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     end, counts = time.monotonic() + 60 * minutes, Counter[str]()
-    how = settings(
-        max_examples=AT_ONCE,
-        deadline=None,
-        database=None,
-        derandomize=False,
-        suppress_health_check=list(HealthCheck),
-    )
     with tempfile.TemporaryDirectory() as place:
-        home = Path(place)
-        while True:
-            for subject in hostile.SUBJECTS:
-                if time.monotonic() > end:
-                    print(dict(counts), flush=True)
-                    return
-                actions, site = hostile.honest(subject, home / "honest"), home / f"site-{counts.total()}"
-                states = FileStates(site / "state")
-                states["another-run/client-1"] = [Version(3, 0, {"personal": {"w": torch.ones(2)}})]
-                host = Host(states)
-
-                @how
-                @given(st.data())
-                def replies(data: Any, actions: Any = actions) -> None:
-                    asked = actions[data.draw(st.sampled_from(sorted(actions)))]
-                    used = hostile.judge_reply(asked, data.draw(hostile.hostile_reply(asked.reply)))
-                    counts["replies used" if used else "replies left out"] += 1
-
-                @how
-                @given(st.data())
-                def requests(data: Any, actions: Any = actions, site: Path = site, host: Host = host) -> None:
-                    request = actions[data.draw(st.sampled_from(sorted(actions)))].request
-                    changed = data.draw(hostile.hostile_request(request.content))
-                    answered = hostile.judge_request(host, site, request, changed)
-                    counts["requests answered" if answered else "requests refused"] += 1
-
-                replies()
-                requests()
-            print(dict(counts), flush=True)
+        for subject in cycle(hostile.SUBJECTS):
+            if time.monotonic() > end:
+                break
+            with tempfile.TemporaryDirectory() as site:
+                judge(subject, Path(place), Path(site), counts)
+            print(subject, dict(counts), flush=True)
 
 
 if __name__ == "__main__":
