@@ -189,7 +189,7 @@ def _raised(error: Exception) -> str:
 
 
 def _error_text(message: Message) -> str:
-    reason = " ".join((message.error.reason or "no reason given")[:LONGEST_ERROR].split())
+    reason = " ".join((message.error.reason or "")[:LONGEST_ERROR].split()) or "no reason given"
     match message.error.code:
         case wire.BROKEN_REPLY:
             return "its answer broke off, or cannot be read"

@@ -354,6 +354,7 @@ def test_a_crafted_error_text_is_cut_before_it_is_looked_at(action: str) -> None
         ("<class 'ValueError'>:<'" + "y" * 5000 + "'>", "failed: " + "y" * 292 + " …"),
         ("anything else", "failed: anything else (code 2)"),
         ("", "failed: no reason given (code 2)"),
+        (" \n\t ", "failed: no reason given (code 2)"),
     ],
 )
 def test_an_exception_is_shown_by_its_text_and_its_kind(text: str, shown: str) -> None:
