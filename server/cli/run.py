@@ -88,12 +88,12 @@ def run(
         from server.folder import RunFolder, default_out
         from server.report.track import require, tracking
 
+        require(track)
         path = folder or Path(default_out(complete))
         RunFolder(path).must_be_free()
         RunFolder(path).must_be_empty()
         if complete.runtime == "local":
             with watching(complete, LOADING, as_json) as watch:
-                require(track)
                 here = _runtime(complete, watch)
                 with RunFolder(path).held():
                     made = working.folder = RunFolder.create(path, complete)

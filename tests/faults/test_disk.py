@@ -147,5 +147,5 @@ def test_a_disk_that_is_full_and_has_room_again(tmp_path: Path) -> None:
     assert "Traceback" not in said
     last = said.splitlines()[-1]
     assert last.startswith(f"perennial: {disk}/run/")
-    assert last.endswith(": No space left on device")
+    assert ": No space left on device" in last
     assert_same(tmp_path / "unbroken", kept)

@@ -513,7 +513,7 @@ def test_the_letter_of_algorithm_5_comes_with_a_warning_and_ends_without_finite_
     assert FedPIN().caution(Toy()) == ""
     assert "one client" in FedPINGM().caution(Toy(clients=1))
     config = toy_config("fedpin-gm", "literal=true", "learning_rate=2", "local_steps=200", rounds=4)
-    with pytest.raises(RunStopped, match=r"not finite|largest=1e"):
+    with pytest.raises(RunStopped, match=r"not finite|largest=1e|'risk' is nan"):
         LocalRuntime(config).run(RunFolder.create(tmp_path / "run", config))
 
 

@@ -886,7 +886,7 @@ def test_what_the_command_cannot_do_it_says(state: Path, served: Served, tmp_pat
             str(served.server.port),
         ): f"cannot listen on 127.0.0.1:{served.server.port}",
         ("--state", str(state), "--certificate", "x.crt"): "belong together",
-        ("--state", str(state), "--device", "tpu"): "device 'tpu' cannot be used here",
+        ("--state", str(state), "--device", "tpu"): "device 'tpu' is unknown",
     }
     for arguments, sentence in sentences.items():
         result = CliRunner().invoke(app, ["serve", *arguments])

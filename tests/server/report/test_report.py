@@ -307,7 +307,7 @@ def cut_rounds(folder: Path) -> None:
         (lambda folder: (folder / "metrics.jsonl").unlink(), "cannot be read"),
         (lambda folder: (folder / "config.toml").unlink(), "has no config.toml"),
         (lambda folder: (folder / "summary.json").write_text("{"), "is damaged"),
-        (lambda folder: (folder / "summary.json").write_text("[]"), "another version"),
+        (lambda folder: (folder / "summary.json").write_text("[]"), "input should be an object"),
         (lambda folder: edited(folder / "summary.json", ('"worst"', '"lowest"')), "worst: a value is missing"),
         (lambda folder: edited(folder / "config.toml", ("momentum", "inertia")), "no such setting"),
         (lambda folder: edited(folder / "config.toml", ("seed = 0", "seed = 5")), "summary.json says seed 0"),
