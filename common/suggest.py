@@ -11,6 +11,7 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> str:
 
 
 def meant(name: object, known: Iterable[str]) -> str:
-    """`; did you mean 'fedavg'?`, or nothing where no known name is close."""
-    close = get_close_matches(str(name), sorted(known), n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    """`; did you mean 'fedavg'?`, or nothing where no known name is close, whatever its capitals."""
+    names = {other.casefold(): other for other in sorted(known, reverse=True)}
+    close = get_close_matches(str(name).casefold(), sorted(names), n=1)
+    return f"; did you mean {names[close[0]]!r}?" if close else ""

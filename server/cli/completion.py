@@ -1,4 +1,4 @@
-"""What a shell completes: names of methods, scenarios, reproductions, and what `show` can show."""
+"""What a shell completes: names of methods, scenarios, reproductions and their rows, and what `show` can show."""
 
 from collections.abc import Iterable
 
@@ -30,6 +30,17 @@ def tables(incomplete: str) -> list[str]:
     from server.study.reproduce import reproductions
 
     return _begin(reproductions(), incomplete)
+
+
+def recipe_names(incomplete: str) -> list[str]:
+    """Rows of reproductions that begin so, with the capitals typed; only the tables in question are read."""
+    from server.study.recipes import recipes
+    from server.study.reproduce import reproductions
+
+    table, slash, _ = incomplete.casefold().partition("/")
+    asked = [name for name in reproductions() if (name == table if slash else name.startswith(table))]
+    begun = [name for name in recipes(tables=asked) if name.casefold().startswith(incomplete.casefold())]
+    return [incomplete + name[len(incomplete) :] for name in begun]
 
 
 def shown(ctx: typer.Context, incomplete: str) -> list[str]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from common.errors import UserError
-from server.cli.completion import methods, scenarios
+from server.cli.completion import methods, recipe_names, scenarios
 from server.cli.console import Watched, remark, sentences, watching
 from server.cli.options import Ca, DataRoot, Device, Insecure, Json, Rounds, Settings, SuperLink, app
 from server.progress import Progress
@@ -49,6 +49,14 @@ def run(
     config: Annotated[
         Path | None, typer.Option(help="TOML file; what is on the command line is stronger.")
     ] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TABLE[/ROW]",
+            help="Method, settings, model, scenario and rounds of a paper's row; see `perennial list recipes`.",
+            autocompletion=recipe_names,
+        ),
+    ] = None,
     runtime: Annotated[
         str | None, typer.Option(help=r"local, simulation or deployment.  \[default: local]")
     ] = None,
@@ -71,9 +79,8 @@ def run(
     """Run a method on a scenario; ends in a table of accuracies."""
     from common.config import load_config
 
+    chosen = {"method": method, "scenario": scenario}
     options = {
-        "method": method,
-        "scenario": scenario,
         "rounds": rounds,
         "seed": seed,
         "runtime": runtime,
@@ -81,7 +88,20 @@ def run(
         "device": device,
     }
     with sentences() as working:
-        complete = load_config(config, options, settings or [], remark)
+        if recipe is None:
+            complete = load_config(config, chosen | options, settings or [], remark)
+        else:
+            for name, value in {"config": config, **chosen}.items():
+                if value is not None:
+                    raise UserError(
+                        f"--recipe {recipe} is not possible with --{name} {value}; it has a method and a "
+                        "scenario, and --set, --rounds and --seed change the rest"
+                    )
+            from server.study.recipes import recipe_config
+
+            complete, caution = recipe_config(recipe, options, settings or [])
+            if caution:
+                remark(caution)
         # Later than a wrong setting is told.
         from server.cli.tables import print_run
         from server.deployment.remote import connected

@@ -30,6 +30,7 @@ class Kind(StrEnum):
     datasets = "datasets"
     models = "models"
     reproductions = "reproductions"
+    recipes = "recipes"
 
 
 class Thing(StrEnum):
@@ -49,8 +50,9 @@ def list_things(kind: Annotated[Kind, typer.Argument(help="What to list.")], as_
         out.print_json(data=lines)
         return
     table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True, style="bold")
     for name, line in lines.items():
-        table.add_row(f"[bold]{name}[/bold]", line)
+        table.add_row(Text(name), Text(line))
     out.print(table)
 
 
@@ -105,6 +107,10 @@ def _lines(kind: Kind) -> dict[str, str]:
             from server.study.reproduce import load_reproduction, reproductions
 
             return {name: load_reproduction(name).title for name in reproductions()}
+        case Kind.recipes:
+            from server.study.recipes import recipes
+
+            return recipes()
 
 
 def _show_method(method: type[Method], as_json: bool) -> None:

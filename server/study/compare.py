@@ -336,7 +336,24 @@ def with_baselines(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
 
 
 def base_config(plan: Plan, entry: Entry, entries: tuple[Entry, ...]) -> RunConfig:
-    options = {
+    config = entry_config(plan, entry, entries)
+    if config.seed != SEARCH_SEED:
+        raise UserError(f"--set seed={config.seed} is not possible here; say how many with --seeds")
+    return config
+
+
+def entry_config(
+    plan: Plan,
+    entry: Entry,
+    entries: tuple[Entry, ...],
+    options: Mapping[str, Any] | None = None,
+    settings: Iterable[str] = (),
+) -> RunConfig:
+    """The configuration of one of the entries, its baselines among them.
+
+    `options` and `settings` in place of the plan's. Raises `UserError` as `load_config` does.
+    """
+    planned = {
         "method": {"name": entry.method, **entry.settings},
         "scenario": plan.scenario,
         "model": entry.model,
@@ -345,10 +362,8 @@ def base_config(plan: Plan, entry: Entry, entries: tuple[Entry, ...]) -> RunConf
         "data_root": plan.data_root,
         "device": plan.device,
     }
-    config = load_config(options=options, settings=_settings_for(plan, entry, entries))
-    if config.seed != SEARCH_SEED:
-        raise UserError(f"--set seed={config.seed} is not possible here; say how many with --seeds")
-    return config
+    given = {key: value for key, value in (options or {}).items() if value is not None}
+    return load_config(options=planned | given, settings=[*_settings_for(plan, entry, entries), *settings])
 
 
 def _settings_for(plan: Plan, entry: Entry, entries: tuple[Entry, ...]) -> list[str]:

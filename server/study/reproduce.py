@@ -1,6 +1,7 @@
 """The tables of the papers: `reproduce/*.toml` holds their numbers, a comparison makes ours."""
 
 import json
+import re
 import tomllib
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -26,6 +27,11 @@ class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+def row_name(title: str) -> str:
+    """A title without what a shell or a keyboard has trouble with: `IRM†-FT` is `IRM-FT`, a space is `-`."""
+    return re.sub(r"\W+", "-", title).strip("-")
+
+
 class PaperRow(_Part):
     """A row of the paper's table. Its method may not be implemented yet: then it has the paper's numbers only."""
 
@@ -41,6 +47,11 @@ class PaperRow(_Part):
     """What has to be known of this row."""
     comparable: bool = True
     """Whether the paper's number and ours are of the same thing; if not, `remark` says why."""
+
+    @property
+    def name(self) -> str:
+        """Its name on the command line."""
+        return row_name(self.title)
 
     @property
     def implemented(self) -> bool:
@@ -94,9 +105,10 @@ class Reproduction(_Part):
         for title in self.drawn:
             if title not in titles:
                 raise ValueError(unknown("drawn row", title, titles))
+        names = [row.name.casefold() for row in self.rows]
         for row in self.rows:
-            if titles.count(row.title) > 1:
-                raise ValueError(f"two rows have the title {row.title!r}")
+            if names.count(row.name.casefold()) > 1:
+                raise ValueError(f"two rows have the title {row.title!r}, or differ in signs and capitals alone")
             if not (row.comparable or row.remark):
                 raise ValueError(f"row {row.title!r} needs a remark that says why it is not comparable")
             if row.paper and set(row.paper) != set(self.columns):

@@ -21,6 +21,7 @@ from server.cli.main import app, main
 from server.folder import InUse, RunFolder
 from server.grid import LocalGrid
 from server.local import LocalRuntime
+from server.study.reproduce import load_reproduction
 
 TOY = ["--config", "toy.toml", "--set", "evaluate_every=2", "--set", "checkpoint_every=2"]
 
@@ -65,6 +66,17 @@ def test_config_of_a_run_runs_again_to_the_same_numbers(here: Path) -> None:
     assert RunFolder(here / "one").rows() == RunFolder(here / "two").rows()
 
 
+def test_a_recipe_runs_with_its_row_and_says_what_it_is_not(here: Path) -> None:
+    few = ["--set", "scenario.clients=4", "--set", "participation=1", "--set", "learning_rate=0.02"]
+    result = call("run", "--recipe", "synthetic-scm/fedavg", "--rounds", "1", "--seed", "3", *few, "--out", "one")
+    assert result.exit_code == 0, result.output
+    assert "perennial reproduce synthetic-scm searches for hyper-parameters (8 trials)" in result.stderr
+    config, table = RunFolder(here / "one").config(), load_reproduction("synthetic-scm")
+    values = config.model_dump()
+    assert (config.method.name, config.scenario.name) == ("fedavg", table.scenario)
+    assert (config.rounds, config.seed, values["method"]["learning_rate"]) == (1, 3, 0.02)
+
+
 def test_a_run_with_clusters_shows_who_was_together_at_the_end(here: Path) -> None:
     assert "clusters" not in call("run", *TOY, "--rounds", "2", "--out", "one").stdout
     result = call("run", *TOY, "--rounds", "2", "--method", "cgpfl-heur", "--out", "two")
@@ -90,7 +102,7 @@ def test_oracle_selection_only_on_request_and_labelled(here: Path) -> None:
     assert "chosen on test data" in shown
 
 
-@pytest.mark.parametrize("kind", ["methods", "scenarios", "datasets", "models"])
+@pytest.mark.parametrize("kind", ["methods", "scenarios", "datasets", "models", "recipes"])
 def test_lists(kind: str) -> None:
     lines = call("list", kind)
     names = json.loads(call("list", kind, "--json").stdout)

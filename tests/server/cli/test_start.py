@@ -57,6 +57,7 @@ COMMANDS: list[tuple[list[str], int, str]] = [
     (["list", "datasets"], 0, "fashion-mnist"),
     (["list", "models"], 0, "resnet18"),
     (["list", "reproductions"], 0, "cmnist-8"),
+    (["list", "recipes"], 0, "cmnist-8-fedpin/FedPIN-PM-λ-0"),
     (["show", "method", "ditto"], 0, "λ"),
     (["show", "scenario", "cmnist"], 0, "label_noise"),
     (["show", "method", "dito"], 2, "did you mean 'ditto'"),
@@ -67,6 +68,12 @@ COMMANDS: list[tuple[list[str], int, str]] = [
     (["run", "--set", "learning_rate=-1"], 2, "greater than 0"),
     (["run", "--set", "model.hidden=[0]"], 2, "hidden"),
     (["run", "--scenario", "cmnst"], 2, "did you mean 'cmnist'"),
+    (["run", "--recipe", "cmnst"], 2, "unknown table 'cmnst'; did you mean"),
+    (["run", "--recipe", "cmnist-8"], 2, "cmnist-8/FedSDR"),
+    (["run", "--recipe", "cmnist-8/fedpn"], 2, "did you mean 'FedPIN'"),
+    (["run", "--recipe", "cmnist-8/IRM†-FT", "--seed", "-1"], 2, "seed: -1 is not possible"),
+    (["run", "--recipe", "cmnist-8/FedPIN", "--config", "x.toml"], 2, "is not possible with --config x.toml"),
+    (["run", "--recipe", "cmnist-8/FedPIN", "--method", "ditto"], 2, "is not possible with --method ditto"),
     (["sweep", "--method", "nope", "--scenario", "cmnist", "--trials", "2"], 2, "unknown method 'nope'"),
     (["compare", "--methods", "nope", "--scenario", "cmnist"], 2, "unknown method 'nope'"),
     (["reproduce", "nope"], 2, "nope"),
@@ -89,6 +96,11 @@ COMPLETED: list[tuple[str, list[str]]] = [
     ("perennial show method dit", ["ditto"]),
     ("perennial show scenario cmnist-8", ["cmnist-80", "cmnist-80-oracle"]),
     ("perennial reproduce cifar", ["cifar10-3class"]),
+    (
+        "perennial run --recipe cmnist-games-5",
+        ["cmnist-games-5/F-FL-Games-parallel", "cmnist-games-5/F-FL-Games-sequential"],
+    ),
+    ("perennial run --recipe cmnist-8/fedpin-p", ["cmnist-8/fedpin-pM-γ-0", "cmnist-8/fedpin-pM-λ-0"]),
     ("perennial resu", ["resume"]),
 ]
 

@@ -1,0 +1,55 @@
+"""Recipes: the scenario, method, settings, model and rounds of one row of a paper's table, for a single run."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from common.config import RunConfig
+from common.errors import UserError
+from common.suggest import unknown
+from server.study.compare import entry_config, with_baselines
+from server.study.reproduce import FOLDER, load_reproduction, reproductions, row_name
+
+
+def recipes(folder: Path = FOLDER, tables: Iterable[str] | None = None) -> dict[str, str]:
+    """Every recipe as `TABLE/ROW`, with a line about it; of these `tables` alone where they are given.
+
+    Raises `UserError` for a file that does not fit.
+    """
+    return {
+        f"{name}/{row.name}": f"{row.title}: {row.method} on {table.scenario}, {table.rounds} rounds"
+        for name in (reproductions(folder) if tables is None else tables)
+        for table in [load_reproduction(name, folder)]
+        for row in table.rows
+        if row.implemented
+    }
+
+
+def recipe_config(
+    recipe: str, options: Mapping[str, Any], settings: Iterable[str], folder: Path = FOLDER
+) -> tuple[RunConfig, str]:
+    """The configuration with which `perennial reproduce` runs a row, and what has to be known of it, if anything.
+
+    `recipe` is `TABLE/ROW`, or `TABLE` where it has but one row. `options` and `settings` are the command line's,
+    which are stronger. Raises `UserError` where there is no such row, and as `load_config` does.
+    """
+    name, _, wanted = recipe.partition("/")
+    files = reproductions(folder)
+    if name not in files:
+        raise UserError(f"--recipe: {unknown('table', name, files)}")
+    table = load_reproduction(name, folder)
+    rows = {row.name: row.title for row in table.rows if row.implemented}
+    if not wanted and len(rows) != 1:
+        raise UserError(f"--recipe {name} needs a row of the table: {', '.join(f'{name}/{row}' for row in rows)}")
+    titles = {name.casefold(): title for name, title in rows.items()}
+    title = titles.get(row_name(wanted).casefold()) if wanted else next(iter(titles.values()))
+    if title is None:
+        raise UserError(f"--recipe {name}: {unknown('row', wanted, rows)}")
+    plan = table.plan(quick=False)
+    entries = with_baselines(plan.entries)
+    entry = next(entry for entry in entries if entry.label == title)
+    searched = (
+        f"perennial reproduce {name} searches for hyper-parameters ({plan.trials} trials); this run has those "
+        "that the search starts from"
+    )
+    return entry_config(plan, entry, entries, options, settings), searched if plan.trials > 1 else ""
