@@ -1,5 +1,6 @@
 """The local runtime: server and all clients in this process."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ from client.app import OneHandlerApp
 from client.host import Host, pick_device
 from client.state import FileStates, Version
 from common.config import RunConfig, parse_task
+from common.data.examples import ClientData
+from common.errors import UserError
 from common.memory import COPIES, must_fit
 from common.tracebacks import NAME, Tracebacks
 from server.folder import Checkpoint, RunFolder
@@ -45,6 +48,15 @@ class LocalRuntime:
         else:
             self.states.update(FileStates(folder.checkpoint_path(origin.round) / "clients"))
         return run_rounds(self.config, folder, self.grid, origin, watch, self._save_clients)
+
+    def data(self) -> Iterator[tuple[str, ClientData]]:
+        """Every client and its data; whose data cannot be read is left out, as it is of the run."""
+        text = self.config.task()
+        for number, client in enumerate(self.config.scenario.client_ids):
+            try:
+                yield client, self.host.site(text, parse_task(text), number).data
+            except UserError:
+                continue
 
     def _save_clients(self, path: Path) -> None:
         # What comes back here is read once, at this round; older versions are for clients that outlive a server.

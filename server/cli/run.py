@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, ExitStack
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -68,6 +68,9 @@ def run(
     oracle: Annotated[
         bool, typer.Option("--oracle", help="Also print the round that is best on test data, labelled so.")
     ] = False,
+    report: Annotated[
+        bool, typer.Option("--report", help="Also write the page of the run, report.html in its folder.")
+    ] = False,
     track: Annotated[
         Tracker | None, typer.Option(help="Also write to a tracker on this machine; needs its extra.")
     ] = None,
@@ -119,11 +122,11 @@ def run(
                     made = working.folder = RunFolder.create(path, complete)
                     watch.round(Progress(0, complete.rounds, {}, {}))
                     with tracking(track, path, complete, watch.round) as told:
-                        here.run(made, watch=told)
+                        _add_constant(here, made, here.run(made, watch=told))
         else:
             working.folder = RunFolder(path)
             _run_on_flower(complete, path, connected(superlink, ca, insecure), as_json, track=track)
-        print_run(path, as_json, oracle)
+        print_run(path, as_json, oracle, report)
 
 
 @app.command()
@@ -154,7 +157,7 @@ def resume(
                 here = _runtime(config, watch)
                 opened.cut_log(checkpoint.log_bytes)
                 watch.round(Progress(checkpoint.round, config.rounds, {}, {}))
-                here.run(opened, checkpoint, watch.round)
+                _add_constant(here, opened, here.run(opened, checkpoint, watch.round))
         else:
             opened.must_be_free()
             _origin(opened, config)
@@ -195,6 +198,15 @@ def _run_on_flower(
         for row in connection.execute(config, path, resume):
             if row["kind"] == "round":
                 told(Progress(row["round"], config.rounds, row["metrics"], row["left_out"]))
+
+
+def _add_constant(here: LocalRuntime, folder: RunFolder, summary: dict[str, Any]) -> None:
+    """Write the constant predictor's accuracies into the summary; the data are in this process."""
+    from server.study.constant import constant_summary
+
+    found = constant_summary(here.data())
+    if found["worst"] is not None:  # there are test data
+        folder.write_summary({**summary, "constant": {name: found[name] for name in ("worst", "average")}})
 
 
 def _runtime(config: RunConfig, watch: Watched) -> LocalRuntime:

@@ -1,5 +1,6 @@
 """What a person sees of a run when it is done."""
 
+import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from statistics import fmean
@@ -8,15 +9,26 @@ from typing import Any
 from rich.table import Table
 
 from server.cli.console import out
+from server.cli.references import reference_lines
 from server.folder import RunFolder, understood
 from server.summary import AREAS, changed_line, summarise
 from server.words import members, percent, size
 
 
-def print_run(path: Path, as_json: bool, oracle: bool) -> None:
-    """The result of a run folder. Raises `UserError` if it has none, or its files are damaged."""
+def print_run(path: Path, as_json: bool, oracle: bool, report: bool = False) -> None:
+    """The result of a run folder, and with `report` its page; the last line says where that is, or how to get it.
+
+    Raises `UserError` if there is no result, or its files are damaged.
+    """
     with understood(path):
         _print(RunFolder.open(path), as_json, oracle)
+    line = f"page of this run: {shlex.join(['perennial', 'report', str(path)])}"
+    if report:
+        from server.report.page import write_page
+
+        line = f"page of this run: {write_page(path, oracle)}"
+    if not as_json:
+        out.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def _print(folder: RunFolder, as_json: bool, oracle: bool) -> None:
@@ -29,6 +41,8 @@ def _print(folder: RunFolder, as_json: bool, oracle: bool) -> None:
     out.print(accuracy_table(summary))
     if clusters := cluster_table(folder.rows()):
         out.print(clusters)
+    for line in reference_lines(folder.path, config, summary):
+        out.print(line, highlight=False, markup=False, soft_wrap=True)
     out.print(f"{traffic_line(summary)}; {summary['wall_seconds']:.1f} s", highlight=False)
     if line := privacy_line(summary):
         out.print(line, highlight=False, soft_wrap=True)
@@ -45,7 +59,10 @@ def _print(folder: RunFolder, as_json: bool, oracle: bool) -> None:
 
 
 def accuracy_table(summary: dict[str, Any]) -> Table:
-    """Test accuracy (%, mean over clients) of every model and selection, per test environment."""
+    """Test accuracy (%, mean over clients) of every model and selection, per test environment.
+
+    Of sites with own data one row for each: the mean over its test environments. Their only environment has none.
+    """
     columns = [
         (f"{model}\n{selection}", found)
         for model, selections in summary["models"].items()
@@ -57,15 +74,30 @@ def accuracy_table(summary: dict[str, Any]) -> Table:
         caption="test accuracy in %, mean over clients"
         + ("; oracle: round chosen on test data" if oracle else ""),
     )
-    table.add_column("test\nenvironment", no_wrap=True)
+    environments = list(dict.fromkeys(name for _, found in columns for name in found["accuracy"]))
+    sites = (
+        sorted({name for _, found in columns for name in found["clients"]})
+        if summary["scenario"] == "own-data"
+        else []
+    )
+    several = len(environments) > 1
+    table.add_column("site" if sites else "test\nenvironment", no_wrap=True)
     for title, _ in columns:
         table.add_column(title, justify="right", overflow="fold")
-    for environment in dict.fromkeys(name for _, found in columns for name in found["accuracy"]):
-        table.add_row(environment, *(percent(found["accuracy"].get(environment)) for _, found in columns))
+    if sites:
+        for site in sites:
+            table.add_row(site, *(percent(_site(found, site)) for _, found in columns))
+        table.add_section()
+    for name in environments if several or not sites else ():
+        row = f"environment {name}" if sites else name
+        table.add_row(row, *(percent(found["accuracy"].get(name)) for _, found in columns))
     table.add_section()
+    if sites:
+        known = [[value for site in sites if (value := _site(found, site)) is not None] for _, found in columns]
+        table.add_row("worst site", *(percent(min(values, default=None)) for values in known), style="bold")
     # Where clients' test sets are of one size, the two means are the same number.
     unequal = any(percent(found["pooled"]) != percent(found["average"]) for _, found in columns)
-    for row in ("worst", "average", "pooled") if unequal else ("worst", "average"):
+    for row in ("worst",) * (several or not sites) + ("average",) + ("pooled",) * unequal:
         table.add_row(row, *(percent(found[row]) for _, found in columns), style="bold")
     if any(found.get("areas") for _, found in columns):
         table.add_section()
@@ -134,6 +166,12 @@ def untested_lines(summary: dict[str, Any]) -> list[str]:
     every = [found for selections in summary["models"].values() for found in selections.values()]
     names = sorted({client for found in every for client, own in found["clients"].items() if not own})
     return [f"{', '.join(names)}: no test data, so not in any test accuracy"] if names else []
+
+
+def _site(found: Mapping[str, Any], site: str) -> float | None:
+    """Mean over the test environments that a site has."""
+    own = found["clients"].get(site)
+    return fmean(own.values()) if own else None
 
 
 def _area(found: Mapping[str, Any], name: str) -> float | None:

@@ -1,6 +1,8 @@
 """The predictor that looks at nothing: every client's most frequent training label."""
 
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -26,11 +28,15 @@ def constant_rows(client: str, data: ClientData) -> list[Row]:
     ]
 
 
+def constant_summary(clients: Iterable[tuple[str, ClientData]]) -> dict[str, Any]:
+    """Its accuracies on the clients' data, as a run's summary has them."""
+    return Evaluation(row for client, data in clients for row in constant_rows(client, data)).summary()
+
+
 def constant_predictor(scenario: Scenario, seed: int, data_root: Path | None) -> Selected:
     """Its accuracies on the data of a seed. Raises `UserError` when the data set is not there."""
-    rows = [
-        row
+    clients = (
+        (client, scenario.client_data(number, seed, data_root))
         for number, client in enumerate(scenario.client_ids)
-        for row in constant_rows(client, scenario.client_data(number, seed, data_root))
-    ]
-    return Selected.model_validate({"round": 0, **Evaluation(rows).summary()})
+    )
+    return Selected.model_validate({"round": 0, **constant_summary(clients)})
