@@ -175,6 +175,33 @@ def test_the_table_bears_rounds_with_other_environments_and_runs_without_evaluat
     assert "worst" in printed(summarise(CONFIG, [trained(1)], seconds=0))
 
 
+def test_sites_with_own_data_have_a_row_each() -> None:
+    config = load_config(options={"method": "fedavg", "scenario": "own-data"})
+
+    def cells(rows: list[dict[str, Any]]) -> dict[str, str]:
+        lines = [line.strip("│ ").split("│") for line in printed(summarise(config, rows, seconds=0)).splitlines()]
+        return {first.strip(): rest[0].strip() for first, *rest in lines if rest}
+
+    one = [
+        trained(1),
+        evaluation(1, "site-1", [8], names=["own"]),
+        evaluation(1, "site-2", [5], names=["own"]),
+        evaluation(1, "site-3", [0], names=["own"], count=[0]),
+    ]
+    found = cells(one)
+    assert [found[site] for site in ("site-1", "site-2", "site-3")] == ["80.00", "50.00", "–"]
+    assert (found["worst site"], found["average"]) == ("50.00", "65.00")
+    assert not {"own", "environment own", "worst"} & found.keys()
+    two = [trained(1), evaluation(1, "site-1", [8, 4]), evaluation(1, "site-2", [5, 1])]
+    found = cells(two)
+    assert [found[name] for name in ("site-1", "site-2", "worst site")] == ["60.00", "30.00", "30.00"]
+    assert [found[name] for name in ("environment red", "environment blue", "worst")] == [
+        "65.00",
+        "25.00",
+        "25.00",
+    ]
+
+
 def test_lines_read_well() -> None:
     line = progress_line(Progress(3, 9, {"risk": 1.0, "global/accuracy": 0.756}, {"client-1": "is not finite"}))
     assert line == "round 3/9  global 75.6 %  left out client-1: is not finite"

@@ -2,16 +2,18 @@
 
 import json
 import os
+import re
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import toys  # noqa: F401 - makes the toy scenario known
 from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
 from safetensors.torch import load_file
+from toys import Toy
 from typer.testing import CliRunner, Result
 
 from common.errors import UserError
@@ -21,6 +23,7 @@ from server.cli.main import app, main
 from server.folder import InUse, RunFolder
 from server.grid import LocalGrid
 from server.local import LocalRuntime
+from server.study.constant import constant_predictor
 from server.study.reproduce import load_reproduction
 
 TOY = ["--config", "toy.toml", "--set", "evaluate_every=2", "--set", "checkpoint_every=2"]
@@ -75,6 +78,59 @@ def test_a_recipe_runs_with_its_row_and_says_what_it_is_not(here: Path) -> None:
     values = config.model_dump()
     assert (config.method.name, config.scenario.name) == ("fedavg", table.scenario)
     assert (config.rounds, config.seed, values["method"]["learning_rate"]) == (1, 3, 0.02)
+
+
+def test_below_the_table_stand_a_constant_and_fedavg_with_its_command(here: Path) -> None:
+    result = call("run", *TOY, "--rounds", "2", "--seed", "3", "--out", "runs/one run")
+    assert result.exit_code == 0, result.output
+    ours = constant_predictor(Toy(), 3, None)
+    constant = (
+        f"reference: a constant prediction has worst {100 * ours.worst:.2f}, average {100 * ours.average:.2f}"
+    )
+    assert constant in result.stdout
+    (command,) = [line for line in result.stdout.splitlines() if line.startswith("reference: FedAvg is made by: ")]
+    program, *arguments = shlex.split(command.partition("made by: ")[2])
+    assert program == "perennial"
+    assert "rounds: 0" in call(*arguments, "--rounds", "0").stderr
+    # Not held against FedAvg of other rounds, seeds or models, nor against one that is damaged.
+    for number, other in enumerate(
+        ["--rounds=3", "--seed=4", "--set=model.hidden=[4]", "--set=participation=0.5"]
+    ):
+        assert call(*arguments, other, "--out", f"runs/other-{number}").exit_code == 0
+    (here / "runs" / "damaged").mkdir()
+    (here / "runs" / "damaged" / "config.toml").write_text("method = 3")
+    assert command in call("show", "run", "runs/one run").stdout
+
+    made = call(*arguments, "--out", "runs/two")
+    assert "reference: FedAvg" not in made.stdout
+    assert constant in made.stdout
+    final = RunFolder(here / "runs" / "two").summary()["models"]["global"]["final"]
+    numbers = f"worst {100 * final['worst']:.2f}, average {100 * final['average']:.2f}"
+    assert f"reference: FedAvg has {numbers} (runs/two)\n" in call("show", "run", "runs/one run").stdout
+    call(*arguments, "--set", "learning_rate=0.07", "--out", "runs/three")
+    assert "(runs/three, learning_rate=0.07)\n" in call("show", "run", "runs/one run").stdout
+    (here / "runs" / "three" / "summary.json").unlink()  # as of a run that has not ended
+    assert "(runs/two)\n" in call("show", "run", "runs/one run").stdout
+
+
+def test_the_last_line_says_where_the_page_is_or_how_to_get_it(here: Path) -> None:
+    page, command = here / "one run" / "report.html", "page of this run: perennial report 'one run'"
+    assert call("run", *TOY, "--rounds", "2", "--out", "one run").stdout.splitlines()[-1] == command
+    assert call("show", "run", "one run").stdout.splitlines()[-1] == command
+    assert not page.exists()
+    assert call("report", "one run").exit_code == 0
+    text = page.read_text()
+    page.unlink()
+    (here / "one run" / "summary.json").unlink()
+    assert call("resume", "one run").stdout.splitlines()[-1] == command
+
+    result = call("run", *TOY, "--rounds", "2", "--out", "two", "--report")
+    assert result.stdout.splitlines()[-1] == "page of this run: two/report.html"
+    words = re.compile(r"<h2>.*?</h2>")
+    assert words.findall((here / "two" / "report.html").read_text()) == words.findall(text) != []
+    result = call("run", *TOY, "--rounds", "2", "--out", "three", "--report", "--json")
+    assert json.loads(result.stdout)["rounds"] == 2
+    assert (here / "three" / "report.html").exists()
 
 
 def test_a_run_with_clusters_shows_who_was_together_at_the_end(here: Path) -> None:
