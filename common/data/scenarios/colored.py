@@ -306,6 +306,22 @@ class RCFMNIST(_Rotated):
     name: Literal["rc-fmnist"] = "rc-fmnist"
 
 
+class RCDigits(_Rotated):
+    """RC-MNIST in small, from scikit-learn's digits; all 1,240 images of our training part are used."""
+
+    title = "Rotated coloured 8x8 digits: RC-MNIST in small, no download"
+    dataset = "digits"
+    side, stride = 8, 1
+
+    name: Literal["rc-digits"] = "rc-digits"
+    train_samples: int = knob(230, "training images of a client", ge=1)
+    test_samples: int = knob(80, "test images of a client, and as many for validation", ge=1)
+
+    @property
+    def model(self) -> dict[str, Any]:
+        return {"name": "mlp", "hidden": (64, 64), "init": "xavier"}
+
+
 TWO_LEVELS = (0.95, 0.9, 0.7, 0.65)
 """With `TWO_EACH`: clients with p = .95 and .70, .90 and .65, .95 and .65, .90 and .70."""
 
@@ -316,6 +332,8 @@ PRESETS = with_oracle(
         "cmnist-80": CMNIST(clients=80),
         "cfmnist": CFMNIST(),
         "cfmnist-80": CFMNIST(clients=80),
+        "rc-digits": RCDigits(),
+        "rc-digits-2env": RCDigits(train_agreement=TWO_LEVELS, environments_per_client=2),
         "rc-mnist": RCMNIST(),
         "rc-mnist-2env": RCMNIST(train_agreement=TWO_LEVELS, environments_per_client=2),
         "rc-fmnist": RCFMNIST(),

@@ -85,6 +85,21 @@ class Game(ColoredScenario):
         return shares
 
 
+class ColoredDigitsGames(Game):
+    """The game on scikit-learn's digits, in their shades of grey."""
+
+    title = "Colored MNIST of FL Games in small: 8x8 digits, 2 clients with p = 0.8 and 0.9, no download"
+    dataset = "digits"
+    ones = range(5, 10)
+    side = 8
+
+    name: Literal["colored-digits-games"] = "colored-digits-games"
+
+    @property
+    def model(self) -> dict[str, Any]:
+        return {**super().model, "hidden": (64, 64)}
+
+
 class CMNISTGames(Game):
     """Colored MNIST as IRM Games draws it: 28x28 pixels of which each is ink or not."""
 
@@ -180,6 +195,7 @@ def _evenly(clients: int) -> dict[str, Any]:
 
 PRESETS = with_oracle(
     {
+        "colored-digits-games": ColoredDigitsGames(),
         "cmnist-games": CMNISTGames(),
         "cmnist-games-5": CMNISTGames(**_evenly(5)),
         "cmnist-games-10": CMNISTGames(**_evenly(10)),

@@ -1,5 +1,6 @@
 """FedILC's picture tasks: silos whose colours or angles differ, and a test set that has neither."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -82,6 +83,26 @@ class ColorMNIST(ColoredScenario):
         parts = cut(raw, self.images, 4 / 6, 1 / 6, numpy_generator(seed, "partition", "images"))
         dealt = [[part[number :: self.clients] for part in parts] for number in range(self.clients)]
         return [Share(train, held, test, (number,)) for number, (train, held, test) in enumerate(dealt)]
+
+
+class ColorDigits(ColorMNIST):
+    """Color-MNIST in small, from scikit-learn's digits; they are one file, whose last images are for testing."""
+
+    title = "Color-MNIST of FedILC in small: coloured 8x8 digits in five silos, no download"
+    dataset = "digits"
+    side, stride = 8, 1
+
+    name: Literal["color-digits-ilc"] = "color-digits-ilc"  # type: ignore[assignment]
+    images: int = knob(
+        1797, "how many of the images are used: 4/6 to train, 1/6 held out, 1/6 to test", ge=60, le=1797
+    )
+
+    @property
+    def model(self) -> dict[str, Any]:
+        return {"name": "mlp", "hidden": (64, 64), "init": "xavier", "one_logit": True}
+
+    def shares(self, seed: int, raw: Raw) -> list[Share]:
+        return super().shares(seed, replace(raw, train_size=len(raw)))
 
 
 ANGLES = ((10, 25, 40), (60, 75, 90), (-10, -40, -90))
@@ -194,7 +215,7 @@ class RotatedCIFAR10Subset(_RotatedCIFAR10):
 
 
 PRESETS: dict[str, Scenario] = {
-    **with_oracle({"color-mnist-ilc": ColorMNIST()}),
+    **with_oracle({"color-digits-ilc": ColorDigits(), "color-mnist-ilc": ColorMNIST()}),
     "rotated-cifar10": RotatedCIFAR10(),
     "rotated-cifar10-silos": RotatedCIFAR10(tested="silos"),
     "rotated-cifar10-subset": RotatedCIFAR10Subset(),

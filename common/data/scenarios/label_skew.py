@@ -122,7 +122,7 @@ class LabelSkew(Partitioned):
 
 
 class _Grey(LabelSkew):
-    """The two of 28x28 pixels, which CGPFL runs with a convex and a non-convex model."""
+    """Those of one colour, which CGPFL runs with a convex and a non-convex model."""
 
     network: Literal["mlr", "dnn"] = knob(
         "mlr", "multinomial logistic regression, or one hidden layer of 128 units", source="Tang 2025 §3.8.1"
@@ -131,6 +131,23 @@ class _Grey(LabelSkew):
     @property
     def model(self) -> dict[str, Any]:
         return {"name": "logistic"} if self.network == "mlr" else {"name": "mlp", "hidden": (128,)}
+
+
+class Digits3Class(_Grey):
+    """MNIST's recipe in small, from all of scikit-learn's digits, with bounds in proportion."""
+
+    title = "8x8 digits, three digits per client: mnist-3class in small, no download"
+    dataset = "digits"
+    merged = True
+    mean, std = (0.3053,), (0.3760,)
+
+    name: Literal["digits-3class"] = "digits-3class"
+    min_samples: int = knob(12, "images of a client, at least", source="Tang 2025 §3.8.1, times 1797/60000", ge=0)
+    max_samples: int = knob(150, "images of a client, at most", source="Tang 2025 §3.8.1, times 1797/60000", ge=1)
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return (1, 8, 8)
 
 
 class MNIST3Class(_Grey):
@@ -193,6 +210,7 @@ class CIFAR3ClassSubset(_CIFAR):
 
 
 PRESETS: dict[str, Scenario] = {
+    "digits-3class": Digits3Class(),
     "mnist-3class": MNIST3Class(),
     "mnist-3class-dnn": MNIST3Class(network="dnn"),
     "fmnist-3class": FMNIST3Class(),

@@ -105,7 +105,27 @@ class RotatedMnist(Partitioned):
         return ClientData(examples(share.train, angle, own), examples(share.validation, angle, own), test)
 
 
+class RotatedDigits(RotatedMnist):
+    """The large setting in small, from scikit-learn's digits."""
+
+    title = "8x8 digits turned by six angles: rotated-mnist-50 in small, no download"
+    dataset = "digits"
+
+    name: Literal["rotated-digits"] = "rotated-digits"  # type: ignore[assignment]
+    clients: int = knob(50, "number of clients, five of whom are asked in a round", symbol="P", ge=5, le=250)
+    images: int = knob(1797, "how many of the images are used, drawn at random", ge=60, le=1797)
+
+    @property
+    def model(self) -> dict[str, Any]:
+        return {"name": "mlp", "hidden": (64,)}
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return (1, 8, 8)
+
+
 PRESETS: dict[str, Scenario] = {
+    "rotated-digits": RotatedDigits(),
     "rotated-mnist": RotatedMnist(),
     "rotated-mnist-50": RotatedMnist(clients=50),
 }

@@ -16,6 +16,7 @@ from common.data.scenarios.games import (
     PRESETS,
     CFMNISTGames,
     CMNISTGames,
+    ColoredDigitsGames,
     ColoredDSprites,
     Game,
     SpuriousCIFAR10,
@@ -57,14 +58,21 @@ def shortcut(scenario: Game, x: Tensor) -> Tensor:
         first, second = ((patch == 0).flatten(1).all(dim=1) for patch in (x[..., :5, :5], x[..., -5:, -5:]))
         assert torch.equal(first, ~second)
         return second.long()
-    bright = (x == 1).flatten(2).any(dim=2)
+    bright = (x > 0.5).flatten(2).any(dim=2)
     assert torch.equal(bright.sum(dim=1), torch.ones(len(x), dtype=torch.long))
     return bright[:, 1].long()
 
 
 @pytest.mark.parametrize(
     "scenario",
-    [CMNISTGames(), CFMNISTGames(), CFMNISTGames(dim="own"), SpuriousCIFAR10(), PRESETS["cmnist-games-5"]],
+    [
+        ColoredDigitsGames(),
+        CMNISTGames(),
+        CFMNISTGames(),
+        CFMNISTGames(dim="own"),
+        SpuriousCIFAR10(),
+        PRESETS["cmnist-games-5"],
+    ],
     ids=lambda scenario: f"{scenario.name}-{scenario.clients}",
 )
 def test_the_shortcut_agrees_with_the_noisy_label_as_often_as_p_says(scenario: Game, root: Path) -> None:
@@ -148,7 +156,9 @@ def test_a_patch_blackens_its_corner_and_nothing_else() -> None:
     assert (pictures == 0.4).all()  # the data set is everybody's
 
 
-@pytest.mark.parametrize("scenario", [CMNISTGames(), CFMNISTGames(), SpuriousCIFAR10()], ids=lambda s: s.name)
+@pytest.mark.parametrize(
+    "scenario", [ColoredDigitsGames(), CMNISTGames(), CFMNISTGames(), SpuriousCIFAR10()], ids=lambda s: s.name
+)
 def test_the_oracle_has_no_shortcut_and_the_same_labels(scenario: Game, root: Path) -> None:
     oracle = scenario.model_copy(update={"oracle": True})
     plain, without = (s.client_data(1, 0, root) for s in (scenario, oracle))
@@ -160,6 +170,18 @@ def test_the_oracle_has_no_shortcut_and_the_same_labels(scenario: Game, root: Pa
     else:
         assert torch.equal(without.train.x[:, 0], without.train.x[:, 1])
         assert torch.equal(without.train.x[:, 0], plain.train.x.amax(dim=1))
+
+
+def test_the_bundled_digits_are_all_used_in_their_shades() -> None:
+    scenario, raw = ColoredDigitsGames(), load("digits")
+    shares = scenario.shares(0, raw)
+    used = np.concatenate([part for own in shares for part in (own.train, own.validation, own.test)])
+    assert sorted(used.tolist()) == list(range(1797))
+    assert {(len(s.train), len(s.validation)) for s in shares} == {(589, 31)}
+    assert sorted(len(s.test) for s in shares) == [278, 279]
+    assert torch.equal(
+        scenario.client_data(1, 0, None).train.x.sum(dim=1), raw.images[torch.from_numpy(shares[1].train)]
+    )
 
 
 def test_the_presets() -> None:
@@ -179,6 +201,7 @@ def test_the_presets() -> None:
 @pytest.mark.parametrize(
     ("name", "whole", "head"),
     [
+        ("colored-digits-games", 12_546, 4_290),
         ("cmnist-games", 765_182, 153_272),
         ("spurious-cifar10", 1_351_742, 153_272),
         ("colored-dsprites", 3_348_542, 153_272),

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 from toys import toy_config
 
@@ -15,7 +16,7 @@ from common.data.environments import rotate
 from common.data.examples import ClientData
 from common.data.raw import Raw
 from common.data.scenario import Scenario, all_shares
-from common.data.scenarios.ilc import ANGLES, FLAT, PRESETS, ColorMNIST, RotatedCIFAR10
+from common.data.scenarios.ilc import ANGLES, FLAT, PRESETS, ColorDigits, ColorMNIST, RotatedCIFAR10
 from common.errors import UserError
 from server.folder import RunFolder
 from server.local import LocalRuntime
@@ -103,6 +104,43 @@ def test_the_whole_recipe_has_the_papers_sizes() -> None:
     raw = Raw(torch.zeros(60_000, 1, 1, dtype=torch.uint8), torch.zeros(60_000, dtype=torch.long), 60_000)
     shares = ColorMNIST().shares(0, raw)
     assert [(len(s.train), len(s.validation), len(s.test)) for s in shares] == [(8000, 2000, 2000)] * 5
+
+
+def test_the_bundled_digits_are_all_used_once() -> None:
+    """The last 300 images of the file are for testing; colours and label noise are Color-MNIST's."""
+    scenario, raw = ColorDigits(), load("digits")
+    shares, data = scenario.shares(0, raw), everything(scenario, Path())
+    pool = np.concatenate([indices(shares, "train"), indices(shares, "validation")])
+    assert sorted(pool) == list(range(1497))
+    assert sorted(indices(shares, "test")) == list(range(1497, 1797))
+    assert {(len(d.train), len(d.validation), len(d.test["p=0.1"])) for d in data} <= {
+        (240, 60, 60),
+        (239, 60, 60),
+        (239, 59, 60),
+    }
+    for p, share, own in zip((0.85, 0.7, 0.55, 0.4, 0.25), shares, data, strict=True):
+        assert near(colour(own.train.x) == own.train.y, p)
+        assert torch.equal((raw.labels[torch.from_numpy(share.train)] < 5).long(), own.train.y)
+        assert torch.equal(own.train.x.sum(dim=1), raw.images[torch.from_numpy(share.train)])
+    test = [d.test["p=0.1"] for d in data]
+    clean = raw.labels[torch.from_numpy(indices(shares, "test"))] < 5
+    assert near(torch.cat([part.y for part in test]) != clean, 0.15)
+    assert near(torch.cat([colour(part.x) == part.y for part in test]), 0.1)
+    assert scenario.ranking_batch <= min(len(part) for part in test)
+    with pytest.raises(ValidationError, match="images"):
+        ColorDigits(images=1798)
+
+
+@pytest.mark.parametrize("name", ["color-digits-ilc", "color-mnist-ilc"])
+def test_the_oracle_has_no_colour_and_the_same_labels(name: str, root: Path) -> None:
+    plain, grey = (
+        PRESETS[preset].model_copy(update={"images": 600}).client_data(0, 0, root)
+        for preset in (name, f"{name}-oracle")
+    )
+    for own, other in ((plain.train, grey.train), (plain.test["p=0.1"], grey.test["p=0.1"])):
+        assert torch.equal(own.y, other.y)
+        for channel in range(2):
+            assert torch.equal(other.x[:, channel], own.x.sum(dim=1))
 
 
 def test_too_many_images_are_told(root: Path) -> None:
@@ -201,6 +239,8 @@ def test_in_32_pixels_nothing_is_dropped(root: Path) -> None:
 
 def test_the_presets() -> None:
     assert {name: (scenario.rounds, scenario.ranking_batch) for name, scenario in PRESETS.items()} == {
+        "color-digits-ilc": (301, 32),
+        "color-digits-ilc-oracle": (301, 32),
         "color-mnist-ilc": (301, 32),
         "color-mnist-ilc-oracle": (301, 32),
         "rotated-cifar10": (301, 0),

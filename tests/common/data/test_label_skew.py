@@ -18,6 +18,7 @@ from common.data.scenarios.label_skew import (
     PRESETS,
     CIFAR3Class,
     CIFAR3ClassSubset,
+    Digits3Class,
     FMNIST3Class,
     LabelSkew,
     MNIST3Class,
@@ -135,6 +136,25 @@ def test_the_subset_has_its_bounds_in_proportion(seed: int) -> None:
     assert 167 <= min(sizes) <= max(sizes) <= 2083
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_the_bundled_digits_are_all_shared_out(seed: int) -> None:
+    shares = Digits3Class().shares(seed, load("digits"))
+    used = np.concatenate([part for own in shares for part in (own.train, own.validation, own.test)])
+    assert sorted(used.tolist()) == list(range(1797))
+    sizes = [len(own.train) + len(own.validation) + len(own.test) for own in shares]
+    assert 12 <= min(sizes) <= max(sizes) <= 150
+    assert all(len(own.validation) >= 1 for own in shares)
+
+
+def test_the_bundled_digits_have_mean_zero_and_deviation_one() -> None:
+    scenario = Digits3Class()
+    clients = [splits(scenario.client_data(client, 0, None)) for client in range(scenario.clients)]
+    pixels = torch.cat([part.x for parts in clients for part in parts.values()])
+    assert pixels.shape == (1797, 1, 8, 8)
+    assert pixels.mean().abs() < 1e-3
+    assert abs(pixels.std() - 1) < 1e-3
+
+
 def test_too_few_images_are_said_in_one_sentence(miniature: Path) -> None:
     said = r"min_samples = 400 and max_samples = 5000: .*'mnist' has 1200 images here, a mean of 30 for 40 clients"
     with pytest.raises(UserError, match=said):
@@ -185,6 +205,7 @@ def test_models_are_the_papers() -> None:
         net = network(model_settings(preset.model), preset.input_shape, preset.classes)
         floats[name] = sum(tensor.numel() for tensor in net.initial(0).values())
     assert floats == {
+        "digits-3class": 650,
         "mnist-3class": 7850,
         "mnist-3class-dnn": 101_770,
         "fmnist-3class": 7850,
@@ -196,6 +217,7 @@ def test_models_are_the_papers() -> None:
 
 def test_the_presets() -> None:
     assert {name: (one.clients, one.rounds, one.participation) for name, one in PRESETS.items()} == {
+        "digits-3class": (40, 200, 1.0),
         "mnist-3class": (40, 200, 1.0),
         "mnist-3class-dnn": (40, 200, 1.0),
         "fmnist-3class": (40, 200, 1.0),

@@ -20,7 +20,7 @@ from common.data.environments import rotate, rotate_quarter
 from common.data.partition import Share
 from common.data.raw import Raw
 from common.data.scenario import all_shares
-from common.data.scenarios.rotated import ANGLES, PRESETS, RotatedMnist
+from common.data.scenarios.rotated import ANGLES, PRESETS, RotatedDigits, RotatedMnist
 from common.errors import UserError
 from common.model_settings import model_settings
 from common.models import network
@@ -137,7 +137,11 @@ def test_a_setting_out_of_bounds_is_refused(field: dict[str, float]) -> None:
 
 def test_the_presets() -> None:
     sizes = {name: (one.clients, one.rounds, one.participation * one.clients) for name, one in PRESETS.items()}
-    assert sizes == {"rotated-mnist": (5, 100, 5), "rotated-mnist-50": (50, 100, 5)}
+    assert sizes == {
+        "rotated-digits": (50, 100, 5),
+        "rotated-mnist": (5, 100, 5),
+        "rotated-mnist-50": (50, 100, 5),
+    }
     scenario = PRESETS["rotated-mnist"]
     net = network(model_settings(scenario.model), scenario.input_shape, scenario.classes)
     tensors = net.initial(0)
@@ -194,6 +198,27 @@ def test_client_data_depend_on_the_seed_alone(miniature: Path) -> None:
     torch.manual_seed(1)
     assert torch.equal(scenario.client_data(2, 0, miniature).train.x, before)
     assert not torch.equal(scenario.client_data(2, 1, miniature).train.x, before)
+
+
+@pytest.mark.parametrize("held_out", [0, 45])
+def test_on_the_bundled_digits(held_out: int) -> None:
+    """All of them, once each: 300 or 299 at an angle, ten clients for each angle but the one left out."""
+    scenario, raw = RotatedDigits(held_out=held_out), load("digits")
+    shares = scenario.shares(0, raw)
+    everything = np.concatenate([np.concatenate([parts(share), share.test]) for share in shares])
+    assert sorted(everything.tolist()) == list(range(1797))
+    assert {(len(share.train), len(share.validation)) for share in shares} <= {(27, 3), (27, 2), (26, 3)}
+    assert sum(len(share.test) for share in shares) in (299, 300)
+    for client in (0, 49):
+        data, share = scenario.client_data(client, 0, None), shares[client]
+        for examples, index, angle in (
+            (data.train, share.train, scenario.train_angles[client // 10]),
+            (data.test[f"angle={held_out}"], share.test, held_out),
+        ):
+            chosen = torch.from_numpy(index)
+            assert torch.equal(examples.y, raw.labels[chosen])
+            expected = torchvision_rotate(raw.images[chosen].unsqueeze(1), angle, InterpolationMode.BILINEAR)
+            torch.testing.assert_close(examples.x, expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.skipif(not (REAL / "MNIST").exists(), reason="needs MNIST in PERENNIAL_DATA or ../shared/data")

@@ -29,10 +29,12 @@ from common.data.scenarios.colored import (
     RCMNIST,
     ColoredDigits,
     ColoredScenario,
+    RCDigits,
 )
 from common.errors import UserError
 from common.model_settings import model_settings
 from common.models import network
+from server.study.constant import constant_predictor
 
 SMALL = {"train_per_class": 60, "test_per_class": 40}
 MINIATURE = {
@@ -40,6 +42,7 @@ MINIATURE = {
     "cmnist": CMNIST(**SMALL),
     "cmnist-80": CMNIST(clients=80, **SMALL),
     "cfmnist": CFMNIST(**SMALL),
+    "rc-digits": RCDigits(),
     "rc-mnist": RCMNIST(train_samples=400, test_samples=150),
     "rc-mnist-2env": SCENARIOS["rc-mnist-2env"].model_copy(update={"train_samples": 401, "test_samples": 151}),
     "rc-fmnist": RCFMNIST(train_samples=400, test_samples=150),
@@ -314,14 +317,17 @@ def test_without_label_noise_the_label_is_the_digits(miniature: Path) -> None:
     assert torch.equal(data.test["p=0.7"].y, (raw.labels[torch.from_numpy(share.test)] >= 5).long())
 
 
-def test_the_embedded_data_never_change() -> None:
+@pytest.mark.parametrize(
+    ("scenario", "known"), [(ColoredDigits(), "7278860c924830a1"), (RCDigits(), "e111931223dcb245")]
+)
+def test_the_embedded_data_never_change(scenario: ColoredScenario, known: str) -> None:
     """Every draw is keyed; a change of a key, an order or a library's stream changes this number."""
     digest = hashlib.sha256()
-    for data in everything(ColoredDigits(), Path()):
+    for data in everything(scenario, Path()):
         for examples in splits(data).values():
             for tensor in (examples.x, examples.y, examples.environment):
                 digest.update(tensor.numpy().tobytes())
-    assert digest.hexdigest()[:16] == "7278860c924830a1"
+    assert digest.hexdigest()[:16] == known
 
 
 # --- Rotated coloured (PerInvFL §5.1) ------------------------------------------------------------------
@@ -336,6 +342,17 @@ def test_rotated_sizes_and_sources() -> None:
         assert max(share.test) < 60_000 <= min(share.validation)
     assert RCMNIST().train_environments == ("p=0.95", "p=0.9", "p=0.85", "p=0.8")
     assert RCMNIST().test_environments == ("p=0.1", "p=0.2", "p=0.3", "p=0.4", "p=0.5")
+
+
+def test_rotated_digits_are_all_of_our_training_part_and_some_of_the_test_part() -> None:
+    raw = load("digits")
+    shares = RCDigits().shares(0, raw)
+    assert {(len(own.train), len(own.validation), len(own.test)) for own in shares} == {(230, 80, 80)}
+    seen = np.concatenate([part for own in shares for part in (own.train, own.test)])
+    assert sorted(seen) == list(range(raw.train_size))
+    assert min(min(own.validation) for own in shares) >= raw.train_size
+    with pytest.raises(UserError, match=r"test_samples = 81 .* \(1240 training and 557 test images\)"):
+        RCDigits(test_samples=81).shares(0, raw)
 
 
 def test_two_environments_per_client() -> None:
@@ -362,7 +379,7 @@ def test_two_environments_change_nothing_but_the_colours(miniature: Path) -> Non
 
 
 def test_label_one_is_the_first_five_classes_of_the_rotated_and_the_last_five_of_the_others() -> None:
-    assert list(RCMNIST.ones) == list(RCFMNIST.ones) == [0, 1, 2, 3, 4]
+    assert list(RCMNIST.ones) == list(RCFMNIST.ones) == list(RCDigits.ones) == [0, 1, 2, 3, 4]
     assert list(CMNIST.ones) == list(ColoredDigits.ones) == [5, 6, 7, 8, 9]
 
 
@@ -371,12 +388,32 @@ def test_client_number_is_the_number_of_quarter_turns() -> None:
     assert {CMNIST().quarter_turns(client) for client in range(8)} == {0}
 
 
+# --- Bundled data --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "worst"),
+    [
+        ("rc-digits", 42.8),
+        ("rc-digits-2env", 42.8),
+        ("rotated-digits", 9.3),
+        ("color-digits-ilc", 50.0),
+        ("digits-3class", 58.6),
+        ("colored-digits-games", 51.9),
+    ],
+)
+def test_what_a_constant_predictor_scores_is_what_the_page_says(name: str, worst: float) -> None:
+    found = constant_predictor(SCENARIOS[name], 0, None)
+    assert 100 * found.worst == pytest.approx(worst, abs=0.05)
+    assert 100 * found.average == pytest.approx(worst, abs=0.05)
+
+
 # --- Presets -------------------------------------------------------------------------------------------
 
 
 def test_the_presets() -> None:
     plain = ["colored-digits", "cmnist", "cmnist-80", "cfmnist", "cfmnist-80"]
-    plain += ["rc-mnist", "rc-mnist-2env", "rc-fmnist", "rc-fmnist-2env"]
+    plain += [f"rc-{name}{more}" for name in ("digits", "mnist", "fmnist") for more in ("", "-2env")]
     assert set(PRESETS) == {*plain, *(f"{name}-oracle" for name in plain)}
     for name in plain:
         assert not PRESETS[name].oracle
@@ -403,6 +440,8 @@ def test_defaults_of_the_papers() -> None:
         "cmnist-80": (80, 600, 0.1),
         "cfmnist": (8, 600, 1.0),
         "cfmnist-80": (80, 600, 0.1),
+        "rc-digits": (4, 201, 1.0),
+        "rc-digits-2env": (4, 201, 1.0),
         "rc-mnist": (4, 201, 1.0),
         "rc-mnist-2env": (4, 201, 1.0),
         "rc-fmnist": (4, 201, 1.0),
@@ -411,7 +450,7 @@ def test_defaults_of_the_papers() -> None:
     assert CMNIST().train_environments == ("p=0.9", "p=0.8")
     assert CMNIST().test_environments == tuple(f"p={tenths / 10:.1f}" for tenths in range(11))
     assert CMNIST().input_shape == RCMNIST().input_shape == (2, 14, 14)
-    assert ColoredDigits().input_shape == (2, 8, 8)
+    assert ColoredDigits().input_shape == RCDigits().input_shape == (2, 8, 8)
     assert CMNIST(clients=80).client_ids[7] == "client-07"
 
 
