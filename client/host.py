@@ -23,6 +23,7 @@ from common.memory import must_fit
 from common.models import Tensors, network
 from common.modules import defined_in
 from common.secagg import ACTIONS, KEYS, TERMS
+from common.split import record as reference
 from common.wire import CLIENT, CONFIG, METRICS, MODEL, NUM_EXAMPLES, from_record, records, to_record
 
 
@@ -117,12 +118,16 @@ class Host:
         return Message(_content(reply), reply_to=message)
 
     def _act(self, message: Message, request: Request, action: str, task: Task, site: Site) -> Reply:
+        arrays = {
+            name: self._here(from_record(record)) for name, record in records(message.content, ArrayRecord).items()
+        }
+        references: list[Tensors] = []
+        while (name := reference(len(references))) in arrays:
+            references.append(arrays.pop(name))
         received = Received(
             round=request.round,
-            arrays={
-                name: self._here(from_record(record))
-                for name, record in records(message.content, ArrayRecord).items()
-            },
+            arrays=arrays,
+            references=references,
             settings=request.settings,
         )
         place = f"{request.run}/{site.client}"

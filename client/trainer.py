@@ -5,7 +5,7 @@ objective is `loss(params, batch, received) -> (scalar, metrics)`, a pure functi
 function is stepped here for one client and could be mapped over a stacked cohort.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Generic, TypeVar
@@ -21,6 +21,8 @@ from common.metrics import Score, score
 from common.models import Network, Tensors
 from common.ranking import BATCH, columns, rank
 from common.seeding import torch_generator
+from common.split import SPLIT, tally
+from common.split import columns as split_columns
 from common.wire import MODEL, NUM_EXAMPLES, PERSONAL, Scalar
 
 H = TypeVar("H", bound=Method)
@@ -42,6 +44,8 @@ class Received:
     round: int
     arrays: Mapping[str, Tensors] = field(default_factory=dict)
     settings: Mapping[str, Scalar] = field(default_factory=dict)
+    references: Sequence[Tensors] = ()
+    """With a request to evaluate: a model of each training environment, to tell held-out samples apart."""
 
     def __getitem__(self, record: str) -> Tensors:
         """A record of tensors. Raises `ValueError` where the server has not sent it."""
@@ -137,6 +141,10 @@ class Client(Generic[H]):
         """How a model does on samples, which go through it in pieces."""
         return score(in_pieces(predict, examples.x), examples.y)
 
+    def right(self, predict: Predictor, examples: Examples) -> Tensor:
+        """Of which samples a model tells the label (n,)."""
+        return in_pieces(predict, examples.x).argmax(dim=1) == examples.y
+
     def initial(self) -> Tensors:
         """The run's common initial model, the same at every client and at the server."""
         return self.network.initial(self.seed)
@@ -146,11 +154,14 @@ class Client(Generic[H]):
         """Counts and summed losses of each model on held-out training data and on each test environment.
 
         Metrics are lists `MODEL/SPLIT/{count,correct,loss}`, one entry per environment, and where the request has
-        `BATCH` the columns of rankings; the settings of the reply name the environments of each split.
+        `BATCH` the columns of rankings; the settings of the reply name the environments of each split. Where the
+        request has references, the columns of `common/split.py` are there as well, from held-out data alone.
         """
         batch = int(received.settings.get(BATCH, 0))  # type: ignore[arg-type]
         splits = {VALIDATION: {VALIDATION: self.data.validation}, "test": self.data.test}
         metrics: dict[str, int | float | list[int] | list[float]] = {}
+        held_out = self.data.validation
+        known = [self.right(self.predictor(tensors), held_out) for tensors in received.references]
         for model, predict in self.models(received).items():
             for split, environments in splits.items():
                 answers = [(in_pieces(predict, part.x), part.y) for part in environments.values()]
@@ -161,6 +172,11 @@ class Client(Generic[H]):
                 if batch:
                     found = columns([rank(logits, labels, batch) for logits, labels in answers])
                     metrics |= {f"{model}/{split}/{name}": values for name, values in found.items()}
+                if known and split == VALIDATION:
+                    (logits, labels), *_ = answers
+                    counts = tally(known, logits.argmax(dim=1) == labels, held_out, logits.shape[1])
+                    columns_ = split_columns(counts).items()
+                    metrics |= {f"{model}/{SPLIT}/{name}": values for name, values in columns_}
         return Reply(metrics=metrics, settings={split: list(parts) for split, parts in splits.items()})
 
 

@@ -79,6 +79,7 @@ class RunConfig(Task):
     runtime: Literal["local", "simulation", "deployment"] = knob("local", "where the clients run")
     device: str = knob("auto", 'where tensors live: "auto", "cpu", "cuda" or "cuda:N"')
     data_root: str = knob("", "folder of the raw data sets; empty: PERENNIAL_DATA")
+    references: str = knob("", "file of models with which clients tell held-out samples apart, for `split`")
     privacy: SerializeAsAny[Privacy] = NoMechanism()
 
     @property
@@ -161,6 +162,11 @@ def _load(
         raise UserError(f"method.{misfit}")
     if misfit := config.privacy.misfit(config.method, config.model, config.cohort):
         raise UserError(f"privacy.{misfit}")
+    if config.references and config.privacy.mechanism != "none":
+        raise UserError(
+            f"references: {config.references!r} is not possible with privacy.mechanism={config.privacy.mechanism}, "
+            "which they were made without; leave it out"
+        )
     for client in config.nodes:
         if client not in config.scenario.client_ids:
             raise UserError(f"nodes: {unknown('client', client, config.scenario.client_ids)}")

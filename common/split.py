@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from common.data.examples import Examples
+    from common.models import Tensors
 
 SPLIT = "split"
 """Where the counts stand in an evaluation: `MODEL/split/samples` and `MODEL/split/correct`."""
@@ -30,6 +31,16 @@ MOST_REFERENCES = 12
 PREFIX = "reference-"
 
 Counts = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class References:
+    """The references of a run."""
+
+    records: Mapping[str, Tensors]
+    """By `record`, one for each training environment."""
+    digest: str
+    """Of the file that they are from."""
 
 
 def record(environment: int) -> str:

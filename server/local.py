@@ -18,17 +18,19 @@ from server.folder import Checkpoint, RunFolder
 from server.grid import LocalGrid
 from server.loop import run_rounds, start
 from server.progress import Watcher
+from server.references import load_references
 
 
 class LocalRuntime:
     """One run's clients in this process, data loaded and networks resident."""
 
     def __init__(self, config: RunConfig) -> None:
-        """Raises `UserError` when the device or the data set is not there, before anything is written."""
+        """Raises `UserError` when the device, data set or references are not there, before anything is written."""
         torch.set_num_threads(1)
         self.config = config
         self.states: dict[str, list[Version]] = {}
         self.host = host = Host(self.states, config.data_folder, pick_device(config.device))
+        load_references(config)
         text, scenario = config.task(), config.scenario
         personal = scenario.clients if "personal" in config.method.evaluates else 0  # each client keeps one
         must_fit(config.model, scenario.input_shape, scenario.classes, COPIES + personal)

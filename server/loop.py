@@ -18,6 +18,7 @@ from common.privacy import Clipping
 from common.wire import from_record, to_record
 from server.folder import Checkpoint, RunFolder
 from server.progress import Progress, Watcher
+from server.references import load_references
 from server.summary import summarise, versions
 from strategies.base import MethodStrategy
 from strategies.exchange import Exchange
@@ -46,6 +47,7 @@ def run_rounds(
     `RunStopped` when an exchange misses its quorum; the last checkpoint then stands.
     """
     strategy = strategy_for(config, origin.run_id)
+    strategy.references = load_references(config)
     if origin.round:
         strategy.load_state_dict(origin.strategy)
         strategy.resumed = folder.add_resume(origin.round)

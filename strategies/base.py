@@ -19,6 +19,7 @@ from common.methods.base import Method
 from common.models import Network, Tensors, network
 from common.ranking import BATCH
 from common.seeding import numpy_generator
+from common.split import References
 from common.wire import KEPT, MODEL, RESUMED, ROUND, RUN, TASK, Scalar, from_record, to_record
 from strategies.evaluation import Evaluation
 from strategies.exchange import AcceptedReply, Exchange, MetricMeans, Payload, PerClient
@@ -46,6 +47,8 @@ class MethodStrategy(Strategy, Generic[H]):
         """The method's own rows of this round for the log, each with a `kind` and a `round`."""
         self.evaluation: list[dict[str, Any]] = []
         """Rows of the latest evaluation, one per client, model and split."""
+        self.references: References | None = None
+        """With which clients tell held-out samples apart when they evaluate."""
         self._task = run.task()
         self._limits = Limits(run, self.roster.examples)
 
@@ -160,16 +163,19 @@ class MethodStrategy(Strategy, Generic[H]):
         self.enrol(grid)
         batch = self.run.scenario.ranking_batch
         settings = {BATCH: batch} if batch else {}
-        return self.messages(
-            server_round, list(self.roster.nodes), "evaluate", self.payload(from_record(arrays)), settings=settings
-        )
+        payload, references = self.payload(from_record(arrays)), self.references.records if self.references else {}
+
+        def both(client: str) -> Payload:
+            return {**(payload(client) if callable(payload) else payload), **references}
+
+        return self.messages(server_round, list(self.roster.nodes), "evaluate", both, settings=settings)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Rows of counts and sums into `evaluation`; returns each model's client-mean test accuracy.
 
         Rankings are summed over clients, and only their areas become rows.
         """
-        found = Evaluation(self.run, server_round)
+        found = Evaluation(self.run, server_round, self.references)
         for _ in self.accepted(replies, check=found.add):
             pass  # taken in as it was checked
         self.evaluation = found.rows()

@@ -1,9 +1,15 @@
 """Evaluation replies as rows of the log."""
 
+from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
 
 from common.config import RunConfig
 from common.ranking import COLUMNS, Ranking, from_columns, whole
+from common.split import COLUMNS as SPLIT_COLUMNS
+from common.split import SPLIT, References, Tally
+from common.split import from_columns as from_split_columns
 from strategies.exchange import AcceptedReply
 from strategies.screening import LONGEST_REASON, Rejected
 
@@ -13,16 +19,18 @@ COUNTED = ("count", "correct", "loss")
 
 
 class Evaluation:
-    """Counts and sums, one row per client, model and split; rankings, which are summed over clients."""
+    """Counts and sums, one row per client, model and split; rankings and tallies as sums over clients."""
 
-    def __init__(self, run: RunConfig, server_round: int) -> None:
+    def __init__(self, run: RunConfig, server_round: int, references: References | None = None) -> None:
         self.clients: list[Row] = []
+        self._references, self._apart = references, Apart(len(run.scenario.train_environments))
         self._run, self._round = run, server_round
         self._rankings: dict[tuple[str, str, str], Ranking] = {}
 
     def add(self, reply: AcceptedReply) -> None:
         """Take in a client's reply. Raises `Rejected`, and has taken nothing, where its columns do not fit."""
-        rows = self._read(reply)
+        rows, tallies = self._read(reply)
+        self._apart.add(tallies)
         for row in rows:
             for name, found in zip(row["environment"], row.pop("rankings"), strict=False):
                 key = row["model"], row["split"], name
@@ -42,7 +50,27 @@ class Evaluation:
             }
             for (model, split, name), ranking in self._rankings.items()
         ]
-        return [*self.clients, *areas]
+        return [*self.clients, *areas, *self._split_rows()]
+
+    def _split_rows(self) -> list[Row]:
+        """What the selection `split` rests on: sums over clients, per model."""
+        if not self._references:
+            return []
+        about = {
+            "environments": list(self._run.scenario.train_environments),
+            "references": self._references.digest,
+        }
+        return [
+            {
+                "kind": SPLIT,
+                "round": self._round,
+                "model": model,
+                **about,
+                **{name: getattr(found, name).tolist() for name in SPLIT_COLUMNS},
+                **self._apart.row(),
+            }
+            for model, found in self._apart.tallies.items()
+        ]
 
     def accuracies(self) -> dict[str, float]:
         """Each model's mean test accuracy over clients, of a client over its environments that have samples."""
@@ -56,8 +84,9 @@ class Evaluation:
                     accuracy.setdefault(row["model"], []).append(sum(values) / len(values))
         return {name: sum(values) / len(values) for name, values in accuracy.items()}
 
-    def _read(self, reply: AcceptedReply) -> list[Row]:
-        """A reply as one row per model and split, with `rankings` by environment if they were asked for."""
+    def _read(self, reply: AcceptedReply) -> tuple[list[Row], dict[str, Tally]]:
+        """A reply as one row per model and split, with `rankings` by environment if they were asked for, and the
+        tallies of its models."""
         scenario, method = self._run.scenario, self._run.method
         ranked = COLUMNS if scenario.ranking_batch else ()
         environments = {"validation": {"validation"}, "test": set(scenario.test_environments)}
@@ -69,6 +98,7 @@ class Evaluation:
             for key, values in reply.metrics.items():
                 model, split, column = key.split("/")
                 columns.setdefault((model, split), {})[column] = values
+            tallies = self._tallies(columns) if self._references else {}
             for (model, split), row in columns.items():
                 if model not in method.evaluates or row.keys() != {*COUNTED, *ranked}:
                     raise ValueError(f"{model}/{split} was not asked for")
@@ -87,4 +117,45 @@ class Evaluation:
                 rows.append({**named, **where, **row, "rankings": rankings})
         except (KeyError, TypeError, ValueError) as error:
             raise Rejected(f"its evaluation cannot be read ({str(error)[:LONGEST_REASON]})") from None
-        return rows
+        return rows, tallies
+
+    def _tallies(self, columns: dict[tuple[str, str], Row]) -> dict[str, Tally]:
+        """Each model's tally, taken out of a reply's columns. Raises `ValueError`, `KeyError` or `TypeError`."""
+        scenario, most = self._run.scenario, self._run.most_examples
+        found: dict[str, Tally] = {}
+        for model in self._run.method.evaluates:
+            if (given := columns.pop((model, SPLIT), {})).keys() != set(SPLIT_COLUMNS):
+                raise ValueError(f"{model}/{SPLIT} has other columns than {' and '.join(SPLIT_COLUMNS)}")
+            held_out = columns[model, "validation"]
+            (count,), (correct,) = (whole(held_out[name], most) for name in ("count", "correct"))
+            place = len(scenario.train_environments), scenario.classes
+            found[model] = from_split_columns(given, *place, count, correct)
+            if (found[model].samples != next(iter(found.values())).samples).any():
+                raise ValueError("its models have other held-out samples each")
+        return found
+
+
+class Apart:
+    """Sums over clients: every model's tally, and how well the references do in each environment."""
+
+    def __init__(self, environments: int) -> None:
+        self.tallies: dict[str, Tally] = {}
+        self._clients = np.zeros(environments, np.int64)
+        """How many have held-out samples of an environment."""
+        self._sums = np.zeros((2, environments, environments))
+        """Of the clients' accuracies, and of their squares, by reference and environment."""
+
+    def add(self, tallies: Mapping[str, Tally]) -> None:
+        """Take in a client's."""
+        for model, found in tallies.items():
+            self.tallies[model] = self.tallies[model] + found if model in self.tallies else found
+        for found in list(tallies.values())[:1]:  # the references do not depend on the model
+            right, every = found.samples[..., 0].sum(axis=2), found.samples.sum(axis=(2, 3))
+            accuracy = right / every.clip(min=1)
+            self._clients += every[0] > 0
+            self._sums += np.stack([accuracy, accuracy**2])
+
+    def row(self) -> Row:
+        """As lists of plain numbers."""
+        accuracy, squares = self._sums.tolist()
+        return {"clients": self._clients.tolist(), "accuracy": accuracy, "squares": squares}

@@ -12,12 +12,13 @@ from common.suggest import unknown
 
 members(__name__, __path__)
 
-METHODS = dict(sorted(named_subclasses(Method).items()))
+_EVERY = dict(sorted(named_subclasses(Method).items()))
+METHODS = {name: method for name, method in _EVERY.items() if method.listed}
 """Every method's hyper-parameter class by the method's name."""
 
 
 def method_class(name: str) -> type[Method]:
     """The hyper-parameter class of a method. Raises `UserError` for a name that is none."""
-    if name not in METHODS:
+    if name not in _EVERY:
         raise UserError(unknown("method", name, METHODS))
-    return METHODS[name]
+    return _EVERY[name]

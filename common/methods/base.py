@@ -41,6 +41,8 @@ class Method(BaseModel):
     """Those that it also sends, and when: `EVERY`, `FIRST`, `CHANGE` or `BUFFERS`. Tests look at what was sent."""
     keeps_batch_norm: ClassVar[bool] = False
     """Whether BatchNorm layers, parameters and statistics, are among what clients keep and do not send."""
+    listed: ClassVar[bool] = True
+    """Whether it is a method to be chosen, and not only a part of the machinery that trains like one."""
     family: ClassVar[str] = ""
     """File name of the two halves, where several methods share them; empty: the method's own name."""
 

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from common.config import RunConfig, load_config
 from common.errors import UserError
-from common.methods import METHODS, method_class
+from common.methods import method_class
 from server.folder import RunFolder
 from server.study.runs import Outcome, Selected, Standing, Watch, older, run_all
 from server.study.sweep import best, differences, equals, key_of, tie, trials
@@ -368,8 +368,8 @@ def entry_config(
 
 def _settings_for(plan: Plan, entry: Entry, entries: tuple[Entry, ...]) -> list[str]:
     """The settings without the hyper-parameters that the entry sets itself or only other methods have."""
-    elsewhere = {name for other in entries for name in METHODS[other.method].model_fields}
-    left = elsewhere - METHODS[entry.method].model_fields.keys() | entry.settings.keys()
+    elsewhere = {name for other in entries for name in method_class(other.method).model_fields}
+    left = elsewhere - method_class(entry.method).model_fields.keys() | entry.settings.keys()
     return [setting for setting in plan.settings if key_of(setting) not in left]
 
 

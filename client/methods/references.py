@@ -1,0 +1,29 @@
+"""The references of the selection `split`, client half."""
+
+from dataclasses import replace
+
+from client.trainer import LocalTrainer, Predictor, Received, Reply, Site
+from common.methods.references import References, model_of, samples_of
+from common.wire import MODEL, NUM_EXAMPLES
+
+
+class ReferencesClient(LocalTrainer[References]):
+    """FedAvg's local steps on f_e with the client's samples of environment e, for each that it has."""
+
+    def train(self, received: Received) -> Reply:
+        trained, risks = {}, []
+        counts: dict[str, int] = {NUM_EXAMPLES: len(self.data.train)}
+        for part in self.data.train.by_environment():
+            environment = int(part.environment[0])
+            site = Site(self.client, replace(self.data, train=part), self.network, self.seed)
+            start = {MODEL: received[model_of(environment)]}
+            reply = LocalTrainer(site, self.hparams, {}).train(Received(received.round, start))
+            trained[model_of(environment)] = reply.arrays[MODEL]
+            counts[samples_of(environment)] = len(part)
+            risks.append(float(reply.metrics["risk"]) * len(part) / len(self.data.train))  # type: ignore[arg-type]
+        return Reply(trained, {**counts, "risk": sum(risks)})
+
+    def models(self, received: Received) -> dict[str, Predictor]:
+        """The model of the environment that most of the client's training samples are from."""
+        environment = int(self.data.train.environment.bincount().argmax())
+        return {"personal": self.predictor(received[model_of(environment)])}

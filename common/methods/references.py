@@ -1,0 +1,30 @@
+"""The references of the selection `split`: hyper-parameters."""
+
+from typing import Literal
+
+from common.methods.base import LocalTraining
+
+ROUNDS = 10
+"""Rounds in which studies make them: a shortcut is what is learnt first."""
+
+
+def model_of(environment: int) -> str:
+    """Name of the record that holds the model of a training environment, by its number."""
+    return f"model-{environment}"
+
+
+def samples_of(environment: int) -> str:
+    """Name of the metric that says how many training samples of an environment a client has."""
+    return f"samples-{environment}"
+
+
+class References(LocalTraining):
+    """FedAvg once for each training environment, on the samples of that environment alone."""
+
+    title = "References"
+    summary = "a FedAvg model for each training environment, for the selection split"
+    source = "after Bao, Chang and Barzilay 2021"
+    evaluates = ("personal",)
+    listed = False
+
+    name: Literal["references"] = "references"

@@ -1,0 +1,81 @@
+"""The references of the selection `split`, server half."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+from flwr.app import ArrayRecord
+
+from common.config import RunConfig
+from common.methods.references import References, model_of, samples_of
+from common.models import Tensors, joined
+from common.split import record
+from common.wire import from_record
+from strategies.base import MethodStrategy
+from strategies.exchange import AcceptedReply, Payload
+from strategies.mean import StreamingMean
+from strategies.screening import Rejected
+
+
+class ReferencesStrategy(MethodStrategy[References]):
+    """`f_e ← Σ_u (n_{u,e} / Σ n_{·,e}) f_{u,e}` over the clients u that have samples of environment e.
+
+    The global arrays stay as drawn, and every f_e starts from them; one that no client has samples of stays there.
+    """
+
+    def __init__(self, run: RunConfig, run_id: str) -> None:
+        super().__init__(run, run_id)
+        self.environments = range(len(run.scenario.train_environments))
+        self.trained: dict[str, Tensors] = {}
+        """f_e by record name, once somebody has trained it."""
+
+    def state_dict(self) -> dict[str, Tensors]:
+        return self.trained
+
+    def load_state_dict(self, state: Mapping[str, Tensors]) -> None:
+        self.trained = dict(state)
+
+    def results(self, arrays: ArrayRecord) -> dict[str, Tensors]:
+        """One file, `references`, with a record for each environment."""
+        models = self.payload(from_record(arrays))
+        return {"references": joined({record(e): models[model_of(e)] for e in self.environments})}
+
+    def payload(self, model: Tensors) -> Payload:
+        return {name: self.trained.get(name, model) for name in map(model_of, self.environments)}
+
+    def expect(self, model: Tensors) -> Payload:
+        """Models only of the environments that a client has."""
+        return {}
+
+    def optional(self) -> Payload:
+        return self.payload(self.sent)
+
+    def check(self, reply: AcceptedReply) -> None:
+        self.samples(reply)
+
+    def combined(self, server_round: int, replies: Iterable[AcceptedReply]) -> dict[str, Tensors]:
+        """The mean of each environment's model, weighted by the samples of that environment."""
+        means = defaultdict[str, StreamingMean](StreamingMean)
+        for reply in replies:
+            for name, count in self.samples(reply).items():
+                means[name].add(reply[name], count)
+        return {name: mean.result() for name, mean in means.items()}
+
+    def update(self, model: Tensors, means: Mapping[str, Tensors]) -> Tensors:
+        self.trained |= means
+        return {}
+
+    def samples(self, reply: AcceptedReply) -> dict[str, int]:
+        """Training samples of each environment whose model the reply has, by that record's name.
+
+        Raises `Rejected` where they do not add up to the client's.
+        """
+        found: dict[str, int] = {}
+        for environment in self.environments:
+            if (name := model_of(environment)) in reply.arrays:
+                count = reply.metrics.get(samples_of(environment))
+                if type(count) is not int or count < 1:
+                    raise Rejected(f"{samples_of(environment)} is {count!r:.40}, not a count of samples")
+                found[name] = count
+        if sum(found.values()) != reply.num_examples:
+            raise Rejected(f"its environments have {sum(found.values())} samples, and it {reply.num_examples}")
+        return found

@@ -1,0 +1,266 @@
+"""Runs that count for the selection `split`: the references, and the way of the counts from client to log."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Message, MetricRecord, RecordDict
+from toys import SpoilingGrid, Toy, WireGrid, toy_config, toy_site
+
+from client.methods.fedavg import FedAvgClient
+from client.methods.references import ReferencesClient
+from client.trainer import Received, Site
+from common.data.examples import ClientData, join
+from common.errors import UserError
+from common.files import load_records, load_tensors, save_records
+from common.methods.fedavg import FedAvg
+from common.methods.references import References, model_of, samples_of
+from common.split import record
+from common.wire import MODEL, NUM_EXAMPLES
+from server.folder import RunFolder
+from server.local import LocalRuntime
+from server.loop import run_rounds, start
+from server.references import FILE
+from server.split import score
+
+SIZE = ("scenario.clients=6", "scenario.samples=300")
+
+
+def finish(path: Path, method: str, *settings: str, **options: Any) -> RunFolder:
+    config = toy_config(method, *SIZE, *settings, **options)
+    LocalRuntime(config).run(RunFolder.create(path, config))
+    return RunFolder(path)
+
+
+@pytest.fixture(scope="module")
+def references(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return finish(tmp_path_factory.mktemp("references") / "run", "references", rounds=4).path / FILE
+
+
+def split_rows(folder: RunFolder) -> list[dict[str, Any]]:
+    return [row for row in folder.rows() if row["kind"] == "split"]
+
+
+# ---------------------------------------------------------------------- the references
+
+
+def test_a_reference_is_fedavg_on_the_clients_of_its_environment(tmp_path: Path) -> None:
+    config = toy_config("references", rounds=2)
+    LocalRuntime(config).run(RunFolder.create(tmp_path / "run", config))
+    found = load_records(tmp_path / "run" / FILE)
+    assert sorted(found) == [record(0), record(1)]
+    sites = [toy_site(number) for number in range(4)]
+    for environment in range(2):
+        model = sites[0].network.initial(0)
+        for round_ in (1, 2):
+            replies = [
+                FedAvgClient(sites[number], FedAvg(), {}).train(Received(round_, {MODEL: model})).arrays[MODEL]
+                for number in (environment, environment + 2)
+            ]
+            model = {name: (replies[0][name] + replies[1][name]) / 2 for name in model}
+        for name, tensor in model.items():
+            assert torch.allclose(found[record(environment)][name], tensor, atol=1e-6)
+
+
+def test_a_client_of_several_environments_trains_each_model_on_its_own_samples() -> None:
+    own, other = toy_site(0), toy_site(1)
+    train = join([own.data.train, other.data.train[torch.arange(10)]])
+    both = Site(own.client, ClientData(train, own.data.validation, {}), own.network, 0)
+    start = own.network.initial(0)
+    received = Received(1, {model_of(0): start, model_of(1): start})
+    reply = ReferencesClient(both, References(), {}).train(received)
+    assert {name: reply.metrics[name] for name in (NUM_EXAMPLES, samples_of(0), samples_of(1))} == {
+        NUM_EXAMPLES: 50, samples_of(0): 40, samples_of(1): 10,
+    }  # fmt: skip
+    alone = FedAvgClient(own, FedAvg(), {}).train(Received(1, {MODEL: start})).arrays[MODEL]
+    assert all(torch.equal(reply.arrays[model_of(0)][name], alone[name]) for name in alone)
+
+
+def test_a_client_that_lies_about_its_environments_is_left_out(tmp_path: Path) -> None:
+    def spoil(request: Message, reply: Message) -> Message:
+        if request.metadata.dst_node_id == 2 and request.metadata.message_type == "train":
+            changed = {**reply.content.metric_records["metrics"], samples_of(1): 10**6}
+            return changed_reply(request, reply, changed)
+        return reply
+
+    config = toy_config("references", rounds=1)
+    here = LocalRuntime(config)
+    here.grid = SpoilingGrid(here.grid, spoil)  # type: ignore[assignment]
+    summary = here.run(RunFolder.create(tmp_path / "run", config))
+    assert summary["left_out"]["client-1"]["last"].endswith("its environments have 1000000 samples, and it 40")
+
+
+def changed_reply(request: Message, reply: Message, metrics: dict[str, Any]) -> Message:
+    records = {name: value for name, value in reply.content.items() if name != "metrics"}
+    return Message(RecordDict({**records, "metrics": MetricRecord(metrics)}), reply_to=request)
+
+
+# ---------------------------------------------------------------------- the counts
+
+
+def test_a_run_counts_what_its_models_and_references_say(references: Path, tmp_path: Path) -> None:
+    """Against predictions made here, sample by sample."""
+    folder = finish(tmp_path / "run", "fedavg", f"references='{references}'")
+    row = split_rows(folder)[-1]
+    net = toy_site().network
+    model = load_tensors(folder.path / "models" / "global.safetensors")
+    toy = Toy(clients=6, samples=300)
+    models = load_records(references)
+    told = [[], []]  # type: ignore[var-annotated]
+    for client in range(6):
+        held_out = toy.client_data(client, 0, None).validation
+        other = models[record(1 - client % 2)]
+        known = net.predict(other, held_out.x).argmax(dim=1) == held_out.y
+        correct = net.predict(model, held_out.x).argmax(dim=1) == held_out.y
+        told[0].append(correct[known])
+        told[1].append(correct[~known])
+    right, wrong = (torch.cat(parts) for parts in told)
+    found = score(row)
+    assert found is not None
+    assert (found.right, found.wrong) == (len(right), len(wrong))
+    assert found.agreeing == pytest.approx(float(right.double().mean()), abs=1e-12)
+    assert found.misleading == pytest.approx(float(wrong.double().mean()), abs=1e-12)
+    assert row["clients"] == [3, 3]
+
+
+def test_nothing_else_of_a_run_changes(references: Path, tmp_path: Path) -> None:
+    without = finish(tmp_path / "without", "ditto", rounds=4)
+    with_them = finish(tmp_path / "with", "ditto", f"references='{references}'", rounds=4)
+    kinds = ("round", "evaluation")
+    assert [r for r in without.rows() if r["kind"] in kinds] == [r for r in with_them.rows() if r["kind"] in kinds]
+    assert not split_rows(without)
+    assert [(row["round"], row["model"]) for row in split_rows(with_them)] == [
+        (number, model) for number in (2, 4) for model in ("global", "personal")
+    ]
+
+
+def test_the_clients_of_another_process_count_the_same(references: Path, tmp_path: Path) -> None:
+    config = toy_config("ditto", *SIZE, f"references='{references}'", rounds=2)
+    LocalRuntime(config).run(RunFolder.create(tmp_path / "local", config))
+    folder = RunFolder.create(tmp_path / "wire", config)
+    run_rounds(config, folder, WireGrid(config, tmp_path / "sites"), start(config))
+    assert split_rows(folder) == split_rows(RunFolder(tmp_path / "local"))
+    assert len(split_rows(folder)) == 2
+
+
+def test_the_references_are_the_same_over_the_wire(tmp_path: Path) -> None:
+    config = toy_config("references", *SIZE, rounds=2)
+    LocalRuntime(config).run(RunFolder.create(tmp_path / "local", config))
+    folder = RunFolder.create(tmp_path / "wire", config)
+    run_rounds(config, folder, WireGrid(config, tmp_path / "sites"), start(config))
+    one, other = (load_records(tmp_path / runtime / FILE) for runtime in ("local", "wire"))
+    assert all(torch.equal(one[name][key], other[name][key]) for name in one for key in one[name])
+
+
+def test_what_a_site_serves_has_no_references(references: Path, tmp_path: Path) -> None:
+    config = toy_config("fedavg", *SIZE, f"references='{references}'", rounds=1)
+    run_rounds(
+        config, RunFolder.create(tmp_path / "run", config), WireGrid(config, tmp_path / "sites"), start(config)
+    )
+    kept = list((tmp_path / "sites").rglob("serving.safetensors"))
+    assert len(kept) == 6
+    assert not any("reference" in key for path in kept for key in load_records(path))
+
+
+@pytest.mark.parametrize("method", ["fedsdr", "f-fl-games", "cgpfl", "local"])
+def test_methods_that_evaluate_in_their_own_way(method: str, references: Path, tmp_path: Path) -> None:
+    folder = finish(tmp_path / "run", method, f"references='{references}'", rounds=2)
+    assert {row["model"] for row in split_rows(folder)} == set(toy_config(method).method.evaluates)
+    assert all(score(row) for row in split_rows(folder))
+
+
+def test_a_client_without_held_out_data_has_no_say(references: Path, tmp_path: Path) -> None:
+    config = toy_config("fedavg", *SIZE, f"references='{references}'", rounds=1)
+    here = LocalRuntime(config)
+    emptied = here.host.data
+
+    def data(task: Any, number: int) -> ClientData:
+        full = emptied(task, number)
+        nothing = full.validation[torch.arange(0)]
+        return ClientData(full.train, nothing if number == 2 else full.validation, full.test)
+
+    here.host.data = data  # type: ignore[method-assign]
+    summary = here.run(RunFolder.create(tmp_path / "run", config))
+    assert summary["left_out"] == {}
+    (row,) = split_rows(RunFolder(tmp_path / "run"))
+    assert row["clients"] == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        (lambda found: {**found, "global/split/samples": found["global/split/samples"][1:]}, "another length"),
+        (lambda found: {**found, "global/split/samples": [10**9] * 16}, "no whole number"),
+        (lambda found: {**found, "global/split/correct": found["global/split/samples"]}, "no whole number|add up"),
+        (lambda found: {**found, "global/split/samples": [0.5] * 16}, "no whole number"),
+        (lambda found: {k: v for k, v in found.items() if k != "global/split/correct"}, "other columns"),
+        (lambda found: {k: v for k, v in found.items() if "split" not in k}, "other columns"),
+        (lambda found: {k: v for k, v in found.items() if "validation" not in k}, "validation"),
+        (lambda found: {**found, "global/split/names": [1]}, "other columns"),
+        (lambda found: {**found, "other/split/samples": [1]}, "not asked for"),
+    ],
+)
+def test_counts_that_cannot_be_are_left_out(
+    change: Callable[[dict[str, Any]], dict[str, Any]], word: str, references: Path, tmp_path: Path
+) -> None:
+    def spoil(request: Message, reply: Message) -> Message:
+        if request.metadata.dst_node_id == 2 and request.metadata.message_type == "evaluate":
+            return changed_reply(request, reply, change(dict(reply.content.metric_records["metrics"])))
+        return reply
+
+    config = toy_config("fedavg", *SIZE, f"references='{references}'", rounds=1)
+    here = LocalRuntime(config)
+    here.grid = SpoilingGrid(here.grid, spoil)  # type: ignore[assignment]
+    summary = here.run(RunFolder.create(tmp_path / "run", config))
+    assert summary["left_out"].keys() == {"client-1"}
+    assert re.search(word, summary["left_out"]["client-1"]["last"])
+    (row,) = split_rows(RunFolder(tmp_path / "run"))
+    assert row["clients"] == [3, 2]
+
+
+def test_counts_that_nobody_asked_for_are_left_out(tmp_path: Path) -> None:
+    def spoil(request: Message, reply: Message) -> Message:
+        if request.metadata.dst_node_id == 2 and request.metadata.message_type == "evaluate":
+            metrics = {**reply.content.metric_records["metrics"], "global/split/samples": [1]}
+            return changed_reply(request, reply, metrics)
+        return reply
+
+    config = toy_config("fedavg", rounds=1)
+    here = LocalRuntime(config)
+    here.grid = SpoilingGrid(here.grid, spoil)  # type: ignore[assignment]
+    summary = here.run(RunFolder.create(tmp_path / "run", config))
+    assert "not asked for" in summary["left_out"]["client-1"]["last"]
+
+
+# ---------------------------------------------------------------------- what can be wrong
+
+
+def test_references_that_are_not_there_or_damaged(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"references: .*nowhere cannot be read .No such file"):
+        LocalRuntime(toy_config("fedavg", f"references='{tmp_path / 'nowhere'}'"))
+    (tmp_path / "noise").write_bytes(b"noise" * 100)
+    with pytest.raises(UserError, match=r"references: .*noise cannot be read"):
+        LocalRuntime(toy_config("fedavg", f"references='{tmp_path / 'noise'}'"))
+
+
+def test_references_of_another_model(references: Path) -> None:
+    with pytest.raises(
+        UserError, match="other models than one of this run's for each of the 2 training environments"
+    ):
+        LocalRuntime(toy_config("fedavg", f"references='{references}'", "model.hidden=[4]"))
+
+
+def test_references_that_are_not_finite(references: Path, tmp_path: Path) -> None:
+    models = load_records(references)
+    next(iter(models[record(1)].values())).fill_(float("nan"))
+    save_records(tmp_path / "nan", models)
+    with pytest.raises(UserError, match="not finite"):
+        LocalRuntime(toy_config("fedavg", f"references='{tmp_path / 'nan'}'"))
+
+
+def test_references_do_not_go_with_a_privacy_mechanism(references: Path) -> None:
+    with pytest.raises(UserError, match=r"references: .* is not possible with privacy\.mechanism=fixed"):
+        toy_config("fedavg", f"references='{references}'", "privacy.mechanism=fixed")
