@@ -164,8 +164,8 @@ def _load(
         raise UserError(f"privacy.{misfit}")
     if config.references and config.privacy.mechanism != "none":
         raise UserError(
-            f"references: {config.references!r} is not possible with privacy.mechanism={config.privacy.mechanism}, "
-            "which they were made without; leave it out"
+            f"references: {config.references!r} is not possible with privacy.mechanism="
+            f"{config.privacy.mechanism}, which they were made without; leave it out"
         )
     for client in config.nodes:
         if client not in config.scenario.client_ids:

@@ -6,9 +6,12 @@ from importlib import metadata
 from typing import Any
 
 from common.config import RunConfig
+from server.split import Score, first, score, shut, welch
 
 Row = dict[str, Any]
 SELECTIONS = ("final", "validation")
+SPLIT = "split"
+"""The third, where clients could tell held-out samples apart (`server/split.py`)."""
 AREAS = ("auroc", "auprc", "auroc_hard_batch", "auprc_hard_batch")
 """Areas of all scores, and means over batches of the areas of 0/1 predictions, FedILC's (`common/ranking.py`)."""
 
@@ -19,11 +22,12 @@ def summarise(config: RunConfig, rows: list[Row], *, seconds: float, oracle: boo
     For each model and selection: accuracy per test environment as the mean over clients, their minimum (`worst`)
     and mean (`average`), the share of all test samples that is right (`pooled`), and each client's accuracies; the
     losses likewise; and areas where the scenario has them. `changed`: with which other settings a resumed run went
-    on, and from which round. `oracle` adds the round with the best test average.
+    on, and from which round. `oracle` adds the round with the best test average. With references every round
+    picked has its scores of `split`, and `split` says whether that selection speaks.
     """
     rounds = [row for row in rows if row["kind"] == "round"]
-    evaluations = [row for row in rows if row["kind"] in ("evaluation", "ranking")]
-    selections = (*SELECTIONS, "oracle") if oracle else SELECTIONS
+    evaluations = [row for row in rows if row["kind"] in ("evaluation", "ranking", SPLIT)]
+    selections = (*SELECTIONS, SPLIT, "oracle") if oracle else (*SELECTIONS, SPLIT)
     models: dict[str, Any] = {}
     for model in config.method.evaluates:
         by_round = {
@@ -44,6 +48,7 @@ def summarise(config: RunConfig, rows: list[Row], *, seconds: float, oracle: boo
         "bytes_per_client_and_round": _traffic(rounds),
         "models": models,
         "left_out": _left_out(rows),
+        **_gate(evaluations),
         "changed": [
             {name: row[name] for name in ("round", "settings")} for row in rows if row["kind"] == "changed"
         ],
@@ -77,8 +82,13 @@ class Evaluation:
         """Mean test loss of a sample, by client and environment."""
         self.areas: dict[str, dict[str, float]] = {}
         """Areas over the test samples of all clients, by environment; empty where the scenario has none."""
+        self.split: Row | None = None
+        """Counts of the held-out samples that references know and do not know."""
         right = total = 0
         for row in rows:
+            if row.get("kind") == SPLIT:
+                self.split = row
+                continue
             if row.get("kind") == "ranking":
                 if row["split"] == "test":
                     self.areas[row["environment"]] = {name: row[name] for name in AREAS if name in row}
@@ -101,6 +111,7 @@ class Evaluation:
         Beside them the test losses and areas, and the mean over environments of each.
         """
         test, validation = self.client_mean("test"), self.client_mean("validation")
+        found = score(self.split) if self.split else None
         losses = _client_mean(self.loss)
         return {
             "accuracy": test,
@@ -112,19 +123,28 @@ class Evaluation:
             "losses": losses,
             "areas": self.areas,
             "clients": self.accuracy["test"],
+            **({SPLIT: found.json()} if found else {}),
         }
+
+    def score(self) -> Score | None:
+        """By the rule of `split`; None where it does not speak."""
+        return score(self.split) if self.split and not shut(self.split) else None
 
 
 def select(by_round: Mapping[int, Evaluation], selection: str) -> int | None:
     """The round that a selection picks; the earliest of equals. None where it cannot choose.
 
     `final`: the last one; `validation`: best client-mean accuracy on held-out training-environment data;
-    `oracle`: best average over the test environments.
+    `split`: best score where references are right and where they are wrong; `oracle`: best average over the test
+    environments.
     """
     if not by_round:
         return None
     if selection == "final":
         return max(by_round)
+    if selection == SPLIT:
+        found = {number: own for number, evaluation in by_round.items() if (own := evaluation.score())}
+        return first(found) if found else None
     split = {"validation": "validation", "oracle": "test"}[selection]
     scores = {
         number: _mean(means.values())
@@ -150,6 +170,15 @@ def _mean(values: Iterable[float]) -> float:
     import numpy as np  # whose last digit every result so far has
 
     return float(np.mean(list(values)))
+
+
+def _gate(evaluations: Sequence[Row]) -> dict[str, Any]:
+    """Whether `split` speaks after the last round, and if not, why; nothing for a run without references."""
+    last = next((row for row in reversed(evaluations) if row["kind"] == SPLIT), None)
+    if not last:
+        return {}
+    reason = shut(last)
+    return {SPLIT: {"open": not reason, "reason": reason, "t": welch(last)}}
 
 
 def _traffic(rounds: list[Row]) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -172,18 +173,18 @@ def test_methods_that_evaluate_in_their_own_way(method: str, references: Path, t
     assert all(score(row) for row in split_rows(folder))
 
 
-def test_a_client_without_held_out_data_has_no_say(references: Path, tmp_path: Path) -> None:
+def test_a_client_without_held_out_data_has_no_say(
+    references: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = Toy.client_data
+
+    def emptied(self: Toy, client: int, *where: Any) -> ClientData:
+        data = whole(self, client, *where)
+        return replace(data, validation=data.validation[torch.arange(0)]) if client == 2 else data
+
+    monkeypatch.setattr(Toy, "client_data", emptied)
     config = toy_config("fedavg", *SIZE, f"references='{references}'", rounds=1)
-    here = LocalRuntime(config)
-    emptied = here.host.data
-
-    def data(task: Any, number: int) -> ClientData:
-        full = emptied(task, number)
-        nothing = full.validation[torch.arange(0)]
-        return ClientData(full.train, nothing if number == 2 else full.validation, full.test)
-
-    here.host.data = data  # type: ignore[method-assign]
-    summary = here.run(RunFolder.create(tmp_path / "run", config))
+    summary = LocalRuntime(config).run(RunFolder.create(tmp_path / "run", config))
     assert summary["left_out"] == {}
     (row,) = split_rows(RunFolder(tmp_path / "run"))
     assert row["clients"] == [2, 3]

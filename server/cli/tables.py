@@ -11,7 +11,7 @@ from rich.table import Table
 from server.cli.console import out
 from server.cli.references import reference_lines
 from server.folder import RunFolder, understood
-from server.summary import AREAS, changed_line, summarise
+from server.summary import AREAS, SPLIT, changed_line, summarise
 from server.words import members, percent, size
 
 
@@ -46,6 +46,8 @@ def _print(folder: RunFolder, as_json: bool, oracle: bool) -> None:
     out.print(f"{traffic_line(summary)}; {summary['wall_seconds']:.1f} s", highlight=False)
     if line := privacy_line(summary):
         out.print(line, highlight=False, soft_wrap=True)
+    if line := split_line(summary):
+        out.print(line, markup=False, highlight=False, soft_wrap=True)
     for line in changed_lines(summary):
         out.print(line, style="yellow", markup=False, soft_wrap=True)
     for line in left_out_lines(summary):
@@ -106,6 +108,9 @@ def accuracy_table(summary: dict[str, Any]) -> Table:
         table.add_row("loss", *(f"{found['loss']:.4f}" for _, found in columns))
     table.add_section()
     table.add_row("held-out training", *(percent(found["validation"]) for _, found in columns))
+    if any(found.get(SPLIT) for _, found in columns):
+        for title, name in (("split", "score"), ("its standard error", "error"), ("best constant", "constant")):
+            table.add_row(title, *(percent(found.get(SPLIT, {}).get(name)) for _, found in columns))
     table.add_row("round", *(str(found["round"]) for _, found in columns))
     return table
 
@@ -145,6 +150,19 @@ def privacy_line(summary: dict[str, Any]) -> str:
     return (
         f"privacy: ε = {found['epsilon']:.3g} at δ = {found['delta']:g} for everything that a client sent in to "
         f"{found['releases']} models (docs/privacy.md)"
+    )
+
+
+def split_line(summary: Mapping[str, Any]) -> str:
+    """On what the selection `split` rests, or why it does not speak; empty for a run without references."""
+    if not (gate := summary.get(SPLIT)):
+        return ""
+    if not gate["open"]:
+        return f"split does not speak: {gate['reason']}"
+    found = list(summary["models"].values())[-1][SPLIT][SPLIT]
+    return (
+        f"split rests on {found['right']} held-out samples that the references know and {found['wrong']} that "
+        "they do not (docs/selection.md)"
     )
 
 

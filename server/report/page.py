@@ -23,7 +23,7 @@ from server.report.tables import (
     tables,
     to_csv,
 )
-from server.summary import SELECTIONS
+from server.summary import SELECTIONS, SPLIT
 
 TEMPLATE = Path(__file__).parent / "templates" / "report.html"
 CLUSTER_FIGURES = 6
@@ -37,8 +37,9 @@ def report(folders: Sequence[Path], form: str = "html", oracle: bool = False) ->
     runs, skipped = load_runs(find_runs(folders), oracle)
     if not runs:
         raise UserError(f"none of {len(skipped)} run folders can be reported; the first: {skipped[0]}")
-    selections = (*SELECTIONS, "oracle") if oracle else SELECTIONS
     found = results(runs)
+    counted = any(SPLIT in chosen for run in runs for chosen in run.models.values())
+    selections = (*SELECTIONS, *([SPLIT] if counted else []), *(["oracle"] if oracle else []))
     if form == "csv":
         text = to_csv(found, selections)
     else:

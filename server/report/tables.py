@@ -10,6 +10,7 @@ from html import escape
 from server.report.load import Run, settings
 from server.report.results import Result, by_scenario, part, telling
 from server.study.compare import Spread
+from server.summary import SPLIT
 from server.words import members, size
 
 MEASURES = ("worst", "average", "worst client", "bottom decile")
@@ -20,6 +21,10 @@ HOW = (
     "<em>bottom decile</em> (mean of the worst tenth, at least one client) are over clients. Mean ± standard "
     "deviation over seeds where there are several. <em>final</em> is the last round; <em>validation</em> is the "
     "round that is best on held-out training-environment data."
+)
+SPLIT_TEXT = (
+    "<em>split</em> is the round that is best where models of single training environments are right and where "
+    "they are wrong, on held-out training data (docs/selection.md)."
 )
 ORACLE = "<em>oracle</em> is the round that is best on test data: chosen on test data, not a fair result."
 
@@ -216,7 +221,9 @@ def to_csv(found: Sequence[Result], selections: Sequence[str]) -> str:
 
 def how(selections: Sequence[str]) -> str:
     """How to read the numbers, as HTML."""
-    return f"{HOW} {ORACLE}" if "oracle" in selections else HOW
+    return " ".join(
+        [HOW, *([SPLIT_TEXT] if SPLIT in selections else []), *([ORACLE] if "oracle" in selections else [])]
+    )
 
 
 def plain(text: str) -> str:

@@ -12,10 +12,12 @@ from common.methods.base import Method
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("client", "common", "server", "strategies")
-NO_NUMBER = {"runtime", "device", "data_root", "deadline", "wait", "nodes", "checkpoint_every"}
+NO_NUMBER = {"runtime", "device", "data_root", "deadline", "wait", "nodes", "checkpoint_every", "references"}
 """Settings of a run that say where and how patiently it runs. `evaluate_every` is none of them: it decides
 between which rounds `validation` chooses; nor are `quorum`, `largest` and `most_examples`: they decide which runs
-stop, and on which replies a model rests."""
+stop, and on which replies a model rests. Where `references` lie is none; that there are some is in the name."""
+RULES = {"server.split"}
+"""Modules that only choose between results: studies read the counts anew."""
 
 
 def run_name(config: RunConfig) -> str:
@@ -31,7 +33,9 @@ def name_without_code(config: RunConfig) -> str:
 
 def config_digest(config: RunConfig) -> str:
     """12 hex digits that change with every setting but those of `NO_NUMBER`."""
-    values = config.model_dump(mode="json", exclude=NO_NUMBER)
+    values = config.model_dump(mode="json", exclude=NO_NUMBER) | (
+        {"references": True} if config.references else {}
+    )
     return sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -45,7 +49,7 @@ def code_version(method: type[Method], scenario: type[Scenario], server: str = "
     halves = f"strategies.{method.module()}", f"strategies.{server}", f"client.methods.{method.module()}"
     files = imported("server.local", method.__module__, scenario.__module__, *halves)
     digest = sha256()
-    for name in sorted(files):
+    for name in sorted(files.keys() - RULES):
         digest.update(name.encode() + b"\0" + files[name].read_bytes() + b"\0")
     return digest.hexdigest()[:8]
 
