@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 SPLIT = "split"
 """Where the counts stand in an evaluation: `MODEL/split/samples` and `MODEL/split/correct`."""
 COLUMNS = ("samples", "correct")
-MOST_REFERENCES = 12
-"""Each is a model that travels with every request to evaluate."""
 PREFIX = "reference-"
 
 Counts = npt.NDArray[np.int64]

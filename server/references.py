@@ -1,4 +1,4 @@
-"""The references of a run of the selection `split`: their file, and the run that makes it."""
+"""The file of references that a run of the selection `split` names."""
 
 from hashlib import sha256
 from pathlib import Path
@@ -11,9 +11,6 @@ from common.errors import UserError
 from common.files import load_records
 from common.models import network
 from common.split import References, record
-
-FILE = Path("models") / "references.safetensors"
-"""In the run folder of the method `references`."""
 
 
 def load_references(config: RunConfig) -> References | None:

@@ -12,6 +12,7 @@ is `p a + (1 − p) d`. So split is its worst over all p, and (a + d) / 2 its av
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from math import copysign, sqrt
 from typing import Any
 
@@ -24,6 +25,15 @@ LARGEST_T = 1e6
 """Of clients that do not differ at all among themselves."""
 ERRORS = 2.0
 """Standard errors by which one score is more than another."""
+
+
+class Select(StrEnum):
+    """What a trial of a search is chosen by; `split` leaves it to held-out data where it does not speak."""
+
+    held_out = "held-out"
+    split = "split"
+
+
 CONSTANT = "nothing that was tried is better than a constant"
 
 

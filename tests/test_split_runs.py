@@ -18,13 +18,12 @@ from common.data.examples import ClientData, join
 from common.errors import UserError
 from common.files import load_records, load_tensors, save_records
 from common.methods.fedavg import FedAvg
-from common.methods.references import References, model_of, samples_of
+from common.methods.references import FILE, References, model_of, samples_of
 from common.split import record
 from common.wire import MODEL, NUM_EXAMPLES
 from server.folder import RunFolder
 from server.local import LocalRuntime
 from server.loop import run_rounds, start
-from server.references import FILE
 from server.split import score
 
 SIZE = ("scenario.clients=6", "scenario.samples=300")

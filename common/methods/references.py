@@ -1,11 +1,16 @@
 """The references of the selection `split`: hyper-parameters."""
 
+from pathlib import Path
 from typing import Literal
 
 from common.methods.base import LocalTraining
 
 ROUNDS = 10
 """Rounds in which studies make them: a shortcut is what is learnt first."""
+
+
+FILE = Path("models") / "references.safetensors"
+"""The models, in the run folder."""
 
 
 def model_of(environment: int) -> str:

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from server.cli.completion import methods, scenarios
+from server.split import Select
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -51,6 +52,10 @@ DataRoot = Annotated[
     str | None, typer.Option(metavar="PATH", help=r"Folder of the raw data sets.  \[env: PERENNIAL_DATA]")
 ]
 Device = Annotated[str | None, typer.Option(help=r"auto, cpu, cuda or cuda:N.  \[default: auto]")]
+Selected = Annotated[
+    Select,
+    typer.Option("--select", help="What a trial is chosen by, on training data alone (docs/selection.md)."),
+]
 Jobs = Annotated[int | None, typer.Option(min=1, help=r"Runs at a time.  \[default: one per core]")]
 Pool = Annotated[Path, typer.Option("--out", help="Folder of the run folders; studies may share it.")]
 POOL = Path("runs/studies")

@@ -18,9 +18,11 @@ from server.cli.options import (
     Pool,
     Rounds,
     ScenarioName,
+    Selected,
     Settings,
     app,
 )
+from server.split import Select
 
 
 class Format(StrEnum):
@@ -36,6 +38,7 @@ def sweep_method(
     method: MethodName,
     scenario: ScenarioName,
     count: Annotated[int, typer.Option("--trials", min=1, help="How many; trial 0 is the defaults.")],
+    select: Selected = Select.split,
     seed: Annotated[int, typer.Option(help="Keys the draws and the runs.")] = 0,
     rounds: Rounds = None,
     settings: Settings = None,
@@ -47,8 +50,9 @@ def sweep_method(
 ) -> None:
     """Random search over a method's search ranges. Started again, it continues."""
     from common.config import load_config
+    from server.study.choose import search
     from server.study.runs import cores
-    from server.study.sweep import key_of, sweep, sweep_rows, sweep_table
+    from server.study.sweep import key_of, sweep_rows, sweep_table
 
     options = {
         "method": method,
@@ -61,11 +65,60 @@ def sweep_method(
     fixed = [key_of(setting) for setting in settings or ()]
     with sentences(), watching_runs(as_json) as watch:
         base = load_config(None, options, settings or [])
-        outcomes = sweep(base, count, fixed, folder, jobs or cores(), watch)
+        outcomes, verdict = search(base, count, fixed, select, folder, jobs or cores(), watch)
     if as_json:
-        out.print_json(data=sweep_rows(outcomes))
+        out.print_json(data=sweep_rows(outcomes, verdict))
     else:
-        print_tables(sweep_table(outcomes))
+        print_tables(sweep_table(outcomes, verdict))
+        if verdict.sentence:
+            out.print(verdict.sentence, markup=False, highlight=False, soft_wrap=True)
+        print_troubles(outcome.trouble for outcome in outcomes if outcome.trouble)
+
+
+@app.command("tune")
+def tune_method(
+    method: MethodName,
+    scenario: ScenarioName,
+    count: Annotated[int, typer.Option("--trials", min=2, help="How many; trial 0 is the defaults.")],
+    select: Selected = Select.split,
+    seed: Annotated[int, typer.Option(help="Keys the draws and the runs.")] = 0,
+    rounds: Rounds = None,
+    settings: Settings = None,
+    jobs: Jobs = None,
+    folder: Pool = POOL,
+    data_root: DataRoot = None,
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    """Choose a method's settings without target data, and say why. Started again, it continues."""
+    from common.config import load_config
+    from server.study.choose import keep, search, why_lines
+    from server.study.runs import cores
+    from server.study.sweep import key_of, sweep_rows, sweep_table
+
+    options = {
+        "method": method,
+        "scenario": scenario,
+        "rounds": rounds,
+        "seed": seed,
+        "data_root": data_root,
+        "device": device,
+    }
+    fixed = [key_of(setting) for setting in settings or ()]
+    with sentences(), watching_runs(as_json) as watch:
+        base = load_config(None, options, settings or [])
+        outcomes, verdict = search(base, count, fixed, select, folder, jobs or cores(), watch)
+        files = keep(outcomes, verdict, folder)
+    lines = why_lines(outcomes, verdict)
+    if as_json:
+        rows = sweep_rows(outcomes, verdict)
+        out.print_json(
+            data={"trials": rows, "by": verdict.by, "why": lines, "files": [str(file) for file in files]}
+        )
+    else:
+        print_tables(sweep_table(outcomes, verdict))
+        lines += [f"written: {file}" for file in files]
+        out.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
         print_troubles(outcome.trouble for outcome in outcomes if outcome.trouble)
 
 

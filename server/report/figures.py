@@ -95,10 +95,44 @@ def standalone_figure(
         figure = Figure(figsize=(7.2, 3.6), layout="constrained")
         axes = _panel(figure, lines, xlabel, ylabel, names, percent)
         figure.legend(axes.get_lines(), labels, loc="outside right upper", frameon=False, handlelength=3.5)
-        file = io.StringIO()
-        figure.savefig(file, format="svg", facecolor="white", metadata={"Date": None})
-        text = re.sub(r"#f0f0(\d\d)", lambda style: LIGHT[int(style[1])], file.getvalue())
-        return text.replace(INK, "#222222").replace(GRID, "#c8c8c8")
+        return _file(figure)
+
+
+def knob_figure(
+    tried: Mapping[str, Sequence[Any]],
+    scores: Sequence[tuple[float, float]],
+    ylabel: str,
+    logs: Sequence[str] = (),
+    chosen: int | None = None,
+) -> str:
+    """A search as a whole SVG file: for each setting a panel of what was tried against the score that it had.
+
+    `tried` has the values by setting, `scores` each trial's score and its standard error, as fractions; `logs` are
+    the settings with a logarithmic axis; trial number `chosen` stands out.
+    """
+    with _look():
+        count = max(1, len(tried))
+        across = min(3, count)
+        down = -(-count // across)
+        figure = Figure(figsize=(2.9 * across, 2.5 * down), layout="constrained")
+        panels = figure.subplots(down, across, squeeze=False).flatten()
+        y, errors = (100 * np.array(part, dtype=float) for part in zip(*scores, strict=True))
+        for axes, (name, values) in zip(panels, tried.items(), strict=False):
+            numbers = all(isinstance(value, int | float) for value in values)
+            names = sorted(set(map(str, values)))
+            x = [float(value) if numbers else names.index(str(value)) for value in values]
+            axes.errorbar(x, y, yerr=errors, fmt="o", color=_colour(0), elinewidth=0.8)
+            if chosen is not None:
+                axes.plot(x[chosen], y[chosen], "o", markersize=9, markerfacecolor="none", color=_colour(1))
+            if name in logs and min(x) > 0:
+                axes.set_xscale("log")
+            if not numbers:
+                axes.set_xticks(range(len(names)), names)
+            axes.set_xlabel(_short(name, 30))
+        for axes in panels[len(tried) :]:
+            axes.axis("off")
+        panels[0].set_ylabel(ylabel)
+        return _file(figure)
 
 
 def swatch(style: int) -> str:
@@ -246,6 +280,14 @@ def _thinned(items: Sequence[T], most: int) -> list[T]:
     if len(items) <= most:
         return list(items)
     return [items[int(index)] for index in np.linspace(0, len(items) - 1, most).round()]
+
+
+def _file(figure: Figure) -> str:
+    """The figure as a whole SVG file, on white."""
+    file = io.StringIO()
+    figure.savefig(file, format="svg", facecolor="white", metadata={"Date": None})
+    text = re.sub(r"#f0f0(\d\d)", lambda style: LIGHT[int(style[1])], file.getvalue())
+    return text.replace(INK, "#222222").replace(GRID, "#c8c8c8")
 
 
 def _svg(figure: Figure, key: str) -> str:

@@ -1,8 +1,7 @@
 """Random search over a method's hyper-parameters, chosen on held-out training-environment data."""
 
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 from rich.table import Table
@@ -12,8 +11,11 @@ from common.errors import UserError
 from common.knobs import Search
 from common.methods.base import Method
 from common.seeding import numpy_generator
-from server.study.runs import Outcome, Watch, run_all
+from server.study.runs import Outcome
 from server.words import percent
+
+if TYPE_CHECKING:
+    from server.study.choose import Verdict
 
 REDRAWS = 100
 
@@ -60,13 +62,6 @@ def trials(config: RunConfig, count: int, fixed: Collection[str] = ()) -> list[R
     return [trial(config, number, fixed) for number in range(count)]
 
 
-def sweep(
-    config: RunConfig, count: int, fixed: Collection[str], out: Path, jobs: int, watch: Watch = lambda _: None
-) -> list[Outcome]:
-    """Run the first `count` trials. Raises as `run_all` does."""
-    return run_all(trials(config, count, fixed), out, jobs, watch)
-
-
 def key_of(setting: str) -> str:
     """The hyper-parameter that a `key=value` setting fixes."""
     return setting.partition("=")[0].strip().removeprefix("method.")
@@ -104,21 +99,21 @@ def differences(config: RunConfig, base: RunConfig) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value != before[name]}
 
 
-def sweep_rows(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+def sweep_rows(outcomes: Sequence[Outcome], verdict: "Verdict") -> list[dict[str, Any]]:
     """One row per trial, as plain data: hyper-parameters, accuracies after the last round, folder."""
-    chosen = best(outcomes)
     rows: list[dict[str, Any]] = []
     for number, outcome in enumerate(outcomes):
-        found = outcome.selected("final")
+        last = outcome.selected("final")
         rows.append(
             {
                 "trial": number,
-                "chosen": number == chosen,
+                "chosen": number == verdict.trial,
                 "settings": {name: getattr(outcome.config.method, name) for name in _searched(outcomes)},
                 "model": outcome.config.method.evaluates[-1],
-                "held-out": found.validation if found else None,
-                "worst": found.worst if found else None,
-                "average": found.average if found else None,
+                "split": found.json() if (found := verdict.scores.get(number)) else None,
+                "held-out": last.validation if last else None,
+                "worst": last.worst if last else None,
+                "average": last.average if last else None,
                 "run": str(outcome.path),
                 "trouble": outcome.trouble,
             }
@@ -126,22 +121,27 @@ def sweep_rows(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     return rows
 
 
-def sweep_table(outcomes: Sequence[Outcome]) -> Table:
+def sweep_table(outcomes: Sequence[Outcome], verdict: "Verdict") -> Table:
     """The trials, the chosen one in bold."""
-    first, tied = outcomes[0].config, tie(len(equals(outcomes)), best(outcomes))
+    first, held_out = outcomes[0].config, verdict.by == "held-out"
+    tied = tie(len(equals(outcomes)), verdict.trial) if held_out else ""
     table = Table(
         title=f"{first.method.name} on {first.scenario.name}: {len(outcomes)} trials of {first.rounds} rounds, "
         f"seed {first.seed}",
-        caption="accuracy in % after the last round, mean over clients; chosen (*) on held-out training data"
+        caption="accuracy in % after the last round, mean over clients; chosen (*) "
+        + ("on held-out training data" if held_out else "by split (docs/selection.md)")
         + (f"; {tied}" if tied else ""),
     )
     searched = _searched(outcomes)
-    for heading in ("trial", *searched, "held-out\ntraining", "worst", "average"):
+    split = ("split",) if verdict.scores else ()
+    for heading in ("trial", *searched, *split, "held-out\ntraining", "worst", "average"):
         table.add_column(heading, justify="right")
-    for row in sweep_rows(outcomes):
+    for row in sweep_rows(outcomes, verdict):
         mark = "*" if row["chosen"] else ""
         values = [_short(row["settings"][name]) for name in searched]
         accuracies = [percent(row[name]) for name in ("held-out", "worst", "average")]
+        if split:
+            accuracies.insert(0, percent(row["split"]["score"] if row["split"] else None))
         table.add_row(f"{mark}{row['trial']}", *values, *accuracies, style="bold" if mark else "")
     return table
 

@@ -1,0 +1,205 @@
+"""Which trial of a search is chosen: on held-out data, or by `split`. Neither reads a test environment."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.config import RunConfig
+from common.errors import UserError
+from common.files import write_text
+from common.methods.references import FILE, ROUNDS, References
+from server.folder import RunFolder
+from server.split import CONSTANT, Score, Select, first, more, score, shut
+from server.study.runs import Outcome, Watch, run_all
+from server.study.sweep import best, differences, search_ranges, trials
+from server.study.version import run_name
+from server.words import percent
+
+MOST_REFERENCES = 12
+"""Each is a model that travels with every request to evaluate."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was chosen, and by what."""
+
+    trial: int | None
+    """None: no trial could be judged."""
+    by: Select
+    sentence: str
+    """Why it was not chosen as asked; else empty."""
+    scores: dict[int, Score]
+    """By trial, wherever `split` speaks."""
+
+
+def search(
+    config: RunConfig,
+    count: int,
+    fixed: Collection[str],
+    select: Select,
+    out: Path,
+    jobs: int,
+    watch: Watch = lambda _: None,
+) -> tuple[list[Outcome], Verdict]:
+    """Run the first `count` trials, and choose one. Raises as `run_all` does."""
+    configs, why_not = trials(config, count, fixed), ""
+    if select is Select.split:
+        configs, why_not = with_references(configs, out, jobs, watch)
+    outcomes = run_all(configs, out, jobs, watch)
+    return outcomes, choose(outcomes, select, why_not)
+
+
+def with_references(
+    configs: Sequence[RunConfig], out: Path, jobs: int, watch: Watch = lambda _: None
+) -> tuple[list[RunConfig], str]:
+    """The runs with their references, made once for each scenario, seed and model and kept beside them.
+
+    Where there can be none, the runs as they are, and why.
+    """
+    for config in configs:
+        if reason := without(config):
+            return list(configs), reason
+    makers = [maker(config) for config in configs]
+    different = list({run_name(config): config for config in makers}.values())
+    made = dict(zip(map(run_name, different), run_all(different, out, jobs, watch), strict=True))
+    for outcome in made.values():
+        if outcome.trouble or not (outcome.path / FILE).is_file():
+            return list(configs), outcome.trouble or f"{outcome.path / FILE} is not there; delete {outcome.path}"
+    places = [str((made[run_name(own)].path / FILE).resolve()) for own in makers]
+    return [
+        config.model_copy(update={"references": place}) for config, place in zip(configs, places, strict=True)
+    ], ""
+
+
+def without(config: RunConfig) -> str:
+    """Why a run can have no references; empty where it can."""
+    environments = config.scenario.train_environments
+    if len(environments) < 2:
+        return f"there is one training environment, {environments[0]}, and two are needed"
+    if len(environments) > MOST_REFERENCES:
+        return f"there are {len(environments)} training environments, and references for at most {MOST_REFERENCES}"
+    if config.privacy.mechanism != "none":
+        return f"references are made without privacy.mechanism={config.privacy.mechanism}"
+    return ""
+
+
+def maker(config: RunConfig) -> RunConfig:
+    """The run that makes the references of a run."""
+    return RunConfig(
+        method=References(),
+        scenario=config.scenario,
+        model=config.model,
+        seed=config.seed,
+        rounds=ROUNDS,
+        participation=1.0,
+        device=config.device,
+        data_root=config.data_root,
+    )
+
+
+def choose(outcomes: Sequence[Outcome], select: Select, why_not: str = "") -> Verdict:
+    """One of the trials, by the headline model after the last round; the earliest of equals.
+
+    Where `split` does not speak, or nothing is better than a constant, held-out data decide.
+    """
+    held_out = best(outcomes)
+    if select is Select.held_out:
+        return Verdict(held_out, select, "", {})
+    rows = {number: row for number, outcome in enumerate(outcomes) if (row := last_counts(outcome))}
+    scores = {number: found for number, row in rows.items() if not shut(row) and (found := score(row)) is not None}
+    if not scores:
+        reason = why_not or next((shut(row) for row in rows.values()), "no trial could be judged")
+        return Verdict(held_out, Select.held_out, f"split does not speak: {reason}; held-out data decided", {})
+    chosen = scores[number := first(scores)]
+    if not chosen.beats_constant:
+        sentence = (
+            f"{CONSTANT}: the best has a split of {percent(chosen.score)} % with a standard error of "
+            f"{percent(chosen.error)}, the constant {percent(chosen.constant)} %; held-out data decided"
+        )
+        return Verdict(held_out, Select.held_out, sentence, scores)
+    return Verdict(number, Select.split, "", scores)
+
+
+def last_counts(outcome: Outcome) -> dict[str, Any] | None:
+    """The headline model's row of counts after the last round; None where there is none."""
+    if not outcome.summary:
+        return None
+    try:
+        rows = RunFolder(outcome.path).rows()
+    except UserError:
+        return None
+    model = outcome.config.method.evaluates[-1]
+    found = (row for row in reversed(rows) if row.get("kind") == "split" and row.get("model") == model)
+    return next(found, None)
+
+
+# ---------------------------------------------------------------------- what a person sees of it
+
+
+def why_lines(outcomes: Sequence[Outcome], verdict: Verdict) -> list[str]:
+    """What was chosen, why, and what comes next."""
+    lines = [verdict.sentence] if verdict.sentence else []
+    if verdict.trial is None:
+        return [*lines, "no trial could be judged, so nothing is chosen"]
+    outcome = outcomes[verdict.trial]
+    lines.append(f"chosen: {named(outcomes, verdict.trial)}, by {verdict.by}")
+    if verdict.by is Select.split:
+        own = verdict.scores[verdict.trial]
+        lines.append(
+            f"split {percent(own.score)} % (standard error {percent(own.error)}): {percent(own.agreeing)} % of "
+            f"{own.right} held-out samples that the references know, {percent(own.misleading)} % of {own.wrong} "
+            f"that they do not; the best constant has {percent(own.constant)} %"
+        )
+        others = {number: found for number, found in verdict.scores.items() if number != verdict.trial}
+        if others:
+            far = "more" if more(own, others[second := first(others)]) else "no more"
+            lines.append(
+                f"next best: {named(outcomes, second)}, split {percent(others[second].score)} %, {far} than two "
+                "standard errors below"
+            )
+    elif found := outcome.selected("final"):
+        lines.append(f"{percent(found.validation)} % on held-out training data")
+    return lines
+
+
+def named(outcomes: Sequence[Outcome], trial: int) -> str:
+    """A trial with the hyper-parameters in which it differs from trial 0."""
+    drawn = differences(outcomes[trial].config, outcomes[0].config)
+    shown = [
+        f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}" for name, value in drawn.items()
+    ]
+    return f"trial {trial} ({', '.join(shown) or 'the defaults'})"
+
+
+# ---------------------------------------------------------------------- what is kept of it
+
+
+def keep(outcomes: Sequence[Outcome], verdict: Verdict, folder: Path) -> list[Path]:
+    """Write the chosen configuration, which `--config` takes, and a picture of the search; their files."""
+    from server.report.figures import knob_figure  # matplotlib takes its time
+
+    config = outcomes[0].config
+    stem = f"tuned-{config.method.name}-{config.scenario.name}-s{config.seed}"
+    files = []
+    if verdict.trial is not None:
+        files.append(folder / f"{stem}.toml")
+        chosen = outcomes[verdict.trial].config
+        write_text(files[-1], chosen.model_copy(update={"references": ""}).toml())
+    ranges = search_ranges(type(config.method))
+    judged = {
+        number: (last.validation, 0.0)
+        for number, outcome in enumerate(outcomes)
+        if (last := outcome.selected("final")) and last.validation is not None
+    }
+    if verdict.scores:
+        judged = {number: (found.score, found.error) for number, found in verdict.scores.items()}
+    if judged:
+        files.append(folder / f"{stem}.svg")
+        tried = {name: [getattr(outcomes[n].config.method, name) for n in judged] for name in ranges}
+        tried = {name: values for name, values in tried.items() if len(set(values)) > 1}
+        label = "split, %" if verdict.scores else "held-out accuracy, %"
+        logs = [name for name in tried if ranges[name].kind == "log"]
+        chosen_at = list(judged).index(verdict.trial) if verdict.trial in judged else None
+        write_text(files[-1], knob_figure(tried, list(judged.values()), label, logs, chosen_at))
+    return files

@@ -1,0 +1,186 @@
+"""The choice of a trial by `split`, and where held-out data decide in its place."""
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from counts import coloured
+from toys import Toy, toy_config
+from typer.testing import CliRunner
+
+from common.config import load_config
+from common.data import scenarios
+from common.data.examples import ClientData
+from server.cli.main import app
+from server.folder import RunFolder
+from server.split import Select
+from server.study.choose import choose, maker, search, why_lines, with_references, without
+from server.study.runs import Outcome, Selected, Summary
+
+SIZE = ("scenario.clients=6", "scenario.samples=300", "evaluate_every=2", "batch_size=64", "local_steps=5")
+
+
+def trial(path: Path, held_out: float, a: float, d: float, **changes: Any) -> Outcome:
+    """A run that has ended, with these scores."""
+    config = toy_config("fedavg")
+    folder = RunFolder.create(path, config)
+    folder.append([{**coloured(a, d), "round": 6, **changes}])
+    found = Selected(
+        round=6,
+        accuracy={"a": 0.5},
+        worst=0.5,
+        average=0.5,
+        pooled=0.5,
+        validation=held_out,
+        clients={"a": {"a": 0.5}},
+    )
+    return Outcome(config, path, Summary(rounds=6, models={"global": {"final": found}}))
+
+
+def trials(path: Path, *each: tuple[float, float, float], **changes: Any) -> list[Outcome]:
+    return [trial(path / str(number), *one, **changes) for number, one in enumerate(each)]
+
+
+COLOUR, SHAPE, WEAK, COIN = (0.9, 1.0, 0.0), (0.75, 0.75, 0.72), (0.7, 0.7, 0.7), (0.5, 0.5, 0.5)
+
+
+def test_split_chooses_what_leaves_the_colour_and_says_why(tmp_path: Path) -> None:
+    outcomes = trials(tmp_path, COLOUR, WEAK, SHAPE)
+    assert choose(outcomes, Select.held_out).trial == 0
+    verdict = choose(outcomes, Select.split)
+    assert (verdict.trial, verdict.by, verdict.sentence) == (2, "split", "")
+    text = "\n".join(why_lines(outcomes, verdict))
+    assert "split 72.00 % (standard error 2.59)" in text
+    assert "of 300 that they do not; the best constant has 50.00 %" in text
+    assert "next best: trial 1 (the defaults), split 70.00 %, no more than two standard errors below" in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "why_not", "word"),
+    [
+        ({}, "there is one training environment, own, and two are needed", "one training environment, own"),
+        ({"clients": [4, 1]}, "", "environment p=0.8 has held-out samples at 1 client"),
+        ({"clients": [4, 0]}, "", "environment p=0.8 has held-out samples at 0 clients"),
+        ({"samples": coloured(1, 0, p=(0.5, 0.51))["samples"]}, "", "the reference of p=0.9 is right on 50.0 %"),
+        ({"samples": coloured(1, 0, p=(1.0, 1.0))["samples"]}, "", "0 held-out samples are wrong"),
+        (
+            {"accuracy": [[3.6, 3.2], [3.2, 3.6]], "squares": [[3.25, 2.57], [2.57, 3.25]]},
+            "",
+            "do not tell the env",
+        ),
+    ],
+)
+def test_where_split_does_not_speak_held_out_data_decide_with_one_sentence(
+    changes: dict[str, Any], why_not: str, word: str, tmp_path: Path
+) -> None:
+    outcomes = trials(tmp_path, WEAK, COLOUR, SHAPE, **changes)
+    if why_not:  # no references, no counts
+        for outcome in outcomes:
+            (outcome.path / "metrics.jsonl").write_text("")
+    verdict = choose(outcomes, Select.split, why_not)
+    assert (verdict.trial, verdict.by) == (1, "held-out")
+    assert verdict.sentence.startswith("split does not speak: ")
+    assert word in verdict.sentence
+    assert why_lines(outcomes, verdict)[0] == verdict.sentence
+
+
+def test_a_constant_is_no_success(tmp_path: Path) -> None:
+    outcomes = trials(tmp_path, COLOUR, COIN, (0.8, 0.9, 0.2))
+    verdict = choose(outcomes, Select.split)
+    assert (verdict.trial, verdict.by) == (0, "held-out")
+    assert verdict.sentence == (
+        "nothing that was tried is better than a constant: the best has a split of 50.00 % with a standard "
+        "error of 2.89, the constant 50.00 %; held-out data decided"
+    )
+
+
+def test_nothing_that_can_be_judged_is_said(tmp_path: Path) -> None:
+    outcomes = [Outcome(toy_config("fedavg"), tmp_path, None, "stopped")]
+    verdict = choose(outcomes, Select.split)
+    assert verdict.trial is None
+    assert why_lines(outcomes, verdict)[-1] == "no trial could be judged, so nothing is chosen"
+
+
+# ---------------------------------------------------------------------- references beside a study
+
+
+def test_where_there_can_be_no_references() -> None:
+    own = load_config(options={"method": "fedavg", "scenario": "own-data"})
+    assert without(own) == "there is one training environment, own, and two are needed"
+    private = toy_config("fedavg", "privacy.mechanism=fixed")
+    assert without(private) == "references are made without privacy.mechanism=fixed"
+    many = load_config(options={"method": "fedavg", "scenario": "eicu-synthetic"})
+    assert without(many) == "there are 20 training environments, and references for at most 12"
+    assert with_references([own], Path("unused"), 1) == ([own], without(own))
+
+
+def test_references_are_made_once_for_each_seed_and_model(tmp_path: Path) -> None:
+    one = toy_config("fedavg", *SIZE)
+    configs = [
+        one, toy_config("ditto", *SIZE, "learning_rate=0.1"), one.model_copy(update={"seed": 1}),
+        toy_config("fedavg", *SIZE, "model.hidden=[4]"),
+    ]  # fmt: skip
+    found, why_not = with_references(configs, tmp_path, 1)
+    assert why_not == ""
+    assert len(list(tmp_path.glob("references-toy-*"))) == 3
+    assert found[0].references == found[1].references
+    assert len({config.references for config in found}) == 3
+    assert maker(configs[0]) == maker(configs[1])
+
+
+def test_the_choice_is_the_same_when_the_test_data_are_hidden(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Test samples of another world: the rounds, the counts and the choice do not change."""
+    config = toy_config("fedavg", *SIZE, rounds=2)
+    verdicts = {}
+    whole = Toy.client_data
+
+    def hidden(self: Toy, client: int, *where: Any) -> ClientData:
+        data = whole(self, client, *where)
+        for part in data.test.values():
+            part.x.zero_()
+            part.y.copy_(1 - part.y)
+        return data
+
+    for name in ("seen", "hidden"):
+        if name == "hidden":
+            monkeypatch.setattr(Toy, "client_data", hidden)
+        for select in Select:
+            outcomes, verdict = search(config, 3, ("batch_size", "local_steps"), select, tmp_path / name, 1)
+            verdicts[name, select] = verdict
+            assert all(outcome.summary for outcome in outcomes)
+    for select in Select:
+        assert verdicts["seen", select] == verdicts["hidden", select]
+    assert verdicts["seen", Select.split].scores or verdicts["seen", Select.split].sentence
+    logs = [sorted((tmp_path / name).glob("fedavg-*/metrics.jsonl")) for name in ("seen", "hidden")]
+    assert any(one.read_text() != other.read_text() for one, other in zip(*logs, strict=True))  # it was hidden
+
+
+def test_tune_writes_a_configuration_and_a_picture_and_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(scenarios.SCENARIOS, "toy", Toy())
+    command = [
+        "tune", "--method", "fedavg", "--scenario", "toy", "--trials", "2", "--rounds", "2", "--jobs", "1",
+        "--out", str(tmp_path), *(word for setting in SIZE for word in ("--set", setting)),
+    ]  # fmt: skip
+    first = CliRunner().invoke(app, command)
+    assert first.exit_code == 0, first.output
+    assert "chosen: trial " in first.output
+    (file,) = tmp_path.glob("tuned-*.toml")
+    again = load_config(file)
+    assert again.method.name == "fedavg"
+    assert again.references == ""
+    assert tomllib.loads(file.read_text())["scenario"]["clients"] == 6
+    (picture,) = tmp_path.glob("tuned-*.svg")
+    assert picture.read_text().startswith("<?xml")
+    assert "learning_rate" in picture.read_text()
+    runs = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/summary.json")}
+    assert len(runs) == 3  # two trials, and the references
+    second = CliRunner().invoke(app, [*command, "--json"])
+    assert second.exit_code == 0
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/summary.json")} == runs
+    assert json.loads(second.stdout)["files"] == [str(file), str(picture)]
