@@ -31,7 +31,7 @@ class Select(StrEnum):
     """What a trial of a search is chosen by; `split` leaves it to held-out data where it does not speak."""
 
     held_out = "held-out"
-    split = "split"
+    by_split = "split"
 
 
 CONSTANT = "nothing that was tried is better than a constant"

@@ -38,7 +38,7 @@ def sweep_method(
     method: MethodName,
     scenario: ScenarioName,
     count: Annotated[int, typer.Option("--trials", min=1, help="How many; trial 0 is the defaults.")],
-    select: Selected = Select.split,
+    select: Selected = Select.by_split,
     seed: Annotated[int, typer.Option(help="Keys the draws and the runs.")] = 0,
     rounds: Rounds = None,
     settings: Settings = None,
@@ -80,7 +80,7 @@ def tune_method(
     method: MethodName,
     scenario: ScenarioName,
     count: Annotated[int, typer.Option("--trials", min=2, help="How many; trial 0 is the defaults.")],
-    select: Selected = Select.split,
+    select: Selected = Select.by_split,
     seed: Annotated[int, typer.Option(help="Keys the draws and the runs.")] = 0,
     rounds: Rounds = None,
     settings: Settings = None,
@@ -136,6 +136,7 @@ def compare_methods(
     count: Annotated[
         int, typer.Option("--trials", min=1, help="Search budget of every method, with seed 0; 1 is the defaults.")
     ] = 1,
+    select: Selected = Select.by_split,
     rounds: Rounds = None,
     settings: Settings = None,
     jobs: Jobs = None,
@@ -162,6 +163,7 @@ def compare_methods(
             data_root=data_root,
             device=device,
             oracle=oracle,
+            select=select,
         )
         comparison = compare(plan, folder, jobs or cores(), watch)
     if as_json:

@@ -1,7 +1,8 @@
 """Which trial of a search is chosen: on held-out data, or by `split`. Neither reads a test environment."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from math import sqrt
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from server.study.sweep import best, differences, search_ranges, trials
 from server.study.version import run_name
 from server.words import percent
 
+MEANS = ("score", "mean", "agreeing", "misleading", "constant", "balanced")
 MOST_REFERENCES = 12
 """Each is a model that travels with every request to evaluate."""
 
@@ -44,7 +46,7 @@ def search(
 ) -> tuple[list[Outcome], Verdict]:
     """Run the first `count` trials, and choose one. Raises as `run_all` does."""
     configs, why_not = trials(config, count, fixed), ""
-    if select is Select.split:
+    if select is Select.by_split:
         configs, why_not = with_references(configs, out, jobs, watch)
     outcomes = run_all(configs, out, jobs, watch)
     return outcomes, choose(outcomes, select, why_not)
@@ -118,7 +120,7 @@ def choose(outcomes: Sequence[Outcome], select: Select, why_not: str = "") -> Ve
             f"{percent(chosen.error)}, the constant {percent(chosen.constant)} %; held-out data decided"
         )
         return Verdict(held_out, Select.held_out, sentence, scores)
-    return Verdict(number, Select.split, "", scores)
+    return Verdict(number, Select.by_split, "", scores)
 
 
 def last_counts(outcome: Outcome) -> dict[str, Any] | None:
@@ -134,6 +136,42 @@ def last_counts(outcome: Outcome) -> dict[str, Any] | None:
     return next(found, None)
 
 
+def advice(outcomes: Mapping[str, Sequence[Outcome]]) -> str:
+    """Which of several methods is first by `split` after the last round, in one sentence; by label, over seeds.
+
+    A method's score is the mean over its runs; the standard error of that goes with it.
+    """
+    rows = {label: [row for own in found if (row := last_counts(own))] for label, found in outcomes.items()}
+    reasons = [shut(row) for found in rows.values() for row in found]
+    if not reasons or any(reasons):
+        return f"split does not speak: {next(filter(None, reasons), 'no run has counts')}"
+    each = {label: [own for row in found if (own := score(row))] for label, found in rows.items()}
+    scores = {label: average(own) for label, own in each.items() if own}
+    order = sorted(scores, key=lambda label: -scores[label].score)
+    top = scores[order[0]]
+    text = f"first by split: {order[0]} with {percent(top.score)} % (standard error {percent(top.error)})"
+    if len(order) > 1:
+        second = scores[order[1]]
+        far = "more" if more(top, second) else "no more"
+        points = percent(top.score - second.score)
+        text += f", {points} points and {far} than two standard errors before {order[1]}"
+    beaten = "is" if top.beats_constant else "is not"
+    text += f"; that {beaten} more than two standard errors above the best constant ({percent(top.constant)} %)"
+    return text if top.beats_constant else f"{text}: {CONSTANT}"
+
+
+def average(scores: Sequence[Score]) -> Score:
+    """Mean over runs of different seeds; counts are added up."""
+    count = len(scores)
+    means = {name: sum(getattr(own, name) for own in scores) / count for name in MEANS}
+    return Score(
+        **means,
+        error=sqrt(sum(own.error**2 for own in scores)) / count,
+        right=sum(own.right for own in scores),
+        wrong=sum(own.wrong for own in scores),
+    )
+
+
 # ---------------------------------------------------------------------- what a person sees of it
 
 
@@ -144,7 +182,7 @@ def why_lines(outcomes: Sequence[Outcome], verdict: Verdict) -> list[str]:
         return [*lines, "no trial could be judged, so nothing is chosen"]
     outcome = outcomes[verdict.trial]
     lines.append(f"chosen: {named(outcomes, verdict.trial)}, by {verdict.by}")
-    if verdict.by is Select.split:
+    if verdict.by is Select.by_split:
         own = verdict.scores[verdict.trial]
         lines.append(
             f"split {percent(own.score)} % (standard error {percent(own.error)}): {percent(own.agreeing)} % of "

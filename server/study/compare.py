@@ -13,10 +13,13 @@ from common.config import RunConfig, load_config
 from common.errors import UserError
 from common.methods import method_class
 from server.folder import RunFolder
+from server.split import CONSTANT as NO_SUCCESS
+from server.split import Select
+from server.study.choose import Verdict, advice, choose, with_references
 from server.study.runs import Outcome, Selected, Standing, Watch, older, run_all
-from server.study.sweep import best, differences, equals, key_of, tie, trials
+from server.study.sweep import differences, equals, key_of, tie, trials
 from server.study.version import run_name
-from server.summary import AREAS, SELECTIONS, summarise
+from server.summary import AREAS, SELECTIONS, SPLIT, summarise
 
 BASELINES = ("fedavg", "local")
 SEARCH_SEED = 0
@@ -49,6 +52,8 @@ class Plan:
     data_root: str | None = None
     device: str | None = None
     oracle: bool = False
+    select: Select = Select.held_out
+    """What a trial is chosen by."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +103,10 @@ class Choice:
     """Folders of the runs that its rows are the means of, by seed."""
     tied: int = 1
     """How many trials are as good as this one on held-out data, itself included."""
+    by: str = Select.held_out.value
+    """What the trial was chosen by."""
+    sentence: str = ""
+    """Why not as asked."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +124,8 @@ class Comparison:
     """A sentence for each run that is not in the means."""
     older: list[str]
     """Folders that another version of the code made; not read."""
+    advice: str = ""
+    """Which method is first by `split`, if that was asked for."""
 
     def json(self) -> dict[str, Any]:
         """Everything, fractions instead of percent."""
@@ -145,7 +156,15 @@ def compare(plan: Plan, out: Path, jobs: int, watch: Watch = lambda _: None) -> 
 
     constant = [constant_predictor(first.scenario, seed, first.data_folder) for seed in range(plan.seeds)]
 
-    tried = {label: trials_of(plan, entry, bases[label]) for label, entry in zip(bases, entries, strict=True)}
+    places, why_not = _references(plan, bases, out, jobs, watch)
+
+    def seeded(label: str, config: RunConfig, seed: int) -> RunConfig:
+        return config.model_copy(update={"seed": seed, "references": places.get((label, seed), "")})
+
+    tried = {
+        label: [seeded(label, config, SEARCH_SEED) for config in trials_of(plan, entry, bases[label])]
+        for label, entry in zip(bases, entries, strict=True)
+    }
     standing = Standing()
 
     def follow(now: Standing) -> None:
@@ -155,14 +174,16 @@ def compare(plan: Plan, out: Path, jobs: int, watch: Watch = lambda _: None) -> 
 
     searched: dict[str, list[Outcome]] = {}
     chosen: dict[str, int | None] = dict.fromkeys(tried, 0)
+    verdicts: dict[str, Verdict] = {}
     if plan.trials > 1:
         searching = [config for configs in tried.values() for config in configs]
         later = [first.rounds] * (len(set(map(run_name, bases.values()))) * (plan.seeds - 1))
         searched = _split(run_all(searching, out, jobs, follow, later=later), tried)
         standing = replace(standing, ended=len(set(map(run_name, searching))))
-        chosen = {label: best(found) for label, found in searched.items()}
+        verdicts = {label: choose(found, plan.select, why_not) for label, found in searched.items()}
+        chosen = {label: verdict.trial for label, verdict in verdicts.items()}
     final = {
-        label: [tried[label][number].model_copy(update={"seed": seed}) for seed in range(plan.seeds)]
+        label: [seeded(label, tried[label][number], seed) for seed in range(plan.seeds)]
         for label, number in chosen.items()
         if number is not None
     }
@@ -172,7 +193,7 @@ def compare(plan: Plan, out: Path, jobs: int, watch: Watch = lambda _: None) -> 
     others = run_all([config for configs in rest.values() for config in configs], out, jobs, follow, standing)
     outcomes = {label: ended.get(label, []) + own for label, own in _split(others, rest).items()}
 
-    selections = (*SELECTIONS, "oracle") if plan.oracle else SELECTIONS
+    selections = (*SELECTIONS, *([SPLIT] if places else []), *(["oracle"] if plan.oracle else []))
     choices, rows = [], []
     troubles = [outcome.trouble for outcome in _flat(searched) if outcome.trouble]
     for entry in entries:
@@ -183,8 +204,10 @@ def compare(plan: Plan, out: Path, jobs: int, watch: Watch = lambda _: None) -> 
             continue
         drawn = differences(tried[label][number], bases[label])
         runs = [str(outcome.path) for outcome in outcomes[label]]
-        tied = len(equals(searched[label])) if searched else 1
-        choices.append(Choice(label, entry.method, number, drawn, runs, tied))
+        verdict = verdicts.get(label, Verdict(0, Select.held_out, "", {}))
+        tied = len(equals(searched[label])) if searched and verdict.by is Select.held_out else 1
+        by = verdict.by.value
+        choices.append(Choice(label, entry.method, number, drawn, runs, tied, by, verdict.sentence))
         for selection in selections:
             picked = [_pick(outcome, selection, troubles) for outcome in outcomes[label]]
             rows += _rows(label, bases[label].method.evaluates[-1], selection, [s for s in picked if s])
@@ -201,6 +224,7 @@ def compare(plan: Plan, out: Path, jobs: int, watch: Watch = lambda _: None) -> 
         rows=rows,
         troubles=list(dict.fromkeys(troubles)),
         older=[str(path) for path in older(every, out)],
+        advice=(advice(outcomes) if places else f"split does not speak: {why_not}" if why_not else ""),
     )
 
 
@@ -303,15 +327,18 @@ def comparison_tables(comparison: Comparison) -> list[Table]:
 
 def comparison_lines(comparison: Comparison) -> list[str]:
     """What the search chose."""
+    said = [f"{own.label}: {own.sentence}" for own in comparison.choices if NO_SUCCESS in own.sentence]
+    said += [comparison.advice] if comparison.advice else []
     if comparison.trials == 1:
-        return ["hyper-parameters: the defaults, no search"]
-    return [
+        return ["hyper-parameters: the defaults, no search", *said]
+    chosen = [
         f"{choice.label}: trial {choice.trial} of {comparison.trials}"
         + (" (the defaults)" if choice.trial == 0 else f" ({_assignments(choice.settings)})")
         + (f"; {tied}" if (tied := tie(choice.tied, choice.trial)) else "")
         for choice in comparison.choices
         if choice.trial is not None
     ]
+    return [*chosen, *said]
 
 
 def trouble_lines(comparison: Comparison) -> list[str]:
@@ -366,6 +393,19 @@ def entry_config(
     return load_config(options=planned | given, settings=[*_settings_for(plan, entry, entries), *settings])
 
 
+def _references(
+    plan: Plan, bases: Mapping[str, RunConfig], out: Path, jobs: int, watch: Watch
+) -> tuple[dict[tuple[str, int], str], str]:
+    """The file of references of each label and seed; none, and why, where `split` cannot or need not speak."""
+    if plan.select is Select.held_out:
+        return {}, ""
+    keys = [(label, seed) for label in bases for seed in range(plan.seeds)]
+    configs = [bases[label].model_copy(update={"seed": seed}) for label, seed in keys]
+    found, why_not = with_references(configs, out, jobs, watch)
+    places = [config.references for config in found]
+    return ({}, why_not) if why_not else (dict(zip(keys, places, strict=True)), "")
+
+
 def _settings_for(plan: Plan, entry: Entry, entries: tuple[Entry, ...]) -> list[str]:
     """The settings without the hyper-parameters that the entry sets itself or only other methods have."""
     elsewhere = {name for other in entries for name in method_class(other.method).model_fields}
@@ -387,15 +427,15 @@ def _flat(parts: Mapping[str, list[Outcome]]) -> list[Outcome]:
 
 
 def _pick(outcome: Outcome, selection: str, troubles: list[str]) -> Selected | None:
-    if selection != "oracle" or not outcome.summary:
+    if selection not in ("oracle", SPLIT) or not outcome.summary:
         return outcome.selected(selection)
     try:
         rows = RunFolder(outcome.path).rows()
     except UserError as error:
-        troubles.append(f"{error}; its oracle numbers are left out")
+        troubles.append(f"{error}; its {selection} numbers are left out")
         return None
-    summary = summarise(outcome.config, rows, seconds=0, oracle=True)
-    return Selected.model_validate(summary["models"][outcome.config.method.evaluates[-1]]["oracle"])
+    found = summarise(outcome.config, rows, seconds=0, oracle=True)["models"][outcome.config.method.evaluates[-1]]
+    return Selected.model_validate(found[selection]) if selection in found else None
 
 
 def _rows(label: str, model: str, selection: str, found: list[Selected]) -> list[Row]:

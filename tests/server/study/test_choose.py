@@ -16,7 +16,8 @@ from common.data.examples import ClientData
 from server.cli.main import app
 from server.folder import RunFolder
 from server.split import Select
-from server.study.choose import choose, maker, search, why_lines, with_references, without
+from server.study.choose import advice, choose, maker, search, why_lines, with_references, without
+from server.study.compare import Plan, compare, comparison_lines, entries_of
 from server.study.runs import Outcome, Selected, Summary
 
 SIZE = ("scenario.clients=6", "scenario.samples=300", "evaluate_every=2", "batch_size=64", "local_steps=5")
@@ -49,7 +50,7 @@ COLOUR, SHAPE, WEAK, COIN = (0.9, 1.0, 0.0), (0.75, 0.75, 0.72), (0.7, 0.7, 0.7)
 def test_split_chooses_what_leaves_the_colour_and_says_why(tmp_path: Path) -> None:
     outcomes = trials(tmp_path, COLOUR, WEAK, SHAPE)
     assert choose(outcomes, Select.held_out).trial == 0
-    verdict = choose(outcomes, Select.split)
+    verdict = choose(outcomes, Select.by_split)
     assert (verdict.trial, verdict.by, verdict.sentence) == (2, "split", "")
     text = "\n".join(why_lines(outcomes, verdict))
     assert "split 72.00 % (standard error 2.59)" in text
@@ -79,7 +80,7 @@ def test_where_split_does_not_speak_held_out_data_decide_with_one_sentence(
     if why_not:  # no references, no counts
         for outcome in outcomes:
             (outcome.path / "metrics.jsonl").write_text("")
-    verdict = choose(outcomes, Select.split, why_not)
+    verdict = choose(outcomes, Select.by_split, why_not)
     assert (verdict.trial, verdict.by) == (1, "held-out")
     assert verdict.sentence.startswith("split does not speak: ")
     assert word in verdict.sentence
@@ -88,7 +89,7 @@ def test_where_split_does_not_speak_held_out_data_decide_with_one_sentence(
 
 def test_a_constant_is_no_success(tmp_path: Path) -> None:
     outcomes = trials(tmp_path, COLOUR, COIN, (0.8, 0.9, 0.2))
-    verdict = choose(outcomes, Select.split)
+    verdict = choose(outcomes, Select.by_split)
     assert (verdict.trial, verdict.by) == (0, "held-out")
     assert verdict.sentence == (
         "nothing that was tried is better than a constant: the best has a split of 50.00 % with a standard "
@@ -96,9 +97,44 @@ def test_a_constant_is_no_success(tmp_path: Path) -> None:
     )
 
 
+def test_methods_side_by_side_end_in_one_sentence(tmp_path: Path) -> None:
+    found = {
+        "FedAvg": trials(tmp_path / "fedavg", COLOUR, COLOUR),
+        "FedSDR": trials(tmp_path / "fedsdr", SHAPE, WEAK),
+        "IRM": trials(tmp_path / "irm", COIN, COIN),
+    }
+    # Means (0.72 + 0.70) / 2 and 0.5; errors √(0.72·0.28/300 + 0.7·0.3/300) / 2 = 0.0185 and 0.0204.
+    assert advice(found) == (
+        "first by split: FedSDR with 71.00 % (standard error 1.85), 21.00 points and more than two standard "
+        "errors before IRM; that is more than two standard errors above the best constant (50.00 %)"
+    )
+    assert advice({"IRM": found["IRM"], "FedAvg": found["FedAvg"]}).endswith(
+        "that is not more than two standard errors above the best constant (50.00 %): nothing that was tried is "
+        "better than a constant"
+    )
+    shut_ = {"FedAvg": trials(tmp_path / "shut", SHAPE, clients=[4, 1])}
+    assert advice(shut_) == (
+        "split does not speak: environment p=0.8 has held-out samples at 1 client, not at two"
+    )
+
+
+def test_a_comparison_gives_every_seed_its_references(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(scenarios.SCENARIOS, "toy", Toy())
+    plan = Plan(entries_of(["fedavg"]), "toy", seeds=2, rounds=2, settings=SIZE, select=Select.by_split)
+    comparison = compare(plan, tmp_path, 1)
+    assert len(list(tmp_path.glob("references-toy-*"))) == 2
+    for choice in comparison.choices:
+        configs = [RunFolder(Path(run)).config() for run in choice.runs]
+        assert len({config.references for config in configs}) == 2
+        assert all(Path(config.references).is_file() for config in configs)
+    assert comparison.advice in comparison_lines(comparison)
+    speaks = not comparison.advice.startswith("split does not speak")
+    assert speaks == all(comparison.row(choice.label, "split") is not None for choice in comparison.choices)
+
+
 def test_nothing_that_can_be_judged_is_said(tmp_path: Path) -> None:
     outcomes = [Outcome(toy_config("fedavg"), tmp_path, None, "stopped")]
-    verdict = choose(outcomes, Select.split)
+    verdict = choose(outcomes, Select.by_split)
     assert verdict.trial is None
     assert why_lines(outcomes, verdict)[-1] == "no trial could be judged, so nothing is chosen"
 
@@ -154,7 +190,7 @@ def test_the_choice_is_the_same_when_the_test_data_are_hidden(
             assert all(outcome.summary for outcome in outcomes)
     for select in Select:
         assert verdicts["seen", select] == verdicts["hidden", select]
-    assert verdicts["seen", Select.split].scores or verdicts["seen", Select.split].sentence
+    assert verdicts["seen", Select.by_split].scores or verdicts["seen", Select.by_split].sentence
     logs = [sorted((tmp_path / name).glob("fedavg-*/metrics.jsonl")) for name in ("seen", "hidden")]
     assert any(one.read_text() != other.read_text() for one, other in zip(*logs, strict=True))  # it was hidden
 
