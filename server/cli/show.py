@@ -113,6 +113,12 @@ def _lines(kind: Kind) -> dict[str, str]:
             return recipes()
 
 
+COUNTS = (
+    "With references (docs/selection.md) it also sends, at each evaluation, how many of its held-out samples each "
+    "reference knows, by environment and class, and how many of those each model gets right: counts, no samples."
+)
+
+
 def _show_method(method: type[Method], as_json: bool) -> None:
     fields = _fields(method)
     if as_json:
@@ -121,7 +127,8 @@ def _show_method(method: type[Method], as_json: bool) -> None:
         out.print_json(data={**about, "evaluates": method.evaluates, "hyper-parameters": fields})
         return
     out.print(f"[bold]{method.title}[/bold]: {method.summary}\n{method.source}")
-    out.print(f"Of what a client keeps from round to round, it sends: {method.leaving()}\n")
+    out.print(f"Of what a client keeps from round to round, it sends: {method.leaving()}")
+    out.print(f"{COUNTS}\n")
     out.print(_field_table(fields))
 
 

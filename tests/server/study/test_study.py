@@ -630,9 +630,12 @@ def test_sweep_prints_its_trials(tmp_path: Path) -> None:
     assert [row["trial"] for row in rows] == [0, 1, 2]
     assert [row["chosen"] for row in rows].count(True) == 1
     assert {row["settings"]["local_steps"] for row in rows} == {2}
-    assert max(row["held-out"] for row in rows) == next(row["held-out"] for row in rows if row["chosen"])
+    arguments += ["--select", "held-out"]
+    held_out = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).stdout)
+    assert max(row["held-out"] for row in held_out) == next(r["held-out"] for r in held_out if r["chosen"])
     assert "*" in CliRunner().invoke(app, arguments).stdout
-    assert len(list((tmp_path / "pool").iterdir())) == 3
+    names = [path.name.split("-")[0] for path in (tmp_path / "pool").iterdir()]
+    assert sorted(names) == ["ditto"] * 6 + ["references"]  # three trials with references, three without
 
 
 def test_compare_prints_both_tables(tmp_path: Path) -> None:
