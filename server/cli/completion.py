@@ -27,9 +27,10 @@ def scenarios(incomplete: str) -> list[str]:
 
 def tables(incomplete: str) -> list[str]:
     """Names of reproductions that begin so."""
+    from server.study.regret import NAME
     from server.study.reproduce import reproductions
 
-    return _begin(reproductions(), incomplete)
+    return _begin([*reproductions(), NAME], incomplete)
 
 
 def recipe_names(incomplete: str) -> list[str]:

@@ -104,9 +104,11 @@ def _lines(kind: Kind) -> dict[str, str]:
 
             return {name: model.summary for name, model in MODELS.items()}
         case Kind.reproductions:
+            from server.study import regret
             from server.study.reproduce import load_reproduction, reproductions
 
-            return {name: load_reproduction(name).title for name in reproductions()}
+            tables = {name: load_reproduction(name).title for name in reproductions()}
+            return {**tables, regret.NAME: regret.TITLE}
         case Kind.recipes:
             from server.study.recipes import recipes
 

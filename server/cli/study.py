@@ -1,11 +1,13 @@
 """`perennial sweep`, `compare`, `reproduce` and `report`."""
 
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from common.errors import UserError
 from server.cli.completion import method_list, tables
 from server.cli.console import err, out, print_tables, print_troubles, sentences, watching_runs
 from server.cli.options import (
@@ -23,6 +25,9 @@ from server.cli.options import (
     app,
 )
 from server.split import Select
+
+if TYPE_CHECKING:
+    from server.study.regret import Size
 
 
 class Format(StrEnum):
@@ -196,6 +201,16 @@ def reproduce_table(
     as_json: Json = False,
 ) -> None:
     """A table of a paper beside ours; runs what is missing. Started again, it continues."""
+    from server.study import regret
+
+    if name == regret.NAME:
+        with sentences():
+            if figures:
+                raise UserError(f"--figures {figures} is not possible; {name} has tables alone")
+        full = regret.QUICK if quick else regret.Size()
+        size = replace(full, rounds=rounds or full.rounds, seeds=seeds or full.seeds, trials=count or full.trials)
+        _print_regret(size, folder, jobs, data_root, device, as_json)
+        return
     from server.study.compare import compare, comparison_lines, trouble_lines
     from server.study.reproduce import load_reproduction, remark_lines, reproduction_json, reproduction_table
     from server.study.runs import cores
@@ -217,6 +232,26 @@ def reproduce_table(
         lines = [*remark_lines(table), *comparison_lines(comparison)]
         out.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
         print_troubles(trouble_lines(comparison))
+
+
+def _print_regret(
+    size: "Size", folder: Path, jobs: int | None, data_root: str | None, device: str | None, as_json: bool
+) -> None:
+    from server.study.regret import harm_table, measure, regret_json, regret_table
+    from server.study.runs import cores
+
+    with sentences(), watching_runs(as_json) as watch:
+        cases, troubles = measure(size, folder, jobs or cores(), watch, data_root, device)
+    if as_json:
+        out.print_json(data=regret_json(cases))
+    else:
+        print_tables(regret_table(cases), harm_table(cases))
+        said = [
+            f"{case.method} on {case.scenario}, seed {case.seed}: {case.sentence}"
+            for case in cases
+            if case.sentence
+        ]
+        print_troubles([*said, *troubles])
 
 
 @app.command("report")

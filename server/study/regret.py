@@ -1,0 +1,173 @@
+"""How well `split` chooses, on scenarios whose test environments we have: what it loses, and whether it harms.
+
+Nothing here chooses on test data but the oracle, which is what the others are compared with.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from rich.table import Table
+
+from common.config import RunConfig, load_config
+from server.split import Select
+from server.study.choose import choose, with_references
+from server.study.runs import Outcome, Standing, Watch, run_all
+from server.study.sweep import trials
+
+NAME = "selection"
+TITLE = "What the selection split loses to the test oracle, and whether it harms where there is no shortcut"
+METHODS = ("fedsdr", "fedpin", "irm", "perinvfl", "groupdro", "fediir", "drfa", "f-fl-games", "fedavg")
+COLOURED = ("cmnist", "cfmnist", "rc-mnist", "color-mnist-ilc")
+
+
+@dataclass(frozen=True)
+class Size:
+    """What is run."""
+
+    methods: tuple[str, ...] = METHODS
+    scenarios: tuple[str, ...] = COLOURED
+    """Each with its `-oracle` variant, which has no shortcut."""
+    rounds: int = 60
+    seeds: int = 3
+    trials: int = 12
+
+
+QUICK = Size(("fedsdr", "fedavg"), ("colored-digits",), rounds=20, seeds=1, trials=3)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A method on a scenario with one seed: the test worst of what each way of choosing chose, as fractions."""
+
+    method: str
+    scenario: str
+    seed: int
+    default: float
+    held_out: float
+    split: float
+    """Held-out data's, where `split` does not speak."""
+    oracle: float
+    """Of the trial that is best on test data."""
+    by: str
+    sentence: str
+    constant: float
+    """Of the constant predictor, on the test data."""
+
+    @property
+    def choice(self) -> bool:
+        """Whether any trial is better than a constant, so that there is something to choose."""
+        return self.oracle > self.constant
+
+    @property
+    def regret(self) -> float:
+        """What the oracle's choice is better by."""
+        return self.oracle - self.split
+
+    @property
+    def harm(self) -> float:
+        """What held-out data's choice is better by."""
+        return self.held_out - self.split
+
+
+def measure(
+    size: Size, out: Path, jobs: int, watch: Watch, data_root: str | None = None, device: str | None = None
+) -> tuple[list[Case], list[str]]:
+    """Every case, scenario by scenario, and a sentence for each that has no trial to be judged.
+
+    Runs that are there are not run again. Raises as `run_all` does.
+    """
+    cases, troubles = [], list[str]()
+    for scenario in [name for plain in size.scenarios for name in (plain, f"{plain}-oracle")]:
+        keys = [(method, seed) for method in size.methods for seed in range(size.seeds)]
+        tried = []
+        for method, seed in keys:
+            options = {"method": method, "scenario": scenario, "rounds": size.rounds, "seed": seed}
+            base = load_config(options={**options, "data_root": data_root, "device": device})
+            tried.append(trials(base, size.trials))
+        every = [config for configs in tried for config in configs]
+        watch(Standing(0, 0, 0, 0, doing=f"{scenario}: {len(every)} runs and their references"))
+        configs, why_not = with_references(every, out, jobs, watch)
+        outcomes = run_all(configs, out, jobs, watch)
+        constants = [_constant(every[0], seed) for seed in range(size.seeds)]
+        for number, (method, seed) in enumerate(keys):
+            own = outcomes[number * size.trials : (number + 1) * size.trials]
+            if case := judge(own, method, scenario, seed, constants[seed], why_not):
+                cases.append(case)
+            else:
+                troubles.append(f"{method} on {scenario}, seed {seed}: no trial can be judged")
+    return cases, troubles
+
+
+def judge(
+    outcomes: Sequence[Outcome], method: str, scenario: str, seed: int, constant: float, why_not: str = ""
+) -> Case | None:
+    """One case from its trials; None where none can be judged."""
+    verdict, held_out = choose(outcomes, Select.by_split, why_not), choose(outcomes, Select.held_out)
+    worst = {n: found.worst for n, own in enumerate(outcomes) if (found := own.selected("final"))}
+    if verdict.trial is None or held_out.trial is None or 0 not in worst:
+        return None
+    return Case(
+        method=method,
+        scenario=scenario,
+        seed=seed,
+        default=worst[0],
+        held_out=worst[held_out.trial],
+        split=worst[verdict.trial],
+        oracle=max(worst.values()),
+        by=verdict.by.value,
+        sentence=verdict.sentence,
+        constant=constant,
+    )
+
+
+def _constant(config: RunConfig, seed: int) -> float:
+    from server.study.constant import constant_predictor  # with PyTorch
+
+    return constant_predictor(config.scenario, seed, config.data_folder).worst
+
+
+def regret_table(cases: Sequence[Case]) -> Table:
+    """Scenarios with a shortcut: what `split` loses to the oracle."""
+    coloured = [case for case in cases if not case.scenario.endswith("-oracle")]
+    table = _table("Regret", "regret", coloured)
+    choices = [case.regret for case in coloured if case.choice]
+    mean = f"{100 * fmean(choices):.2f}" if choices else "–"
+    table.caption = (
+        "test worst in % of the trial chosen, after the last round, mean over seeds; oracle: chosen on test data; "
+        f"regret where some trial is better than a constant: {mean} in the mean over {len(choices)} cases"
+    )
+    return table
+
+
+def harm_table(cases: Sequence[Case]) -> Table:
+    """Scenarios without one: what `split` loses to held-out selection."""
+    plain = [case for case in cases if case.scenario.endswith("-oracle")]
+    table = _table("No harm", "harm", plain)
+    largest = f"{100 * max(case.harm for case in plain):.2f}" if plain else "–"
+    table.caption = f"as above; harm: held-out less split; the largest of a single seed is {largest}"
+    return table
+
+
+def regret_json(cases: Sequence[Case]) -> list[dict[str, Any]]:
+    """Every case as plain data, fractions instead of percent."""
+    return [
+        {**asdict(case), "regret": case.regret, "harm": case.harm, "something to choose": case.choice}
+        for case in cases
+    ]
+
+
+def _table(title: str, last: str, cases: Sequence[Case]) -> Table:
+    table = Table(title=title)
+    for heading in ("scenario", "method", "default", "held-out", "split", "oracle", last, "split spoke"):
+        table.add_column(heading, justify="left" if heading in ("scenario", "method") else "right")
+    for scenario, method in dict.fromkeys((case.scenario, case.method) for case in cases):
+        own = [case for case in cases if (case.scenario, case.method) == (scenario, method)]
+        ways = ("default", "held_out", "split", "oracle", last)
+        numbers = [[getattr(case, way) for case in own] for way in ways]
+        spoke = sum(case.by == Select.by_split for case in own)
+        cells = [f"{100 * fmean(values):.2f}" for values in numbers]
+        table.add_row(scenario, method, *cells, f"{spoke} of {len(own)}")
+    return table

@@ -1,0 +1,71 @@
+"""The tables of regret and of no harm."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from counts import coloured
+from rich.console import Console
+from toys import Toy, toy_config
+from typer.testing import CliRunner
+
+from common.data import scenarios
+from server.cli.main import app
+from server.folder import RunFolder
+from server.study import regret
+from server.study.regret import Case, Size, harm_table, judge, regret_table
+from server.study.runs import Outcome, Selected, Summary
+
+
+def trial(path: Path, held_out: float, worst: float, a: float, d: float) -> Outcome:
+    config = toy_config("fedavg")
+    RunFolder.create(path, config).append([{**coloured(a, d), "round": 6}])
+    facts: dict[str, Any] = {"round": 6, "accuracy": {"a": worst}, "average": 0.5, "pooled": 0.5, "clients": {}}
+    found = Selected(**facts, worst=worst, validation=held_out)
+    return Outcome(config, path, Summary(rounds=6, models={"global": {"final": found}}))
+
+
+def test_a_case_by_hand(tmp_path: Path) -> None:
+    """Trial 1 is best on held-out data, 2 by split, 3 in the test."""
+    each = [(0.8, 0.1, 0.9, 0.2), (0.9, 0.0, 1.0, 0.0), (0.7, 0.48, 0.72, 0.7), (0.7, 0.52, 0.7, 0.68)]
+    outcomes = [trial(tmp_path / str(number), *one) for number, one in enumerate(each)]
+    case = judge(outcomes, "fedavg", "cmnist", 0, constant=0.5)
+    assert case == Case("fedavg", "cmnist", 0, 0.1, 0.0, 0.48, 0.52, "split", "", 0.5)
+    assert case.regret == pytest.approx(0.04)
+    assert case.harm == pytest.approx(-0.48)
+    assert case.choice
+
+
+def test_the_tables_average_over_seeds() -> None:
+    cases = [
+        Case("fedsdr", "cmnist", 0, 0.5, 0.0, 0.5, 0.55, "split", "", 0.5),
+        Case("fedsdr", "cmnist", 1, 0.5, 0.0, 0.5, 0.51, "held-out", "why", 0.5),
+        Case("fedavg", "cmnist", 0, 0.0, 0.0, 0.0, 0.4, "held-out", "why", 0.5),  # nothing to choose
+        Case("fedsdr", "cmnist-oracle", 0, 0.7, 0.72, 0.71, 0.73, "held-out", "why", 0.5),
+    ]
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(regret_table(cases), harm_table(cases))
+    text = " ".join(capture.get().split())
+    assert "cmnist │ fedsdr │ 50.00 │ 0.00 │ 50.00 │ 53.00 │ 3.00 │ 1 of 2" in text
+    assert "3.00 in the mean over 2 cases" in text
+    assert "cmnist-oracle │ fedsdr │ 70.00 │ 72.00 │ 71.00 │ 73.00 │ 1.00 │ 0 of 1" in text
+    assert "the largest of a single seed is 1.00" in text
+
+
+def test_reproduce_selection_runs_and_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(scenarios.SCENARIOS, "toy", Toy())
+    monkeypatch.setitem(scenarios.SCENARIOS, "toy-oracle", Toy(oracle=True))
+    monkeypatch.setattr(regret, "QUICK", Size(("fedavg",), ("toy",), rounds=1, seeds=1, trials=2))
+    command = ["reproduce", "selection", "--quick", "--jobs", "1", "--out", str(tmp_path)]
+    first = CliRunner().invoke(app, [*command, "--json"])
+    assert first.exit_code == 0, first.output
+    cases = json.loads(first.stdout)
+    assert [case["scenario"] for case in cases] == ["toy", "toy-oracle"]
+    runs = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/summary.json")}
+    assert len(runs) == 6  # two trials and the references of either
+    assert "Regret" in CliRunner().invoke(app, command).stdout
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/summary.json")} == runs
+    refused = CliRunner().invoke(app, [*command, "--figures", str(tmp_path)])
+    assert refused.exit_code == 2
