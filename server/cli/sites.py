@@ -178,12 +178,13 @@ def serve_models(
     key_file: Annotated[Path | None, typer.Option(metavar="FILE", help="The certificate's key, PEM.")] = None,
 ) -> None:
     """Serve a site's models over the Open Inference Protocol (gRPC); follows the training."""
-    from client.serving import server as serving  # gRPC and PyTorch
+    from client.serving.models import Models  # imports PyTorch
+    from client.serving.server import Server, credentials, serve
 
     with sentences():
         root = Path(data_root) if data_root else None
-        models = serving.Models(state, remark, run=run_id, client=client, data_root=root, device=device or "auto")
-        tls = serving.credentials(certificate, key_file)
-        server = serving.Server(models, host, port, max_batch=max_batch, tls=tls)
+        models = Models(state, remark, run=run_id, client=client, data_root=root, device=device or "auto")
+        tls = credentials(certificate, key_file)
+        server = Server(models, host, port, max_batch=max_batch, tls=tls)
         remark(f"listening on {host}, port {server.port}, {'with TLS' if tls else 'without TLS'}")
-        serving.serve(server)
+        serve(server)

@@ -28,7 +28,7 @@ from toys import Toy, WireGrid, toy_config
 from typer.testing import CliRunner
 
 from client.node.site import OwnSite
-from client.serving import server as serving
+from client.serving import models as served_models
 from client.serving.inference_pb2 import (
     InferParameter,
     InferTensorContents,
@@ -41,7 +41,9 @@ from client.serving.inference_pb2 import (
     ServerReadyRequest,
 )
 from client.serving.inference_pb2_grpc import GRPCInferenceServiceStub
-from client.serving.server import Models, Refused, Server, credentials, encoded, newest, samples
+from client.serving.messages import Refused, encoded, samples, too_many_fields
+from client.serving.models import Models, newest
+from client.serving.server import INFER, Server, credentials
 from client.serving.snapshot import FILE, Snapshot
 from client.trainer import Client, Received, Reply, in_pieces
 from common.config import load_config
@@ -503,7 +505,7 @@ def test_values_are_counted_before_they_are_converted() -> None:
 
 
 def test_many_values_are_converted_piece_by_piece_and_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "PIECE", 7)
+    monkeypatch.setattr("client.serving.messages.PIECE", 7)
     assert torch.equal(samples(typed(X[:50]), (2,), 64), X[:50])
 
 
@@ -519,7 +521,7 @@ def test_a_request_longer_than_the_model_s_largest_is_not_parsed(served: Served)
 @pytest.mark.parametrize("tag", [b"\x22\x00", b"\x2a\x00", b"\x32\x00", b"\x3a\x00", b"\x2a\x04\x2a\x02\x42\x00"])
 def test_a_request_that_is_all_empty_parts_is_not_parsed(tag: bytes, served: Served) -> None:
     """`parameters`, `inputs`, `outputs`, `raw_input_contents` and `inputs` with `contents`, also after a group."""
-    infer = served.channel.unary_unary(serving.INFER)
+    infer = served.channel.unary_unary(INFER)
     for group in (b"", b"\x53\x54"):
         with pytest.raises(grpc.RpcError) as caught:
             infer(group + tag * 10_000)
@@ -561,7 +563,7 @@ def test_callers_who_say_nothing_silence_nobody(served: Served) -> None:
         leave.wait()
         yield from ()
 
-    methods = [serving.INFER, "/inference.GRPCInferenceService/ServerLive", "/grpc.health.v1.Health/Check"]
+    methods = [INFER, "/inference.GRPCInferenceService/ServerLive", "/grpc.health.v1.Health/Check"]
     with grpc.insecure_channel(f"127.0.0.1:{served.server.port}") as channel:
         idle = [channel.stream_unary(method).future(nothing()) for method in methods for _ in range(20)]
         try:
@@ -575,15 +577,15 @@ def test_callers_who_say_nothing_silence_nobody(served: Served) -> None:
 def test_who_says_nothing_for_long_is_shown_out(
     state: Path, started: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serving, "AGE", 0.2)
-    monkeypatch.setattr(serving, "GRACE", 0.2)
+    monkeypatch.setattr("client.serving.server.AGE", 0.2)
+    monkeypatch.setattr("client.serving.server.GRACE", 0.2)
     one, leave = started(state), Event()
 
     def nothing() -> Iterator[bytes]:
         leave.wait()
         yield from ()
 
-    idle = one.channel.stream_unary(serving.INFER).future(nothing())
+    idle = one.channel.stream_unary(INFER).future(nothing())
     try:
         assert idle.exception(timeout=60) is not None
     finally:
@@ -594,15 +596,15 @@ def test_who_says_nothing_for_long_is_shown_out(
 def test_while_the_model_works_health_answers_and_who_waits_is_limited(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original, go_on, working = serving.Served.logits, Event(), Event()
+    original, go_on, working = served_models.Served.logits, Event(), Event()
 
-    def slow(self: serving.Served, name: str, x: Tensor) -> Tensor:
+    def slow(self: served_models.Served, name: str, x: Tensor) -> Tensor:
         working.set()
         go_on.wait()
         return original(self, name, x)
 
-    monkeypatch.setattr(serving.Served, "logits", slow)
-    monkeypatch.setattr(serving, "WAITING", 1)
+    monkeypatch.setattr(served_models.Served, "logits", slow)
+    monkeypatch.setattr("client.serving.server.WAITING", 1)
     try:
         first = served.stub.ModelInfer.future(raw(X))
         assert working.wait(60)
@@ -620,7 +622,7 @@ def test_a_model_that_fails_says_so_in_one_sentence(served: Served, monkeypatch:
     def full(*_: object) -> Tensor:
         raise torch.cuda.OutOfMemoryError("CUDA out of memory.\nTried to allocate much.")
 
-    monkeypatch.setattr(serving.Served, "logits", full)
+    monkeypatch.setattr(served_models.Served, "logits", full)
     assert served.refused(raw(X)) == (
         grpc.StatusCode.INTERNAL,
         "the model failed over this request (OutOfMemoryError: CUDA out of memory. Tried to allocate much.)",
@@ -667,7 +669,7 @@ ANSWERS = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND)
 @settings(max_examples=150, deadline=None)
 @given(requests.map(lambda request: request.SerializeToString()) | st.binary(max_size=200))
 def test_whatever_is_asked_there_is_an_answer_or_one_sentence(served: Served, data: bytes) -> None:
-    call = served.channel.unary_unary(serving.INFER).future(data, timeout=60)
+    call = served.channel.unary_unary(INFER).future(data, timeout=60)
     if call.exception():
         assert call.code() in ANSWERS, call.details()
         assert 10 < len(call.details()) < 600
@@ -685,8 +687,8 @@ def test_what_a_client_of_the_protocol_makes_is_counted_right(request_: ModelInf
     """Field after field of a list; a list of numbers is one."""
     parts = [len(t.parameters) + len(t.contents.bytes_contents) for t in request_.inputs]
     most = max([len(request_.inputs) + len(request_.outputs) + 9, *(part + 9 for part in parts)])
-    assert most > 64 or not serving.too_many_fields(request_.SerializeToString())
-    assert serving.too_many_fields(request_.SerializeToString()) or len(request_.inputs) <= 64
+    assert most > 64 or not too_many_fields(request_.SerializeToString())
+    assert too_many_fields(request_.SerializeToString()) or len(request_.inputs) <= 64
 
 
 # ---------------------------------------------------------------------- following the training
@@ -761,7 +763,7 @@ def test_what_failed_is_tried_again_later_or_when_the_file_has_changed(
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     models.refresh()
     assert len(tries) == 2
-    monkeypatch.setattr(serving, "RETRY", 0.0)
+    monkeypatch.setattr("client.serving.models.RETRY", 0.0)
     os.utime(path)
     for _ in range(2):
         models.refresh()
