@@ -123,9 +123,10 @@ def test_what_changes_no_number_does_not(change: tuple[str, Any]) -> None:
 def test_every_run_setting_is_one_or_the_other() -> None:
     parts = {"method", "scenario", "model"}
     told = {key.partition(".")[0] for key in CHANGES} & set(RunConfig.model_fields)
-    nodes = {"nodes"}  # a table of clients, which the scenario must have
-    assert set(RunConfig.model_fields) - parts == (told - parts) | set(NO_CHANGES) | nodes
-    assert set(NO_CHANGES) | nodes == version.NO_NUMBER
+    # A table of clients, which the scenario must have; a file, of which only that there is one is told.
+    others = {"nodes", "references"}
+    assert set(RunConfig.model_fields) - parts == (told - parts) | set(NO_CHANGES) | others
+    assert set(NO_CHANGES) | others == version.NO_NUMBER
 
 
 def test_one_hyper_parameter_changes_the_configuration_part_and_nothing_else() -> None:
@@ -438,7 +439,7 @@ main()
 
 def test_killed_and_started_again_repeats_nothing(tmp_path: Path) -> None:
     arguments = ["compare", "--methods", "ditto", "--scenario", "toy", "--seeds", "2", "--rounds", "120"]
-    arguments += ["--set", "checkpoint_every=4", "--set", "evaluate_every=60", "--out"]
+    arguments += ["--select", "held-out", "--set", "checkpoint_every=4", "--set", "evaluate_every=60", "--out"]
     command = [sys.executable, "-c", COMMAND, *arguments]
     out = tmp_path / "pool"
     process = subprocess.Popen([*command, str(out), "--jobs", "2"], start_new_session=True)
