@@ -1,9 +1,10 @@
-"""`perennial sweep`, `compare`, `reproduce` and `report`."""
+"""`perennial sweep`, `tune`, `compare`, `reproduce` and `report`."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -27,7 +28,9 @@ from server.cli.options import (
 from server.split import Select
 
 if TYPE_CHECKING:
+    from server.study.choose import Verdict
     from server.study.regret import Size
+    from server.study.runs import Outcome
 
 
 class Format(StrEnum):
@@ -54,23 +57,12 @@ def sweep_method(
     as_json: Json = False,
 ) -> None:
     """Random search over a method's search ranges. Started again, it continues."""
-    from common.config import load_config
-    from server.study.choose import search
-    from server.study.runs import cores
-    from server.study.sweep import key_of, sweep_rows, sweep_table
+    from server.study.sweep import sweep_rows, sweep_table
 
-    options = {
-        "method": method,
-        "scenario": scenario,
-        "rounds": rounds,
-        "seed": seed,
-        "data_root": data_root,
-        "device": device,
-    }
-    fixed = [key_of(setting) for setting in settings or ()]
-    with sentences(), watching_runs(as_json) as watch:
-        base = load_config(None, options, settings or [])
-        outcomes, verdict = search(base, count, fixed, select, folder, jobs or cores(), watch)
+    options = {"method": method, "scenario": scenario, "rounds": rounds, "seed": seed}
+    options |= {"data_root": data_root, "device": device}
+    with sentences():
+        outcomes, verdict = _trials(options, settings or [], count, select, folder, jobs, as_json)
     if as_json:
         out.print_json(data=sweep_rows(outcomes, verdict))
     else:
@@ -96,23 +88,13 @@ def tune_method(
     as_json: Json = False,
 ) -> None:
     """Choose a method's settings without target data, and say why. Started again, it continues."""
-    from common.config import load_config
-    from server.study.choose import keep, search, why_lines
-    from server.study.runs import cores
-    from server.study.sweep import key_of, sweep_rows, sweep_table
+    from server.study.choose import keep, why_lines
+    from server.study.sweep import sweep_rows, sweep_table
 
-    options = {
-        "method": method,
-        "scenario": scenario,
-        "rounds": rounds,
-        "seed": seed,
-        "data_root": data_root,
-        "device": device,
-    }
-    fixed = [key_of(setting) for setting in settings or ()]
-    with sentences(), watching_runs(as_json) as watch:
-        base = load_config(None, options, settings or [])
-        outcomes, verdict = search(base, count, fixed, select, folder, jobs or cores(), watch)
+    options = {"method": method, "scenario": scenario, "rounds": rounds, "seed": seed}
+    options |= {"data_root": data_root, "device": device}
+    with sentences():
+        outcomes, verdict = _trials(options, settings or [], count, select, folder, jobs, as_json)
         files = keep(outcomes, verdict, folder)
     lines = why_lines(outcomes, verdict)
     if as_json:
@@ -232,6 +214,27 @@ def reproduce_table(
         lines = [*remark_lines(table), *comparison_lines(comparison)]
         out.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
         print_troubles(trouble_lines(comparison))
+
+
+def _trials(
+    options: Mapping[str, Any],
+    settings: Sequence[str],
+    count: int,
+    select: Select,
+    folder: Path,
+    jobs: int | None,
+    quiet: bool,
+) -> "tuple[list[Outcome], Verdict]":
+    """A search of one method, watched; what is set by hand is not drawn."""
+    from common.config import load_config
+    from server.study.choose import search
+    from server.study.runs import cores
+    from server.study.sweep import key_of
+
+    with watching_runs(quiet) as watch:
+        base = load_config(None, options, settings)
+        fixed = [key_of(setting) for setting in settings]
+        return search(base, count, fixed, select, folder, jobs or cores(), watch)
 
 
 def _print_regret(
