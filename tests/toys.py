@@ -12,6 +12,7 @@ from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from flwr.serverapp import Grid
 from leaving import Sent
+from pydantic import Field
 from torch import Tensor
 
 from client.app import OneHandlerApp
@@ -36,8 +37,8 @@ class Toy(Spurious):
     dataset = "generated"
 
     name: Literal["toy"] = "toy"
-    clients: int = 4
-    samples: int = 40
+    clients: int = Field(4, ge=1, le=1000)
+    samples: int = Field(40, ge=1, le=100_000)
 
     @property
     def model(self) -> dict[str, Any]:

@@ -433,6 +433,14 @@ def test_a_preset_survives_json_and_its_model_fits(name: str) -> None:
     assert logits.shape == (3, scenario.classes)
 
 
+@pytest.mark.parametrize("name", sorted({scenario.name for scenario in SCENARIOS.values()} - {"own-data"}))
+def test_no_scenario_has_clients_without_bound(name: str) -> None:
+    """A site makes the names of all clients of the task that a server sends; those of own data are the names."""
+    values = SCENARIOS[name].model_dump()
+    with pytest.raises(ValidationError, match="clients"):
+        scenario_class(name).model_validate({**values, "clients": 10**6})
+
+
 def test_defaults_of_the_papers() -> None:
     assert {name: (s.clients, s.rounds, s.participation) for name, s in PRESETS.items() if not s.oracle} == {
         "colored-digits": (8, 60, 1.0),
