@@ -38,6 +38,7 @@ from client.serving.inference_pb2_grpc import (
     GRPCInferenceServiceServicer,
     add_GRPCInferenceServiceServicer_to_server,
 )
+from client.serving.intake import Intake
 from client.serving.messages import (
     INPUT,
     MOST_FIELDS,
@@ -63,8 +64,12 @@ INFER = "/inference.GRPCInferenceService/ModelInfer"
 LARGEST_REQUEST = 256 * 2**20
 SMALL = 64 * 2**10
 """Bytes: of a request other than `ModelInfer`, and of all but the values in one that is."""
-WAITING = 64
-"""Requests that wait for the model; what comes beyond them is refused."""
+COMING_IN, PATIENCE = 8, 5.0
+"""Of `ModelInfer`: requests that come in at a time, and seconds after which one gives way to others."""
+SMALL_COMING_IN, SMALL_PATIENCE = 8, 1.0
+"""The same of all other calls together, health's among them."""
+WAITING, WAITING_BYTES = 64, 2**30
+"""Requests that wait for the model, and their bytes; what comes beyond them is refused."""
 AGE, GRACE = 600.0, 60.0
 """Seconds after which a connection is closed to new calls, and to those that have not ended."""
 
@@ -84,7 +89,8 @@ class Service(GRPCInferenceServiceServicer):  # type: ignore[misc]
     def __init__(self, models: Models, max_batch: int) -> None:
         self.models, self.max_batch = models, max_batch
         self._one_by_one = ThreadPoolExecutor(1)
-        self._waiting = 0
+        self._waiting: list[int] = []
+        """Bytes of the requests that wait for the model, or that it works on."""
 
     async def ServerLive(self, request: ServerLiveRequest, context: ServicerContext) -> ServerLiveResponse:  # noqa: N802
         """Whether there is a server."""
@@ -136,16 +142,19 @@ class Service(GRPCInferenceServiceServicer):  # type: ignore[misc]
             largest = SMALL + 4 * self.max_batch * prod(served.scenario.input_shape) if served else LARGEST_REQUEST
             if len(data) > largest:
                 invalid(f"the request has {len(data)} bytes, but {self.max_batch} samples take at most {largest}")
-            if self._waiting >= WAITING:
+            too_long = self._waiting and sum(self._waiting) + len(data) > WAITING_BYTES
+            if too_long or len(self._waiting) >= WAITING:
                 raise Refused(
-                    grpc.StatusCode.RESOURCE_EXHAUSTED, f"{WAITING} requests are waiting already; try again later"
+                    grpc.StatusCode.RESOURCE_EXHAUSTED,
+                    f"{len(self._waiting)} requests with {sum(self._waiting)} bytes are waiting already; "
+                    "try again later",
                 )
-            self._waiting += 1
+            self._waiting.append(len(data))
             try:
                 loop = asyncio.get_running_loop()
                 return await loop.run_in_executor(self._one_by_one, self._infer, data)
             finally:
-                self._waiting -= 1
+                self._waiting.remove(len(data))
 
     def _infer(self, data: bytes) -> ModelInferResponse:
         if too_many_fields(data):
@@ -205,7 +214,14 @@ class Service(GRPCInferenceServiceServicer):  # type: ignore[misc]
 
 
 class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Looks at the length of every request before it is parsed; that of `ModelInfer` is left to the service."""
+    """Lets few requests come in at a time, and looks at their lengths before they are parsed; that of `ModelInfer`
+    is left to the service.
+
+    To gRPC each request is a stream of one, for it would read any other before it asks.
+    """
+
+    def __init__(self) -> None:
+        self._large, self._small = Intake(COMING_IN, PATIENCE), Intake(SMALL_COMING_IN, SMALL_PATIENCE)
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], details: grpc.HandlerCallDetails
@@ -213,19 +229,20 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         handler = await continuation(details)
         if handler is None:
             return None
-        if details.method == INFER:
-            return grpc.unary_unary_rpc_method_handler(handler.unary_unary, None, handler.response_serializer)
         answer = handler.unary_stream or handler.unary_unary
+        large = details.method == INFER
 
-        async def checked(data: bytes, context: ServicerContext) -> Any:
+        async def checked(stream: AsyncIterator[bytes], context: ServicerContext) -> Any:
             async with refusals(context):
-                if len(data) > SMALL:
-                    invalid(f"the request has {len(data)} bytes, and {SMALL} are the most for this call")
-                request = parsed(data, handler.request_deserializer)
+                request: Any = await (self._large if large else self._small).read(stream)
+                if not large and len(request) > SMALL:
+                    invalid(f"the request has {len(request)} bytes, and {SMALL} are the most for this call")
+                if not large:
+                    request = parsed(request, handler.request_deserializer)
             return await answer(request, context)
 
         make = (
-            grpc.unary_stream_rpc_method_handler if handler.unary_stream else grpc.unary_unary_rpc_method_handler
+            grpc.stream_stream_rpc_method_handler if handler.unary_stream else grpc.stream_unary_rpc_method_handler
         )
         return make(checked, None, handler.response_serializer)
 

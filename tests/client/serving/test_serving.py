@@ -1,5 +1,6 @@
 """A real gRPC server on the models of a site, called through the generated stub."""
 
+import asyncio
 import os
 import re
 import shutil
@@ -7,7 +8,7 @@ import signal
 import subprocess
 import sys
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -41,6 +42,7 @@ from client.serving.inference_pb2 import (
     ServerReadyRequest,
 )
 from client.serving.inference_pb2_grpc import GRPCInferenceServiceStub
+from client.serving.intake import Intake
 from client.serving.messages import Refused, encoded, samples, too_many_fields
 from client.serving.models import Models, newest
 from client.serving.server import INFER, Server, credentials
@@ -555,23 +557,94 @@ def alive(one: Served) -> bool:
     return bool(live and check.status == health_pb2.HealthCheckResponse.SERVING)
 
 
-def test_callers_who_say_nothing_silence_nobody(served: Served) -> None:
-    """Headers and no message, to every kind of call."""
-    leave = Event()
+def test_callers_who_say_nothing_silence_nobody(
+    state: Path, started: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Headers and no message, to every kind of call, and more of them than come in at a time."""
+    monkeypatch.setattr("client.serving.server.PATIENCE", 0.2)
+    monkeypatch.setattr("client.serving.server.SMALL_PATIENCE", 0.2)
+    one, leave = started(state), Event()
+    one.server.refresh()
 
     def nothing() -> Iterator[bytes]:
         leave.wait()
         yield from ()
 
     methods = [INFER, "/inference.GRPCInferenceService/ServerLive", "/grpc.health.v1.Health/Check"]
-    with grpc.insecure_channel(f"127.0.0.1:{served.server.port}") as channel:
+    with grpc.insecure_channel(f"127.0.0.1:{one.server.port}") as channel:
         idle = [channel.stream_unary(method).future(nothing()) for method in methods for _ in range(20)]
         try:
-            assert all(alive(served) for _ in range(5))
-            assert served.infer(X).shape == (len(X), 2)
-            assert not any(call.done() for call in idle)
+            assert all(alive(one) for _ in range(5))
+            assert one.infer(X).shape == (len(X), 2)
+            assert {call.code() for call in idle if call.done()} <= {grpc.StatusCode.RESOURCE_EXHAUSTED}
+            assert sum(not call.done() for call in idle) >= 8
         finally:
             leave.set()
+
+
+def test_a_call_without_a_request_is_refused(served: Served) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        served.channel.stream_unary(INFER)(iter(()))
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert caught.value.details() == "the call ended without a request"
+
+
+class Caller:
+    """A call whose request comes in when the test says so."""
+
+    def __init__(self, intake: Intake) -> None:
+        self.read, self.come = False, asyncio.Event()
+        self.call = asyncio.ensure_future(intake.read(self._stream()))
+
+    async def _stream(self) -> AsyncIterator[bytes]:
+        self.read = True
+        await self.come.wait()
+        yield b"7"
+
+
+def test_few_requests_come_in_at_a_time_and_the_newest_first() -> None:
+    """One that has left, whether it was waiting or had just got its turn, keeps no place."""
+
+    async def crowd() -> None:
+        intake = Intake(2, patience=3600)
+        callers = []
+        for _ in range(6):
+            callers.append(Caller(intake))
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.01)
+        assert [caller.read for caller in callers] == [True, True, False, False, False, False]
+        callers[4].call.cancel()
+        callers[0].come.set()
+        while len(intake._turns) == 4:
+            await asyncio.sleep(0)
+        assert not callers[5].read
+        callers[5].call.cancel()  # it has got its turn, and has not begun
+        await asyncio.sleep(0.01)
+        assert [caller.read for caller in callers] == [True, True, False, True, False, False]
+        for caller in callers:
+            caller.come.set()
+        found = await asyncio.gather(*(caller.call for caller in callers), return_exceptions=True)
+        assert [answer == b"7" for answer in found] == [True, True, True, True, False, False]
+        last = Caller(intake), Caller(intake), Caller(intake)
+        await asyncio.sleep(0.01)
+        assert [caller.read for caller in last] == [True, True, False]
+
+    asyncio.run(crowd())
+
+
+def test_who_is_slow_gives_way_if_somebody_waits() -> None:
+    async def crowd() -> None:
+        intake = Intake(1, patience=0.01)
+        slow = Caller(intake)
+        await asyncio.sleep(0.05)
+        assert not slow.call.done()
+        second = Caller(intake)
+        second.come.set()
+        assert await second.call == b"7"
+        with pytest.raises(Refused, match=r"has not come in within 0.01 seconds, and others wait"):
+            await slow.call
+
+    asyncio.run(crowd())
 
 
 def test_who_says_nothing_for_long_is_shown_out(
@@ -610,8 +683,13 @@ def test_while_the_model_works_health_answers_and_who_waits_is_limited(
         assert working.wait(60)
         assert alive(served)
         assert served.refused(raw(X)) == (
-            grpc.StatusCode.RESOURCE_EXHAUSTED, "1 requests are waiting already; try again later",
-        )  # fmt: skip
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+            f"1 requests with {len(raw(X).SerializeToString())} bytes are waiting already; try again later",
+        )
+        monkeypatch.setattr("client.serving.server.WAITING", 64)
+        monkeypatch.setattr("client.serving.server.WAITING_BYTES", 100)
+        code, sentence = served.refused(raw(torch.zeros(64, *X.shape[1:])))
+        assert (code, sentence[:15]) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "1 requests with")
     finally:
         go_on.set()
     assert first.result(timeout=60).model_version == "2"
