@@ -1,28 +1,29 @@
 """The rule of the selection `split`: which model is good where a shortcut helps and where it misleads.
 
-A held-out sample of environment e' is right (✓) or wrong (×) for the reference f_e of another environment e
-(`common/split.py`). With n✓, n× such samples, of which a model gets c✓, c× right, summed over clients, classes and
-pairs e ≠ e':
+A held-out sample is right (✓) or wrong (×) for the reference f_e of a training environment e (`common/split.py`).
+With n✓, n× such samples, of which a model gets c✓, c× right, summed over clients, classes and environments:
 
     a = c✓ / n✓,    d = c× / n×,    split = min(a, d)
 
 If f_e follows the shortcut alone, the model's accuracy where the shortcut agrees with the label with probability p
 is `p a + (1 − p) d`. So split is its worst over all p, and (a + d) / 2 its average.
+
+Which references follow a shortcut, and whether any does, is found by comparing environments two at a time
+(`compared`): of those, `followers` are where the shortcut is strongest.
 """
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from math import copysign, sqrt
+from itertools import permutations
+from math import sqrt
 from typing import Any
 
 Row = dict[str, Any]
-LEAST_T = 4.0
-"""|t| beyond which environments differ under a reference."""
-LEAST_WRONG = 100
-"""Wrong samples on which d must rest."""
-LARGEST_T = 1e6
-"""Of clients that do not differ at all among themselves."""
+LEVEL = 0.01
+"""Chance that some pair of environments is told apart where they differ by sampling and by their clients alone."""
+LEAST_WRONG = 25
+"""Wrong samples on which d must rest: its standard error is then at most 0.1."""
 ERRORS = 2.0
 """Standard errors by which one score is more than another."""
 
@@ -39,7 +40,7 @@ CONSTANT = "nothing that was tried is better than a constant"
 
 @dataclass(frozen=True)
 class Score:
-    """How a model does on the right and on the wrong samples."""
+    """How a model does on the right and on the wrong samples of the follower under which it does worst."""
 
     score: float
     """min(a, d)."""
@@ -52,7 +53,7 @@ class Score:
     error: float
     """Standard error of d."""
     right: int
-    """n✓; a sample counts once for each reference of another environment."""
+    """n✓."""
     wrong: int
     """n×."""
     constant: float
@@ -71,23 +72,37 @@ class Score:
 
 
 def score(row: Row) -> Score | None:
-    """The score of the counts in a row of kind `split`; None where no sample is right, or none is wrong."""
-    samples, correct = (_across(row[name]) for name in ("samples", "correct"))
-    n, c = (tuple(sum(column) for column in zip(*counts, strict=True)) for counts in (samples, correct))
-    if not all(n):
+    """The score of the counts in a row of kind `split`; None where no sample is right, or none is wrong.
+
+    The least over the followers. Where no reference is one, over all references: such a score is only shown.
+    """
+    chosen = followers(row) or range(len(row["environments"]))
+    samples = [_everywhere(row["samples"][number]) for number in chosen]
+    if not all(sum(kind) for own in samples for kind in zip(*own, strict=True)):
         return None
+    constant = max(
+        min(own[y][kind] / sum(label[kind] for label in own) for own in samples for kind in (0, 1))
+        for y in range(len(samples[0]))
+    )
+    found = (
+        _score(own, _everywhere(row["correct"][number]), constant)
+        for number, own in zip(chosen, samples, strict=True)
+    )
+    return min(found, key=lambda own: own.score)
+
+
+def _score(samples: Sequence[Sequence[int]], correct: Sequence[Sequence[int]], constant: float) -> Score:
+    n, c = (tuple(sum(column) for column in zip(*counts, strict=True)) for counts in (samples, correct))
     a, d = c[0] / n[0], c[1] / n[1]
-    # With E environments a sample is counted E − 1 times, which makes no more samples of it.
-    alone = n[1] / (len(row["samples"]) - 1)
     return Score(
         score=min(a, d),
         mean=(a + d) / 2,
         agreeing=a,
         misleading=d,
-        error=sqrt(d * (1 - d) / alone),
+        error=sqrt(d * (1 - d) / n[1]),
         right=n[0],
         wrong=n[1],
-        constant=max(min(own[0] / n[0], own[1] / n[1]) for own in samples),
+        constant=constant,
         balanced=min(_balanced(samples, correct, kind) for kind in (0, 1)),
     )
 
@@ -105,83 +120,157 @@ def more(one: Score, other: Score) -> bool:
 # ---------------------------------------------------------------------- when it speaks
 
 
+@dataclass(frozen=True)
+class Pair:
+    """Two training environments, by number, and how surely one is easier under the references of both."""
+
+    easier: int
+    harder: int
+    t: float
+    """Under the reference that tells them apart less; with `freedom` degrees of freedom, 0 for a normal."""
+    freedom: int
+    chance: float
+    """Of a t as large or larger in any pair, where the environments do not differ."""
+
+
 def shut(row: Row) -> str:
     """Why a row's counts are not to be used, in one sentence; empty where they are.
 
-    Without a shortcut the wrong samples are noise, and the rule would prefer a coin to a good model. So the
-    environments must be told apart by something whose usefulness differs: under every reference, that of the same
-    environment must be the easier one, by Welch's t over clients.
+    Without a shortcut the wrong samples are noise, and the rule would prefer a coin to a good model. So there must
+    be followers, and enough samples that they do not know.
     """
     names: list[str] = row["environments"]
     if len(names) < 2:
         return f"there is one training environment, {names[0]}, and two are needed"
-    for name, clients in zip(names, row["clients"], strict=True):
-        if clients < 2:
-            return f"environment {name} has held-out samples at {clients} client{'s' * (clients != 1)}, not at two"
-    for number, name in enumerate(names):
-        own = row["samples"][number][number]
-        total, known = sum(map(sum, own)), sum(right for right, _ in own)
-        guess = max(map(sum, own)) / total
-        if known / total - guess <= ERRORS * sqrt(guess * (1 - guess) / total):
-            return (
-                f"the reference of {name} is right on {100 * known / total:.1f} % of its own environment's "
-                f"held-out samples, and a constant on {100 * guess:.1f} %"
-            )
-    wrong = sum(kind[1] for kind in _across(row["samples"])) / (len(names) - 1)
-    if wrong < LEAST_WRONG:
-        return f"{wrong:.0f} held-out samples are wrong for a reference, and {LEAST_WRONG} are needed"
-    tests = welch(row)
-    if not any(all(abs(t) > LEAST_T for t in own) and len({t > 0 for t in own}) == 1 for own in tests):
-        best = max(tests, key=lambda own: min(map(abs, own)))
+    with_any = [name for name, clients in zip(names, row["clients"], strict=True) if clients]
+    if len(with_any) < 2:
+        where = f"environment {with_any[0]} alone" if with_any else "no environment"
+        return f"{where} has held-out samples, and two are needed"
+    learnt = _learnt(row)
+    if len(learnt) < 2:
+        number = next(number for number, clients in enumerate(row["clients"]) if clients and number not in learnt)
+        known, guess, _ = _own(row, number)
         return (
-            f"the references do not tell the environments apart (t = {', '.join(f'{t:+.1f}' for t in best)}; "
-            f"one sign and more than {LEAST_T:g} are needed)"
+            f"the reference of {names[number]} is right on {100 * known:.1f} % of its own environment's held-out "
+            f"samples, and a constant on {100 * guess:.1f} %"
+        )
+    chosen = followers(row)
+    wrong = {number: sum(kind[1] for kind in _everywhere(row["samples"][number])) for number in chosen or learnt}
+    least = min(wrong, key=lambda number: wrong[number])
+    if wrong[least] < LEAST_WRONG:
+        return (
+            f"{wrong[least]} held-out samples are wrong for the reference of {names[least]}, and {LEAST_WRONG} "
+            "are needed"
+        )
+    if not chosen:
+        best = min(compared(row), key=lambda pair: (pair.chance, -pair.t))
+        return (
+            f"the references do not tell the environments apart ({names[best.harder]} is harder than "
+            f"{names[best.easier]} with t = {best.t:.1f}, which is chance with probability {best.chance:.2g}, and "
+            f"{LEVEL:g} is the limit)"
         )
     return ""
 
 
-def welch(row: Row) -> list[list[float]]:
-    """For each environment and reference, Welch's t of the accuracies that the reference has on the held-out data
-    of that environment's clients, against those of all other environments'.
+def gate(row: Row) -> dict[str, Any]:
+    """Whether the counts are used, if not why, and by which comparisons, as plain data."""
+    reason = shut(row)
+    pairs = [asdict(pair) for pair in compared(row)] if len(row["environments"]) > 1 else []
+    return {"open": not reason, "reason": reason, "followers": followers(row), "pairs": pairs}
 
-    0 where a side has fewer than two clients.
+
+def followers(row: Row) -> list[int]:
+    """The environments, by number, whose references follow a shortcut: easier than another, and harder than none.
+
+    There the shortcut is strongest. One that turns round has two, one for either direction.
+    """
+    apart = [pair for pair in compared(row) if pair.chance < LEVEL]
+    return sorted({pair.easier for pair in apart} - {pair.harder for pair in apart})
+
+
+def compared(row: Row) -> list[Pair]:
+    """How surely one environment is easier than another, for every ordered pair whose references have learnt.
+
+    Under both references, and so under the harder one's own: that is at home there, which works against it. Where
+    environments differ in what their samples look like, every reference does best at home.
+
+    Classes are compared one by one, so that their shares do not matter (Mantel and Haenszel 1959). Clients of one
+    environment that differ more than samples do by chance make every difference less sure (the quasi-binomial
+    model, McCullagh and Nelder 1989, §4.5), and with few clients more is needed (Student's t). Where every
+    environment has one client, that cannot be seen. Of several pairs each must be surer (Bonferroni).
+    """
+    import numpy as np
+    from scipy.special import ndtr, stdtr
+
+    learnt = _learnt(row)
+    samples = np.array(row["samples"], dtype=float)
+    known, total = samples[..., 0], samples.sum(axis=3)
+    spread, freedom = _overdispersion(row)
+    pairs = []
+    for pair in permutations(learnt, 2):
+        t = min(_difference(known[e][list(pair)], total[e][list(pair)]) / sqrt(spread[e]) for e in pair)
+        chance = float(stdtr(freedom, -t) if freedom else ndtr(-t))
+        pairs.append(Pair(*pair, t, freedom, min(1.0, len(learnt) * (len(learnt) - 1) * chance)))
+    return pairs
+
+
+def _difference(known: Any, total: Any) -> float:
+    """How much more of one environment's samples are known than of the other's: the Mantel-Haenszel statistic, a
+    normal deviate. Arrays by environment and class."""
+    import numpy as np
+
+    both, of_both = known.sum(axis=0), total.sum(axis=0)
+    there = of_both > 1
+    k, n, n_0, n_1 = both[there], of_both[there], total[0][there], total[1][there]
+    variance = float((n_0 * n_1 * k * (n - k) / (n**2 * (n - 1))).sum())
+    return float((known[0][there] - n_0 * k / n).sum()) / np.sqrt(variance) if variance else 0.0
+
+
+def _overdispersion(row: Row) -> tuple[list[float], int]:
+    """The variance of clients' accuracies as a multiple of a binomial's, at least 1, for each reference; and its
+    degrees of freedom, 0 where no environment has two clients.
+
+    The clients of an environment count as equally large, which makes it no smaller.
     """
     clients: list[int] = row["clients"]
+    freedom = sum(max(0, count - 1) for count in clients)
     found = []
-    for here in range(len(clients)):
-        own = []
-        for sums, squares in zip(row["accuracy"], row["squares"], strict=True):
-            totals = [
-                (clients[here], sums[here], squares[here]),
-                tuple(sum(column) - column[here] for column in (clients, sums, squares)),
-            ]
-            own.append(_welch(*totals[0], *totals[1]))
-        found.append(own)
+    for samples, sums, squares in zip(row["samples"], row["accuracy"], row["squares"], strict=True):
+        terms = []
+        for own, count, sum_, square in zip(samples, clients, sums, squares, strict=True):
+            size = sum(map(sum, own))
+            share = sum(right for right, _ in own) / max(1, size)
+            if count > 1 and 0 < share < 1:
+                terms.append(max(0.0, square - sum_**2 / count) * size / count / (share * (1 - share)))
+        found.append(max(1.0, sum(terms) / max(1, freedom)))
+    return found, freedom
+
+
+def _learnt(row: Row) -> list[int]:
+    """Environments whose reference is better at home than a constant, by `ERRORS` standard errors."""
+    found = []
+    for number in range(len(row["environments"])):
+        known, guess, total = _own(row, number)
+        if known - guess > ERRORS * sqrt(guess * (1 - guess) / max(1, total)):
+            found.append(number)
     return found
 
 
-def _welch(n: float, total: float, squares: float, n_: float, total_: float, squares_: float) -> float:
-    if min(n, n_) < 2:
-        return 0.0
-    difference = total / n - total_ / n_
-    if abs(difference) < 1e-9:
-        return 0.0
-    variances = [
-        max(0.0, square - sum_ * sum_ / count) / (count - 1) / count
-        for count, sum_, square in ((n, total, squares), (n_, total_, squares_))
-    ]
-    spread = sqrt(sum(variances))
-    return copysign(min(LARGEST_T, abs(difference) / spread if spread else LARGEST_T), difference)
+def _own(row: Row, number: int) -> tuple[float, float, int]:
+    """Of an environment's held-out samples the share that its reference knows, that of the largest class, and how
+    many there are."""
+    own = row["samples"][number][number]
+    total = sum(map(sum, own))
+    known, largest = sum(right for right, _ in own), max(map(sum, own))
+    return known / max(1, total), largest / max(1, total), total
 
 
-def _across(counts: Sequence[Any]) -> list[tuple[int, int]]:
-    """Of each class the right and the wrong samples, over all references and other environments than theirs."""
-    classes = len(counts[0][0])
-    pairs = [own for e, by in enumerate(counts) for other, own in enumerate(by) if other != e]
-    return [(sum(own[y][0] for own in pairs), sum(own[y][1] for own in pairs)) for y in range(classes)]
+def _everywhere(counts: Sequence[Any]) -> list[tuple[int, int]]:
+    """Of each class the right and the wrong samples of all environments, under one reference."""
+    return [(sum(own[y][0] for own in counts), sum(own[y][1] for own in counts)) for y in range(len(counts[0]))]
 
 
-def _balanced(samples: Sequence[tuple[int, int]], correct: Sequence[tuple[int, int]], kind: int) -> float:
+def _balanced(samples: Sequence[Sequence[int]], correct: Sequence[Sequence[int]], kind: int) -> float:
     """Mean over the classes that have such samples."""
     shares = [c[kind] / n[kind] for n, c in zip(samples, correct, strict=True) if n[kind]]
     return sum(shares) / len(shares)

@@ -6,7 +6,7 @@ from importlib import metadata
 from typing import Any
 
 from common.config import RunConfig
-from server.split import Score, first, score, shut, welch
+from server.split import Score, first, gate, score, shut
 
 Row = dict[str, Any]
 SELECTIONS = ("final", "validation")
@@ -175,10 +175,7 @@ def _mean(values: Iterable[float]) -> float:
 def _gate(evaluations: Sequence[Row]) -> dict[str, Any]:
     """Whether `split` speaks after the last round, and if not, why; nothing for a run without references."""
     last = next((row for row in reversed(evaluations) if row["kind"] == SPLIT), None)
-    if not last:
-        return {}
-    reason = shut(last)
-    return {SPLIT: {"open": not reason, "reason": reason, "t": welch(last)}}
+    return {SPLIT: gate(last)} if last else {}
 
 
 def _traffic(rounds: list[Row]) -> dict[str, float]:

@@ -107,22 +107,19 @@ def test_a_run_counts_what_its_models_and_references_say(references: Path, tmp_p
     row = split_rows(folder)[-1]
     net = toy_site().network
     model = load_tensors(folder.path / "models" / "global.safetensors")
-    toy = Toy(clients=6, samples=300)
-    models = load_records(references)
-    told = [[], []]  # type: ignore[var-annotated]
-    for client in range(6):
-        held_out = toy.client_data(client, 0, None).validation
-        other = models[record(1 - client % 2)]
-        known = net.predict(other, held_out.x).argmax(dim=1) == held_out.y
-        correct = net.predict(model, held_out.x).argmax(dim=1) == held_out.y
-        told[0].append(correct[known])
-        told[1].append(correct[~known])
-    right, wrong = (torch.cat(parts) for parts in told)
+    held_out = join([Toy(clients=6, samples=300).client_data(client, 0, None).validation for client in range(6)])
+    correct = net.predict(model, held_out.x).argmax(dim=1) == held_out.y
+    expected = []
+    for tensors in load_records(references).values():
+        known = net.predict(tensors, held_out.x).argmax(dim=1) == held_out.y
+        right, wrong = correct[known], correct[~known]
+        a, d = (float(part.double().mean()) for part in (right, wrong))
+        expected.append((min(a, d), a, d, len(right), len(wrong)))
     found = score(row)
     assert found is not None
-    assert (found.right, found.wrong) == (len(right), len(wrong))
-    assert found.agreeing == pytest.approx(float(right.double().mean()), abs=1e-12)
-    assert found.misleading == pytest.approx(float(wrong.double().mean()), abs=1e-12)
+    # Toy environments differ too little for followers, so it is the least over all references.
+    told = (found.score, found.agreeing, found.misleading, found.right, found.wrong)
+    assert told == pytest.approx(min(expected), abs=1e-12)
     assert row["clients"] == [3, 3]
 
 

@@ -1,14 +1,17 @@
 """The rule on counts that are made up, so that the answer is known."""
 
+import json
 from itertools import product
 from math import sqrt
+from typing import Any
 
 import numpy as np
 import pytest
 from counts import P, coloured
-from scipy.stats import ttest_ind
+from scipy.stats import hypergeom, norm
+from scipy.stats import t as student
 
-from server.split import LARGEST_T, Score, first, more, score, shut, welch
+from server.split import Row, Score, compared, first, followers, gate, more, score, shut
 
 
 @pytest.mark.parametrize(("a", "d"), product((0.0, 0.3, 0.75, 1.0), (0.0, 0.42, 1.0)))
@@ -39,24 +42,38 @@ def test_colour_shape_and_coin() -> None:
 def test_standard_error_and_sizes() -> None:
     found = score(coloured(0.8, 0.4))
     assert found is not None
-    # Of each environment under the other's reference: 100 + 200 wrong, 900 + 800 right.
+    # Of the two environments, 100 + 200 wrong and 900 + 800 right.
     assert (found.right, found.wrong) == (1700, 300)
     assert found.error == pytest.approx(sqrt(0.4 * 0.6 / 300), abs=1e-15)
 
 
-def test_with_more_environments_a_sample_is_no_further_evidence() -> None:
+def test_a_sample_counts_once_with_however_many_environments() -> None:
     two, four = score(coloured(0.8, 0.4)), score(coloured(0.8, 0.4, p=(*P, *P)))
     assert two is not None
     assert four is not None
-    assert four.wrong == 6 * two.wrong  # twice the samples, three references each
+    assert four.wrong == 2 * two.wrong  # twice the samples
     assert four.error == pytest.approx(two.error / sqrt(2))
 
 
-def test_only_other_environments_references_count() -> None:
+def test_only_the_reference_with_the_strongest_shortcut_counts() -> None:
     row = coloured(0.8, 0.4)
-    for number in range(2):
-        row["correct"][number][number] = [[0, 0], [0, 0]]
+    assert followers(row) == [0]
+    row["correct"][1] = [[[0, 0], [0, 0]]] * 2
     assert score(row) == score(coloured(0.8, 0.4))
+
+
+def test_a_shortcut_that_turns_round_has_a_follower_for_each_direction() -> None:
+    """p = 0.9, 0.7, 0.3 and 0.1: half of the references follow the colour, half its opposite."""
+    row = turning()
+    assert followers(row) == [0, 3]
+    for followed in (0, 1):  # a model that follows either is right on all or none of what the other knows
+        row["correct"] = [
+            [[[n[0], 0] if (reference < 2) == (followed == 0) else [0, n[1]] for n in own] for own in by]
+            for reference, by in enumerate(row["samples"])
+        ]
+        found = score(row)
+        assert found is not None
+        assert (found.score, found.agreeing + found.misleading) == (0.0, 1.0)
 
 
 def test_the_best_constant_is_of_one_class() -> None:
@@ -106,27 +123,53 @@ def test_a_difference_counts_beyond_two_standard_errors() -> None:
 # ---------------------------------------------------------------------- the gate
 
 
+def counted(shares: list[list[float]], size: int = 1000, **changes: Any) -> Row:
+    """A row with these shares of known samples, by reference and environment; two classes, one client each."""
+    samples = [[[[round(size * own / 2), round(size * (1 - own) / 2)]] * 2 for own in by] for by in shares]
+    names = [f"e{number}" for number in range(len(shares))]
+    squares = [[own**2 for own in by] for by in shares]
+    return {
+        "environments": names, "samples": samples, "correct": samples, "clients": [1] * len(names),
+        "accuracy": shares, "squares": squares, **changes,
+    }  # fmt: skip
+
+
+def turning() -> Row:
+    p = (0.9, 0.7, 0.3, 0.1)
+    return counted([[own if reference < 2 else 1 - own for own in p] for reference in range(4)])
+
+
 def test_open_where_the_colour_is_told() -> None:
     assert shut(coloured(1.0, 0.0)) == ""
 
 
-def test_t_is_welchs() -> None:
-    row = coloured(1.0, 0.0)
-    groups = [[0.91, 0.88, 0.93], [0.7, 0.85, 0.8, 0.78]]
-    row["clients"] = [3, 4]
-    row["accuracy"] = [[sum(own) for own in groups]] * 2
-    row["squares"] = [[sum(value**2 for value in own) for own in groups]] * 2
-    expected = ttest_ind(*groups, equal_var=False).statistic
-    assert welch(row) == pytest.approx(np.array([[expected] * 2, [-expected] * 2]))
+def test_open_with_one_client_in_each_environment() -> None:
+    assert shut(counted([[0.9, 0.8], [0.9, 0.8]])) == ""
+    assert shut(turning()) == ""
 
 
 def test_one_environment_is_shut() -> None:
     assert shut(coloured(1.0, 0.0, p=(0.9,))) == "there is one training environment, p=0.9, and two are needed"
 
 
-def test_an_environment_that_only_one_client_has_is_shut() -> None:
-    assert "p=0.8 has held-out samples at 1 client, not at two" in shut({**coloured(1, 0), "clients": [4, 1]})
-    assert "p=0.9 has held-out samples at 0 clients, not at two" in shut({**coloured(1, 0), "clients": [0, 4]})
+def test_held_out_samples_of_one_environment_alone_are_shut() -> None:
+    empty = coloured(1.0, 0.0)
+    for by in empty["samples"]:
+        by[1] = [[0, 0], [0, 0]]
+    assert shut({**empty, "clients": [4, 0]}) == "environment p=0.9 alone has held-out samples, and two are needed"
+    for by in empty["samples"]:
+        by[0] = [[0, 0], [0, 0]]
+    assert shut({**empty, "clients": [0, 0]}) == "no environment has held-out samples, and two are needed"
+    assert score(empty) is None
+
+
+def test_an_environment_without_held_out_samples_is_passed_over() -> None:
+    row = coloured(1.0, 0.0, p=(0.9, 0.8, 0.7))
+    for by in row["samples"]:
+        by[2] = [[0, 0], [0, 0]]
+    row["clients"][2] = 0
+    assert shut(row) == ""
+    assert {pair.easier for pair in compared(row)} == {0, 1}
 
 
 def test_references_at_chance_are_shut() -> None:
@@ -134,28 +177,83 @@ def test_references_at_chance_are_shut() -> None:
 
 
 def test_few_wrong_samples_are_shut() -> None:
-    assert (
-        shut(coloured(1.0, 0.0, size=300)) == "90 held-out samples are wrong for a reference, and 100 are needed"
-    )
+    why = "24 held-out samples are wrong for the reference of e0, and 25 are needed"
+    assert shut(counted([[0.95, 0.85], [0.95, 0.85]], size=120)) == why
 
 
-def test_opposite_signs_are_shut() -> None:
-    """Each reference does best on its own environment, as under any difference between domains."""
-    row = coloured(1.0, 0.0)
-    row["accuracy"][1], row["squares"][1] = row["accuracy"][0][::-1], row["squares"][0][::-1]
-    assert "do not tell the environments apart (t = +" in shut(row)
+def test_a_home_advantage_is_shut() -> None:
+    """Each reference does best on its own environment, as under any difference in what samples look like."""
+    row = counted([[0.9, 0.7], [0.7, 0.9]])
+    assert "do not tell the environments apart" in shut(row)
+    assert all(pair.t < -10 for pair in compared(row))
 
 
 def test_environments_that_do_not_differ_are_shut() -> None:
-    assert "t = +0.0, +0.0" in shut(coloured(1.0, 0.0, p=(0.85, 0.85)))
+    assert "with t = 0.0, which is chance with probability 1, and 0.01 is the limit" in shut(
+        coloured(1.0, 0.0, p=(0.85, 0.85))
+    )
 
 
-def test_clients_that_are_all_the_same_differ_as_much_as_can_be() -> None:
+def test_clients_that_differ_as_much_as_environments_are_shut() -> None:
+    """0.9 and 0.8, but also 0.2 between clients of the same environment."""
     row = coloured(1.0, 0.0)
-    row["accuracy"], row["squares"] = [[3.6, 3.2]] * 2, [[4 * 0.81, 4 * 0.64]] * 2
-    assert all(abs(t) > 1000 for own in welch(row) for t in own)
-    assert max(t for own in welch(row) for t in own) <= LARGEST_T
+    row["squares"] = [[4 * (p**2 + 0.1**2) for p in P]] * 2
+    assert "do not tell the environments apart" in shut(row)
+
+
+def test_other_shares_of_the_classes_are_no_difference() -> None:
+    """Class 0 is easy, class 1 hard, the same in both environments; one has mostly class 0, the other class 1."""
+    row = counted([[0.92, 0.88], [0.92, 0.88]])
+    row["samples"] = [[[[665, 35], [255, 45]], [[285, 15], [595, 105]]]] * 2
+    (one, other) = compared(row)
+    assert abs(one.t) < 1e-9
+    assert abs(other.t) < 1e-9
+    assert shut(row)
+
+
+def test_t_is_mantel_and_haenszels() -> None:
+    generator = np.random.default_rng(0)
+    table = generator.integers(20, 200, (2, 2, 3, 2))  # reference, environment, class, known or not
+    row = {"environments": ["a", "b"], "samples": table.tolist(), "clients": [1, 1]}
+    row |= {"accuracy": [[0.5, 0.5]] * 2, "squares": [[0.25, 0.25]] * 2}
+    each = []
+    for reference in range(2):
+        gap = variance = 0.0
+        for label in range(3):
+            (known_a, other_a), (known_b, other_b) = table[reference, :, label]
+            drawn = hypergeom(
+                known_a + other_a + known_b + other_b, known_a + known_b, known_a + other_a
+            )  # how many of environment a's samples are known, if it does not differ from b
+            gap, variance = gap + known_a - drawn.mean(), variance + drawn.var()
+        each.append(gap / sqrt(variance))
+    found = {(pair.easier, pair.harder): pair for pair in compared(row)}
+    for (easier, _), pair in found.items():
+        t = min(each) if easier == 0 else min(-value for value in each)
+        assert pair.t == pytest.approx(t)
+        assert pair.chance == pytest.approx(min(1.0, 2 * norm.sf(t)))
+
+
+def test_with_clients_to_compare_t_is_students_and_their_spread_counts() -> None:
+    row, plain = coloured(1.0, 0.0), counted([[0.9, 0.8], [0.9, 0.8]])
+    before = {(pair.easier, pair.harder): pair for pair in compared(plain)}
+    for pair in compared(row):  # clients that differ less than a binomial's do not make it surer
+        assert pair.t == before[pair.easier, pair.harder].t
+        assert pair.freedom == 6
+        assert pair.chance == pytest.approx(min(1.0, 2 * student.sf(pair.t, 6)))
+    each = {0.9: [0.95, 0.85, 0.97, 0.83], 0.8: [0.75, 0.85, 0.88, 0.72]}
+    row["squares"] = [[float(sum(value**2 for value in own)) for own in each.values()]] * 2
+    ratio = sum(3 * np.var(own, ddof=1) / (p * (1 - p) / 250) for p, own in each.items()) / 6
+    for pair in compared(row):
+        assert pair.t == pytest.approx(before[pair.easier, pair.harder].t / sqrt(ratio))
 
 
 def test_one_of_several_environments_apart_is_enough() -> None:
     assert shut(coloured(1.0, 0.0, p=(0.95, 0.9, 0.85, 0.8))) == ""
+
+
+def test_the_gate_as_plain_data() -> None:
+    found = gate(coloured(1.0, 0.0))
+    assert (found["open"], found["reason"], found["followers"]) == (True, "", [0])
+    assert [(pair["easier"], pair["harder"]) for pair in found["pairs"]] == [(0, 1), (1, 0)]
+    assert json.loads(json.dumps(found)) == found
+    assert gate(coloured(1.0, 0.0, p=(0.9,)))["pairs"] == []

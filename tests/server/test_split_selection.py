@@ -54,10 +54,10 @@ def test_without_references_the_summary_is_what_it_was() -> None:
 
 
 def test_a_shut_gate_picks_no_round_and_says_why() -> None:
-    summary = summarise(CONFIG, rows((0.8, 0.6), clients=[4, 1]), seconds=0)
+    summary = summarise(CONFIG, rows((0.8, 0.6), clients=[4, 0]), seconds=0)
     assert summary["models"]["global"].keys() == {"final", "validation"}
     assert split_line(summary) == (
-        "split does not speak: environment p=0.8 has held-out samples at 1 client, not at two"
+        "split does not speak: environment p=0.9 alone has held-out samples, and two are needed"
     )
     assert summary["models"]["global"]["final"]["split"]["score"] == pytest.approx(0.6)
 

@@ -62,15 +62,11 @@ def test_split_chooses_what_leaves_the_colour_and_says_why(tmp_path: Path) -> No
     ("changes", "why_not", "word"),
     [
         ({}, "there is one training environment, own, and two are needed", "one training environment, own"),
-        ({"clients": [4, 1]}, "", "environment p=0.8 has held-out samples at 1 client"),
-        ({"clients": [4, 0]}, "", "environment p=0.8 has held-out samples at 0 clients"),
+        ({"clients": [4, 0]}, "", "environment p=0.9 alone has held-out samples"),
         ({"samples": coloured(1, 0, p=(0.5, 0.51))["samples"]}, "", "the reference of p=0.9 is right on 50.0 %"),
         ({"samples": coloured(1, 0, p=(1.0, 1.0))["samples"]}, "", "0 held-out samples are wrong"),
-        (
-            {"accuracy": [[3.6, 3.2], [3.2, 3.6]], "squares": [[3.25, 2.57], [2.57, 3.25]]},
-            "",
-            "do not tell the env",
-        ),
+        ({"samples": [by[:: 1 - 2 * e] for e, by in enumerate(coloured(1, 0)["samples"])]}, "", "do not tell the"),
+        ({"squares": [[4.0, 3.5], [4.0, 3.5]]}, "", "do not tell the env"),
     ],
 )
 def test_where_split_does_not_speak_held_out_data_decide_with_one_sentence(
@@ -112,9 +108,9 @@ def test_methods_side_by_side_end_in_one_sentence(tmp_path: Path) -> None:
         "that is not more than two standard errors above the best constant (50.00 %): nothing that was tried is "
         "better than a constant"
     )
-    shut_ = {"FedAvg": trials(tmp_path / "shut", SHAPE, clients=[4, 1])}
+    shut_ = {"FedAvg": trials(tmp_path / "shut", SHAPE, clients=[4, 0])}
     assert advice(shut_) == (
-        "split does not speak: environment p=0.8 has held-out samples at 1 client, not at two"
+        "split does not speak: environment p=0.9 alone has held-out samples, and two are needed"
     )
 
 
