@@ -22,6 +22,8 @@ from typing import Any
 Row = dict[str, Any]
 LEVEL = 0.01
 """Chance that some pair of environments is told apart where they differ by sampling and by their clients alone."""
+LEVEL_ALONE = 1e-6
+"""The same where every environment has one client, and nothing says how much clients differ among themselves."""
 LEAST_WRONG = 25
 """Wrong samples on which d must rest: its standard error is then at most 0.1."""
 ERRORS = 2.0
@@ -132,6 +134,11 @@ class Pair:
     chance: float
     """Of a t as large or larger in any pair, where the environments do not differ."""
 
+    @property
+    def limit(self) -> float:
+        """What the chance must be below."""
+        return LEVEL if self.freedom else LEVEL_ALONE
+
 
 def shut(row: Row) -> str:
     """Why a row's counts are not to be used, in one sentence; empty where they are.
@@ -167,7 +174,7 @@ def shut(row: Row) -> str:
         return (
             f"the references do not tell the environments apart ({names[best.harder]} is harder than "
             f"{names[best.easier]} with t = {best.t:.1f}, which is chance with probability {best.chance:.2g}, and "
-            f"{LEVEL:g} is the limit)"
+            f"{best.limit:g} is the limit)"
         )
     return ""
 
@@ -184,7 +191,7 @@ def followers(row: Row) -> list[int]:
 
     There the shortcut is strongest. One that turns round has two, one for either direction.
     """
-    apart = [pair for pair in compared(row) if pair.chance < LEVEL]
+    apart = [pair for pair in compared(row) if pair.chance < pair.limit]
     return sorted({pair.easier for pair in apart} - {pair.harder for pair in apart})
 
 
@@ -196,8 +203,8 @@ def compared(row: Row) -> list[Pair]:
 
     Classes are compared one by one, so that their shares do not matter (Mantel and Haenszel 1959). Clients of one
     environment that differ more than samples do by chance make every difference less sure (the quasi-binomial
-    model, McCullagh and Nelder 1989, §4.5), and with few clients more is needed (Student's t). Where every
-    environment has one client, that cannot be seen. Of several pairs each must be surer (Bonferroni).
+    model, McCullagh and Nelder 1989, §4.5), and with few clients more is needed (Student's t). Of several pairs
+    each must be surer (Bonferroni).
     """
     import numpy as np
     from scipy.special import ndtr, stdtr

@@ -148,6 +148,14 @@ def test_open_with_one_client_in_each_environment() -> None:
     assert shut(turning()) == ""
 
 
+def test_with_one_client_in_each_environment_more_is_needed() -> None:
+    """0.9 and 0.83 of 1000 are apart (t = 4.6) where clients can be compared, not where they cannot."""
+    one = counted([[0.9, 0.83], [0.9, 0.83]])
+    assert "and 1e-06 is the limit" in shut(one)
+    squares = [[4 * 0.9**2, 4 * 0.83**2]] * 2
+    assert shut({**one, "clients": [4, 4], "accuracy": [[3.6, 3.32]] * 2, "squares": squares}) == ""
+
+
 def test_one_environment_is_shut() -> None:
     assert shut(coloured(1.0, 0.0, p=(0.9,))) == "there is one training environment, p=0.9, and two are needed"
 
