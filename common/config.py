@@ -4,7 +4,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, SerializeAsAny, ValidationError, field_validator
@@ -16,6 +16,7 @@ from common.knobs import knob
 from common.methods import method_class
 from common.methods.base import Method
 from common.model_settings import ModelSettings, model_settings
+from common.presets import preset_settings
 from common.privacy import NoMechanism, Privacy, mechanism_class
 from common.suggest import meant, unknown
 
@@ -118,9 +119,10 @@ def load_config(
     """The configuration from a TOML file, named options, and `key=value` settings, the later the stronger.
 
     A bare key is one of the method's hyper-parameters or of the run; `scenario.key`, `model.key`, `privacy.key`
-    and `nodes.CLIENT` reach the others. An option that names the file's own method or scenario keeps the file's
-    settings of it. Another scenario comes with its own rounds, participation and model, and `say` is told what of
-    the file is not used. Raises `UserError` with one sentence for the first thing that is wrong.
+    and `nodes.CLIENT` reach the others. `preset` puts settings that were found for the method under all of these;
+    the configuration has the settings and not the name. An option that names the file's own method or scenario
+    keeps the file's settings of it. Another scenario comes with its own rounds, participation and model, and `say`
+    is told what of the file is not used. Raises `UserError` with one sentence for the first thing that is wrong.
     """
     try:
         given = {key: value for key, value in (options or {}).items() if value is not None}
@@ -151,6 +153,7 @@ def _load(
         elif not part:
             values[key] = value
     scenario = _checked(scenario_type, values["scenario"], "scenario.")
+    values["method"] = _with_preset(values.pop("preset", None), values["method"], method, scenario.name)
     values["method"] = _checked(method, values["method"], "method.")
     model = _table(values.get("model", {}), "model") | {key: v for (part, key), v in assigned if part == "model"}
     same = model.get("name", scenario.model["name"]) == scenario.model["name"]
@@ -171,6 +174,15 @@ def _load(
         if client not in config.scenario.client_ids:
             raise UserError(f"nodes: {unknown('client', client, config.scenario.client_ids)}")
     return config
+
+
+def _with_preset(name: Any, values: Mapping[str, Any], method: type[Method], family: str) -> dict[str, Any]:
+    """A method's settings, and under them those of a preset; some methods have presets of their own, too."""
+    given, field = dict(values), method.model_fields.get("preset")
+    own = get_args(field.annotation) if field else ()
+    if name is None and given.get("preset") not in (None, *own):
+        name = given.pop("preset")
+    return given if name is None else preset_settings(name, str(given["name"]), family, own) | given
 
 
 def _given_up(values: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, str]:
@@ -294,7 +306,7 @@ def _assignment(setting: str, method: type[Method], scenario: type[Scenario]) ->
     known = set(method.model_fields) - {"name"}
     if key in known:
         return ("method", key), value
-    run = set(RunConfig.model_fields) - {"method", "scenario", "model", "privacy"}
+    run = set(RunConfig.model_fields) - {"method", "scenario", "model", "privacy"} | {"preset"}
     if key in run:
         return ("", key), value
     fields = set(scenario.model_fields) - {"name"}

@@ -39,6 +39,10 @@ LOCK = ".lock"
 """Locked by the process that works in a run folder; holds its name, and after its proper end nothing."""
 
 
+PRUNED = "pruned.txt"
+"""Why a search stopped a run that has not ended."""
+
+
 class InUse(UserError):  # noqa: N818 - what is the matter with a folder
     """Another process works in the run folder."""
 
@@ -250,6 +254,8 @@ class RunFolder:
     def _unfinished(self) -> str:
         if owner := self.owner():
             return f"{owner} is at work on it"
+        if (note := self.path / PRUNED).is_file():
+            return f"a search stopped it {note.read_text().strip()} (perennial resume {self.path} runs the rest)"
         if self.checkpoints():
             return f"the run has not ended (perennial resume {self.path})"
         return (

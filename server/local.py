@@ -41,15 +41,22 @@ class LocalRuntime:
         self.grid = LocalGrid(app, len(config.scenario.client_ids))
 
     def run(
-        self, folder: RunFolder, origin: Checkpoint | None = None, watch: Watcher = lambda _: None
+        self,
+        folder: RunFolder,
+        origin: Checkpoint | None = None,
+        watch: Watcher = lambda _: None,
+        until: int | None = None,
     ) -> dict[str, Any]:
-        """Run all rounds, or those after a checkpoint, into the folder; returns the summary."""
+        """Run all rounds, or those after a checkpoint, into the folder; returns the summary.
+
+        `until` as in `run_rounds`.
+        """
         self.grid.tracebacks = Tracebacks(folder.path / NAME)
         if origin is None:
             origin = start(self.config)
         else:
             self.states.update(FileStates(folder.checkpoint_path(origin.round) / "clients"))
-        return run_rounds(self.config, folder, self.grid, origin, watch, self._save_clients)
+        return run_rounds(self.config, folder, self.grid, origin, watch, self._save_clients, until)
 
     def data(self) -> Iterator[tuple[str, ClientData]]:
         """Every client and its data; whose data cannot be read is left out, as it is of the run."""

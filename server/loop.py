@@ -40,9 +40,11 @@ def run_rounds(
     origin: Checkpoint,
     watch: Watcher = lambda _: None,
     save_clients: Callable[[Path], None] | None = None,
+    until: int | None = None,
 ) -> dict[str, Any]:
     """All rounds after `origin`, into the run folder; returns the summary.
 
+    With `until` it stops after that round with a checkpoint, and returns nothing if more are to come.
     `save_clients` writes what clients keep into a checkpoint, where they cannot do so themselves. Raises
     `RunStopped` when an exchange misses its quorum; the last checkpoint then stands.
     """
@@ -59,7 +61,8 @@ def run_rounds(
 
     arrays, nothing = to_record(origin.arrays), ConfigRecord()
     begun = time.monotonic() - origin.seconds
-    for number in range(origin.round + 1, config.rounds + 1):
+    end = min(until or config.rounds, config.rounds)
+    for number in range(origin.round + 1, end + 1):
         requests = strategy.configure_train(number, arrays, nothing, grid)
         replies = grid.send_and_receive(requests, timeout=config.deadline)
         new_arrays, metrics = strategy.aggregate_train(number, replies)
@@ -74,7 +77,7 @@ def run_rounds(
             trained |= evaluated
             rows += [*strategy.evaluation, _exchange_row("evaluation-traffic", number, [exchange])]
         folder.append(rows)
-        if last or number % config.checkpoint_every == 0:
+        if number == end or number % config.checkpoint_every == 0:
             checkpoint = Checkpoint(
                 round=number,
                 run_id=origin.run_id,
@@ -87,6 +90,8 @@ def run_rounds(
             folder.save_checkpoint(checkpoint, save_clients)
             strategy.kept_checkpoints = folder.checkpoints()
         watch(Progress(number, config.rounds, trained, rows[0]["left_out"]))
+    if end < config.rounds:
+        return {}
 
     for name, tensors in strategy.results(arrays).items():
         folder.save_model(name, tensors)

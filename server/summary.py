@@ -105,12 +105,17 @@ class Evaluation:
         """Mean over clients of the accuracy in each environment, in the scenario's order."""
         return _client_mean(self.accuracy[split])
 
+    @property
+    def held_out(self) -> float | None:
+        """Mean over clients of the accuracy on held-out training data."""
+        return next(iter(self.client_mean("validation").values()), None)
+
     def summary(self) -> dict[str, Any]:
         """Accuracy per test environment, worst, average, pooled, per client, and on held-out training data.
 
         Beside them the test losses and areas, and the mean over environments of each.
         """
-        test, validation = self.client_mean("test"), self.client_mean("validation")
+        test = self.client_mean("test")
         found = score(self.split) if self.split else None
         losses = _client_mean(self.loss)
         return {
@@ -118,7 +123,7 @@ class Evaluation:
             "worst": min(test.values(), default=None),
             "average": _mean(test.values()) if test else None,
             "pooled": self.pooled,
-            "validation": next(iter(validation.values()), None),
+            "validation": self.held_out,
             "loss": _mean(losses.values()) if losses else None,
             "losses": losses,
             "areas": self.areas,

@@ -33,7 +33,11 @@ Insecure = Annotated[
     typer.Option("--insecure", envvar="PERENNIAL_INSECURE", help="Plaintext to another machine."),
 ]
 
-MethodName = Annotated[str, typer.Option(help="Method, see `perennial list methods`.", autocompletion=methods)]
+MethodArgument = Annotated[
+    str | None,
+    typer.Argument(metavar="METHOD", help="Method, see `perennial list methods`.", autocompletion=methods),
+]
+MethodOption = Annotated[str | None, typer.Option("--method", help="The same.", autocompletion=methods)]
 ScenarioName = Annotated[
     str, typer.Option(help="Scenario, see `perennial list scenarios`.", autocompletion=scenarios)
 ]
@@ -55,6 +59,13 @@ Device = Annotated[str | None, typer.Option(help=r"auto, cpu, cuda or cuda:N.  \
 Selected = Annotated[
     Select,
     typer.Option("--select", help="What a trial is chosen by, on training data alone (docs/selection.md)."),
+]
+Prune = Annotated[
+    bool,
+    typer.Option(
+        "--prune/--no-prune",
+        help="Stop trials whose score is below the median after a third of the rounds (docs/selection.md).",
+    ),
 ]
 Jobs = Annotated[int | None, typer.Option(min=1, help=r"Runs at a time.  \[default: one per core]")]
 Pool = Annotated[Path, typer.Option("--out", help="Folder of the run folders; studies may share it.")]

@@ -16,10 +16,12 @@ from common.suggest import unknown
 from server.cli.completion import shown
 from server.cli.console import out, sentences
 from server.cli.options import Json, app
+from server.words import percent
 
 if TYPE_CHECKING:
     from common.data.scenario import Scenario
     from common.methods.base import Method
+    from common.presets import Preset
 
 
 class Kind(StrEnum):
@@ -122,16 +124,33 @@ COUNTS = (
 
 
 def _show_method(method: type[Method], as_json: bool) -> None:
-    fields = _fields(method)
+    from common.presets import TUNED, presets
+
+    fields, name = _fields(method), method.model_fields["name"].default
+    tuned = [preset for (own, _), preset in presets().items() if own == name]
     if as_json:
         about = {"title": method.title, "summary": method.summary, "source": method.source}
         about["sends of what it keeps"] = method.leaving()
-        out.print_json(data={**about, "evaluates": method.evaluates, "hyper-parameters": fields})
+        found = {TUNED: [{**preset.model_dump(mode="json"), "command": preset.command} for preset in tuned]}
+        out.print_json(data={**about, **found, "evaluates": method.evaluates, "hyper-parameters": fields})
         return
     out.print(f"[bold]{method.title}[/bold]: {method.summary}\n{method.source}")
     out.print(f"Of what a client keeps from round to round, it sends: {method.leaving()}")
     out.print(f"{COUNTS}\n")
     out.print(_field_table(fields))
+    for preset in tuned:
+        _print_preset(preset)
+
+
+def _print_preset(preset: Preset) -> None:
+    settings = ", ".join(f"{key}={value}" for key, value in preset.settings.items())
+    lines = [
+        f"preset=tuned on {preset.family}: {settings}",
+        f"  chosen by {preset.by}: {percent(preset.score)} % (standard error {percent(preset.error)}; the best "
+        f"constant has {percent(preset.constant)} %), trial {preset.trial} of {preset.trials}",
+        f"  found with: {preset.command} (code {preset.code})",
+    ]
+    out.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
 
 
 def _show_scenario(scenario: Scenario, as_json: bool) -> None:

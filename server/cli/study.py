@@ -17,8 +17,10 @@ from server.cli.options import (
     Device,
     Jobs,
     Json,
-    MethodName,
+    MethodArgument,
+    MethodOption,
     Pool,
+    Prune,
     Rounds,
     ScenarioName,
     Selected,
@@ -43,10 +45,12 @@ class Format(StrEnum):
 
 @app.command("sweep")
 def sweep_method(
-    method: MethodName,
     scenario: ScenarioName,
     count: Annotated[int, typer.Option("--trials", min=1, help="How many; trial 0 is the defaults.")],
+    named: MethodArgument = None,
+    method: MethodOption = None,
     select: Selected = Select.by_split,
+    prune: Prune = False,
     seed: Annotated[int, typer.Option(help="Keys the draws and the runs.")] = 0,
     rounds: Rounds = None,
     settings: Settings = None,
@@ -59,10 +63,10 @@ def sweep_method(
     """Random search over a method's search ranges. Started again, it continues."""
     from server.study.sweep import sweep_rows, sweep_table
 
-    options = {"method": method, "scenario": scenario, "rounds": rounds, "seed": seed}
-    options |= {"data_root": data_root, "device": device}
+    options = {"scenario": scenario, "rounds": rounds, "seed": seed, "data_root": data_root, "device": device}
     with sentences():
-        outcomes, verdict = _trials(options, settings or [], count, select, folder, jobs, as_json)
+        options["method"] = _one_method(named, method)
+        outcomes, verdict = _trials(options, settings or [], count, select, prune, folder, jobs, as_json)
     if as_json:
         out.print_json(data=sweep_rows(outcomes, verdict))
     else:
@@ -74,10 +78,12 @@ def sweep_method(
 
 @app.command("tune")
 def tune_method(
-    method: MethodName,
     scenario: ScenarioName,
     count: Annotated[int, typer.Option("--trials", min=2, help="How many; trial 0 is the defaults.")],
+    named: MethodArgument = None,
+    method: MethodOption = None,
     select: Selected = Select.by_split,
+    prune: Prune = True,
     seed: Annotated[int, typer.Option(help="Keys the draws and the runs.")] = 0,
     rounds: Rounds = None,
     settings: Settings = None,
@@ -85,18 +91,25 @@ def tune_method(
     folder: Pool = POOL,
     data_root: DataRoot = None,
     device: Device = None,
+    preset: Annotated[
+        Path | None,
+        typer.Option("--preset-out", metavar="FILE", help="Also add what was chosen to a file of presets."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Choose a method's settings without target data, and say why. Started again, it continues."""
     from server.study.choose import keep, why_lines
+    from server.study.presets import add_preset
     from server.study.sweep import sweep_rows, sweep_table
 
-    options = {"method": method, "scenario": scenario, "rounds": rounds, "seed": seed}
-    options |= {"data_root": data_root, "device": device}
+    options = {"scenario": scenario, "rounds": rounds, "seed": seed, "data_root": data_root, "device": device}
     with sentences():
-        outcomes, verdict = _trials(options, settings or [], count, select, folder, jobs, as_json)
+        options["method"] = _one_method(named, method)
+        outcomes, verdict = _trials(options, settings or [], count, select, prune, folder, jobs, as_json)
         files = keep(outcomes, verdict, folder)
-    lines = why_lines(outcomes, verdict)
+        lines = why_lines(outcomes, verdict)
+        if preset:
+            lines.append(add_preset(preset, outcomes, verdict, scenario, settings or [], prune))
     if as_json:
         rows = sweep_rows(outcomes, verdict)
         out.print_json(
@@ -124,6 +137,7 @@ def compare_methods(
         int, typer.Option("--trials", min=1, help="Search budget of every method, with seed 0; 1 is the defaults.")
     ] = 1,
     select: Selected = Select.by_split,
+    prune: Prune = False,
     rounds: Rounds = None,
     settings: Settings = None,
     jobs: Jobs = None,
@@ -151,6 +165,7 @@ def compare_methods(
             device=device,
             oracle=oracle,
             select=select,
+            prune=prune,
         )
         comparison = compare(plan, folder, jobs or cores(), watch)
     if as_json:
@@ -216,11 +231,21 @@ def reproduce_table(
         print_troubles(trouble_lines(comparison))
 
 
+def _one_method(named: str | None, method: str | None) -> str:
+    """The method of a search, which is said in one of two ways."""
+    if (named is None) == (method is None):
+        raise UserError(
+            "METHOD: name one method, as in `perennial tune fedsdr --scenario colored-digits --trials 6`"
+        )
+    return named or method or ""
+
+
 def _trials(
     options: Mapping[str, Any],
     settings: Sequence[str],
     count: int,
     select: Select,
+    prune: bool,
     folder: Path,
     jobs: int | None,
     quiet: bool,
@@ -234,7 +259,7 @@ def _trials(
     with watching_runs(quiet) as watch:
         base = load_config(None, options, settings)
         fixed = [key_of(setting) for setting in settings]
-        return search(base, count, fixed, select, folder, jobs or cores(), watch)
+        return search(base, count, fixed, select, folder, jobs or cores(), watch, prune)
 
 
 def _print_regret(

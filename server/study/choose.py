@@ -12,6 +12,7 @@ from common.files import write_text
 from common.methods.references import FILE, ROUNDS, References
 from server.folder import RunFolder
 from server.split import CONSTANT, Score, Select, first, more, score, shut
+from server.study.prune import run_trials
 from server.study.runs import Outcome, Watch, run_all
 from server.study.sweep import best, differences, search_ranges, trials
 from server.study.version import run_name
@@ -43,12 +44,16 @@ def search(
     out: Path,
     jobs: int,
     watch: Watch = lambda _: None,
+    prune: bool = False,
 ) -> tuple[list[Outcome], Verdict]:
-    """Run the first `count` trials, and choose one. Raises as `run_all` does."""
+    """Run the first `count` trials, and choose one. Raises as `run_all` does.
+
+    With `prune` hopeless trials stop early (`server/study/prune.py`), and none of them is chosen.
+    """
     configs, why_not = trials(config, count, fixed), ""
     if select is Select.by_split:
         configs, why_not = with_references(configs, out, jobs, watch)
-    outcomes = run_all(configs, out, jobs, watch)
+    (outcomes,) = run_trials([configs], select, prune, out, jobs, watch)
     return outcomes, choose(outcomes, select, why_not)
 
 

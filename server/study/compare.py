@@ -10,12 +10,15 @@ from typing import Any
 from rich.table import Table
 
 from common.config import RunConfig, load_config
+from common.data.scenarios import SCENARIOS
 from common.errors import UserError
 from common.methods import method_class
+from common.presets import TUNED, presets
 from server.folder import RunFolder
 from server.split import CONSTANT as NO_SUCCESS
 from server.split import Select
 from server.study.choose import Verdict, advice, choose, with_references
+from server.study.prune import grouped, run_trials
 from server.study.runs import Outcome, Selected, Standing, Watch, older, run_all
 from server.study.sweep import differences, equals, key_of, tie, trials
 from server.study.version import run_name
@@ -54,6 +57,8 @@ class Plan:
     oracle: bool = False
     select: Select = Select.held_out
     """What a trial is chosen by."""
+    prune: bool = False
+    """Whether hopeless trials stop early (`server/study/prune.py`)."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +112,8 @@ class Choice:
     """What the trial was chosen by."""
     sentence: str = ""
     """Why not as asked."""
+    pruned: int = 0
+    """How many trials were stopped early."""
 
 
 @dataclass(frozen=True)
@@ -178,7 +185,9 @@ def compare(plan: Plan, out: Path, jobs: int, watch: Watch = lambda _: None) -> 
     if plan.trials > 1:
         searching = [config for configs in tried.values() for config in configs]
         later = [first.rounds] * (len(set(map(run_name, bases.values()))) * (plan.seeds - 1))
-        searched = _split(run_all(searching, out, jobs, follow, later=later), tried)
+        trials_ = list(tried.values())
+        found = run_trials(trials_, plan.select, plan.prune, out, jobs, follow, later)
+        searched = dict(zip(tried, found, strict=True))
         standing = replace(standing, ended=len(set(map(run_name, searching))))
         verdicts = {label: choose(found, plan.select, why_not) for label, found in searched.items()}
         chosen = {label: verdict.trial for label, verdict in verdicts.items()}
@@ -191,7 +200,8 @@ def compare(plan: Plan, out: Path, jobs: int, watch: Watch = lambda _: None) -> 
     ended = {label: [searched[label][number]] for label in searched if (number := chosen[label]) is not None}
     rest = {label: configs[len(ended.get(label, ())) :] for label, configs in final.items()}
     others = run_all([config for configs in rest.values() for config in configs], out, jobs, follow, standing)
-    outcomes = {label: ended.get(label, []) + own for label, own in _split(others, rest).items()}
+    groups = grouped(others, rest.values())
+    outcomes = {label: ended.get(label, []) + own for label, own in zip(rest, groups, strict=True)}
 
     selections = (*SELECTIONS, *([SPLIT] if places else []), *(["oracle"] if plan.oracle else []))
     choices, rows = [], []
@@ -207,7 +217,8 @@ def compare(plan: Plan, out: Path, jobs: int, watch: Watch = lambda _: None) -> 
         verdict = verdicts.get(label, Verdict(0, Select.held_out, "", {}))
         tied = len(equals(searched[label])) if searched and verdict.by is Select.held_out else 1
         by = verdict.by.value
-        choices.append(Choice(label, entry.method, number, drawn, runs, tied, by, verdict.sentence))
+        pruned = sum(outcome.pruned is not None for outcome in searched.get(label, ()))
+        choices.append(Choice(label, entry.method, number, drawn, runs, tied, by, verdict.sentence, pruned))
         for selection in selections:
             picked = [_pick(outcome, selection, troubles) for outcome in outcomes[label]]
             rows += _rows(label, bases[label].method.evaluates[-1], selection, [s for s in picked if s])
@@ -335,6 +346,7 @@ def comparison_lines(comparison: Comparison) -> list[str]:
         f"{choice.label}: trial {choice.trial} of {comparison.trials}"
         + (" (the defaults)" if choice.trial == 0 else f" ({_assignments(choice.settings)})")
         + (f"; {tied}" if (tied := tie(choice.tied, choice.trial)) else "")
+        + (f"; {choice.pruned} stopped early" if choice.pruned else "")
         for choice in comparison.choices
         if choice.trial is not None
     ]
@@ -407,19 +419,26 @@ def _references(
 
 
 def _settings_for(plan: Plan, entry: Entry, entries: tuple[Entry, ...]) -> list[str]:
-    """The settings without the hyper-parameters that the entry sets itself or only other methods have."""
+    """The settings without the hyper-parameters that the entry sets itself or only other methods have, and without
+    the preset `tuned` where only others have one."""
     elsewhere = {name for other in entries for name in method_class(other.method).model_fields}
     left = elsewhere - method_class(entry.method).model_fields.keys() | entry.settings.keys()
-    return [setting for setting in plan.settings if key_of(setting) not in left]
+    family = SCENARIOS[plan.scenario].name if plan.scenario in SCENARIOS else ""
+    tuned = [own.method for own in entries if (own.method, family) in presets()]
+    return [
+        setting
+        for setting in plan.settings
+        if (entry.method in tuned or not tuned if _is_preset(setting) else key_of(setting) not in left)
+    ]
+
+
+def _is_preset(setting: str) -> bool:
+    key, _, value = setting.partition("=")
+    return key.strip() == "preset" and value.strip().strip("\"'") == TUNED
 
 
 def trials_of(plan: Plan, entry: Entry, base: RunConfig) -> list[RunConfig]:
     return trials(base, plan.trials, {*entry.settings, *map(key_of, plan.settings)})
-
-
-def _split(outcomes: list[Outcome], parts: Mapping[str, list[RunConfig]]) -> dict[str, list[Outcome]]:
-    remaining = iter(outcomes)
-    return {label: [next(remaining) for _ in configs] for label, configs in parts.items()}
 
 
 def _flat(parts: Mapping[str, list[Outcome]]) -> list[Outcome]:

@@ -20,10 +20,10 @@ from pydantic import BaseModel, ValidationError
 from common.config import RunConfig, sentence
 from common.errors import RunStopped, UserError
 from common.files import write_text
-from server.folder import RunFolder
-from server.split import Score
+from server.folder import PRUNED, RunFolder
+from server.split import Score, Select
 from server.study.version import name_without_code, run_name
-from server.words import duration
+from server.words import duration, percent
 
 
 class Selected(BaseModel):
@@ -55,13 +55,42 @@ class Summary(BaseModel):
 
 
 @dataclass(frozen=True)
+class Pruned:
+    """Why a search stopped a trial."""
+
+    round: int
+    """After which it was stopped."""
+    rounds: int
+    by: Select
+    score: float
+    median: float
+    """Of all trials in that round."""
+
+    @property
+    def sentence(self) -> str:
+        """What a person is told of it."""
+        return f"{self.where} ({self.by} {percent(self.score)} %)"
+
+    @property
+    def where(self) -> str:
+        """What all trials that were stopped with it share."""
+        return f"after round {self.round} of {self.rounds}, below the trials' median of {percent(self.median)} %"
+
+
+@dataclass(frozen=True)
 class Outcome:
-    """What is known of a run that has ended: its summary, or what is the matter with it."""
+    """What is known of a run that has ended: its summary, what is the matter with it, or why it was stopped."""
 
     config: RunConfig
     path: Path
     summary: Summary | None = None
     trouble: str = ""
+    pruned: Pruned | None = None
+
+    @property
+    def waits(self) -> bool:
+        """Whether there are rounds to come, in a search that may yet stop it."""
+        return not (self.summary or self.trouble or self.pruned)
 
     def selected(self, selection: str) -> Selected | None:
         """The headline model's accuracies."""
@@ -94,6 +123,7 @@ def standing_line(standing: Standing) -> str:
         return standing.doing
     line = f"{standing.ended}/{standing.runs} runs  {latest.path.name}"
     found = latest.selected("final")
+    line += "  waits for the other trials" if latest.waits else ""
     line += f"  average {100 * found.average:.1f} %" if found else f"  {latest.trouble}"
     if left := standing.rounds - standing.rounds_done:
         line += f"  about {duration(standing.seconds / standing.rounds_done * left)} to go"
@@ -107,35 +137,44 @@ def run_all(
     watch: Watch = lambda _: None,
     before: Standing | None = None,
     later: Sequence[int] = (),
+    until: int | None = None,
 ) -> list[Outcome]:
     """The outcome of every configuration, from its folder in `out` or by running it, `jobs` at a time.
 
     `watch` is told of the whole study where these are a part of it: how it stood `before`, and the rounds of each
-    run that will come `later`. It is told nothing where there is nothing to run. Raises `UserError` for what the
-    user can put right (a missing data set), `RunStopped` if a worker dies. A run that stops by itself, and a
-    damaged folder, is an outcome like any other.
+    run that will come `later`. It is told nothing where there is nothing to run. With `until` runs stop after that
+    round and wait; half of them, say, will go on. Raises `UserError` for what the user can put right (a missing
+    data set), `RunStopped` if a worker dies. A run that stops by itself, and a damaged folder, is an outcome like
+    any other.
     """
     for config in configs:
         if config.runtime != "local":
             raise UserError(f"runtime: {config.runtime!r} is not possible here; studies run in local processes")
     named = {run_name(config): config for config in configs}
-    outcomes = {name: ended for name, config in named.items() if (ended := look(config, out / name))}
+    outcomes = {name: ended for name, config in named.items() if (ended := look(config, out / name, until))}
     missing = {name: config for name, config in named.items() if name not in outcomes}
     before, begun, done = before or Standing(), time.monotonic(), 0
     runs = before.ended + len(named) + len(later)
-    rounds = before.rounds_done + sum(config.rounds for config in missing.values()) + sum(later)
+    held = {name: max(RunFolder(out / name).checkpoints(), default=0) for name in missing}
+    rounds = before.rounds_done + sum(later)
+    rounds += sum((until or config.rounds) - held[name] for name, config in missing.items())
+    if until:
+        waiting = [config for name, config in named.items() if name in missing or outcomes[name].waits]
+        rounds += sum(config.rounds - until for config in waiting[::2])
 
     def tell(rounds_done: int, latest: Outcome | None = None, doing: str = "") -> None:
-        ended, rounds_done = before.ended + len(outcomes), before.rounds_done + rounds_done
+        ended = before.ended + sum(not outcome.waits for outcome in outcomes.values())
+        rounds_done += before.rounds_done
         seconds = before.seconds + time.monotonic() - begun
         watch(Standing(ended, runs, rounds_done, rounds, latest, doing, seconds))
 
-    if not before.rounds_done and (missing or not later):  # what is chosen later may have been run as well
-        interrupted = sum(bool(RunFolder(out / name).checkpoints()) for name in missing)
+    if not before.rounds_done and (missing or not (later or until)):  # what comes later may have been run as well
+        ready = before.ended + sum(not outcome.waits for outcome in outcomes.values())
+        about = "about " if until else ""
         tell(
             0,
-            doing=f"{runs} runs: {before.ended + len(outcomes)} done already, {interrupted} go on where they were "
-            f"interrupted; {rounds} rounds to come. If interrupted, the same command goes on.",
+            doing=f"{runs} runs: {ready} done already, {sum(map(bool, held.values()))} go on where they were "
+            f"interrupted; {about}{rounds} rounds to come. If interrupted, the same command goes on.",
         )
     if jobs == 1:
         for name, config in missing.items():
@@ -145,23 +184,23 @@ def run_all(
                 done += count
                 tell(done)
 
-            outcomes[name] = carry_out(config, out / name, advance)
+            outcomes[name] = carry_out(config, out / name, advance, until)
             tell(done, outcomes[name])
     elif missing:
         with _workers(min(jobs, len(missing))) as (pool, counter):
-            waiting = {pool.submit(_work, config, out / name): name for name, config in missing.items()}
-            while waiting:
-                ready, _ = wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED)
+            work = {pool.submit(_work, config, out / name, until): name for name, config in missing.items()}
+            while work:
+                done_now, _ = wait(work, timeout=0.2, return_when=FIRST_COMPLETED)
                 tell(counter.value)
-                for future in ready:
-                    name = waiting.pop(future)
+                for future in done_now:
+                    name = work.pop(future)
                     outcomes[name] = future.result()
                     tell(counter.value, outcomes[name])
     return [outcomes[run_name(config)] for config in configs]
 
 
-def look(config: RunConfig, path: Path) -> Outcome | None:
-    """The outcome that a run's folder holds; None while there is still something to run."""
+def look(config: RunConfig, path: Path, until: int | None = None) -> Outcome | None:
+    """The outcome that a run's folder holds; None while there is still something to run, up to round `until`."""
     if not (path / "config.toml").exists():
         return None
     folder = RunFolder.open(path)
@@ -174,6 +213,8 @@ def look(config: RunConfig, path: Path) -> Outcome | None:
         return _damaged(config, path, error)
     if (path / "error.txt").exists():
         return _stopped(config, path, (path / "error.txt").read_text().strip())
+    if until and max(folder.checkpoints(), default=0) >= until:
+        return Outcome(config, path)
     return None
 
 
@@ -186,29 +227,31 @@ def older(configs: Sequence[RunConfig], out: Path) -> list[Path]:
     return sorted(found)
 
 
-def carry_out(config: RunConfig, path: Path, advance: Callable[[int], None]) -> Outcome:
-    """Start or continue a run in its folder. `advance` is told the rounds that have come.
+def carry_out(config: RunConfig, path: Path, advance: Callable[[int], None], until: int | None = None) -> Outcome:
+    """Start or continue a run in its folder, up to round `until`. `advance` is told the rounds that have come.
 
     The checkpoints go once the run has ended: those of a study would fill a disk (clients' personal models, twice
     for every trial), and the same command makes them again.
     """
     with RunFolder(path).held(wait=True):
-        if ended := look(config, path):  # somebody else was here meanwhile
+        if ended := look(config, path, until):  # somebody else was here meanwhile
             return ended
         from server.local import LocalRuntime  # with PyTorch and Flower
 
         here = LocalRuntime(config)  # a missing data set ends the study, not just this run
         try:
             folder, origin = RunFolder(path), None
+            (path / PRUNED).unlink(missing_ok=True)
             if folder.checkpoints():
                 origin = folder.origin(config)
                 folder.cut_log(origin.log_bytes)
-                advance(origin.round)
             else:
                 if folder.log.exists():
                     folder.cut_log(0)
                 RunFolder.create(path, config)
-            summary = here.run(folder, origin, lambda _: advance(1))
+            summary = here.run(folder, origin, lambda _: advance(1), until)
+            if not summary:
+                return Outcome(config, path)
             outcome = Outcome(config, path, _parse(summary, path))
         except UserError as error:
             return _damaged(config, path, error)
@@ -282,9 +325,9 @@ def _begin(counter: "Synchronized[int]") -> None:
     threading.Thread(target=follow, daemon=True).start()
 
 
-def _work(config: RunConfig, path: Path) -> Outcome:
+def _work(config: RunConfig, path: Path, until: int | None) -> Outcome:
     def advance(count: int) -> None:
         with _counter.get_lock():
             _counter.value += count
 
-    return carry_out(config, path, advance)
+    return carry_out(config, path, advance, until)

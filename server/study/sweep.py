@@ -1,6 +1,7 @@
 """Random search over a method's hyper-parameters, chosen on held-out training-environment data."""
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -114,6 +115,7 @@ def sweep_rows(outcomes: Sequence[Outcome], verdict: "Verdict") -> list[dict[str
                 "held-out": last.validation if last else None,
                 "worst": last.worst if last else None,
                 "average": last.average if last else None,
+                "pruned": asdict(outcome.pruned) if outcome.pruned else None,
                 "run": str(outcome.path),
                 "trouble": outcome.trouble,
             }
@@ -125,24 +127,29 @@ def sweep_table(outcomes: Sequence[Outcome], verdict: "Verdict") -> Table:
     """The trials, the chosen one in bold."""
     first, held_out = outcomes[0].config, verdict.by == "held-out"
     tied = tie(len(equals(outcomes)), verdict.trial) if held_out else ""
+    pruned = next((outcome.pruned for outcome in outcomes if outcome.pruned), None)
     table = Table(
         title=f"{first.method.name} on {first.scenario.name}: {len(outcomes)} trials of {first.rounds} rounds, "
         f"seed {first.seed}",
         caption="accuracy in % after the last round, mean over clients; chosen (*) "
         + ("on held-out training data" if held_out else "by split (docs/selection.md)")
-        + (f"; {tied}" if tied else ""),
+        + (f"; {tied}" if tied else "")
+        + (f"; in brackets: stopped {pruned.where}" if pruned else ""),
     )
     searched = _searched(outcomes)
     split = ("split",) if verdict.scores else ()
     for heading in ("trial", *searched, *split, "held-out\ntraining", "worst", "average"):
         table.add_column(heading, justify="right")
     for row in sweep_rows(outcomes, verdict):
-        mark = "*" if row["chosen"] else ""
+        mark, stopped = "*" if row["chosen"] else "", row["pruned"]
         values = [_short(row["settings"][name]) for name in searched]
         accuracies = [percent(row[name]) for name in ("held-out", "worst", "average")]
         if split:
             accuracies.insert(0, percent(row["split"]["score"] if row["split"] else None))
-        table.add_row(f"{mark}{row['trial']}", *values, *accuracies, style="bold" if mark else "")
+        if stopped:  # by split, whose column is then the first, or by held-out accuracy, in the one after it
+            accuracies[len(split) if stopped["by"] == "held-out" else 0] = f"({percent(stopped['score'])})"
+        style = "bold" if mark else "dim" if stopped else ""
+        table.add_row(f"{mark}{row['trial']}", *values, *accuracies, style=style)
     return table
 
 

@@ -722,7 +722,7 @@ def test_the_start_says_what_is_there_and_what_goes_on(tmp_path: Path) -> None:
         run_all(configs, tmp_path, 1, stop)
     standings: list[Standing] = []
     run_all(configs, tmp_path, 1, standings.append)
-    assert told(standings)[0].startswith("3 runs: 1 done already, 1 go on where they were interrupted; 8 ")
+    assert told(standings)[0].startswith("3 runs: 1 done already, 1 go on where they were interrupted; 6 ")
 
 
 def test_an_estimate_from_the_rounds_so_far() -> None:

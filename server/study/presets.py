@@ -1,0 +1,78 @@
+"""From a search to an entry of `common/methods/presets.toml`, and the proof that an entry is from a search."""
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from common.config import RunConfig, load_config
+from common.files import write_text
+from common.presets import FILE, TUNED, Preset, read_presets
+from server.split import Select
+from server.study.choose import Verdict
+from server.study.runs import Outcome
+from server.study.sweep import key_of, search_ranges, trial
+from server.study.version import code_version
+
+HEADER = f"""\
+# Settings that `perennial tune … --preset-out common/methods/{FILE.name}` chose by `split` (docs/selection.md).
+# Not to be edited: tests/server/study/test_presets.py draws every entry again.
+"""
+
+
+def add_preset(
+    file: Path, outcomes: Sequence[Outcome], verdict: Verdict, scenario: str, given: Sequence[str], prune: bool
+) -> str:
+    """Put what a search chose into a file of presets, in the place of what was there; says what was done.
+
+    `scenario` and the settings `given` are as on the command line.
+    """
+    if verdict.by is not Select.by_split or not verdict.trial:
+        why = "chose the defaults" if verdict.by is Select.by_split else "did not choose"
+        return f"no preset is written to {file}, since split {why}"
+    preset = preset_of(outcomes, verdict, scenario, given, prune)
+    listed = {**(read_presets(file) if file.is_file() else {}), (preset.method, preset.family): preset}
+    entries = [own.model_dump(mode="json") for _, own in sorted(listed.items())]
+    write_text(file, f"{HEADER}\n{tomli_w.dumps({TUNED: entries})}")
+    read_presets.cache_clear()
+    return f"written: preset {TUNED} of {preset.method} on {preset.family} to {file}"
+
+
+def preset_of(
+    outcomes: Sequence[Outcome], verdict: Verdict, scenario: str, given: Sequence[str], prune: bool
+) -> Preset:
+    """What `split` chose in a search, as a preset."""
+    assert verdict.trial is not None
+    config, found = outcomes[verdict.trial].config, verdict.scores[verdict.trial]
+    return Preset(
+        method=config.method.name,
+        scenario=scenario,
+        settings=_settings(config, {key_of(setting) for setting in given}),
+        trial=verdict.trial,
+        trials=len(outcomes),
+        seed=config.seed,
+        rounds=config.rounds,
+        given=tuple(given),
+        prune=prune,
+        by="split",
+        score=round(found.score, 4),
+        error=round(found.error, 4),
+        constant=round(found.constant, 4),
+        code=code_version(type(config.method), type(config.scenario), config.method.server()),
+    )
+
+
+def redrawn(preset: Preset) -> dict[str, Any]:
+    """The settings of the preset's trial, drawn anew: what the preset must have. Raises as `load_config` does."""
+    options = {"method": preset.method, "scenario": preset.scenario, "seed": preset.seed, "rounds": preset.rounds}
+    base = load_config(options=options, settings=preset.given)
+    fixed = {key_of(setting) for setting in preset.given}
+    return _settings(trial(base, preset.trial, fixed), fixed)
+
+
+def _settings(config: RunConfig, fixed: Collection[str]) -> dict[str, Any]:
+    """What was drawn, and what was given by hand."""
+    values = config.method.model_dump(mode="json", exclude_none=True)
+    wanted = {*search_ranges(type(config.method)), *fixed} - {"name"}
+    return {name: value for name, value in values.items() if name in wanted}

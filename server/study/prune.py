@@ -1,0 +1,129 @@
+"""Median pruning: the trials of a search whose score after a third of the rounds is below the median stop there.
+
+As Optuna's `MedianPruner` does, but with one look at the scores of all trials in the same round. So the same ones
+stop however many run at a time, and after an interruption.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from math import ceil
+from pathlib import Path
+from statistics import median
+
+from common.config import RunConfig
+from common.errors import UserError
+from common.files import write_text
+from server.folder import PRUNED, RunFolder
+from server.split import Select, score, shut
+from server.study.runs import Outcome, Pruned, Standing, Watch, run_all
+from server.study.version import run_name
+from server.summary import SPLIT, Evaluation
+
+LEAST = 5
+"""Trials with a score that a median is taken of; with fewer none stops."""
+SHARE = 1 / 3
+"""Of the rounds, after which the scores are looked at."""
+
+
+def early_round(config: RunConfig) -> int:
+    """The first evaluation after `SHARE` of the rounds; the last round where there is none before."""
+    every = config.evaluate_every
+    return min(config.rounds, every * ceil(config.rounds * SHARE / every))
+
+
+def hopeless(outcomes: Sequence[Outcome], select: Select) -> dict[int, Pruned]:
+    """The trials that stop: by `split` where it speaks, else by held-out accuracy. The defaults never do.
+
+    It depends on the rows of `early_round` alone, whatever came after it.
+    """
+    first = outcomes[0].config
+    round_ = early_round(first)
+    if round_ == first.rounds:
+        return {}
+    found = {number: _evaluation(outcome, round_) for number, outcome in enumerate(outcomes)}
+    rows = {number: own.split for number, own in found.items() if own.split and not shut(own.split)}
+    split = {number: own.score for number, row in rows.items() if (own := score(row))}
+    by = Select.by_split if split and select is Select.by_split else Select.held_out
+    scores = (
+        split
+        if by is Select.by_split
+        else {n: own.held_out for n, own in found.items() if own.held_out is not None}
+    )
+    if len(scores) < LEAST:
+        return {}
+    middle = median(scores.values())
+    return {
+        number: Pruned(round_, first.rounds, by, own, middle)
+        for number, own in scores.items()
+        if number and own < middle
+    }
+
+
+def run_trials(
+    groups: Sequence[Sequence[RunConfig]],
+    select: Select,
+    prune: bool,
+    out: Path,
+    jobs: int,
+    watch: Watch = lambda _: None,
+    later: Sequence[int] = (),
+) -> list[list[Outcome]]:
+    """Each method's trials, of which the hopeless ones stop early if `prune`. Raises as `run_all` does.
+
+    All have the same rounds. `later` as in `run_all`.
+    """
+    every = [config for group in groups for config in group]
+    first, standing = every[0], Standing()
+    until = early_round(first)
+    if not prune or len(groups[0]) < LEAST or until == first.rounds:
+        return grouped(run_all(every, out, jobs, watch, later=later), groups)
+
+    def follow(now: Standing) -> None:
+        nonlocal standing
+        standing = now
+        watch(now)
+
+    started = grouped(run_all(every, out, jobs, follow, later=later, until=until), groups)
+    stopped = [hopeless(outcomes, select) for outcomes in started]
+    going = [
+        config
+        for group, gone in zip(groups, stopped, strict=True)
+        for number, config in enumerate(group)
+        if number not in gone
+    ]
+    names = set(map(run_name, going))
+    for outcomes, gone in zip(started, stopped, strict=True):
+        for number, why in gone.items():
+            if outcomes[number].waits and outcomes[number].path.name not in names:
+                write_text(outcomes[number].path / PRUNED, f"{why.sentence}\n")
+    if standing.rounds_done:
+        said = f"{sum(map(len, stopped))} of {len(every)} trials stop after round {until}, below the median"
+        watch(replace(standing, latest=None, doing=said))
+    before = replace(standing, ended=len(set(map(run_name, every)) - names), latest=None)
+    finished = dict(zip(map(run_name, going), run_all(going, out, jobs, watch, before, later), strict=True))
+    return [
+        [
+            replace(outcome, summary=None, trouble="", pruned=gone[number])
+            if number in gone
+            else finished[outcome.path.name]
+            for number, outcome in enumerate(outcomes)
+        ]
+        for outcomes, gone in zip(started, stopped, strict=True)
+    ]
+
+
+def _evaluation(outcome: Outcome, round_: int) -> Evaluation:
+    """The headline model's in a round; empty where there is none. That of a run that stopped later counts, too."""
+    try:
+        rows = RunFolder(outcome.path).rows()
+    except UserError:
+        rows = []
+    here = (round_, outcome.config.method.evaluates[-1])
+    wanted = (row for row in rows if row.get("kind") in ("evaluation", SPLIT))
+    return Evaluation(row for row in wanted if (row["round"], row["model"]) == here)
+
+
+def grouped(outcomes: Sequence[Outcome], groups: Iterable[Sequence[RunConfig]]) -> list[list[Outcome]]:
+    """The outcomes of several groups of runs, one after the other, by group."""
+    remaining = iter(outcomes)
+    return [[next(remaining) for _ in group] for group in groups]
