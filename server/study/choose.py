@@ -100,6 +100,7 @@ def maker(config: RunConfig) -> RunConfig:
         seed=config.seed,
         rounds=ROUNDS,
         participation=1.0,
+        runtime=config.runtime,
         device=config.device,
         data_root=config.data_root,
     )
@@ -160,8 +161,10 @@ def advice(outcomes: Mapping[str, Sequence[Outcome]]) -> str:
         far = "more" if more(top, second) else "no more"
         points = percent(top.score - second.score)
         text += f", {points} points and {far} than two standard errors before {order[1]}"
-    beaten = "is" if top.beats_constant else "is not"
-    text += f"; that {beaten} more than two standard errors above the best constant ({percent(top.constant)} %)"
+    far, points = "more" if top.beats_constant else "no more", percent(top.score - top.constant)
+    text += (
+        f"; {points} points and {far} than two standard errors above the best constant, {percent(top.constant)} %"
+    )
     return text if top.beats_constant else f"{text}: {CONSTANT}"
 
 

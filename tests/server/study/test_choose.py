@@ -2,10 +2,13 @@
 
 import json
 import tomllib
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from counts import coloured
 from toys import Toy, toy_config
 from typer.testing import CliRunner
@@ -13,8 +16,10 @@ from typer.testing import CliRunner
 from common.config import load_config
 from common.data import scenarios
 from common.data.examples import ClientData
+from common.methods.references import FILE
 from server.cli.main import app
 from server.folder import RunFolder
+from server.local import LocalRuntime
 from server.split import Select
 from server.study.choose import advice, choose, maker, search, why_lines, with_references, without
 from server.study.compare import Plan, compare, comparison_lines, entries_of
@@ -102,11 +107,11 @@ def test_methods_side_by_side_end_in_one_sentence(tmp_path: Path) -> None:
     # Means (0.72 + 0.70) / 2 and 0.5; errors √(0.72·0.28/300 + 0.7·0.3/300) / 2 = 0.0185 and 0.0204.
     assert advice(found) == (
         "first by split: FedSDR with 71.00 % (standard error 1.85), 21.00 points and more than two standard "
-        "errors before IRM; that is more than two standard errors above the best constant (50.00 %)"
+        "errors before IRM; 21.00 points and more than two standard errors above the best constant, 50.00 %"
     )
     assert advice({"IRM": found["IRM"], "FedAvg": found["FedAvg"]}).endswith(
-        "that is not more than two standard errors above the best constant (50.00 %): nothing that was tried is "
-        "better than a constant"
+        "; 0.00 points and no more than two standard errors above the best constant, 50.00 %: nothing that was "
+        "tried is better than a constant"
     )
     shut_ = {"FedAvg": trials(tmp_path / "shut", SHAPE, clients=[4, 0])}
     assert advice(shut_) == (
@@ -216,3 +221,175 @@ def test_tune_writes_a_configuration_and_a_picture_and_continues(
     assert second.exit_code == 0
     assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/summary.json")} == runs
     assert json.loads(second.stdout)["files"] == [str(file), str(picture)]
+
+
+# ---------------------------------------------------------------------- data for which split has nothing to say
+
+
+def one_environment(self: Toy, client: int, data: ClientData) -> ClientData:
+    """Two training environments by name, of which the clients have one."""
+    for part in (data.train, data.validation):
+        part.environment.zero_()
+    return data
+
+
+def nobody_wrong(self: Toy, client: int, data: ClientData) -> ClientData:
+    """The label can be read off."""
+    for part in (data.train, data.validation):
+        part.x.copy_((2.0 * part.y - 1)[:, None].expand_as(part.x))
+    return data
+
+
+def at_one_client(self: Toy, client: int, data: ClientData) -> ClientData:
+    """Only client 1 is of the second environment."""
+    for part in (data.train, data.validation):
+        part.environment.fill_(int(client == 1))
+    return data
+
+
+def no_held_out(self: Toy, client: int, data: ClientData) -> ClientData:
+    """Of the second environment, client 1 alone holds something out."""
+    nothing = data.validation[torch.arange(0)]
+    return replace(data, validation=nothing) if client in (3, 5) else data
+
+
+def at_chance(self: Toy, client: int, data: ClientData) -> ClientData:
+    """Labels that nothing tells."""
+    for part in (data.train, data.validation):
+        part.x.copy_(torch.ones_like(part.x))
+        part.y.copy_(torch.arange(len(part.y)) % 2)
+    return data
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (one_environment, "environment p=0.8 has held-out samples at 0 clients, not at two"),
+        (nobody_wrong, "0 held-out samples are wrong for a reference, and 100 are needed"),
+        (at_one_client, "environment p=0.8 has held-out samples at 1 client, not at two"),
+        (no_held_out, "environment p=0.8 has held-out samples at 1 client, not at two"),
+        (at_chance, "the reference of p=0.9 is right on 50.0 % of its own environment's held-out samples"),
+    ],
+)
+def test_a_search_on_data_that_split_says_nothing_of_ends_in_held_out_selection(
+    change: Callable[[Toy, int, ClientData], ClientData], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = Toy.client_data
+    monkeypatch.setattr(
+        Toy, "client_data", lambda self, client, *where: change(self, client, whole(self, client, *where))
+    )
+    config = toy_config("fedavg", *SIZE, "learning_rate=0.3", rounds=1)
+    outcomes, verdict = search(config, 2, ("learning_rate",), Select.by_split, tmp_path, 1)
+    assert verdict.by == "held-out"
+    assert verdict.trial == choose(outcomes, Select.held_out).trial
+    assert verdict.trial is not None
+    first, *rest = why_lines(outcomes, verdict)
+    assert first.startswith(f"split does not speak: {why}")
+    assert first.endswith("; held-out data decided")
+    assert rest[0].startswith(f"chosen: trial {verdict.trial}")
+
+
+def test_a_constant_candidate_is_not_chosen_though_it_leaves_the_shortcut(tmp_path: Path) -> None:
+    """All that is tried follows the shortcut or is a constant."""
+    outcomes = trials(tmp_path, (0.5, 0.5, 0.5), COLOUR, (0.5, 0.51, 0.49))
+    verdict = choose(outcomes, Select.by_split)
+    assert (verdict.trial, verdict.by) == (1, "held-out")
+    assert why_lines(outcomes, verdict)[0].startswith("nothing that was tried is better than a constant: ")
+
+
+def command(path: Path, *words: str, method: str = "fedavg") -> list[str]:
+    """Of a small search."""
+    settings = (word for setting in SIZE for word in ("--set", setting))
+    return [
+        "tune",
+        method,
+        "--scenario",
+        "toy",
+        "--rounds",
+        "2",
+        "--jobs",
+        "1",
+        "--out",
+        str(path),
+        *settings,
+        *words,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["fedavgg", "--scenario", "toy", "--trials", "2"], "unknown method 'fedavgg'; did you mean 'fedavg'?"),
+        (["fedavg", "--scenario", "tow", "--trials", "2"], "unknown scenario 'tow'; did you mean 'toy'?"),
+        (["fedavg", "--scenario", "toy", "--trials", "0"], "0 is not in the range x>=2"),
+        (["fedavg", "--scenario", "toy", "--trials", "1"], "1 is not in the range x>=2"),
+        (["fedavg", "--scenario", "toy", "--trials", "two"], "'two' is not a valid integer"),
+        (["fedavg", "--scenario", "toy", "--trials", "2", "--select", "oracle"], "'oracle' is not one of"),
+        (["--scenario", "toy", "--trials", "2"], "METHOD: name one method, as in `perennial tune fedsdr"),
+        (["fedavg", "--method", "local", "--scenario", "toy", "--trials", "2"], "METHOD: name one method"),
+        (["fedavg", "--scenario", "toy", "--trials", "2", "--set", "runtime=deployment"], "studies run in local"),
+    ],
+)
+@pytest.mark.parametrize("study", ["tune", "sweep"])
+def test_a_command_that_cannot_be_is_one_sentence(
+    study: str, words: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(scenarios.SCENARIOS, "toy", Toy())
+    if study == "sweep" and words[-1] == "1":
+        pytest.skip("a sweep may have one trial")
+    result = CliRunner().invoke(app, [study, *words, "--out", str(tmp_path / "pool")], env={"COLUMNS": "300"})
+    assert result.exit_code == 2
+    said = " ".join(result.output.split())
+    assert sentence.replace("x>=2", "x>=1" if study == "sweep" else "x>=2") in said
+    assert "Traceback" not in said
+    assert not (tmp_path / "pool").exists()
+
+
+def test_a_damaged_pool_leaves_the_choice_to_the_other_trials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(scenarios.SCENARIOS, "toy", Toy())
+    words = command(tmp_path, "--trials", "3")
+    whole = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
+    (chosen,) = (row for row in whole["trials"] if row["chosen"])
+    (Path(chosen["run"]) / "summary.json").write_text('{"models": ')
+    result = CliRunner().invoke(app, words, env={"COLUMNS": "300"})
+    assert result.exit_code == 0, result.output
+    assert f"delete {chosen['run']} to run it again" in result.output
+    again = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
+    (other,) = (row for row in again["trials"] if row["chosen"])
+    assert other["trial"] != chosen["trial"]
+
+    (references,) = tmp_path.glob("references-*")
+    (references / FILE).unlink()
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    said = " ".join(result.output.split())
+    assert f"split does not speak: {references / FILE} is not there; delete {references}" in said
+
+
+def test_an_interrupted_search_says_how_it_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(scenarios.SCENARIOS, "toy", Toy())
+    words = command(tmp_path / "broken", "--trials", "2")
+    ran, whole = list[str](), LocalRuntime.run
+
+    def broken_off(self: LocalRuntime, *arguments: Any) -> dict[str, Any]:
+        ran.append(self.config.method.name)
+        if len(ran) == 3:  # the references, trial 0, and now trial 1
+            raise KeyboardInterrupt
+        return whole(self, *arguments)
+
+    monkeypatch.setattr(LocalRuntime, "run", broken_off)
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 130
+    assert "interrupted; the same command continues" in result.output
+    assert "Traceback" not in result.output
+    assert not list((tmp_path / "broken").glob("tuned-*"))
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0
+    assert ran == ["references", "fedavg", "fedavg", "fedavg"]
+    (file,) = (tmp_path / "broken").glob("tuned-*.toml")
+    unbroken = CliRunner().invoke(app, command(tmp_path / "unbroken", "--trials", "2"))
+    assert unbroken.exit_code == 0
+    (other,) = (tmp_path / "unbroken").glob("tuned-*.toml")
+    assert file.read_text() == other.read_text()
