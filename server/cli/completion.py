@@ -33,6 +33,13 @@ def tables(incomplete: str) -> list[str]:
     return _begin([*reproductions(), NAME], incomplete)
 
 
+def claims(incomplete: str) -> list[str]:
+    """Methods that the demo has a claim of."""
+    from server.study.demo import load_claims
+
+    return _begin([claim.method.name for claim in load_claims()], incomplete)
+
+
 def recipe_names(incomplete: str) -> list[str]:
     """Rows of reproductions that begin so, with the capitals typed; only the tables in question are read."""
     from server.study.recipes import recipes

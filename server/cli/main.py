@@ -1,4 +1,4 @@
-"""The command line: `perennial run | resume | list | show | sweep | compare | reproduce | report | certs | …`."""
+"""The command line: `perennial run | resume | demo | list | show | sweep | compare | report | certs | …`."""
 
 import sys
 
@@ -8,7 +8,7 @@ from server.cli.console import sentences
 
 # In the order of `perennial --help`.
 # isort: off
-from server.cli import run, show, study, sites  # noqa: F401
+from server.cli import run, demo, show, study, sites  # noqa: F401
 from server.cli.options import app
 
 

@@ -135,15 +135,15 @@ def knob_figure(
         return _file(figure)
 
 
-def swatch(style: int) -> str:
-    """A piece of a curve for the legend."""
+def swatch(key: str, style: int) -> str:
+    """A piece of a curve for the legend; `key` as above."""
     with _look():
         figure = Figure(figsize=(0.62, 0.2))
         axes = figure.add_axes((0, 0, 1, 1))
         axes.axis("off")
         _draw(axes, Line(style, [0, 1, 2], [0, 0, 0]), every=[1])
         axes.set_xlim(0, 2)
-        return _svg(figure, f"swatch{style}")
+        return _svg(figure, f"{key}swatch{style}")
 
 
 def membership_figure(key: str, rounds: Sequence[int], labels: Mapping[str, Sequence[int | None]]) -> str:

@@ -3,7 +3,7 @@
 Numbers are never filled in: what cannot be read is named and skipped.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from string import Template
@@ -25,7 +25,7 @@ from server.report.tables import (
 )
 from server.summary import SELECTIONS, SPLIT
 
-TEMPLATE = Path(__file__).parent / "templates" / "report.html"
+TEMPLATE = Path(__file__).parent / "templates" / "page.html"
 CLUSTER_FIGURES = 6
 
 
@@ -67,47 +67,59 @@ def to_markdown(found: Sequence[Result], skipped: Sequence[str], selections: Seq
 
 
 def to_html(found: Sequence[Result], skipped: Sequence[str], selections: Sequence[str]) -> str:
-    """The page, whole: no script, and nothing that is loaded."""
+    """The page, whole."""
     sections = []
     all_tables = tables(found, selections)
     for number, (scenario, own) in enumerate(by_scenario(found).items()):
-        shown = drawn(own)
-        pictures = scenario_figures(f"f{number}", shown, selections)
+        shown, key = drawn(own), f"f{number}"
+        pictures = scenario_figures(key, shown, selections)
         memberships = [
-            cluster_figure(f"f{number}m{i}", result, result.runs[0])
+            cluster_figure(f"{key}m{i}", result, result.runs[0])
             for i, result in enumerate(clustered(own)[:CLUSTER_FIGURES])
         ]
         first, *others = all_tables[scenario]
-        about = own[0].runs[0].config.scenario
+        scene = own[0].runs[0].config.scenario
         sections.append(
             f'<section id="s{number}"><h2>{escape(scenario)}</h2>\n'
-            f"<p>{escape(about.title)}; {len(about.client_ids)} clients, "
-            f"{len(about.test_environments)} test environments. {escape(about.source)}</p>\n"
-            f"{html_table(first)}\n<h3>Figures</h3>\n{_legend(shown, len(own))}\n"
-            f'<div class="figures">{"".join(map(_html_figure, pictures))}</div>\n'
-            + "".join(f'<div class="wide">{_html_figure(figure, curves=False)}</div>' for figure in memberships)
+            f"<p>{escape(scene.title)}; {len(scene.client_ids)} clients, "
+            f"{len(scene.test_environments)} test environments. {escape(scene.source)}</p>\n"
+            f"{html_table(first)}\n<h3>Figures</h3>\n{_legend(key, shown, len(own))}\n"
+            f'<div class="figures">{"".join(map(html_figure, pictures))}</div>\n'
+            + "".join(f'<div class="wide">{html_figure(figure, curves=False)}</div>' for figure in memberships)
             + "".join(map(html_table, others))
             + "</section>"
         )
-    return Template(TEMPLATE.read_text()).substitute(
-        about=f"{len({run.path for result in found for run in result.runs})} runs, "
-        f"{len(all_tables)} {'scenario' if len(all_tables) == 1 else 'scenarios'}",
-        skipped_link='<a href="#skipped">Skipped</a>' if skipped else "",
-        links="".join(f'<a href="#s{number}">{escape(name)}</a>' for number, name in enumerate(all_tables)),
-        how=how(selections),
-        colours="".join(f"--s{index}:{value};" for index, value in enumerate(figures.LIGHT)),
-        dark_colours="".join(f"--s{index}:{value};" for index, value in enumerate(figures.DARK)),
-        sections="\n".join(sections),
-        runs=html_table(run_table(found)) + _configurations(found),
-        skipped='<section id="skipped"><h2>Skipped</h2><ul>'
-        + "".join(f"<li>{escape(line)}</li>" for line in skipped)
-        + "</ul></section>"
-        if skipped
-        else "",
+    links = "".join(f'<a href="#s{number}">{escape(title)}</a>' for number, title in enumerate(all_tables))
+    about = (
+        f"{len({run.path for result in found for run in result.runs})} runs, "
+        f"{len(all_tables)} {'scenario' if len(all_tables) == 1 else 'scenarios'}"
+    )
+    left_out = "".join(f"<li>{escape(line)}</li>" for line in skipped)
+    return framed(
+        "Perennial report",
+        f"<p>{about}</p>\n"
+        f'<nav aria-label="Sections">{links}<a href="#runs">Runs and configurations</a>'
+        + ('<a href="#skipped">Skipped</a>' if skipped else "")
+        + f'</nav>\n<p class="how">{how(selections)}</p>\n'
+        + "\n".join(sections)
+        + f'\n<section id="runs"><h2>Runs and configurations</h2>\n{html_table(run_table(found))}'
+        + f"{_configurations(found)}\n</section>\n"
+        + (f'<section id="skipped"><h2>Skipped</h2><ul>{left_out}</ul></section>' if skipped else ""),
     )
 
 
-def _html_figure(figure: Figure, curves: bool = True) -> str:
+def framed(title: str, body: str) -> str:
+    """A whole page with the look of all pages: no script, and nothing that is loaded."""
+    return Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
+        title=escape(title),
+        body=body,
+        colours="".join(f"--s{index}:{value};" for index, value in enumerate(figures.LIGHT)),
+        dark_colours="".join(f"--s{index}:{value};" for index, value in enumerate(figures.DARK)),
+    )
+
+
+def html_figure(figure: Figure, curves: bool = True) -> str:
+    """A figure with its caption, which also stands for it where nobody sees it."""
     label = escape(f"{figure.caption}; a curve per line of the legend" if curves else figure.caption)
     return (
         f'<figure><figcaption>{escape(figure.caption)}</figcaption><div role="img" aria-label="{label}">'
@@ -115,11 +127,15 @@ def _html_figure(figure: Figure, curves: bool = True) -> str:
     )
 
 
-def _legend(shown: Sequence[Result], among: int) -> str:
+def legend(key: str, names: Mapping[int, str]) -> str:
+    """What the curves are, by style; `key` as for the figures."""
     items = "".join(
-        f"<li>{figures.swatch(style)}<span>{escape(f'{result.method}, {result.model}')}</span></li>"
-        for style, result in enumerate(shown)
+        f"<li>{figures.swatch(key, style)}<span>{escape(name)}</span></li>" for style, name in names.items()
     )
+    return f'<ul class="legend">{items}</ul>'
+
+
+def _legend(key: str, shown: Sequence[Result], among: int) -> str:
     note = (
         "Lines are means over seeds, shades their standard deviation; test accuracy and loss are means over "
         "environments. The clients are those of all seeds together."
@@ -129,7 +145,8 @@ def _legend(shown: Sequence[Result], among: int) -> str:
             f" {len(shown)} of the {among} lines of the table are drawn: of each method the configurations "
             "that are best on held-out training-environment data after the last round."
         )
-    return f'<ul class="legend">{items}</ul><p class="note">{note}</p>'
+    names = {style: f"{result.method}, {result.model}" for style, result in enumerate(shown)}
+    return f'{legend(key, names)}<p class="note">{note}</p>'
 
 
 def _configurations(found: Sequence[Result]) -> str:

@@ -3,6 +3,7 @@
 import json
 import re
 import tomllib
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from common.config import sentence
+from common.data.scenario import Scenario
 from common.data.scenarios import SCENARIOS
 from common.errors import UserError
 from common.methods import METHODS
@@ -21,9 +23,13 @@ from server.study.compare import AREAS_TEXT, DECIMALS, Comparison, Entry, Plan, 
 from server.summary import AREAS, SELECTIONS
 
 FOLDER = Path(__file__).parents[2] / "reproduce"
+DEMO = FOLDER / "demo.toml"
+"""Not a table of a paper: the claims of `perennial demo`."""
 
 
-class _Part(BaseModel):
+class Part(BaseModel):
+    """A table of a file; it has no other keys."""
+
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
@@ -32,7 +38,18 @@ def row_name(title: str) -> str:
     return re.sub(r"\W+", "-", title).strip("-")
 
 
-class PaperRow(_Part):
+def columns_of(scenario: Scenario) -> tuple[str, ...]:
+    """What a table may have as a column on a scenario."""
+    overall = ("worst", "average", "pooled", "held-out", *DECIMALS, *(AREAS if scenario.ranking_batch else ()))
+    return (*scenario.test_environments, *overall)
+
+
+def assignments(settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """Settings of a file as the command line has them, `key=value`."""
+    return tuple(f"{key}={json.dumps(value)}" for key, value in settings.items())
+
+
+class PaperRow(Part):
     """A row of the paper's table. Its method may not be implemented yet: then it has the paper's numbers only."""
 
     title: str
@@ -59,7 +76,7 @@ class PaperRow(_Part):
         return self.method in METHODS
 
 
-class Quick(_Part):
+class Quick(Part):
     """The small version: minutes, and not the paper's setting."""
 
     rounds: int = Field(ge=1)
@@ -69,7 +86,7 @@ class Quick(_Part):
     """In place of the table's, e.g. fewer samples or a smaller model."""
 
 
-class Reproduction(_Part):
+class Reproduction(Part):
     """One table of one paper."""
 
     title: str
@@ -95,9 +112,7 @@ class Reproduction(_Part):
     def _fits(self) -> "Reproduction":
         if self.scenario not in SCENARIOS:
             raise ValueError(unknown("scenario", self.scenario, SCENARIOS))
-        scenario = SCENARIOS[self.scenario]
-        overall = ("worst", "average", "pooled", "held-out", *DECIMALS, *(AREAS if scenario.ranking_batch else ()))
-        known = (*scenario.test_environments, *overall)
+        known = columns_of(SCENARIOS[self.scenario])
         for column in (*self.columns, *self.beside):
             if column not in known:
                 raise ValueError(unknown("column", column, known))
@@ -143,7 +158,7 @@ class Reproduction(_Part):
             seeds=seeds or size.seeds,
             trials=trials or size.trials,
             rounds=rounds or size.rounds,
-            settings=tuple(f"{key}={json.dumps(value)}" for key, value in settings.items()),
+            settings=assignments(settings),
             data_root=data_root,
             device=device,
         )
@@ -151,7 +166,7 @@ class Reproduction(_Part):
 
 def reproductions(folder: Path = FOLDER) -> dict[str, Path]:
     """The files by the name that the command line knows them under."""
-    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+    return {path.stem: path for path in sorted(folder.glob("*.toml")) if path.name != DEMO.name}
 
 
 def load_reproduction(name: str, folder: Path = FOLDER) -> Reproduction:

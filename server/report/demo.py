@@ -1,0 +1,173 @@
+"""The page of the demo: each claim with its numbers, a figure, how its settings were found, and its command."""
+
+import os
+import shlex
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from statistics import fmean
+
+from common.data.scenarios import SCENARIOS
+from common.errors import UserError
+from common.methods import METHODS
+from server.report.figures import Line, line_figure, standalone_figure
+from server.report.load import load
+from server.report.page import framed, html_figure, legend
+from server.report.panels import Figure, curve_line, environment_line, round_means
+from server.report.results import Result
+from server.report.tables import Table, html_table
+from server.study.demo import Finding, Measured, difference_text, mean, seeds_line
+from server.words import percent
+
+DOCS = Path(__file__).parents[2] / "docs"
+CONSTANT, ORACLE = 6, 7
+"""Their styles, whatever else is drawn."""
+
+
+def demo_page(findings: Sequence[Finding], folder: Path) -> str:
+    """The page, whole. `folder` is where it will lie: pages of the documentation are linked from there."""
+    links = "".join(
+        f'<a href="#{finding.claim.method.name}">{escape(finding.method.side.title)}</a>' for finding in findings
+    )
+    held = sum(finding.holds for finding in findings)
+    return framed(
+        "What the methods claim, measured here",
+        f"<p>{held} of {len(findings)} claims hold. Every number on this page comes from runs on this machine, on "
+        "data that come with scikit-learn or are generated. Accuracies are test accuracies in % after the last "
+        "round, means over seeds.</p>\n"
+        f'<nav aria-label="Sections">{links}</nav>\n'
+        f"{html_table(_table(findings))}\n"
+        f'<p class="how">{escape(seeds_line(findings))} <em>A constant</em> always says a client\'s most frequent '
+        "training label: it has learned nothing. <em>No shortcut</em> is the reference where the data have none: "
+        "about what is possible.</p>\n" + "\n".join(_section(finding, folder) for finding in findings),
+    )
+
+
+def claim_picture(finding: Finding) -> str:
+    """The claim's figure as a whole SVG file. Raises `UserError` where no run of it has ended."""
+    lines, names = _lines(finding)
+    if not lines:
+        raise UserError(f"--picture: {'; '.join(finding.troubles)}")
+    xlabel, ticks = _axis(finding)
+    labels = [names[line.style] for line in lines]
+    return standalone_figure(lines, labels, xlabel, "test accuracy (%)", names=ticks)
+
+
+# ---------------------------------------------------------------------- inside
+
+
+def _table(findings: Sequence[Finding]) -> Table:
+    head = ["method", "", "scenario", "measure", "reference", "accuracy of the reference", "of the method"]
+    rows = [
+        [
+            finding.method.side.title,
+            finding.verdict,
+            finding.claim.scenario,
+            finding.claim.column,
+            finding.reference.side.title,
+            *(percent(mean(numbers[name])) for name in ("reference", "method")),
+            difference_text(finding),
+            *(percent(mean(numbers.get(name, []))) for name in ("constant", "oracle")),
+        ]
+        for finding in findings
+        for numbers in [finding.numbers]
+    ]
+    return Table("The claims", [*head, "difference ± its error", "a constant", "no shortcut"], rows, names=5)
+
+
+def _section(finding: Finding, folder: Path) -> str:
+    claim, key = finding.claim, finding.claim.method.name
+    scenario = SCENARIOS[claim.scenario]
+    lines, names = _lines(finding)
+    xlabel, ticks = _axis(finding)
+    caption = f"Test accuracy against {xlabel}, {claim.scenario}"
+    picture = ""
+    if lines:
+        svg = line_figure(key, lines, xlabel, "accuracy (%)", names=ticks)
+        picture = f"{legend(key, names)}\n{html_figure(Figure(caption, svg))}"
+        picture += f'<p class="note">Mean over {claim.seeds} seeds; shades: standard deviation.</p>'
+    numbers = Table(
+        f"{claim.column}, after {claim.rounds} rounds",
+        ["", "accuracy (%)", "by seed"],
+        [
+            *(
+                [title, percent(mean(values)), "  ".join(map(percent, values))]
+                for name, title in finding.titles.items()
+                for values in [finding.numbers[name]]
+            ),
+            ["difference", difference_text(finding), "  ".join(f"{100 * d:+.2f}" for d in finding.differences)],
+        ],
+    )
+    page = METHODS[key].module() + ".md"
+    command = shlex.join(["perennial", "demo", "--only", key])
+    recipe = shlex.join(["perennial", "run", "--recipe", f"demo/{key}"])
+    return (
+        f'<section id="{key}"><h2>{escape(finding.method.side.title)} '
+        f'<span class="verdict {"" if finding.holds else "not"}">{finding.verdict}</span></h2>\n'
+        f'<p class="claim">{escape(claim.claim)}</p>\n'
+        f'<div class="beside"><div>{picture}</div><div>{html_table(numbers)}'
+        f"<p>{_sentence(finding)}</p>"
+        + "".join(f"<p>{escape(trouble)}</p>" for trouble in finding.troubles)
+        + f"<p>{escape(scenario.title)}; {len(scenario.client_ids)} clients.</p>\n"
+        f"<p>Settings: {escape(claim.found)}</p>\n"
+        f"<p>This row again: <code>{escape(command)}</code>. One run of the method: "
+        f"<code>{escape(recipe)}</code>.</p>\n"
+        f"<p>{escape(METHODS[key].source)}. {_linked(page, folder)}</p></div></div></section>"
+    )
+
+
+def _sentence(finding: Finding) -> str:
+    """What the numbers say, and whether a constant would have done as well."""
+    ours, theirs = finding.method.side.title, finding.reference.side.title
+    difference, error = finding.difference, finding.error
+    if not finding.complete or difference is None or error is None:
+        return "Not all of its runs have ended, so there is no verdict."
+    said = f"{ours} is {100 * abs(difference):.2f} points {'above' if difference >= 0 else 'below'} {theirs}"
+    said += f", {abs(difference) / error:.1f} standard errors" if error else ", in every seed alike"
+    own, constant = (mean(finding.numbers[name]) for name in ("method", "constant"))
+    if own is not None and constant is not None:
+        said += f". It is {'above' if own > constant else 'not above'} a constant prediction"
+    return escape(f"{said}.")
+
+
+def _linked(page: str, folder: Path) -> str:
+    """The method's page; a link where it lies beside the code."""
+    name = f"docs/methods/{page}"
+    if not (file := DOCS / "methods" / page).is_file():
+        return f"Equations and results: {name}"
+    return f'Equations and results: <a href="{escape(os.path.relpath(file, folder))}">{name}</a>'
+
+
+def _axis(finding: Finding) -> tuple[str, Sequence[str]]:
+    """What the figure is drawn against: the test environments, or the rounds where there is but one."""
+    environments = SCENARIOS[finding.claim.scenario].test_environments
+    return ("test environment", environments) if len(environments) > 1 else ("round", ())
+
+
+def _lines(finding: Finding) -> tuple[list[Line], dict[int, str]]:
+    """The curves, and the names of their styles."""
+    _, environments = _axis(finding)
+    shown = {style: own for style, own in enumerate(finding.measured)}
+    names = {style: own.side.title for style, own in shown.items()}
+    if finding.oracle:
+        shown[ORACLE], names[ORACLE] = finding.oracle, f"{finding.oracle.side.title}, no shortcut"
+    results = {style: result for style, own in shown.items() if (result := _result(own))}
+    if not results:
+        return [], {}
+    if environments:
+        lines = [environment_line(style, result, "final", environments) for style, result in results.items()]
+        x: Sequence[float] = range(len(environments))
+        constant = [fmean(found.accuracy[name] for found in finding.constant) for name in environments]
+    else:
+        lines = [curve_line(style, round_means(result, "accuracy")) for style, result in results.items()]
+        x = [min(min(line.x) for line in lines), max(max(line.x) for line in lines)]
+        constant = [fmean(found.average for found in finding.constant)] * 2
+    lines.append(Line(CONSTANT, x, [100 * value for value in constant]))
+    return lines, {style: names[style] for style in results} | {CONSTANT: "a constant"}
+
+
+def _result(measured: Measured) -> Result | None:
+    """A method's runs that have ended as reports have them; None where none has."""
+    runs = [load(outcome.path) for outcome in measured.outcomes if outcome.summary]
+    title = measured.side.title
+    return Result(runs[0].config.scenario.name, title, measured.side.measured, True, runs) if runs else None

@@ -1,0 +1,346 @@
+"""The demo: every claim of `reproduce/demo.toml`, measured on data that come with the libraries."""
+
+import tomllib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from pydantic import Field, ValidationError, model_validator
+from rich.table import Table
+from rich.text import Text
+
+from common.config import RunConfig, sentence
+from common.data.scenarios import SCENARIOS
+from common.errors import UserError
+from common.methods import METHODS
+from common.suggest import unknown
+from server.study.compare import DECIMALS, Entry, Plan, entry_config, measures
+from server.study.reproduce import DEMO, Part, assignments, columns_of
+from server.study.runs import Outcome, Selected, Watch, run_all
+from server.words import percent
+
+ENOUGH = 2.0
+"""Standard errors that a difference must exceed."""
+
+
+Numbers = list[float | None]
+"""One for each seed; None where a run has trouble."""
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    """Of the numbers that there are; None where there is none."""
+    found = [value for value in values if value is not None]
+    return fmean(found) if found else None
+
+
+class Side(Part):
+    """A method of a claim, and what it is run with."""
+
+    name: str
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """Hyper-parameters, stronger than the claim's."""
+    model: dict[str, Any] = Field(default_factory=dict)
+    """Settings of its model that are not the scenario's."""
+    evaluates: str = ""
+    """Which of its models counts; empty: the headline model."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> "Side":
+        if self.name not in METHODS:
+            raise ValueError(unknown("method", self.name, METHODS))
+        if self.evaluates and self.evaluates not in (known := METHODS[self.name].evaluates):
+            raise ValueError(unknown("model", self.evaluates, known))
+        return self
+
+    @property
+    def title(self) -> str:
+        """The name that papers print."""
+        return METHODS[self.name].title
+
+    @property
+    def measured(self) -> str:
+        """The model that counts."""
+        return self.evaluates or METHODS[self.name].evaluates[-1]
+
+
+class Claim(Part):
+    """What a paper says of its method, as one number of two methods on one scenario."""
+
+    claim: str
+    scenario: str
+    oracle: str = ""
+    """A scenario without the shortcut, for what the reference attains there."""
+    rounds: int = Field(ge=1)
+    seeds: int = Field(ge=2)
+    """How many: 0, 1, …"""
+    column: str
+    """What is compared, in the last round; more is better."""
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """Run settings, and hyper-parameters for every method that has them."""
+    method: Side
+    reference: Side
+    beside: tuple[str, ...] = ()
+    """Methods that the figure also shows, at their defaults."""
+    found: str
+    """How the settings were found."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> "Claim":
+        for name in (self.scenario, self.oracle or self.scenario):
+            if name not in SCENARIOS:
+                raise ValueError(unknown("scenario", name, SCENARIOS))
+            known = [column for column in columns_of(SCENARIOS[name]) if column not in DECIMALS]
+            if self.column not in known:
+                raise ValueError(unknown("column", self.column, known))
+        for name in self.beside:
+            if name not in METHODS:
+                raise ValueError(unknown("method", name, METHODS))
+        return self
+
+    def configs(self, side: Side, scenario: str = "") -> list[RunConfig]:
+        """The runs of a method by seed. Raises `UserError` for settings that do not fit."""
+        sides = (self.method, self.reference, *(Side(name=name) for name in self.beside))
+        entries = tuple(Entry(own.title, own.name, own.settings, own.model) for own in sides)
+        plan = Plan(
+            entries=entries,
+            scenario=scenario or self.scenario,
+            seeds=self.seeds,
+            rounds=self.rounds,
+            settings=assignments(self.settings),
+        )
+        entry = Entry(side.title, side.name, side.settings, side.model)
+        return [entry_config(plan, entry, entries, {"seed": seed}) for seed in range(self.seeds)]
+
+
+class Claims(Part):
+    """The whole file."""
+
+    claims: tuple[Claim, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _each_once(self) -> "Claims":
+        names = [claim.method.name for claim in self.claims]
+        if len({*names}) < len(names):
+            raise ValueError("a method has one claim, by which it is known on the command line")
+        return self
+
+
+def load_claims(file: Path = DEMO, only: Iterable[str] = ()) -> list[Claim]:
+    """The claims of the demo; of these methods alone where any are given.
+
+    Raises `UserError` for a method without a claim, and for a file that does not fit.
+    """
+    try:
+        claims = Claims.model_validate(tomllib.loads(file.read_text(encoding="utf-8"))).claims
+    except ValidationError as error:
+        raise UserError(f"{file}: {sentence(error)}") from None
+    except ValueError as error:  # TOML's own, and of the encoding
+        raise UserError(f"{file} is not valid TOML: {error}") from None
+    by_method = {claim.method.name: claim for claim in claims}
+    wanted = list(dict.fromkeys(only))
+    for name in wanted:
+        if name not in by_method:
+            raise UserError(f"--only: {unknown('claim', name, by_method)}")
+    return [by_method[name] for name in wanted or by_method]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A method's runs for a claim, by seed."""
+
+    side: Side
+    outcomes: Sequence[Outcome]
+
+    def selected(self) -> list[Selected | None]:
+        """The model that counts, after the last round; None where a run has trouble."""
+        summaries = [outcome.summary for outcome in self.outcomes]
+        return [found.models[self.side.measured]["final"] if found else None for found in summaries]
+
+    def numbers(self, column: str) -> Numbers:
+        """A measure by seed."""
+        return [measures(found).get(column) if found else None for found in self.selected()]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A claim, and what was measured."""
+
+    claim: Claim
+    method: Measured
+    reference: Measured
+    beside: Sequence[Measured]
+    oracle: Measured | None
+    """The reference where there is no shortcut."""
+    constant: Sequence[Selected]
+    """The constant predictor by seed."""
+
+    @property
+    def measured(self) -> list[Measured]:
+        """All methods on the claim's scenario, the claim's own first."""
+        return [self.method, self.reference, *self.beside]
+
+    @property
+    def differences(self) -> list[float]:
+        """Method less reference, seed by seed; without the seeds of which one is missing."""
+        pairs = zip(self.numbers["method"], self.numbers["reference"], strict=True)
+        return [ours - theirs for ours, theirs in pairs if ours is not None and theirs is not None]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every seed has ended on both sides."""
+        return len(self.differences) == self.claim.seeds
+
+    @property
+    def difference(self) -> float | None:
+        """Its mean over seeds."""
+        return mean(self.differences)
+
+    @property
+    def error(self) -> float | None:
+        """Standard error of that mean: s/√n with n − 1 in s; None for fewer than two seeds."""
+        found = self.differences
+        return stdev(found) / sqrt(len(found)) if len(found) > 1 else None
+
+    @property
+    def holds(self) -> bool:
+        """Whether all seeds are there and the method is better by more than `ENOUGH` standard errors."""
+        difference, error = self.difference, self.error
+        return self.complete and difference is not None and error is not None and difference > ENOUGH * error
+
+    @property
+    def verdict(self) -> str:
+        """In words."""
+        return "holds" if self.holds else "does not hold" if self.complete else "failed"
+
+    @property
+    def numbers(self) -> dict[str, Numbers]:
+        """The claim's column: of `method`, `reference`, `constant`, and `oracle` where it was run."""
+        column = self.claim.column
+        sides = {"method": self.method, "reference": self.reference, "oracle": self.oracle}
+        found = {name: own.numbers(column) for name, own in sides.items() if own}
+        return {**found, "constant": [measures(one).get(column) for one in self.constant]}
+
+    @property
+    def titles(self) -> dict[str, str]:
+        """How people call them, in the order in which they are shown."""
+        ours, theirs = self.method.side.title, self.reference.side.title
+        titles = {"method": ours, "reference": theirs, "constant": "a constant"}
+        return titles | ({"oracle": f"{theirs}, no shortcut"} if self.oracle else {})
+
+    @property
+    def troubles(self) -> list[str]:
+        """A sentence for each run that is in no number."""
+        every = [*self.measured, *([self.oracle] if self.oracle else [])]
+        return list(dict.fromkeys(one.trouble for own in every for one in own.outcomes if one.trouble))
+
+
+def run_demo(claims: Sequence[Claim], out: Path, jobs: int, watch: Watch = lambda _: None) -> list[Finding]:
+    """Run what is missing, and put the numbers together.
+
+    Raises `UserError` for what the user can put right, `RunStopped` if a worker process dies.
+    """
+    parts = [[(side, claim.configs(side, scenario)) for side, scenario in _sides(claim)] for claim in claims]
+    configs = [config for part in parts for _, own in part for config in own]
+    outcomes = iter(run_all(configs, out, jobs, watch))
+    findings = []
+    for claim, part in zip(claims, parts, strict=True):
+        from server.study.constant import constant_predictor  # with PyTorch
+
+        method, reference, *others = [Measured(side, [next(outcomes) for _ in own]) for side, own in part]
+        oracle = others.pop() if claim.oracle else None
+        constant = [constant_predictor(own.scenario, own.seed, own.data_folder) for own in part[0][1]]
+        findings.append(Finding(claim, method, reference, others, oracle, constant))
+    return findings
+
+
+def chance(seeds: int) -> float:
+    """How often a claim would hold if both methods were the same: P(t > `ENOUGH`), n − 1 degrees of freedom."""
+    from scipy.stats import t
+
+    return float(t.sf(ENOUGH, seeds - 1))
+
+
+# ---------------------------------------------------------------------- what people see
+
+
+def seeds_line(findings: Iterable[Finding]) -> str:
+    """What the verdicts rest on."""
+    counts = sorted({finding.claim.seeds for finding in findings})
+    cases = ", ".join(f"{100 * chance(count):.0f} of 100 with {count} seeds" for count in counts)
+    return (
+        f"holds: the difference is more than {ENOUGH:g} standard errors, seed by seed. These are few seeds: two "
+        f"methods that are the same would pass in about {cases}."
+    )
+
+
+def demo_table(findings: Sequence[Finding]) -> Table:
+    """A row for each claim."""
+    table = Table(
+        title="what the methods claim, measured here",
+        caption="test accuracy in % after the last round, mean over seeds; difference ± its standard error",
+        show_lines=True,
+    )
+    table.add_column("claim", max_width=40)
+    table.add_column("scenario", max_width=24)
+    table.add_column("with")
+    table.add_column("accuracy", justify="right")
+    table.add_column("difference", justify="right")
+    table.add_column("")
+    for finding in findings:
+        claim, numbers = finding.claim, finding.numbers
+        table.add_row(
+            Text(claim.claim),
+            Text(f"{claim.scenario}, {claim.column}"),
+            Text("\n".join(finding.titles.values()), no_wrap=True),
+            Text("\n".join(percent(mean(numbers[name])) for name in finding.titles)),
+            Text(difference_text(finding, "\n±"), no_wrap=True),
+            Text(finding.verdict, style="bold" if finding.holds else "bold yellow"),
+        )
+    return table
+
+
+def difference_text(finding: Finding, sign: str = " ± ") -> str:
+    """In points of percent, with its standard error."""
+    difference, error = finding.difference, finding.error
+    if difference is None:
+        return "–"
+    return f"{100 * difference:+.2f}" + ("" if error is None else f"{sign}{100 * error:.2f}")
+
+
+def demo_json(findings: Iterable[Finding]) -> dict[str, Any]:
+    """The same as plain data; accuracies as fractions, by seed where they are lists."""
+    return {
+        "claims": [
+            {
+                "method": claim.method.name,
+                "claim": claim.claim,
+                "scenario": claim.scenario,
+                "rounds": claim.rounds,
+                "seeds": list(range(claim.seeds)),
+                "column": claim.column,
+                "reference": claim.reference.name,
+                "accuracy": {name: mean(values) for name, values in finding.numbers.items()},
+                "accuracy_by_seed": finding.numbers,
+                "difference": finding.difference,
+                "standard_error": finding.error,
+                "holds": finding.holds,
+                "found": claim.found,
+                "troubles": finding.troubles,
+            }
+            for finding in findings
+            for claim in [finding.claim]
+        ]
+    }
+
+
+# ---------------------------------------------------------------------- inside
+
+
+def _sides(claim: Claim) -> list[tuple[Side, str]]:
+    """What is run for a claim, and on which scenario; the reference without the shortcut last."""
+    sides = [claim.method, claim.reference, *(Side(name=name) for name in claim.beside)]
+    oracle = [(claim.reference, claim.oracle)] if claim.oracle else []
+    return [(side, claim.scenario) for side in sides] + oracle
