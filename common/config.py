@@ -141,7 +141,7 @@ def _load(
     values = {key: value for key, value in values.items() if key not in unused}
     kept = {"method", "scenario"} & values.keys()  # the options name them, too, but without their settings
     values |= {key: value for key, value in options.items() if key not in kept}
-    values["method"] = _named(values.get("method", "ditto"), "method")
+    values["method"] = _named(values.get("method", "fedsdr"), "method")
     values["privacy"] = _table(values.get("privacy", {}), "privacy")
     values["scenario"] = _scenario_table(values.get("scenario", "colored-digits"))
     method = method_class(str(values["method"]["name"]))

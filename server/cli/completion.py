@@ -43,10 +43,12 @@ def claims(incomplete: str) -> list[str]:
 def recipe_names(incomplete: str) -> list[str]:
     """Rows of reproductions that begin so, with the capitals typed; only the tables in question are read."""
     from server.study.recipes import recipes
-    from server.study.reproduce import reproductions
+    from server.study.reproduce import DEMO, reproductions
 
     table, slash, _ = incomplete.casefold().partition("/")
-    asked = [name for name in reproductions() if (name == table if slash else name.startswith(table))]
+    asked = [
+        name for name in (*reproductions(), DEMO.stem) if (name == table if slash else name.startswith(table))
+    ]
     begun = [name for name in recipes(tables=asked) if name.casefold().startswith(incomplete.casefold())]
     return [incomplete + name[len(incomplete) :] for name in begun]
 

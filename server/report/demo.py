@@ -27,7 +27,7 @@ CONSTANT, ORACLE = 6, 7
 def demo_page(findings: Sequence[Finding], folder: Path) -> str:
     """The page, whole. `folder` is where it will lie: pages of the documentation are linked from there."""
     links = "".join(
-        f'<a href="#{finding.claim.method.name}">{escape(finding.method.side.title)}</a>' for finding in findings
+        f'<a href="#{finding.claim.method.name}">{escape(finding.claim.method.title)}</a>' for finding in findings
     )
     held = sum(finding.holds for finding in findings)
     return framed(
@@ -57,22 +57,24 @@ def claim_picture(finding: Finding) -> str:
 
 
 def _table(findings: Sequence[Finding]) -> Table:
-    head = ["method", "", "scenario", "measure", "reference", "accuracy of the reference", "of the method"]
+    names = ["method", "claim", "verdict", "scenario", "measure", "reference"]
+    numbers = ["reference's accuracy", "method's", "difference ± its error", "a constant's", "no shortcut"]
     rows = [
         [
-            finding.method.side.title,
+            finding.claim.method.title,
+            finding.claim.claim,
             finding.verdict,
             finding.claim.scenario,
             finding.claim.column,
-            finding.reference.side.title,
-            *(percent(mean(numbers[name])) for name in ("reference", "method")),
+            finding.claim.reference.title,
+            *(percent(mean(found[name])) for name in ("reference", "method")),
             difference_text(finding),
-            *(percent(mean(numbers.get(name, []))) for name in ("constant", "oracle")),
+            *(percent(mean(found.get(name, []))) for name in ("constant", "oracle")),
         ]
         for finding in findings
-        for numbers in [finding.numbers]
+        for found in [finding.numbers]
     ]
-    return Table("The claims", [*head, "difference ± its error", "a constant", "no shortcut"], rows, names=5)
+    return Table("The claims", [*names, *numbers], rows, names=len(names))
 
 
 def _section(finding: Finding, folder: Path) -> str:
@@ -102,7 +104,7 @@ def _section(finding: Finding, folder: Path) -> str:
     command = shlex.join(["perennial", "demo", "--only", key])
     recipe = shlex.join(["perennial", "run", "--recipe", f"demo/{key}"])
     return (
-        f'<section id="{key}"><h2>{escape(finding.method.side.title)} '
+        f'<section id="{key}"><h2>{escape(finding.claim.method.title)} '
         f'<span class="verdict {"" if finding.holds else "not"}">{finding.verdict}</span></h2>\n'
         f'<p class="claim">{escape(claim.claim)}</p>\n'
         f'<div class="beside"><div>{picture}</div><div>{html_table(numbers)}'
@@ -118,7 +120,7 @@ def _section(finding: Finding, folder: Path) -> str:
 
 def _sentence(finding: Finding) -> str:
     """What the numbers say, and whether a constant would have done as well."""
-    ours, theirs = finding.method.side.title, finding.reference.side.title
+    ours, theirs = finding.claim.method.title, finding.claim.reference.title
     difference, error = finding.difference, finding.error
     if not finding.complete or difference is None or error is None:
         return "Not all of its runs have ended, so there is no verdict."

@@ -1,7 +1,7 @@
 """The demo: every claim of `reproduce/demo.toml`, measured on data that come with the libraries."""
 
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
@@ -100,10 +100,16 @@ class Claim(Part):
                 raise ValueError(unknown("method", name, METHODS))
         return self
 
-    def configs(self, side: Side, scenario: str = "") -> list[RunConfig]:
-        """The runs of a method by seed. Raises `UserError` for settings that do not fit."""
-        sides = (self.method, self.reference, *(Side(name=name) for name in self.beside))
-        entries = tuple(Entry(own.title, own.name, own.settings, own.model) for own in sides)
+    @property
+    def sides(self) -> list[Side]:
+        """Every method that is run on the scenario, the claim's own first."""
+        return [self.method, self.reference, *(Side(name=name) for name in self.beside)]
+
+    def config(
+        self, side: Side, options: Mapping[str, Any], settings: Iterable[str] = (), scenario: str = ""
+    ) -> RunConfig:
+        """A run of one of the sides; `options` and `settings` are stronger. Raises `UserError`."""
+        entries = tuple(Entry(own.title, own.name, own.settings, own.model) for own in self.sides)
         plan = Plan(
             entries=entries,
             scenario=scenario or self.scenario,
@@ -111,8 +117,7 @@ class Claim(Part):
             rounds=self.rounds,
             settings=assignments(self.settings),
         )
-        entry = Entry(side.title, side.name, side.settings, side.model)
-        return [entry_config(plan, entry, entries, {"seed": seed}) for seed in range(self.seeds)]
+        return entry_config(plan, entries[self.sides.index(side)], entries, options, settings)
 
 
 class Claims(Part):
@@ -128,8 +133,8 @@ class Claims(Part):
         return self
 
 
-def load_claims(file: Path = DEMO, only: Iterable[str] = ()) -> list[Claim]:
-    """The claims of the demo; of these methods alone where any are given.
+def load_claims(file: Path = DEMO, only: Iterable[str] = (), option: str = "--only") -> list[Claim]:
+    """The claims of the demo; of these methods alone where any are given, by the command line's `option`.
 
     Raises `UserError` for a method without a claim, and for a file that does not fit.
     """
@@ -143,7 +148,7 @@ def load_claims(file: Path = DEMO, only: Iterable[str] = ()) -> list[Claim]:
     wanted = list(dict.fromkeys(only))
     for name in wanted:
         if name not in by_method:
-            raise UserError(f"--only: {unknown('claim', name, by_method)}")
+            raise UserError(f"{option}: {unknown('claim', name, by_method)}")
     return [by_method[name] for name in wanted or by_method]
 
 
@@ -169,18 +174,12 @@ class Finding:
     """A claim, and what was measured."""
 
     claim: Claim
-    method: Measured
-    reference: Measured
-    beside: Sequence[Measured]
+    measured: Sequence[Measured]
+    """Every method on the claim's scenario: its own, the reference, and those beside them."""
     oracle: Measured | None
     """The reference where there is no shortcut."""
     constant: Sequence[Selected]
     """The constant predictor by seed."""
-
-    @property
-    def measured(self) -> list[Measured]:
-        """All methods on the claim's scenario, the claim's own first."""
-        return [self.method, self.reference, *self.beside]
 
     @property
     def differences(self) -> list[float]:
@@ -219,14 +218,14 @@ class Finding:
     def numbers(self) -> dict[str, Numbers]:
         """The claim's column: of `method`, `reference`, `constant`, and `oracle` where it was run."""
         column = self.claim.column
-        sides = {"method": self.method, "reference": self.reference, "oracle": self.oracle}
+        sides = {"method": self.measured[0], "reference": self.measured[1], "oracle": self.oracle}
         found = {name: own.numbers(column) for name, own in sides.items() if own}
         return {**found, "constant": [measures(one).get(column) for one in self.constant]}
 
     @property
     def titles(self) -> dict[str, str]:
         """How people call them, in the order in which they are shown."""
-        ours, theirs = self.method.side.title, self.reference.side.title
+        ours, theirs = self.claim.method.title, self.claim.reference.title
         titles = {"method": ours, "reference": theirs, "constant": "a constant"}
         return titles | ({"oracle": f"{theirs}, no shortcut"} if self.oracle else {})
 
@@ -242,17 +241,24 @@ def run_demo(claims: Sequence[Claim], out: Path, jobs: int, watch: Watch = lambd
 
     Raises `UserError` for what the user can put right, `RunStopped` if a worker process dies.
     """
-    parts = [[(side, claim.configs(side, scenario)) for side, scenario in _sides(claim)] for claim in claims]
-    configs = [config for part in parts for _, own in part for config in own]
-    outcomes = iter(run_all(configs, out, jobs, watch))
+    parts = [
+        [
+            [claim.config(side, {"seed": seed}, scenario=scenario) for seed in range(claim.seeds)]
+            for side, scenario in own
+        ]
+        for claim in claims
+        for own in [_runs(claim)]
+    ]
+    outcomes = iter(run_all([config for part in parts for own in part for config in own], out, jobs, watch))
+    from server.study.constant import constant_predictor  # with PyTorch
+
     findings = []
     for claim, part in zip(claims, parts, strict=True):
-        from server.study.constant import constant_predictor  # with PyTorch
-
-        method, reference, *others = [Measured(side, [next(outcomes) for _ in own]) for side, own in part]
-        oracle = others.pop() if claim.oracle else None
-        constant = [constant_predictor(own.scenario, own.seed, own.data_folder) for own in part[0][1]]
-        findings.append(Finding(claim, method, reference, others, oracle, constant))
+        sides = [side for side, _ in _runs(claim)]
+        measured = [Measured(side, [next(outcomes) for _ in own]) for side, own in zip(sides, part, strict=True)]
+        oracle = measured.pop() if claim.oracle else None
+        constant = [constant_predictor(own.scenario, own.seed, own.data_folder) for own in part[0]]
+        findings.append(Finding(claim, measured, oracle, constant))
     return findings
 
 
@@ -339,8 +345,7 @@ def demo_json(findings: Iterable[Finding]) -> dict[str, Any]:
 # ---------------------------------------------------------------------- inside
 
 
-def _sides(claim: Claim) -> list[tuple[Side, str]]:
+def _runs(claim: Claim) -> list[tuple[Side, str]]:
     """What is run for a claim, and on which scenario; the reference without the shortcut last."""
-    sides = [claim.method, claim.reference, *(Side(name=name) for name in claim.beside)]
     oracle = [(claim.reference, claim.oracle)] if claim.oracle else []
-    return [(side, claim.scenario) for side in sides] + oracle
+    return [(side, claim.scenario) for side in claim.sides] + oracle

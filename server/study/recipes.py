@@ -1,4 +1,7 @@
-"""Recipes: the scenario, method, settings, model and rounds of one row of a paper's table, for a single run."""
+"""Recipes: the scenario, method, settings, model and rounds of one row of a paper's table, for a single run.
+
+The claims of the demo are recipes as well.
+"""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -8,7 +11,8 @@ from common.config import RunConfig
 from common.errors import UserError
 from common.suggest import unknown
 from server.study.compare import entry_config, with_baselines
-from server.study.reproduce import FOLDER, load_reproduction, reproductions, row_name
+from server.study.demo import load_claims
+from server.study.reproduce import DEMO, FOLDER, load_reproduction, reproductions, row_name
 
 
 def recipes(folder: Path = FOLDER, tables: Iterable[str] | None = None) -> dict[str, str]:
@@ -16,13 +20,20 @@ def recipes(folder: Path = FOLDER, tables: Iterable[str] | None = None) -> dict[
 
     Raises `UserError` for a file that does not fit.
     """
-    return {
+    claims = folder / DEMO.name
+    names = [*reproductions(folder), *([DEMO.stem] if claims.is_file() else [])] if tables is None else [*tables]
+    found = {
         f"{name}/{row.name}": f"{row.title}: {row.method} on {table.scenario}, {table.rounds} rounds"
-        for name in (reproductions(folder) if tables is None else tables)
+        for name in names
+        if name != DEMO.stem
         for table in [load_reproduction(name, folder)]
         for row in table.rows
         if row.implemented
     }
+    for claim in load_claims(claims) if DEMO.stem in names else ():
+        about = f"{claim.method.title} of the demo: on {claim.scenario}, {claim.rounds} rounds"
+        found[f"{DEMO.stem}/{claim.method.name}"] = about
+    return found
 
 
 def recipe_config(
@@ -34,13 +45,18 @@ def recipe_config(
     which are stronger. Raises `UserError` where there is no such row, and as `load_config` does.
     """
     name, _, wanted = recipe.partition("/")
+    if name == DEMO.stem:
+        if not wanted:
+            raise UserError(_which(name, [own.method.name for own in load_claims(folder / DEMO.name)]))
+        (claim,) = load_claims(folder / DEMO.name, [wanted.casefold()], "--recipe demo")
+        return claim.config(claim.method, options, settings), ""
     files = reproductions(folder)
     if name not in files:
-        raise UserError(f"--recipe: {unknown('table', name, files)}")
+        raise UserError(f"--recipe: {unknown('table', name, [*files, DEMO.stem])}")
     table = load_reproduction(name, folder)
     rows = {row.name: row.title for row in table.rows if row.implemented}
     if not wanted and len(rows) != 1:
-        raise UserError(f"--recipe {name} needs a row of the table: {', '.join(f'{name}/{row}' for row in rows)}")
+        raise UserError(_which(name, rows))
     titles = {name.casefold(): title for name, title in rows.items()}
     title = titles.get(row_name(wanted).casefold()) if wanted else next(iter(titles.values()))
     if title is None:
@@ -53,3 +69,7 @@ def recipe_config(
         "that the search starts from"
     )
     return entry_config(plan, entry, entries, options, settings), searched if plan.trials > 1 else ""
+
+
+def _which(name: str, rows: Iterable[str]) -> str:
+    return f"--recipe {name} needs a row of the table: {', '.join(f'{name}/{row}' for row in rows)}"
