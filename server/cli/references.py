@@ -9,6 +9,7 @@ from typing import Any
 
 from common.config import RunConfig
 from common.methods import method_class
+from server.folder import RunFolder
 from server.study.version import NO_NUMBER
 from server.words import percent
 
@@ -16,39 +17,46 @@ REFERENCE = "fedavg"
 
 
 def reference_lines(path: Path, config: RunConfig, summary: Mapping[str, Any]) -> list[str]:
-    """A line for each reference on the scenario and seed of the run in `path`.
+    """A line for each reference on the scenario and seed of the run in `path`, with what makes it.
 
-    FedAvg's numbers are those of the newest finished run beside this one that differs from it in the method alone;
-    where there is none, the line has the command that makes it. The constant predictor's are in the summaries of
-    local runs.
+    The constant predictor's numbers are in the summaries of local runs.
     """
     lines = []
     if constant := summary.get("constant"):
-        lines.append(f"reference: a constant prediction has {_overall(constant)}")
-    if config.method.name != REFERENCE:
-        lines.append(f"reference: FedAvg {_fedavg(path, config)}")
+        about = "a client's most frequent training label; every local run has it"
+        lines.append(f"reference: a constant prediction has {_overall(constant)} ({about})")
+    if config.method.name == REFERENCE:
+        return lines
+    if found := fedavg_beside(path, config):
+        usual = method_class(REFERENCE)(name=REFERENCE).model_dump(mode="json")
+        made = RunFolder.open(found)
+        values = made.config().method.model_dump(mode="json")
+        own = "".join(f"{key}={value}, " for key, value in values.items() if value != usual.get(key))
+        command = shlex.join(["perennial", "run", "--config", str(found / "config.toml")])
+        numbers = _overall(made.summary()["models"]["global"]["final"])
+        lines.append(f"reference: FedAvg has {numbers} ({own}made by: {command})")
+    else:
+        command = shlex.join(["perennial", "run", "--method", REFERENCE, "--config", str(path / "config.toml")])
+        lines.append(f"reference: FedAvg is made by: {command}")
     return lines
 
 
-def _fedavg(path: Path, config: RunConfig) -> str:
+def fedavg_beside(path: Path, config: RunConfig) -> Path | None:
+    """The newest finished run beside the one in `path` that differs from it in the method alone, being FedAvg."""
     wanted = _others(config.model_dump(mode="json", exclude_none=True))
-    usual = method_class(REFERENCE)(name=REFERENCE).model_dump(mode="json")
-    found: dict[float, str] = {}
+    found: dict[float, Path] = {}
     for file in path.parent.glob("*/config.toml"):
         try:
             values = tomllib.loads(file.read_text(encoding="utf-8"))
             if values["method"]["name"] != REFERENCE or _others(values) != wanted:
                 continue
             summary = json.loads(file.with_name("summary.json").read_bytes())
+            _overall(summary["models"]["global"]["final"])
             if summary["rounds"] == config.rounds:
-                own = [f"{key}={value}" for key, value in values["method"].items() if value != usual.get(key)]
-                about = ", ".join([str(file.parent), *own])
-                text = f"has {_overall(summary['models']['global']['final'])} ({about})"
-                found[file.with_name("summary.json").stat().st_mtime] = text
+                found[file.with_name("summary.json").stat().st_mtime] = file.parent
         except (OSError, ValueError, KeyError, TypeError):  # damaged or unfinished, and not what is shown here
             continue
-    command = ["perennial", "run", "--method", REFERENCE, "--config", str(path / "config.toml")]
-    return found[max(found)] if found else f"is made by: {shlex.join(command)}"
+    return found[max(found)] if found else None
 
 
 def _others(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import typer
 
 from common.errors import UserError
 from server.cli.completion import methods, recipe_names, scenarios
-from server.cli.console import Watched, remark, sentences, watching
+from server.cli.console import Watched, Working, remark, sentences, watching
 from server.cli.options import Ca, DataRoot, Device, Insecure, Json, Rounds, Settings, SuperLink, app
 from server.progress import Progress
 
@@ -35,7 +35,7 @@ class Tracker(StrEnum):
 def run(
     method: Annotated[
         str | None,
-        typer.Option(help=r"Method, see `perennial list methods`.  \[default: ditto]", autocompletion=methods),
+        typer.Option(help=r"Method, see `perennial list methods`.  \[default: fedsdr]", autocompletion=methods),
     ] = None,
     scenario: Annotated[
         str | None,
@@ -79,7 +79,10 @@ def run(
     insecure: Insecure = False,
     as_json: Json = False,
 ) -> None:
-    """Run a method on a scenario; ends in a table of accuracies."""
+    """Run a method on a scenario; ends in a table of accuracies.
+
+    Without --method, --scenario, --config and --recipe, FedAvg is trained as well, to stand below the table.
+    """
     from common.config import load_config
 
     chosen = {"method": method, "scenario": scenario}
@@ -106,23 +109,21 @@ def run(
             if caution:
                 remark(caution)
         # Later than a wrong setting is told.
+        from server.cli.references import REFERENCE, fedavg_beside
         from server.cli.tables import print_run
         from server.deployment.remote import connected
         from server.folder import RunFolder, default_out
-        from server.report.track import require, tracking
+        from server.report.track import require
 
         require(track)
         path = folder or Path(default_out(complete))
         RunFolder(path).must_be_free()
         RunFolder(path).must_be_empty()
         if complete.runtime == "local":
-            with watching(complete, LOADING, as_json) as watch:
-                here = _runtime(complete, watch)
-                with RunFolder(path).held():
-                    made = working.folder = RunFolder.create(path, complete)
-                    watch.round(Progress(0, complete.rounds, {}, {}))
-                    with tracking(track, path, complete, watch.round) as told:
-                        _add_constant(here, made, here.run(made, watch=told))
+            _train(complete, path, working, as_json, track)
+            if not any((method, scenario, config, recipe, folder, as_json)) and not fedavg_beside(path, complete):
+                reference = load_config(path / "config.toml", {"method": REFERENCE})
+                _train(reference, Path(default_out(reference)), working, as_json)
         else:
             working.folder = RunFolder(path)
             _run_on_flower(complete, path, connected(superlink, ca, insecure), as_json, track=track)
@@ -165,6 +166,20 @@ def resume(
                 (folder / word).unlink(missing_ok=True)
             _run_on_flower(config, folder, connected(superlink, ca, insecure), as_json, resume=True)
         print_run(folder, as_json, oracle=False)
+
+
+def _train(config: RunConfig, path: Path, working: Working, quiet: bool, track: Tracker | None = None) -> None:
+    """A whole run in this process."""
+    from server.folder import RunFolder
+    from server.report.track import tracking
+
+    with watching(config, LOADING, quiet) as watch:
+        here = _runtime(config, watch)
+        with RunFolder(path).held():
+            made = working.folder = RunFolder.create(path, config)
+            watch.round(Progress(0, config.rounds, {}, {}))
+            with tracking(track, path, config, watch.round) as told:
+                _add_constant(here, made, here.run(made, watch=told))
 
 
 def _origin(folder: RunFolder, config: RunConfig) -> Checkpoint:

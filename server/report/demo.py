@@ -16,7 +16,7 @@ from server.report.page import framed, html_figure, legend
 from server.report.panels import Figure, curve_line, environment_line, round_means
 from server.report.results import Result
 from server.report.tables import Table, html_table
-from server.study.demo import Finding, Measured, difference_text, mean, seeds_line
+from server.study.demo import Finding, Measured, difference_text, mean, points, seeds_line
 from server.words import percent
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -57,15 +57,14 @@ def claim_picture(finding: Finding) -> str:
 
 
 def _table(findings: Sequence[Finding]) -> Table:
-    names = ["method", "claim", "verdict", "scenario", "measure", "reference"]
-    numbers = ["reference's accuracy", "method's", "difference ± its error", "a constant's", "no shortcut"]
+    names = ["method", "verdict", "claim", "measured", "reference"]
+    numbers = ["its accuracy", "the method's", "difference", "a constant's", "no shortcut"]
     rows = [
         [
             finding.claim.method.title,
-            finding.claim.claim,
             finding.verdict,
-            finding.claim.scenario,
-            finding.claim.column,
+            finding.claim.claim,
+            f"{finding.claim.scenario}, {finding.claim.column}",
             finding.claim.reference.title,
             *(percent(mean(found[name])) for name in ("reference", "method")),
             difference_text(finding),
@@ -90,14 +89,14 @@ def _section(finding: Finding, folder: Path) -> str:
         picture += f'<p class="note">Mean over {claim.seeds} seeds; shades: standard deviation.</p>'
     numbers = Table(
         f"{claim.column}, after {claim.rounds} rounds",
-        ["", "accuracy (%)", "by seed"],
+        ["", "accuracy (%)", *(f"seed {seed}" for seed in range(claim.seeds))],
         [
             *(
-                [title, percent(mean(values)), "  ".join(map(percent, values))]
+                [title, percent(mean(values)), *map(percent, values)]
                 for name, title in finding.titles.items()
                 for values in [finding.numbers[name]]
             ),
-            ["difference", difference_text(finding), "  ".join(f"{100 * d:+.2f}" for d in finding.differences)],
+            ["difference", difference_text(finding), *(points(value) for value in finding.differences)],
         ],
     )
     page = METHODS[key].module() + ".md"

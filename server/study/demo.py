@@ -182,15 +182,15 @@ class Finding:
     """The constant predictor by seed."""
 
     @property
-    def differences(self) -> list[float]:
-        """Method less reference, seed by seed; without the seeds of which one is missing."""
+    def differences(self) -> Numbers:
+        """Method less reference, seed by seed."""
         pairs = zip(self.numbers["method"], self.numbers["reference"], strict=True)
-        return [ours - theirs for ours, theirs in pairs if ours is not None and theirs is not None]
+        return [None if ours is None or theirs is None else ours - theirs for ours, theirs in pairs]
 
     @property
     def complete(self) -> bool:
         """Whether every seed has ended on both sides."""
-        return len(self.differences) == self.claim.seeds
+        return None not in self.differences
 
     @property
     def difference(self) -> float | None:
@@ -200,7 +200,7 @@ class Finding:
     @property
     def error(self) -> float | None:
         """Standard error of that mean: s/√n with n − 1 in s; None for fewer than two seeds."""
-        found = self.differences
+        found = [difference for difference in self.differences if difference is not None]
         return stdev(found) / sqrt(len(found)) if len(found) > 1 else None
 
     @property
@@ -310,10 +310,13 @@ def demo_table(findings: Sequence[Finding]) -> Table:
 
 def difference_text(finding: Finding, sign: str = " ± ") -> str:
     """In points of percent, with its standard error."""
-    difference, error = finding.difference, finding.error
-    if difference is None:
-        return "–"
-    return f"{100 * difference:+.2f}" + ("" if error is None else f"{sign}{100 * error:.2f}")
+    error = "" if finding.error is None else f"{sign}{100 * finding.error:.2f}"
+    return points(finding.difference) + error
+
+
+def points(difference: float | None) -> str:
+    """A difference in points of percent; a dash where there is none."""
+    return "–" if difference is None else f"{100 * difference:+.2f}"
 
 
 def demo_json(findings: Iterable[Finding]) -> dict[str, Any]:

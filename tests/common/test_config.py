@@ -8,13 +8,13 @@ from common.config import RunConfig, load_config, parse_task
 from common.data.scenarios import SCENARIOS
 from common.data.scenarios.colored import CMNIST
 from common.errors import UserError
-from common.methods.ditto import Ditto
 from common.methods.fedprox import FedProx
+from common.methods.fedsdr import FedSDR
 
 
 def test_defaults_are_complete() -> None:
     config = load_config()
-    assert config.method == Ditto()
+    assert config.method == FedSDR()
     assert config.scenario.name == "colored-digits"
     assert (config.rounds, config.participation) == (config.scenario.rounds, config.scenario.participation)
     assert config.model.model_dump() == {**config.model.model_dump(), **config.scenario.model}
@@ -30,7 +30,8 @@ def test_preset_gives_its_participation_and_a_setting_overrides_it() -> None:
 @pytest.mark.parametrize("scenario", ["colored-digits", "cmnist-80-oracle", "rc-fmnist"])
 def test_toml_round_trip(scenario: str, tmp_path: Path) -> None:
     config = load_config(
-        options={"scenario": scenario, "seed": 3}, settings=["proximity=0.7", "model.hidden=[5, 6]"]
+        options={"method": "ditto", "scenario": scenario, "seed": 3},
+        settings=["proximity=0.7", "model.hidden=[5, 6]"],
     )
     path = tmp_path / "config.toml"
     path.write_text(config.toml())

@@ -13,17 +13,19 @@ from common.methods import METHODS
 from common.privacy import MECHANISMS, AdaptiveClipping, FixedClipping, NoMechanism, epsilon
 
 PAGE = (Path(__file__).parents[2] / "docs" / "privacy.md").read_text(encoding="utf-8")
-MODEL = {"model": {"name": "mlp", "norm": "none"}}
+MODEL = {"method": "fedavg", "model": {"name": "mlp", "norm": "none"}}
 
 
 def test_there_is_none_unless_it_is_asked_for(tmp_path: Path) -> None:
     assert load_config().privacy == NoMechanism()
-    config = load_config(settings=["privacy.mechanism=adaptive", "privacy.quantile=0.3", "privacy.delta=1e-6"])
+    config = load_config(
+        options=MODEL, settings=["privacy.mechanism=adaptive", "privacy.quantile=0.3", "privacy.delta=1e-6"]
+    )
     assert config.privacy == AdaptiveClipping(quantile=0.3, delta=1e-6)
-    assert load_config(options={"privacy": {"mechanism": "fixed"}}).privacy == FixedClipping()
+    assert load_config(options={**MODEL, "privacy": {"mechanism": "fixed"}}).privacy == FixedClipping()
     (tmp_path / "config.toml").write_text(config.toml())
     assert load_config(tmp_path / "config.toml") == config
-    assert config.task() == load_config().task()  # all of it happens at the server
+    assert config.task() == load_config(options=MODEL).task()  # all of it happens at the server
     assert parse_task(config.task()).method == config.method
 
 

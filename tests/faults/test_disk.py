@@ -128,13 +128,14 @@ def test_a_disk_that_is_full_and_has_room_again(tmp_path: Path) -> None:
     if subprocess.run(["unshare", "-rm", "true"], capture_output=True, check=False).returncode:
         pytest.skip("this user may not mount a file system of its own")
     settings = ("checkpoint_every=2", "evaluate_every=2", "batch_size=16")
-    config = load_config(options={"rounds": 12}, settings=settings)
+    config = load_config(options={"method": "ditto", "rounds": 12}, settings=settings)
     LocalRuntime(config).run(RunFolder.create(tmp_path / "unbroken", config))
     disk, kept = tmp_path / "disk", tmp_path / "kept"
     disk.mkdir()
+    said_to = tmp_path / "full.txt"
     script = f"""
         mount -t tmpfs -o size=400k tmpfs {disk}
-        {PERENNIAL} run --rounds 12 --set {" --set ".join(settings)} --out {disk}/run 2>{tmp_path}/full.txt
+        {PERENNIAL} run --method ditto --rounds 12 --set {" --set ".join(settings)} --out {disk}/run 2>{said_to}
         echo code $?
         mount -o remount,size=60m {disk}
         {PERENNIAL} resume {disk}/run >/dev/null
@@ -142,7 +143,7 @@ def test_a_disk_that_is_full_and_has_room_again(tmp_path: Path) -> None:
         cp -r {disk}/run {kept}
     """
     done = subprocess.run(["unshare", "-rm", "sh", "-c", script], capture_output=True, text=True, check=False)
-    said = (tmp_path / "full.txt").read_text()
+    said = said_to.read_text()
     assert done.stdout.split() == ["code", "2", "code", "0"], said + done.stderr
     assert "Traceback" not in said
     last = said.splitlines()[-1]

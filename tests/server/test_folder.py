@@ -16,7 +16,9 @@ from common.config import RunConfig, load_config
 from common.errors import UserError
 from server.folder import Checkpoint, InUse, RunFolder, taken_over
 
-CONFIG = load_config(options={"scenario": "colored-digits", "seed": 3}, settings=["proximity=0.5"])
+CONFIG = load_config(
+    options={"method": "ditto", "scenario": "colored-digits", "seed": 3}, settings=["proximity=0.5"]
+)
 ARRAYS = {"w": torch.arange(6.0).reshape(2, 3), "n": torch.tensor(4)}
 
 
@@ -292,7 +294,8 @@ def test_one_flipped_bit_is_found(folder: RunFolder) -> None:
 
 
 def taken_up(*settings: str, rounds: int = 8, **options: Any) -> RunConfig:
-    return load_config(options={"scenario": "colored-digits", "rounds": rounds, **options}, settings=settings)
+    given = {"method": "ditto", "scenario": "colored-digits", "rounds": rounds}
+    return load_config(options=given | options, settings=settings)
 
 
 def changes(before: RunConfig, now: RunConfig, round_: int = 4) -> dict[str, list[str]]:

@@ -106,11 +106,46 @@ def test_below_the_table_stand_a_constant_and_fedavg_with_its_command(here: Path
     assert constant in made.stdout
     final = RunFolder(here / "runs" / "two").summary()["models"]["global"]["final"]
     numbers = f"worst {100 * final['worst']:.2f}, average {100 * final['average']:.2f}"
-    assert f"reference: FedAvg has {numbers} (runs/two)\n" in call("show", "run", "runs/one run").stdout
+    again = "made by: perennial run --config runs/{}/config.toml)\n"
+    line = f"reference: FedAvg has {numbers} ({again.format('two')}"
+    assert line in call("show", "run", "runs/one run").stdout
     call(*arguments, "--set", "learning_rate=0.07", "--out", "runs/three")
-    assert "(runs/three, learning_rate=0.07)\n" in call("show", "run", "runs/one run").stdout
+    assert f"(learning_rate=0.07, {again.format('three')}" in call("show", "run", "runs/one run").stdout
     (here / "runs" / "three" / "summary.json").unlink()  # as of a run that has not ended
-    assert "(runs/two)\n" in call("show", "run", "runs/one run").stdout
+    assert line in call("show", "run", "runs/one run").stdout
+
+
+def test_the_first_command_has_its_references_below_the_table(here: Path) -> None:
+    few = ["--rounds", "1", "--set", "scenario.clients=2", "--set", "scenario.train_per_class=5"]
+    result = call("run", *few)
+    assert result.exit_code == 0, result.output
+    one, other = sorted((here / "runs").iterdir(), key=lambda folder: "fedavg" in folder.name)
+    config, reference = RunFolder(one).config(), RunFolder(other).config()
+    assert (config.method.name, config.scenario.name, reference.method.name) == (
+        "fedsdr",
+        "colored-digits",
+        "fedavg",
+    )
+    assert config.model_copy(update={"method": reference.method}) == reference
+    final = RunFolder(other).summary()["models"]["global"]["final"]
+    numbers = f"worst {100 * final['worst']:.2f}, average {100 * final['average']:.2f}"
+    made = f"made by: perennial run --config {other.relative_to(here)}/config.toml)"
+    lines = result.stdout.splitlines()
+    table = max(number for number, line in enumerate(lines) if line.startswith("└"))
+    constant, fedavg = (
+        next(number for number, line in enumerate(lines) if line.startswith(f"reference: {name} has"))
+        for name in ("a constant prediction", "FedAvg")
+    )
+    assert table < constant < fedavg
+    assert lines[fedavg] == f"reference: FedAvg has {numbers} ({made}"
+    assert f"run folder: {one.relative_to(here)}" in lines
+
+    # Once it is there, and where a method or a folder is asked for, nothing more is trained than was asked for.
+    one.rename(here / "runs" / "before")
+    for arguments in ([], ["--seed", "1", "--method", "fedsdr"], ["--seed", "1", "--out", "elsewhere/one"]):
+        assert call("run", *few, *arguments).exit_code == 0
+    assert [folder.name for folder in (here / "elsewhere").iterdir()] == ["one"]
+    assert sum("fedavg" in folder.name for folder in (here / "runs").iterdir()) == 1
 
 
 def test_the_last_line_says_where_the_page_is_or_how_to_get_it(here: Path) -> None:
@@ -291,7 +326,7 @@ def test_a_run_of_more_rounds_is_the_longer_run_and_says_so(here: Path) -> None:
 
 
 def test_a_run_is_not_resumed_with_other_settings_of_its_method(here: Path) -> None:
-    call("run", *TOY, "--rounds", "4", "--out", "one")
+    call("run", *TOY, "--method", "ditto", "--rounds", "4", "--out", "one")
     (here / "one" / "summary.json").unlink()
     edit(here / "one", "proximity = 0.1", "proximity = 5.0")
     before = contents(here / "one")
