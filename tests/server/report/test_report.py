@@ -5,7 +5,6 @@ import io
 import json
 import re
 import shutil
-import subprocess
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -13,6 +12,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 import pytest
+from browsing import browse, in_a_browser
 from toys import toy_config
 from typer.testing import CliRunner, Result
 
@@ -26,12 +26,6 @@ from server.report.load import find_runs, load, load_runs
 from server.report.page import report
 from server.report.results import results
 
-FLAGS = [
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
-    *("--disable-background-networking", "--disable-component-update"),
-    *("--enable-logging=stderr", "--v=0", "--dump-dom"),
-]
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 NASTY = '"><img src=x onerror=alert(1)><script>alert(1)</script> $x|*_&'
 
 
@@ -457,15 +451,7 @@ def test_numbers_that_are_none_are_gaps() -> None:
 # ---------------------------------------------------------------------- in a browser
 
 
-def browse(page: Path, profile: Path) -> tuple[str, list[str]]:
-    """The page as Chromium has built it, and what it wrote to its console."""
-    assert CHROMIUM
-    command = [CHROMIUM, *FLAGS, f"--user-data-dir={profile}", page.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
-    return done.stdout, [line for line in done.stderr.splitlines() if ":CONSOLE" in line]
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed (apt-get install chromium)")
+@in_a_browser
 def test_a_browser_shows_the_numbers_and_has_nothing_to_complain_about(runs: Path, tmp_path: Path) -> None:
     assert call(runs).exit_code == 0
     page = runs / "report.html"
