@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from common.data.datasets import load, resolve_root
-from common.data.environments import standardise, unit_range
+from common.data.environments import rotate_quarter, standardise, unit_range
 from common.data.examples import ClientData, Examples
 from common.data.partition import Indices, Share, dirichlet
 from common.data.raw import Raw
@@ -150,6 +150,30 @@ class Digits3Class(_Grey):
         return (1, 8, 8)
 
 
+class DigitsContexts(Digits3Class):
+    """Clients that have all digits but see them from different sides: the contexts that CGPFL is to find.
+
+    Client u's images are turned by u modulo `contexts` quarter turns, in training and test alike.
+    """
+
+    title = "8x8 digits turned by a client's own number of quarter turns, few images per client, no download"
+    source = "ours; the turns after IFCA, Ghosh et al. 2020 §6"
+
+    name: Literal["digits-contexts"] = "digits-contexts"  # type: ignore[assignment]
+    contexts: Literal[1, 2, 4] = knob(4, "kinds of clients; 1: no image is turned", symbol="K")
+    classes_per_client: int = knob(10, "classes of a client", ge=1, le=10)
+    concentration: float = knob(10.0, "of the Dirichlet distribution that a class is shared out with", gt=0)
+
+    def client_data(self, client: int, seed: int, data_root: Path | None) -> ClientData:
+        data = super().client_data(client, seed, data_root)
+
+        def turned(part: Examples) -> Examples:
+            return Examples(rotate_quarter(part.x, client % self.contexts), part.y, part.environment)
+
+        test = {name: turned(part) for name, part in data.test.items()}
+        return ClientData(turned(data.train), turned(data.validation), test)
+
+
 class MNIST3Class(_Grey):
     """CGPFL's MNIST."""
 
@@ -211,6 +235,7 @@ class CIFAR3ClassSubset(_CIFAR):
 
 PRESETS: dict[str, Scenario] = {
     "digits-3class": Digits3Class(),
+    "digits-contexts": DigitsContexts(),
     "mnist-3class": MNIST3Class(),
     "mnist-3class-dnn": MNIST3Class(network="dnn"),
     "fmnist-3class": FMNIST3Class(),

@@ -19,6 +19,7 @@ from common.data.scenarios.label_skew import (
     CIFAR3Class,
     CIFAR3ClassSubset,
     Digits3Class,
+    DigitsContexts,
     FMNIST3Class,
     LabelSkew,
     MNIST3Class,
@@ -155,6 +156,20 @@ def test_the_bundled_digits_have_mean_zero_and_deviation_one() -> None:
     assert abs(pixels.std() - 1) < 1e-3
 
 
+def test_clients_of_a_context_see_the_digits_from_the_same_side() -> None:
+    turned, straight = DigitsContexts(), DigitsContexts(contexts=1)
+    for client in (0, 3, 7, 38):
+        own, plain = (splits(scenario.client_data(client, 0, None)) for scenario in (turned, straight))
+        for name, part in own.items():
+            assert torch.equal(part.y, plain[name].y)
+            assert torch.equal(part.x, torch.rot90(plain[name].x, client % 4, dims=(2, 3)))
+    # All digits at every client, a few of each.
+    sizes = [len(part.train) + len(part.validation) + len(part.test) for part in turned.shares(0, load("digits"))]
+    assert sum(sizes) == 1797
+    assert 12 <= min(sizes) <= max(sizes) <= 150
+    assert set(splits(turned.client_data(0, 0, None))["train"].y.tolist()) == set(range(10))
+
+
 def test_too_few_images_are_said_in_one_sentence(miniature: Path) -> None:
     said = r"min_samples = 400 and max_samples = 5000: .*'mnist' has 1200 images here, a mean of 30 for 40 clients"
     with pytest.raises(UserError, match=said):
@@ -206,6 +221,7 @@ def test_models_are_the_papers() -> None:
         floats[name] = sum(tensor.numel() for tensor in net.initial(0).values())
     assert floats == {
         "digits-3class": 650,
+        "digits-contexts": 650,
         "mnist-3class": 7850,
         "mnist-3class-dnn": 101_770,
         "fmnist-3class": 7850,
@@ -218,6 +234,7 @@ def test_models_are_the_papers() -> None:
 def test_the_presets() -> None:
     assert {name: (one.clients, one.rounds, one.participation) for name, one in PRESETS.items()} == {
         "digits-3class": (40, 200, 1.0),
+        "digits-contexts": (40, 200, 1.0),
         "mnist-3class": (40, 200, 1.0),
         "mnist-3class-dnn": (40, 200, 1.0),
         "fmnist-3class": (40, 200, 1.0),
