@@ -61,6 +61,8 @@ def site_data(task: Task, number: int, own: OwnSite | None, data_root: Path | No
     if not 0 <= number < len(ids):
         raise UserError(f"partition-id {number} is not possible; the scenario has clients 0 to {len(ids) - 1}")
     data = own.load(task) if own else task.scenario.client_data(number, task.seed, data_root)
+    if task.left_out:
+        return data.without(task.scenario.train_environments.index(task.left_out))
     if not len(data.train):
         raise UserError(f"{ids[number]} has no training samples")
     return data
@@ -108,7 +110,8 @@ class Host:
                 self._sites.clear()
         site = self.site(request.task, task, number)
         if action == "query":
-            reply = Reply(metrics={NUM_EXAMPLES: len(site.data.train)}, settings={CLIENT: site.client})
+            count = {NUM_EXAMPLES: len(site.data.train)} if len(site.data.train) else {}
+            reply = Reply(metrics=count, settings={CLIENT: site.client})
         elif action in task.method.actions or action in ACTIONS:
             reply = self._act(message, request, action, task, site)
         else:

@@ -105,6 +105,12 @@ class Client(Generic[H]):
             for name in self.hparams.evaluates
         }
 
+    def untrained(self, received: Received) -> dict[str, Predictor]:
+        """Those of `models` that a client without training samples has: all but its own."""
+        if "personal" not in self.hparams.evaluates:
+            return self.models(received)
+        return {name: self.predictor(received[MODEL]) for name in self.hparams.evaluates if name != "personal"}
+
     def personal(self, received: Received) -> Tensors:
         """This client's personal model; before its first round, the received or the initial one."""
         start = received.arrays.get(MODEL)
@@ -162,7 +168,7 @@ class Client(Generic[H]):
         metrics: dict[str, int | float | list[int] | list[float]] = {}
         held_out = self.data.validation
         known = [self.right(self.predictor(tensors), held_out) for tensors in received.references]
-        for model, predict in self.models(received).items():
+        for model, predict in (self.models if len(self.data.train) else self.untrained)(received).items():
             for split, environments in splits.items():
                 answers = [(in_pieces(predict, part.x), part.y) for part in environments.values()]
                 scores = [score(logits, labels) for logits, labels in answers]

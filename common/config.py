@@ -4,10 +4,10 @@ import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, Self, TypeVar, get_args
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, SerializeAsAny, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, SerializeAsAny, ValidationError, field_validator, model_validator
 
 from common.data.scenario import Scenario
 from common.data.scenarios import SCENARIOS, scenario_class
@@ -30,6 +30,7 @@ class Task(BaseModel):
     scenario: SerializeAsAny[Scenario]
     model: SerializeAsAny[ModelSettings]
     seed: int = knob(0, "keys every random draw of the run, data included", ge=0, le=2**31 - 1)
+    left_out: str = knob("", "training environment that nobody trains on; all its samples are held out")
 
     @field_validator("method", mode="before")
     @classmethod
@@ -49,6 +50,15 @@ class Task(BaseModel):
     @classmethod
     def _model(cls, values: Any) -> Any:
         return model_settings(values) if isinstance(values, Mapping) else values
+
+    @model_validator(mode="after")
+    def _something_is_left(self) -> Self:
+        names = self.scenario.train_environments if self.left_out else ()
+        if self.left_out and self.left_out not in names:
+            raise ValueError(f"left_out: {unknown('training environment', self.left_out, names)}")
+        if len(names) == 1:
+            raise ValueError(f"left_out: {self.left_out!r} is the only training environment there is")
+        return self
 
 
 @lru_cache(maxsize=64)
@@ -96,6 +106,14 @@ class RunConfig(Task):
     def task(self) -> str:
         """The part that clients need, as JSON."""
         return self.model_dump_json(include=set(Task.model_fields))
+
+    def all_train(self) -> str:
+        """What it is that cannot do with clients that have nothing to train on; empty where all can."""
+        if self.privacy.mechanism != "none":
+            return f"privacy.mechanism={self.privacy.mechanism}"
+        if "ensemble" in self.method.evaluates:
+            return f"the method {self.method.name}, whose ensemble has a part of every client"
+        return ""
 
     def toml(self) -> str:
         """The complete configuration as TOML; `load_config` of it gives an equal configuration."""
@@ -170,6 +188,8 @@ def _load(
             f"references: {config.references!r} is not possible with privacy.mechanism="
             f"{config.privacy.mechanism}, which they were made without; leave it out"
         )
+    if config.left_out and (why_not := config.all_train()):
+        raise UserError(f"left_out: {config.left_out!r} is not possible with {why_not}")
     for client in config.nodes:
         if client not in config.scenario.client_ids:
             raise UserError(f"nodes: {unknown('client', client, config.scenario.client_ids)}")

@@ -200,12 +200,19 @@ class MethodStrategy(Strategy, Generic[H]):
         """The round's cohort: `participation` of the scenario's clients, drawn from (seed, round).
 
         The draw is over all client ids of the scenario, whoever is connected, so it is the same on every
-        runtime; clients that are not connected are left out and named.
+        runtime; clients that are not connected are left out and named. Those that `left_out` leaves nothing to
+        train on are not among it.
         """
         self.enrol(grid)
         ids = self.run.scenario.client_ids
         generator = numpy_generator(self.run.seed, "server", server_round, "cohort")
-        return [ids[number] for number in sorted(generator.choice(len(ids), self.run.cohort, replace=False))]
+        drawn = sorted(generator.choice(len(ids), self.run.cohort, replace=False))
+        return [ids[number] for number in drawn if self.trains(ids[number])]
+
+    def trains(self, client: str) -> bool:
+        """Whether a client has training samples, as all have unless the run leaves out their environment."""
+        nodes = self.roster.nodes
+        return not self.run.left_out or client not in nodes or bool(self.roster.examples(nodes[client]))
 
     def messages(
         self,

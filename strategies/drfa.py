@@ -74,7 +74,7 @@ class DRFAStrategy(MethodStrategy[DRFA]):
 
     def draw(self, server_round: int, size: int) -> Counter[str]:
         """The multiset D: `size` independent draws by λ, from (seed, round)."""
-        weights = np.array(list(self.mixture.values()))
+        weights = np.array([weight * self.trains(client) for client, weight in self.mixture.items()])
         generator = numpy_generator(self.run.seed, "server", server_round, "mixture")
         return Counter(generator.choice(list(self.mixture), size, p=weights / weights.sum()).tolist())
 

@@ -61,3 +61,9 @@ class ClientData:
             self.validation.to(device),
             {name: part.to(device) for name, part in self.test.items()},
         )
+
+    def without(self, environment: int) -> ClientData:
+        """Without a training environment, whose samples, of both kinds, become the held-out ones."""
+        train, held_out = self.train, self.validation
+        left_out = join([part[part.environment == environment] for part in (train, held_out)])
+        return replace(self, train=train[train.environment != environment], validation=left_out)

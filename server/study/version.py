@@ -33,9 +33,9 @@ def name_without_code(config: RunConfig) -> str:
 
 def config_digest(config: RunConfig) -> str:
     """12 hex digits that change with every setting but those of `NO_NUMBER`."""
-    values = config.model_dump(mode="json", exclude=NO_NUMBER) | (
-        {"references": True} if config.references else {}
-    )
+    values = config.model_dump(mode="json", exclude=NO_NUMBER | {"left_out"})
+    later = {"references": bool(config.references), "left_out": config.left_out}  # runs without have no such key
+    values |= {name: value for name, value in later.items() if value}
     return sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
 
 

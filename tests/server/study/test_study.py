@@ -74,6 +74,7 @@ def outcome(validation: float | None, trouble: str = "") -> Outcome:
 CONFIG = load_config(options={"method": "ditto", "scenario": "colored-digits"})
 CHANGES = {
     "seed": st.integers(1, 99),
+    "left_out": st.sampled_from(["p=0.9", "p=0.8"]),
     "rounds": st.integers(1, 50),
     "participation": st.floats(0.1, 0.9),
     "evaluate_every": st.integers(1, 9),
