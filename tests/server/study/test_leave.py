@@ -30,7 +30,8 @@ from server.study.version import config_digest
 def config_of(method: str = "fedavg", scenario: str = "rc-digits", *settings: str, rounds: int = 1) -> RunConfig:
     """Four environments; in `rc-digits` each client has one, in `rc-digits-2env` two."""
     options = {"method": method, "scenario": scenario, "rounds": rounds}
-    return load_config(options=options, settings=["local_steps=2", *settings])
+    few = () if method.startswith("fishr") else ("local_steps=2",)
+    return load_config(options=options, settings=[*few, *settings])
 
 
 def finished(config: RunConfig, path: Path) -> RunFolder:
