@@ -156,6 +156,13 @@ def test_with_one_client_in_each_environment_more_is_needed() -> None:
     assert shut({**one, "clients": [4, 4], "accuracy": [[3.6, 3.32]] * 2, "squares": squares}) == ""
 
 
+def test_an_environment_of_one_client_is_judged_by_how_the_others_differ() -> None:
+    one = {**counted([[0.9, 0.8], [0.9, 0.8]]), "clients": [4, 1], "accuracy": [[3.6, 0.8]] * 2}
+    assert shut({**one, "squares": [[4 * (0.9**2 + 0.01**2), 0.8**2]] * 2}) == ""
+    assert "do not tell" in shut({**one, "squares": [[4 * (0.9**2 + 0.05**2), 0.8**2]] * 2})
+    assert {pair.freedom for pair in compared({**one, "squares": [[3.25, 0.64]] * 2})} == {3}
+
+
 def test_one_environment_is_shut() -> None:
     assert shut(coloured(1.0, 0.0, p=(0.9,))) == "there is one training environment, p=0.9, and two are needed"
 
