@@ -60,13 +60,21 @@ class Score:
     """n×."""
     constant: float
     """Score of the best constant predictor."""
+    mean_error: float
+    """Standard error of (a + d) / 2."""
+    constant_mean: float
+    """(a + d) / 2 of the constant predictor that has most of it."""
     balanced: float
     """min(a, d) with every class counting alike; a constant has 1 / classes."""
 
     @property
     def beats_constant(self) -> bool:
-        """By more than `ERRORS` standard errors."""
-        return self.score - self.constant > ERRORS * self.error
+        """Whether min(a, d) is better, and (a + d) / 2 by more than `ERRORS` standard errors.
+
+        The mean says whether anything but the shortcut is used: of a model that follows the shortcut alone, and of
+        one that knows nothing, it is a half. It rests on all samples, and min(a, d) on the few wrong ones.
+        """
+        return self.score > self.constant and self.mean - self.constant_mean > ERRORS * self.mean_error
 
     def json(self) -> dict[str, Any]:
         """Plain data."""
@@ -96,6 +104,7 @@ def score(row: Row) -> Score | None:
 def _score(samples: Sequence[Sequence[int]], correct: Sequence[Sequence[int]], constant: float) -> Score:
     n, c = (tuple(sum(column) for column in zip(*counts, strict=True)) for counts in (samples, correct))
     a, d = c[0] / n[0], c[1] / n[1]
+    constants = [(right / n[0] + wrong / n[1]) / 2 for right, wrong in samples]
     return Score(
         score=min(a, d),
         mean=(a + d) / 2,
@@ -105,6 +114,8 @@ def _score(samples: Sequence[Sequence[int]], correct: Sequence[Sequence[int]], c
         right=n[0],
         wrong=n[1],
         constant=constant,
+        mean_error=sqrt(a * (1 - a) / n[0] + d * (1 - d) / n[1]) / 2,
+        constant_mean=max(constants),
         balanced=min(_balanced(samples, correct, kind) for kind in (0, 1)),
     )
 

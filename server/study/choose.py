@@ -11,14 +11,14 @@ from common.errors import UserError
 from common.files import write_text
 from common.methods.references import FILE, ROUNDS, References
 from server.folder import RunFolder
-from server.split import CONSTANT, Score, Select, first, more, score, shut
+from server.split import CONSTANT, ERRORS, Score, Select, first, more, score, shut
 from server.study.prune import run_trials
 from server.study.runs import Outcome, Watch, run_all
 from server.study.sweep import best, differences, search_ranges, trials
 from server.study.version import run_name
 from server.words import percent
 
-MEANS = ("score", "mean", "agreeing", "misleading", "constant", "balanced")
+MEANS = ("score", "mean", "agreeing", "misleading", "constant", "constant_mean", "balanced")
 MOST_REFERENCES = 12
 """Each is a model that travels with every request to evaluate."""
 
@@ -122,8 +122,9 @@ def choose(outcomes: Sequence[Outcome], select: Select, why_not: str = "") -> Ve
     chosen = scores[number := first(scores)]
     if not chosen.beats_constant:
         sentence = (
-            f"{CONSTANT}: the best has a split of {percent(chosen.score)} % with a standard error of "
-            f"{percent(chosen.error)}, the constant {percent(chosen.constant)} %; held-out data decided"
+            f"{CONSTANT}: the best has a split of {percent(chosen.score)} % and a mean of {percent(chosen.mean)} % "
+            f"(standard error {percent(chosen.mean_error)}), a constant {percent(chosen.constant)} % and "
+            f"{percent(chosen.constant_mean)} %; held-out data decided"
         )
         return Verdict(held_out, Select.held_out, sentence, scores)
     return Verdict(number, Select.by_split, "", scores)
@@ -161,9 +162,10 @@ def advice(outcomes: Mapping[str, Sequence[Outcome]]) -> str:
         far = "more" if more(top, second) else "no more"
         points = percent(top.score - second.score)
         text += f", {points} points and {far} than two standard errors before {order[1]}"
-    far, points = "more" if top.beats_constant else "no more", percent(top.score - top.constant)
+    far = "more" if top.mean - top.constant_mean > ERRORS * top.mean_error else "no more"
     text += (
-        f"; {points} points and {far} than two standard errors above the best constant, {percent(top.constant)} %"
+        f"; the best constant has {percent(top.constant)} %, and the mean over right and wrong samples is "
+        f"{percent(top.mean - top.constant_mean)} points and {far} than two standard errors above a constant's"
     )
     return text if top.beats_constant else f"{text}: {CONSTANT}"
 
@@ -175,6 +177,7 @@ def average(scores: Sequence[Score]) -> Score:
     return Score(
         **means,
         error=sqrt(sum(own.error**2 for own in scores)) / count,
+        mean_error=sqrt(sum(own.mean_error**2 for own in scores)) / count,
         right=sum(own.right for own in scores),
         wrong=sum(own.wrong for own in scores),
     )

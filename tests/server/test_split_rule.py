@@ -39,6 +39,25 @@ def test_colour_shape_and_coin() -> None:
     assert [name for name, found in scores.items() if found and found.beats_constant] == ["shape"]
 
 
+@pytest.mark.parametrize(
+    ("a", "d", "beats"),
+    [
+        (1.0, 0.05, False),  # the colour and a little of the shape: worse than a constant where it misleads
+        (0.52, 0.51, False),  # near chance: its mean of 0.515 has an error of 0.0157
+        (0.49, 0.6, False),  # worse than a constant on the right samples
+        (0.65, 0.54, True),  # d alone is only 0.04 above a half, with an error of 0.0288
+        (0.9, 0.55, True),
+    ],
+)
+def test_a_model_is_better_than_a_constant_by_its_mean(a: float, d: float, beats: bool) -> None:
+    """Of 1700 right and 300 wrong samples; the mean has the error √(a (1 − a)/1700 + d (1 − d)/300) / 2."""
+    found = score(coloured(a, d))
+    assert found is not None
+    assert found.constant_mean == 0.5
+    assert found.mean_error == pytest.approx(sqrt(a * (1 - a) / 1700 + d * (1 - d) / 300) / 2, abs=1e-15)
+    assert found.beats_constant is beats
+
+
 def test_standard_error_and_sizes() -> None:
     found = score(coloured(0.8, 0.4))
     assert found is not None
@@ -85,6 +104,7 @@ def test_the_best_constant_is_of_one_class() -> None:
     assert found is not None
     assert found.score == 0.1
     assert found.constant == 0.4
+    assert found.constant_mean == pytest.approx((40 + 90) / 200)
     assert found.balanced == 0.5
 
 

@@ -90,7 +90,9 @@ def test_draws_depend_on_the_seed_and_are_the_same_again() -> None:
     assert not torch.equal(scenario.client_data(0, 1, None).train.x, again)
 
 
-@pytest.mark.parametrize("settings", [{"train_agreement": [1.2]}, {"clients": 1}, {"test_samples": 0}, {"common": -1}])
+@pytest.mark.parametrize(
+    "settings", [{"train_agreement": [1.2]}, {"clients": 1}, {"test_samples": 0}, {"common": -1}]
+)
 def test_bad_settings_are_refused(settings: dict[str, object]) -> None:
     with pytest.raises(ValidationError, match=next(iter(settings))):
         CausesAndShortcut.model_validate(settings)

@@ -93,8 +93,8 @@ def test_a_constant_is_no_success(tmp_path: Path) -> None:
     verdict = choose(outcomes, Select.by_split)
     assert (verdict.trial, verdict.by) == (0, "held-out")
     assert verdict.sentence == (
-        "nothing that was tried is better than a constant: the best has a split of 50.00 % with a standard "
-        "error of 2.89, the constant 50.00 %; held-out data decided"
+        "nothing that was tried is better than a constant: the best has a split of 50.00 % and a mean of 50.00 % "
+        "(standard error 1.57), a constant 50.00 % and 50.00 %; held-out data decided"
     )
 
 
@@ -107,11 +107,12 @@ def test_methods_side_by_side_end_in_one_sentence(tmp_path: Path) -> None:
     # Means (0.72 + 0.70) / 2 and 0.5; errors √(0.72·0.28/300 + 0.7·0.3/300) / 2 = 0.0185 and 0.0204.
     assert advice(found) == (
         "first by split: FedSDR with 71.00 % (standard error 1.85), 21.00 points and more than two standard "
-        "errors before IRM; 21.00 points and more than two standard errors above the best constant, 50.00 %"
+        "errors before IRM; the best constant has 50.00 %, and the mean over right and wrong samples is 22.25 "
+        "points and more than two standard errors above a constant's"
     )
     assert advice({"IRM": found["IRM"], "FedAvg": found["FedAvg"]}).endswith(
-        "; 0.00 points and no more than two standard errors above the best constant, 50.00 %: nothing that was "
-        "tried is better than a constant"
+        "; the best constant has 50.00 %, and the mean over right and wrong samples is 0.00 points and no more "
+        "than two standard errors above a constant's: nothing that was tried is better than a constant"
     )
     shut_ = {"FedAvg": trials(tmp_path / "shut", SHAPE, clients=[4, 0])}
     assert advice(shut_) == (
