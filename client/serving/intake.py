@@ -1,7 +1,8 @@
 """How many requests come in at a time: each takes memory before anybody can know how long it is."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterable
+from typing import Any
 
 import grpc
 
@@ -20,10 +21,11 @@ class Intake:
         self._turns: list[asyncio.Future[None]] = []
         """Of those that wait."""
 
-    async def read(self, stream: AsyncIterator[bytes]) -> bytes:
+    async def read(self, stream: AsyncIterable[bytes]) -> bytes:
         """The bytes of a call's request. Raises `Refused` where there is none, or it gives way."""
         await self._turn()
-        reading = asyncio.ensure_future(anext(aiter(stream), None))
+        messages: Any = aiter(stream)
+        reading = asyncio.ensure_future(anext(messages, None))
         try:
             while not (await asyncio.wait([reading], timeout=self._patience))[0]:
                 if any(not turn.done() for turn in self._turns):
@@ -32,12 +34,15 @@ class Intake:
                         f"the request has not come in within {self._patience:g} seconds, and others wait; "
                         "try again later",
                     )
-            if (request := reading.result()) is None:
+            request: bytes | None = reading.result()
+            if request is None:
                 invalid("the call ended without a request")
             return request
         finally:
             reading.cancel()
             self._pass_on()
+            await asyncio.wait([reading])
+            await messages.aclose()  # or it holds what it has read as long as gRPC holds it
 
     async def _turn(self) -> None:
         if self._free:

@@ -9,7 +9,6 @@ import signal
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
 from importlib.metadata import version
 from math import prod
 from pathlib import Path
@@ -74,13 +73,17 @@ AGE, GRACE = 600.0, 60.0
 """Seconds after which a connection is closed to new calls, and to those that have not ended."""
 
 
-@asynccontextmanager
-async def refusals(context: ServicerContext) -> AsyncIterator[None]:
-    """Answers with the code and the sentence of a `Refused`."""
+async def answered(context: ServicerContext, work: Awaitable[T]) -> T:
+    """What `work` gives, or the code and the sentence of a `Refused`.
+
+    The call is aborted when that exception is gone: it holds all that led to it, and aborting within its handler
+    would make a cycle, in which a request of many megabytes lies until Python looks for cycles.
+    """
     try:
-        yield
+        return await work
     except Refused as refused:
-        await context.abort(refused.code, str(refused))
+        code, sentence = refused.code, str(refused)
+    return await context.abort(code, sentence)  # type: ignore[no-any-return]
 
 
 class Service(GRPCInferenceServiceServicer):  # type: ignore[misc]
@@ -118,43 +121,40 @@ class Service(GRPCInferenceServiceServicer):  # type: ignore[misc]
         self, request: ModelMetadataRequest, context: ServicerContext
     ) -> ModelMetadataResponse:
         """Names, types and shapes of what goes in and comes out."""
-        async with refusals(context):
-            served = self._find(request.name, request.version)
-            return ModelMetadataResponse(
-                name=request.name,
-                versions=[served.version],
-                platform="pytorch",
-                inputs=[
-                    ModelMetadataResponse.TensorMetadata(
-                        name=INPUT, datatype="FP32", shape=[-1, *served.scenario.input_shape]
-                    )
-                ],
-                outputs=[
-                    ModelMetadataResponse.TensorMetadata(name=name, datatype=datatype, shape=shape)
-                    for name, (datatype, shape) in outputs_of(served.scenario).items()
-                ],
-            )
+        served = self._find(request.name, request.version)
+        return ModelMetadataResponse(
+            name=request.name,
+            versions=[served.version],
+            platform="pytorch",
+            inputs=[
+                ModelMetadataResponse.TensorMetadata(
+                    name=INPUT, datatype="FP32", shape=[-1, *served.scenario.input_shape]
+                )
+            ],
+            outputs=[
+                ModelMetadataResponse.TensorMetadata(name=name, datatype=datatype, shape=shape)
+                for name, (datatype, shape) in outputs_of(served.scenario).items()
+            ],
+        )
 
     async def ModelInfer(self, data: bytes, context: ServicerContext) -> ModelInferResponse:  # noqa: N802
         """Probabilities, class and label of each sample; raw where the request was raw."""
-        async with refusals(context):
-            served = self.models.served
-            largest = SMALL + 4 * self.max_batch * prod(served.scenario.input_shape) if served else LARGEST_REQUEST
-            if len(data) > largest:
-                invalid(f"the request has {len(data)} bytes, but {self.max_batch} samples take at most {largest}")
-            too_long = self._waiting and sum(self._waiting) + len(data) > WAITING_BYTES
-            if too_long or len(self._waiting) >= WAITING:
-                raise Refused(
-                    grpc.StatusCode.RESOURCE_EXHAUSTED,
-                    f"{len(self._waiting)} requests with {sum(self._waiting)} bytes are waiting already; "
-                    "try again later",
-                )
-            self._waiting.append(len(data))
-            try:
-                loop = asyncio.get_running_loop()
-                return await loop.run_in_executor(self._one_by_one, self._infer, data)
-            finally:
-                self._waiting.remove(len(data))
+        served = self.models.served
+        largest = SMALL + 4 * self.max_batch * prod(served.scenario.input_shape) if served else LARGEST_REQUEST
+        if len(data) > largest:
+            invalid(f"the request has {len(data)} bytes, but {self.max_batch} samples take at most {largest}")
+        too_long = self._waiting and sum(self._waiting) + len(data) > WAITING_BYTES
+        if too_long or len(self._waiting) >= WAITING:
+            raise Refused(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"{len(self._waiting)} requests with {sum(self._waiting)} bytes are waiting already; "
+                "try again later",
+            )
+        self._waiting.append(len(data))
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._one_by_one, self._infer, data)
+        finally:
+            self._waiting.remove(len(data))
 
     def _infer(self, data: bytes) -> ModelInferResponse:
         if too_many_fields(data):
@@ -231,15 +231,18 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             return None
         answer = handler.unary_stream or handler.unary_unary
         large = details.method == INFER
+        intake = self._large if large else self._small
+
+        async def request(stream: AsyncIterator[bytes]) -> Any:
+            data = await intake.read(stream)
+            if large:
+                return data
+            if len(data) > SMALL:
+                invalid(f"the request has {len(data)} bytes, and {SMALL} are the most for this call")
+            return parsed(data, handler.request_deserializer)
 
         async def checked(stream: AsyncIterator[bytes], context: ServicerContext) -> Any:
-            async with refusals(context):
-                request: Any = await (self._large if large else self._small).read(stream)
-                if not large and len(request) > SMALL:
-                    invalid(f"the request has {len(request)} bytes, and {SMALL} are the most for this call")
-                if not large:
-                    request = parsed(request, handler.request_deserializer)
-            return await answer(request, context)
+            return await answered(context, answer(await answered(context, request(stream)), context))
 
         make = (
             grpc.stream_stream_rpc_method_handler if handler.unary_stream else grpc.stream_unary_rpc_method_handler

@@ -1,6 +1,7 @@
 """A real gRPC server on the models of a site, called through the generated stub."""
 
 import asyncio
+import gc
 import os
 import re
 import shutil
@@ -587,6 +588,22 @@ def test_a_call_without_a_request_is_refused(served: Served) -> None:
         served.channel.stream_unary(INFER)(iter(()))
     assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
     assert caught.value.details() == "the call ended without a request"
+
+
+@pytest.mark.parametrize("method", [INFER, "/inference.GRPCInferenceService/ServerLive"])
+def test_a_request_that_was_refused_leaves_no_bytes_behind(method: str, served: Served) -> None:
+    """Not even until Python looks for cycles, which it does by the number of objects, not by their size."""
+    gc.disable()
+    tracemalloc.start()
+    try:
+        for _ in range(5):
+            with pytest.raises(grpc.RpcError, match=r"the request has 2000000 bytes"):
+                served.channel.unary_unary(method)(bytes(2_000_000))
+        assert alive(served)
+        assert tracemalloc.get_traced_memory()[0] < 3_000_000
+    finally:
+        tracemalloc.stop()
+        gc.enable()
 
 
 class Caller:
