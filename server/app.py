@@ -39,15 +39,18 @@ def main(grid: Grid, context: Context) -> None:
         ordered.poll = LOOK_EVERY
     settings = {key: str(value) for key, value in context.run_config.items()}
     simulated = isinstance(grid, InMemoryGrid)
-    path = Path(settings["resume"] or settings["out"] or ".")
+    path = None  # the folder of this run, once it is known to be no other's
     try:
         if resumed := settings["resume"]:
             folder = RunFolder.open(Path(resumed))
+            path = folder.path
             config = folder.config()
         else:
+            if settings["out"]:
+                path = _empty(Path(settings["out"]))
             config = config_of(settings, "simulation" if simulated else "deployment")
-            folder = RunFolder(Path(settings["out"] or default_out(config)))
-        path = folder.path
+            folder = RunFolder(path or _empty(Path(default_out(config))))
+            path = folder.path
         with folder.held() as died:
             if died:
                 log(INFO, "perennial: %s", taken_over(died, path))
@@ -65,19 +68,38 @@ def main(grid: Grid, context: Context) -> None:
     except (UserError, RunStopped, OSError) as error:
         word = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
         log(ERROR, "perennial: %s", word)
-        if not isinstance(error, InUse):  # the folder is another run's
+        if path and not isinstance(error, InUse):  # the folder is another run's
             _leave_word(path, word)
         raise
+
+
+def _empty(path: Path) -> Path:
+    """Raises `UserError` if the folder holds a run."""
+    RunFolder(path).must_be_empty()
+    return path
 
 
 def config_of(settings: dict[str, str], runtime: str) -> RunConfig:
     """The configuration from `flwr run`'s settings: a whole one as JSON, or method, scenario, rounds and so on."""
     if settings["config"]:
-        return load_config(options=json.loads(settings["config"]))
-    options = {"method": settings["method"], "scenario": settings["scenario"], "seed": int(settings["seed"])}
-    if int(settings["rounds"]):
-        options["rounds"] = int(settings["rounds"])
+        try:
+            options = json.loads(settings["config"])
+        except (ValueError, RecursionError):
+            options = None
+        if not isinstance(options, dict):
+            raise UserError(f"config: {settings['config']:.80} is no configuration as JSON")
+        return load_config(options=options)
+    options = {"method": settings["method"], "scenario": settings["scenario"], "seed": _whole("seed", settings)}
+    if rounds := _whole("rounds", settings):
+        options["rounds"] = rounds
     return load_config(options={**options, "runtime": runtime}, settings=settings["set"].split())
+
+
+def _whole(name: str, settings: dict[str, str]) -> int:
+    try:
+        return int(settings[name])
+    except ValueError:
+        raise UserError(f"{name}: {settings[name]:.80} is not possible; write a whole number") from None
 
 
 def must_have_nodes(grid: Grid, config: RunConfig) -> None:

@@ -2,6 +2,7 @@
 
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from flwr.app import Context, RecordDict
@@ -11,6 +12,7 @@ from common.config import load_config
 from common.errors import UserError
 from server import app
 from server.deployment.remote import Connection
+from server.folder import RunFolder
 
 PROJECT = Path(app.__file__).parents[1]
 
@@ -30,7 +32,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "NODES_SETTLE", 0.0)
 
 
-def typed(**settings: str) -> Context:
+def typed(**settings: Any) -> Context:
     """What `flwr run . --run-config …` makes of the project's settings."""
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text())
     return Context(1, 1, {}, RecordDict(), {**project["tool"]["flwr"]["app"]["config"], **settings})
@@ -65,6 +67,44 @@ def test_the_word_on_an_earlier_try_goes(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(app, "run_rounds", lambda *_: None)
     app.main(SimulatedNodes(8), typed(**out))
     assert not (tmp_path / "run" / "error.txt").exists()
+
+
+def test_the_folder_of_another_run_is_left_as_it_is(tmp_path: Path) -> None:
+    """Whatever else is wrong: its own reason to have ended, or the lack of one, stays."""
+    finished = RunFolder.create(tmp_path / "run", load_config())
+    finished.append([{"kind": "round", "round": 1}])
+    before = {path.name: path.stat().st_mtime_ns for path in finished.path.iterdir()}
+    for settings in ({}, {"rounds": "x"}):
+        with pytest.raises(UserError, match="already holds a run"):
+            app.main(SimulatedNodes(8), typed(out=str(finished.path), **settings))
+    (tmp_path / "other").mkdir()
+    with pytest.raises(UserError, match="is not a run folder"):
+        app.main(SimulatedNodes(8), typed(resume=str(tmp_path / "other")))
+    assert {path.name: path.stat().st_mtime_ns for path in finished.path.iterdir()} == before
+    assert not any((tmp_path / "other").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"rounds": "x"}, "rounds: x is not possible; write a whole number"),
+        ({"rounds": True}, "rounds: True is not possible; write a whole number"),
+        ({"seed": "9" * 5000}, f"seed: {'9' * 80} is not possible; write a whole number"),
+        ({"rounds": "-1"}, "rounds: -1 is not possible; input should be greater than or equal to 1"),
+        ({"config": "{"}, "config: { is no configuration as JSON"),
+        ({"config": "[" * 100_000}, f"config: {'[' * 80} is no configuration as JSON"),
+        ({"config": "[]"}, "config: [] is no configuration as JSON"),
+        ({"set": "rounds"}, "--set 'rounds' is not possible; write key=value"),
+    ],
+)
+def test_a_wrong_setting_of_flwr_run_is_one_sentence(
+    settings: dict[str, Any], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError) as caught:
+        app.main(SimulatedNodes(8), typed(**settings))
+    assert str(caught.value) == sentence
+    assert not any(tmp_path.iterdir())
 
 
 def test_what_simulated_clients_keep_is_not_lost_by_a_resume_that_does_not_know_where_it_is(
