@@ -44,10 +44,13 @@ def load_tensors(path: Path) -> Tensors:
 
 def load_with_facts(path: Path) -> tuple[Tensors, dict[str, str]]:
     """The tensors, and the facts about them. Raises as `load_tensors` does."""
+    # Not a memory map, as of `safe_open`: whoever overwrites the file in place would end the process by SIGBUS.
+    return _decoded(path.read_bytes())
+
+
+def _decoded(data: bytes) -> tuple[Tensors, dict[str, str]]:
     from safetensors.torch import load
 
-    # Not a memory map, as of `safe_open`: whoever overwrites the file in place would end the process by SIGBUS.
-    data = path.read_bytes()
     tensors = load(data)
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])  # `load` has checked it
     facts: dict[str, str] = header.get("__metadata__", {})
@@ -66,9 +69,14 @@ def save_records(path: Path, records: Mapping[str, Tensors], mode: int = OPEN) -
 
 def load_records(path: Path) -> dict[str, Tensors]:
     """Read what `save_records` wrote. Raises `OSError`, `SafetensorError` or `ValueError`."""
+    return records_in(path.read_bytes())
+
+
+def records_in(data: bytes) -> dict[str, Tensors]:
+    """The records in the bytes of such a file. Raises `SafetensorError` or `ValueError`."""
     from common.models import divided
 
-    return divided(load_tensors(path))
+    return divided(_decoded(data)[0])
 
 
 def private_folder(path: Path) -> Path:

@@ -30,7 +30,7 @@ class LocalRuntime:
         self.config = config
         self.states: dict[str, list[Version]] = {}
         self.host = host = Host(self.states, config.data_folder, pick_device(config.device))
-        load_references(config)
+        self.references = load_references(config)
         text, scenario = config.task(), config.scenario
         personal = scenario.clients if "personal" in config.method.evaluates else 0  # each client keeps one
         must_fit(config.model, scenario.input_shape, scenario.classes, COPIES + personal)
@@ -56,7 +56,9 @@ class LocalRuntime:
             origin = start(self.config)
         else:
             self.states.update(FileStates(folder.checkpoint_path(origin.round) / "clients"))
-        return run_rounds(self.config, folder, self.grid, origin, watch, self._save_clients, until)
+        return run_rounds(
+            self.config, folder, self.grid, origin, watch, self._save_clients, until, self.references
+        )
 
     def data(self) -> Iterator[tuple[str, ClientData]]:
         """Every client and its data; whose data cannot be read is left out, as it is of the run."""

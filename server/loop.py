@@ -15,6 +15,7 @@ from common.errors import RunStopped
 from common.memory import must_fit
 from common.models import network
 from common.privacy import Clipping
+from common.split import References
 from common.wire import from_record, to_record
 from server.folder import Checkpoint, RunFolder
 from server.progress import Progress, Watcher
@@ -41,15 +42,17 @@ def run_rounds(
     watch: Watcher = lambda _: None,
     save_clients: Callable[[Path], None] | None = None,
     until: int | None = None,
+    references: References | None = None,
 ) -> dict[str, Any]:
     """All rounds after `origin`, into the run folder; returns the summary.
 
     With `until` it stops after that round with a checkpoint, and returns nothing if more are to come.
-    `save_clients` writes what clients keep into a checkpoint, where they cannot do so themselves. Raises
-    `RunStopped` when an exchange misses its quorum; the last checkpoint then stands.
+    `save_clients` writes what clients keep into a checkpoint, where they cannot do so themselves. `references` are
+    the run's, where they have been read before. Raises `RunStopped` when an exchange misses its quorum; the last
+    checkpoint then stands.
     """
     strategy = strategy_for(config, origin.run_id)
-    strategy.references = load_references(config)
+    strategy.references = references or load_references(config)
     if origin.round:
         strategy.load_state_dict(origin.strategy)
         strategy.resumed = folder.add_resume(origin.round)

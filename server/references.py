@@ -8,7 +8,7 @@ from safetensors import SafetensorError
 
 from common.config import RunConfig
 from common.errors import UserError
-from common.files import load_records
+from common.files import records_in
 from common.models import network
 from common.split import References, record
 
@@ -22,8 +22,8 @@ def load_references(config: RunConfig) -> References | None:
         return None
     path, scenario = Path(config.references), config.scenario
     try:
-        records = load_records(path)
-        digest = sha256(path.read_bytes()).hexdigest()[:12]
+        data = path.read_bytes()
+        records, digest = records_in(data), sha256(data).hexdigest()[:12]
     except (OSError, SafetensorError, ValueError) as error:
         why = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise UserError(

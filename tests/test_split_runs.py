@@ -235,6 +235,21 @@ def test_counts_that_nobody_asked_for_are_left_out(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- what can be wrong
 
 
+def test_the_local_runtime_reads_the_references_once(
+    references: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Path] = []
+    original = Path.read_bytes
+
+    def read_bytes(self: Path) -> bytes:
+        read.append(self)
+        return original(self)
+
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    finish(tmp_path / "run", "fedavg", f"references='{references}'", rounds=1)
+    assert read.count(references) == 1
+
+
 def test_references_that_are_not_there_or_damaged(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"references: .*nowhere cannot be read .No such file"):
         LocalRuntime(toy_config("fedavg", f"references='{tmp_path / 'nowhere'}'"))
