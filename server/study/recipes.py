@@ -20,8 +20,7 @@ def recipes(folder: Path = FOLDER, tables: Iterable[str] | None = None) -> dict[
 
     Raises `UserError` for a file that does not fit.
     """
-    claims = folder / DEMO.name
-    names = [*reproductions(folder), *([DEMO.stem] if claims.is_file() else [])] if tables is None else [*tables]
+    names = [*(_files(folder) if tables is None else tables)]
     found = {
         f"{name}/{row.name}": f"{row.title}: {row.method} on {table.scenario}, {table.rounds} rounds"
         for name in names
@@ -30,7 +29,7 @@ def recipes(folder: Path = FOLDER, tables: Iterable[str] | None = None) -> dict[
         for row in table.rows
         if row.implemented
     }
-    for claim in load_claims(claims) if DEMO.stem in names else ():
+    for claim in load_claims(folder / DEMO.name) if DEMO.stem in names else ():
         about = f"{claim.method.title} of the demo: on {claim.scenario}, {claim.rounds} rounds"
         found[f"{DEMO.stem}/{claim.method.name}"] = about
     return found
@@ -45,14 +44,14 @@ def recipe_config(
     which are stronger. Raises `UserError` where there is no such row, and as `load_config` does.
     """
     name, _, wanted = recipe.partition("/")
+    files = _files(folder)
+    if name not in files:
+        raise UserError(f"--recipe: {unknown('table', name, files)}")
     if name == DEMO.stem:
         if not wanted:
-            raise UserError(_which(name, [own.method.name for own in load_claims(folder / DEMO.name)]))
-        (claim,) = load_claims(folder / DEMO.name, [wanted.casefold()], "--recipe demo")
+            raise UserError(_which(name, [own.method.name for own in load_claims(files[name])]))
+        (claim,) = load_claims(files[name], [wanted.casefold()], "--recipe demo")
         return claim.config(claim.method, options, settings), ""
-    files = reproductions(folder)
-    if name not in files:
-        raise UserError(f"--recipe: {unknown('table', name, [*files, DEMO.stem])}")
     table = load_reproduction(name, folder)
     rows = {row.name: row.title for row in table.rows if row.implemented}
     if not wanted and len(rows) != 1:
@@ -73,3 +72,8 @@ def recipe_config(
 
 def _which(name: str, rows: Iterable[str]) -> str:
     return f"--recipe {name} needs a row of the table: {', '.join(f'{name}/{row}' for row in rows)}"
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    claims = folder / DEMO.name
+    return reproductions(folder) | ({DEMO.stem: claims} if claims.is_file() else {})

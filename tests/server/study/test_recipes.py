@@ -9,6 +9,7 @@ from common.data import scenarios
 from common.errors import UserError
 from server.study import reproduce
 from server.study.compare import base_config, with_baselines
+from server.study.demo import load_claims
 from server.study.recipes import recipe_config, recipes
 
 
@@ -111,3 +112,16 @@ def test_rows_that_the_command_line_cannot_tell_apart_are_refused(tmp_path: Path
     (tmp_path / "t.toml").write_text(ROWS + SECOND + SECOND.replace("Ditto†", "DITTO"))
     with pytest.raises(UserError, match="two rows have the title 'Ditto†', or differ in signs and capitals alone"):
         reproduce.load_reproduction("t", tmp_path)
+
+
+def test_the_claims_of_the_demo_are_recipes() -> None:
+    claims = load_claims()
+    assert list(recipes(tables=["demo"])) == [f"demo/{claim.method.name}" for claim in claims]
+    assert set(recipes(tables=["demo"])) < set(recipes())
+    for claim in claims:
+        config, caution = recipe_config(f"demo/{claim.method.name}", {"seed": 2}, ["quorum=0.75"])
+        assert config == claim.config(claim.method, {"seed": 2}).model_copy(update={"quorum": 0.75})
+        assert caution == ""
+    for recipe, words in (("demo", "demo/fedsdr"), ("demo/fedsrd", "did you mean 'fedsdr'")):
+        with pytest.raises(UserError, match=words):
+            recipe_config(recipe, {}, [])
