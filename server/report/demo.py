@@ -57,16 +57,16 @@ def claim_picture(finding: Finding) -> str:
 
 
 def _table(findings: Sequence[Finding]) -> Table:
-    names = ["method", "verdict", "claim", "measured", "reference"]
-    numbers = ["its accuracy", "the method's", "difference", "a constant's", "no shortcut"]
+    names = ["method", "verdict", "claim", "measured"]
+    numbers = ["reference", "method", "difference", "a constant", "no shortcut"]
     rows = [
         [
             finding.claim.method.title,
             finding.verdict,
             finding.claim.claim,
             f"{finding.claim.scenario}, {finding.claim.column}",
-            finding.claim.reference.title,
-            *(percent(mean(found[name])) for name in ("reference", "method")),
+            f"{finding.claim.reference.title} {percent(mean(found['reference']))}",
+            percent(mean(found["method"])),
             difference_text(finding),
             *(percent(mean(found.get(name, []))) for name in ("constant", "oracle")),
         ]
@@ -109,7 +109,7 @@ def _section(finding: Finding, folder: Path) -> str:
         f'<div class="beside"><div>{picture}</div><div>{html_table(numbers)}'
         f"<p>{_sentence(finding)}</p>"
         + "".join(f"<p>{escape(trouble)}</p>" for trouble in finding.troubles)
-        + f"<p>{escape(scenario.title)}; {len(scenario.client_ids)} clients.</p>\n"
+        + f"<p>Data: {escape(scenario.title)}; {len(scenario.client_ids)} clients.</p>\n"
         f"<p>Settings: {escape(claim.found)}</p>\n"
         f"<p>This row again: <code>{escape(command)}</code>. One run of the method: "
         f"<code>{escape(recipe)}</code>.</p>\n"
@@ -123,8 +123,11 @@ def _sentence(finding: Finding) -> str:
     difference, error = finding.difference, finding.error
     if not finding.complete or difference is None or error is None:
         return "Not all of its runs have ended, so there is no verdict."
-    said = f"{ours} is {100 * abs(difference):.2f} points {'above' if difference >= 0 else 'below'} {theirs}"
-    said += f", {abs(difference) / error:.1f} standard errors" if error else ", in every seed alike"
+    if difference:
+        said = f"{ours} is {100 * abs(difference):.2f} points {'above' if difference > 0 else 'below'} {theirs}"
+        said += f", {abs(difference) / error:.1f} standard errors" if error else ", in every seed alike"
+    else:
+        said = f"{ours} is as good as {theirs}"
     own, constant = (mean(finding.numbers[name]) for name in ("method", "constant"))
     if own is not None and constant is not None:
         said += f". It is {'above' if own > constant else 'not above'} a constant prediction"
