@@ -248,7 +248,7 @@ def sentence(error: ValidationError, known: Iterable[str] = ()) -> str:
     Of the `known` fields the closest is named where there is no such field.
     """
     first, *others = error.errors()
-    where = ".".join(str(part) for part in first["loc"]) or error.title
+    where = ".".join(str(part) for part in first["loc"])[:LONGEST] or error.title
     if first["type"] == "extra_forbidden":
         text = f"{where}: there is no such setting{meant(where, known)}"
     elif first["type"] == "missing":

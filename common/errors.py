@@ -1,9 +1,25 @@
-"""The two ways in which a run ends early."""
+"""The two ways in which a run ends early, and what may stand in a sentence."""
+
+import re
+
+ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?)?")
+"""A terminal's commands: colours, the cursor, the window's title."""
+
+
+def printable(text: str) -> str:
+    """A text that somebody else may have written, as one line without anything that a terminal would obey."""
+    return "".join(letter if letter.isprintable() else " " for letter in ESCAPES.sub("", text))
 
 
 class UserError(Exception):
     """Something the user can put right; the command line shows it as one sentence and exits with 2."""
 
+    def __init__(self, sentence: str) -> None:
+        super().__init__(printable(sentence))
+
 
 class RunStopped(Exception):  # noqa: N818 - a state of the run, not a fault of the program
     """The run cannot go on (too few clients answered); the last checkpoint stands. Exit code 3."""
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(printable(sentence))

@@ -13,7 +13,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.superlink.grid import InMemoryGrid
 
 from common.config import RunConfig, load_config
-from common.errors import RunStopped, UserError
+from common.errors import RunStopped, UserError, printable
 from common.files import write_text
 from server.folder import InUse, RunFolder, default_out, taken_over
 from server.grid import OrderedGrid
@@ -67,7 +67,7 @@ def main(grid: Grid, context: Context) -> None:
             run_rounds(config, folder, ordered, origin, _watch)
     except (UserError, RunStopped, OSError) as error:
         word = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
-        log(ERROR, "perennial: %s", word)
+        log(ERROR, "perennial: %s", printable(word))
         if path and not isinstance(error, InUse):  # the folder is another run's
             _leave_word(path, word)
         raise

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from common import wire
-from common.errors import RunStopped
+from common.errors import RunStopped, printable
 from common.models import Tensors
 from common.wire import CONFIG, LONGEST_NAME, METRICS, NUM_EXAMPLES, payload_bytes, records, to_record
 from strategies.screening import (
@@ -189,7 +189,8 @@ def _raised(error: Exception) -> str:
 
 
 def _error_text(message: Message) -> str:
-    reason = " ".join((message.error.reason or "")[:LONGEST_ERROR].split()) or "no reason given"
+    # In a simulation it is Ray's, in colours.
+    reason = " ".join(printable((message.error.reason or "")[:LONGEST_ERROR]).split()) or "no reason given"
     match message.error.code:
         case wire.BROKEN_REPLY:
             return "its answer broke off, or cannot be read"

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
+from common.errors import printable
 from common.wire import CLIENT, LONGEST_NAME, NUM_EXAMPLES, REFUSED
 from strategies.exchange import AcceptedReply, Exchange
 from strategies.screening import LONGEST_REASON, Rejected
@@ -91,7 +92,9 @@ def claims(exchange: Exchange, replies: Iterable[AcceptedReply]) -> dict[int, Cl
         client, refusal = (reply.settings.get(key, "") for key in (CLIENT, REFUSED))
         if isinstance(client, str) and isinstance(refusal, str):
             count = reply.num_examples if NUM_EXAMPLES in reply.metrics else 0
-            found[nodes[reply.client]] = Claim(client[:LONGEST_NAME], refusal[: 2 * LONGEST_REASON], count)
+            if refusal:  # which may be all blanks
+                refusal = printable(refusal[: 2 * LONGEST_REASON]).strip() or "takes no part and gives no reason"
+            found[nodes[reply.client]] = Claim(client[:LONGEST_NAME], refusal, count)
         else:
             found[nodes[reply.client]] = Claim("", "does not say in words which client it is")
     for name, reason in exchange.left_out.items():

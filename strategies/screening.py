@@ -8,6 +8,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 from torch import Tensor
 
 from common.config import RunConfig
+from common.errors import printable
 from common.models import Tensors
 from common.wire import HEADER_BYTES, LONGEST_NAME, NUM_EXAMPLES, TensorArray, from_record, record_bytes
 
@@ -25,7 +26,7 @@ class Rejected(Exception):  # noqa: N818 - a reply's fate, not a fault
     """
 
     def __init__(self, reason: str) -> None:
-        line = "".join(letter if letter.isprintable() else " " for letter in reason[:LONGEST_REASON])
+        line = printable(reason[:LONGEST_REASON])
         super().__init__(line if len(reason) <= LONGEST_REASON else line + " …")
 
 

@@ -20,7 +20,7 @@ from flwr.common import log
 from client.node.relay import CODE, UNLIMITED, lives, pack, socket_of, sweep, unpack
 from client.node.worker_pb2 import Failure, HandleReply, HandleRequest, StatusReply, StatusRequest
 from client.node.worker_pb2_grpc import WorkerServicer, add_WorkerServicer_to_server
-from common.errors import UserError
+from common.errors import UserError, printable
 from common.tracebacks import Tracebacks
 
 Answer = Callable[[Message, Mapping[str, str]], Message]
@@ -63,7 +63,7 @@ class Worker(WorkerServicer):  # type: ignore[misc]
         except Exception as error:
             # The ClientApp raises it again; where it was raised is known only here.
             new = not isinstance(error, UserError) and self.tracebacks.first(error)
-            log(ERROR, "perennial: %s", error, exc_info=error if new else None)
+            log(ERROR, "perennial: %s", printable(str(error)), exc_info=error if new else None)
             kind = type(error)
             return HandleReply(failure=Failure(module=kind.__module__, name=kind.__qualname__, text=str(error)))
 

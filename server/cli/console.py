@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from common.errors import RunStopped, UserError
+from common.errors import RunStopped, UserError, printable
 from common.tracebacks import NAME, Tracebacks
 from server.progress import Progress, Watcher, progress_line
 
@@ -90,7 +90,7 @@ def _out_of_memory(error: BaseException) -> bool:
 
 
 def _end(sentence: str, code: int) -> NoReturn:
-    err.print(f"perennial: {sentence}", style="red", markup=False, highlight=False, soft_wrap=True)
+    err.print(f"perennial: {printable(sentence)}", style="red", markup=False, highlight=False, soft_wrap=True)
     raise typer.Exit(code) from None
 
 

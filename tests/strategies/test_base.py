@@ -355,6 +355,11 @@ def test_a_crafted_error_text_is_cut_before_it_is_looked_at(action: str) -> None
         ("anything else", "failed: anything else (code 2)"),
         ("", "failed: no reason given (code 2)"),
         (" \n\t ", "failed: no reason given (code 2)"),
+        ("\x1b[31m\x1b]0;x\x07", "failed: no reason given (code 2)"),
+        (
+            "<class 'ray.exceptions.RayTaskError'>:<'\x1b[36mray::ClientAppActor.run()\x1b[39m (pid=7)\n  no way'>",
+            "failed: ray::ClientAppActor.run() (pid=7) no way (RayTaskError)",
+        ),
     ],
 )
 def test_an_exception_is_shown_by_its_text_and_its_kind(text: str, shown: str) -> None:

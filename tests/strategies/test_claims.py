@@ -13,10 +13,12 @@ from toys import SpoilingGrid, toy_config
 
 from common.config import load_config
 from common.errors import UserError
-from common.wire import CLIENT, CONFIG, METRICS, MODEL, NUM_EXAMPLES, to_record
+from common.wire import CLIENT, CONFIG, METRICS, MODEL, NUM_EXAMPLES, REFUSED, to_record
 from server.folder import RunFolder
 from server.local import LocalRuntime
 from strategies.base import MethodStrategy
+from strategies.exchange import AcceptedReply, Exchange
+from strategies.roster import Roster, claims
 
 NAMES = toy_config("fedavg").scenario.client_ids
 
@@ -153,3 +155,12 @@ def test_who_is_refused_is_in_the_log_and_in_the_summary(tmp_path: Any) -> None:
     assert summary["left_out"].keys() == {NAMES[0], NAMES[1]}
     assert "node 1 and node 2 say that they are client-0" in summary["left_out"][NAMES[0]]["last"]
     assert summary["left_out"][NAMES[1]]["last"].endswith("is not connected")
+
+
+def test_a_refusal_without_a_word_is_said_to_be_one() -> None:
+    exchange = Exchange("query", 0, {4: "node 4"}, lambda _: {})
+    settings = ConfigRecord({CLIENT: NAMES[0], REFUSED: "\x1b[31m \x1b[2J"})
+    reply = AcceptedReply("node 4", {}, MetricRecord(), settings)
+    roster = Roster(NAMES, {})
+    roster.enrol([4], lambda _: claims(exchange, [reply]))
+    assert roster.refused == {NAMES[0]: "takes no part and gives no reason"}

@@ -214,7 +214,7 @@ def test_bytes_beyond_the_values_are_refused_before_they_are_decoded() -> None:
 
 def test_a_reason_is_one_short_line_whatever_a_client_has_put_into_it() -> None:
     reason = str(Rejected("failed: \x1b[2J\nall is well\u2028" + "x" * 10_000))
-    assert reason.startswith("failed:  [2J all is well x")
+    assert reason.startswith("failed:  all is well x")
     assert len(reason) < 310
 
 
