@@ -357,8 +357,8 @@ def test_a_crafted_error_text_is_cut_before_it_is_looked_at(action: str) -> None
         (" \n\t ", "failed: no reason given (code 2)"),
         ("\x1b[31m\x1b]0;x\x07", "failed: no reason given (code 2)"),
         (
-            "<class 'ray.exceptions.RayTaskError'>:<'\x1b[36mray::ClientAppActor.run()\x1b[39m (pid=7)\n  no way'>",
-            "failed: ray::ClientAppActor.run() (pid=7) no way (RayTaskError)",
+            "<class 'ray.exceptions.RayTaskError'>:<'\x1b[36mray::ClientAppActor.run()\x1b[39m (pid=7)\n no'>",
+            "failed: ray::ClientAppActor.run() (pid=7) no (RayTaskError)",
         ),
     ],
 )
