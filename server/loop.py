@@ -20,7 +20,7 @@ from common.wire import from_record, to_record
 from server.folder import Checkpoint, RunFolder
 from server.progress import Progress, Watcher
 from server.references import load_references
-from server.summary import summarise, versions
+from server.summary import majority, summarise, versions
 from strategies.base import MethodStrategy
 from strategies.exchange import Exchange
 from strategies.registry import strategy_for
@@ -146,6 +146,8 @@ def _numbers(metrics: MetricRecord | None) -> dict[str, float]:
 def _round_row(number: int, strategy: MethodStrategy[Any], trained: dict[str, float]) -> dict[str, Any]:
     work = [exchange for exchange in strategy.exchanges if exchange.action != "query"]
     row = _exchange_row("round", number, work)
+    if found := majority(next((exchange.samples for exchange in reversed(work) if exchange.samples), {})):
+        row["majority"] = found
     return {**row, "left_out": {**strategy.roster.refused, **row["left_out"]}, "metrics": trained}
 
 

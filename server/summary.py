@@ -49,10 +49,20 @@ def summarise(config: RunConfig, rows: list[Row], *, seconds: float, oracle: boo
         "models": models,
         "left_out": _left_out(rows),
         **_gate(evaluations),
+        **_majorities(rounds, evaluations),
         "changed": [
             {name: row[name] for name in ("round", "settings")} for row in rows if row["kind"] == "changed"
         ],
     }
+
+
+def majority(samples: Mapping[str, int]) -> dict[str, float]:
+    """Of three clients or more the one that counts more than half of all samples, and its share; else empty."""
+    if len(samples) < 3:
+        return {}
+    client = max(samples, key=samples.__getitem__)
+    share = samples[client] / max(1, sum(samples.values()))
+    return {client: share} if share > 0.5 else {}
 
 
 def changed_line(round_: int, settings: Mapping[str, Sequence[str]]) -> str:
@@ -181,6 +191,20 @@ def _gate(evaluations: Sequence[Row]) -> dict[str, Any]:
     """Whether `split` speaks after the last round, and if not, why; nothing for a run without references."""
     last = next((row for row in reversed(evaluations) if row["kind"] == SPLIT), None)
     return {SPLIT: gate(last)} if last else {}
+
+
+def _majorities(rounds: Sequence[Row], evaluations: Sequence[Row]) -> dict[str, Any]:
+    """`majority`: the largest share of a round's training samples, and of the last evaluation's test samples, that
+    one client counted; nothing where no client had a majority."""
+    of_training = [row["majority"] for row in rounds if "majority" in row]
+    tests = [row for row in evaluations if row["kind"] == "evaluation" and row["split"] == "test"]
+    last = max((row["round"] for row in tests), default=0)
+    tested = {row["client"]: sum(row["count"]) for row in tests if row["round"] == last}  # of each model the same
+    found = {
+        "training": max(of_training, key=lambda own: max(own.values()), default={}),
+        "test": majority(tested),
+    }
+    return {"majority": {what: own for what, own in found.items() if own}} if any(found.values()) else {}
 
 
 def _traffic(rounds: list[Row]) -> dict[str, float]:

@@ -74,6 +74,8 @@ class Exchange:
     silent: set[str] = field(default_factory=set)
     """Those of them that did not answer at all."""
     traffic: Traffic = field(default_factory=Traffic)
+    samples: dict[str, int] = field(default_factory=dict)
+    """How many training samples each client counts whose reply could be used."""
 
     def requests(self, payload: PerClient, config: ConfigRecord) -> list[Message]:
         """One request per client, with the same `config` for all."""
@@ -123,6 +125,8 @@ class Exchange:
                 continue
             self.traffic.up += sum(payload_bytes(tensors) for tensors in reply.arrays.values())
             used += 1
+            if NUM_EXAMPLES in reply.metrics:
+                self.samples[client] = reply.num_examples
             yield reply
         self.left_out |= {client: "did not answer in time" for client in waiting.values()}
         self.silent |= set(waiting.values())

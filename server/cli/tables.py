@@ -52,6 +52,8 @@ def _print(folder: RunFolder, as_json: bool, oracle: bool) -> None:
         out.print(line, style="yellow", markup=False, soft_wrap=True)
     for line in left_out_lines(summary):
         out.print(line, style="yellow", markup=False)
+    for line in majority_lines(summary):
+        out.print(line, style="yellow", markup=False, soft_wrap=True)
     for line in untested_lines(summary):
         out.print(line, style="yellow", markup=False)
     for caution in (config.method.caution(config.scenario), config.method.model_caution(config.model)):
@@ -176,6 +178,19 @@ def left_out_lines(summary: dict[str, Any]) -> list[str]:
     return [
         f"{client}: {entry['replies']} replies left out, the last in {entry['last']}"
         for client, entry in sorted(summary["left_out"].items())
+    ]
+
+
+def majority_lines(summary: Mapping[str, Any]) -> list[str]:
+    """A line for a client that counts more than half of all training samples, and of all test samples."""
+    said = {
+        "training": " in a round; where a method weighs by samples, the model is mostly its own",
+        "test": "; `pooled` and the areas are mostly its own, the means over clients are not",
+    }
+    return [
+        f"{client} counts {100 * share:.0f} % of all {what} samples{said[what]}"
+        for what, found in summary.get("majority", {}).items()
+        for client, share in found.items()
     ]
 
 

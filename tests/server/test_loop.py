@@ -5,15 +5,17 @@ from typing import Any
 
 import pytest
 import torch
+from flwr.app import Message
 from flwr.serverapp import Grid
 from safetensors.torch import load_file
-from toys import toy_config
+from toys import SpoilingGrid, toy_config
 
 from client.app import OneHandlerApp
 from client.host import Host
 from client.state import FileStates, valid
 from common.config import RunConfig, load_config
 from common.errors import RunStopped
+from common.wire import METRICS, NUM_EXAMPLES
 from server.folder import RunFolder
 from server.grid import LocalGrid
 from server.local import LocalRuntime
@@ -149,3 +151,24 @@ def test_a_finished_run_holds_no_data(tmp_path: Path) -> None:
         assert host() is None
     finally:
         gc.enable()
+
+
+def test_a_client_that_claims_most_of_the_samples_is_in_the_summary(tmp_path: Path) -> None:
+    """From its enrolment on, so that nothing of it contradicts itself."""
+    config = toy_config("fedavg", rounds=2)
+    here = LocalRuntime(config)
+
+    def spoil(request: Message, reply: Message) -> Message:
+        metrics = reply.content.metric_records[METRICS]
+        if request.metadata.dst_node_id == 2 and NUM_EXAMPLES in metrics:
+            metrics[NUM_EXAMPLES] = 10**6
+        return reply
+
+    here.grid = SpoilingGrid(here.grid, spoil)  # type: ignore[assignment]
+    summary = here.run(RunFolder.create(tmp_path / "run", config))
+    assert summary["left_out"] == {}
+    ((client, share),) = summary["majority"]["training"].items()
+    assert client == "client-1"
+    assert share > 0.99
+    honest = LocalRuntime(config).run(RunFolder.create(tmp_path / "honest", config))
+    assert "majority" not in honest

@@ -4,9 +4,9 @@ import pytest
 from rich.console import Console
 
 from common.config import load_config
-from server.cli.tables import accuracy_table, left_out_lines, traffic_line
+from server.cli.tables import accuracy_table, left_out_lines, majority_lines, traffic_line
 from server.progress import Progress, progress_line
-from server.summary import summarise
+from server.summary import majority, summarise
 
 CONFIG = load_config(options={"method": "ditto", "scenario": "colored-digits", "seed": 3})
 
@@ -208,3 +208,25 @@ def test_lines_read_well() -> None:
     assert progress_line(Progress(3, 9, {"risk": 1.0}, {})) == ""
     summary = {"bytes_per_client_and_round": {"down": 1234567.0, "up": 0.0}}
     assert traffic_line(summary) == "per client and round: 1.235 MB down, 0 B up"
+
+
+def test_a_client_with_most_of_the_samples_is_named() -> None:
+    """As one does that claims what nobody can check; of two clients it would say little."""
+    rows = [{**trained(1), "majority": {"b": 0.7}}, {**trained(2), "majority": {"a": 0.9}}, trained(3)]
+    rows += [
+        evaluation(1, name, [0], count=[size], names=["red"]) for name, size in zip("abc", (1, 2, 99), strict=True)
+    ]
+    rows += [
+        evaluation(3, name, [0], count=[size], names=["red"]) for name, size in zip("abc", (1, 97, 2), strict=True)
+    ]
+    found = summarise(CONFIG, rows, seconds=0)
+    assert found["majority"] == {"training": {"a": 0.9}, "test": {"b": 0.97}}
+    assert majority_lines(found) == [
+        "a counts 90 % of all training samples in a round; where a method weighs by samples, the model is mostly its own",
+        "b counts 97 % of all test samples; `pooled` and the areas are mostly its own, the means over clients are not",
+    ]
+    assert "majority" not in summarise(CONFIG, ROWS, seconds=0)
+    assert majority({"a": 1, "b": 99}) == {}
+    assert majority({"a": 1, "b": 2, "c": 3}) == {}
+    assert majority({"a": 0, "b": 0, "c": 0}) == {}
+    assert majority({"a": 10**7, "b": 2, "c": 3}) == {"a": 10**7 / (10**7 + 5)}
