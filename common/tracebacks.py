@@ -35,7 +35,8 @@ class Tracebacks:
 def _append(file: Path, text: str, frames: traceback.StackSummary) -> None:
     known = "".join(traceback.format_list(frames))
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    handle = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)  # it may quote data
+    # It may quote data, and a link that somebody put there could lead anywhere.
+    handle = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     with os.fdopen(handle, "r+", encoding="utf-8") as opened:
         fcntl.flock(opened, fcntl.LOCK_EX)  # a simulation's clients are in several processes
         if known not in opened.read():

@@ -14,6 +14,8 @@ class Progress:
     left_out: dict[str, str]
 
 
+MOST_NAMED = 20
+"""Clients and nodes left out that a line names; strangers without end may knock at a federation without keys."""
 Watcher = Callable[[Progress], None]
 
 
@@ -28,5 +30,8 @@ def progress_line(progress: Progress) -> str:
         return ""
     parts = [f"round {progress.round}/{progress.rounds}"]
     parts += [f"{name} {100 * value:.1f} %" for name, value in accuracies.items()]
-    parts += [f"left out {client}: {reason}" for client, reason in sorted(progress.left_out.items())]
+    left_out = sorted(progress.left_out.items())
+    parts += [f"left out {client}: {reason}" for client, reason in left_out[:MOST_NAMED]]
+    if (more := len(left_out) - MOST_NAMED) > 0:
+        parts.append(f"and {more} more left out")
     return "  ".join(parts)

@@ -1,7 +1,7 @@
 """Which trial of a search is chosen: on held-out data, or by `split`. Neither reads a test environment."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from common.methods.references import FILE, ROUNDS, References
 from server.folder import RunFolder
 from server.split import CONSTANT, ERRORS, Score, Select, first, more, score, shut
 from server.study.prune import run_trials
-from server.study.runs import Outcome, Watch, run_all
+from server.study.runs import Outcome, Standing, Watch, run_all
 from server.study.sweep import best, differences, search_ranges, trials
 from server.study.version import run_name
 from server.words import percent
@@ -69,7 +69,11 @@ def with_references(
             return list(configs), reason
     makers = [maker(config) for config in configs]
     different = list({run_name(config): config for config in makers}.values())
-    made = dict(zip(map(run_name, different), run_all(different, out, jobs, watch), strict=True))
+
+    def told(now: Standing) -> None:  # the study's own first line comes after it
+        watch(replace(now, doing=f"references for split, {now.doing}") if now.doing else now)
+
+    made = dict(zip(map(run_name, different), run_all(different, out, jobs, told), strict=True))
     for outcome in made.values():
         if outcome.trouble or not (outcome.path / FILE).is_file():
             return list(configs), outcome.trouble or f"{outcome.path / FILE} is not there; delete {outcome.path}"

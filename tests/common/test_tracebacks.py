@@ -31,3 +31,11 @@ def test_the_same_lines_of_code_are_one_whatever_the_message(tmp_path: Path) -> 
 def test_a_file_that_cannot_be_written_does_not_hide_it(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert "here" in Tracebacks(tmp_path / "file" / "traceback.txt").first(fail("here"))
+
+
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.write_text("as it was")
+    (tmp_path / "traceback.txt").symlink_to(other)
+    assert "here" in Tracebacks(tmp_path / "traceback.txt").first(fail("here"))
+    assert other.read_text() == "as it was"

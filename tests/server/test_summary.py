@@ -206,6 +206,14 @@ def test_lines_read_well() -> None:
     line = progress_line(Progress(3, 9, {"risk": 1.0, "global/accuracy": 0.756}, {"client-1": "is not finite"}))
     assert line == "round 3/9  global 75.6 %  left out client-1: is not finite"
     assert progress_line(Progress(3, 9, {"risk": 1.0}, {})) == ""
+
+
+def test_strangers_without_end_make_no_line_without_end() -> None:
+    left_out = {f"node {number:04}": "is none of this run's clients" for number in range(5000)}
+    line = progress_line(Progress(3, 9, {}, left_out))
+    assert line.count("node ") == 20
+    assert line.endswith("  and 4980 more left out")
+    assert progress_line(Progress(3, 9, {}, dict(list(left_out.items())[:20]))).count("node ") == 20
     summary = {"bytes_per_client_and_round": {"down": 1234567.0, "up": 0.0}}
     assert traffic_line(summary) == "per client and round: 1.235 MB down, 0 B up"
 
@@ -222,8 +230,10 @@ def test_a_client_with_most_of_the_samples_is_named() -> None:
     found = summarise(CONFIG, rows, seconds=0)
     assert found["majority"] == {"training": {"a": 0.9}, "test": {"b": 0.97}}
     assert majority_lines(found) == [
-        "a counts 90 % of all training samples in a round; where a method weighs by samples, the model is mostly its own",
-        "b counts 97 % of all test samples; `pooled` and the areas are mostly its own, the means over clients are not",
+        "a counts 90 % of all training samples in a round; where a method weighs by samples, the model is mostly "
+        "its own",
+        "b counts 97 % of all test samples; `pooled` and the areas are mostly its own, the means over clients are "
+        "not",
     ]
     assert "majority" not in summarise(CONFIG, ROWS, seconds=0)
     assert majority({"a": 1, "b": 99}) == {}

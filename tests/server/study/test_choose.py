@@ -160,8 +160,10 @@ def test_references_are_made_once_for_each_seed_and_model(tmp_path: Path) -> Non
         one, toy_config("ditto", *SIZE, "learning_rate=0.1"), one.model_copy(update={"seed": 1}),
         toy_config("fedavg", *SIZE, "model.hidden=[4]"),
     ]  # fmt: skip
-    found, why_not = with_references(configs, tmp_path, 1)
+    said: list[str] = []
+    found, why_not = with_references(configs, tmp_path, 1, lambda now: said.append(now.doing))
     assert why_not == ""
+    assert [line.partition(":")[0] for line in said if line] == ["references for split, 3 runs"]
     assert len(list(tmp_path.glob("references-toy-*"))) == 3
     assert found[0].references == found[1].references
     assert len({config.references for config in found}) == 3
