@@ -173,8 +173,8 @@ def run_all(
         about = "about " if until else ""
         tell(
             0,
-            doing=f"{runs} run{'s' * (runs != 1)}: {ready} done already, {sum(map(bool, held.values()))} go on where "
-            f"they were interrupted; {about}{rounds} rounds to come. If interrupted, the same command goes on.",
+            doing=f"{runs} run{'s' * (runs != 1)}: {ready} done already, {sum(map(bool, held.values()))} go on "
+            f"where they were interrupted; {about}{rounds} rounds to come. If interrupted, the same command goes on.",
         )
     if jobs == 1:
         for name, config in missing.items():
