@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from server.local import LocalRuntime
 
 LOADING = "loading PyTorch and the data"
+FIRST = "demo/fedsdr"
+"""The recipe of `perennial run` without a method, scenario, recipe or file."""
 
 
 class Tracker(StrEnum):
@@ -81,11 +83,13 @@ def run(
 ) -> None:
     """Run a method on a scenario; ends in a table of accuracies.
 
-    Without --method, --scenario, --config and --recipe, FedAvg is trained as well, to stand below the table.
+    Without --method, --scenario, --config and --recipe, it is FedSDR with the settings of `--recipe demo/fedsdr`,
+    and FedAvg is trained as well, to stand below the table.
     """
     from common.config import load_config
 
-    chosen = {"method": method, "scenario": scenario}
+    chosen = {"config": config, "method": method, "scenario": scenario}
+    first = not recipe and not any(chosen.values())
     options = {
         "rounds": rounds,
         "seed": seed,
@@ -94,10 +98,8 @@ def run(
         "device": device,
     }
     with sentences() as working:
-        if recipe is None:
-            complete = load_config(config, chosen | options, settings or [], remark)
-        else:
-            for name, value in {"config": config, **chosen}.items():
+        if first or recipe:
+            for name, value in chosen.items():
                 if value is not None:
                     raise UserError(
                         f"--recipe {recipe} is not possible with --{name} {value}; it has a method and a "
@@ -105,9 +107,12 @@ def run(
                     )
             from server.study.recipes import recipe_config
 
-            complete, caution = recipe_config(recipe, options, settings or [])
+            complete, caution = recipe_config(recipe or FIRST, options, settings or [])
             if caution:
                 remark(caution)
+        else:
+            own = {"method": method, "scenario": scenario, **options}
+            complete = load_config(config, own, settings or [], remark)
         # Later than a wrong setting is told.
         from server.cli.references import REFERENCE, fedavg_beside
         from server.cli.tables import print_run
@@ -121,7 +126,7 @@ def run(
         RunFolder(path).must_be_empty()
         if complete.runtime == "local":
             _train(complete, path, working, as_json, track)
-            if not any((method, scenario, config, recipe, folder, as_json)) and not fedavg_beside(path, complete):
+            if first and not folder and not as_json and not fedavg_beside(path, complete):
                 reference = load_config(path / "config.toml", {"method": REFERENCE})
                 _train(reference, Path(default_out(reference)), working, as_json)
         else:

@@ -17,6 +17,7 @@ from toys import Toy
 from typer.testing import CliRunner, Result
 
 from common.errors import UserError
+from common.methods.fedavg import FedAvg
 from server.app import main as serverapp
 from server.cli import show
 from server.cli.main import app, main
@@ -24,6 +25,7 @@ from server.folder import InUse, RunFolder
 from server.grid import LocalGrid
 from server.local import LocalRuntime
 from server.study.constant import constant_predictor
+from server.study.recipes import recipe_config
 from server.study.reproduce import load_reproduction
 
 TOY = ["--config", "toy.toml", "--set", "evaluate_every=2", "--set", "checkpoint_every=2"]
@@ -121,11 +123,9 @@ def test_the_first_command_has_its_references_below_the_table(here: Path) -> Non
     assert result.exit_code == 0, result.output
     one, other = sorted((here / "runs").iterdir(), key=lambda folder: "fedavg" in folder.name)
     config, reference = RunFolder(one).config(), RunFolder(other).config()
-    assert (config.method.name, config.scenario.name, reference.method.name) == (
-        "fedsdr",
-        "colored-digits",
-        "fedavg",
-    )
+    assert config == recipe_config("demo/fedsdr", {"rounds": 1}, few[3::2])[0]
+    assert (config.method.name, config.scenario.name) == ("fedsdr", "colored-digits")
+    assert reference.method == FedAvg()
     assert config.model_copy(update={"method": reference.method}) == reference
     final = RunFolder(other).summary()["models"]["global"]["final"]
     numbers = f"worst {100 * final['worst']:.2f}, average {100 * final['average']:.2f}"
