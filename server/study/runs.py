@@ -174,7 +174,8 @@ def run_all(
         tell(
             0,
             doing=f"{runs} run{'s' * (runs != 1)}: {ready} done already, {sum(map(bool, held.values()))} go on "
-            f"where they were interrupted; {about}{rounds} rounds to come. If interrupted, the same command goes on.",
+            f"where they were interrupted; {about}{rounds} rounds to come. If interrupted, the same command goes "
+            "on.",
         )
     if jobs == 1:
         for name, config in missing.items():
