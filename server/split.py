@@ -64,8 +64,6 @@ class Score:
     """Standard error of (a + d) / 2."""
     constant_mean: float
     """(a + d) / 2 of the constant predictor that has most of it."""
-    balanced: float
-    """min(a, d) with every class counting alike; a constant has 1 / classes."""
 
     @property
     def beats_constant(self) -> bool:
@@ -116,7 +114,6 @@ def _score(samples: Sequence[Sequence[int]], correct: Sequence[Sequence[int]], c
         constant=constant,
         mean_error=sqrt(a * (1 - a) / n[0] + d * (1 - d) / n[1]) / 2,
         constant_mean=max(constants),
-        balanced=min(_balanced(samples, correct, kind) for kind in (0, 1)),
     )
 
 
@@ -286,9 +283,3 @@ def _own(row: Row, number: int) -> tuple[float, float, int]:
 def _everywhere(counts: Sequence[Any]) -> list[tuple[int, int]]:
     """Of each class the right and the wrong samples of all environments, under one reference."""
     return [(sum(own[y][0] for own in counts), sum(own[y][1] for own in counts)) for y in range(len(counts[0]))]
-
-
-def _balanced(samples: Sequence[Sequence[int]], correct: Sequence[Sequence[int]], kind: int) -> float:
-    """Mean over the classes that have such samples."""
-    shares = [c[kind] / n[kind] for n, c in zip(samples, correct, strict=True) if n[kind]]
-    return sum(shares) / len(shares)

@@ -18,7 +18,7 @@ from server.study.sweep import best, differences, search_ranges, trials
 from server.study.version import run_name
 from server.words import percent
 
-MEANS = ("score", "mean", "agreeing", "misleading", "constant", "constant_mean", "balanced")
+MEANS = ("score", "mean", "agreeing", "misleading", "constant", "constant_mean")
 MOST_REFERENCES = 12
 """Each is a model that travels with every request to evaluate."""
 

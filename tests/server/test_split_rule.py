@@ -105,17 +105,6 @@ def test_the_best_constant_is_of_one_class() -> None:
     assert found.score == 0.1
     assert found.constant == 0.4
     assert found.constant_mean == pytest.approx((40 + 90) / 200)
-    assert found.balanced == 0.5
-
-
-def test_balanced_counts_classes_alike() -> None:
-    row = coloured(0.5, 0.5)
-    row["samples"] = [[[[900, 90], [100, 10]]] * 2] * 2
-    row["correct"] = [[[[900, 45], [20, 1]]] * 2] * 2
-    found = score(row)
-    assert found is not None
-    assert found.balanced == pytest.approx(min((1.0 + 0.2) / 2, (0.5 + 0.1) / 2))
-    assert found.misleading == pytest.approx(46 / 100)
 
 
 def test_no_wrong_samples_no_score() -> None:
