@@ -12,7 +12,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from client.node.site import OwnSite
 from client.request import Request, checked
 from client.secagg import Participant, Vault
-from client.serving.snapshot import Snapshot
+from client.serving.snapshot import Snapshot, results_of
 from client.state import FileStates, Kept, Version, before_message, digest, needed, valid
 from client.trainer import Client, Received, Reply, Site
 from common.asked import name_of
@@ -160,7 +160,10 @@ class Host:
         if action == "evaluate":
             self._vault.forget(place)  # of a round that went on without this client
         if action == "evaluate" and isinstance(self.states, FileStates):
-            snapshot = Snapshot(request.task, site.client, self.data_root, received, after, self.own)
+            results = results_of(reply)
+            snapshot = Snapshot(
+                request.task, site.client, self.data_root, received, after, self.own, request.run, results
+            )
             snapshot.save(self.states.folder / place)
         return reply
 

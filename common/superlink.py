@@ -19,18 +19,18 @@ class Unreachable(UserError):  # noqa: N818 - a state that may pass
 
 @dataclass(frozen=True)
 class Address:
-    """One of a SuperLink's ports, `HOST:PORT`."""
+    """A port of a machine, `HOST:PORT`."""
 
     host: str
     port: int
 
     @classmethod
-    def parse(cls, text: str) -> "Address":
-        """Read `HOST:PORT` or `[IPV6]:PORT`. Raises `UserError`."""
+    def parse(cls, text: str, option: str = "--superlink", example: str = "superlink.example:9093") -> "Address":
+        """Read `HOST:PORT` or `[IPV6]:PORT`, as an option has it. Raises `UserError`."""
         host, _, port = text.rpartition(":")
         host = host.removeprefix("[").removesuffix("]")
         if not host or "/" in host or not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
-            raise UserError(f"--superlink {text!r} is no address; write HOST:PORT, e.g. superlink.example:9093")
+            raise UserError(f"{option} {text!r} is no address; write HOST:PORT, e.g. {example}")
         return cls(host, int(port))
 
     def __str__(self) -> str:

@@ -46,7 +46,7 @@ def describe(path: Path, sites: Sequence[str], label: str = LABEL, environment: 
 
 def announcement(scenario: OwnData) -> dict[str, Any]:
     """What of it belongs into a run's configuration; what nobody has to say is left out."""
-    of_tables = set[str]() if scenario.columns else {"label_column"}
+    of_tables = set[str]() if scenario.column_names else {"label_column"}
     every = scenario.model_dump(mode="json", exclude={"test_fraction", "validation_fraction"} | of_tables)
     return {key: value for key, value in every.items() if value not in ("", [])}
 

@@ -1,7 +1,9 @@
 """What the protocol's messages hold: checked, as tensors, and back."""
 
+import re
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from io import BytesIO
 from itertools import islice
 from math import prod
 from typing import Any, NoReturn, TypeVar
@@ -16,6 +18,8 @@ from client.serving.inference_pb2 import (
     InferTensorContents,
     ModelInferRequest,
 )
+from common.data.environments import unit_range
+from common.data.raw import picture
 from common.data.scenario import Scenario
 
 INPUT = "input"
@@ -26,6 +30,8 @@ MOST_FIELDS = 64
 """Of a request, and of each message in it; a client of the protocol sends about ten."""
 PIECE = 2**16
 """Values that become an array at once, without a moment for other callers."""
+FORMATS, MOST_PIXELS = ("BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP"), 2**26
+"""Of pictures: PIL's names of the kinds that a site's own data may have; width times height."""
 LONGEST_NAME, MOST_SHOWN = 64, 8
 """What a sentence quotes of a request: letters of a name, items of a list."""
 T = TypeVar("T")
@@ -33,11 +39,11 @@ Values = np.ndarray[Any, Any] | list[bytes]
 
 
 class Refused(Exception):  # noqa: N818 - an answer, not a fault
-    """Why a request has no other answer: gRPC's code and one sentence."""
+    """Why a request has no other answer: gRPC's code and one sentence; HTTP's status, if it is a special one."""
 
-    def __init__(self, code: grpc.StatusCode, sentence: str) -> None:
+    def __init__(self, code: grpc.StatusCode, sentence: str, status: int = 0) -> None:
         super().__init__(sentence)
-        self.code = code
+        self.code, self.status = code, status
 
 
 def invalid(sentence: str) -> NoReturn:
@@ -56,15 +62,15 @@ def few(items: Sequence[object]) -> str:
     return f"[{', '.join([repr(item) for item in islice(items, MOST_SHOWN)] + more)}]"
 
 
-def too_many_fields(data: bytes) -> bool:
-    """Whether a `ModelInferRequest` on the wire is not what a client of the protocol makes.
+def too_many_fields(data: bytes, most: int = MOST_FIELDS) -> bool:
+    """Whether a `ModelInferRequest` on the wire has a message of more fields than a client of the protocol sends.
 
     Parsing takes up to fifty times the bytes of a message that is all empty parts; they are counted before.
     """
     levels: list[tuple[memoryview, Mapping[int, Any]]] = [(memoryview(data), REPEATED)]
     for message, inside in levels:
         for count, (number, content) in enumerate(fields(message)):
-            if count == MOST_FIELDS:
+            if count == most:
                 return True
             if number in inside and content is not None:
                 levels.append((content, inside[number]))
@@ -108,44 +114,111 @@ def parsed(data: bytes, parse: Callable[[bytes], T]) -> T:
         invalid("the bytes of the request are no message of the protocol")
 
 
-def samples(request: ModelInferRequest, input_shape: tuple[int, ...], max_batch: int) -> Tensor:
-    """The samples (n, *input_shape) of a request. Raises `Refused` with a sentence for what is wrong with them."""
+def samples(
+    request: ModelInferRequest, input_shape: tuple[int, ...], max_batch: int, columns: Sequence[str] = ()
+) -> Tensor:
+    """The samples (n, *input_shape) of a request. Raises `Refused` with a sentence for what is wrong with them.
+
+    They are one tensor of numbers; or of a table one for each of its `columns`; or files of pictures, where a
+    sample is (channels, height, width) with one channel or three.
+    """
     names = [tensor.name for tensor in request.inputs]
+    if columns and sorted(names) == sorted(columns):
+        parts = [_numbers(request, names.index(column), (), max_batch) for column in columns]
+        if len(lengths := {len(part) for part in parts}) > 1:
+            invalid(f"the columns have {min(lengths)} to {max(lengths)} rows, but all must have as many")
+        return torch.from_numpy(np.stack(parts, axis=1))
     if names != [INPUT]:
-        invalid(f"the inputs are {few([short(name) for name in names])}, but the model has one, {INPUT!r}")
-    given = request.inputs[0]
-    shape, expected = tuple(given.shape), f"[-1, {', '.join(map(str, input_shape))}]"
+        or_columns = f", or one for each column: {few(columns)}" if columns else ""
+        given = few([short(name) for name in names])
+        invalid(f"the inputs are {given}, but the model has one, {INPUT!r}{or_columns}")
+    if request.inputs[0].datatype == "BYTES" and takes_pictures(input_shape):
+        return _pictures(request, input_shape, max_batch)
+    return torch.from_numpy(_numbers(request, 0, input_shape, max_batch))
+
+
+def takes_pictures(input_shape: tuple[int, ...]) -> bool:
+    """Whether a sample can be the file of a picture, in grey or in colour."""
+    return len(input_shape) == 3 and input_shape[0] in (1, 3)
+
+
+def _numbers(
+    request: ModelInferRequest, place: int, each: tuple[int, ...], max_batch: int
+) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """The values (n, *each) of an input; those of a column, whose `each` is (), may also be (n, 1)."""
+    given = request.inputs[place]
+    name = short(given.name)
     if given.datatype != "FP32":
-        invalid(f"input {INPUT!r} has datatype {short(given.datatype)!r}, but the model takes 'FP32'")
-    if len(shape) != 1 + len(input_shape):
-        hint = "; a single sample has the shape [1, ...]" if shape == input_shape else ""
-        invalid(f"input {INPUT!r} has shape {few(shape)}, but the model takes {expected}{hint}")
-    if shape[1:] != input_shape:
-        invalid(f"input {INPUT!r} has shape {few(shape)}, but the model takes {expected}")
-    if not 1 <= shape[0] <= max_batch:
-        invalid(f"input {INPUT!r} has a batch of {shape[0]}, but 1 to {max_batch} samples are possible")
+        or_files = " or, for files of pictures, 'BYTES'" if takes_pictures(each) else ""
+        invalid(f"input {name!r} has datatype {short(given.datatype)!r}, but the model takes 'FP32'{or_files}")
+    shape = _shape(given, each, max_batch)
     typed_fields = [field.name for field, _ in given.contents.ListFields()]
-    if request.raw_input_contents:
-        if typed_fields or len(request.raw_input_contents) > 1:
-            invalid(f"input {INPUT!r} has its values more than once; give one raw_input_contents, or contents")
-        data = request.raw_input_contents[0]
-        if len(data) != 4 * prod(shape):
+    if data := _raw(request, place, typed_fields):
+        if len(data[0]) != 4 * prod(shape):
             invalid(
-                f"input {INPUT!r} has {len(data)} bytes, but shape {list(shape)} of FP32 takes {4 * prod(shape)}"
+                f"input {name!r} has {len(data[0])} bytes, but shape {list(shape)} of FP32 takes {4 * prod(shape)}"
             )
-        values = np.frombuffer(data, "<f4").astype(np.float32)
+        values = np.frombuffer(data[0], "<f4").astype(np.float32)
     else:
         if typed_fields not in ([], [CONTENTS["FP32"]]):
-            invalid(f"input {INPUT!r} has its values in {', '.join(typed_fields)}, but FP32 is in fp32_contents")
+            invalid(f"input {name!r} has its values in {', '.join(typed_fields)}, but FP32 is in fp32_contents")
         given_values = given.contents.fp32_contents
         if len(given_values) != prod(shape):
-            invalid(f"input {INPUT!r} has {len(given_values)} values, but shape {list(shape)} takes {prod(shape)}")
+            invalid(f"input {name!r} has {len(given_values)} values, but shape {list(shape)} takes {prod(shape)}")
         values = np.empty(len(given_values), np.float32)
         for start in range(0, len(values), PIECE):
             values[start : start + PIECE] = given_values[start : start + PIECE]
     if not np.isfinite(values).all():
-        invalid(f"input {INPUT!r} has values that are not finite")
-    return torch.from_numpy(values).reshape(shape)
+        invalid(f"input {name!r} has values that are not finite")
+    return values.reshape(shape)
+
+
+def _pictures(request: ModelInferRequest, input_shape: tuple[int, ...], max_batch: int) -> Tensor:
+    """Files of pictures (n,), decoded one after another as those of a site's own data."""
+    given = request.inputs[0]
+    (count,) = _shape(given, (), max_batch)
+    typed_fields = [field.name for field, _ in given.contents.ListFields()]
+    if data := _raw(request, 0, typed_fields):
+        files = decoded(data[0])
+    else:
+        if typed_fields not in ([], [CONTENTS["BYTES"]]):
+            invalid(f"input {INPUT!r} has its values in {', '.join(typed_fields)}, but BYTES is in bytes_contents")
+        files = list(given.contents.bytes_contents)
+    if len(files) != count:
+        invalid(f"input {INPUT!r} has {len(files)} pictures, but shape {list(given.shape)} takes {count}")
+    channels, height, width = input_shape
+    pixels = np.empty((count, *input_shape), np.uint8)
+    for number, file in enumerate(files):
+        try:
+            pixels[number] = picture(BytesIO(file), (channels, height, width), formats=FORMATS, most=MOST_PIXELS)
+        except ValueError as error:
+            why = re.sub(r" <.*>", "", str(error))  # PIL names the buffer's address
+            invalid(f"picture {number} of input {INPUT!r} cannot be read ({short(' '.join(why.split()), 200)})")
+    return unit_range(torch.from_numpy(pixels))
+
+
+def _shape(given: ModelInferRequest.InferInputTensor, each: tuple[int, ...], max_batch: int) -> tuple[int, ...]:
+    shape, expected = tuple(given.shape), f"[{', '.join(['-1', *map(str, each)])}]"
+    name = short(given.name)
+    if not each and shape[1:] == (1,):
+        shape = shape[:1]
+    if len(shape) != 1 + len(each):
+        hint = "; a single sample has the shape [1, ...]" if each and shape == each else ""
+        invalid(f"input {name!r} has shape {few(shape)}, but the model takes {expected}{hint}")
+    if shape[1:] != each:
+        invalid(f"input {name!r} has shape {few(shape)}, but the model takes {expected}")
+    if not 1 <= shape[0] <= max_batch:
+        invalid(f"input {name!r} has a batch of {shape[0]}, but 1 to {max_batch} samples are possible")
+    return shape
+
+
+def _raw(request: ModelInferRequest, place: int, typed_fields: Sequence[str]) -> list[bytes]:
+    """An input's raw contents; none where its values are typed. Raises `Refused` where they are both."""
+    raw = request.raw_input_contents
+    if raw and (typed_fields or len(raw) != len(request.inputs)):
+        name = short(request.inputs[place].name)
+        invalid(f"input {name!r} has its values more than once; give one raw_input_contents, or contents")
+    return [raw[place]] if raw else []
 
 
 def outputs_of(scenario: Scenario) -> dict[str, tuple[str, list[int]]]:
@@ -166,6 +239,18 @@ def typed(datatype: str, values: Values) -> InferTensorContents:
     contents = InferTensorContents()
     getattr(contents, CONTENTS[datatype]).extend(values if isinstance(values, list) else values.ravel().tolist())
     return contents
+
+
+def decoded(raw: bytes) -> list[bytes]:
+    """The texts that `encoded` has put into raw contents. Raises `Refused`."""
+    texts, at = list[bytes](), 0
+    while at < len(raw):
+        (size,) = struct.unpack_from("<I", raw, at) if at + 4 <= len(raw) else (len(raw),)
+        if at + 4 + size > len(raw):
+            invalid("the bytes of a tensor of BYTES end within one; each follows its length in four bytes")
+        texts.append(raw[at + 4 : at + 4 + size])
+        at += 4 + size
+    return texts
 
 
 def encoded(values: Values) -> bytes:

@@ -1,8 +1,9 @@
 """From a snapshot to the models that are served, through the client half that evaluated them."""
 
+import re
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,8 @@ import torch
 from torch import Tensor
 
 from client.host import client_half, pick_device, site_data
-from client.serving.snapshot import FILE, Snapshot
-from client.trainer import Predictor, Site, in_pieces
+from client.serving.snapshot import FILE, HELD, Snapshot, held, named, put, written
+from client.trainer import Predictor, Received, Site, in_pieces
 from common.config import parse_task
 from common.data.examples import ClientData
 from common.data.scenario import Scenario
@@ -46,6 +47,13 @@ class Served:
     version: str
     """The round in which they were evaluated."""
     device: torch.device
+    headline: str
+    """The name of the method's main model."""
+    method: str
+    snapshot: Snapshot
+    """Without its tensors."""
+    written: float
+    """When, in seconds since 1970."""
 
     def logits(self, name: str, x: Tensor) -> Tensor:
         """Logits (n, classes) of samples (n, *input_shape) in the units of the site's data, on the CPU.
@@ -63,6 +71,81 @@ class Served:
                 raise ValueError(f"model {name!r} does not give {self.scenario.classes} finite logits")
 
 
+@dataclass(frozen=True)
+class Choice:
+    """Which snapshot below a site's state folder is served."""
+
+    folder: Path
+    run: str | None = None
+    """None: any."""
+    client: str | None = None
+    round: int | None = None
+    """A fixed one; None: the newest, unless an operator has gone back."""
+
+    def path(self) -> Path | None:
+        """The snapshot's. Raises `UserError` where several clients have one and none is named."""
+        found = newest(self.folder, self.run, self.client)
+        if self.round is not None:
+            return self.fixed
+        if found and (pin := self.pin(found.parent.name)).exists():
+            return pin
+        return found
+
+    @property
+    def fixed(self) -> Path:
+        """The name under which a fixed round outlasts the training."""
+        return self.folder / str(self.run) / str(self.client) / f"fixed-{self.round}.safetensors"
+
+    def fix(self) -> None:
+        """Keep the fixed round, if there is one. Raises `UserError` where it is not there any more."""
+        if self.round is None or self.fixed.exists():
+            return
+        source = self.fixed.with_name(named(self.round))
+        if not source.exists():
+            there = ", ".join(str(round_of(path)) for path in held(source.parent)) or "none"
+            raise UserError(f"{source.parent} holds no round {self.round}; there are: {there}")
+        put(source, self.fixed)
+
+    def pin(self, client: str) -> Path:
+        """Where the snapshot lies to which an operator has gone back."""
+        return self.folder / (self.run or "") / f"{client}.pinned.safetensors"
+
+    def go_back(self, to: int | None = None) -> Path:
+        """Serve the snapshot before the one that is served now, or the last one of a round, until `go_on`.
+
+        Raises `UserError` where there is none.
+        """
+        now = self.path()
+        if now is None:
+            raise UserError(f"{self.folder} has no model that could be served")
+        client = (newest(self.folder, self.run, self.client) or now).parent.name
+        places = (path for path in self.folder.glob(f"*/{client}") if self.run in (None, path.parent.name))
+        found = sorted((path for place in places for path in held(place)), key=written)
+        if to is not None:
+            found = [path for path in found if round_of(path) == to]
+        else:
+            found = [path for path in found if written(path) < written(now)]
+        if not found:
+            wanted = f"of round {to}" if to is not None else "before the one that is served"
+            raise UserError(f"{self.folder} holds no model of {client} {wanted}; {HELD} of a run are held")
+        put(found[-1], self.pin(client))
+        return found[-1]
+
+    def go_on(self) -> bool:
+        """Serve the newest one again; whether that is a change."""
+        found = newest(self.folder, self.run, self.client)
+        pin = self.pin(found.parent.name) if found else None
+        if not pin or not pin.exists():
+            return False
+        pin.unlink()
+        return True
+
+
+def round_of(path: Path) -> int:
+    """The round that is in a snapshot's name."""
+    return int(path.stem.partition("-")[2])
+
+
 def newest(folder: Path, run: str | None, client: str | None) -> Path | None:
     """The newest snapshot below a state folder, of a run and a client where they are named.
 
@@ -78,7 +161,7 @@ def newest(folder: Path, run: str | None, client: str | None) -> Path | None:
         raise UserError(
             f"{folder} has models of {len(clients)} clients; choose with --client: {', '.join(clients)}"
         )
-    return max(found, key=lambda path: path.stat().st_mtime_ns, default=None)
+    return max(found, key=written, default=None)
 
 
 @torch.no_grad()
@@ -97,34 +180,49 @@ def load(path: Path, data_root: Path | None, device: torch.device) -> Served:
     net = Network(task.model, scenario.input_shape, scenario.classes, device)
     site = Site(snapshot.client, data, net, task.seed)
     models = client_half(task, site, snapshot.kept).models(snapshot.received)
-    models[NAME] = models[task.method.evaluates[-1]]
-    served = Served(models, scenario, str(snapshot.received.round), device)
+    served = Served(
+        models,
+        scenario,
+        str(snapshot.received.round),
+        device,
+        task.method.evaluates[-1],
+        task.method.name,
+        replace(snapshot, received=Received(snapshot.received.round), kept={}),
+        path.stat().st_mtime,
+    )
     served.check()
     return served
 
 
 class Models:
-    """What is served: the models of the newest snapshot that could be loaded."""
+    """What is served of one choice: the models of its newest snapshot that could be loaded."""
 
     def __init__(
-        self,
-        folder: Path,
-        say: Say,
-        *,
-        run: str | None = None,
-        client: str | None = None,
-        data_root: Path | None = None,
-        device: str = "auto",
+        self, choice: Choice, say: Say, *, name: str = "", data_root: Path | None = None, device: str = "auto"
     ) -> None:
-        """Raises `UserError` for a device that cannot be used, or where a choice of clients is left open."""
-        self.folder, self.run, self.client, self.data_root = folder, run, client, data_root
+        """`name`: what the headline model is called, and the others' names begin with; empty: as the method says.
+
+        Raises `UserError` for a device that cannot be used, or where a choice of clients is left open.
+        """
+        self.choice, self.data_root, self.name = choice, data_root, name
         self.device = pick_device(device)
         self.served: Served | None = None
+        self.since = 0.0
+        """When the present models came into service, in seconds since 1970."""
         self._say, self._said = say, ""
         self._tried: tuple[object, ...] = ()
         self._again = float("inf")
         """When what has been tried is to be tried again."""
-        newest(folder, run, client)
+        choice.fix()
+        choice.path()
+
+    def names(self) -> dict[str, str]:
+        """The names under which the models are served, and those that the method has for them."""
+        if not self.served:
+            return {}
+        prefix = f"{self.name}." if self.name else ""
+        own = {f"{prefix}{name}": name for name in self.served.models}
+        return {**own, self.name or NAME: self.served.headline}
 
     def refresh(self) -> None:
         """Load the newest snapshot, unless that has been done; if it fails, the old models stay.
@@ -132,30 +230,29 @@ class Models:
         It is tried again when the file has changed, and after `RETRY` seconds: what was amiss may be beside it,
         the site's data for one.
         """
-        path = None
+        path, folder = None, self.choice.folder
         try:
-            path = newest(self.folder, self.run, self.client)
+            path = self.choice.path()
             if path is None:
-                self._tell(f"waiting for a model below {self.folder}; {self._others()}")
+                self._tell(f"waiting for a model below {folder}; {self._others()}")
                 return
             status = path.stat()
             found = path, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_size
             if found != self._tried or time.monotonic() >= self._again:
                 self._tried, self._again = found, time.monotonic() + RETRY
                 self.served = load(path, self.data_root, self.device)
+                self.since = time.time()
                 self._again = float("inf")
-                self._tell(
-                    f"serving round {self.served.version} of {path.parent}: {', '.join(self.served.models)}"
-                )
+                where = path.parent if path.name == FILE else path
+                self._tell(f"serving round {self.served.version} of {where}: {', '.join(self.names())}")
         except Exception as error:  # whatever is wrong with the new one, the old one can be served
             kept = f"still serving round {self.served.version}" if self.served else "no model is served"
             reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-            self._tell(f"{path or self.folder} cannot be served ({' '.join(reason.split())}); {kept}")
+            self._tell(f"{path or folder} cannot be served ({' '.join(reason.split())}); {kept}")
 
     def _others(self) -> str:
-        places = sorted(
-            path.parent.relative_to(self.folder).as_posix() for path in self.folder.glob(f"*/*/{FILE}")
-        )
+        folder = self.choice.folder
+        places = sorted(path.parent.relative_to(folder).as_posix() for path in folder.glob(f"*/*/{FILE}"))
         there = f"there are {', '.join(places)}" if places else "there is none"
         return f"a client writes it when it evaluates ({there})"
 
@@ -163,3 +260,47 @@ class Models:
         if sentence != self._said:
             self._said = sentence
             self._say(sentence)
+
+
+class Catalogue:
+    """All that a server serves, by name."""
+
+    def __init__(self, entries: Sequence[Models]) -> None:
+        self.entries = entries
+
+    def refresh(self) -> None:
+        """Look for newer snapshots of each."""
+        for entry in self.entries:
+            entry.refresh()
+
+    @property
+    def ready(self) -> bool:
+        """Whether all have a model."""
+        return all(entry.served for entry in self.entries)
+
+    def find(self, name: str) -> tuple[Served, str] | None:
+        """The snapshot that a model is of, and the method's name for it."""
+        for entry in self.entries:
+            if entry.served and (own := entry.names().get(name)):
+                return entry.served, own
+        return None
+
+    def names(self) -> list[str]:
+        """Of all models."""
+        return [name for entry in self.entries for name in entry.names()]
+
+
+NAMED = re.compile(r"(?P<name>[A-Za-z0-9_-]{1,64})=(?P<run>[^/@]+)(/(?P<client>[^/@]+))?(@(?P<round>\d{1,9}))?")
+
+
+def named_choice(text: str, folder: Path) -> tuple[str, Choice]:
+    """The name and the choice of `NAME=RUN[/CLIENT][@ROUND]`. Raises `UserError`."""
+    if not (found := NAMED.fullmatch(text)):
+        raise UserError(f"--model {text!r} is not NAME=RUN/CLIENT or NAME=RUN/CLIENT@ROUND")
+    run, client, number = found["run"], found["client"], found["round"]
+    if number and not client:
+        only = newest(folder, run, None)
+        if only is None:
+            raise UserError(f"--model {text!r}: {folder} has no model of run {run}")
+        client = only.parent.name
+    return found["name"], Choice(folder, run, client, int(number) if number else None)

@@ -1,19 +1,66 @@
 """What a site evaluated last, on its disk: all from which `perennial serve` makes the same models again."""
 
 import json
-from dataclasses import asdict, dataclass
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from client.node.site import OwnSite
 from client.state import Kept, own_folder
-from client.trainer import Received
+from client.trainer import Received, Reply
 from common.files import PRIVATE, load_with_facts, save_tensors
 from common.models import Tensors, divided, joined
 
 FILE = "serving.safetensors"
-"""Its name, in the client's folder beside the versions of what it keeps."""
+"""The newest one's name, in the client's folder beside the versions of what it keeps."""
+HELD = 3
+"""How many are held, the newest among them, for going back; each also has the name of its round."""
+Results = Mapping[str, Mapping[str, Sequence[int]]]
+"""By `MODEL/SPLIT` and environment: how many samples there were, and how many were right."""
+
+
+def results_of(reply: Reply) -> Results:
+    """What an evaluation has found at this client."""
+    metrics: dict[str, Any] = dict(reply.metrics)
+    splits: dict[str, Any] = dict(reply.settings)
+    return {
+        place: {
+            name: (count, right)
+            for name, count, right in zip(splits[split], metrics[key], metrics[f"{place}/correct"], strict=True)
+            if count
+        }
+        for key in metrics
+        if key.endswith("/count") and (split := (place := key.removesuffix("/count")).split("/")[-1]) in splits
+    }
+
+
+def named(round_: int) -> str:
+    """The name of a round's snapshot."""
+    return f"serving-{round_}.safetensors"
+
+
+def held(folder: Path) -> list[Path]:
+    """The snapshots of a client's folder, oldest first."""
+    return sorted(folder.glob("serving-*.safetensors"), key=written)
+
+
+def written(path: Path) -> int:
+    """When a file was written, in nanoseconds since 1970."""
+    return path.stat().st_mtime_ns
+
+
+def put(source: Path, target: Path) -> None:
+    """Give a file a second name, in place of what has had it."""
+    beside = target.with_name(f".new-{target.name}")
+    with suppress(FileNotFoundError):
+        beside.unlink()  # of a process that was killed here
+    os.link(source, beside)
+    os.replace(beside, target)
 
 
 @dataclass(frozen=True)
@@ -27,9 +74,11 @@ class Snapshot:
     received: Received
     kept: Kept
     own: OwnSite | None = None
+    run: str = ""
+    results: Results = field(default_factory=dict)
 
     def save(self, folder: Path) -> None:
-        """Write it in a client's folder, in place of the one before; nobody but its owner reads it."""
+        """Write it in a client's folder, as the newest; of the others the oldest goes. Only its owner reads it."""
         own_folder(folder)
         facts = {
             "task": self.task,
@@ -39,9 +88,15 @@ class Snapshot:
             "round": self.received.round,
             "settings": dict(self.received.settings),
             "records": list(self.received.arrays),  # a record without tensors has no other trace
+            "run": self.run,
+            "results": self.results,
         }
         tensors = joined({"received": joined(self.received.arrays), "kept": joined(self.kept)})
-        save_tensors(folder / FILE, tensors, {name: json.dumps(fact) for name, fact in facts.items()}, PRIVATE)
+        path = folder / named(self.received.round)
+        save_tensors(path, tensors, {name: json.dumps(fact) for name, fact in facts.items()}, PRIVATE)
+        put(path, folder / FILE)
+        for old in held(folder)[:-HELD]:
+            old.unlink()
 
     @classmethod
     def load(cls, path: Path, device: torch.device) -> "Snapshot":
@@ -58,4 +113,6 @@ class Snapshot:
             Received(facts["round"], arrays, facts["settings"]),
             divided(parts.get("kept", {})),
             OwnSite(**{**facts["own"], "data": Path(facts["own"]["data"])}) if facts["own"] else None,
+            facts.get("run", ""),
+            facts.get("results", {}),
         )

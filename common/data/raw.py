@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from common.errors import UserError
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     from torch import Tensor
 
 PACS = ("art_painting", "cartoon", "photo", "sketch")
@@ -35,19 +38,41 @@ class Files:
         """Pictures (n, *shape) uint8 of an index (n,). Raises `UserError` for one that cannot be read."""
         import numpy as np
         import torch
-        from PIL import Image
 
         channels, height, width = self.shape
-        mode = "RGB" if channels == 3 else "L"
-        pixels = np.empty((len(index), height, width, channels), np.uint8)
+        pixels = np.empty((len(index), channels, height, width), np.uint8)
         for place, number in enumerate(index.tolist()):
             try:
-                with Image.open(self.paths[number]) as picture:
-                    small = picture.convert(mode).resize((width, height), Image.Resampling.BILINEAR)
-            except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+                pixels[place] = picture(self.paths[number], self.shape)
+            except ValueError as error:
                 raise UserError(f"picture {self.paths[number]} cannot be read ({error})") from None
-            pixels[place] = np.asarray(small).reshape(height, width, channels)
-        return torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
+        return torch.from_numpy(pixels)
+
+
+def picture(
+    file: Path | BinaryIO,
+    shape: tuple[int, int, int],
+    *,
+    formats: tuple[str, ...] | None = None,
+    most: float = inf,
+) -> npt.NDArray[np.uint8]:
+    """A picture's pixels in this shape (channels, height, width), whatever its own (PIL's bilinear filter).
+
+    Raises `ValueError` where it cannot be read, is of none of PIL's `formats`, or has more than `most` pixels.
+    """
+    import numpy as np
+    from PIL import Image
+
+    channels, height, width = shape
+    mode = "RGB" if channels == 3 else "L"
+    try:
+        with Image.open(file, formats=formats) as found:
+            if found.width * found.height > most:
+                raise ValueError(f"it has {found.width * found.height} pixels, and {most} are the most")
+            small = found.convert(mode).resize((width, height), Image.Resampling.BILINEAR)
+    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+        raise ValueError(str(error)) from None
+    return np.asarray(small).reshape(height, width, channels).transpose(2, 0, 1)
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,11 @@ class Scenario(BaseModel, ABC):
         """Number of classes."""
 
     @property
+    def column_names(self) -> tuple[str, ...]:
+        """Names of a table's features, in the order of a sample's numbers; empty where samples are no rows."""
+        return ()
+
+    @property
     def class_names(self) -> tuple[str, ...]:
         """Names of the classes, in the order of their numbers; empty where they have none."""
         return ()

@@ -33,6 +33,11 @@ Insecure = Annotated[
     typer.Option("--insecure", envvar="PERENNIAL_INSECURE", help="Plaintext to another machine."),
 ]
 
+Metrics = Annotated[
+    str,
+    typer.Option(metavar="HOST:PORT", envvar="PERENNIAL_METRICS", help="Where to answer Prometheus at /metrics."),
+]
+
 MethodArgument = Annotated[
     str | None,
     typer.Argument(metavar="METHOD", help="Method, see `perennial list methods`.", autocompletion=methods),

@@ -19,6 +19,7 @@ from server.cli.options import (
     Insecure,
     Json,
     LabelColumn,
+    Metrics,
     SuperLink,
     app,
 )
@@ -157,34 +158,119 @@ def join_runs(
     become(plan)
 
 
+State = Annotated[Path, typer.Option(metavar="DIR", envvar="PERENNIAL_STATE", help="The site's state folder.")]
+RunId = Annotated[str | None, typer.Option("--run", help=r"Id of a run, a folder in DIR.  \[default: the newest]")]
+ClientId = Annotated[
+    str | None, typer.Option(help=r"A client's id, a folder in the run's.  \[default: the only one]")
+]
+
+
 @app.command("serve")
 def serve_models(
-    state: Annotated[
-        Path,
-        typer.Option(metavar="DIR", envvar="PERENNIAL_STATE", help="The site's state folder."),
-    ] = Path(DEFAULTS["state-dir"]),
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 8001,
+    state: State = Path(DEFAULTS["state-dir"]),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Of gRPC. 0: any free one.")] = 8001,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0: all of this machine's.")] = "127.0.0.1",
-    run_id: Annotated[
-        str | None, typer.Option("--run", help=r"Id of a run, a folder in DIR.  \[default: the newest]")
-    ] = None,
-    client: Annotated[
-        str | None, typer.Option(help=r"A client's id, a folder in the run's.  \[default: the only one]")
+    http: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where to answer HTTP, too; a page to try the models is at /.")
+    ] = "",
+    run_id: RunId = None,
+    client: ClientId = None,
+    named: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model",
+            metavar="NAME=RUN/CLIENT[@ROUND]",
+            help="A model by a name of its own, in place of --run and --client; @: that round. Repeatable.",
+        ),
     ] = None,
     data_root: DataRoot = None,
     device: Device = None,
     max_batch: Annotated[int, typer.Option(min=1, help="Most samples in a request.")] = 1024,
+    max_waiting: Annotated[
+        int, typer.Option(min=1, help="Most requests that wait; what comes beyond them is refused.")
+    ] = 64,
+    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds that a request waits for the model.")] = 30.0,
     certificate: Annotated[Path | None, typer.Option(metavar="FILE", help="PEM file, for TLS.")] = None,
     key_file: Annotated[Path | None, typer.Option(metavar="FILE", help="The certificate's key, PEM.")] = None,
+    client_ca: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="PEM file: who connects must show a certificate of this CA."),
+    ] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Lines NAME TOKEN: who asks must show one of these tokens. Read anew when it changes.",
+        ),
+    ] = None,
+    health: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where to answer health checks in plaintext, too.")
+    ] = "",
+    metrics: Metrics = "",
 ) -> None:
-    """Serve a site's models over the Open Inference Protocol (gRPC); follows the training."""
-    from client.serving.models import Models  # imports PyTorch
-    from client.serving.server import Server, credentials, serve
-
+    """Serve a site's models over the Open Inference Protocol (gRPC, HTTP); follows the training."""
     with sentences():
+        from client.serving.access import Callers  # imports PyTorch
+        from client.serving.inference import Limits
+        from client.serving.models import Catalogue, Choice, Models, named_choice
+        from client.serving.server import Server, credentials, serve
+        from common.superlink import Address
+
+        addresses = {
+            option: Address.parse(text, f"--{option}", "127.0.0.1:8000") if text else None
+            for option, text in {"http": http, "health": health, "metrics": metrics}.items()
+        }
+        if named and (run_id or client):
+            raise UserError("--model names run and client itself; leave out --run and --client")
+        choices = [named_choice(text, state) for text in named or []] or [("", Choice(state, run_id, client))]
+        names = [name for name, _ in choices]
+        if double := [name for name in names if names.count(name) > 1]:
+            raise UserError(f"--model {double[0]} is there twice; each has a name of its own")
         root = Path(data_root) if data_root else None
-        models = Models(state, remark, run=run_id, client=client, data_root=root, device=device or "auto")
-        tls = credentials(certificate, key_file)
-        server = Server(models, host, port, max_batch=max_batch, tls=tls)
-        remark(f"listening on {host}, port {server.port}, {'with TLS' if tls else 'without TLS'}")
+        entries = [
+            Models(choice, remark, name=name, data_root=root, device=device or "auto") for name, choice in choices
+        ]
+        tls = credentials(certificate, key_file, client_ca)
+        callers = Callers(token_file, remark)
+        server = Server(
+            Catalogue(entries),
+            Address(host, port),
+            limits=Limits(max_batch, max_waiting, timeout),
+            tls=tls,
+            callers=callers,
+            **addresses,
+        )
+        protection = "with TLS" if tls else "without TLS"
+        remark(f"listening on {host}, port {server.port}, {protection}")
+        if address := addresses["http"]:
+            remark(f"listening on {address.host}, port {server.http_port} for HTTP, {protection}")
+        open_to_others = [one for one in (Address(host, port), addresses["http"]) if one and not one.loopback]
+        if token_file and not tls and open_to_others:
+            remark("tokens travel in plaintext from other machines; give --certificate and --key-file")
         serve(server)
+
+
+@app.command("rollback")
+def go_back(
+    state: State = Path(DEFAULTS["state-dir"]),
+    run_id: RunId = None,
+    client: ClientId = None,
+    to: Annotated[int | None, typer.Option(min=0, metavar="ROUND", help="The round to serve.")] = None,
+    newest: Annotated[bool, typer.Option("--newest", help="Follow the training again.")] = False,
+) -> None:
+    """Serve the model before the present one, until told otherwise; a running `serve` follows within a second."""
+    with sentences():
+        from client.serving.models import Choice, round_of  # imports PyTorch
+
+        choice = Choice(state, run_id, client)
+        if newest:
+            if to is not None:
+                raise UserError("--to ROUND and --newest exclude each other")
+            done = choice.go_on()
+            print("the newest model is served again" if done else "the newest model is served already")
+            return
+        path = choice.go_back(to)
+        print(
+            f"round {round_of(path)} of {path.parent} is served from now on; "
+            "`perennial rollback --newest` follows the training again"
+        )

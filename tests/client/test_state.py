@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import client.host
 from client.host import Host
 from client.secagg import Vault
-from client.serving.snapshot import FILE, Snapshot
+from client.serving.snapshot import Snapshot
 from client.state import FileStates, Version, before_message, digest, needed, valid
 from client.trainer import Client, Received, Reply, Site
 from common.config import load_config
@@ -79,7 +79,7 @@ def test_nobody_but_its_owner_reads_what_a_site_keeps(umask: int, tmp_path: Path
     found |= {path: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.glob("*/*/run-1")}
     found[tmp_path / "old" / "run-1"] = stat.S_IMODE((tmp_path / "old" / "run-1").stat().st_mode)
     assert found == {path: 0o700 if path.is_dir() else 0o600 for path in found}
-    assert sum(path.is_file() for path in found) == 8
+    assert sum(path.is_file() for path in found) == 12
 
 
 # Of each attempt: how many rounds it gets through, where in the next it dies, if its newest checkpoint is lost.
@@ -209,8 +209,8 @@ def version(round_: int, value: float = 0.0, attempt: int = 0) -> Version:
 
 
 def names(folder: Path) -> list[str]:
-    """Of all files but the snapshot that an evaluation leaves."""
-    return sorted(path.name for path in folder.rglob("*") if path.is_file() and path.name != FILE)
+    """Of all files but the snapshots that evaluations leave."""
+    return sorted(path.name for path in folder.rglob("*") if path.is_file() and not path.match("serving*"))
 
 
 def test_what_was_written_is_read_by_another_process(tmp_path: Path) -> None:

@@ -96,8 +96,7 @@ class OwnData(Scenario):
         return {"name": "cnn-small"} if len(self.input_shape) == 3 else {"name": "mlp", "hidden": (64,)}
 
     @property
-    def columns(self) -> tuple[str, ...]:
-        """Names of a table's features; empty where samples are no rows of a table."""
+    def column_names(self) -> tuple[str, ...]:
         return tuple(name for name in self.inputs if isinstance(name, str))
 
     @property
@@ -152,7 +151,7 @@ class OwnData(Scenario):
 
         environment = found.numbers("environment", self._environments(site, found), self.environments)
         every = Examples(
-            self.prepare(found.tensor(self.input_shape, self.columns)),
+            self.prepare(found.tensor(self.input_shape, self.column_names)),
             found.numbers("class", found.labels, self.labels),
             environment,
         )

@@ -31,6 +31,7 @@ from typer.testing import CliRunner
 
 from client.node.site import OwnSite
 from client.serving import models as served_models
+from client.serving.inference import Limits
 from client.serving.inference_pb2 import (
     InferParameter,
     InferTensorContents,
@@ -45,7 +46,7 @@ from client.serving.inference_pb2 import (
 from client.serving.inference_pb2_grpc import GRPCInferenceServiceStub
 from client.serving.intake import Intake
 from client.serving.messages import Refused, encoded, samples, too_many_fields
-from client.serving.models import Models, newest
+from client.serving.models import Catalogue, Choice, Models, newest
 from client.serving.server import INFER, Server, credentials
 from client.serving.snapshot import FILE, Snapshot
 from client.trainer import Client, Received, Reply, in_pieces
@@ -53,12 +54,14 @@ from common.config import load_config
 from common.errors import UserError
 from common.methods import METHODS
 from common.models import network
+from common.superlink import Address
 from server.cli.main import app
 from server.deployment import certs
 from server.folder import RunFolder
 from server.local import LocalRuntime
 from server.loop import run_rounds, start
 
+HERE = Address("127.0.0.1", 0)
 SITE, CLIENT = "site-1", "client-0"
 """The folder of `WireGrid`'s first node, and its client."""
 
@@ -80,9 +83,10 @@ class Served:
 
     def __init__(self, state: Path, **options: Any) -> None:
         self.said: list[str] = []
-        max_batch = options.pop("max_batch", 1024)
-        self.models = Models(state, self.said.append, device="cpu", **options)
-        self.server = Server(self.models, "127.0.0.1", 0, max_batch=max_batch)
+        limits = options.pop("limits", Limits())
+        data_root = options.pop("data_root", None)
+        self.models = Models(Choice(state), self.said.append, device="cpu", data_root=data_root)
+        self.server = Server(Catalogue([self.models]), HERE, limits=limits, **options)
         self.channel = grpc.insecure_channel(f"127.0.0.1:{self.server.port}")
         self.stub = GRPCInferenceServiceStub(self.channel)
 
@@ -149,7 +153,7 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def served(state: Path) -> Iterator[Served]:
     """A server on that state, for batches of at most 64."""
-    one = Served(state, max_batch=64)
+    one = Served(state, limits=Limits(max_batch=64))
     one.server.refresh()
     yield one
     one.close()
@@ -217,7 +221,7 @@ def test_the_site_s_data_are_read_only_where_the_method_needs_them(
 
     monkeypatch.setattr(Toy, "client_data", no_data)
     said: list[str] = []
-    ditto, ftfa = (Models(tmp_path / method / SITE, said.append) for method in ("ditto", "ftfa"))
+    ditto, ftfa = (Models(Choice(tmp_path / method / SITE), said.append) for method in ("ditto", "ftfa"))
     ditto.refresh()
     assert ditto.served is not None
     ftfa.refresh()
@@ -694,7 +698,7 @@ def test_while_the_model_works_health_answers_and_who_waits_is_limited(
         return original(self, name, x)
 
     monkeypatch.setattr(served_models.Served, "logits", slow)
-    monkeypatch.setattr("client.serving.server.WAITING", 1)
+    monkeypatch.setattr(served.server.inference, "limits", Limits(max_batch=64, max_waiting=1))
     try:
         first = served.stub.ModelInfer.future(raw(X))
         assert working.wait(60)
@@ -703,8 +707,8 @@ def test_while_the_model_works_health_answers_and_who_waits_is_limited(
             grpc.StatusCode.RESOURCE_EXHAUSTED,
             f"1 requests with {len(raw(X).SerializeToString())} bytes are waiting already; try again later",
         )
-        monkeypatch.setattr("client.serving.server.WAITING", 64)
-        monkeypatch.setattr("client.serving.server.WAITING_BYTES", 100)
+        monkeypatch.setattr(served.server.inference, "limits", Limits(max_batch=64))
+        monkeypatch.setattr("client.serving.inference.WAITING_BYTES", 100)
         code, sentence = served.refused(raw(torch.zeros(64, *X.shape[1:])))
         assert (code, sentence[:15]) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "1 requests with")
     finally:
@@ -848,7 +852,7 @@ def test_what_failed_is_tried_again_later_or_when_the_file_has_changed(
         raise UserError("the data are not there")
 
     monkeypatch.setattr(Toy, "client_data", no_data)
-    models = Models(tmp_path / SITE, said.append)
+    models = Models(Choice(tmp_path / SITE), said.append)
     for _ in range(2):
         models.refresh()
     assert len(tries) == 1
@@ -927,7 +931,7 @@ def test_of_several_runs_the_newest_is_served_and_of_several_clients_the_one_tha
         newest(tmp_path, None, None)
     assert str(caught.value) == sentence
     said: list[str] = []
-    models = Models(tmp_path, said.append, run="b", client="client-1")
+    models = Models(Choice(tmp_path, "b", "client-1"), said.append)
     models.refresh()
     assert said == [
         f"waiting for a model below {tmp_path}; a client writes it when it evaluates "
@@ -948,7 +952,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_with_tls_only_who_trusts_the_certificate_gets_through(state: Path, pair: Path) -> None:
     tls = credentials(pair / "server.crt", pair / "server.key")
-    server = Server(Models(state, lambda _: None), "127.0.0.1", 0, max_batch=1, tls=tls)
+    server = Server(Catalogue([Models(Choice(state), lambda _: None)]), HERE, tls=tls)
     try:
         trusted = grpc.ssl_channel_credentials((pair / "ca.crt").read_bytes())
         with grpc.secure_channel(f"localhost:{server.port}", trusted) as channel:

@@ -1,0 +1,204 @@
+"""Answers to requests, one after another and within bounds, whatever protocol they came by."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+from time import perf_counter
+
+import grpc
+
+from client.serving.inference_pb2 import ModelInferRequest, ModelInferResponse, ModelMetadataResponse
+from client.serving.messages import (
+    INPUT,
+    MOST_FIELDS,
+    Refused,
+    T,
+    answers,
+    encoded,
+    invalid,
+    outputs_of,
+    samples,
+    short,
+    takes_pictures,
+    typed,
+)
+from client.serving.metrics import ServingMetrics
+from client.serving.models import Catalogue, Served
+from common.suggest import unknown
+
+UNSUPPORTED = {"classification", "shared_memory_region"}
+"""Parameters of Triton's extensions that change what an input or output means."""
+LARGEST_REQUEST = 256 * 2**20
+SMALL = 64 * 2**10
+"""Bytes: of a request other than one for an inference, and of all but the values in one that is."""
+PICTURES = 16 * 2**20
+"""Bytes of the files in a request, where a model takes pictures."""
+WAITING_BYTES = 2**30
+"""Of the requests that wait for the model."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a server takes on."""
+
+    max_batch: int = 1024
+    """Samples in a request."""
+    max_waiting: int = 64
+    """Requests that wait for the model; what comes beyond them is refused."""
+    timeout: float = 30.0
+    """Seconds that a caller waits for the model."""
+
+
+class Inference:
+    """All models, which work in one thread; the others only pass requests on."""
+
+    def __init__(self, catalogue: Catalogue, limits: Limits, metrics: ServingMetrics) -> None:
+        self.catalogue, self.limits, self.metrics = catalogue, limits, metrics
+        self._one_by_one = ThreadPoolExecutor(1)
+        self._waiting: list[int] = []
+        """Bytes of the requests that wait for the model, or that it works on."""
+        metrics.waiting.set_function(lambda: len(self._waiting))
+
+    def find(self, name: str, wanted: str) -> tuple[Served, str]:
+        """The snapshot that a model is of, and the method's name for it. Raises `Refused`."""
+        found = self.catalogue.find(name)
+        if found is None:
+            names = self.catalogue.names()
+            if not names:
+                raise Refused(
+                    grpc.StatusCode.UNAVAILABLE, "no model is there yet; training writes one when it evaluates"
+                )
+            raise Refused(grpc.StatusCode.NOT_FOUND, unknown("model", short(name), names))
+        if wanted not in ("", found[0].version):
+            raise Refused(
+                grpc.StatusCode.NOT_FOUND,
+                f"model {name!r} has version {found[0].version!r}, not {short(wanted)!r}",
+            )
+        return found
+
+    def ready(self, name: str, wanted: str) -> bool:
+        """Whether there is such a model; as Triton's, no error where there is none."""
+        try:
+            self.find(name, wanted)
+        except Refused:
+            return False
+        return True
+
+    def metadata(self, name: str, wanted: str) -> ModelMetadataResponse:
+        """Names, types and shapes of what goes in and comes out. Raises `Refused`."""
+        served, _ = self.find(name, wanted)
+        described = {INPUT: ("FP32", [-1, *served.scenario.input_shape])}
+        inputs, outputs = (
+            [
+                ModelMetadataResponse.TensorMetadata(name=name, datatype=datatype, shape=shape)
+                for name, (datatype, shape) in tensors.items()
+            ]
+            for tensors in (described, outputs_of(served.scenario))
+        )
+        return ModelMetadataResponse(
+            name=name, versions=[served.version], platform="pytorch", inputs=inputs, outputs=outputs
+        )
+
+    def largest(self) -> int:
+        """Bytes of the largest request that one of the models could answer."""
+        scenarios = [entry.served.scenario for entry in self.catalogue.entries if entry.served]
+        sizes = [
+            SMALL
+            + max(
+                4 * self.limits.max_batch * prod(scenario.input_shape),
+                PICTURES * takes_pictures(scenario.input_shape),
+            )
+            + 128 * len(scenario.column_names)
+            for scenario in scenarios
+        ]
+        return min(max(sizes, default=SMALL), LARGEST_REQUEST)
+
+    def fields(self) -> int:
+        """The most fields in a message of a request: of named columns two for each."""
+        columns = [len(entry.served.scenario.column_names) for entry in self.catalogue.entries if entry.served]
+        return MOST_FIELDS + 2 * max(columns, default=0)
+
+    async def queued(self, size: int, work: Callable[[], T]) -> T:
+        """What the model's thread makes of a request of so many bytes. Raises `Refused`."""
+        waiting = self._waiting
+        too_long = waiting and sum(waiting) + size > WAITING_BYTES
+        if too_long or len(waiting) >= self.limits.max_waiting:
+            raise Refused(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"{len(waiting)} requests with {sum(waiting)} bytes are waiting already; try again later",
+            )
+        waiting.append(size)
+        done = self._one_by_one.submit(work)
+        done.add_done_callback(lambda _: waiting.remove(size))  # also if nobody waits for it any more
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(done), self.limits.timeout)
+        except TimeoutError:
+            raise Refused(
+                grpc.StatusCode.DEADLINE_EXCEEDED,
+                f"the model has not answered within {self.limits.timeout:g} seconds; try again later",
+            ) from None
+
+    def answer(self, request: ModelInferRequest) -> ModelInferResponse:
+        """Probabilities, class and label of each sample; raw where the request was raw. In the model's thread.
+
+        Raises `Refused`.
+        """
+        served, own = self.find(request.model_name, request.model_version)
+        scenario = served.scenario
+        described = outputs_of(scenario)
+        wanted = [output.name for output in request.outputs] or list(described)
+        for output in request.outputs:
+            if output.name not in described:
+                invalid(unknown("output", short(output.name), described))
+            if wanted.count(output.name) > 1:
+                invalid(f"output {output.name!r} is asked for more than once")
+            if extra := UNSUPPORTED & output.parameters.keys():
+                invalid(f"output {output.name!r} has the parameter {extra.pop()!r}, which is not supported")
+        x = samples(request, scenario.input_shape, self.limits.max_batch, scenario.column_names)
+        try:
+            logits = served.logits(own, x)
+        except (RuntimeError, MemoryError) as error:  # no memory left on the GPU, say
+            reason = short(" ".join(str(error).split()), 200)
+            raise Refused(
+                grpc.StatusCode.INTERNAL, f"the model failed over this request ({type(error).__name__}: {reason})"
+            ) from error
+        if not logits.isfinite().all():
+            invalid(f"values of {INPUT!r} are so large that the model's answer is not finite")
+        self.metrics.samples.inc(len(logits))
+        found = answers(logits, scenario)
+        raw = bool(request.raw_input_contents)
+        return ModelInferResponse(
+            model_name=request.model_name,
+            model_version=served.version,
+            id=request.id,
+            outputs=[
+                ModelInferResponse.InferOutputTensor(
+                    name=name,
+                    datatype=described[name][0],
+                    shape=[len(logits), *described[name][1][1:]],
+                    contents=None if raw else typed(described[name][0], found[name]),
+                )
+                for name in wanted
+            ],
+            raw_output_contents=[encoded(found[name]) for name in wanted] if raw else [],
+        )
+
+    @contextmanager
+    def counted(self, protocol: str) -> Iterator[None]:
+        """Counts an inference, with its time and how it ended."""
+        begun, code = perf_counter(), "OK"
+        try:
+            yield
+        except Refused as refused:
+            code = refused.code.name
+            raise
+        except BaseException:  # the caller has left, most often
+            code = "CANCELLED"
+            raise
+        finally:
+            self.metrics.requests.labels(protocol, code).inc()
+            if code == "OK":
+                self.metrics.seconds.labels(protocol).observe(perf_counter() - begun)
