@@ -24,6 +24,7 @@ from client.serving.access import Callers
 from client.serving.inference import Inference
 from client.serving.intake import Intake
 from client.serving.messages import LABEL, Refused, takes_pictures
+from client.serving.models import NAME
 from common.tracebacks import Tracebacks
 
 STATUS = {
@@ -155,6 +156,7 @@ class Api:
             raise Refused(grpc.StatusCode.CANCELLED, "the caller has left", 400) from None
 
         def work() -> tuple[bytes, int | None]:
+            self.inference.find(name, wanted)
             asked, behind = rest.parsed(body, request.headers.get(rest.LENGTH))
             return rest.reply(asked, self.inference.answer(rest.message(asked, behind, name, wanted)))
 
@@ -216,6 +218,7 @@ def described(inference: Inference) -> dict[str, Any]:
             models.append(
                 {
                     "name": name,
+                    "main": name == (entry.name or NAME),
                     "version": served.version,
                     "run": snapshot.run,
                     "site": snapshot.client,

@@ -2,7 +2,7 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from client.serving.models import Catalogue
+from client.serving.models import NAME, Catalogue
 
 BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 
@@ -48,7 +48,7 @@ class ServingMetrics:
         """What is served now."""
         self.accuracy.clear()
         for entry in catalogue.entries:
-            name = entry.name or "perennial"
+            name = entry.name or NAME
             self.ready.labels(name).set(entry.served is not None)
             if not (served := entry.served):
                 continue

@@ -71,7 +71,9 @@ def parsed(body: bytes, header: str | None) -> tuple[Request, bytes]:
     try:
         return Request.model_validate_json(body[:length]), body[length:]
     except ValidationError as error:
-        invalid(f"the JSON is no request of the protocol: {short(' '.join(sentence(error).split()), 300)}")
+        first = error.errors(include_input=False)[0]
+        text = first["msg"] if first["type"] == "json_invalid" else sentence(error)
+        invalid(f"the body is no request of the protocol ({short(' '.join(text.split()), 300)})")
 
 
 def message(request: Request, binary: bytes, model: str, version: str) -> ModelInferRequest:

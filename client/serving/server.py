@@ -139,7 +139,8 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         def let_in(context: ServicerContext) -> None:
             if not is_open:
                 shown = dict(context.invocation_metadata() or ()).get("authorization")
-                self._callers.name(shown if isinstance(shown, str) else None, context.peer())
+                peer = context.peer().partition(":")[2].rpartition(":")[0]  # of ipv4:127.0.0.1:40000
+                self._callers.name(shown if isinstance(shown, str) else None, peer)
 
         async def infer(stream: AsyncIterator[bytes], context: ServicerContext) -> Any:
             async with refusals(context):
