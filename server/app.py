@@ -15,6 +15,7 @@ from flwr.superlink.grid import InMemoryGrid
 from common.config import RunConfig, load_config
 from common.errors import RunStopped, UserError, printable
 from common.files import write_text
+from common.logs import is_json, set_format
 from server.folder import InUse, RunFolder, default_out, taken_over
 from server.grid import OrderedGrid
 from server.loop import run_rounds, start
@@ -31,6 +32,8 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Start or resume the run that the run configuration describes."""
     torch.set_num_threads(1)
+    if is_json():
+        set_format("json")
     ordered = OrderedGrid(grid)
     if os.environ.get("PERENNIAL_LAUNCHER") == "on":
         from client.node.launcher import LOOK_EVERY, hasten_serverapp

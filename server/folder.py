@@ -11,7 +11,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -23,6 +23,7 @@ from safetensors import SafetensorError
 from common.config import RunConfig, load_config, sentence
 from common.errors import UserError
 from common.files import load_records, load_tensors, save_records, save_tensors, sync, write_text, writing
+from common.logs import logged_to
 from common.privacy import Clipping
 from server.summary import summarise
 
@@ -120,6 +121,8 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.log = path / "metrics.jsonl"
+        self.events = path / "log.jsonl"
+        """What happened and when, an event a line; for whoever watches. Nothing is computed from it."""
 
     @classmethod
     def create(cls, path: Path, config: RunConfig) -> RunFolder:
@@ -197,6 +200,10 @@ class RunFolder:
     def config(self) -> RunConfig:
         """The run's configuration. Raises `UserError` if the file was damaged."""
         return load_config(self.path / "config.toml")
+
+    def logging(self) -> AbstractContextManager[None]:
+        """Events are written into the folder."""
+        return logged_to(self.events)
 
     def append(self, rows: list[dict[str, Any]]) -> None:
         """Add rows to the log."""

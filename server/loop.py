@@ -1,7 +1,9 @@
 """The round loop: train, log, evaluate, checkpoint. The same on every runtime."""
 
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -12,6 +14,7 @@ from flwr.serverapp import Grid
 
 from common.config import RunConfig
 from common.errors import RunStopped
+from common.logs import tell
 from common.memory import must_fit
 from common.models import network
 from common.privacy import Clipping
@@ -20,7 +23,7 @@ from common.wire import from_record, to_record
 from server.folder import Checkpoint, RunFolder
 from server.progress import Progress, Watcher
 from server.references import load_references
-from server.summary import majority, summarise, versions
+from server.summary import Evaluation, majority, summarise, versions
 from strategies.base import MethodStrategy
 from strategies.exchange import Exchange
 from strategies.registry import strategy_for
@@ -51,6 +54,20 @@ def run_rounds(
     the run's, where they have been read before. Raises `RunStopped` when an exchange misses its quorum; the last
     checkpoint then stands.
     """
+    with folder.logging(), _told(config, origin):
+        return _run_rounds(config, folder, grid, origin, watch, save_clients, until, references)
+
+
+def _run_rounds(
+    config: RunConfig,
+    folder: RunFolder,
+    grid: Grid,
+    origin: Checkpoint,
+    watch: Watcher,
+    save_clients: Callable[[Path], None] | None,
+    until: int | None,
+    references: References | None,
+) -> dict[str, Any]:
     strategy = strategy_for(config, origin.run_id)
     strategy.references = references or load_references(config)
     if origin.round:
@@ -64,8 +81,10 @@ def run_rounds(
 
     arrays, nothing = to_record(origin.arrays), ConfigRecord()
     begun = time.monotonic() - origin.seconds
+    clock = Clock(origin.run_id)
     end = min(until or config.rounds, config.rounds)
     for number in range(origin.round + 1, end + 1):
+        clock.begin(number)
         requests = strategy.configure_train(number, arrays, nothing, grid)
         replies = grid.send_and_receive(requests, timeout=config.deadline)
         new_arrays, metrics = strategy.aggregate_train(number, replies)
@@ -74,11 +93,14 @@ def run_rounds(
         arrays = arrays if new_arrays is None else new_arrays
         trained = _numbers(metrics)
         rows = [_round_row(number, strategy, trained), *strategy.notes]
+        clock.done("train", strategy.exchanges)
         last = number == config.rounds
         if last or number % config.evaluate_every == 0:
             evaluated, exchange = _evaluate(strategy, number, arrays, grid, config)
             trained |= evaluated
             rows += [*strategy.evaluation, _exchange_row("evaluation-traffic", number, [exchange])]
+            clock.done("evaluate", [exchange])
+            clock.evaluated(strategy.evaluation)
         folder.append(rows)
         if number == end or number % config.checkpoint_every == 0:
             checkpoint = Checkpoint(
@@ -92,6 +114,8 @@ def run_rounds(
             )
             folder.save_checkpoint(checkpoint, save_clients)
             strategy.kept_checkpoints = folder.checkpoints()
+            clock.done("checkpoint", [])
+        clock.round_done(len(strategy.roster.nodes), len(rows[0]["left_out"]))
         watch(Progress(number, config.rounds, trained, rows[0]["left_out"]))
     if end < config.rounds:
         return {}
@@ -104,6 +128,74 @@ def run_rounds(
         summary["privacy"] = privacy
     folder.write_summary(summary)
     return summary
+
+
+@contextmanager
+def _told(config: RunConfig, origin: Checkpoint) -> Iterator[None]:
+    """Events of a run's beginning and its end."""
+    begun, run = time.monotonic(), origin.run_id
+    about: dict[str, Any] = {"method": config.method.name, "scenario": config.scenario.name, "seed": config.seed}
+    tell("run", run=run, action="resume" if origin.round else "start", rounds=config.rounds, **about)
+    try:
+        yield
+    except BaseException as error:
+        why = " ".join(str(error).split())[:1000] or type(error).__name__
+        tell("stopped", level=logging.ERROR, run=run, seconds=round(time.monotonic() - begun, 3), reason=why)
+        raise
+    tell("ended", run=run, seconds=round(time.monotonic() - begun, 3))
+
+
+class Clock:
+    """Tells what each part of a round took, and what came of it."""
+
+    def __init__(self, run: str) -> None:
+        self._run = run
+
+    def begin(self, number: int) -> None:
+        """A round begins."""
+        self._round, self._begun = number, time.monotonic()
+        self._part, self._exchanges = self._begun, list[Exchange]()
+
+    def done(self, action: str, exchanges: Sequence[Exchange]) -> None:
+        """A part of it is done: training, evaluation, checkpoint."""
+        now = time.monotonic()
+        self._tell(action, action=action, seconds=round(now - self._part, 3))
+        self._part = now
+        for exchange in exchanges:
+            if exchange.action == "query":
+                continue
+            self._exchanges.append(exchange)
+            for client, reason in sorted(exchange.left_out.items()):
+                known = {"client": client, "action": exchange.action, "reason": reason}
+                self._tell("left out", level=logging.WARNING, **known)
+
+    def evaluated(self, rows: Iterable[dict[str, Any]]) -> None:
+        """Accuracies by model and test environment, means over clients."""
+        models: dict[str, list[dict[str, Any]]] = {}
+        for row in rows:
+            models.setdefault(row["model"], []).append(row)
+        accuracy = {model: Evaluation(own).client_mean("test") for model, own in models.items()}
+        self._tell("evaluated", action="evaluate", accuracy=accuracy)
+
+    def round_done(self, connected: int, left_out: int) -> None:
+        """The round is done."""
+        silent = sum(len(exchange.silent) for exchange in self._exchanges)
+        gone = sum(len(exchange.left_out) for exchange in self._exchanges)
+        asked = sum(len({*exchange.clients.values(), *exchange.left_out}) for exchange in self._exchanges)
+        self._tell(
+            "round",
+            seconds=round(time.monotonic() - self._begun, 3),
+            connected=connected,
+            left_out=left_out,
+            used=asked - gone,
+            refused=gone - silent,
+            silent=silent,
+            bytes_down=sum(exchange.traffic.down for exchange in self._exchanges),
+            bytes_up=sum(exchange.traffic.up for exchange in self._exchanges),
+        )
+
+    def _tell(self, event: str, *, level: int = logging.INFO, **known: Any) -> None:
+        tell(event, level=level, run=self._run, round=self._round, **known)
 
 
 def await_clients(strategy: MethodStrategy[Any], grid: Grid, config: RunConfig) -> None:

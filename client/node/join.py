@@ -20,14 +20,17 @@ from dataclasses import asdict, dataclass
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from threading import Thread
-from typing import IO, NoReturn
+from typing import IO, Any, NoReturn
 
 import tomli_w
 
 from common.errors import UserError
 from common.flower import environment, program
+from common.logs import is_json, set_format, tell
 from common.superlink import Address, Unreachable, must_answer, must_be_protected
 
+Say = Callable[..., None]
+"""Tells the site's owner a sentence, and what is known beside it."""
 LOG = "supernode.log"
 """What the SuperNode and its children say, all of it; in the state folder."""
 LOG_BYTES = 5_000_000
@@ -52,6 +55,8 @@ class Plan:
     health: str
     settings: Mapping[str, str | int]
     """The node's, as `client.app.settings_of` knows them."""
+    metrics: str = ""
+    """Where Prometheus asks; empty: nowhere."""
 
     @property
     def state(self) -> Path:
@@ -85,6 +90,7 @@ def prepare(
     key: Path | None,
     insecure: bool,
     health: str,
+    metrics: str,
 ) -> Plan:
     """The plan of a site whose flags, key, data and device are all right. Raises `UserError`."""
     from client.host import pick_device
@@ -119,7 +125,9 @@ def prepare(
         columns = {"label-column": label_column, "environment-column": environment_column}
         settings |= {key: column for key, column in columns.items() if column}
     files = [str(path.expanduser().absolute()) if path else "" for path in (ca, key)]
-    return Plan(superlink, files[0], files[1], health, settings)
+    if metrics:
+        Address.parse(metrics, "--metrics", "127.0.0.1:9464")
+    return Plan(superlink, files[0], files[1], health, settings, metrics)
 
 
 def check_key(path: Path) -> None:
@@ -175,10 +183,17 @@ class Narrator:
         self.error = ""
         """The latest error in words."""
         self.muted = False
-        self._round, self._away = "", False
+        self.known: dict[str, Any] = {}
+        """What is known of the latest line: round and action."""
+        self.seconds: float | None = None
+        """How long the action took whose reply was the latest line."""
+        self.away = False
+        """Whether the SuperLink does not answer now."""
+        self._round, self._begun = "", 0.0
 
     def tell(self, line: str) -> str:
         """The line in plain words; empty where it is of no interest."""
+        self.known, self.seconds = {}, None
         line = re.sub(r"\x1b\[\d*m", "", line).strip()
         level, _, text = line.partition(":")
         level, text = level.strip(), text.strip()
@@ -195,30 +210,68 @@ class Narrator:
             return f"connected to {self.superlink} as node {found[1]}; waiting for a run"
         if found := re.fullmatch(r"\[RUN \d+, ROUND (\d+)\]", text):
             self._round = found[1]
-        if (found := re.match(r"Receiving: (\S+) message", text)) and found[1] != "query":
-            return f"round {self._round}: {found[1]}"
-        if text.startswith("Connection attempt failed") and not self._away:
-            self._away = True
+        if (found := re.match(r"(Receiving|Sending): (\S+) message", text)) and found[2] != "query":
+            self.known = {"round": int(self._round or 0), "action": found[2]}
+            if found[1] == "Sending":
+                self.seconds = round(time.monotonic() - self._begun, 3)
+                return ""
+            self._begun = time.monotonic()
+            return f"round {self._round}: {found[2]}"
+        if text.startswith("Connection attempt failed") and not self.away:
+            self.away = True
             return f"the SuperLink at {self.superlink} does not answer; trying again until it does"
-        if text.startswith("Connection successful") and self._away:
-            self._away = False
+        if text.startswith("Connection successful") and self.away:
+            self.away = False
             return f"the SuperLink at {self.superlink} answers again"
         return ""
 
 
 class Teller:
-    """Says something, with the time of day; the same thing only once in a row."""
+    """Says something, with the time of day, or as an event; the same thing only once in a row."""
 
     def __init__(self) -> None:
         self._last = ""
 
-    def __call__(self, text: str) -> None:
-        if text != self._last:
+    def __call__(self, text: str, **known: Any) -> None:
+        if text != self._last and is_json():
+            tell(text, **known)
+        elif text != self._last:
             print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
         self._last = text
 
 
-def keep_running(plan: Plan, node_config: Path, say: Callable[[str], None]) -> NoReturn:
+class SiteMetrics:
+    """What a site tells Prometheus."""
+
+    def __init__(self) -> None:
+        from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+        self.registry = registry = CollectorRegistry()
+        self.connected = Gauge(
+            "perennial_site_connected", "1 while a SuperLink knows this site.", registry=registry
+        )
+        self.starts = Counter("perennial_site_starts", "Starts of the SuperNode.", registry=registry)
+        self.round = Gauge("perennial_site_round", "Round of the latest message.", registry=registry)
+        self.seconds = Histogram(
+            "perennial_site_action_duration_seconds",
+            "Time from a message to the reply.",
+            ["action"],
+            buckets=(0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800),
+            registry=registry,
+        )
+        self.last = Gauge("perennial_site_last_reply_timestamp_seconds", "When it was sent.", registry=registry)
+
+    def add(self, narrator: Narrator) -> None:
+        """What the latest line of the SuperNode means."""
+        self.connected.set(narrator.connected and not narrator.away)
+        if known := narrator.known:
+            self.round.set(known["round"])
+        if narrator.seconds is not None:
+            self.seconds.labels(narrator.known["action"]).observe(narrator.seconds)
+            self.last.set_to_current_time()
+
+
+def keep_running(plan: Plan, node_config: Path, say: Say, metrics: SiteMetrics | None = None) -> NoReturn:
     """Start a SuperNode again whenever it ends. Raises `UserError` for what no waiting can mend."""
     address, ca = Address.parse(plan.superlink), Path(plan.ca) if plan.ca else None
     was_connected, refused_since, pause = False, 0.0, 1.0
@@ -232,7 +285,7 @@ def keep_running(plan: Plan, node_config: Path, say: Callable[[str], None]) -> N
             pause = _rest(pause)
             continue
         begun = time.monotonic()
-        node, code = run_once(plan, node_config, say)
+        node, code = run_once(plan, node_config, say, metrics)
         now = time.monotonic()
         was_connected |= node.connected
         if node.refusal == NOT_REGISTERED:
@@ -252,9 +305,13 @@ def keep_running(plan: Plan, node_config: Path, say: Callable[[str], None]) -> N
         pause = _rest(pause)
 
 
-def run_once(plan: Plan, node_config: Path, say: Callable[[str], None]) -> tuple[Narrator, int | None]:
+def run_once(
+    plan: Plan, node_config: Path, say: Say, metrics: SiteMetrics | None = None
+) -> tuple[Narrator, int | None]:
     """A SuperNode from its start to its end; what it told, and its exit code."""
     narrator = Narrator(plan.superlink)
+    if metrics:
+        metrics.starts.inc()
     log = RotatingFileHandler(plan.state / LOG, maxBytes=LOG_BYTES, backupCount=1)
     os.chmod(log.baseFilename, 0o600)  # an older one
 
@@ -262,7 +319,11 @@ def run_once(plan: Plan, node_config: Path, say: Callable[[str], None]) -> tuple
         for line in lines:
             log.emit(logging.makeLogRecord({"msg": line.rstrip()}))
             if text := narrator.tell(line):
-                say(text)
+                say(text, **narrator.known)
+            elif narrator.seconds is not None and is_json():
+                tell("reply", **narrator.known, seconds=narrator.seconds)
+            if metrics:
+                metrics.add(narrator)
 
     with supernode(plan.command(node_config)) as process:
         assert process.stdout
@@ -275,6 +336,8 @@ def run_once(plan: Plan, node_config: Path, say: Callable[[str], None]) -> tuple
             raise
     teller.join(timeout=SECONDS_TO_STOP)
     log.close()
+    if metrics:
+        metrics.connected.set(0)
     return narrator, code
 
 
@@ -346,18 +409,34 @@ def _rest(pause: float) -> float:
     return min(2 * pause, LONGEST_PAUSE)
 
 
+def _exposed(plan: Plan) -> SiteMetrics | None:
+    """The site's metrics, answered from now on; None where nobody asks. Raises `UserError`."""
+    if not plan.metrics:
+        return None
+    from common.exposition import expose
+
+    metrics = SiteMetrics()
+    expose(metrics.registry, Address.parse(plan.metrics))
+    return metrics
+
+
 def main() -> None:
     """Entry point of `python -m client.node.join PLAN`; ends at Ctrl-C and SIGTERM with everything it started."""
     os.umask(0o077)  # what a site writes, its SuperNode's log and Flower's files among it, is for its owner
     plan, say = Plan(**json.loads(sys.argv[1])), Teller()
+    if is_json():
+        set_format("json")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with tempfile.TemporaryDirectory(prefix="perennial-") as folder:
             node_config = Path(folder) / "node.toml"
             node_config.write_text(tomli_w.dumps(plan.settings))
-            keep_running(plan, node_config, say)
+            keep_running(plan, node_config, say, _exposed(plan))
     except UserError as error:
-        print(f"perennial: {error}", file=sys.stderr, flush=True)
+        if is_json():
+            tell(str(error), level=logging.ERROR, exit_code=2)
+        else:
+            print(f"perennial: {error}", file=sys.stderr, flush=True)
         sys.exit(2)
     except KeyboardInterrupt:
         say("stopped")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import traceback
@@ -16,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from common.errors import RunStopped, UserError, printable
+from common.logs import is_json, tell
 from common.tracebacks import NAME, Tracebacks
 from server.progress import Progress, Watcher, progress_line
 
@@ -90,12 +92,18 @@ def _out_of_memory(error: BaseException) -> bool:
 
 
 def _end(sentence: str, code: int) -> NoReturn:
+    if is_json():
+        tell(sentence, level=logging.ERROR, exit_code=code)
+        raise typer.Exit(code) from None
     err.print(f"perennial: {printable(sentence)}", style="red", markup=False, highlight=False, soft_wrap=True)
     raise typer.Exit(code) from None
 
 
 def remark(sentence: str) -> None:
     """A word on standard error."""
+    if is_json():
+        tell(sentence)
+        return
     err.print(f"perennial: {sentence}", markup=False, highlight=False, soft_wrap=True)
 
 
@@ -110,7 +118,7 @@ class Watched:
 @contextmanager
 def watching(config: RunConfig, doing: str, quiet: bool) -> Iterator[Watched]:
     """A progress bar on a terminal, plain lines otherwise, nothing when quiet."""
-    if quiet:
+    if quiet or is_json():  # the run itself tells its events
         yield Watched(lambda _: None, lambda _: None)
     elif err.is_terminal:
         with _bar() as bar:
@@ -141,6 +149,13 @@ def watching_runs(quiet: bool) -> Iterator[Callable[[Standing], None]]:
     try:
         if quiet:
             yield lambda _: None
+        elif is_json():
+
+            def event(standing: Standing) -> None:
+                if line := standing_line(standing):
+                    tell(line)
+
+            yield event
         elif err.is_terminal:
             with _bar() as bar:
                 task = bar.add_task("looking for runs that are done", total=None)

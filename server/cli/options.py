@@ -3,12 +3,44 @@
 from pathlib import Path
 from typing import Annotated
 
+import click
 import typer
+from typer.core import TyperGroup, TyperOption
 
+from common.logs import VARIABLE, set_format
 from server.cli.completion import methods, scenarios
 from server.split import Select
 
+
+class Commands(TyperGroup):
+    """The commands, each with `--log-format`."""
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """A command by its name."""
+        command = super().get_command(ctx, cmd_name)
+        if (
+            command
+            and not isinstance(command, click.Group)
+            and all(p.name != "log_format" for p in command.params)
+        ):
+            command.params.append(
+                TyperOption(
+                    param_decls=["--log-format"],
+                    type=click.Choice(["text", "json"]),
+                    envvar=VARIABLE,
+                    default="text",
+                    show_default=True,
+                    expose_value=False,
+                    is_eager=True,
+                    callback=lambda _, __, name: set_format(name),
+                    help="What standard error has: sentences, or an event a line.",
+                )
+            )
+        return command
+
+
 app = typer.Typer(
+    cls=Commands,
     no_args_is_help=True,
     help="Federated learning for clients whose data differ from each other and from what they will meet later.",
 )
@@ -38,6 +70,9 @@ Metrics = Annotated[
     typer.Option(metavar="HOST:PORT", envvar="PERENNIAL_METRICS", help="Where to answer Prometheus at /metrics."),
 ]
 
+MetricsClients = Annotated[
+    bool, typer.Option("--metrics-clients", help="Name clients in the metrics; else they are only counted.")
+]
 MethodArgument = Annotated[
     str | None,
     typer.Argument(metavar="METHOD", help="Method, see `perennial list methods`.", autocompletion=methods),

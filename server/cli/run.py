@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import AbstractContextManager, ExitStack
 from enum import StrEnum
 from pathlib import Path
@@ -10,9 +11,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from common.errors import UserError
+from common.logs import is_json
 from server.cli.completion import methods, recipe_names, scenarios
 from server.cli.console import Watched, Working, remark, sentences, watching
-from server.cli.options import Ca, DataRoot, Device, Insecure, Json, Rounds, Settings, SuperLink, app
+from server.cli.options import (
+    Ca,
+    DataRoot,
+    Device,
+    Insecure,
+    Json,
+    Metrics,
+    MetricsClients,
+    Rounds,
+    Settings,
+    SuperLink,
+    app,
+)
 from server.progress import Progress
 
 if TYPE_CHECKING:
@@ -76,6 +90,8 @@ def run(
     track: Annotated[
         Tracker | None, typer.Option(help="Also write to a tracker on this machine; needs its extra.")
     ] = None,
+    metrics: Metrics = "",
+    metrics_clients: MetricsClients = False,
     superlink: SuperLink = "deployment",
     ca: Ca = None,
     insecure: Insecure = False,
@@ -124,6 +140,7 @@ def run(
         path = folder or Path(default_out(complete))
         RunFolder(path).must_be_free()
         RunFolder(path).must_be_empty()
+        _expose(metrics, path, metrics_clients)
         if complete.runtime == "local":
             _train(complete, path, working, as_json, track)
             if first and not folder and not as_json and not fedavg_beside(path, complete):
@@ -138,6 +155,8 @@ def run(
 @app.command()
 def resume(
     folder: Annotated[Path, typer.Argument(help="Run folder with a checkpoint.")],
+    metrics: Metrics = "",
+    metrics_clients: MetricsClients = False,
     superlink: SuperLink = "deployment",
     ca: Ca = None,
     insecure: Insecure = False,
@@ -155,6 +174,7 @@ def resume(
             raise UserError(
                 f"{folder} has ended: all {config.rounds} rounds are done (perennial show run {folder})"
             )
+        _expose(metrics, folder, metrics_clients)
         if config.runtime == "local":
             with opened.held() as died, watching(config, LOADING, as_json) as watch:
                 if died:
@@ -171,6 +191,24 @@ def resume(
                 (folder / word).unlink(missing_ok=True)
             _run_on_flower(config, folder, connected(superlink, ca, insecure), as_json, resume=True)
         print_run(folder, as_json, oracle=False)
+
+
+def _expose(metrics: str, folder: Path, clients: bool) -> None:
+    """Answer Prometheus, if it is wanted, as long as this command runs."""
+    if not metrics:
+        if clients:
+            raise UserError("--metrics-clients goes with --metrics HOST:PORT")
+        return
+    from prometheus_client import CollectorRegistry
+
+    from common.exposition import expose
+    from common.superlink import Address
+    from server.folder import RunFolder
+    from server.metrics import RunMetrics
+
+    registry = CollectorRegistry()
+    registry.register(RunMetrics(RunFolder(folder).events, clients=clients))
+    expose(registry, Address.parse(metrics, "--metrics", "127.0.0.1:9464"))
 
 
 def _train(config: RunConfig, path: Path, working: Working, quiet: bool, track: Tracker | None = None) -> None:
@@ -206,6 +244,7 @@ def _run_on_flower(
     track: Tracker | None = None,
 ) -> None:
     from server.deployment.remote import simulation
+    from server.metrics import Tail
     from server.report.track import require, tracking
 
     require(track)
@@ -215,9 +254,19 @@ def _run_on_flower(
         watch = stack.enter_context(watching(config, doing, quiet))
         told = stack.enter_context(tracking(track, path, config, watch.round))
         connection = stack.enter_context(simulation(path / "flower") if simulated else deployed)
+        events = Tail(path / "log.jsonl")
+        if resume:
+            events.lines()
+
+        def show() -> None:
+            for line in events.lines() if is_json() else ():
+                print(line, file=sys.stderr, flush=True)
+
         for row in connection.execute(config, path, resume):
+            show()
             if row["kind"] == "round":
                 told(Progress(row["round"], config.rounds, row["metrics"], row["left_out"]))
+        show()
 
 
 def _add_constant(here: LocalRuntime, folder: RunFolder, summary: dict[str, Any]) -> None:

@@ -133,6 +133,7 @@ def join_runs(
             metavar="HOST:PORT", envvar="PERENNIAL_HEALTH", help="Where to serve the SuperNode's health."
         ),
     ] = "",
+    metrics: Metrics = "",
 ) -> None:
     """Take part in a SuperLink's runs, until Ctrl-C or SIGTERM.
 
@@ -154,6 +155,7 @@ def join_runs(
             key=key,
             insecure=insecure,
             health=health,
+            metrics=metrics,
         )
     become(plan)
 

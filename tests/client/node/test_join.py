@@ -1,5 +1,6 @@
 """`perennial join` without Flower: what is looked at first, what is said, what is started again."""
 
+import itertools
 import json
 import os
 import re
@@ -24,6 +25,7 @@ from typer.testing import CliRunner
 from client.node import join, launcher
 from client.node.join import NOT_REGISTERED, NOT_TAKEN, Narrator, Plan, Teller
 from common.errors import UserError
+from common.logs import set_format
 from common.superlink import Unreachable
 from server.cli.main import app
 from server.deployment.certs import make
@@ -31,7 +33,7 @@ from server.deployment.certs import make
 HERE = "127.0.0.1:9092"
 FLAGS: dict[str, Any] = {
     "data": None, "partition": None, "name": "", "label_column": "", "environment_column": "", "device": "cpu",
-    "ca": None, "key": None, "insecure": False, "health": "",
+    "ca": None, "key": None, "insecure": False, "health": "", "metrics": "",
 }  # fmt: skip
 
 
@@ -214,6 +216,32 @@ def test_the_superlinks_refusal_is_found_in_a_traceback() -> None:
     )
     assert narrator.tell(line) == ""
     assert narrator.refusal == NOT_TAKEN
+
+
+def test_a_site_s_actions_are_timed_and_told_to_prometheus_and_as_events(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    narrator, metrics, now = Narrator(HERE), join.SiteMetrics(), itertools.count(100.0, 2.5)
+    monkeypatch.setattr(join.time, "monotonic", lambda: next(now))
+    for line in LOG.splitlines():
+        narrator.tell(line)
+        metrics.add(narrator)
+    found = {
+        (one.name, *one.labels.values()): one.value
+        for one in itertools.chain.from_iterable(family.samples for family in metrics.registry.collect())
+    }
+    assert found["perennial_site_action_duration_seconds_sum", "train.gradient"] == 2.5
+    assert (found["perennial_site_connected",], found["perennial_site_round",]) == (1, 3)
+    metrics.add(Narrator(HERE))
+    assert metrics.registry.get_sample_value("perennial_site_connected") == 0
+    monkeypatch.setenv("PERENNIAL_LOG_FORMAT", "text")
+    set_format("json")
+    try:
+        Teller()("round 3: train", round=3, action="train")
+    finally:
+        set_format("text")
+    event = json.loads(capsys.readouterr().err)
+    assert (event["event"], event["round"], event["action"]) == ("round 3: train", 3, "train")
 
 
 def test_the_same_is_said_once_in_a_row(capsys: pytest.CaptureFixture[str]) -> None:

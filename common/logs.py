@@ -1,0 +1,64 @@
+"""Events: one line of JSON each, in a run's own log, and with `--log-format json` on standard error."""
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+VARIABLE = "PERENNIAL_LOG_FORMAT"
+"""Of the environment: text or json; also for the programs that a command becomes or starts."""
+
+_log = logging.getLogger("perennial")
+_log.setLevel(logging.INFO)
+_log.propagate = False
+_log.addHandler(logging.NullHandler())  # without another one, logging would print warnings
+
+
+class JsonFormatter(logging.Formatter):
+    """`{"time", "level", "event", …}`, the time in UTC; and what is known: run, round, client, action, seconds."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line."""
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        known = {"time": time, "level": record.levelname.lower(), "event": record.getMessage()}
+        return json.dumps({**known, **getattr(record, "known", {})}, default=str)
+
+
+def tell(event: str, *, level: int = logging.INFO, **known: Any) -> None:
+    """An event, and what is known of it."""
+    _log.log(level, "%s", event, extra={"known": known})
+
+
+def is_json() -> bool:
+    """Whether standard error is for machines."""
+    return os.environ.get(VARIABLE) == "json"
+
+
+def set_format(name: str) -> None:
+    """What standard error has from now on, "text" or "json"."""
+    os.environ[VARIABLE] = name
+    for handler in [one for one in _log.handlers if isinstance(one, logging.StreamHandler)]:
+        if not isinstance(handler, logging.FileHandler):
+            _log.removeHandler(handler)
+    if name == "json":
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(JsonFormatter())
+        _log.addHandler(handler)
+
+
+@contextmanager
+def logged_to(file: Path) -> Iterator[None]:
+    """All events are also added to a file."""
+    handler = logging.FileHandler(file, encoding="utf-8")
+    handler.setFormatter(JsonFormatter())
+    _log.addHandler(handler)
+    try:
+        yield
+    finally:
+        _log.removeHandler(handler)
+        handler.close()
