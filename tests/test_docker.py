@@ -1,5 +1,6 @@
 """The files in docker/: what holds of them without an engine, and, with PERENNIAL_E2E=1, that they work."""
 
+import json
 import os
 import re
 import shutil
@@ -16,6 +17,13 @@ import yaml
 from grpc_health.v1.health import HealthServicer
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
+from prometheus_client import CollectorRegistry
+from typer.testing import CliRunner
+
+from client.node.join import SiteMetrics
+from client.serving.metrics import ServingMetrics
+from server.cli.main import app
+from server.metrics import RunMetrics
 
 PROJECT = Path(__file__).parents[1]
 DOCKERFILE = (PROJECT / "docker" / "Dockerfile").read_text()
@@ -23,6 +31,7 @@ FILES = {
     "plain": ["compose.yml"],
     "secure": ["compose.yml", "compose.secure.yml"],
     "edge": ["compose.edge.yml"],
+    "monitored": ["compose.yml", "compose.monitoring.yml"],
 }
 SITE = {
     "PERENNIAL_SUPERLINK": "server.example:9092",
@@ -57,10 +66,14 @@ def services(name: str, **environment: str) -> dict[str, Any]:
 @pytest.mark.parametrize("name", FILES)
 def test_every_service_is_watched_restarted_and_unprivileged(name: str) -> None:
     for service, settings in services(name, **SITE).items():
-        assert settings["user"] == "10001", service
         assert settings["cap_drop"] == ["ALL"], service
         if service != "register":  # runs once
             assert settings["restart"] == "unless-stopped", service
+        if service in ("prometheus", "grafana"):  # others' images, whose users have no rights
+            assert all(port["host_ip"] == "127.0.0.1" for port in settings["ports"]), service
+            continue
+        assert settings["user"] == "10001", service
+        if service != "register":
             assert "health.py" in str(settings["healthcheck"]["test"]), service
 
 
@@ -158,3 +171,32 @@ def test_health() -> None:
 @pytest.mark.skipif(os.environ.get("PERENNIAL_E2E") != "1", reason="takes minutes; PERENNIAL_E2E=1 asks for it")
 def test_end_to_end() -> None:
     subprocess.run([PROJECT / "docker" / "e2e"], check=True)
+
+
+def test_alarms_and_dashboard_ask_for_metrics_that_there_are(tmp_path: Path) -> None:
+    site, serving = SiteMetrics().registry, ServingMetrics().registry
+    run = CollectorRegistry()
+    run.register(RunMetrics(tmp_path / "log.jsonl", clients=True))
+    families = [family for registry in (site, serving, run) for family in registry.collect()]
+    kinds = {"counter": ("_total",), "histogram": ("_count", "_sum", "_bucket"), "gauge": ("",)}
+    names = {family.name + ending for family in families for ending in kinds[family.type]}
+    monitoring = PROJECT / "docker" / "monitoring"
+    rules = yaml.safe_load((monitoring / "alerts.yml").read_text())["groups"][0]["rules"]
+    panels = json.loads((monitoring / "dashboard.json").read_text())["panels"]
+    queries = [rule["expr"] for rule in rules] + [one["expr"] for panel in panels for one in panel["targets"]]
+    asked = {name for query in queries for name in re.findall(r"perennial_\w+", query)}
+    assert len(asked) > 15
+    assert asked <= names
+    page = (PROJECT / "docs" / "operating.md").read_text()
+    assert {rule["alert"] for rule in rules} == set(re.findall(r"(?m)^\| `(Perennial\w+)`", page))
+    written = {name for name in re.findall(r"`(perennial_\w+)", page)}
+    assert written == {family.name + {"counter": "_total"}.get(family.type, "") for family in families}
+
+
+def test_units_start_commands_that_there_are() -> None:
+    """With options that they have."""
+    for unit in sorted((PROJECT / "docker" / "systemd").glob("*.service")):
+        [line] = re.findall(r"(?m)^ExecStart=/opt/perennial/.venv/bin/(\S+ ?[a-z]*)", unit.read_text())
+        assert line.split()[0] in ("flower-superlink", "perennial")
+        if line.startswith("perennial"):
+            assert CliRunner().invoke(app, [line.split()[1], "--help"]).exit_code == 0

@@ -11,7 +11,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -535,6 +537,26 @@ def test_who_waits_is_limited_and_nobody_waits_for_long(
     ]
     assert counts == [1, 1, 1, 1]
     assert one.metric("perennial_inference_duration_seconds_count", protocol="http") == 1
+
+
+def test_under_more_load_than_it_can_take_everybody_gets_an_answer(
+    table: Path, start: Callable[..., Serving], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`benchmarks/serving.py --load` does so for a minute, and looks at the memory."""
+    original = served_models.Served.logits
+
+    def slow(self: served_models.Served, name: str, x: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.01)
+        return original(self, name, x)
+
+    monkeypatch.setattr(served_models.Served, "logits", slow)
+    one = start(("", Choice(table)), limits=Limits(max_waiting=2))
+    with ThreadPoolExecutor(16) as callers:
+        found = Counter(status for status, _ in callers.map(lambda _: one.ask(INFER, rows()), range(100)))
+    assert found.keys() == {200, 429}
+    assert one.ask(INFER, rows())[0] == 200
+    assert one.metric("perennial_inference_requests_total", code="OK") == found[200] + 1
+    assert one.metric("perennial_inference_requests_total", code="RESOURCE_EXHAUSTED") == found[429]
 
 
 def test_a_body_that_is_too_long_is_not_read(open_server: Serving, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from common.methods import METHODS
 
 SLOW = {
     *("torch", "torchvision", "numpy", "scipy", "sklearn", "pyarrow", "matplotlib", "PIL"),
-    *("flwr", "grpc", "ray", "cryptography", "safetensors.torch"),
+    *("flwr", "grpc", "ray", "cryptography", "safetensors.torch", "starlette", "uvicorn", "prometheus_client"),
 }
 # Several commands in one process, each as if it were typed: only the first pays for the start.
 PROGRAM = f"""
