@@ -174,6 +174,7 @@ async def load(seconds: float, pid: int, grpc_address: str, http_address: str) -
     async with (
         grpc.aio.insecure_channel(grpc_address) as channel,
         httpx.AsyncClient(base_url=f"http://{http_address}", limits=limits, timeout=60) as client,
+        httpx.AsyncClient(base_url=f"http://{http_address}", timeout=60) as other,
     ):
         infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
 
@@ -217,11 +218,15 @@ async def load(seconds: float, pid: int, grpc_address: str, http_address: str) -
                 looked = now
                 memory.append(_resident(pid))
                 asked = time.perf_counter()
-                await client.get("/v2/health/ready")
+                await other.get("/v2/health/ready")
                 waits.append(time.perf_counter() - asked)
             await asyncio.sleep(0.005)
+        spent = time.perf_counter() - begun
         await asyncio.gather(*tasks)
-        print(f"sent {sent}: " + ", ".join(f"{name} {number}" for name, number in sorted(outcomes.items())))
+        print(
+            f"sent {sent} in {spent:.0f} s, {sent / spent / rate:.1f} times what it answers: "
+            + ", ".join(f"{name} {number}" for name, number in sorted(outcomes.items()))
+        )
         third = len(memory) // 3
         parts = [statistics.median(memory[part : part + third]) for part in (0, third, 2 * third)]
         print("resident MiB, medians of thirds: " + ", ".join(f"{part:.0f}" for part in parts))

@@ -338,9 +338,12 @@ def _bind(server: grpc.aio.Server, address: Address, tls: Tls | None) -> int:
 def _listener(address: Address) -> socket.socket:
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     try:
-        return socket.create_server((address.host, address.port), family=family)
+        listener = socket.create_server((address.host, address.port), family=family)
     except OSError:
         raise _taken(address) from None
+    # asyncio does so for sockets that it makes itself; without, an answer in two pieces takes 40 ms more.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
 
 
 def _taken(address: Address) -> UserError:
