@@ -130,16 +130,29 @@ class Inference:
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
                 f"{len(waiting)} requests with {sum(waiting)} bytes are waiting already; try again later",
             )
+
+        def attempt() -> T | Refused:
+            try:
+                return work()
+            except Refused as refused:  # without its traceback, which would hold the request
+                return Refused(refused.code, str(refused), refused.status)
+
         waiting.append(size)
-        done = self._one_by_one.submit(work)
+        done = self._one_by_one.submit(attempt)
         done.add_done_callback(lambda _: waiting.remove(size))  # also if nobody waits for it any more
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(done), self.limits.timeout)
+            found = await asyncio.wait_for(asyncio.wrap_future(done), self.limits.timeout)
         except TimeoutError:
             raise Refused(
                 grpc.StatusCode.DEADLINE_EXCEEDED,
                 f"the model has not answered within {self.limits.timeout:g} seconds; try again later",
             ) from None
+        if not isinstance(found, Refused):
+            return found
+        try:
+            raise found
+        finally:
+            del found, done  # no cycle of an exception and a variable
 
     def answer(self, request: ModelInferRequest) -> ModelInferResponse:
         """Probabilities, class and label of each sample; raw where the request was raw. In the model's thread.

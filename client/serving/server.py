@@ -10,7 +10,6 @@ import signal
 import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -63,13 +62,17 @@ AGE, GRACE = 600.0, 60.0
 """Seconds after which a connection is closed to new calls, and to those that have not ended."""
 
 
-@asynccontextmanager
-async def refusals(context: ServicerContext) -> AsyncIterator[None]:
-    """Answers with the code and the sentence of a `Refused`."""
+async def answered(context: ServicerContext, work: Awaitable[T]) -> T:
+    """What `work` gives, or the code and the sentence of a `Refused`.
+
+    The call is aborted when that exception is gone: it holds all that led to it, and aborting within its handler
+    would make a cycle, in which a request of many megabytes lies until Python looks for cycles.
+    """
     try:
-        yield
+        return await work
     except Refused as refused:
-        await context.abort(refused.code, str(refused))
+        code, sentence = refused.code, str(refused)
+    return await context.abort(code, sentence)  # type: ignore[no-any-return]
 
 
 class Service(GRPCInferenceServiceServicer):  # type: ignore[misc]
@@ -100,8 +103,7 @@ class Service(GRPCInferenceServiceServicer):  # type: ignore[misc]
         self, request: ModelMetadataRequest, context: ServicerContext
     ) -> ModelMetadataResponse:
         """Names, types and shapes of what goes in and comes out."""
-        async with refusals(context):
-            return self.inference.metadata(request.name, request.version)
+        return self.inference.metadata(request.name, request.version)
 
     async def ModelInfer(self, data: bytes, context: ServicerContext) -> ModelInferResponse:  # noqa: N802
         """Probabilities, class and label of each sample; raw where the request was raw."""
@@ -143,24 +145,26 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                 self._callers.name(shown if isinstance(shown, str) else None, peer)
 
         async def infer(stream: AsyncIterator[bytes], context: ServicerContext) -> Any:
-            async with refusals(context):
-                with self._inference.counted("grpc"):
-                    let_in(context)
-                    return await answer(await self._large.read(stream), context)
+            with self._inference.counted("grpc"):
+                let_in(context)
+                return await answer(await self._large.read(stream), context)
+
+        async def small(stream: AsyncIterator[bytes], context: ServicerContext) -> Any:
+            let_in(context)
+            data = await self._small.read(stream)
+            if len(data) > SMALL:
+                invalid(f"the request has {len(data)} bytes, and {SMALL} are the most for this call")
+            return parsed(data, handler.request_deserializer)
 
         async def checked(stream: AsyncIterator[bytes], context: ServicerContext) -> Any:
-            async with refusals(context):
-                let_in(context)
-                data = await self._small.read(stream)
-                if len(data) > SMALL:
-                    invalid(f"the request has {len(data)} bytes, and {SMALL} are the most for this call")
-                request = parsed(data, handler.request_deserializer)
-            return await answer(request, context)
+            if details.method == INFER:
+                return await answered(context, infer(stream, context))
+            return await answered(context, answer(await answered(context, small(stream, context)), context))
 
         make = (
             grpc.stream_stream_rpc_method_handler if handler.unary_stream else grpc.stream_unary_rpc_method_handler
         )
-        return make(infer if details.method == INFER else checked, None, handler.response_serializer)
+        return make(checked, None, handler.response_serializer)
 
 
 @dataclass(frozen=True)
