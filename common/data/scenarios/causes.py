@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from common.data.examples import ClientData, Examples
 from common.data.scenario import Agreeing, Probability, with_oracle
+from common.data.scenarios.colored import TWO_LEVELS
 from common.knobs import knob
 from common.seeding import torch_generator
 
@@ -33,24 +34,24 @@ class CausesAndShortcut(Agreeing):
     test_agreement = tuple(tenths / 10 for tenths in range(11))
 
     name: Literal["causes-and-shortcut"] = "causes-and-shortcut"
-    clients: int = knob(8, "number of clients; every second one has the other sign", symbol="N", ge=2, le=1000)
+    clients: int = knob(
+        8, "number of clients; the sign changes once each environment has had one, so that all have both",
+        symbol="N", ge=2, le=1000,
+    )  # fmt: skip
     train_agreement: tuple[Probability, ...] = knob(
-        (0.95, 0.9, 0.7, 0.65), "P(shortcut agrees with the label) in each training environment", symbol="p^e",
+        (0.95, 0.65), "P(shortcut agrees with the label) in each training environment", symbol="p^e",
         min_length=1, max_length=100,
     )  # fmt: skip
     environments_per_client: int = knob(
-        1,
-        "training environments of a client, evenly spread: of four, client i has i, or i and i + 2",
-        ge=1,
-        le=100,
+        1, "training environments of a client, evenly spread: with 2 of four, client i has i and i + 2", ge=1, le=100
     )
     common: float = knob(0.7, "half the distance of the two classes in the cause of all", ge=0, le=10)
     personal: float = knob(0.7, "half the distance of the two classes in the client's own cause", ge=0, le=10)
     shortcut: float = knob(2.0, "half the distance of the shortcut's two values", ge=0, le=10)
-    train_samples: int = knob(500, "training and validation samples of a client", ge=2, le=1_000_000)
+    train_samples: int = knob(600, "training and validation samples of a client", ge=2, le=1_000_000)
     test_samples: int = knob(200, "test samples of a client", ge=1, le=100_000)
     validation_fraction: float = knob(
-        0.2, "part of a client's own training data that is held out for validation", ge=0, lt=1
+        0.3, "part of a client's own training data that is held out for validation", ge=0, lt=1
     )
 
     @property
@@ -75,7 +76,7 @@ class CausesAndShortcut(Agreeing):
         import torch
 
         client_id, own = self.client_ids[client], self.environments(client)
-        sign = 1 - 2 * (client % 2)
+        sign = 1 - 2 * (client // len(self.train_agreement) % 2)
 
         def samples(split: str, labels: "Tensor", p: "Tensor", environment: "Tensor", *key: str) -> Examples:
             """With causes that depend on the split alone, and a shortcut that depends on the key, too."""
@@ -95,9 +96,7 @@ class CausesAndShortcut(Agreeing):
         def dealt(split: str, count: int) -> Examples:
             """Sample by sample to the client's environments in turn."""
             environment = torch.tensor(own)[torch.arange(count) % len(own)]
-            return samples(
-                split, labels(split, count), torch.tensor(self.train_agreement)[environment], environment
-            )
+            return samples(split, labels(split, count), torch.tensor(self.train_agreement)[environment], environment)
 
         held_out = round(self.validation_fraction * self.train_samples)
         test = labels("test", self.test_samples)
@@ -114,6 +113,6 @@ class CausesAndShortcut(Agreeing):
 PRESETS = with_oracle(
     {
         "causes-and-shortcut": CausesAndShortcut(),
-        "causes-and-shortcut-2env": CausesAndShortcut(environments_per_client=2),
+        "causes-and-shortcut-2env": CausesAndShortcut(train_agreement=TWO_LEVELS, environments_per_client=2),
     }
 )
