@@ -43,8 +43,9 @@ class CausesAndShortcut(Agreeing):
         min_length=1, max_length=100,
     )  # fmt: skip
     environments_per_client: int = knob(
-        1, "training environments of a client, evenly spread: with 2 of four, client i has i and i + 2", ge=1, le=100
-    )
+        1, "training environments of a client, evenly spread: with 2 of four, client i has i and i + 2",
+        ge=1, le=100,
+    )  # fmt: skip
     common: float = knob(0.7, "half the distance of the two classes in the cause of all", ge=0, le=10)
     personal: float = knob(0.7, "half the distance of the two classes in the client's own cause", ge=0, le=10)
     shortcut: float = knob(2.0, "half the distance of the shortcut's two values", ge=0, le=10)
@@ -96,7 +97,8 @@ class CausesAndShortcut(Agreeing):
         def dealt(split: str, count: int) -> Examples:
             """Sample by sample to the client's environments in turn."""
             environment = torch.tensor(own)[torch.arange(count) % len(own)]
-            return samples(split, labels(split, count), torch.tensor(self.train_agreement)[environment], environment)
+            p = torch.tensor(self.train_agreement)[environment]
+            return samples(split, labels(split, count), p, environment)
 
         held_out = round(self.validation_fraction * self.train_samples)
         test = labels("test", self.test_samples)

@@ -399,6 +399,8 @@ def test_client_number_is_the_number_of_quarter_turns() -> None:
         ("rotated-digits", 9.3),
         ("color-digits-ilc", 50.0),
         ("digits-3class", 58.6),
+        ("digits-contexts", 6.0),
+        ("causes-and-shortcut", 52.4),
         ("colored-digits-games", 51.9),
     ],
 )
