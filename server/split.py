@@ -1,9 +1,9 @@
 """The rule of the selection `split`: which model is good where a shortcut helps and where it misleads.
 
 A held-out sample is right (✓) or wrong (×) for the reference f_e of a training environment e (`common/split.py`).
-With n✓, n× such samples, of which a model gets c✓, c× right, summed over clients, classes and environments:
+With n✓, n× such samples of an environment, of which a model gets c✓, c× right, summed over clients and classes:
 
-    a = c✓ / n✓,    d = c× / n×,    split = min(a, d)
+    a = mean c✓ / n✓,    d = mean c× / n×    over the environments,    split = min(a, d)
 
 If f_e follows the shortcut alone, the model's accuracy where the shortcut agrees with the label with probability p
 is `p a + (1 − p) d`. So split is its worst over all p, and (a + d) / 2 its average.
@@ -20,6 +20,8 @@ from math import sqrt
 from typing import Any
 
 Row = dict[str, Any]
+Counts = Sequence[Sequence[Sequence[int]]]
+"""By environment, class and kind: right or wrong for one reference."""
 LEVEL = 0.01
 """Chance that some pair of environments is told apart where they differ by sampling and by their clients alone."""
 LEVEL_ALONE = 1e-6
@@ -85,36 +87,49 @@ def score(row: Row) -> Score | None:
     The least over the followers. Where no reference is one, over all references: such a score is only shown.
     """
     chosen = followers(row) or range(len(row["environments"]))
-    samples = [_everywhere(row["samples"][number]) for number in chosen]
-    if not all(sum(kind) for own in samples for kind in zip(*own, strict=True)):
+    samples = [row["samples"][number] for number in chosen]
+    if not all(any(label[kind] for by in own for label in by) for own in samples for kind in (0, 1)):
         return None
+    constants = [[_alone(own, label) for own in samples] for label in range(len(samples[0][0]))]
     constant = max(
-        min(own[y][kind] / sum(label[kind] for label in own) for own in samples for kind in (0, 1))
-        for y in range(len(samples[0]))
+        min(_share(own, right, kind)[0] for own, right in zip(samples, given, strict=True) for kind in (0, 1))
+        for given in constants
     )
     found = (
-        _score(own, _everywhere(row["correct"][number]), constant)
-        for number, own in zip(chosen, samples, strict=True)
+        _score(own, row["correct"][number], constant, [given[place] for given in constants])
+        for place, (number, own) in enumerate(zip(chosen, samples, strict=True))
     )
     return min(found, key=lambda own: own.score)
 
 
-def _score(samples: Sequence[Sequence[int]], correct: Sequence[Sequence[int]], constant: float) -> Score:
-    n, c = (tuple(sum(column) for column in zip(*counts, strict=True)) for counts in (samples, correct))
-    a, d = c[0] / n[0], c[1] / n[1]
-    constants = [(right / n[0] + wrong / n[1]) / 2 for right, wrong in samples]
+def _score(samples: Counts, correct: Counts, constant: float, constants: Sequence[Counts]) -> Score:
+    (a, of_a), (d, of_d) = (_share(samples, correct, kind) for kind in (0, 1))
+    right, wrong = (sum(label[kind] for own in samples for label in own) for kind in (0, 1))
     return Score(
         score=min(a, d),
         mean=(a + d) / 2,
         agreeing=a,
         misleading=d,
-        error=sqrt(d * (1 - d) / n[1]),
-        right=n[0],
-        wrong=n[1],
+        error=sqrt(of_d),
+        right=right,
+        wrong=wrong,
         constant=constant,
-        mean_error=sqrt(a * (1 - a) / n[0] + d * (1 - d) / n[1]) / 2,
-        constant_mean=max(constants),
+        mean_error=sqrt(of_a + of_d) / 2,
+        constant_mean=max((_share(samples, own, 0)[0] + _share(samples, own, 1)[0]) / 2 for own in constants),
     )
+
+
+def _share(samples: Counts, correct: Counts, kind: int) -> tuple[float, float]:
+    """The share of a kind of samples that is right, as the mean over the environments that have any, and the
+    variance of that mean."""
+    sums = [[sum(label[kind] for label in own) for own in counts] for counts in (samples, correct)]
+    pairs = [(right / size, size) for size, right in zip(*sums, strict=True) if size]
+    return sum(p for p, _ in pairs) / len(pairs), sum(p * (1 - p) / n for p, n in pairs) / len(pairs) ** 2
+
+
+def _alone(samples: Counts, label: int) -> Counts:
+    """What a constant predictor gets right."""
+    return [[kinds if own == label else (0, 0) for own, kinds in enumerate(by)] for by in samples]
 
 
 def first(scores: dict[int, Score]) -> int:

@@ -54,7 +54,8 @@ def test_a_model_is_better_than_a_constant_by_its_mean(a: float, d: float, beats
     found = score(coloured(a, d))
     assert found is not None
     assert found.constant_mean == 0.5
-    assert found.mean_error == pytest.approx(sqrt(a * (1 - a) / 1700 + d * (1 - d) / 300) / 2, abs=1e-15)
+    variances = a * (1 - a) * (1 / 900 + 1 / 800) / 4, d * (1 - d) * (1 / 100 + 1 / 200) / 4
+    assert found.mean_error == pytest.approx(sqrt(sum(variances)) / 2, abs=1e-15)
     assert found.beats_constant is beats
 
 
@@ -63,7 +64,7 @@ def test_standard_error_and_sizes() -> None:
     assert found is not None
     # Of the two environments, 100 + 200 wrong and 900 + 800 right.
     assert (found.right, found.wrong) == (1700, 300)
-    assert found.error == pytest.approx(sqrt(0.4 * 0.6 / 300), abs=1e-15)
+    assert found.error == pytest.approx(sqrt(0.4 * 0.6 / 100 + 0.4 * 0.6 / 200) / 2, abs=1e-15)
 
 
 def test_a_sample_counts_once_with_however_many_environments() -> None:
@@ -72,6 +73,18 @@ def test_a_sample_counts_once_with_however_many_environments() -> None:
     assert four is not None
     assert four.wrong == 2 * two.wrong  # twice the samples
     assert four.error == pytest.approx(two.error / sqrt(2))
+
+
+def test_environments_count_alike_whatever_their_sizes() -> None:
+    """As clients do in the tables: a personal model is right on what its own environment has."""
+    row = coloured(0.8, 0.4)
+    row["correct"] = [[[[n[0] * a, n[1] * d] for n in by[e]] for e, (a, d) in enumerate([(1, 0), (0.5, 0.6)])]
+                      for by in row["samples"]]  # fmt: skip
+    found = score(row)
+    assert found is not None
+    assert found.agreeing == pytest.approx((1 + 0.5) / 2, abs=1e-15)
+    assert found.misleading == pytest.approx((0 + 0.6) / 2, abs=1e-15)
+    assert found.error == pytest.approx(sqrt(0 + 0.6 * 0.4 / 200) / 2, abs=1e-15)
 
 
 def test_only_the_reference_with_the_strongest_shortcut_counts() -> None:

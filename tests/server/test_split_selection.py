@@ -84,7 +84,7 @@ def test_the_table_has_the_score_its_error_and_the_constant() -> None:
     }
     assert [cell.strip() for cell in lines["split"]] == ["0.00", "0.00", "60.00"]
     assert [cell.strip() for cell in lines["best constant"]] == ["50.00"] * 3
-    assert lines["its standard error"][2].strip() == "2.83"
+    assert lines["its standard error"][2].strip() == "3.00"
     assert "1700 held-out samples that the references know and 300" in split_line(summary)
 
 

@@ -176,7 +176,7 @@ def test_show_says_how_it_was_found(file: Path) -> None:
     shown = " ".join(CliRunner().invoke(app, ["show", "method", "ditto"]).output.split())
     assert "preset=tuned on toy: " in shown
     assert f"learning_rate={preset.settings['learning_rate']}" in shown
-    assert "split: 72.00 % (standard error 2.59; the best constant has 50.00 %), trial 1 of 2" in shown
+    assert "split: 72.00 % (standard error 2.75; the best constant has 50.00 %), trial 1 of 2" in shown
     assert f"{preset.command} (code {preset.code})" in shown
     data = json.loads(CliRunner().invoke(app, ["show", "method", "ditto", "--json"]).output)
     assert data["tuned"][0]["settings"] == preset.settings
