@@ -112,9 +112,9 @@ def test_a_run_counts_what_its_models_and_references_say(references: Path, tmp_p
     expected = []
     for tensors in load_records(references).values():
         known = net.predict(tensors, held_out.x).argmax(dim=1) == held_out.y
-        right, wrong = correct[known], correct[~known]
-        a, d = (float(part.double().mean()) for part in (right, wrong))
-        expected.append((min(a, d), a, d, len(right), len(wrong)))
+        where = [held_out.environment == environment for environment in range(2)]
+        a, d = (sum(float(correct[kind & own].double().mean()) for own in where) / 2 for kind in (known, ~known))
+        expected.append((min(a, d), a, d, int(known.sum()), int((~known).sum())))
     found = score(row)
     assert found is not None
     # Toy environments differ too little for followers, so it is the least over all references.
