@@ -12,12 +12,12 @@ Which references follow a shortcut, and whether any does, is found by comparing 
 (`compared`): of those, `followers` are where the shortcut is strongest.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from itertools import permutations
 from math import sqrt
-from typing import Any
+from typing import Any, Protocol
 
 Row = dict[str, Any]
 Counts = Sequence[Sequence[Sequence[int]]]
@@ -33,10 +33,11 @@ ERRORS = 2.0
 
 
 class Select(StrEnum):
-    """What a trial of a search is chosen by; `split` leaves it to held-out data where it does not speak."""
+    """What a trial of a search is chosen by; the others leave it to held-out data where they do not speak."""
 
     held_out = "held-out"
     by_split = "split"
+    leave_one_out = "leave-one-out"
 
 
 CONSTANT = "nothing that was tried is better than a constant"
@@ -132,12 +133,21 @@ def _alone(samples: Counts, label: int) -> Counts:
     return [[kinds if own == label else (0, 0) for own, kinds in enumerate(by)] for by in samples]
 
 
-def first(scores: dict[int, Score]) -> int:
+class Judged(Protocol):
+    """What has a score with a standard error."""
+
+    @property
+    def score(self) -> float: ...
+    @property
+    def error(self) -> float: ...
+
+
+def first(scores: Mapping[int, Judged]) -> int:
     """The number with the best score, the earliest of equals."""
     return max(scores, key=lambda number: (scores[number].score, -number))
 
 
-def more(one: Score, other: Score) -> bool:
+def more(one: Judged, other: Judged) -> bool:
     """Whether the difference is more than two standard errors, as if they were of different samples."""
     return one.score - other.score > ERRORS * sqrt(one.error**2 + other.error**2)
 

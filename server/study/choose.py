@@ -1,7 +1,7 @@
 """Which trial of a search is chosen: on held-out data, or by `split`. Neither reads a test environment."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import sqrt
 from pathlib import Path
 from typing import Any
@@ -11,13 +11,15 @@ from common.errors import UserError
 from common.files import write_text
 from common.methods.references import FILE, ROUNDS, References
 from server.folder import RunFolder
-from server.split import CONSTANT, ERRORS, Score, Select, first, more, score, shut
+from server.split import CONSTANT, ERRORS, Judged, Score, Select, first, more, score, shut
+from server.study.leave import LeftOut, leave_one_out
 from server.study.prune import run_trials
 from server.study.runs import Outcome, Standing, Watch, run_all
 from server.study.sweep import best, differences, search_ranges, trials
 from server.study.version import run_name
 from server.words import percent
 
+SHUT = "split does not speak"
 MEANS = ("score", "mean", "agreeing", "misleading", "constant", "constant_mean")
 MOST_REFERENCES = 12
 """Each is a model that travels with every request to evaluate."""
@@ -34,6 +36,13 @@ class Verdict:
     """Why it was not chosen as asked; else empty."""
     scores: dict[int, Score]
     """By trial, wherever `split` speaks."""
+    left_out: dict[int, LeftOut] = field(default_factory=dict)
+    """By trial, where environments were left out."""
+
+    @property
+    def judged(self) -> Mapping[int, Judged]:
+        """What the trials were compared by, if not by held-out data alone."""
+        return self.left_out or self.scores
 
 
 def search(
@@ -53,8 +62,26 @@ def search(
     configs, why_not = trials(config, count, fixed), ""
     if select is Select.by_split:
         configs, why_not = with_references(configs, out, jobs, watch)
-    (outcomes,) = run_trials([configs], select, prune, out, jobs, watch)
-    return outcomes, choose(outcomes, select, why_not)
+    (found,) = search_each([configs], select, prune, out, jobs, watch, why_not=why_not)
+    return found
+
+
+def search_each(
+    groups: Sequence[Sequence[RunConfig]],
+    select: Select,
+    prune: bool,
+    out: Path,
+    jobs: int,
+    watch: Watch = lambda _: None,
+    later: Sequence[int] = (),
+    why_not: str = "",
+) -> list[tuple[list[Outcome], Verdict]]:
+    """Each method's trials and the choice; `why_not` where there are no references. Raises as `run_all` does."""
+    left = [leave_one_out(own, out, jobs, watch) for own in groups] if select is Select.leave_one_out else []
+    outcomes = run_trials(groups, select, prune, out, jobs, watch, later)
+    if left:
+        return [(own, choose(own, select, why, found)) for own, (found, why) in zip(outcomes, left, strict=True)]
+    return [(own, choose(own, select, why_not)) for own in outcomes]
 
 
 def with_references(
@@ -110,19 +137,28 @@ def maker(config: RunConfig) -> RunConfig:
     )
 
 
-def choose(outcomes: Sequence[Outcome], select: Select, why_not: str = "") -> Verdict:
+def choose(
+    outcomes: Sequence[Outcome], select: Select, why_not: str = "", left: Sequence[LeftOut | None] = ()
+) -> Verdict:
     """One of the trials, by the headline model after the last round; the earliest of equals.
 
-    Where `split` does not speak, or nothing is better than a constant, held-out data decide.
+    Where `split` does not speak, nothing is better than a constant, or no environment can be `left` out, held-out
+    data decide.
     """
     held_out = best(outcomes)
     if select is Select.held_out:
         return Verdict(held_out, select, "", {})
+    if select is Select.leave_one_out:
+        found = {number: own for number, own in enumerate(left) if own and outcomes[number].summary}
+        if found:
+            return Verdict(first(found), select, "", {}, found)
+        reason = why_not or "no trial could be judged"
+        return Verdict(held_out, Select.held_out, f"{select} does not speak: {reason}; held-out data decided", {})
     rows = {number: row for number, outcome in enumerate(outcomes) if (row := last_counts(outcome))}
     scores = {number: found for number, row in rows.items() if not shut(row) and (found := score(row)) is not None}
     if not scores:
         reason = why_not or next((shut(row) for row in rows.values()), "no trial could be judged")
-        return Verdict(held_out, Select.held_out, f"split does not speak: {reason}; held-out data decided", {})
+        return Verdict(held_out, Select.held_out, f"{SHUT}: {reason}; held-out data decided", {})
     chosen = scores[number := first(scores)]
     if not chosen.beats_constant:
         sentence = (
@@ -155,7 +191,7 @@ def advice(outcomes: Mapping[str, Sequence[Outcome]]) -> str:
     rows = {label: [row for own in found if (row := last_counts(own))] for label, found in outcomes.items()}
     reasons = [shut(row) for found in rows.values() for row in found]
     if not reasons or any(reasons):
-        return f"split does not speak: {next(filter(None, reasons), 'no run has counts')}"
+        return f"{SHUT}: {next(filter(None, reasons), 'no run has counts')}"
     each = {label: [own for row in found if (own := score(row))] for label, found in rows.items()}
     scores = {label: average(own) for label, own in each.items() if own}
     order = sorted(scores, key=lambda label: -scores[label].score)
@@ -197,23 +233,33 @@ def why_lines(outcomes: Sequence[Outcome], verdict: Verdict) -> list[str]:
         return [*lines, "no trial could be judged, so nothing is chosen"]
     outcome = outcomes[verdict.trial]
     lines.append(f"chosen: {named(outcomes, verdict.trial)}, by {verdict.by}")
-    if verdict.by is Select.by_split:
-        own = verdict.scores[verdict.trial]
-        lines.append(
-            f"split {percent(own.score)} % (standard error {percent(own.error)}): {percent(own.agreeing)} % of "
-            f"{own.right} held-out samples that the references know, {percent(own.misleading)} % of {own.wrong} "
-            f"that they do not; the best constant has {percent(own.constant)} %"
-        )
-        others = {number: found for number, found in verdict.scores.items() if number != verdict.trial}
+    if judged := verdict.judged if verdict.by is not Select.held_out else None:
+        own = judged[verdict.trial]
+        lines.append(_resting(own))
+        others = {number: found for number, found in judged.items() if number != verdict.trial}
         if others:
             far = "more" if more(own, others[second := first(others)]) else "no more"
             lines.append(
-                f"next best: {named(outcomes, second)}, split {percent(others[second].score)} %, {far} than two "
-                "standard errors below"
+                f"next best: {named(outcomes, second)}, {verdict.by} {percent(others[second].score)} %, "
+                f"{far} than two standard errors below"
             )
     elif found := outcome.selected("final"):
         lines.append(f"{percent(found.validation)} % on held-out training data")
     return lines
+
+
+def _resting(own: Judged) -> str:
+    """A score, its standard error, and how many samples it rests on."""
+    text = f"{percent(own.score)} % (standard error {percent(own.error)})"
+    if isinstance(own, LeftOut):
+        each = ", ".join(f"{name} {percent(value)} %" for name, value in own.environments.items())
+        return f"leave-one-out {text} on {own.samples} held-out samples of environments not trained on: {each}"
+    assert isinstance(own, Score)
+    return (
+        f"split {text}: {percent(own.agreeing)} % of {own.right} held-out samples that the references know, "
+        f"{percent(own.misleading)} % of {own.wrong} that they do not; the best constant has "
+        f"{percent(own.constant)} %"
+    )
 
 
 def named(outcomes: Sequence[Outcome], trial: int) -> str:
@@ -245,13 +291,13 @@ def keep(outcomes: Sequence[Outcome], verdict: Verdict, folder: Path) -> list[Pa
         for number, outcome in enumerate(outcomes)
         if (last := outcome.selected("final")) and last.validation is not None
     }
-    if verdict.scores:
-        judged = {number: (found.score, found.error) for number, found in verdict.scores.items()}
+    if verdict.judged:
+        judged = {number: (found.score, found.error) for number, found in verdict.judged.items()}
     if judged:
         files.append(folder / f"{stem}.svg")
         tried = {name: [getattr(outcomes[n].config.method, name) for n in judged] for name in ranges}
         tried = {name: values for name, values in tried.items() if len(set(values)) > 1}
-        label = "split, %" if verdict.scores else "held-out accuracy, %"
+        label = f"{'leave-one-out' if verdict.left_out else 'split' if verdict.scores else 'held-out accuracy'}, %"
         logs = [name for name in tried if ranges[name].kind == "log"]
         chosen_at = list(judged).index(verdict.trial) if verdict.trial in judged else None
         write_text(files[-1], knob_figure(tried, list(judged.values()), label, logs, chosen_at))

@@ -15,10 +15,9 @@ from common.errors import UserError
 from common.methods import method_class
 from common.presets import TUNED, presets
 from server.folder import RunFolder
-from server.split import CONSTANT as NO_SUCCESS
 from server.split import Select
-from server.study.choose import Verdict, advice, choose, with_references
-from server.study.prune import grouped, run_trials
+from server.study.choose import SHUT, Verdict, advice, search_each, with_references
+from server.study.prune import grouped
 from server.study.runs import Outcome, Selected, Standing, Watch, older, run_all
 from server.study.sweep import differences, equals, key_of, tie, trials
 from server.study.version import run_name
@@ -185,11 +184,11 @@ def compare(plan: Plan, out: Path, jobs: int, watch: Watch = lambda _: None) -> 
     if plan.trials > 1:
         searching = [config for configs in tried.values() for config in configs]
         later = [first.rounds] * (len(set(map(run_name, bases.values()))) * (plan.seeds - 1))
-        trials_ = list(tried.values())
-        found = run_trials(trials_, plan.select, plan.prune, out, jobs, follow, later)
-        searched = dict(zip(tried, found, strict=True))
+        groups = list(tried.values())
+        found = search_each(groups, plan.select, plan.prune, out, jobs, follow, later, why_not)
+        searched = {label: own for label, (own, _) in zip(tried, found, strict=True)}
+        verdicts = {label: verdict for label, (_, verdict) in zip(tried, found, strict=True)}
         standing = replace(standing, ended=len(set(map(run_name, searching))))
-        verdicts = {label: choose(found, plan.select, why_not) for label, found in searched.items()}
         chosen = {label: verdict.trial for label, verdict in verdicts.items()}
     final = {
         label: [seeded(label, tried[label][number], seed) for seed in range(plan.seeds)]
@@ -200,8 +199,8 @@ def compare(plan: Plan, out: Path, jobs: int, watch: Watch = lambda _: None) -> 
     ended = {label: [searched[label][number]] for label in searched if (number := chosen[label]) is not None}
     rest = {label: configs[len(ended.get(label, ())) :] for label, configs in final.items()}
     others = run_all([config for configs in rest.values() for config in configs], out, jobs, follow, standing)
-    groups = grouped(others, rest.values())
-    outcomes = {label: ended.get(label, []) + own for label, own in zip(rest, groups, strict=True)}
+    by_label = zip(rest, grouped(others, rest.values()), strict=True)
+    outcomes = {label: ended.get(label, []) + own for label, own in by_label}
 
     selections = (*SELECTIONS, *([SPLIT] if places else []), *(["oracle"] if plan.oracle else []))
     choices, rows = [], []
@@ -235,7 +234,7 @@ def compare(plan: Plan, out: Path, jobs: int, watch: Watch = lambda _: None) -> 
         rows=rows,
         troubles=list(dict.fromkeys(troubles)),
         older=[str(path) for path in older(every, out)],
-        advice=(advice(outcomes) if places else f"split does not speak: {why_not}" if why_not else ""),
+        advice=(advice(outcomes) if places else f"{SHUT}: {why_not}" if why_not else ""),
     )
 
 
@@ -338,7 +337,11 @@ def comparison_tables(comparison: Comparison) -> list[Table]:
 
 def comparison_lines(comparison: Comparison) -> list[str]:
     """What the search chose."""
-    said = [f"{own.label}: {own.sentence}" for own in comparison.choices if NO_SUCCESS in own.sentence]
+    said = [
+        f"{own.label}: {own.sentence}"
+        for own in comparison.choices
+        if own.sentence and not own.sentence.startswith(SHUT)
+    ]
     said += [comparison.advice] if comparison.advice else []
     if comparison.trials == 1:
         return ["hyper-parameters: the defaults, no search", *said]
@@ -409,7 +412,7 @@ def _references(
     plan: Plan, bases: Mapping[str, RunConfig], out: Path, jobs: int, watch: Watch
 ) -> tuple[dict[tuple[str, int], str], str]:
     """The file of references of each label and seed; none, and why, where `split` cannot or need not speak."""
-    if plan.select is Select.held_out:
+    if plan.select is not Select.by_split:
         return {}, ""
     keys = [(label, seed) for label in bases for seed in range(plan.seeds)]
     configs = [bases[label].model_copy(update={"seed": seed}) for label, seed in keys]

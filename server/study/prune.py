@@ -9,6 +9,7 @@ from dataclasses import replace
 from math import ceil
 from pathlib import Path
 from statistics import median
+from typing import TypeVar
 
 from common.config import RunConfig
 from common.errors import UserError
@@ -21,6 +22,7 @@ from server.summary import SPLIT, Evaluation
 
 LEAST = 5
 """Trials with a score that a median is taken of; with fewer none stops."""
+T = TypeVar("T")
 SHARE = 1 / 3
 """Of the rounds, after which the scores are looked at."""
 
@@ -70,11 +72,12 @@ def run_trials(
 ) -> list[list[Outcome]]:
     """Each method's trials, of which the hopeless ones stop early if `prune`. Raises as `run_all` does.
 
-    All have the same rounds. `later` as in `run_all`.
+    All have the same rounds. `later` as in `run_all`. By leave-one-out none stops: it has no early score.
     """
     every = [config for group in groups for config in group]
     first, standing = every[0], Standing()
     until = early_round(first)
+    prune = prune and select is not Select.leave_one_out
     if not prune or len(groups[0]) < LEAST or until == first.rounds:
         return grouped(run_all(every, out, jobs, watch, later=later), groups)
 
@@ -123,7 +126,7 @@ def _evaluation(outcome: Outcome, round_: int) -> Evaluation:
     return Evaluation(row for row in wanted if (row["round"], row["model"]) == here)
 
 
-def grouped(outcomes: Sequence[Outcome], groups: Iterable[Sequence[RunConfig]]) -> list[list[Outcome]]:
-    """The outcomes of several groups of runs, one after the other, by group."""
+def grouped(outcomes: Sequence[T], groups: Iterable[Sequence[RunConfig]]) -> list[list[T]]:
+    """What there is for each run of several groups, one after the other, by group."""
     remaining = iter(outcomes)
     return [[next(remaining) for _ in group] for group in groups]

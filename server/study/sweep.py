@@ -112,6 +112,7 @@ def sweep_rows(outcomes: Sequence[Outcome], verdict: "Verdict") -> list[dict[str
                 "settings": {name: getattr(outcome.config.method, name) for name in _searched(outcomes)},
                 "model": outcome.config.method.evaluates[-1],
                 "split": found.json() if (found := verdict.scores.get(number)) else None,
+                "leave-one-out": left.json() if (left := verdict.left_out.get(number)) else None,
                 "held-out": last.validation if last else None,
                 "worst": last.worst if last else None,
                 "average": last.average if last else None,
@@ -132,24 +133,23 @@ def sweep_table(outcomes: Sequence[Outcome], verdict: "Verdict") -> Table:
         title=f"{first.method.name} on {first.scenario.name}: {len(outcomes)} trials of {first.rounds} rounds, "
         f"seed {first.seed}",
         caption="accuracy in % after the last round, mean over clients; chosen (*) "
-        + ("on held-out training data" if held_out else "by split (docs/selection.md)")
+        + ("on held-out training data" if held_out else f"by {verdict.by} (docs/selection.md)")
         + (f"; {tied}" if tied else "")
         + (f"; in brackets: stopped {pruned.where}" if pruned else ""),
     )
     searched = _searched(outcomes)
-    split = ("split",) if verdict.scores else ()
-    for heading in ("trial", *searched, *split, "held-out\ntraining", "worst", "average"):
+    judged = [name for name, found in (("split", verdict.scores), ("leave-one-out", verdict.left_out)) if found]
+    for heading in ("trial", *searched, *judged, "held-out\ntraining", "worst", "average"):
         table.add_column(heading, justify="right")
     for row in sweep_rows(outcomes, verdict):
         mark, stopped = "*" if row["chosen"] else "", row["pruned"]
         values = [_short(row["settings"][name]) for name in searched]
         accuracies = [percent(row[name]) for name in ("held-out", "worst", "average")]
-        if split:
-            accuracies.insert(0, percent(row["split"]["score"] if row["split"] else None))
-        if stopped:  # by split, whose column is then the first, or by held-out accuracy, in the one after it
-            accuracies[len(split) if stopped["by"] == "held-out" else 0] = f"({percent(stopped['score'])})"
+        scores = [percent(row[name]["score"] if row[name] else None) for name in judged]
+        if stopped:  # by split, whose column is then the first, or by held-out accuracy
+            (accuracies if stopped["by"] == "held-out" else scores)[0] = f"({percent(stopped['score'])})"
         style = "bold" if mark else "dim" if stopped else ""
-        table.add_row(f"{mark}{row['trial']}", *values, *accuracies, style=style)
+        table.add_row(f"{mark}{row['trial']}", *values, *scores, *accuracies, style=style)
     return table
 
 
