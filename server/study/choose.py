@@ -149,9 +149,9 @@ def choose(
     if select is Select.held_out:
         return Verdict(held_out, select, "", {})
     if select is Select.leave_one_out:
-        found = {number: own for number, own in enumerate(left) if own and outcomes[number].summary}
-        if found:
-            return Verdict(first(found), select, "", {}, found)
+        judged = {number: own for number, own in enumerate(left) if own and outcomes[number].summary}
+        if judged:
+            return Verdict(first(judged), select, "", {}, judged)
         reason = why_not or "no trial could be judged"
         return Verdict(held_out, Select.held_out, f"{select} does not speak: {reason}; held-out data decided", {})
     rows = {number: row for number, outcome in enumerate(outcomes) if (row := last_counts(outcome))}

@@ -4,16 +4,18 @@ import json
 import tomllib
 from collections.abc import Callable
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 from counts import coloured
+from rich.console import Console
 from toys import Toy, toy_config
 from typer.testing import CliRunner
 
-from common.config import load_config
+from common.config import RunConfig, load_config
 from common.data import scenarios
 from common.data.examples import ClientData
 from common.methods.references import FILE
@@ -21,9 +23,10 @@ from server.cli.main import app
 from server.folder import RunFolder
 from server.local import LocalRuntime
 from server.split import Select
-from server.study.choose import advice, choose, maker, search, why_lines, with_references, without
+from server.study.choose import advice, choose, keep, maker, search, why_lines, with_references, without
 from server.study.compare import Plan, compare, comparison_lines, entries_of
 from server.study.runs import Outcome, Selected, Summary
+from server.study.sweep import sweep_rows, sweep_table
 
 SIZE = ("scenario.clients=6", "scenario.samples=300", "evaluate_every=2", "batch_size=64", "local_steps=5")
 
@@ -170,15 +173,45 @@ def test_references_are_made_once_for_each_seed_and_model(tmp_path: Path) -> Non
     assert maker(configs[0]) == maker(configs[1])
 
 
+class Three(Toy):
+    """Three environments, whose shortcuts differ in strength."""
+
+    name: Literal["toy-three"] = "toy-three"  # type: ignore[assignment]
+    clients: int = 6
+    samples: int = 300
+
+    @property
+    def train_environments(self) -> tuple[str, ...]:
+        return ("p=1.0", "p=0.8", "p=0.6")
+
+    def client_data(self, client: int, seed: int, data_root: Path | None) -> ClientData:
+        environment = client % 3
+        parts = (
+            self._draw(client, seed, part, 1 - environment / 5, environment) for part in ("train", "validation")
+        )
+        tests = {name: self._draw(client, seed, name, p, -1) for name, p in (("p=0.1", 0.1), ("p=0.9", 0.9))}
+        return ClientData(*parts, tests)
+
+
+def three(*settings: str, **options: Any) -> RunConfig:
+    few = ("evaluate_every=2", "batch_size=64", "local_steps=5")
+    return load_config(
+        options={"method": "fedavg", "scenario": {"name": "toy-three"}, "rounds": 2, **options},
+        settings=[*few, *settings],
+    )
+
+
+FIXED = ("batch_size", "local_steps")
+
+
 def test_the_choice_is_the_same_when_the_test_data_are_hidden(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Test samples of another world: the rounds, the counts and the choice do not change."""
-    config = toy_config("fedavg", *SIZE, rounds=2)
-    verdicts = {}
-    whole = Toy.client_data
+    """Test samples of another world: no choice changes, and every rule has scores."""
+    verdicts, chosen = {}, {}
+    whole = Three.client_data
 
-    def hidden(self: Toy, client: int, *where: Any) -> ClientData:
+    def hidden(self: Three, client: int, *where: Any) -> ClientData:
         data = whole(self, client, *where)
         for part in data.test.values():
             part.x.zero_()
@@ -187,16 +220,71 @@ def test_the_choice_is_the_same_when_the_test_data_are_hidden(
 
     for name in ("seen", "hidden"):
         if name == "hidden":
-            monkeypatch.setattr(Toy, "client_data", hidden)
+            monkeypatch.setattr(Three, "client_data", hidden)
         for select in Select:
-            outcomes, verdict = search(config, 3, ("batch_size", "local_steps"), select, tmp_path / name, 1)
+            outcomes, verdict = search(three(), 3, FIXED, select, tmp_path / name, 1)
             verdicts[name, select] = verdict
             assert all(outcome.summary for outcome in outcomes)
+            assert verdict.trial is not None
+            chosen[name, select] = outcomes[verdict.trial].selected("final")
     for select in Select:
         assert verdicts["seen", select] == verdicts["hidden", select]
-    assert verdicts["seen", Select.by_split].scores or verdicts["seen", Select.by_split].sentence
-    logs = [sorted((tmp_path / name).glob("fedavg-*/metrics.jsonl")) for name in ("seen", "hidden")]
-    assert any(one.read_text() != other.read_text() for one, other in zip(*logs, strict=True))  # it was hidden
+        assert select is Select.held_out or len(verdicts["seen", select].judged) == 3
+        assert chosen["seen", select] != chosen["hidden", select]  # it was hidden
+
+
+def test_leave_one_out_says_what_it_rests_on(tmp_path: Path) -> None:
+    outcomes, verdict = search(three(), 3, FIXED, Select.leave_one_out, tmp_path, 1)
+    assert verdict.by is Select.leave_one_out
+    assert verdict.trial is not None
+    scores = {number: found.score for number, found in verdict.left_out.items()}
+    assert scores.keys() == {0, 1, 2}
+    assert verdict.trial == max(scores, key=lambda number: (scores[number], -number))
+    text = "\n".join(why_lines(outcomes, verdict))
+    own = verdict.left_out[verdict.trial]
+    assert f"leave-one-out {100 * own.score:.2f} % (standard error {100 * own.error:.2f}) on " in text
+    assert all(f"{name} {100 * value:.2f} %" for name, value in own.environments.items())
+    assert "next best: trial " in text
+    rows = sweep_rows(outcomes, verdict)
+    assert [row["leave-one-out"]["score"] for row in rows] == list(scores.values())
+    table = Console(width=250, record=True, file=StringIO())
+    table.print(sweep_table(outcomes, verdict))
+    shown = " ".join(table.export_text().split())
+    assert f"{100 * own.score:.2f}" in shown
+    assert "by leave-one-out" in shown
+    (toml, picture) = keep(outcomes, verdict, tmp_path)
+    assert "leave-one-out, %" in picture.read_text()
+    assert load_config(toml).left_out == ""
+
+
+def test_leave_one_out_needs_three_environments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(scenarios.SCENARIOS, "toy", Toy())
+    config = toy_config("fedavg", *SIZE, rounds=1)
+    outcomes, verdict = search(config, 2, FIXED, Select.leave_one_out, tmp_path, 1, prune=True)
+    assert (verdict.trial, verdict.by) == (choose(outcomes, Select.held_out).trial, "held-out")
+    assert verdict.sentence == (
+        "leave-one-out does not speak: leaving out one of 2 training environments leaves too few; three are "
+        "needed; held-out data decided"
+    )
+    plan = Plan(entries_of(["fedavg"]), "toy", 1, 2, rounds=1, settings=SIZE, select=Select.leave_one_out)
+    comparison = compare(plan, tmp_path, 1)
+    assert {choice.sentence for choice in comparison.choices} == {verdict.sentence}
+    assert f"FedAvg: {verdict.sentence}" in comparison_lines(comparison)
+
+
+def test_a_comparison_leaves_out_environments_for_every_method_that_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(scenarios.SCENARIOS, "toy-three", Three())
+    settings = ("evaluate_every=2", "batch_size=64", "local_steps=5")
+    plan = Plan(
+        entries_of(["fedavg"]), "toy-three", 1, 2, rounds=2, settings=settings, select=Select.leave_one_out
+    )
+    comparison = compare(plan, tmp_path, 1)
+    fedavg, local = comparison.choices
+    assert (fedavg.by, fedavg.sentence) == ("leave-one-out", "")
+    assert local.by == "held-out"  # a site's own model, and no site has seen what it is to be judged on
+    assert local.sentence.startswith("leave-one-out does not speak: ")
 
 
 def test_tune_writes_a_configuration_and_a_picture_and_continues(
