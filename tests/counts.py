@@ -1,5 +1,6 @@
-"""Counts of the selection `split` that are made up, so that the answer is known."""
+"""Counts and tables for the selection `split` that are made up, so that the answer is known."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,4 +23,27 @@ def coloured(a: float, d: float, size: int = 1000, p: tuple[float, ...] = P) -> 
         "samples": samples, "correct": correct, "clients": [len(each)] * len(p),
         "accuracy": [[float((own + each).sum()) for own in p] for _ in p],
         "squares": [[float(((own + each) ** 2).sum()) for own in p] for _ in p],
+    }  # fmt: skip
+
+
+SITES = ("east", "north", "south", "west")
+
+
+def own_tables(folder: Path, rows: int = 1000) -> dict[str, Any]:
+    """Tables of four sites in two environments, and the scenario that announces them.
+
+    A colour tells the label in 95 and in 75 of 100 rows, a faint shape in 75.
+    """
+    folder.mkdir()
+    for number, site in enumerate(SITES):
+        draw = np.random.default_rng(number)
+        label = draw.integers(0, 2, rows)
+        colour, shape = (
+            np.where(draw.random(rows) < p, label, 1 - label) for p in ((0.95, 0.75)[number % 2], 0.75)
+        )
+        lines = (f"{c},{s / 10},{y},{'ab'[number % 2]}" for c, s, y in zip(colour, shape, label, strict=True))
+        (folder / f"{site}.csv").write_text("\n".join(["colour,shape,label,place", *lines]))
+    return {
+        "name": "own-data", "sites": SITES, "inputs": ("colour", "shape"), "environments": ("a", "b"),
+        "environment_column": "place", "validation_fraction": 0.4,
     }  # fmt: skip

@@ -10,16 +10,22 @@ from typing import Any
 
 import pytest
 import torch
+from counts import own_tables
 from safetensors.torch import load_file
 
 from client.node import launcher
 from common import flower
 from common.config import RunConfig, load_config
+from common.files import load_records
 from common.methods import METHODS
+from common.methods.references import FILE
 from server.deployment.remote import APP, SIMULATION_TRIES, Connection, simulation
 from server.deployment.testbed import Deployment, deployment
 from server.folder import RunFolder
 from server.local import LocalRuntime
+from server.split import Select
+from server.study.choose import choose, last_counts
+from server.study.runs import Outcome, Summary
 
 pytestmark = pytest.mark.runtimes
 
@@ -195,3 +201,42 @@ def test_every_method_equals_local(method: str, elsewhere: Elsewhere, tmp_path: 
     LocalRuntime(config).run(RunFolder.create(tmp_path / "local", config))
     finish(connection, config_for(method, runtime, *size), tmp_path / runtime)
     assert_equal_runs(tmp_path / "local", tmp_path / runtime)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("data", ["colored-digits", "own"])
+def test_split_counts_and_chooses_as_locally(data: str, elsewhere: Elsewhere, tmp_path: Path) -> None:
+    """References, counts of two trials, and the choice between them."""
+    runtime, connection = elsewhere
+    size = ["scenario.clients=4"] if data == "colored-digits" else []
+    scenario = own_tables(tmp_path / "tables") if data == "own" else "colored-digits"
+
+    def finished(method: str, here: str, path: Path, *settings: str) -> Outcome:
+        own = {"runtime": here, "data_root": str(tmp_path / "tables") if data == "own" else None}
+        options = {"method": method, "scenario": scenario, "rounds": 2, **own}
+        config = load_config(options=options, settings=["evaluate_every=2", *size, *settings])
+        if here == "local":
+            LocalRuntime(config).run(RunFolder.create(path, config))
+        else:
+            finish(connection, config, path)
+        return Outcome(config, path, Summary.model_validate(RunFolder(path).summary()))
+
+    verdicts, counts, models = [], [], []
+    for here in ("local", runtime):
+        made = finished("references", here, tmp_path / here / "references").path / FILE
+        models.append(load_records(made))
+        trials = [
+            finished(
+                "fedsdr", here, tmp_path / here / str(removal), f"references='{made}'", f"strength={strength}"
+            )
+            for removal in (0.0, 4.0)
+        ]
+        verdicts.append(choose(trials, Select.by_split))
+        counts.append([last_counts(outcome) for outcome in trials])
+    for name, tensors in models[0].items():
+        for key, tensor in tensors.items():
+            torch.testing.assert_close(models[1][name][key], tensor, rtol=0, atol=1e-6)
+    assert counts[0] == counts[1]
+    assert all(counts[0])
+    assert verdicts[0] == verdicts[1]
+    assert verdicts[0].trial is not None

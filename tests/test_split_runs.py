@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from counts import own_tables
 from flwr.app import Message, MetricRecord, RecordDict
 from toys import SpoilingGrid, Toy, WireGrid, toy_config, toy_site
 
 from client.methods.fedavg import FedAvgClient
 from client.methods.references import ReferencesClient
 from client.trainer import Received, Site
+from common.config import load_config
 from common.data.examples import ClientData, join
 from common.errors import UserError
 from common.files import load_records, load_tensors, save_records
@@ -24,7 +26,8 @@ from common.wire import MODEL, NUM_EXAMPLES
 from server.folder import RunFolder
 from server.local import LocalRuntime
 from server.loop import run_rounds, start
-from server.split import score
+from server.split import score, shut
+from server.study.choose import with_references
 
 SIZE = ("scenario.clients=6", "scenario.samples=300")
 
@@ -141,6 +144,26 @@ def test_the_clients_of_another_process_count_the_same(references: Path, tmp_pat
     run_rounds(config, folder, WireGrid(config, tmp_path / "sites"), start(config))
     assert split_rows(folder) == split_rows(RunFolder(tmp_path / "local"))
     assert len(split_rows(folder)) == 2
+
+
+def test_sites_with_data_of_their_own_count_by_the_environments_that_they_announce(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "tables"
+    options = {"method": "fedavg", "scenario": own_tables(root), "rounds": 1, "data_root": str(root)}
+    (config,), why_not = with_references([load_config(options=options)], tmp_path / "pool", 1)
+    assert why_not == ""
+    LocalRuntime(config).run(RunFolder.create(tmp_path / "local", config))
+    monkeypatch.setenv("PERENNIAL_DATA", str(root))
+    folder = RunFolder.create(tmp_path / "wire", config)
+    run_rounds(config, folder, WireGrid(config, tmp_path / "sites"), start(config))
+    (row,) = split_rows(folder)
+    assert [row] == split_rows(RunFolder(tmp_path / "local"))
+    assert (row["environments"], row["clients"]) == (["a", "b"], [2, 2])
+    assert (
+        sum(map(sum, row["samples"][0][0])) == 800
+    )  # of both sites of environment a, as its own reference has them
+    assert shut(row) == ""
 
 
 def test_the_references_are_the_same_over_the_wire(tmp_path: Path) -> None:
