@@ -6,9 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
+from flwr.app import Message
 from leaving import Sent, check, same
 from torch import tensor
-from toys import toy_site
+from toys import SpoilingGrid, toy_config, toy_site
 from typer.testing import CliRunner
 
 from client.methods.ditto import DittoClient
@@ -16,8 +17,12 @@ from client.trainer import Received
 from common.methods import METHODS
 from common.methods.base import EVERY, Method
 from common.methods.ditto import Ditto
+from common.methods.references import FILE
 from common.wire import MODEL, PERSONAL
 from server.cli.main import app
+from server.cli.show import COUNTS
+from server.folder import RunFolder
+from server.local import LocalRuntime
 
 DOCS = Path(__file__).parent.parent / "docs"
 INDEX = re.findall(
@@ -67,6 +72,50 @@ def test_show_says_what_is_sent_of_what_is_kept() -> None:
     )
     data = json.loads(CliRunner().invoke(app, ["show", "method", "ditto", "--json"]).output)
     assert data["sends of what it keeps"] == "nothing"
+
+
+def words(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_show_and_the_page_say_alike_what_split_makes_leave_a_site() -> None:
+    shown = words(CliRunner().invoke(app, ["show", "method", "fedsdr"]).output)
+    assert f"With references (docs/selection.md) it also sends, at each evaluation, {COUNTS}." in shown
+    data = json.loads(CliRunner().invoke(app, ["show", "method", "fedsdr", "--json"]).output)
+    assert data["sends with references"] == COUNTS
+    page = words((DOCS / "selection.md").read_text())
+    assert COUNTS.replace("its held-out", "a site's held-out") in page
+    assert "4 · E² · classes for each evaluated model" in page
+
+
+@pytest.mark.parametrize("method", ["ditto", "fedsdr"])
+def test_with_references_these_counts_leave_a_site_and_nothing_else(method: str, tmp_path: Path) -> None:
+    sent: dict[str, dict[str, int]] = {}
+
+    def spy(request: Message, reply: Message) -> Message:
+        if request.metadata.message_type == "evaluate":
+            assert reply.content.array_records == {}
+            metrics = reply.content.metric_records["metrics"]
+            lengths = {name: len(value) if isinstance(value, list) else 1 for name, value in metrics.items()}
+            sent.setdefault(place, lengths)
+            assert lengths == sent[place]
+        return reply
+
+    made = toy_config("references", rounds=1)
+    LocalRuntime(made).run(RunFolder.create(tmp_path / "references", made))
+    named = f"references='{tmp_path / 'references' / FILE}'"
+    for place, settings in (("without", ()), ("with", (named,))):
+        config = toy_config(method, *settings, rounds=1)
+        here = LocalRuntime(config)
+        here.grid = SpoilingGrid(here.grid, spy)  # type: ignore[assignment]
+        assert here.run(RunFolder.create(tmp_path / place, config))["left_out"] == {}
+    environments, classes = 2, 2
+    more = {
+        f"{model}/split/{column}": 4 * environments**2 * classes // 2
+        for model in METHODS[method].evaluates
+        for column in ("samples", "correct")
+    }
+    assert sent["with"] == sent["without"] | more
 
 
 class Keeper(Method):

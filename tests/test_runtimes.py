@@ -226,9 +226,7 @@ def test_split_counts_and_chooses_as_locally(data: str, elsewhere: Elsewhere, tm
         made = finished("references", here, tmp_path / here / "references").path / FILE
         models.append(load_records(made))
         trials = [
-            finished(
-                "fedsdr", here, tmp_path / here / str(removal), f"references='{made}'", f"strength={strength}"
-            )
+            finished("fedsdr", here, tmp_path / here / str(removal), f"references='{made}'", f"removal={removal}")
             for removal in (0.0, 4.0)
         ]
         verdicts.append(choose(trials, Select.by_split))

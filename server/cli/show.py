@@ -118,9 +118,10 @@ def _lines(kind: Kind) -> dict[str, str]:
 
 
 COUNTS = (
-    "With references (docs/selection.md) it also sends, at each evaluation, how many of its held-out samples each "
-    "reference knows, by environment and class, and how many of those each model gets right: counts, no samples."
+    "how many of its held-out samples are of which environment and class, how many of them each reference knows, "
+    "and how many of those each model gets right"
 )
+"""What the selection `split` makes leave a site; `docs/selection.md` has the same words."""
 
 
 def _show_method(method: type[Method], as_json: bool) -> None:
@@ -130,13 +131,13 @@ def _show_method(method: type[Method], as_json: bool) -> None:
     tuned = [preset for (own, _), preset in presets().items() if own == name]
     if as_json:
         about = {"title": method.title, "summary": method.summary, "source": method.source}
-        about["sends of what it keeps"] = method.leaving()
+        about |= {"sends of what it keeps": method.leaving(), "sends with references": COUNTS}
         found = {TUNED: [{**preset.model_dump(mode="json"), "command": preset.command} for preset in tuned]}
         out.print_json(data={**about, **found, "evaluates": method.evaluates, "hyper-parameters": fields})
         return
     out.print(f"[bold]{method.title}[/bold]: {method.summary}\n{method.source}")
     out.print(f"Of what a client keeps from round to round, it sends: {method.leaving()}")
-    out.print(f"{COUNTS}\n")
+    out.print(f"With references (docs/selection.md) it also sends, at each evaluation, {COUNTS}.\n")
     out.print(_field_table(fields))
     for preset in tuned:
         _print_preset(preset)
