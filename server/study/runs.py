@@ -123,9 +123,9 @@ def standing_line(standing: Standing) -> str:
         return standing.doing
     line = f"{standing.ended}/{standing.runs} runs  {latest.path.name}"
     found = latest.selected("final")
-    line += "  waits for the other trials" if latest.waits else ""
-    line += f"  average {100 * found.average:.1f} %" if found else f"  {latest.trouble}"
-    if left := standing.rounds - standing.rounds_done:
+    said = "waits for the other trials" if latest.waits else latest.trouble
+    line += f"  average {100 * found.average:.1f} %" if found else f"  {said}"
+    if standing.rounds_done and (left := standing.rounds - standing.rounds_done):
         line += f"  about {duration(standing.seconds / standing.rounds_done * left)} to go"
     return line
 
@@ -142,10 +142,10 @@ def run_all(
     """The outcome of every configuration, from its folder in `out` or by running it, `jobs` at a time.
 
     `watch` is told of the whole study where these are a part of it: how it stood `before`, and the rounds of each
-    run that will come `later`. It is told nothing where there is nothing to run. With `until` runs stop after that
-    round and wait; half of them, say, will go on. Raises `UserError` for what the user can put right (a missing
-    data set), `RunStopped` if a worker dies. A run that stops by itself, and a damaged folder, is an outcome like
-    any other.
+    run that will come `later`. It is told nothing where there is nothing to run. With
+    `until` runs stop after that round and wait; half of them, say, will go on. Raises `UserError` for what the
+    user can put right (a missing data set), `RunStopped` if a worker dies. A run that stops by itself, and a
+    damaged folder, is an outcome like any other.
     """
     for config in configs:
         if config.runtime != "local":

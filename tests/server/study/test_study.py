@@ -730,6 +730,9 @@ def test_an_estimate_from_the_rounds_so_far() -> None:
     ended = outcome(0.5)
     assert "  about 40 min to go" in runs.standing_line(Standing(1, 5, 10, 50, ended, seconds=600))
     assert "  about 12 s to go" in runs.standing_line(Standing(1, 5, 10, 50, ended, seconds=3))
+    assert " to go" not in runs.standing_line(
+        Standing(1, 5, 0, 50, ended, seconds=3)
+    )  # no round of it was run here
     assert "  about 5.0 h to go" in runs.standing_line(Standing(1, 5, 10, 110, ended, seconds=1800))
 
 
