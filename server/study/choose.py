@@ -162,8 +162,8 @@ def choose(
     chosen = scores[number := first(scores)]
     if not chosen.beats_constant:
         sentence = (
-            f"{CONSTANT}: the best has a split of {percent(chosen.score)} % and a mean of {percent(chosen.mean)} % "
-            f"(standard error {percent(chosen.mean_error)}), a constant {percent(chosen.constant)} % and "
+            f"{CONSTANT}: the best has a split of {percent(chosen.score)} % and a mean of {percent(chosen.mean)} "
+            f"% (standard error {percent(chosen.mean_error)}), a constant {percent(chosen.constant)} % and "
             f"{percent(chosen.constant_mean)} %; held-out data decided"
         )
         return Verdict(held_out, Select.held_out, sentence, scores)
