@@ -21,7 +21,7 @@ from common.config import RunConfig, sentence
 from common.errors import RunStopped, UserError
 from common.files import write_text
 from server.folder import PRUNED, RunFolder
-from server.split import Score, Select
+from server.split import Select
 from server.study.version import name_without_code, run_name
 from server.words import duration, percent
 
@@ -43,8 +43,6 @@ class Selected(BaseModel):
     areas: dict[str, dict[str, float]] = {}
     """By test environment: areas of a binary task, all clients' samples together."""
     clients: dict[str, dict[str, float]]
-    split: Score | None = None
-    """Where the run has references."""
 
 
 class Summary(BaseModel):

@@ -123,6 +123,18 @@ def test_methods_side_by_side_end_in_one_sentence(tmp_path: Path) -> None:
     )
 
 
+def test_a_run_whose_summary_has_an_older_rule_s_score_is_judged_by_its_counts(tmp_path: Path) -> None:
+    """The rule is no part of the version in a run's name, so that its counts are judged anew."""
+    config = toy_config("fedavg", *SIZE, rounds=2)
+    found, _ = search(config, 1, (), Select.by_split, tmp_path, 1)
+    path = found[0].path / "summary.json"
+    summary = json.loads(path.read_text())
+    assert summary["models"]["global"]["final"]["split"]
+    summary["models"]["global"]["final"]["split"] = {"score": 0.9}
+    path.write_text(json.dumps(summary))
+    assert search(config, 1, (), Select.by_split, tmp_path, 1)[0] == found
+
+
 def test_a_comparison_gives_every_seed_its_references(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(scenarios.SCENARIOS, "toy", Toy())
     plan = Plan(entries_of(["fedavg"]), "toy", seeds=2, rounds=2, settings=SIZE, select=Select.by_split)
