@@ -140,10 +140,10 @@ def run_all(
     """The outcome of every configuration, from its folder in `out` or by running it, `jobs` at a time.
 
     `watch` is told of the whole study where these are a part of it: how it stood `before`, and the rounds of each
-    run that will come `later`. It is told nothing where there is nothing to run. With
-    `until` runs stop after that round and wait; half of them, say, will go on. Raises `UserError` for what the
-    user can put right (a missing data set), `RunStopped` if a worker dies. A run that stops by itself, and a
-    damaged folder, is an outcome like any other.
+    run that will come `later`. It is told nothing where there is nothing to run. With `until` runs
+    stop after that round and wait; half of them, say, will go on. Raises `UserError` for what the user can put
+    right (a missing data set), `RunStopped` if a worker dies. A run that stops by itself, and a damaged folder, is
+    an outcome like any other.
     """
     for config in configs:
         if config.runtime != "local":
