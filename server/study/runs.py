@@ -168,12 +168,11 @@ def run_all(
 
     if not before.rounds_done and (missing or not (later or until)):  # what comes later may have been run as well
         ready = before.ended + sum(not outcome.waits for outcome in outcomes.values())
-        about = "about " if until else ""
+        interrupted, about = sum(map(bool, held.values())), "about " if until else ""
         tell(
             0,
-            doing=f"{runs} run{'s' * (runs != 1)}: {ready} done already, {sum(map(bool, held.values()))} go on "
-            f"where they were interrupted; {about}{rounds} rounds to come. If interrupted, the same command goes "
-            "on.",
+            doing=f"{runs} run{'s' * (runs != 1)}: {ready} done already, {interrupted} go on where they were "
+            f"interrupted; {about}{rounds} rounds to come. If interrupted, the same command goes on.",
         )
     if jobs == 1:
         for name, config in missing.items():
