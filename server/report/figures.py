@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import PathPatch
 from matplotlib.path import Path
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 from numpy.typing import NDArray
 
 STYLES = 12
@@ -22,6 +22,8 @@ STYLES = 12
 COLOURS = 8
 DASHES = ((), (5, 1.5), (1.5, 1.5), (6, 1.5, 1.5, 1.5), (9, 2, 3, 2))
 MARKERS = "os^DvPX*<>ph"
+MOST_NAMED = 4
+"""Different values of a setting that are drawn side by side, whatever lies between them."""
 POINTS = 200
 CELLS = 1500
 """Most segments that a picture of cluster membership draws."""
@@ -119,19 +121,31 @@ def knob_figure(
         y, errors = (100 * np.array(part, dtype=float) for part in zip(*scores, strict=True))
         for axes, (name, values) in zip(panels, tried.items(), strict=False):
             numbers = all(isinstance(value, int | float) for value in values)
-            names = sorted(set(map(str, values)))
-            x = [float(value) if numbers else names.index(str(value)) for value in values]
+            each = sorted(set(values)) if numbers else sorted(set(values), key=str)
+            apart = not numbers or len(each) <= MOST_NAMED  # a choice between a few
+            x = [each.index(value) if apart else float(value) for value in values]
             axes.errorbar(x, y, yerr=errors, fmt="o", color=_colour(0), elinewidth=0.8)
             if chosen is not None:
-                axes.plot(x[chosen], y[chosen], "o", markersize=9, markerfacecolor="none", color=_colour(1))
-            if name in logs and min(x) > 0:
+                ring = {"markersize": 9, "markerfacecolor": "none", "color": _colour(1)}
+                axes.plot(x[chosen], y[chosen], "o", label="chosen", **ring)
+            if apart:
+                axes.set_xticks(
+                    range(len(each)), [f"{own:g}" if numbers else _short(str(own), 10) for own in each]
+                )
+                axes.set_xlim(-0.5, len(each) - 0.5)
+            elif name in logs and min(x) > 0:
                 axes.set_xscale("log")
-            if not numbers:
-                axes.set_xticks(range(len(names)), names)
+                axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+                axes.xaxis.set_minor_formatter(NullFormatter())
+            else:
+                axes.xaxis.set_major_locator(MaxNLocator(5))
             axes.set_xlabel(_short(name, 30))
         for axes in panels[len(tried) :]:
             axes.axis("off")
-        panels[0].set_ylabel(ylabel)
+        for axes in panels[: len(tried) : across]:
+            axes.set_ylabel(ylabel)
+        if chosen is not None and tried:
+            figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower right", frameon=False)
         return _file(figure)
 
 

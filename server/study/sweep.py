@@ -139,7 +139,8 @@ def sweep_table(outcomes: Sequence[Outcome], verdict: "Verdict") -> Table:
     )
     searched = _searched(outcomes)
     judged = [name for name, found in (("split", verdict.scores), ("leave-one-out", verdict.left_out)) if found]
-    for heading in ("trial", *searched, *judged, "held-out\ntraining", "worst", "average"):
+    settings = [name.replace("_", "_\n") for name in searched]
+    for heading in ("trial", *settings, *judged, "held-out\ntraining", "test\nworst", "test\naverage"):
         table.add_column(heading, justify="right")
     for row in sweep_rows(outcomes, verdict):
         mark, stopped = "*" if row["chosen"] else "", row["pruned"]

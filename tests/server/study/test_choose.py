@@ -22,6 +22,7 @@ from common.methods.references import FILE
 from server.cli.main import app
 from server.folder import RunFolder
 from server.local import LocalRuntime
+from server.report.figures import knob_figure
 from server.split import Select
 from server.study.choose import advice, choose, keep, maker, search, why_lines, with_references, without
 from server.study.compare import Plan, compare, comparison_lines, entries_of
@@ -499,3 +500,18 @@ def test_an_interrupted_search_says_how_it_continues(tmp_path: Path, monkeypatch
     assert unbroken.exit_code == 0
     (other,) = (tmp_path / "unbroken").glob("tuned-*.toml")
     assert file.read_text() == other.read_text()
+
+
+def test_a_picture_of_a_search_has_its_values_in_plain_numbers() -> None:
+    tried = {
+        "rate": [0.001, 0.01, 0.1, 0.5, 1.0],
+        "size": [32, 64, 32, 64, 128],
+        "kind": ["b", "a", "a", "b", "a"],
+    }
+    scores = [(0.1 * number, 0.02) for number in range(5)]
+    picture = knob_figure(tried, scores, "split, %", ["rate", "size"], 4)
+    assert "mathdefault" not in picture
+    for word in ("0.01", "32", "128", "a", "b", "rate", "size", "kind", "split, %", "chosen"):
+        assert f">{word}</text>" in picture
+    assert ">50</text>" not in picture  # a choice between a few, with nothing between them
+    assert ">chosen</text>" not in knob_figure(tried, scores, "split, %")
