@@ -289,6 +289,14 @@ def test_what_cannot_be_asked_for_is_said_in_a_sentence(two: Path) -> None:
 # ---------------------------------------------------------------------- the claims
 
 
+def test_the_cheapest_claim_still_holds(here: Path) -> None:
+    """Half a minute; the marker `demo` has all of them."""
+    result = call("--only", "cgpfl", "--jobs", "1", "--out", "pool", "--json")
+    assert [(claim["method"], claim["holds"]) for claim in json.loads(result.stdout)["claims"]] == [
+        ("cgpfl", True)
+    ]
+
+
 @pytest.mark.demo
 def test_what_held_still_holds(here: Path) -> None:
     found = json.loads(call("--out", "pool", "--json").stdout)["claims"]
