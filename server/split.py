@@ -69,13 +69,18 @@ class Score:
     """(a + d) / 2 of the constant predictor that has most of it."""
 
     @property
-    def beats_constant(self) -> bool:
-        """Whether min(a, d) is better, and (a + d) / 2 by more than `ERRORS` standard errors.
+    def informed(self) -> bool:
+        """Whether (a + d) / 2 is better than a constant's by more than `ERRORS` standard errors.
 
-        The mean says whether anything but the shortcut is used: of a model that follows the shortcut alone, and of
-        one that knows nothing, it is a half. It rests on all samples, and min(a, d) on the few wrong ones.
+        It says whether anything but the shortcut is used: of a model that follows the shortcut alone, and of one
+        that knows nothing, it is a half. It rests on all samples, and min(a, d) on the few wrong ones.
         """
-        return self.score > self.constant and self.mean - self.constant_mean > ERRORS * self.mean_error
+        return self.mean - self.constant_mean > ERRORS * self.mean_error
+
+    @property
+    def beats_constant(self) -> bool:
+        """Whether it is informed, and min(a, d) is above that of the best constant."""
+        return self.informed and self.score > self.constant
 
     def json(self) -> dict[str, Any]:
         """Plain data."""

@@ -142,8 +142,8 @@ def choose(
 ) -> Verdict:
     """One of the trials, by the headline model after the last round; the earliest of equals.
 
-    Where `split` does not speak, nothing is better than a constant, or no environment can be `left` out, held-out
-    data decide.
+    A setting that destroys the model leaves the shortcut, too: `split` chooses among trials that are `informed`.
+    Where it does not speak, none is, or no environment can be `left` out, held-out data decide.
     """
     held_out = best(outcomes)
     if select is Select.held_out:
@@ -159,14 +159,16 @@ def choose(
     if not scores:
         reason = why_not or next((shut(row) for row in rows.values()), "no trial could be judged")
         return Verdict(held_out, Select.held_out, f"{SHUT}: {reason}; held-out data decided", {})
-    chosen = scores[number := first(scores)]
-    if not chosen.beats_constant:
+    informed = {number: own for number, own in scores.items() if own.informed}
+    if not informed:
+        chosen = max(scores.values(), key=lambda own: own.mean)
         sentence = (
-            f"{CONSTANT}: the best has a split of {percent(chosen.score)} % and a mean of {percent(chosen.mean)} "
-            f"% (standard error {percent(chosen.mean_error)}), a constant {percent(chosen.constant)} % and "
+            f"{CONSTANT}: the best mean over samples that a reference knows and does not know is "
+            f"{percent(chosen.mean)} % (standard error {percent(chosen.mean_error)}), a constant's "
             f"{percent(chosen.constant_mean)} %; held-out data decided"
         )
         return Verdict(held_out, Select.held_out, sentence, scores)
+    number = first(informed)
     return Verdict(number, Select.by_split, "", scores)
 
 
@@ -236,7 +238,11 @@ def why_lines(outcomes: Sequence[Outcome], verdict: Verdict) -> list[str]:
     if judged := verdict.judged if verdict.by is not Select.held_out else None:
         own = judged[verdict.trial]
         lines.append(_resting(own))
-        others = {number: found for number, found in judged.items() if number != verdict.trial}
+        others = {
+            number: found
+            for number, found in judged.items()
+            if number != verdict.trial and (not isinstance(found, Score) or found.informed)
+        }
         if others:
             far = "more" if more(own, others[second := first(others)]) else "no more"
             lines.append(
@@ -255,10 +261,11 @@ def _resting(own: Judged) -> str:
         each = ", ".join(f"{name} {percent(value)} %" for name, value in own.environments.items())
         return f"leave-one-out {text} on {own.samples} held-out samples of environments not trained on: {each}"
     assert isinstance(own, Score)
+    below = "" if own.beats_constant else f" and is no worse: {CONSTANT} in the worst case"
     return (
         f"split {text}: {percent(own.agreeing)} % of {own.right} held-out samples that the references know, "
         f"{percent(own.misleading)} % of {own.wrong} that they do not; the best constant has "
-        f"{percent(own.constant)} %"
+        f"{percent(own.constant)} %{below}"
     )
 
 

@@ -28,8 +28,14 @@ def add_preset(
 
     `scenario` and the settings `given` are as on the command line.
     """
-    if verdict.by is not Select.by_split or not verdict.trial:
-        why = "chose the defaults" if verdict.by is Select.by_split else "did not choose"
+    why = ""
+    if verdict.by is not Select.by_split or verdict.trial is None:
+        why = "did not choose"
+    elif not verdict.trial:
+        why = "chose the defaults"
+    elif not verdict.scores[verdict.trial].beats_constant:
+        why = "found nothing that is better than a constant in the worst case"
+    if why:
         return f"no preset is written to {file}, since split {why}"
     preset = preset_of(outcomes, verdict, scenario, given, prune)
     listed = {**(read_presets(file) if file.is_file() else {}), (preset.method, preset.family): preset}

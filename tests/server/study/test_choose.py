@@ -5,6 +5,7 @@ import tomllib
 from collections.abc import Callable
 from dataclasses import replace
 from io import StringIO
+from math import sqrt
 from pathlib import Path
 from typing import Any, Literal
 
@@ -93,13 +94,26 @@ def test_where_split_does_not_speak_held_out_data_decide_with_one_sentence(
 
 
 def test_a_constant_is_no_success(tmp_path: Path) -> None:
-    outcomes = trials(tmp_path, COLOUR, COIN, (0.8, 0.9, 0.2))
+    outcomes = trials(tmp_path, COLOUR, COIN, (0.8, 0.9, 0.12))
     verdict = choose(outcomes, Select.by_split)
     assert (verdict.trial, verdict.by) == (0, "held-out")
+    # 1700 right and 300 wrong samples of two environments, of 900 and 100 and of 800 and 200.
+    error = sqrt(0.9 * 0.1 * (1 / 900 + 1 / 800) / 4 + 0.12 * 0.88 * (1 / 100 + 1 / 200) / 4) / 2
     assert verdict.sentence == (
-        "nothing that was tried is better than a constant: the best has a split of 50.00 % and a mean of 50.00 % "
-        "(standard error 1.65), a constant 50.00 % and 50.00 %; held-out data decided"
+        "nothing that was tried is better than a constant: the best mean over samples that a reference knows and "
+        f"does not know is 51.00 % (standard error {100 * error:.2f}), a constant's 50.00 %; held-out data decided"
     )
+
+
+def test_what_knows_something_is_chosen_before_a_coin_though_it_is_worse_in_the_worst_case(tmp_path: Path) -> None:
+    outcomes = trials(tmp_path, COLOUR, COIN, (0.8, 0.9, 0.2), (0.8, 0.9, 0.3))
+    verdict = choose(outcomes, Select.by_split)
+    assert (verdict.trial, verdict.by, verdict.sentence) == (3, "split", "")
+    text = "\n".join(why_lines(outcomes, verdict))
+    assert (
+        "the best constant has 50.00 % and is no worse: nothing that was tried is better than a constant" in text
+    )
+    assert "next best: trial 2 " in text
 
 
 def test_methods_side_by_side_end_in_one_sentence(tmp_path: Path) -> None:
