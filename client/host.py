@@ -19,7 +19,7 @@ from common.asked import name_of
 from common.config import Task, parse_task
 from common.data.examples import ClientData
 from common.errors import UserError
-from common.memory import must_fit
+from common.memory import must_fit, samples_must_fit
 from common.models import Tensors, network
 from common.modules import defined_in
 from common.secagg import ACTIONS, KEYS, TERMS
@@ -88,6 +88,7 @@ class Host:
         """Client number `number` of the task, its data loaded once per process. Raises `UserError`."""
         if self._text != text:
             must_fit(task.model, task.scenario.input_shape, task.scenario.classes)
+            samples_must_fit(task.scenario.drawn_samples, task.scenario.input_shape)
             self._sites.clear()  # what the last run needed is let go
             self._text = text
         if (text, number) not in self._sites:

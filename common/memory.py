@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import lru_cache
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from common.models import build
 
 COPIES = 4
 """Of a model that is trained: as it came, as it is trained, its gradient, and as it is sent."""
+SAMPLE_COPIES = 3
+"""Of generated samples: as they are drawn, as they are put together, and as they are kept."""
 DRAWS = ("uniform_", "normal_", "trunc_normal_")
 
 
@@ -52,6 +55,16 @@ def must_fit(settings: ModelSettings, input_shape: tuple[int, ...], classes: int
         raise UserError(
             f"model: {settings.name!r} of this size takes about {_gb(needed)} of memory here ({copies} copies of "
             f"{_gb(needed / copies)}), and {_gb(there)} are available; take a smaller one"
+        )
+
+
+def samples_must_fit(samples: int, input_shape: tuple[int, ...]) -> None:
+    """Raises `UserError` if so many generated samples are more than this process can have."""
+    needed, there = SAMPLE_COPIES * 4 * samples * prod(input_shape), available()
+    if needed > there:
+        raise UserError(
+            f"scenario: {samples:,} samples of a client take about {_gb(needed)} of memory here while they are "
+            f"drawn, and {_gb(there)} are available; take fewer"
         )
 
 

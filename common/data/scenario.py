@@ -60,6 +60,12 @@ class Scenario(BaseModel, ABC):
         """Settings of the model that the paper uses here, e.g. {"name": "mlp", "hidden": (390,)}."""
 
     @property
+    def drawn_samples(self) -> int:
+        """How many samples of a client are generated, those of all test environments included; 0 where they are
+        taken of a data set."""
+        return 0
+
+    @property
     @abstractmethod
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one sample."""

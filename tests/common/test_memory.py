@@ -1,11 +1,13 @@
 """What a model takes is known before it is built."""
 
+from math import prod
 from typing import Any
 
 import pytest
 
+from client.host import Host
 from common import memory
-from common.config import load_config
+from common.config import load_config, parse_task
 from common.errors import UserError
 from common.memory import available, model_bytes, must_fit
 from common.model_settings import CnnLarge, ConvNet, Logistic, Mlp, ModelSettings
@@ -54,3 +56,20 @@ def test_personal_models_count(monkeypatch: pytest.MonkeyPatch) -> None:
     LocalRuntime(
         load_config(options={"scenario": "synthetic-scm", "method": "fedavg"}, settings=["model.hidden=[1000]"])
     )
+
+
+@pytest.mark.parametrize("name", ["synthetic-scm", "causes-and-shortcut"])
+def test_samples_that_do_not_fit_are_one_sentence_and_are_not_drawn(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = ["scenario.train_samples=2000", "scenario.test_samples=1000"]
+    config = load_config(options={"method": "fedavg", "scenario": name}, settings=settings)
+    data = config.scenario.client_data(0, 0, None)
+    drawn = len(data.train) + len(data.validation) + sum(map(len, data.test.values()))
+    assert drawn == config.scenario.drawn_samples
+    needed = 3 * 4 * drawn * prod(config.scenario.input_shape)
+    text = config.task()
+    monkeypatch.setattr("common.memory.available", lambda: needed - 1)
+    monkeypatch.setattr(type(config.scenario), "client_data", lambda *_: pytest.fail("samples were drawn"))
+    with pytest.raises(UserError, match=f"{drawn:,} samples of a client take about .* are available; take fewer"):
+        Host({}).site(text, parse_task(text), 0)

@@ -56,6 +56,10 @@ class CausesAndShortcut(Agreeing):
     )
 
     @property
+    def drawn_samples(self) -> int:
+        return self.train_samples + self.test_samples * len(self.test_environments)
+
+    @property
     def rounds(self) -> int:
         return 100
 

@@ -89,6 +89,10 @@ class SyntheticSCM(Spurious):
     mixed: bool = knob(True, "samples are a random rotation of the features, not the features themselves")
 
     @property
+    def drawn_samples(self) -> int:
+        return self.train_samples + self.test_samples * len(self.test_environments)
+
+    @property
     def rounds(self) -> int:
         return 600
 
