@@ -70,7 +70,9 @@ class RunMetrics:
         self.running = Gauge("perennial_running", "1 until the run has ended.", registry=registry)
         self.stopped = Gauge("perennial_stopped", "1 if it ended before its last round.", registry=registry)
         self.last = Gauge(
-            "perennial_last_round_timestamp_seconds", "When the last round was done.", registry=registry
+            "perennial_last_round_timestamp_seconds",
+            "When the last round was done, or the run began.",
+            registry=registry,
         )
         self.by_client = (
             Counter("perennial_client_left_out", "Replies left out.", ["client"], registry=registry)
@@ -90,6 +92,7 @@ class RunMetrics:
         event = row.get("event")
         if event == "run":
             self.planned.set(row["rounds"])
+            self._done(row)
             self.running.set(1)
             self.stopped.set(0)
         elif event == "round":
@@ -98,7 +101,7 @@ class RunMetrics:
             self.round.set(row["round"])
             self.connected.set(row["connected"])
             self.left_out.set(row["left_out"])
-            self.last.set(datetime.fromisoformat(row["time"]).timestamp())
+            self._done(row)
             for outcome in ("used", "refused", "silent"):
                 self.replies.labels(outcome).inc(row[outcome])
             for direction in ("down", "up"):
@@ -112,3 +115,6 @@ class RunMetrics:
         elif event in ("ended", "stopped"):
             self.running.set(0)
             self.stopped.set(event == "stopped")
+
+    def _done(self, row: Mapping[str, Any]) -> None:
+        self.last.set(datetime.fromisoformat(row["time"]).timestamp())

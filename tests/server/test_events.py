@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -82,6 +83,8 @@ def test_prometheus_is_told_what_the_log_says(run: Path) -> None:
     clients = len({row["client"] for row in map(json.loads, (run / "metrics.jsonl").open()) if "client" in row})
     assert (found["perennial_clients_connected",], found["perennial_clients_left_out",]) == (clients, 0)
     assert (found["perennial_running",], found["perennial_stopped",]) == (0, 0)
+    done = datetime.fromisoformat(rounds[-1]["time"]).timestamp()
+    assert found["perennial_last_round_timestamp_seconds",] == pytest.approx(done)
     accuracy = [row for row in events(run) if row["event"] == "evaluated"][-1]["accuracy"]
     for model, environments in accuracy.items():
         for environment, value in environments.items():
@@ -95,6 +98,9 @@ def test_clients_are_named_only_where_that_is_asked_for(tmp_path: Path) -> None:
     named = scraped(log, clients=True)
     assert named["perennial_client_left_out_total", "north"] == 2
     assert not any("north" in key for key in scraped(log))
+    log.write_text(json.dumps({"event": "run", "time": "2026-11-22T00:00:00+00:00", "rounds": 9}) + "\n")
+    begun = scraped(log)["perennial_last_round_timestamp_seconds",]
+    assert begun == datetime(2026, 11, 22, tzinfo=UTC).timestamp()  # or the alarm would sound at once
     assert scraped(tmp_path / "none" / "log.jsonl")["perennial_rounds_total",] == 0
 
 
