@@ -1,14 +1,17 @@
 """From a Flower message to a method's client half and back; holds what lasts as long as the process."""
 
-from collections.abc import MutableMapping
+from collections.abc import Hashable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
+from logging import WARNING
 from pathlib import Path
 from typing import Any
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.common import log
 
+from client.cohort import StackedData, Work, answers, evenly, shape, stackable, stacks, window
 from client.node.site import OwnSite
 from client.request import Request, checked
 from client.secagg import Participant, Vault
@@ -16,7 +19,7 @@ from client.serving.snapshot import Snapshot, results_of
 from client.state import FileStates, Kept, Version, before_message, digest, needed, valid
 from client.trainer import Client, Received, Reply, Site
 from common.asked import name_of
-from common.config import Task, parse_task
+from common.config import Engine, Task, parse_task
 from common.data.examples import ClientData
 from common.errors import UserError
 from common.memory import must_fit, samples_must_fit
@@ -80,9 +83,11 @@ class Host:
     data_root: Path | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     own: OwnSite | None = None
+    engine: Engine = "loop"
     _sites: dict[tuple[str, int], Site] = field(default_factory=dict)
     _text: str = ""
     """The task that the sites are of."""
+    _stacked: StackedData = field(default_factory=StackedData)
 
     def site(self, text: str, task: Task, number: int) -> Site:
         """Client number `number` of the task, its data loaded once per process. Raises `UserError`."""
@@ -90,6 +95,7 @@ class Host:
             must_fit(task.model, task.scenario.input_shape, task.scenario.classes)
             samples_must_fit(task.scenario.drawn_samples, task.scenario.input_shape)
             self._sites.clear()  # what the last run needed is let go
+            self._stacked.clear()
             self._text = text
         if (text, number) not in self._sites:
             data = site_data(task, number, self.own, self.data_root).to(self.device)
@@ -113,33 +119,76 @@ class Host:
         if action == "query":
             count = {NUM_EXAMPLES: len(site.data.train)} if len(site.data.train) else {}
             reply = Reply(metrics=count, settings={CLIENT: site.client})
-        elif action in task.method.actions or action in ACTIONS:
-            reply = self._act(message, request, action, task, site)
+        elif action in ACTIONS:
+            participant = Participant(f"{request.run}/{site.client}", self._vault)
+            received = self._received(message, request, task)
+            reply = Reply(participant.answer(action, received), {NUM_EXAMPLES: len(site.data.train)})
+        elif action in task.method.actions:
+            reply = self._act(self._work(message, request, task, site))
         else:
             raise ValueError(
                 f"{task.method.name} has no action {action[:80]!r}, only {', '.join(task.method.actions)}"
             )
         return Message(_content(reply), reply_to=message)
 
-    def _act(self, message: Message, request: Request, action: str, task: Task, site: Site) -> Reply:
-        arrays = {
-            name: self._here(from_record(record)) for name, record in records(message.content, ArrayRecord).items()
-        }
-        references: list[Tensors] = []
-        while (name := reference(len(references))) in arrays:
-            references.append(arrays.pop(name))
-        received = Received(
-            round=request.round,
-            arrays=arrays,
-            references=references,
-            settings=request.settings,
-        )
+    def ahead(self, messages: Sequence[Message], numbers: Sequence[int]) -> Iterator[Message | None]:
+        """The replies of clients with these numbers whose work is done as one stack; None where `handle` must.
+
+        Nothing is raised: where a stack fails, each of its clients does its own work, and the one that fails is
+        known. What a stack's clients keep is stored once all of it has succeeded.
+        """
+        size = self._window(messages)
+        for requests in evenly(list(zip(messages, numbers, strict=True)), size):
+            made = self._stacks(requests) if size > 1 else {}
+            for place in range(len(requests)):
+                yield made.pop(place, None)
+
+    def _window(self, messages: Sequence[Message]) -> int:
+        if self.engine == "loop" or self.own or len(messages) < 2:
+            return 1
+        try:
+            return window(parse_task(checked(messages[0]).task))
+        except (UserError, ValueError):
+            return 1
+
+    def _stacks(self, requests: Sequence[tuple[Message, int]]) -> dict[int, Message]:
+        """Replies by the places of their requests."""
+        alike: dict[Hashable, list[tuple[int, Work]]] = {}
+        for place, (message, number) in enumerate(requests):
+            try:
+                request, action = checked(message), message.metadata.message_type
+                task = parse_task(request.task)
+                if action in task.method.actions:
+                    site = self.site(request.task, task, number)
+                    work = self._work(message, request, task, site)
+                    if stackable(client_class(task.method.module()), work):
+                        alike.setdefault(shape(work), []).append((place, work))
+            except Exception:  # this client's own trouble, which it has again where it is asked alone
+                continue
+        replies: dict[int, Message] = {}
+        for works in alike.values():
+            for stack in stacks(works, self.engine):
+                replies |= self._together(stack)
+        return replies
+
+    def _together(self, stack: Sequence[tuple[int, Work]]) -> dict[int, Message]:
+        works = [work for _, work in stack]
+        half = client_class(works[0].task.method.module())
+        try:
+            found = answers(half, works, self._stacked.train(works))
+        except Exception as error:
+            doing = f"{len(works)} clients do {works[0].action} one by one"
+            log(WARNING, "perennial: %s, since as a stack it failed: %r", doing, error)
+            return {}
+        replies = {}
+        for (place, work), (reply, after) in zip(stack, found, strict=True):
+            self._store(work, after, reply)
+            replies[place] = Message(_content(reply), reply_to=work.message)
+        return replies
+
+    def _work(self, message: Message, request: Request, task: Task, site: Site) -> Work:
         place = f"{request.run}/{site.client}"
-        participant = Participant(place, self._vault)
-        if strangers := received.arrays.get(KEYS, {}).keys() - set(task.scenario.client_ids):
-            raise ValueError(f"the request has a key of {min(strangers)[:80]!r}, which is no client of the run")
-        if action in ACTIONS:
-            return Reply(participant.answer(action, received), {NUM_EXAMPLES: len(site.data.train)})
+        received = self._received(message, request, task)
         made_by = digest(name_of(message))
         versions = before_message(valid(self.states.get(place, []), request.resumed), made_by)
         if versions and versions[-1].round > request.round:
@@ -149,24 +198,44 @@ class Host:
         before: Kept = (
             {name: self._here(tensors) for name, tensors in versions[-1].kept.items()} if versions else {}
         )
-        client = client_half(task, site, before)
-        reply = client.answer(action, received)
-        if TERMS in received.arrays:
-            reply = replace(reply, arrays=participant.masked(received, reply.arrays[MODEL]))
-        after = client.kept
+        action = message.metadata.message_type
+        return Work(message, request, action, task, site, received, place, versions, made_by, before)
+
+    def _received(self, message: Message, request: Request, task: Task) -> Received:
+        arrays = {
+            name: self._here(from_record(record)) for name, record in records(message.content, ArrayRecord).items()
+        }
+        references: list[Tensors] = []
+        while (name := reference(len(references))) in arrays:
+            references.append(arrays.pop(name))
+        if strangers := arrays.get(KEYS, {}).keys() - set(task.scenario.client_ids):
+            raise ValueError(f"the request has a key of {min(strangers)[:80]!r}, which is no client of the run")
+        return Received(request.round, arrays, request.settings, references)
+
+    def _act(self, work: Work) -> Reply:
+        client = client_half(work.task, work.site, work.before)
+        reply = client.answer(work.action, work.received)
+        if TERMS in work.received.arrays:
+            participant = Participant(work.place, self._vault)
+            reply = replace(reply, arrays=participant.masked(work.received, reply.arrays[MODEL]))
+        self._store(work, client.kept, reply)
+        return reply
+
+    def _store(self, work: Work, after: Kept, reply: Reply) -> None:
+        """What a client keeps, once its work has succeeded."""
+        request, versions, before, place = work.request, work.versions, work.before, work.place
         if after.keys() != before.keys() or any(after[name] is not before[name] for name in after):
             part = versions[-1].part + 1 if versions and versions[-1].round == request.round else 0
-            newest = Version(request.round, len(request.resumed), after, part, made_by)
+            newest = Version(request.round, len(request.resumed), after, part, work.made_by)
             self.states[place] = needed([*versions, newest], request.checkpoints)
-        if action == "evaluate":
+        if work.action == "evaluate":
             self._vault.forget(place)  # of a round that went on without this client
-        if action == "evaluate" and isinstance(self.states, FileStates):
-            results = results_of(reply)
+        if work.action == "evaluate" and isinstance(self.states, FileStates):
+            results, client = results_of(reply), work.site.client
             snapshot = Snapshot(
-                request.task, site.client, self.data_root, received, after, self.own, request.run, results
+                request.task, client, self.data_root, work.received, after, self.own, request.run, results
             )
             snapshot.save(self.states.folder / place)
-        return reply
 
     @cached_property
     def _vault(self) -> Vault:
@@ -180,7 +249,7 @@ def _content(reply: Reply) -> RecordDict:
     content: dict[str, ArrayRecord | MetricRecord | ConfigRecord] = {
         name: to_record(tensors) for name, tensors in reply.arrays.items()
     }
-    content[METRICS] = MetricRecord(dict(reply.metrics))
+    content[METRICS] = MetricRecord(dict(reply.metrics))  # type: ignore[arg-type] # of one client: no tensors
     if reply.settings:
         content[CONFIG] = ConfigRecord(dict(reply.settings))
     return RecordDict(content)

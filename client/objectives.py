@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -111,7 +113,7 @@ def balanced_cross_entropy(logits: Tensor, labels: Tensor, counts: Tensor) -> Te
 
 def class_means(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
     """Mean feature (classes, d) and number (classes,) of each class's samples; zeros for a class without any."""
-    counts = torch.bincount(labels, minlength=classes)
+    counts = (labels[:, None] == torch.arange(classes, device=labels.device)).sum(dim=0)
     sums = features.new_zeros(classes, features.shape[1]).index_add_(0, labels, features)
     return sums / counts.clamp(min=1)[:, None], counts
 
@@ -153,13 +155,17 @@ def conditional_dependence(outputs: Tensor, deviations: Tensor) -> Tensor:
     return (outputs.T @ deviations / len(outputs)).abs().mean()
 
 
-def gradient_alignment(risk: Tensor, params: Tensors, anchor: Tensors) -> Tensor:
+def gradient_alignment(
+    risk: Tensor, params: Tensors, anchor: Tensors, each: Callable[..., Any] = lambda function: function
+) -> Tensor:
     """`‖∇_ω R − g̃‖²` over the tensors ω that `anchor` names, differentiable in all that `risk` depends on.
 
-    `risk` must have been computed from `params`, which require gradients (Guo et al. 2023, problem FEDIIR).
+    `risk` must have been computed from `params`, which require gradients (Guo et al. 2023, problem FEDIIR). With a
+    half's own `each`, those of all clients of a stack.
     """
-    gradient = torch.autograd.grad(risk, [params[name] for name in anchor], create_graph=True)
-    return squared_distance(dict(zip(anchor, gradient, strict=True)), anchor, anchor)
+    gradient = torch.autograd.grad(risk.sum(), [params[name] for name in anchor], create_graph=True)
+    distance: Callable[..., Tensor] = each(partial(squared_distance, names=list(anchor)))
+    return distance(dict(zip(anchor, gradient, strict=True)), anchor)
 
 
 def client_information(logits: Tensor, aware: Tensor, labels: Tensor) -> Tensor:

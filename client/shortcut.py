@@ -1,5 +1,7 @@
 """FedSDR's local work: shortcut features discovered with all clients, and removed from the own model."""
 
+from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import TypeVar
 
@@ -8,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from client.objectives import centred, class_means, conditional_dependence, disagreement
-from client.trainer import LocalTrainer, Loss, Means, Metrics, Received, Reply, in_pieces
+from client.trainer import LocalTrainer, Loss, Means, Metrics, Received, Reply
 from client.working import Momentum, Working
 from common.data.examples import Examples
 from common.methods.shortcut import ENVIRONMENT_HEAD, SHORTCUT, ShortcutTraining, environment_head
@@ -17,6 +19,9 @@ from common.wire import NUM_EXAMPLES
 
 TINY = 1e-12
 """Of a Ψ that is constant within each class, the deviations stay 0."""
+
+WITHIN = "within-classes"
+"""Record of the class means of Ψ^t's features, and of their deviation from these."""
 
 S = TypeVar("S", bound=ShortcutTraining)
 
@@ -33,30 +38,27 @@ class ShortcutTrainer(LocalTrainer[S]):
         """Steps of the personal model, which is kept, on `removal_loss`; the records to be sent, and metrics."""
         raise NotImplementedError
 
-    def removal_loss(self, received: Received) -> Loss:
-        """`l_SR(Φ, ω) = R(ω∘Φ) + γ I(Φ; Ψ^t | Y)` (thesis (4.8)), Ψ^t in units of its deviation within classes.
+    def removal_loss(self, params: Tensors, batch: Examples, constants: Received) -> tuple[Tensor, Metrics]:
+        """`l_SR(Φ, ω) = R(ω∘Φ) + γ I(Φ; Ψ^t | Y)` (thesis (4.8)), Ψ^t in units of its deviation within classes."""
+        hparams, net, within = self.hparams, self.network, constants[WITHIN]
+        features = net.features(params, batch.x, training=True)
+        logits = net.classify(params, features, training=True)
+        risk = F.cross_entropy(logits, batch.y)
+        outputs = centred(logits) if hparams.removed_from == "logits" else features
+        shortcut = net.features(constants[SHORTCUT], batch.x)
+        dependence = conditional_dependence(outputs, (shortcut - within["means"][batch.y]) / within["deviation"])
+        return risk + hparams.removal * dependence, {"risk": risk, "dependence": dependence}
+
+    def constants(self, received: Received) -> Received:
+        """What `removal_loss` takes as constant: what was received, and how Ψ^t is within classes.
 
         Its class means are over all of the client's samples. So a class with one sample adds nothing to the
         dependence, and for a client with one class it is the covariance within that class.
         """
-        hparams, net, train = self.hparams, self.network, self.data.train
-
-        def shortcut(x: Tensor) -> Tensor:
-            return net.features(received[SHORTCUT], x)
-
-        features = in_pieces(shortcut, train.x)
-        means, _ = class_means(features, train.y, net.classes)
-        deviation = (features - means[train.y]).square().mean().sqrt().clamp(min=TINY)
-
-        def loss(params: Tensors, batch: Examples, _: Received) -> tuple[Tensor, Metrics]:
-            features = net.features(params, batch.x, training=True)
-            logits = net.classify(params, features, training=True)
-            risk = F.cross_entropy(logits, batch.y)
-            outputs = centred(logits) if hparams.removed_from == "logits" else features
-            dependence = conditional_dependence(outputs, (shortcut(batch.x) - means[batch.y]) / deviation)
-            return risk + hparams.removal * dependence, {"risk": risk, "dependence": dependence}
-
-        return loss
+        shortcut, train, classes = self.each(self.network.features), self.data.train, self.network.classes
+        features = self.outputs(lambda x: shortcut(received[SHORTCUT], x), train.x)
+        within = self.each(partial(within_classes, classes=classes))(features, train.y)
+        return replace(received, arrays={**received.arrays, WITHIN: within})
 
     def discover(self, received: Received) -> tuple[dict[str, Tensors], dict[str, float]]:
         """R times: `(Ψ, ω) ← (Ψ, ω) − β ∇l_SD` with all ω_i frozen, then L steps of each own ω_i with Ψ frozen
@@ -102,3 +104,9 @@ class ShortcutTrainer(LocalTrainer[S]):
             return risk - gain.clamp(max=hparams.discovery_cap), metrics
 
         return loss
+
+
+def within_classes(features: Tensor, labels: Tensor, classes: int) -> Tensors:
+    """Class means (classes, d) of features (n, d), and the root mean square of the features less these."""
+    means, _ = class_means(features, labels, classes)
+    return {"means": means, "deviation": (features - means[labels]).square().mean().sqrt().clamp(min=TINY)}

@@ -40,7 +40,7 @@ class StatefulTrainer(LocalTrainer[S]):
 
     def shared_step(self, v: Working, batch: Examples, received: Received) -> Metrics:
         """One step of the shared model's local copy on `loss`; its metrics."""
-        value, metrics = self.loss(v.tensors, batch, received)
+        value, metrics = self.each(self.loss)(v.tensors, batch, received)
         v.descend(value, self.optimizer(SHARED), self.hparams.learning_rate)
         return metrics
 

@@ -1,23 +1,31 @@
 """Base of every method's client half: local steps, federated evaluation, kept state.
 
 A subclass answers actions: `train` is the method `train`, `train.gradient` is `train_gradient`, and so on. Its
-objective is `loss(params, batch, received) -> (scalar, metrics)`, a pure function of tensors, so that the same
-function is stepped here for one client and could be mapped over a stacked cohort.
+objective is `loss(params, batch, received) -> (scalar, metrics)`, a pure function of tensors.
+
+The same half serves one client, or a stack of clients at once (client/cohort.py): then every tensor that it
+gets, keeps and answers has the clients as first axis. `each` makes a function of one client's tensors one of the
+stack's, and for a client alone it changes nothing.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
-from typing import Generic, TypeVar
+from operator import itemgetter
+from typing import Any, ClassVar, Generic, ParamSpec, TypeVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.func import vmap
+from torch.utils._pytree import register_pytree_node, tree_map
 
 from client.working import Momentum, Working
 from common.data.examples import ClientData, Examples
 from common.methods.base import LocalTraining, Method
-from common.metrics import Score, score
+from common.metrics import Score, column, plain, score
 from common.models import Network, Tensors
 from common.ranking import BATCH, columns, rank
 from common.seeding import torch_generator
@@ -27,6 +35,8 @@ from common.wire import MODEL, NUM_EXAMPLES, PERSONAL, Scalar
 
 H = TypeVar("H", bound=Method)
 T = TypeVar("T", bound=LocalTraining)
+P = ParamSpec("P")
+R = TypeVar("R")
 
 Metrics = dict[str, Tensor]
 """Named scalars of one mini-batch; what a round reports is their mean over its steps."""
@@ -54,6 +64,14 @@ class Received:
         return self.arrays[record]
 
 
+# How `vmap` finds the tensors of these: of what was received, the records, since a loss needs no more.
+register_pytree_node(Examples, lambda e: ([e.x, e.y, e.environment], None), lambda parts, _: Examples(*parts))
+register_pytree_node(
+    Received,
+    lambda r: ([dict(r.arrays)], (r.round, r.settings)),
+    lambda parts, rest: Received(rest[0], next(iter(parts)), rest[1]),
+)
+
 Loss = Callable[[Tensors, Examples, Received], tuple[Tensor, Metrics]]
 """Parameters, a mini-batch and what was received, to the scalar to descend on and its metrics."""
 
@@ -63,7 +81,8 @@ class Reply:
     """What a client answers: named tensors and plain numbers."""
 
     arrays: Mapping[str, Tensors] = field(default_factory=dict)
-    metrics: Mapping[str, int | float | list[int] | list[float]] = field(default_factory=dict)
+    metrics: Mapping[str, int | float | list[int] | list[float] | Tensor] = field(default_factory=dict)
+    """A tensor is a stack's: the clients are its first axis."""
     settings: Mapping[str, Scalar] = field(default_factory=dict)
 
 
@@ -75,6 +94,8 @@ class Site:
     data: ClientData
     network: Network
     seed: int
+    stack: tuple[str, ...] = ()
+    """The clients of a stack, in the order of its tensors' first axis; empty where it is one client's site."""
 
 
 @torch.no_grad()
@@ -86,8 +107,12 @@ def in_pieces(function: Predictor, x: Tensor) -> Tensor:
 class Client(Generic[H]):
     """Base of all client halves, one object per message; whatever must last goes into `self.kept`."""
 
+    stacks: ClassVar[tuple[str, ...]] = ()
+    """The actions that this half can do for a stack of clients. Said anew by each class: it is not inherited."""
+
     def __init__(self, site: Site, hparams: H, kept: dict[str, Tensors]) -> None:
         self.client, self.data, self.network, self.seed = site.client, site.data, site.network, site.seed
+        self.stack = site.stack
         self.hparams = hparams
         self.kept = kept
         """Tensors that this client keeps between rounds, by record name; stored once the action has succeeded."""
@@ -96,6 +121,20 @@ class Client(Generic[H]):
         """Do the work of an action, e.g. `train` or `train.gradient`."""
         handler: Callable[[Received], Reply] = getattr(self, action.replace(".", "_"))
         return handler(received)
+
+    def each(self, function: Callable[P, R]) -> Callable[P, R]:
+        """A pure function of one client's tensors, as it is, or for every client of a stack at once.
+
+        Its arguments may be tensors, `Examples`, `Received`, and mappings and sequences of them. It must not look
+        at values (`if`, `item`), and draw nothing.
+        """
+        return vmap(function) if self.stack else function
+
+    def same(self, tensors: Tensors) -> Tensors:
+        """Tensors that are the same for every client of a stack, with its first axis; to be read only."""
+        if not self.stack:
+            return tensors
+        return {name: tensor.expand(len(self.stack), *tensor.shape) for name, tensor in tensors.items()}
 
     def models(self, received: Received) -> dict[str, Predictor]:
         """The models that this client evaluates, by the names in the method's `evaluates`: "personal" is the
@@ -133,7 +172,7 @@ class Client(Generic[H]):
         total = [torch.zeros_like(value) for value in model.values]
         pieces = torch.split(torch.arange(len(train), device=train.y.device), size)
         for index in pieces:
-            value, metrics = loss(model.tensors, train[index], received)
+            value, metrics = self.each(loss)(model.tensors, train[index], received)
             weight = 1 / len(pieces) if equal_pieces else len(index) / len(train)
             torch._foreach_add_(total, model.gradient(value), alpha=weight)
             means.add(metrics, weight)
@@ -141,19 +180,35 @@ class Client(Generic[H]):
 
     def predictor(self, tensors: Tensors) -> Predictor:
         """A model in evaluation mode."""
-        return lambda x: self.network.predict(tensors, x)
+        predict = self.each(self.network.predict)
+        return lambda x: predict(tensors, x)
+
+    @torch.no_grad()
+    def outputs(self, function: Predictor, x: Tensor) -> Tensor:
+        """A function's outputs for all samples x, which go through it in pieces."""
+        if not self.stack:
+            return in_pieces(function, x)
+        pieces = torch.split(x, max(1, EVALUATION_BATCH // len(self.stack)), dim=1)
+        return torch.cat([function(piece) for piece in pieces], dim=1)
 
     def score(self, predict: Predictor, examples: Examples) -> Score:
         """How a model does on samples, which go through it in pieces."""
-        return score(in_pieces(predict, examples.x), examples.y)
+        return score(self.outputs(predict, examples.x), examples.y)
 
     def right(self, predict: Predictor, examples: Examples) -> Tensor:
         """Of which samples a model tells the label (n,)."""
-        return in_pieces(predict, examples.x).argmax(dim=1) == examples.y
+        return self.outputs(predict, examples.x).argmax(dim=-1) == examples.y
 
     def initial(self) -> Tensors:
         """The run's common initial model, the same at every client and at the server."""
-        return self.network.initial(self.seed)
+        return self.same(self.network.initial(self.seed))
+
+    def lists(self, count: Callable[..., Mapping[str, list[Any]]], *tensors: Any) -> dict[str, list[Any] | Tensor]:
+        """Lists of numbers that `count` makes of one client's tensors; for a stack one client after the other."""
+        if not self.stack:
+            return dict(count(*tensors))
+        found = [count(*tree_map(itemgetter(place), tensors)) for place in range(len(self.stack))]
+        return {name: torch.from_numpy(np.array([own[name] for own in found])) for name in found[0]}
 
     @torch.no_grad()
     def evaluate(self, received: Received) -> Reply:
@@ -165,25 +220,33 @@ class Client(Generic[H]):
         """
         batch = int(received.settings.get(BATCH, 0))  # type: ignore[arg-type]
         splits = {VALIDATION: {VALIDATION: self.data.validation}, "test": self.data.test}
-        metrics: dict[str, int | float | list[int] | list[float]] = {}
+        metrics: dict[str, int | float | list[int] | list[float] | Tensor] = {}
         held_out = self.data.validation
         known = [self.right(self.predictor(tensors), held_out) for tensors in received.references]
         for model, predict in (self.models if len(self.data.train) else self.untrained)(received).items():
             for split, environments in splits.items():
-                answers = [(in_pieces(predict, part.x), part.y) for part in environments.values()]
+                answers = [(self.outputs(predict, part.x), part.y) for part in environments.values()]
                 scores = [score(logits, labels) for logits, labels in answers]
                 metrics[f"{model}/{split}/count"] = [s.count for s in scores]
-                metrics[f"{model}/{split}/correct"] = [s.correct for s in scores]
-                metrics[f"{model}/{split}/loss"] = [s.loss for s in scores]
+                metrics[f"{model}/{split}/correct"] = column([s.correct for s in scores])
+                metrics[f"{model}/{split}/loss"] = column([s.loss for s in scores])
                 if batch:
-                    found = columns([rank(logits, labels, batch) for logits, labels in answers])
+                    found = self.lists(partial(_rankings, batch=batch), answers)
                     metrics |= {f"{model}/{split}/{name}": values for name, values in found.items()}
                 if known and split == VALIDATION:
                     (logits, labels), *_ = answers
-                    counts = tally(known, logits.argmax(dim=1) == labels, held_out, logits.shape[1])
-                    columns_ = split_columns(counts).items()
-                    metrics |= {f"{model}/{SPLIT}/{name}": values for name, values in columns_}
+                    count = partial(_tallies, classes=logits.shape[-1])
+                    counts = self.lists(count, known, logits.argmax(dim=-1) == labels, held_out)
+                    metrics |= {f"{model}/{SPLIT}/{name}": values for name, values in counts.items()}
         return Reply(metrics=metrics, settings={split: list(parts) for split, parts in splits.items()})
+
+
+def _rankings(answers: Sequence[tuple[Tensor, Tensor]], batch: int) -> dict[str, list[int] | list[float]]:
+    return columns([rank(logits, labels, batch) for logits, labels in answers])
+
+
+def _tallies(known: Sequence[Tensor], right: Tensor, examples: Examples, classes: int) -> dict[str, list[int]]:
+    return split_columns(tally(known, right, examples, classes))
 
 
 class LocalTrainer(Client[T]):
@@ -203,10 +266,12 @@ class LocalTrainer(Client[T]):
 
     def stream(self, examples: Examples, round_: int, purpose: str) -> Iterator[Examples]:
         """Mini-batches of some of the client's samples without end, reshuffled at the end of each pass."""
-        generator = torch_generator(self.seed, self.client, round_, purpose)
+        clients = self.stack or (self.client,)
+        generators = [torch_generator(self.seed, client, round_, purpose) for client in clients]
         while True:
-            order = torch.randperm(len(examples), generator=generator).to(examples.y.device)
-            for index in torch.split(order, self.hparams.batch_size):
+            orders = [torch.randperm(len(examples), generator=generator) for generator in generators]
+            order = (torch.stack(orders) if self.stack else orders[0]).to(examples.y.device)
+            for index in torch.split(order, self.hparams.batch_size, dim=-1):
                 yield examples[index]
 
     def mini_batches(self, steps: int) -> int:
@@ -222,7 +287,7 @@ class LocalTrainer(Client[T]):
         self, model: Working, loss: Loss, batch: Examples, received: Received
     ) -> tuple[list[Tensor], Metrics]:
         """Gradient of `loss` and of weight decay where the model stands, and the loss's metrics."""
-        value, metrics = loss(model.tensors, batch, received)
+        value, metrics = self.each(loss)(model.tensors, batch, received)
         return self.with_decay(model.gradient(value), model), metrics
 
     def with_decay(self, gradient: list[Tensor], model: Working) -> list[Tensor]:
@@ -275,5 +340,5 @@ class Means:
         self._weight += weight
 
     def result(self) -> dict[str, float]:
-        """The mean of each."""
-        return {name: float(total) / self._weight for name, total in self._sums.items()}
+        """The mean of each; of a stack, each client's, in a tensor that only a reply may be made of."""
+        return {name: plain(total.double()) / self._weight for name, total in self._sums.items()}

@@ -22,8 +22,9 @@ class Working:
         """The trained tensors in the same memory, to be changed in place unseen by autograd."""
 
     def gradient(self, value: Tensor, *, create_graph: bool = False) -> list[Tensor]:
-        """Gradient of a scalar; zeros for a tensor it does not depend on. To be read only: autograd may give
-        several tensors one gradient (of a sum of the two)."""
+        """Gradient of a scalar, or of each client's in a stack; zeros for a tensor it does not depend on. To be
+        read only: autograd may give several tensors one gradient (of a sum of the two)."""
+        value = value.sum() if value.dim() else value  # no client's scalar depends on another one's tensors
         return list(torch.autograd.grad(value, self._params, create_graph=create_graph, materialize_grads=True))
 
     def step(self, direction: Sequence[Tensor], rate: float) -> None:

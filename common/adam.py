@@ -5,6 +5,8 @@ from torch import Tensor
 
 from common.models import Tensors
 
+STEPS = "steps"
+"""The one tensor of a state that is not a moment."""
 FIRST_DECAY, SECOND_DECAY, EPSILON = 0.9, 0.999, 1e-8
 
 
@@ -14,7 +16,7 @@ class Adam:
     def __init__(self, state: Tensors | None = None) -> None:
         """`state` is what `state()` gave; it is left as it is."""
         state = state or {}
-        self._steps = int(state.get("steps", 0))
+        self._steps = int(state[STEPS].max()) if STEPS in state else 0  # the clients of a stack have taken as many
         count = len(state) // 2
         self._first, self._second = (
             [state[f"{moment}.{place}"].clone() for place in range(count)] for moment in ("first", "second")
@@ -41,4 +43,4 @@ class Adam:
             return {}
         moments = {"first": self._first, "second": self._second}
         named = {f"{name}.{place}": part for name, parts in moments.items() for place, part in enumerate(parts)}
-        return {"steps": torch.tensor(self._steps), **named}
+        return {STEPS: torch.tensor(self._steps), **named}

@@ -20,6 +20,9 @@ from common.presets import preset_settings
 from common.privacy import NoMechanism, Privacy, mechanism_class
 from common.suggest import meant, unknown
 
+Engine = Literal["loop", "stack", "auto"]
+"""How clients that share a process do their work: one after the other, or those that can as one stack."""
+
 
 class Task(BaseModel):
     """What a client has to know to take part: sent with every message, so that no site is configured by hand."""
@@ -89,6 +92,11 @@ class RunConfig(Task):
     nodes: dict[str, int] = knob({}, "which node alone may be a client: Flower's node ids by client id")
     runtime: Literal["local", "simulation", "deployment"] = knob("local", "where the clients run")
     device: str = knob("auto", 'where tensors live: "auto", "cpu", "cuda" or "cuda:N"')
+    cohort_engine: Engine = knob(
+        "loop",
+        "clients one after the other, those with work of the same shape as one stack, or auto: stacks where they "
+        "are faster; equal but for rounding; without effect where each client has a process",
+    )
     data_root: str = knob("", "folder of the raw data sets; empty: PERENNIAL_DATA")
     references: str = knob("", "file of models with which clients tell held-out samples apart, for `split`")
     privacy: SerializeAsAny[Privacy] = NoMechanism()

@@ -1,5 +1,7 @@
 """How much memory a model takes, before it is built, and how much there is."""
 
+import ctypes
+import platform
 from collections.abc import Callable
 from functools import lru_cache
 from math import prod
@@ -7,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from common.errors import UserError
@@ -18,6 +20,8 @@ COPIES = 4
 """Of a model that is trained: as it came, as it is trained, its gradient, and as it is sent."""
 SAMPLE_COPIES = 3
 """Of generated samples: as they are drawn, as they are put together, and as they are kept."""
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, FREED_BYTES = -1, -3, 2**29
+"""Of glibc's `malloc.h`, and how much."""
 DRAWS = ("uniform_", "normal_", "trunc_normal_")
 
 
@@ -48,6 +52,23 @@ def model_bytes(settings: ModelSettings, input_shape: tuple[int, ...], classes: 
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
+@lru_cache(maxsize=8)
+def activation_bytes(settings: ModelSettings, input_shape: tuple[int, ...], classes: int) -> tuple[int, bool]:
+    """Bytes of one sample and of all layers' outputs for it; and whether there are convolutions among them."""
+    found = [4 * prod(input_shape)]
+
+    def note(_: nn.Module, __: Any, output: Tensor) -> None:
+        found.append(output.numel() * output.element_size())
+
+    with torch.device("meta"), _Undrawn():
+        model = build(settings, input_shape, classes).eval()
+        layers = [layer for layer in model.modules() if not list(layer.children())]
+        for layer in layers:
+            layer.register_forward_hook(note)
+        model(torch.empty(1, *input_shape))
+    return sum(found), any(isinstance(layer, nn.Conv2d) for layer in layers)
+
+
 def must_fit(settings: ModelSettings, input_shape: tuple[int, ...], classes: int, copies: int = COPIES) -> None:
     """Raises `UserError` if so many copies of a model are more than this process can have."""
     needed, there = copies * model_bytes(settings, input_shape, classes), available()
@@ -66,6 +87,18 @@ def samples_must_fit(samples: int, input_shape: tuple[int, ...]) -> None:
             f"scenario: {samples:,} samples of a client take about {_gb(needed)} of memory here while they are "
             f"drawn, and {_gb(there)} are available; take fewer"
         )
+
+
+def keep_freed() -> None:
+    """Let this process keep up to half a gigabyte of memory that it has freed, where the C library is glibc.
+
+    The gradients of a stack of clients take some megabytes. Else these went back to the system after every step,
+    and came again page by page, which takes a sixth of the time.
+    """
+    if platform.libc_ver()[0] == "glibc":
+        libc = ctypes.CDLL(None)
+        for option in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):
+            libc.mallopt(option, FREED_BYTES)
 
 
 def available() -> float:

@@ -1,6 +1,8 @@
 """Metrics as counts and sums, so that any mean over samples, clients or environments can be formed exactly."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -9,7 +11,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Score:
-    """How a model did on a set of samples: how many, how many right, sum of their cross-entropies."""
+    """How a model did on a set of samples: how many, how many right, sum of their cross-entropies.
+
+    Of a stack of clients the latter two are tensors (clients,).
+    """
 
     count: int
     correct: int
@@ -18,10 +23,20 @@ class Score:
 
 @torch.no_grad()
 def score(logits: Tensor, labels: Tensor) -> Score:
-    """Score of `logits` (n, classes) against `labels` (n,); the loss is summed in float64."""
-    losses = F.cross_entropy(logits, labels, reduction="none")
+    """Score of `logits` (..., n, classes) against `labels` (..., n); the loss is summed in float64."""
+    losses = F.cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction="none").view(labels.shape)
     return Score(
-        count=labels.shape[0],
-        correct=int((logits.argmax(dim=1) == labels).sum()),
-        loss=float(losses.double().sum()),
+        count=labels.shape[-1],
+        correct=plain((logits.argmax(dim=-1) == labels).sum(dim=-1)),
+        loss=plain(losses.double().sum(dim=-1)),
     )
+
+
+def plain(value: Tensor) -> Any:
+    """A scalar as a number; of a stack of clients, the tensor (clients,) as it is."""
+    return value if value.dim() else value.item()
+
+
+def column(values: Sequence[Any]) -> Any:
+    """Numbers as a list; of a stack of clients, tensors (clients,) as one (clients, values)."""
+    return torch.stack(list(values), dim=1) if values and isinstance(values[0], Tensor) else list(values)

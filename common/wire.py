@@ -56,13 +56,15 @@ NUM_EXAMPLES = "num-examples"
 class TensorArray(Array):
     """A Flower array that still is a tensor; `data` is made when somebody asks for bytes."""
 
+    tensor: Tensor
+
     def __init__(self, tensor: Tensor) -> None:
         tensor = tensor.detach()
         # Flower (numpy) has no bfloat16; float32 holds every bfloat16 value exactly.
-        self.tensor = tensor.float() if tensor.dtype == torch.bfloat16 else tensor
-        self.dtype = str(self.tensor.dtype).removeprefix("torch.")
-        self.shape = tuple(tensor.shape)
-        self.stype = "numpy.ndarray"
+        tensor = tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        # Past Flower's `__setattr__`, which looks at each name for what has been encoded before.
+        self.__dict__.update(tensor=tensor, dtype=dtype, shape=tuple(tensor.shape), stype="numpy.ndarray")
 
     def plain(self) -> Array:
         """The same array, encoded."""

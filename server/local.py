@@ -1,10 +1,11 @@
 """The local runtime: server and all clients in this process."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from flwr.app import Context, Message
 
 from client.app import OneHandlerApp
 from client.host import Host, pick_device
@@ -12,7 +13,7 @@ from client.state import FileStates, Version
 from common.config import RunConfig, parse_task
 from common.data.examples import ClientData
 from common.errors import UserError
-from common.memory import COPIES, must_fit
+from common.memory import COPIES, keep_freed, must_fit
 from common.tracebacks import NAME, Tracebacks
 from server.folder import Checkpoint, RunFolder
 from server.grid import LocalGrid
@@ -21,24 +22,35 @@ from server.progress import Watcher
 from server.references import load_references
 
 
+def number(context: Context) -> int:
+    """The number of the client that a node is."""
+    return int(context.node_config["partition-id"])
+
+
 class LocalRuntime:
     """One run's clients in this process, data loaded and networks resident."""
 
     def __init__(self, config: RunConfig) -> None:
         """Raises `UserError` when the device, data set or references are not there, before anything is written."""
         torch.set_num_threads(1)
+        if config.cohort_engine != "loop":
+            keep_freed()
         self.config = config
         self.states: dict[str, list[Version]] = {}
-        self.host = host = Host(self.states, config.data_folder, pick_device(config.device))
+        device = pick_device(config.device)
+        self.host = host = Host(self.states, config.data_folder, device, engine=config.cohort_engine)
         self.references = load_references(config)
         text, scenario = config.task(), config.scenario
         personal = scenario.clients if "personal" in config.method.evaluates else 0  # each client keeps one
         must_fit(config.model, scenario.input_shape, scenario.classes, COPIES + personal)
         host.site(text, parse_task(text), 0)
-        app = OneHandlerApp(
-            lambda message, context: host.handle(message, int(context.node_config["partition-id"]))
-        )
-        self.grid = LocalGrid(app, len(config.scenario.client_ids))
+        app = OneHandlerApp(lambda message, context: host.handle(message, number(context)))
+
+        def ahead(messages: Sequence[Message], contexts: Sequence[Context]) -> Iterable[Message | None]:
+            return host.ahead(messages, list(map(number, contexts)))
+
+        stacks = config.cohort_engine != "loop"
+        self.grid = LocalGrid(app, len(config.scenario.client_ids), ahead if stacks else None)
 
     def run(
         self,

@@ -1,5 +1,7 @@
 """What every method must keep, whoever wrote it: trains, repeats, resumes, survives bad and missing clients."""
 
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +11,15 @@ import torch
 from flwr.app import Message
 from safetensors.torch import load_file
 from spoiled import BAD_TENSORS, OTHERWISE_BAD, spoiled
-from toys import SpoilingGrid, WireGrid, toy_config
+from toys import SpoilingGrid, Toy, WireGrid, toy_config
 
+from client import cohort
+from client.cohort import StackedExamples, Work
+from client.host import Host, client_class
+from client.trainer import Client
+from common import seeding
 from common.config import RunConfig
+from common.data.examples import ClientData
 from common.methods import METHODS
 from common.models import Tensors, network
 from server.folder import RunFolder
@@ -152,3 +160,90 @@ def test_an_absent_client_does_no_harm(method: str, tmp_path: Path) -> None:
     assert summary["models"][config.method.evaluates[-1]]["final"]["clients"].keys() == {
         "client-0", "client-1", "client-3",
     }  # fmt: skip
+
+
+def stack_config(method: str, engine: str, *settings: str, **options: Any) -> RunConfig:
+    return toy_config(method, "model.norm=batch", f"cohort_engine={engine}", *settings, **options)
+
+
+def stacking(method: str) -> type[Client[Any]]:
+    """The method's client half; a test of stacks is skipped where it trains none."""
+    half = client_class(toy_config(method).method.module())
+    if "train" not in vars(half).get("stacks", ()):
+        pytest.skip("this method's clients train one after the other")
+    return half
+
+
+def test_a_stack_does_what_its_clients_do(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every draw is the same, and every tensor and number but for rounding."""
+    half, draws, done = stacking(method), Counter[tuple[str | int, ...]](), Counter[str]()
+    derive, answers = seeding.derive, cohort.answers
+
+    def counted(seed: int, *key: str | int) -> int:
+        draws[key] += 1
+        return derive(seed, *key)
+
+    def seen(half: type[Client[Any]], works: Sequence[Work], train: StackedExamples) -> Any:
+        found = answers(half, works, train)
+        done[works[0].action] += len(found)
+        return found
+
+    monkeypatch.setattr(seeding, "derive", counted)
+    monkeypatch.setattr("client.host.answers", seen)
+    drawn = []
+    for engine in ("loop", "stack"):
+        draws.clear()
+        run(stack_config(method, engine, rounds=2), tmp_path / engine)
+        # What is the same for all clients, a stack draws once.
+        drawn.append({key: count if str(key[0]).startswith("client-") else 1 for key, count in draws.items()})
+    assert drawn[0] == drawn[1]
+    assert done.keys() == set(half.stacks)
+    assert done["evaluate"] == 4
+    left, right = files(tmp_path / "loop"), files(tmp_path / "stack")
+    assert left.keys() == right.keys()
+    for name in left:
+        assert left[name].keys() == right[name].keys()
+        for key, tensor in left[name].items():
+            other = right[name][key]
+            assert (tensor.dtype, tensor.shape) == (other.dtype, other.shape)
+            torch.testing.assert_close(other, tensor, rtol=1e-5, atol=1e-5)
+    one, other = (RunFolder(tmp_path / engine).rows() for engine in ("loop", "stack"))
+    assert close(one, other)
+
+
+def close(one: Any, other: Any) -> bool:
+    """Whether rows of a log are the same but for rounding."""
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(close(one[key], other[key]) for key in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(close, one, other))
+    return bool(one == pytest.approx(other, rel=1e-4, abs=1e-4) if isinstance(one, float) else one == other)
+
+
+def test_who_fails_in_a_stack_is_named_alone(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others do what they do one by one, to the last bit; of the stack that failed nothing is kept."""
+    stacking(method)
+    client_data, tried = Toy.client_data, []
+
+    def spoiled_data(self: Toy, client: int, seed: int, root: Path | None) -> ClientData:
+        data = client_data(self, client, seed, root)
+        data.train.y[:] = 7 if client == 1 else data.train.y  # of two classes
+        return data
+
+    together = Host._together
+
+    def seen(self: Host, stack: Any) -> dict[int, Message]:
+        replies = together(self, stack)
+        tried.append((stack[0][1].action, len(replies)))
+        return replies
+
+    monkeypatch.setattr(Toy, "client_data", spoiled_data)
+    monkeypatch.setattr(Host, "_together", seen)
+    for engine in ("loop", "stack"):
+        summary = run(stack_config(method, engine, "evaluate_every=9", rounds=1), tmp_path / engine)
+        assert summary["left_out"].keys() == {"client-1"}
+    assert tried[0][1] == 0
+    kept = [files(tmp_path / engine) for engine in ("loop", "stack")]
+    assert kept[0].keys() == kept[1].keys()
+    for name in kept[0]:
+        assert all(torch.equal(kept[0][name][key], kept[1][name][key]) for key in kept[0][name])

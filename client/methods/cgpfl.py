@@ -21,6 +21,8 @@ class CGPFLClient(LocalTrainer[C]):
     kept.
     """
 
+    stacks = ("train", "evaluate")
+
     def train(self, received: Received) -> Reply:
         hparams = self.hparams
 

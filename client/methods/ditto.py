@@ -21,6 +21,8 @@ class DittoClient(LocalTrainer[Ditto]):
     w_u (Li et al. 2021, Algorithm 1 and their public code's batches).
     """
 
+    stacks = ("train", "evaluate")
+
     def train(self, received: Received) -> Reply:
         reply = super().train(received)
         self.kept[PERSONAL] = pulled(self, received)

@@ -12,6 +12,8 @@ from common.wire import MODEL, NUM_EXAMPLES
 class DRFAClient(LocalTrainer[DRFA]):
     """`w_u ← w_u − η ∇R(w_u; B)`, τ times from w^t, and w_u after t′ of them (Deng et al. 2020, Algorithm 1)."""
 
+    stacks = ("train", "train.loss", "evaluate")
+
     def train(self, received: Received) -> Reply:
         hparams = self.hparams
         model, momentum = Working(received[MODEL], self.network.parameter_names), Momentum(hparams.momentum)
@@ -31,4 +33,5 @@ class DRFAClient(LocalTrainer[DRFA]):
     def train_loss(self, received: Received) -> Reply:
         """`R(w′; D_u)` of the mean snapshot w′, over all of this client's training samples."""
         score = self.score(self.predictor(received[SNAPSHOT]), self.data.train)
-        return Reply({LOSS: {LOSS: torch.tensor(score.loss / score.count)}}, {NUM_EXAMPLES: score.count})
+        risk = torch.as_tensor(score.loss / score.count, dtype=torch.float32)
+        return Reply({LOSS: {LOSS: risk}}, {NUM_EXAMPLES: score.count})

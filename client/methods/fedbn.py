@@ -12,6 +12,8 @@ class FedBNClient(LocalTrainer[FedBN]):
     Li et al. 2021, Algorithm 1.
     """
 
+    stacks = ("train", "evaluate")
+
     def train(self, received: Received) -> Reply:
         trained, metrics = self.descend(self.whole(received), self.loss, received)
         if self.network.batch_norm_names:

@@ -1,10 +1,12 @@
 """FedIIR, client half: the gradient for the anchor, and steps that pull every gradient to it."""
 
+from functools import partial
+
 import torch.nn.functional as F
 from torch import Tensor
 
 from client.objectives import gradient_alignment
-from client.trainer import LocalTrainer, Metrics, Received, Reply
+from client.trainer import LocalTrainer, Loss, Metrics, Received, Reply
 from client.working import Working
 from common.data.examples import Examples
 from common.methods.fediir import ANCHOR, FedIIR
@@ -17,6 +19,8 @@ class FedIIRClient(LocalTrainer[FedIIR]):
 
     Nothing is kept. ω are the classifier's parameters; the penalty's gradient goes to all of θ.
     """
+
+    stacks = ("train", "train.gradient", "evaluate")
 
     def train_gradient(self, received: Received) -> Reply:
         """`∇_ω R_c(θ^{t−1}; D_c)`, or the mean over mini-batches of `∇_ω R_c(θ^{t−1}; B)`; no step."""
@@ -33,10 +37,18 @@ class FedIIRClient(LocalTrainer[FedIIR]):
 
     def loss(self, params: Tensors, batch: Examples, received: Received) -> tuple[Tensor, Metrics]:
         """`R_c(θ; B) + (γ/2) ‖∇_ω R_c(θ; B) − g̃‖²`, the same mini-batch in both."""
-        risk, metrics = self.risk(params, batch, training=not self.hparams.frozen_statistics)
-        alignment = gradient_alignment(risk, params, received[ANCHOR])
+        training = not self.hparams.frozen_statistics
+        risk, metrics = self.each(partial(self.risk, training=training))(params, batch)
+        alignment = gradient_alignment(risk, params, received[ANCHOR], self.each)
         weight = self.hparams.penalty / 2 if self.hparams.halved else self.hparams.penalty
         return risk + weight * alignment, {**metrics, "alignment": alignment}
+
+    def gradient(
+        self, model: Working, loss: Loss, batch: Examples, received: Received
+    ) -> tuple[list[Tensor], Metrics]:
+        """As in the base class, but `loss` maps its risk itself: the gradient in it is taken outside."""
+        value, metrics = loss(model.tensors, batch, received)
+        return self.with_decay(model.gradient(value), model), metrics
 
     def risk(self, params: Tensors, batch: Examples, training: bool) -> tuple[Tensor, Metrics]:
         """Mean cross-entropy; `training` says whether BatchNorm takes the statistics of the mini-batch."""

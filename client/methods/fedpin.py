@@ -1,12 +1,14 @@
 """FedPIN, client half: beside the global side a plain local model, and a personal one between the two."""
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from client.methods.fedpin_gm import FedPINGMClient
 from client.objectives import contrastive_loss, total_variance
-from client.trainer import Loss, Metrics, Received, Reply
+from client.trainer import Metrics, Received, Reply
 from common.data.examples import Examples
 from common.methods.fedpin import FedPIN
 from common.models import Tensors
@@ -24,36 +26,35 @@ class FedPINClient(FedPINGMClient[FedPIN]):
     after rounds in which the global one was trained alone, from that.
     """
 
+    stacks = ("train", "evaluate")
+
     def train(self, received: Received) -> Reply:
         if not received.settings["personal"]:
             return super().train(received)
         steps, rate = self.hparams.personal_steps, self.hparams.personal_learning_rate
         plain, _ = self.descend(self.own(PLAIN, received), self.loss, received, steps=steps, rate=rate)
-        loss = self.local_loss(plain)
-        personal, metrics = self.descend(self.own(PERSONAL, received), loss, received, steps=steps, rate=rate)
+        constants = replace(received, arrays={**received.arrays, PLAIN: plain})
+        start = self.own(PERSONAL, received)
+        personal, metrics = self.descend(start, self.local_loss, constants, steps=steps, rate=rate)
         reply = super().train(received)
         self.kept |= {PLAIN: self.finite(plain), PERSONAL: self.finite(personal)}
         return Reply(reply.arrays, {**metrics, **reply.metrics})
 
-    def local_loss(self, plain: Tensors) -> Loss:
+    def local_loss(self, params: Tensors, batch: Examples, constants: Received) -> tuple[Tensor, Metrics]:
         """`L_loc = R(ω_u(Φ_u); B) + λ L_con(Φ_u; Φ_g^t, Ψ_u) + γ Var(Φ_u(x))` (thesis (5.11)).
 
-        Φ_g^t, as received, and Ψ_u of `plain` are constants.
+        The constants are what was received, with Φ_g^t, and beside it the record `PLAIN` with Ψ_u.
         """
         hparams, net = self.hparams, self.network
-
-        def loss(params: Tensors, batch: Examples, received: Received) -> tuple[Tensor, Metrics]:
-            with torch.no_grad():
-                anchors = net.features(received[MODEL], batch.x)
-                negatives = net.features(plain, batch.x)
-            z = net.features(params, batch.x, training=True)
-            risk = F.cross_entropy(net.classify(params, z, training=True), batch.y)
-            contrast = contrastive_loss(z, anchors, negatives, hparams.temperature)
-            variance = total_variance(z)
-            value = risk + hparams.contrast * contrast + hparams.variance * variance
-            return value, {"personal_risk": risk, "contrast": contrast, "variance": variance}
-
-        return loss
+        with torch.no_grad():
+            anchors = net.features(constants[MODEL], batch.x)
+            negatives = net.features(constants[PLAIN], batch.x)
+        z = net.features(params, batch.x, training=True)
+        risk = F.cross_entropy(net.classify(params, z, training=True), batch.y)
+        contrast = contrastive_loss(z, anchors, negatives, hparams.temperature)
+        variance = total_variance(z)
+        value = risk + hparams.contrast * contrast + hparams.variance * variance
+        return value, {"personal_risk": risk, "contrast": contrast, "variance": variance}
 
     def own(self, name: str, received: Received) -> Tensors:
         """A kept model; before its first steps, what it starts from."""

@@ -1,5 +1,6 @@
 """FedPIN's global side, client half: a global model against a classifier that knows the client."""
 
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -10,6 +11,7 @@ from client.objectives import anchored, client_information
 from client.trainer import LocalTrainer, Means, Metrics, Received, Reply
 from client.working import Momentum, Working
 from common.auxiliary import AUXILIARY, OFFSET, OWN, SCALE, auxiliary_logits, initial_scale, scaled_logits
+from common.data.examples import Examples
 from common.methods.fedpin import AnchorTraining
 from common.models import Tensors
 from common.wire import MODEL, NUM_EXAMPLES
@@ -25,6 +27,8 @@ class FedPINGMClient(LocalTrainer[A]):
     its risk has a minus: that is `literal`.
     """
 
+    stacks = ("train", "evaluate")
+
     def train(self, received: Received) -> Reply:
         hparams, alpha = self.hparams, float(received.settings["independence"])  # type: ignore[arg-type]
         model = Working(received[MODEL], self.network.parameter_names)
@@ -33,20 +37,31 @@ class FedPINGMClient(LocalTrainer[A]):
         rate, steps = hparams.auxiliary_learning_rate, hparams.auxiliary_steps
         if hparams.literal:
             rate, steps = -hparams.learning_rate * alpha / (1 + alpha), 1
+        step, aware_risk = self.each(partial(self.objective, alpha=alpha)), self.each(self.aware_risk)
         for batch in self.batches(hparams.local_steps, received.round):
-            z = self.network.features(model.tensors, batch.x, training=True)
-            logits = self.network.classify(model.tensors, z, training=True)
-            value, metrics = self.anchor_loss(logits, self.aware(auxiliary.tensors, z, logits), batch.y, alpha)
+            value, metrics, z, logits = step(model.tensors, auxiliary.tensors, batch)
             gradient = self.with_decay(model.gradient(value), model)
             model.step(momentum.direction(gradient), hparams.learning_rate)
             for _ in range(steps):
-                risk = F.cross_entropy(self.aware(auxiliary.tensors, z.detach(), logits.detach()), batch.y)
+                risk = aware_risk(auxiliary.tensors, z.detach(), logits.detach(), batch.y)
                 auxiliary.step(auxiliary.gradient(risk), rate)
             means.add(metrics)
         reached = auxiliary.result()
         self.kept[AUXILIARY] = {name: reached.pop(name) for name in (OWN, SCALE, OFFSET) if name in reached}
         arrays = {MODEL: model.result(), **({AUXILIARY: reached} if reached else {})}
         return Reply(arrays, {NUM_EXAMPLES: len(self.data.train), **means.result()})
+
+    def objective(
+        self, params: Tensors, auxiliary: Tensors, batch: Examples, alpha: float
+    ) -> tuple[Tensor, Metrics, Tensor, Tensor]:
+        """`L_g / (1 + α)` on a mini-batch, its metrics, the features, and ω_g's logits of them."""
+        z = self.network.features(params, batch.x, training=True)
+        logits = self.network.classify(params, z, training=True)
+        return *self.anchor_loss(logits, self.aware(auxiliary, z, logits), batch.y, alpha), z, logits
+
+    def aware_risk(self, auxiliary: Tensors, z: Tensor, logits: Tensor, y: Tensor) -> Tensor:
+        """`R(ω_a(Φ_g, u))`, ω_a's own risk on features."""
+        return F.cross_entropy(self.aware(auxiliary, z, logits), y)
 
     def anchor_loss(self, logits: Tensor, aware: Tensor, y: Tensor, alpha: float) -> tuple[Tensor, Metrics]:
         """`L_g(Φ_g, ω_g, ω_a; B) / (1 + α)` from the logits of ω_g and of ω_a.
@@ -67,7 +82,7 @@ class FedPINGMClient(LocalTrainer[A]):
         """The received ω_a with this client's own numbers, which are zero at first."""
         own = self.kept.get(AUXILIARY)
         if self.hparams.auxiliary == "scale":
-            own = own or initial_scale(self.network.classes, self.network.device)
+            own = own or self.same(initial_scale(self.network.classes, self.network.device))
             return Working(own, own)
         shared = received[AUXILIARY]
         own = own or {OWN: torch.zeros_like(shared["hidden.bias"])}

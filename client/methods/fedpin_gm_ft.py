@@ -15,6 +15,8 @@ class FedPINGMFTClient(FedPINGMClient[FedPINGMFT]):
     It is made for each evaluation, anew; nothing of it is kept or plays a part in training.
     """
 
+    stacks = ("train", "evaluate")
+
     @torch.enable_grad()
     def fine_tuned(self, received: Received) -> Tensors:
         """The received model after the passes."""

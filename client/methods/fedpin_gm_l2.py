@@ -10,6 +10,8 @@ from common.wire import PERSONAL
 class FedPINGML2Client(FedPINGMClient[FedPINGML2]):
     """The global side's training, then Ditto's steps on `R(θ) + (μ/2) ‖θ − θ_GM‖²` with the received θ_GM."""
 
+    stacks = ("train", "evaluate")
+
     def train(self, received: Received) -> Reply:
         reply = super().train(received)
         self.kept[PERSONAL] = pulled(self, received)

@@ -13,6 +13,8 @@ from common.wire import MODEL
 class FedProxClient(LocalTrainer[FedProx]):
     """`w_u ← w_u − η (∇R(w_u; B) + μ (w_u − w^t))`, `local_steps` times from w^t (Li et al. 2020)."""
 
+    stacks = ("train", "evaluate")
+
     def loss(self, params: Tensors, batch: Examples, received: Received) -> tuple[Tensor, Metrics]:
         """`R(w; B) + (μ/2) ‖w − w^t‖²`."""
         risk, metrics = super().loss(params, batch, received)

@@ -16,6 +16,8 @@ class FedRepClient(LocalTrainer[A]):
     h_u is kept across rounds (Collins et al. 2021, Algorithm 1).
     """
 
+    stacks = ("train", "evaluate")
+
     def train(self, received: Received) -> Reply:
         trained, metrics = self.alternate({**received[MODEL], **self.head()}, self.loss, received)
         self.kept[HEAD] = part(trained, "classifier")

@@ -10,12 +10,14 @@ from common.wire import PERSONAL
 class FedSDRClient(ShortcutTrainer[FedSDR]):
     """K steps `f_u ← f_u − η ∇l_SR(f_u; B)` with Ψ^t, from where f_u was left (thesis Algorithm 2)."""
 
+    stacks = ("evaluate",)
+
     def remove(self, received: Received) -> tuple[dict[str, Tensors], dict[str, float]]:
         hparams = self.hparams
         self.kept[PERSONAL], metrics = self.descend(
             self.personal(received),
-            self.removal_loss(received),
-            received,
+            self.removal_loss,
+            self.constants(received),
             steps=hparams.personal_steps,
             rate=hparams.personal_learning_rate,
         )

@@ -10,8 +10,10 @@ from common.wire import MODEL, PERSONAL
 class FedSDRFedAvgClient(ShortcutTrainer[FedSDRFedAvg]):
     """R steps `f_u ← f_u − η ∇l_SR(f_u; B)` with Ψ^t, from f^t; f_u is kept and sent (thesis Algorithm 3)."""
 
+    stacks = ("evaluate",)
+
     def remove(self, received: Received) -> tuple[dict[str, Tensors], dict[str, float]]:
         rate = self.hparams.personal_learning_rate
-        trained, metrics = self.descend(received[MODEL], self.removal_loss(received), received, rate=rate)
+        trained, metrics = self.descend(received[MODEL], self.removal_loss, self.constants(received), rate=rate)
         self.kept[PERSONAL] = trained
         return {MODEL: trained}, metrics

@@ -16,11 +16,13 @@ class FedSDRPFedMeClient(ShortcutTrainer[FedSDRPFedMe]):
     w starts from f^t and is sent, f_u starts from where it was left and is kept (thesis Algorithm 4).
     """
 
+    stacks = ("evaluate",)
+
     def remove(self, received: Received) -> tuple[dict[str, Tensors], dict[str, float]]:
-        hparams, loss = self.hparams, self.removal_loss(received)
+        hparams, constants = self.hparams, self.constants(received)
         batches = self.batches(hparams.local_steps * hparams.personal_steps, received.round)
         size = self.mini_batches(hparams.personal_steps)
         groups = (islice(batches, size) for _ in range(hparams.local_steps))
         follow = envelope_step(hparams.learning_rate, hparams.proximity)
-        copy, metrics = solve(self, loss, received, groups, follow)
+        copy, metrics = solve(self, self.removal_loss, constants, groups, follow)
         return {MODEL: copy}, metrics

@@ -18,6 +18,8 @@ PIECE = 256
 class FedSGDClient(Client[S]):
     """Sends `∇R_u(w^t; D_u)` (McMahan et al. 2017), and under their own names the buffers that D_u leaves."""
 
+    stacks = ("train", "evaluate")
+
     def train(self, received: Received) -> Reply:
         names = self.network.parameter_names
         model = Working(received[MODEL], names)

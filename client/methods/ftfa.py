@@ -23,6 +23,8 @@ class FtfaClient(StatefulTrainer[F]):
     copy v before every step of v, on the same mini-batch, and the last one of a round is kept.
     """
 
+    stacks = ("train", "evaluate")
+
     def train(self, received: Received) -> Reply:
         return super().train(received) if self.hparams.preset == "paper" else self.public_code(received)
 
@@ -32,7 +34,7 @@ class FtfaClient(StatefulTrainer[F]):
         for batch in self.batches(hparams.local_steps, received.round):
             theta = self.working(v.tensors)
             for _ in range(hparams.fine_tuning_steps):
-                risk = self.risk(theta.tensors, batch)
+                risk = self.each(self.risk)(theta.tensors, batch)
                 theta.descend(risk, self.optimizer(OWN), hparams.personal_learning_rate)
             means.add(self.shared_step(v, batch, received))
         self.kept[PERSONAL] = theta.result()
@@ -44,7 +46,7 @@ class FtfaClient(StatefulTrainer[F]):
         hparams, theta = self.hparams, self.working(received[MODEL])
         optimizer = Adam() if hparams.optimizer == "adam" else Momentum(hparams.momentum)
         for batch in self.batches(hparams.fine_tuning_steps, received.round, "fine-tuning"):
-            theta.descend(self.risk(theta.tensors, batch), optimizer, hparams.personal_learning_rate)
+            theta.descend(self.each(self.risk)(theta.tensors, batch), optimizer, hparams.personal_learning_rate)
         return theta.result()
 
     def models(self, received: Received) -> dict[str, Predictor]:

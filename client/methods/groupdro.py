@@ -18,6 +18,8 @@ from common.wire import MODEL
 class GroupDROClient(StatefulTrainer[GroupDRO]):
     """`v ← v − γ N q_i ∇R(v; B)`, with the weight N q_i from the server (Sagawa et al. 2020)."""
 
+    stacks = ("train", "evaluate")
+
     def train(self, received: Received) -> Reply:
         """The round's steps, and beside them the risk of the *received* model on all training data."""
         return with_risk(super().train(received), self, received)
@@ -29,7 +31,8 @@ class GroupDROClient(StatefulTrainer[GroupDRO]):
 def with_risk(reply: Reply, client: Client[Any], received: Received) -> Reply:
     """The reply, and beside it the risk of the received model on all of the client's training data."""
     found = client.score(client.predictor(received[MODEL]), client.data.train)
-    return replace(reply, arrays={**reply.arrays, GROUP: {"risk": torch.tensor(found.loss / found.count)}})
+    risk = torch.as_tensor(found.loss / found.count, dtype=torch.float32)
+    return replace(reply, arrays={**reply.arrays, GROUP: {"risk": risk}})
 
 
 def weighted_loss(

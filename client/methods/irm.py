@@ -18,6 +18,8 @@ I = TypeVar("I", bound=InvariantTraining)  # noqa: E741
 class IrmClient(StatefulTrainer[I]):
     """`v ← v − γ ∇[R(v; D_i) + λ g(v; D_i)²]` (PerInvFL Algorithm 1, line 9; Arjovsky et al. 2019, IRMv1)."""
 
+    stacks = ("train", "evaluate")
+
     def loss(self, params: Tensors, batch: Examples, received: Received) -> tuple[Tensor, Metrics]:
         """`R(v; B) + λ_t g(v; B)²`, all environments of the client as one."""
         risk, penalty = self.risk_and_penalty(params, batch)

@@ -7,3 +7,5 @@ from common.methods.irm_ft import IrmFt
 
 class IrmFtClient(FtfaClient[IrmFt], IrmClient[IrmFt]):
     """`loss` is IRM's, `fine_tuned` and `public_code` are FTFA's (PerInvFL §5.2)."""
+
+    stacks = ("train", "evaluate")

@@ -17,6 +17,8 @@ class L2SGDClient(LocalTrainer[L2SGD]):
     of ones. x_i is kept as it was uploaded.
     """
 
+    stacks = ("train", "evaluate")
+
     def train(self, received: Received) -> Reply:
         zeros, _ = self.coins(received.round)
         start = self.pulled(received, received.round - 1)

@@ -23,6 +23,8 @@ class PerFedAvgClient(LocalTrainer[PerFedAvg]):
     its variants FO and HF).
     """
 
+    stacks = ("train", "evaluate")
+
     def train(self, received: Received) -> Reply:
         hparams = self.hparams
         model, momentum = Working(received[MODEL], self.network.parameter_names), Momentum(hparams.momentum)

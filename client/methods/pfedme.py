@@ -13,6 +13,8 @@ class PFedMeClient(LocalTrainer[PFedMe]):
     w starts from the received model, θ from where the last round left it. w travels, θ is kept.
     """
 
+    stacks = ("train", "evaluate")
+
     def train(self, received: Received) -> Reply:
         hparams = self.hparams
         batches = repeated(self.batches(hparams.local_steps, received.round), hparams.personal_steps)

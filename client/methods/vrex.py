@@ -6,3 +6,5 @@ from common.methods.vrex import VREx
 
 class VRExClient(FedSGDClient[VREx]):
     """Sends `∇R_e(w^t; D_e)` and `R_e(w^t; D_e)` (Krueger et al. 2021)."""
+
+    stacks = ("train", "evaluate")

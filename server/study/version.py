@@ -32,9 +32,14 @@ def name_without_code(config: RunConfig) -> str:
 
 
 def config_digest(config: RunConfig) -> str:
-    """12 hex digits that change with every setting but those of `NO_NUMBER`."""
-    values = config.model_dump(mode="json", exclude=NO_NUMBER | {"left_out"})
-    later = {"references": bool(config.references), "left_out": config.left_out}  # runs without have no such key
+    """12 hex digits that change with every setting but those of `NO_NUMBER`.
+
+    A `cohort_engine` other than the loop, which older runs had without saying so, changes the last bits.
+    """
+    values = config.model_dump(mode="json", exclude=NO_NUMBER | {"left_out", "cohort_engine"})
+    engine = "" if config.cohort_engine == "loop" else config.cohort_engine
+    # Runs without have no such key.
+    later = {"references": bool(config.references), "left_out": config.left_out, "cohort_engine": engine}
     values |= {name: value for name, value in later.items() if value}
     return sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
 

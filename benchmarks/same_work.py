@@ -1,0 +1,268 @@
+"""Time the same work done by several contenders: CPU seconds beside those of a bare PyTorch loop.
+
+    uv run python benchmarks/same_work.py [--repeats N] [--workload NAME] [--contenders NAME,NAME] [--json]
+
+All do the same rounds: the same clients, cohorts and mini-batches, plain SGD, the weighted mean. No figure is
+printed unless their final parameters agree, what clients keep included. Every measurement is a fresh process, and
+the contenders take turns. The timed rounds leave out the first one (data, warm-up) and the last (evaluation,
+checkpoint). Efficiency is the bare loop's CPU seconds in them divided by those of the contender: the median over
+the repeats, each beside the bare loop of its own repeat.
+
+A contender is a function of a workload and an empty folder, listed in `CONTENDERS`. It runs in a process of its own,
+and gives its figures and final tensors. Needs Linux (`/proc`).
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from local_engine import SEED, Clock, Differs, Figures, Generated, _finished, difference
+from rich.console import Console
+from rich.table import Table
+
+from common.config import RunConfig, load_config
+from common.data.examples import ClientData, Examples
+from common.files import load_tensors
+from common.models import Tensors, build, joined, network
+from common.seeding import torch_generator
+from common.wire import PERSONAL
+
+TOLERANCE = 1e-5
+"""Between final parameters: a stack adds up in another order."""
+
+
+class Skewed(Generated):
+    """Clients with other numbers of samples: client i has `samples / (1 + i mod 10)` of them."""
+
+    name: Literal["benchmark-skewed"] = "benchmark-skewed"  # type: ignore[assignment]
+
+    def client_data(self, client: int, seed: int, data_root: Path | None) -> ClientData:
+        data = super().client_data(client, seed, data_root)
+        count = max(1, self.samples // (1 + client % 10))
+        train = Examples(data.train.x[:count], data.train.y[:count], data.train.environment[:count])
+        return ClientData(train, data.validation, data.test)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One amount of work: one pass over each client's data in a round."""
+
+    title: str
+    scenario: dict[str, Any]
+    model: dict[str, Any]
+    batch_size: int
+    timed_rounds: int
+    method: dict[str, Any] = field(default_factory=lambda: {"name": "fedavg"})
+
+    def config(self, engine: str = "loop") -> RunConfig:
+        """The run, evaluated and saved at the very end alone."""
+        rounds = self.timed_rounds + 2
+        work = {"local_unit": "epoch", "local_steps": 1, "batch_size": self.batch_size, "learning_rate": 0.05}
+        return load_config(
+            options={
+                "method": {**work, **self.method},
+                "scenario": {"name": "benchmark", **self.scenario},
+                "model": self.model,
+                "seed": SEED,
+                "rounds": rounds,
+                "evaluate_every": rounds,
+                "checkpoint_every": rounds,
+                "device": "cpu",
+                "cohort_engine": engine,
+            }
+        )
+
+
+SMALL = {"name": "mlp", "hidden": (32,)}
+WORKLOADS = {
+    "small": Workload(
+        "MLP 64-32-10, 100 clients x 16 samples, batch 4",
+        {"clients": 100, "samples": 16, "shape": (64,)}, SMALL, batch_size=4, timed_rounds=20,
+    ),
+    "mlp": Workload(
+        "MLP 784-64-10, 20 clients x 64 samples, batch 16",
+        {"clients": 20, "samples": 64, "shape": (784,)}, {"name": "mlp", "hidden": (64,)},
+        batch_size=16, timed_rounds=20,
+    ),
+    "cnn": Workload(
+        "cnn-small, 10 clients x 200 samples of 28x28, batch 20",
+        {"clients": 10, "samples": 200, "shape": (1, 28, 28)}, {"name": "cnn-small"},
+        batch_size=20, timed_rounds=6,
+    ),
+    "skewed": Workload(
+        "MLP 64-32-10, 50 clients with 8 to 80 samples, batch 8",
+        {"name": "benchmark-skewed", "clients": 50, "samples": 80, "shape": (64,)}, SMALL,
+        batch_size=8, timed_rounds=20,
+    ),
+    "ditto": Workload(
+        "Ditto, MLP 64-32-10, 200 clients x 16 samples that each keep a model, batch 8",
+        {"clients": 200, "samples": 16, "shape": (64,)}, SMALL, batch_size=8, timed_rounds=8,
+        method={"name": "ditto", "local_steps": 1, "personal_steps": 1, "proximity": 0.1},
+    ),
+}  # fmt: skip
+
+
+# ---------------------------------------------------------------------- the contenders
+
+
+def bare(workload: Workload, out: Path) -> Figures:
+    """What a careful researcher writes for this one experiment, with nothing around it."""
+    torch.set_num_threads(1)
+    config = workload.config()
+    scenario, rate = config.scenario, config.method.learning_rate  # type: ignore[attr-defined]
+    data = [scenario.client_data(number, SEED, None).train for number in range(scenario.clients)]
+    samples, clock = sum(map(len, data)), Clock(config.rounds)
+    weights = network(config.model, scenario.input_shape, scenario.classes).initial(SEED)
+    model = build(config.model, scenario.input_shape, scenario.classes)
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    pull = workload.method.get("proximity", 0.0)
+    personal = {client: weights for client in scenario.client_ids} if pull else {}
+    for round_ in range(1, config.rounds + 1):
+        sums = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in weights.items()}
+        anchors = [weights[name] for name, _ in model.named_parameters()]
+        for client, train in zip(scenario.client_ids, data, strict=True):
+            order = torch.randperm(len(train), generator=torch_generator(SEED, client, round_, "batches"))
+            for own in (False, True) if pull else (False,):
+                model.load_state_dict(personal[client] if own else weights)
+                total = torch.zeros(())
+                for index in torch.split(order, workload.batch_size):
+                    optimizer.zero_grad()
+                    loss = F.cross_entropy(model(train.x[index]), train.y[index])
+                    loss.backward()  # type: ignore[no-untyped-call]
+                    if own:
+                        for parameter, anchor in zip(model.parameters(), anchors, strict=True):
+                            parameter.grad.add_(parameter.detach() - anchor, alpha=pull)  # type: ignore[union-attr]
+                    optimizer.step()
+                    total += loss.detach()
+                state = model.state_dict()
+                if own:
+                    personal[client] = {name: tensor.clone() for name, tensor in state.items()}
+                else:
+                    for name, tensor in state.items():
+                        sums[name].add_(tensor, alpha=len(train))
+        weights = {name: (tensor / samples).to(weights[name].dtype) for name, tensor in sums.items()}
+        clock.after(round_)
+    return _finished(out, joined({"global": weights, **personal}), clock)
+
+
+def local(workload: Workload, out: Path, engine: str) -> Figures:
+    """A run of the local runtime."""
+    from client.state import FileStates
+    from server.folder import RunFolder
+    from server.local import LocalRuntime
+
+    config = workload.config(engine)
+    clock = Clock(config.rounds)
+    runtime, folder = LocalRuntime(config), RunFolder.create(out / "run", config)
+    runtime.run(folder, watch=lambda progress: clock.after(progress.round))
+    states = FileStates(folder.checkpoint_path(config.rounds) / "clients")
+    personal = {place.rpartition("/")[2]: versions[-1].kept[PERSONAL] for place, versions in states.items()}
+    weights = load_tensors(folder.path / "models" / "global.safetensors")
+    return _finished(out, joined({"global": weights, **personal}), clock)
+
+
+CONTENDERS: dict[str, Callable[[Workload, Path], Figures]] = {
+    "bare": bare,
+    "loop": lambda workload, out: local(workload, out, "loop"),
+    "stack": lambda workload, out: local(workload, out, "stack"),
+    "auto": lambda workload, out: local(workload, out, "auto"),
+}
+"""The first is what the others are measured by. Other systems are added here."""
+
+
+# ---------------------------------------------------------------------- the comparison
+
+
+def measure(contender: str, workload: str, folder: Path) -> tuple[Figures, Tensors]:
+    """One contender in a process of its own. Raises `Differs` with its last words when it fails."""
+    folder.mkdir(parents=True)
+    command = [sys.executable, __file__, "--contender", contender, "--workload", workload, "--out", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        words = (done.stderr or done.stdout).strip().splitlines()
+        raise Differs(f"{contender} failed on {workload}: {words[-1] if words else done.returncode}")
+    return Figures(**json.loads((folder / "figures.json").read_text())), load_tensors(folder / "model.safetensors")
+
+
+def compare(workload: str, contenders: list[str], repeats: int, folder: Path) -> list[dict[str, Any]]:
+    """A row for each contender. Raises `Differs` unless all of them end at the same parameters."""
+    found: dict[str, list[Figures]] = {contender: [] for contender in contenders}
+    reference: Tensors = {}
+    for repeat in range(repeats):
+        for contender in contenders:
+            figures, model = measure(contender, workload, folder / f"{workload}-{repeat}-{contender}")
+            reference = reference or model
+            if not (distance := difference(reference, model)) <= TOLERANCE:
+                raise Differs(f"{contender} ends {distance:.1e} away from {contenders[0]} on {workload}")
+            found[contender].append(figures)
+    base, *_ = found.values()
+    return [
+        {
+            "workload": workload,
+            "contender": contender,
+            "efficiency": statistics.median(
+                one.rounds_cpu / own.rounds_cpu  # type: ignore[operator]
+                for one, own in zip(base, measured, strict=True)
+            ),
+            "cpu_seconds": statistics.median(own.rounds_cpu for own in measured),  # type: ignore[type-var]
+            "peak_mib": statistics.median(own.peak_mib for own in measured),
+        }
+        for contender, measured in found.items()
+    ]
+
+
+def table(workload: str, rows: list[dict[str, Any]]) -> Table:
+    """The rows of one workload."""
+    shown = Table(title=WORKLOADS[workload].title, title_justify="left")
+    for title in ("", "efficiency", "CPU s", "peak MiB"):
+        shown.add_column(title, justify="right" if title else "left")
+    for row in rows:
+        shown.add_row(
+            row["contender"], f"{row['efficiency']:.2f}", f"{row['cpu_seconds']:.2f}", f"{row['peak_mib']:.0f}"
+        )
+    return shown
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=5, metavar="N", help="measurements of each (default 5)")
+    parser.add_argument("--workload", choices=WORKLOADS, help="only this one")
+    parser.add_argument("--contenders", default=",".join(CONTENDERS), help="which, beside bare (default all)")
+    parser.add_argument("--json", action="store_true", help="print the rows as JSON")
+    parser.add_argument("--contender", choices=CONTENDERS, help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    asked = options.contenders.split(",")
+    if options.repeats < 1 or not set(asked) <= CONTENDERS.keys():
+        parser.error(f"--repeats must be at least 1, and --contenders some of {', '.join(CONTENDERS)}")
+    if options.contender:
+        figures = CONTENDERS[options.contender](WORKLOADS[options.workload], options.out)
+        (options.out / "figures.json").write_text(json.dumps(asdict(figures)))
+        return
+    contenders = [name for name in CONTENDERS if name == "bare" or name in asked]
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="perennial-benchmark-") as folder:
+        for name in [options.workload] if options.workload else WORKLOADS:
+            try:
+                found = compare(name, contenders, options.repeats, Path(folder))
+            except Differs as error:
+                sys.exit(f"same_work: {error}")
+            rows += found
+            if not options.json:
+                Console().print(table(name, found))
+    if options.json:
+        print(json.dumps(rows, indent=2))
+
+
+if __name__ == "__main__":
+    main()

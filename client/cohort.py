@@ -1,0 +1,302 @@
+"""Clients of a cohort whose work has the same shape, as one stack: which they are, and their one client half.
+
+Every tensor of a stack has its clients as first axis: weights, data, what is received and what is kept. A client
+half that says so (`Client.stacks`) does the work of all of them at once with `torch.func.vmap`, and a step costs
+little more than one client's. The numbers are those of one client after the other but for rounding.
+"""
+
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any, TypeVar
+
+import torch
+from flwr.app import Message
+from torch import Tensor, nn
+from torch.utils._pytree import register_pytree_node
+
+from client.request import Request
+from client.state import Kept, Version
+from client.trainer import Client, Received, Reply, Site
+from common.adam import STEPS
+from common.config import Engine, Task
+from common.data.examples import ClientData, Examples
+from common.memory import COPIES, activation_bytes, model_bytes
+from common.models import Network, Tensors
+from common.secagg import TERMS
+
+T = TypeVar("T")
+
+MOST = 128
+"""Clients in a stack."""
+BYTES: dict[Engine, int] = {"loop": 0, "stack": 2**30, "auto": 2**25}
+"""What a stack's models and activations may take. `auto`: about a processor's last cache, beyond which a stack is
+no faster than its clients one by one."""
+LEAST: dict[Engine, int] = {"loop": 0, "stack": 2, "auto": 5}
+"""Clients in a stack; in fewer, what a stack costs beyond its clients' arithmetic is more than what it saves."""
+DATA_BYTES = 2**28
+"""Of the samples in a stack, and of those in all stacks that are held for the next round."""
+GRADIENT_SAMPLES = 256
+"""That go through the model at a time where a method has no mini-batches."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """A request to a client half, checked and decoded, and the client that it is for."""
+
+    message: Message
+    request: Request
+    action: str
+    task: Task
+    site: Site
+    received: Received
+    place: str
+    """RUN/CLIENT, under which the client's versions lie."""
+    versions: Sequence[Version]
+    """Those that the client may start from, oldest first."""
+    made_by: str
+    before: Kept
+    """What the newest of them has."""
+
+
+# ---------------------------------------------------------------------- which clients make a stack
+
+
+def shape(work: Work) -> Hashable:
+    """What must be equal for works to make one stack."""
+    return (
+        work.action,
+        work.request.task,
+        work.request.run,
+        work.request.round,
+        repr(sorted(work.received.settings.items())),
+        _forms(work.received.arrays),
+        _forms(work.before),
+        # Of the same number of steps with Adam, whose bias correction is one number.
+        tuple((name, int(own[STEPS])) for name, own in sorted(work.before.items()) if STEPS in own),
+        len(work.received.references),
+        tuple((name, part.x.shape, part.x.dtype) for name, part in _parts(work)),
+    )
+
+
+def stackable(half: type[Client[Any]], work: Work) -> bool:
+    """Whether this half does this work for a stack. What is masked for secure aggregation is one client's."""
+    return work.action in vars(half).get("stacks", ()) and TERMS not in work.received.arrays
+
+
+def stacks(works: Sequence[tuple[T, Work]], engine: Engine) -> Iterator[list[tuple[T, Work]]]:
+    """Works of one `shape` in stacks of about the same size, in their order; none where stacks would not pay.
+
+    How many there are in one depends on the sizes of model, mini-batches and data alone, so it is the same in
+    every repetition.
+    """
+    task, action = works[0][1].task, works[0][1].action
+    key = task.model, task.scenario.input_shape, task.scenario.classes
+    model, activations, convolves = model_bytes(*key), *activation_bytes(*key)
+    data = sum(part.x.numel() * part.x.element_size() for _, part in _parts(works[0][1]))
+    samples = 0 if action == "evaluate" else getattr(task.method, "batch_size", GRADIENT_SAMPLES)
+    own = COPIES * model + 2 * samples * activations + (data if action == "evaluate" else 0)
+    most = min(MOST, BYTES[engine] // own, DATA_BYTES // max(1, data))
+    if most < LEAST[engine] or (engine == "auto" and convolves):  # many convolutions at once are slower than each
+        return
+    for stack in evenly(works, most):
+        if len(stack) >= LEAST[engine]:
+            yield stack
+
+
+def evenly(items: Sequence[T], most: int) -> Iterator[list[T]]:
+    """Items in runs of at most `most` items, whose lengths differ by one at most."""
+    count = -(-len(items) // most)
+    bounds = [len(items) * place // count for place in range(count + 1)] if count else []
+    for start, end in pairwise(bounds):
+        yield list(items[start:end])
+
+
+def window(task: Task) -> int:
+    """How many requests may be answered before the first reply is asked for."""
+    model = model_bytes(task.model, task.scenario.input_shape, task.scenario.classes)
+    return max(1, min(MOST, BYTES["stack"] // model))
+
+
+def _forms(records: Mapping[str, Tensors]) -> Hashable:
+    return tuple(
+        (record, tuple((name, tensor.shape, tensor.dtype) for name, tensor in tensors.items()))
+        for record, tensors in sorted(records.items())
+    )
+
+
+def _parts(work: Work) -> list[tuple[str, Examples]]:
+    """The samples that an action may look at."""
+    data = work.site.data
+    held_out = [("", data.validation), *data.test.items()] if work.action == "evaluate" else []
+    return [("", data.train), *held_out]
+
+
+# ---------------------------------------------------------------------- what a stack is made of
+
+
+@dataclass(frozen=True)
+class StackedExamples(Examples):
+    """As many samples of each client: `x` (clients, n, *input_shape), `y` and `environment` (clients, n)."""
+
+    def __len__(self) -> int:
+        return self.y.shape[1]
+
+    def __getitem__(self, index: Tensor) -> "StackedExamples":
+        """By number: the same of each client (b,), or each client's own (clients, b)."""
+        if index.dtype == torch.bool:
+            raise TypeError("the clients of a stack cannot choose samples by a condition")
+        if index.dim() == 1:
+            index = index.expand(len(self.y), -1)
+        first = torch.arange(len(self.y), device=index.device)[:, None] * len(self)
+        rows, size = (first + index).flatten(), index.shape
+
+        def chosen(values: Tensor) -> Tensor:
+            return values.flatten(0, 1).index_select(0, rows).view(*size, *values.shape[2:])
+
+        return StackedExamples(chosen(self.x), chosen(self.y), chosen(self.environment))
+
+
+register_pytree_node(  # within `vmap` one client's samples
+    StackedExamples, lambda e: ([e.x, e.y, e.environment], None), lambda parts, _: Examples(*parts)
+)
+
+
+class _Linear(nn.Linear):
+    """A linear layer to be mapped over weights, whose gradient comes to lie in memory as the weights do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.weight @ x.mT).mT + self.bias
+
+
+class StackNetwork(Network):
+    """A `Network` to be mapped over weights."""
+
+    def __init__(self, *settings: Any) -> None:
+        super().__init__(*settings)
+        for layer in self._model.modules():
+            if type(layer) is nn.Linear:
+                layer.__class__ = _Linear
+
+
+@lru_cache(maxsize=8)
+def _network(*settings: Any) -> StackNetwork:
+    return StackNetwork(*settings)
+
+
+class StackedData:
+    """The training data of stacks, held for the next round as long as there is room."""
+
+    def __init__(self) -> None:
+        self._held: OrderedDict[tuple[int, ...], StackedExamples] = OrderedDict()
+
+    def train(self, works: Sequence[Work]) -> StackedExamples:
+        """The clients' training data."""
+        key = tuple(id(work.site) for work in works)
+        if key not in self._held:
+            self._held[key] = _examples([work.site.data.train for work in works])
+            while sum(held.x.numel() * held.x.element_size() for held in self._held.values()) > DATA_BYTES:
+                self._held.popitem(last=False)
+                if not self._held:
+                    return _examples([work.site.data.train for work in works])
+        return self._held[key]
+
+    def clear(self) -> None:
+        """Let go of all."""
+        self._held.clear()
+
+
+def _examples(parts: Sequence[Examples]) -> StackedExamples:
+    x, y, environment = zip(*((part.x, part.y, part.environment) for part in parts), strict=True)
+    return StackedExamples(torch.stack(x), torch.stack(y), torch.stack(environment))
+
+
+def _stacked(records: Sequence[Mapping[str, Tensors]]) -> dict[str, Tensors]:
+    """Each client's records as one of a stack; what is the same for all takes no more memory than one."""
+
+    def one(tensors: list[Tensor]) -> Tensor:
+        first = tensors[0]
+        if any(tensor is not first for tensor in tensors):
+            return torch.stack(tensors)
+        return first.expand(len(tensors), *first.shape)
+
+    return {
+        record: {name: one([own[record][name] for own in records]) for name in tensors}
+        for record, tensors in records[0].items()
+    }
+
+
+# ---------------------------------------------------------------------- its work
+
+
+def answers(half: type[Client[Any]], works: Sequence[Work], train: StackedExamples) -> list[tuple[Reply, Kept]]:
+    """The reply of each client of a stack, and what it keeps from now on. Raises what the half raises.
+
+    Nothing is changed: what is kept counts once it is stored.
+    """
+    first, count = works[0], len(works)
+    data = ClientData(train, train, {})
+    if first.action == "evaluate":
+        parts = [work.site.data for work in works]
+        test = {name: _examples([own.test[name] for own in parts]) for name in parts[0].test}
+        data = ClientData(train, _examples([own.validation for own in parts]), test)
+    net = first.site.network
+    site = Site(
+        "",
+        data,
+        _network(net.settings, net.input_shape, net.classes, net.device),
+        first.site.seed,
+        tuple(work.site.client for work in works),
+    )
+    before = _stacked([work.before for work in works])
+    received = replace(
+        first.received,
+        arrays=_stacked([work.received.arrays for work in works]),
+        references=[
+            _stacked([{"": work.received.references[place]} for work in works])[""]
+            for place in range(len(first.received.references))
+        ],
+    )
+    client = half(site, first.task.method, dict(before))
+    replies = _replies(client.answer(first.action, received), count)
+    changed = {name: tensors for name, tensors in client.kept.items() if tensors is not before.get(name)}
+    # Copies, since a part of a stack would hold the memory of all of it.
+    own = {name: [_copies(tensors) for tensors in _apart(found, count)] for name, found in changed.items()}
+    kept = [
+        {name: own[name][place] if name in own else work.before[name] for name in client.kept}
+        for place, work in enumerate(works)
+    ]
+    return list(zip(replies, kept, strict=True))
+
+
+def _replies(reply: Reply, count: int) -> list[Reply]:
+    arrays = {name: _apart(tensors, count) for name, tensors in reply.arrays.items()}
+    metrics = {
+        name: value.tolist() if isinstance(value, Tensor) else [value] * count
+        for name, value in reply.metrics.items()
+    }
+    return [
+        Reply(
+            {name: found[place] for name, found in arrays.items()},
+            {name: values[place] for name, values in metrics.items()},
+            reply.settings,
+        )
+        for place in range(count)
+    ]
+
+
+def _apart(tensors: Tensors, count: int) -> list[Tensors]:
+    """Each client's tensors of a stack's. One without axes, such as a number of steps, is the same for all."""
+    parts = {
+        name: tensor.detach().unbind() if tensor.dim() else (tensor.detach(),) * count
+        for name, tensor in tensors.items()
+    }
+    if wrong := [name for name, own in parts.items() if len(own) != count]:
+        raise ValueError(f"{wrong[0]!r} has no part for each of the {count} clients of the stack")
+    return [{name: own[place] for name, own in parts.items()} for place in range(count)]
+
+
+def _copies(tensors: Tensors) -> Tensors:
+    return {name: tensor.clone() for name, tensor in tensors.items()}

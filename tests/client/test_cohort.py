@@ -1,0 +1,199 @@
+"""Stacks of clients: which clients make one, what goes in and what comes out."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from toys import Toy, toy_config
+
+from client import cohort
+from client.cohort import StackedExamples, evenly
+from client.host import Host
+from common.config import RunConfig, load_config
+from common.data.examples import ClientData, Examples
+from common.memory import activation_bytes
+from common.model_settings import model_settings
+from common.models import Tensors
+from server.folder import RunFolder
+from server.local import LocalRuntime
+from server.study.version import config_digest
+
+Sizes = list[tuple[str, int]]
+
+
+@pytest.fixture
+def sizes(monkeypatch: pytest.MonkeyPatch) -> Sizes:
+    """The action and the number of clients of every stack that has answered."""
+    found: Sizes = []
+    together = Host._together
+
+    def seen(self: Host, stack: Any) -> Any:
+        replies = together(self, stack)
+        found.append((stack[0][1].action, len(replies)))
+        return replies
+
+    monkeypatch.setattr(Host, "_together", seen)
+    return found
+
+
+def trained(config: RunConfig, path: Path) -> dict[str, Tensors]:
+    """Every tensor file of a run."""
+    LocalRuntime(config).run(RunFolder.create(path, config))
+    return tensors(path)
+
+
+def tensors(path: Path) -> dict[str, Tensors]:
+    last = RunFolder(path).checkpoints()[-1]
+    places = [path / "models", path / "checkpoint" / f"round-{last}"]
+    found = [file for place in places for file in place.rglob("*.safetensors")]
+    return {f"{file.parent.name}/{file.name.split('.')[0]}": load_file(file) for file in found}
+
+
+def gap(one: dict[str, Tensors], other: dict[str, Tensors]) -> float:
+    """The largest difference of two runs' tensors."""
+    assert one.keys() == other.keys()
+    return max(float((one[n][k] - other[n][k]).abs().max()) for n in one for k in one[n])
+
+
+def ditto(engine: str, clients: int = 8, **options: Any) -> RunConfig:
+    options = {"rounds": 2, "scenario": {"name": "toy", "clients": clients}, **options}
+    return toy_config("ditto", f"cohort_engine={engine}", **options)
+
+
+@pytest.mark.parametrize(
+    ("count", "most", "runs"), [(0, 3, []), (3, 3, [3]), (8, 3, [2, 3, 3]), (4, 3, [2, 2]), (5, 1, [1] * 5)]
+)
+def test_items_are_cut_evenly_and_in_order(count: int, most: int, runs: list[int]) -> None:
+    cut = list(evenly(range(count), most))
+    assert [len(run) for run in cut] == runs
+    assert [item for run in cut for item in run] == list(range(count))
+
+
+def test_each_client_of_a_stack_gets_its_own_samples() -> None:
+    x, y = torch.arange(24.0).view(2, 4, 3), torch.arange(8).view(2, 4)
+    examples = StackedExamples(x, y, -y)
+    assert len(examples) == 4
+    own, same = examples[torch.tensor([[3, 0], [1, 1]])], examples[torch.tensor([2])]
+    assert own.y.tolist() == [[3, 0], [5, 5]]
+    assert own.environment.tolist() == [[-3, 0], [-5, -5]]
+    assert torch.equal(own.x, torch.stack([x[0][[3, 0]], x[1][[1, 1]]]))
+    assert same.y.tolist() == [[2], [6]]
+    with pytest.raises(TypeError, match="cannot choose samples by a condition"):
+        examples.by_environment()
+
+
+def test_stacks_of_a_bounded_size_come_out_the_same_each_time(
+    tmp_path: Path, sizes: Sizes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cohort, "MOST", 3)
+    first = trained(ditto("stack"), tmp_path / "first")
+    assert sizes[:3] == [("train", 2), ("train", 3), ("train", 3)]
+    seen, sizes[:] = list(sizes), []
+    assert gap(first, trained(ditto("stack"), tmp_path / "again")) == 0
+    assert sizes == seen
+    assert gap(first, trained(ditto("loop"), tmp_path / "loop")) < 1e-5
+
+
+def test_the_data_of_a_stack_are_bounded(tmp_path: Path, sizes: Sizes, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = 40 * 2 * 4
+    monkeypatch.setattr(cohort, "DATA_BYTES", 4 * own)
+    found = trained(ditto("stack"), tmp_path / "stack")
+    assert {size for action, size in sizes if action == "train"} == {4}
+    assert "evaluate" not in dict(sizes)  # four times as much: less than two clients
+    assert gap(found, trained(ditto("loop"), tmp_path / "loop")) < 1e-5
+
+
+def test_clients_with_other_numbers_of_samples_are_other_stacks(
+    tmp_path: Path, sizes: Sizes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client_data = Toy.client_data
+
+    def cut(self: Toy, client: int, seed: int, root: Path | None) -> ClientData:
+        data = client_data(self, client, seed, root)
+        count = (40, 30, 40, 30, 40, 30, 40, 20)[client]
+        train = Examples(data.train.x[:count], data.train.y[:count], data.train.environment[:count])
+        return ClientData(train, data.validation, data.test)
+
+    monkeypatch.setattr(Toy, "client_data", cut)
+    found = trained(ditto("stack"), tmp_path / "stack")
+    assert sizes[:2] == [("train", 4), ("train", 3)]  # and one alone
+    assert gap(found, trained(ditto("loop"), tmp_path / "loop")) < 1e-5
+
+
+@pytest.mark.parametrize("method", ["ditto", "fedpin"])
+def test_a_resumed_run_of_stacks_equals_an_unbroken_one(method: str, tmp_path: Path) -> None:
+    config = toy_config(method, "cohort_engine=stack", participation=0.75, rounds=5)
+    unbroken = trained(config, tmp_path / "unbroken")
+    broken = RunFolder.create(tmp_path / "broken", config)
+
+    class Killed(Exception):  # noqa: N818
+        pass
+
+    def kill(progress: Any) -> None:
+        if progress.round == 3:
+            raise Killed
+
+    with pytest.raises(Killed):
+        LocalRuntime(config).run(broken, None, kill)
+    origin = broken.load_checkpoint()
+    broken.cut_log(origin.log_bytes)
+    LocalRuntime(config).run(broken, origin)
+    assert gap(unbroken, tensors(broken.path)) == 0
+    assert RunFolder(tmp_path / "unbroken").rows() == broken.rows()
+
+
+def test_who_keeps_something_is_no_stack_with_who_does_not_yet(tmp_path: Path, sizes: Sizes) -> None:
+    """And with Adam, clients that have taken other numbers of steps are other stacks."""
+    settings = ("preset=code", "batch_size=10", "checkpoint_every=9")
+    runs = []
+    for engine in ("stack", "loop"):
+        config = toy_config(
+            "irm", *settings, f"cohort_engine={engine}", participation=0.5, rounds=4,
+            scenario={"name": "toy", "clients": 8},
+        )  # fmt: skip
+        runs.append(trained(config, tmp_path / engine))
+    assert len([action for action, _ in sizes if action == "train"]) > config.rounds
+    assert gap(*runs) < 1e-5
+
+
+def test_auto_stacks_many_small_clients_alone(tmp_path: Path, sizes: Sizes) -> None:
+    found = [trained(ditto(engine, 4), tmp_path / f"4-{engine}") for engine in ("auto", "loop")]
+    assert gap(*found) == 0
+    assert not sizes
+    trained(ditto("auto", 8), tmp_path / "8")
+    assert sizes[0] == ("train", 8)
+    sizes.clear()
+    trained(ditto("auto", 8, model={"name": "mlp", "hidden": (600, 600)}, rounds=1), tmp_path / "large")
+    assert not sizes
+
+
+def test_a_convolution_is_noticed_and_its_outputs_are_counted() -> None:
+    mlp = activation_bytes(model_settings({"name": "mlp", "hidden": (8,)}), (2,), 3)
+    assert mlp == (4 * (2 + 2 + 8 + 8 + 3), False)  # sample, flattened, linear, ReLU, logits
+    assert activation_bytes(model_settings({"name": "cnn-small"}), (1, 28, 28), 10)[1]
+
+
+def test_only_another_engine_than_the_loop_changes_a_runs_name() -> None:
+    names = {engine: config_digest(ditto(engine)) for engine in ("loop", "stack", "auto")}
+    assert len(set(names.values())) == 3
+    silent = load_config(options={"method": "ditto", "scenario": "colored-digits"})
+    assert silent.cohort_engine == "loop"
+
+
+def test_rankings_and_splits_of_a_stack_are_each_clients_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Toy, "ranking_batch", property(lambda _: 10))
+    references = toy_config("references", rounds=1)
+    LocalRuntime(references).run(folder := RunFolder.create(tmp_path / "references", references))
+    file = folder.path / "models" / "references.safetensors"
+    rows = []
+    for engine in ("loop", "stack"):
+        config = toy_config("fedavg", f"cohort_engine={engine}", f'references="{file}"', rounds=2)
+        trained(config, tmp_path / engine)
+        kinds = ("ranking", "split")
+        rows.append([row for row in RunFolder(tmp_path / engine).rows() if row["kind"] in kinds])
+    assert rows[0] == rows[1]
+    assert {row["kind"] for row in rows[0]} == set(kinds)
