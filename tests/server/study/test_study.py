@@ -79,6 +79,7 @@ CHANGES = {
     "participation": st.floats(0.1, 0.9),
     "evaluate_every": st.integers(1, 9),
     "quorum": st.floats(0.6, 1),
+    "cohort_engine": st.sampled_from(["stack", "auto"]),
     "largest": st.floats(1e3, 1e8),
     "most_examples": st.integers(10, 10**6),
     "most_items": st.integers(1, 99),
