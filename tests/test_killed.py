@@ -23,7 +23,7 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
     LocalRuntime(config).run(RunFolder.create(tmp_path / "unbroken", config))
 
     path = tmp_path / "killed"
-    arguments = ["run", "--rounds", "120", "--out", str(path)]
+    arguments = ["run", "--method", "ditto", "--rounds", "120", "--out", str(path)]
     for setting in settings:
         arguments += ["--set", setting]
     moment = random.Random(0)

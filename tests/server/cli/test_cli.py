@@ -51,7 +51,7 @@ def test_run_ends_in_a_table_and_leaves_a_folder(here: Path) -> None:
         assert word in result.stdout
     assert "best on test" not in result.stdout
     found = {path.name for path in (here / "one").iterdir()}
-    assert found == {".lock", "config.toml", "metrics.jsonl", "summary.json", "checkpoint", "models"}
+    assert found == {".lock", "config.toml", "log.jsonl", "metrics.jsonl", "summary.json", "checkpoint", "models"}
 
 
 def test_command_line_beats_file_and_settings_beat_both(here: Path) -> None:
