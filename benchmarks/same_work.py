@@ -8,8 +8,8 @@ the contenders take turns. The timed rounds leave out the first one (data, warm-
 checkpoint). Efficiency is the bare loop's CPU seconds in them divided by those of the contender: the median over
 the repeats, each beside the bare loop of its own repeat.
 
-checkpoint). Efficiency is the bare loop's CPU seconds in them divided by those of the contender: the median over all
-repeats, each beside the bare loop of its own repeat.
+A contender is a function of a workload and an empty folder, listed in `CONTENDERS`. It runs in a process of its
+own, and gives its figures and final tensors. Needs Linux (`/proc`).
 """
 
 import argparse
