@@ -62,6 +62,8 @@ class Workload:
     batch_size: int
     timed_rounds: int
     method: dict[str, Any] = field(default_factory=lambda: {"name": "fedavg"})
+    without: tuple[str, ...] = ()
+    """Contenders whose parameters cannot be compared with the others'."""
 
     def config(self, engine: str = "loop") -> RunConfig:
         """The run, evaluated and saved at the very end alone."""
@@ -96,7 +98,8 @@ WORKLOADS = {
     "cnn": Workload(
         "cnn-small, 10 clients x 200 samples of 28x28, batch 20",
         {"clients": 10, "samples": 200, "shape": (1, 28, 28)}, {"name": "cnn-small"},
-        batch_size=20, timed_rounds=6,
+        # Here rounding grows: in float64 stack and loop agree, in float32 they are 1e-3 apart after 80 steps.
+        batch_size=20, timed_rounds=6, without=("stack",),
     ),
     "skewed": Workload(
         "MLP 64-32-10, 50 clients with 8 to 80 samples, batch 8",
@@ -254,7 +257,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="perennial-benchmark-") as folder:
         for name in [options.workload] if options.workload else WORKLOADS:
             try:
-                found = compare(name, contenders, options.repeats, Path(folder))
+                here = [contender for contender in contenders if contender not in WORKLOADS[name].without]
+                found = compare(name, here, options.repeats, Path(folder))
             except Differs as error:
                 sys.exit(f"same_work: {error}")
             rows += found
