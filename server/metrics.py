@@ -1,9 +1,11 @@
 """What a run tells Prometheus, from the events of its own log."""
 
 import json
+import time
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -37,7 +39,7 @@ class RunMetrics:
     """
 
     def __init__(self, log: Path, *, clients: bool = False) -> None:
-        self._tail, self._clients = Tail(log), clients
+        self._tail, self._clients, self._asked = Tail(log), clients, Event()
         self._registry = registry = CollectorRegistry()
         self.seconds = Histogram(
             "perennial_round_duration_seconds",
@@ -84,9 +86,17 @@ class RunMetrics:
 
     def collect(self) -> Iterable[Metric]:
         """Everything as it is now."""
+        self._asked.set()
         for line in self._tail.lines():
             self._add(json.loads(line))
         return self._registry.collect()
+
+    def tell_end(self, seconds: float) -> None:
+        """Wait for one more question, so long at most, if there was any: how a run ended is told only while we run."""
+        if self._asked.is_set():
+            self._asked.clear()
+            if self._asked.wait(seconds):
+                time.sleep(1)  # the answer has to leave
 
     def _add(self, row: Mapping[str, Any]) -> None:
         event = row.get("event")

@@ -5,6 +5,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from client.serving.models import NAME, Catalogue
 
 BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
+COUNTED = ("OK", "INTERNAL", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED")
+"""Of how a request ends, what is counted from 0."""
 
 
 class ServingMetrics:
@@ -43,6 +45,10 @@ class ServingMetrics:
             ["model", "environment"],
             registry=registry,
         )
+
+        for protocol in ("grpc", "http"):  # a rate sees no first failure of a counter that begins with it
+            for code in COUNTED:
+                self.requests.labels(protocol, code)
 
     def show(self, catalogue: Catalogue) -> None:
         """What is served now."""

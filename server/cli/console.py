@@ -38,6 +38,8 @@ class Working:
 
     folder: RunFolder | None = None
     """The run folder that it writes."""
+    at_end: Callable[[], None] | None = None
+    """What is left to do when everything is said, unless Ctrl-C ended it."""
 
     def hint(self) -> str:
         """What to do with the run folder of a run that was broken off."""
@@ -60,6 +62,7 @@ def sentences() -> Iterator[Working]:
     except (typer.Exit, typer.Abort, click.ClickException):
         raise
     except KeyboardInterrupt:
+        working.at_end = None
         _end(f"interrupted{working.hint()}", 130)
     except Exception as error:
         if os.environ.get("PERENNIAL_DEBUG", "0") not in ("", "0"):
@@ -83,6 +86,9 @@ def sentences() -> Iterator[Working]:
             f"traceback{kept}; please send it to whoever maintains this copy of perennial (CONTRIBUTING.md)",
             1,
         )
+    finally:
+        if working.at_end:
+            working.at_end()
 
 
 def _out_of_memory(error: BaseException) -> bool:

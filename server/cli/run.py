@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from contextlib import AbstractContextManager, ExitStack
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
     from server.deployment.remote import Connection
     from server.folder import Checkpoint, RunFolder
     from server.local import LocalRuntime
+
+LAST_QUESTION = 60.0
+"""Seconds for which a command that has ended waits for Prometheus, which asks every 15 to 60 seconds."""
 
 LOADING = "loading PyTorch and the data"
 FIRST = "demo/fedsdr"
@@ -140,7 +144,7 @@ def run(
         path = folder or Path(default_out(complete))
         RunFolder(path).must_be_free()
         RunFolder(path).must_be_empty()
-        _expose(metrics, path, metrics_clients)
+        _expose(metrics, path, metrics_clients, working)
         if complete.runtime == "local":
             _train(complete, path, working, as_json, track)
             if first and not folder and not as_json and not fedavg_beside(path, complete):
@@ -174,7 +178,7 @@ def resume(
             raise UserError(
                 f"{folder} has ended: all {config.rounds} rounds are done (perennial show run {folder})"
             )
-        _expose(metrics, folder, metrics_clients)
+        _expose(metrics, folder, metrics_clients, working)
         if config.runtime == "local":
             with opened.held() as died, watching(config, LOADING, as_json) as watch:
                 if died:
@@ -193,8 +197,8 @@ def resume(
         print_run(folder, as_json, oracle=False)
 
 
-def _expose(metrics: str, folder: Path, clients: bool) -> None:
-    """Answer Prometheus, if it is wanted, as long as this command runs."""
+def _expose(metrics: str, folder: Path, clients: bool, working: Working) -> None:
+    """Answer Prometheus, if it is wanted, as long as this command runs, and until it has heard of the end."""
     if not metrics:
         if clients:
             raise UserError("--metrics-clients goes with --metrics HOST:PORT")
@@ -207,8 +211,10 @@ def _expose(metrics: str, folder: Path, clients: bool) -> None:
     from server.metrics import RunMetrics
 
     registry = CollectorRegistry()
-    registry.register(RunMetrics(RunFolder(folder).events, clients=clients))
+    run = RunMetrics(RunFolder(folder).events, clients=clients)
+    registry.register(run)
     expose(registry, Address.parse(metrics, "--metrics", "127.0.0.1:9464"))
+    working.at_end = partial(run.tell_end, LAST_QUESTION)
 
 
 def _train(config: RunConfig, path: Path, working: Working, quiet: bool, track: Tracker | None = None) -> None:

@@ -3,8 +3,10 @@
 import json
 import subprocess
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from threading import Thread
 from typing import Any
 from urllib.request import urlopen
 
@@ -12,12 +14,14 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 from toys import toy_config
+from typer import Exit
 from typer.testing import CliRunner
 
 from common.errors import RunStopped, UserError
 from common.exposition import expose
 from common.logs import is_json, set_format, tell
 from common.superlink import Address
+from server.cli.console import sentences
 from server.cli.main import app
 from server.folder import RunFolder
 from server.local import LocalRuntime
@@ -123,6 +127,37 @@ def test_a_run_that_stops_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     told = (tmp_path / "run" / "log.jsonl").read_text()
     tell("of no run")
     assert (tmp_path / "run" / "log.jsonl").read_text() == told
+
+
+def test_a_command_waits_until_the_end_of_its_run_is_asked_for(tmp_path: Path) -> None:
+    log, registry = tmp_path / "log.jsonl", CollectorRegistry()
+    run = RunMetrics(log)
+    registry.register(run)
+    run.tell_end(3600)  # nobody asks, nobody waits
+    port = expose(registry, Address("127.0.0.1", 0))
+    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60):
+        log.write_text(json.dumps({"event": "stopped"}) + "\n")
+    end = Thread(target=run.tell_end, args=(3600,), daemon=True)
+    end.start()
+    end.join(0.2)
+    assert end.is_alive()
+    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
+        assert "perennial_stopped 1.0" in answer.read().decode()
+    end.join(60)
+    assert not end.is_alive()
+
+
+@pytest.mark.parametrize(("error", "told"), [(None, 1), (RunStopped("why"), 1), (KeyboardInterrupt(), 0)])
+def test_what_is_left_to_do_follows_the_sentence_unless_interrupted(
+    error: BaseException | None, told: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = []
+    with suppress(Exit), sentences() as working:
+        working.at_end = lambda: said.append(capsys.readouterr().err)
+        if error:
+            raise error
+    assert len(said) == told
+    assert all("the run stopped: why" in text for text in said if error)
 
 
 def test_a_port_that_is_taken_is_said() -> None:
