@@ -92,7 +92,7 @@ class RunMetrics:
         return self._registry.collect()
 
     def tell_end(self, seconds: float) -> None:
-        """Wait for one more question, so long at most, if there was any: how a run ended is told only while we run."""
+        """Wait for one more question, `seconds` at most, if there ever was one: whoever asks learns of the end."""
         if self._asked.is_set():
             self._asked.clear()
             if self._asked.wait(seconds):
