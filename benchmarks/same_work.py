@@ -98,7 +98,7 @@ WORKLOADS = {
     "cnn": Workload(
         "cnn-small, 10 clients x 200 samples of 28x28, batch 20",
         {"clients": 10, "samples": 200, "shape": (1, 28, 28)}, {"name": "cnn-small"},
-        # In float64 stack and loop agree; in float32 they were 1e-3 apart after 80 steps, which we put down to rounding.
+        # In float64 stack and loop agree; in float32 they were 1e-3 apart after 80 steps, we think by rounding.
         batch_size=20, timed_rounds=6, without=("stack",),
     ),
     "skewed": Workload(
