@@ -38,6 +38,8 @@ class Working:
 
     folder: RunFolder | None = None
     """The run folder that it writes."""
+    deployed: bool = False
+    """Whether this command only watches the run, which a SuperLink has."""
     at_end: Callable[[], None] | None = None
     """What is left to do when everything is said, unless Ctrl-C ended it."""
 
@@ -63,7 +65,10 @@ def sentences() -> Iterator[Working]:
         raise
     except KeyboardInterrupt:
         working.at_end = None
-        _end(f"interrupted{working.hint()}", 130)
+        what = working.hint()
+        if working.deployed and working.folder and working.folder.path.is_dir():
+            what = f"; the run goes on at the SuperLink and in {working.folder.path}"
+        _end(f"interrupted{what}", 130)
     except Exception as error:
         if os.environ.get("PERENNIAL_DEBUG", "0") not in ("", "0"):
             traceback.print_exc()

@@ -151,7 +151,7 @@ def run(
                 reference = load_config(path / "config.toml", {"method": REFERENCE})
                 _train(reference, Path(default_out(reference)), working, as_json)
         else:
-            working.folder = RunFolder(path)
+            working.folder, working.deployed = RunFolder(path), complete.runtime == "deployment"
             _run_on_flower(complete, path, connected(superlink, ca, insecure), as_json, track=track)
         print_run(path, as_json, oracle, report)
 
@@ -193,6 +193,7 @@ def resume(
             _origin(opened, config)
             for word in ("error.txt", "summary.json"):  # of its end before; whoever follows would take it for this
                 (folder / word).unlink(missing_ok=True)
+            working.deployed = config.runtime == "deployment"
             _run_on_flower(config, folder, connected(superlink, ca, insecure), as_json, resume=True)
         print_run(folder, as_json, oracle=False)
 

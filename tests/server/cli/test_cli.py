@@ -503,6 +503,23 @@ def test_whatever_is_raised_is_a_sentence_and_a_traceback_on_request(
     assert (here / "one" / "traceback.txt").exists() == (code == 1)
 
 
+@pytest.mark.parametrize(
+    ("runtime", "word"), [("deployment", "the run goes on at the"), ("simulation", "start the")]
+)
+def test_a_deployed_run_outlives_the_command_that_watches_it(
+    runtime: str, word: str, monkeypatch: pytest.MonkeyPatch, here: Path
+) -> None:
+    def interrupted(config: Any, path: Path, *_: object, **__: object) -> None:
+        RunFolder.create(path, config)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("server.cli.run._run_on_flower", interrupted)
+    result = call("run", *TOY, "--runtime", runtime, "--superlink", "127.0.0.1:9", "--insecure", "--out", "one")
+    assert result.exit_code == 130, result.output
+    assert word in result.stderr
+    assert "perennial resume" not in result.stderr
+
+
 def test_what_is_broken_off_names_its_folder_and_what_can_be_done(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
