@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
+from re import sub
 from statistics import fmean
 
 from common.data.scenarios import SCENARIOS
@@ -102,6 +103,7 @@ def _section(finding: Finding, folder: Path) -> str:
     page = METHODS[key].module() + ".md"
     command = shlex.join(["perennial", "demo", "--only", key])
     recipe = shlex.join(["perennial", "run", "--recipe", f"demo/{key}"])
+    settings = sub("`(.+?)`", r"<code>\1</code>", escape(claim.found))
     return (
         f'<section id="{key}"><h2>{escape(finding.claim.method.title)} '
         f'<span class="verdict {"" if finding.holds else "not"}">{finding.verdict}</span></h2>\n'
@@ -110,7 +112,7 @@ def _section(finding: Finding, folder: Path) -> str:
         f"<p>{_sentence(finding)}</p>"
         + "".join(f"<p>{escape(trouble)}</p>" for trouble in finding.troubles)
         + f"<p>Data: {escape(scenario.title)}; {len(scenario.client_ids)} clients.</p>\n"
-        f"<p>Settings: {escape(claim.found)}</p>\n"
+        f"<p>Settings: {settings}</p>\n"
         f"<p>This row again: <code>{escape(command)}</code>. One run of the method: "
         f"<code>{escape(recipe)}</code>.</p>\n"
         f"<p>{escape(METHODS[key].source)}. {_linked(page, folder)}</p></div></div></section>"
