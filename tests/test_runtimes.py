@@ -43,7 +43,7 @@ def config_for(method: str, runtime: str, *settings: str) -> RunConfig:
 @pytest.fixture(scope="module")
 def local(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folders = {}
-    for method in ("fedavg", "ditto"):
+    for method in ("fedavg", "ditto", "fedsdr"):
         path = tmp_path_factory.mktemp("local") / method
         config = config_for(method, "local")
         LocalRuntime(config).run(RunFolder.create(path, config))
@@ -116,10 +116,10 @@ def test_flwr_run_in_simulation_equals_local(
     local: dict[str, Path], newcomer: dict[str, str], tmp_path: Path
 ) -> None:
     command = """flwr run . --stream --run-config 'set="scenario.clients=2"'"""
-    printed = typed(command, newcomer, tmp_path / "ditto")
-    assert (tmp_path / "ditto" / "summary.json").exists(), printed
-    assert_equal_runs(local["ditto"], tmp_path / "ditto")
-    assert RunFolder(tmp_path / "ditto").config() == config_for("ditto", "simulation")
+    printed = typed(command, newcomer, tmp_path / "fedsdr")
+    assert (tmp_path / "fedsdr" / "summary.json").exists(), printed
+    assert_equal_runs(local["fedsdr"], tmp_path / "fedsdr")
+    assert RunFolder(tmp_path / "fedsdr").config() == config_for("fedsdr", "simulation")
 
 
 def test_flwr_run_with_too_few_simulated_nodes_says_so(newcomer: dict[str, str], tmp_path: Path) -> None:
@@ -145,9 +145,9 @@ def test_flwr_run_with_flower_s_own_supernodes_equals_local(
     local: dict[str, Path], site: Deployment, tmp_path: Path
 ) -> None:
     command = """flwr run . deployment --stream --run-config 'set="scenario.clients=2"'"""
-    printed = typed(command, site.connection.environment, tmp_path / "ditto")
-    assert (tmp_path / "ditto" / "summary.json").exists(), printed
-    assert_equal_runs(local["ditto"], tmp_path / "ditto")
+    printed = typed(command, site.connection.environment, tmp_path / "fedsdr")
+    assert (tmp_path / "fedsdr" / "summary.json").exists(), printed
+    assert_equal_runs(local["fedsdr"], tmp_path / "fedsdr")
 
 
 def test_deployment_equals_local(local: dict[str, Path], site: Deployment, tmp_path: Path) -> None:

@@ -555,8 +555,10 @@ def test_under_more_load_than_it_can_take_everybody_gets_an_answer(
         found = Counter(status for status, _ in callers.map(lambda _: one.ask(INFER, rows()), range(100)))
     assert found.keys() == {200, 429}
     assert one.ask(INFER, rows())[0] == 200
-    assert one.metric("perennial_inference_requests_total", code="OK") == found[200] + 1
-    assert one.metric("perennial_inference_requests_total", code="RESOURCE_EXHAUSTED") == found[429]
+    assert one.metric("perennial_inference_requests_total", protocol="http", code="OK") == found[200] + 1
+    assert (
+        one.metric("perennial_inference_requests_total", protocol="http", code="RESOURCE_EXHAUSTED") == found[429]
+    )
 
 
 def test_a_body_that_is_too_long_is_not_read(open_server: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
