@@ -79,6 +79,29 @@ def records_in(data: bytes) -> dict[str, Tensors]:
     return divided(_decoded(data)[0])
 
 
+def added(path: Path, offset: int) -> tuple[bytes, int]:
+    """Whole lines that were written to a file after a byte offset, and the offset after them."""
+    if not path.exists():
+        return b"", offset
+    with path.open("rb") as file:
+        file.seek(offset)
+        text = file.read()
+    whole = text[: text.rfind(b"\n") + 1]
+    return whole, offset + len(whole)
+
+
+class Tail:
+    """The lines that are added to a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._at = path, 0
+
+    def lines(self) -> list[str]:
+        """Whole lines since the last look."""
+        whole, self._at = added(self._path, self._at)
+        return whole.decode(errors="replace").splitlines()
+
+
 def private_folder(path: Path) -> Path:
     """A folder that nobody else enters (0700), whatever the umask; what is missing above it is made like it.
 

@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 
 from common.config import RunConfig, load_config, sentence
 from common.errors import UserError
-from common.files import load_records, load_tensors, save_records, save_tensors, sync, write_text, writing
+from common.files import added, load_records, load_tensors, save_records, save_tensors, sync, write_text, writing
 from common.logs import logged_to
 from common.privacy import Clipping
 from server.summary import summarise
@@ -222,13 +222,8 @@ class RunFolder:
 
         Raises `UserError` as `rows` does.
         """
-        if not self.log.exists():
-            return [], offset
-        with self.log.open("rb") as file:
-            file.seek(offset)
-            text = file.read()
-        whole = text[: text.rfind(b"\n") + 1]
-        return self._decoded(whole, offset), offset + len(whole)
+        whole, end = added(self.log, offset)
+        return self._decoded(whole, offset), end
 
     def _decoded(self, text: bytes, offset: int = 0) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = []

@@ -11,25 +11,9 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import Metric
 
+from common.files import Tail
+
 BUCKETS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
-
-
-class Tail:
-    """The lines that are added to a file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self._at = path, 0
-
-    def lines(self) -> list[str]:
-        """Whole lines since the last look."""
-        if not self.path.exists():
-            return []
-        with self.path.open("rb") as file:
-            file.seek(self._at)
-            text = file.read()
-        whole = text[: text.rfind(b"\n") + 1]
-        self._at += len(whole)
-        return whole.decode(errors="replace").splitlines()
 
 
 class RunMetrics:

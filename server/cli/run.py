@@ -250,18 +250,18 @@ def _run_on_flower(
     resume: bool = False,
     track: Tracker | None = None,
 ) -> None:
+    from common.files import Tail
     from server.deployment.remote import simulation
-    from server.metrics import Tail
-    from server.report.track import require, tracking
+    from server.folder import RunFolder
+    from server.report.track import tracking
 
-    require(track)
     with ExitStack() as stack:
         simulated = config.runtime == "simulation"
         doing = "starting Flower's simulation" if simulated else "handing the run to the SuperLink"
         watch = stack.enter_context(watching(config, doing, quiet))
         told = stack.enter_context(tracking(track, path, config, watch.round))
         connection = stack.enter_context(simulation(path / "flower") if simulated else deployed)
-        events = Tail(path / "log.jsonl")
+        events = Tail(RunFolder(path).events)
         if resume:
             events.lines()
 
