@@ -7,15 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from common.config import RunConfig
-from common.errors import UserError
 from common.files import write_text
 from common.methods.references import FILE, ROUNDS, References
-from server.folder import RunFolder
-from server.split import CONSTANT, ERRORS, Judged, Score, Select, first, more, score, shut
+from server.split import CONSTANT, Judged, Score, Select, first, more, score, shut
 from server.study.leave import LeftOut, leave_one_out
 from server.study.prune import run_trials
 from server.study.runs import Outcome, Standing, Watch, run_all
-from server.study.sweep import best, differences, search_ranges, trials
+from server.study.sweep import best, differences, held_out, search_ranges, trials
 from server.study.version import run_name
 from server.words import percent
 
@@ -176,12 +174,8 @@ def last_counts(outcome: Outcome) -> dict[str, Any] | None:
     """The headline model's row of counts after the last round; None where there is none."""
     if not outcome.summary:
         return None
-    try:
-        rows = RunFolder(outcome.path).rows()
-    except UserError:
-        return None
     model = outcome.config.method.evaluates[-1]
-    found = (row for row in reversed(rows) if row.get("kind") == "split" and row.get("model") == model)
+    found = (row for row in reversed(outcome.rows()) if row.get("kind") == "split" and row.get("model") == model)
     return next(found, None)
 
 
@@ -204,7 +198,7 @@ def advice(outcomes: Mapping[str, Sequence[Outcome]]) -> str:
         far = "more" if more(top, second) else "no more"
         points = percent(top.score - second.score)
         text += f", {points} points and {far} than two standard errors before {order[1]}"
-    far = "more" if top.mean - top.constant_mean > ERRORS * top.mean_error else "no more"
+    far = "more" if top.informed else "no more"
     text += (
         f"; the best constant has {percent(top.constant)} %, and the mean over right and wrong samples is "
         f"{percent(top.mean - top.constant_mean)} points and {far} than two standard errors above a constant's"
@@ -293,13 +287,8 @@ def keep(outcomes: Sequence[Outcome], verdict: Verdict, folder: Path) -> list[Pa
         chosen = outcomes[verdict.trial].config
         write_text(files[-1], chosen.model_copy(update={"references": ""}).toml())
     ranges = search_ranges(type(config.method))
-    judged = {
-        number: (last.validation, 0.0)
-        for number, outcome in enumerate(outcomes)
-        if (last := outcome.selected("final")) and last.validation is not None
-    }
-    if verdict.judged:
-        judged = {number: (found.score, found.error) for number, found in verdict.judged.items()}
+    judged = {number: (found.score, found.error) for number, found in verdict.judged.items()}
+    judged = judged or {number: (accuracy, 0.0) for number, accuracy in held_out(outcomes).items()}
     if judged:
         files.append(folder / f"{stem}.svg")
         tried = {name: [getattr(outcomes[n].config.method, name) for n in judged] for name in ranges}

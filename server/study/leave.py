@@ -12,8 +12,6 @@ from statistics import fmean
 from typing import Any
 
 from common.config import RunConfig
-from common.errors import UserError
-from server.folder import RunFolder
 from server.study.runs import Outcome, Watch, run_all
 
 LEAST_ENVIRONMENTS = 3
@@ -97,11 +95,7 @@ def _counts(outcome: Outcome) -> tuple[int, int]:
     """Of the environment left out: samples that the headline model gets right after the last round, and all."""
     if not outcome.summary:
         return 0, 0
-    try:
-        rows = RunFolder(outcome.path).rows()
-    except UserError:
-        return 0, 0
     model = outcome.config.method.evaluates[-1]
     wanted = {"kind": "evaluation", "round": outcome.summary.rounds, "model": model, "split": "validation"}
-    own = [row for row in rows if all(row.get(name) == value for name, value in wanted.items())]
+    own = [row for row in outcome.rows() if all(row.get(name) == value for name, value in wanted.items())]
     return sum(sum(row["correct"]) for row in own), sum(sum(row["count"]) for row in own)

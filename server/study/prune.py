@@ -12,10 +12,9 @@ from statistics import median
 from typing import TypeVar
 
 from common.config import RunConfig
-from common.errors import UserError
 from common.files import write_text
-from server.folder import PRUNED, RunFolder
-from server.split import Select, score, shut
+from server.folder import PRUNED
+from server.split import Select
 from server.study.runs import Outcome, Pruned, Standing, Watch, run_all
 from server.study.version import run_name
 from server.summary import SPLIT, Evaluation
@@ -43,8 +42,7 @@ def hopeless(outcomes: Sequence[Outcome], select: Select) -> dict[int, Pruned]:
     if round_ == first.rounds:
         return {}
     found = {number: _evaluation(outcome, round_) for number, outcome in enumerate(outcomes)}
-    rows = {number: own.split for number, own in found.items() if own.split and not shut(own.split)}
-    split = {number: own.score for number, row in rows.items() if (own := score(row))}
+    split = {number: own.score for number, evaluation in found.items() if (own := evaluation.score())}
     by = Select.by_split if split and select is Select.by_split else Select.held_out
     scores = (
         split
@@ -117,12 +115,8 @@ def run_trials(
 
 def _evaluation(outcome: Outcome, round_: int) -> Evaluation:
     """The headline model's in a round; empty where there is none. That of a run that stopped later counts, too."""
-    try:
-        rows = RunFolder(outcome.path).rows()
-    except UserError:
-        rows = []
     here = (round_, outcome.config.method.evaluates[-1])
-    wanted = (row for row in rows if row.get("kind") in ("evaluation", SPLIT))
+    wanted = (row for row in outcome.rows() if row.get("kind") in ("evaluation", SPLIT))
     return Evaluation(row for row in wanted if (row["round"], row["model"]) == here)
 
 

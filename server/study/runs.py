@@ -85,6 +85,13 @@ class Outcome:
     trouble: str = ""
     pruned: Pruned | None = None
 
+    def rows(self) -> list[dict[str, Any]]:
+        """Of its log; none where that is not there, or damaged."""
+        try:
+            return RunFolder(self.path).rows()
+        except UserError:
+            return []
+
     @property
     def waits(self) -> bool:
         """Whether there are rounds to come, in a search that may yet stop it."""

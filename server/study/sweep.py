@@ -78,13 +78,18 @@ def best(outcomes: Sequence[Outcome]) -> int | None:
 
 def equals(outcomes: Sequence[Outcome]) -> list[int]:
     """The trials that are as good as the best one, which is among them, the earliest first."""
-    scores = {
+    scores = held_out(outcomes)
+    highest = max(scores.values(), default=None)
+    return [number for number, score in scores.items() if score == highest]
+
+
+def held_out(outcomes: Sequence[Outcome]) -> dict[int, float]:
+    """The headline model's accuracy on held-out data after the last round, by trial, where there is one."""
+    return {
         number: found.validation
         for number, outcome in enumerate(outcomes)
         if (found := outcome.selected("final")) and found.validation is not None
     }
-    highest = max(scores.values(), default=None)
-    return [number for number, score in scores.items() if score == highest]
 
 
 def tie(trials: int, chosen: int | None) -> str:
