@@ -199,7 +199,8 @@ def shut(row: Row) -> str:
             f"the reference of {names[number]} is right on {100 * known:.1f} % of its own environment's held-out "
             f"samples, and a constant on {100 * guess:.1f} %"
         )
-    chosen = followers(row)
+    pairs = compared(row)
+    chosen = _strongest(pairs)
     wrong = {number: sum(kind[1] for kind in _everywhere(row["samples"][number])) for number in chosen or learnt}
     least = min(wrong, key=lambda number: wrong[number])
     if wrong[least] < LEAST_WRONG:
@@ -208,7 +209,7 @@ def shut(row: Row) -> str:
             "are needed"
         )
     if not chosen:
-        best = min(compared(row), key=lambda pair: (pair.chance, -pair.t))
+        best = min(pairs, key=lambda pair: (pair.chance, -pair.t))
         return (
             f"the references do not tell the environments apart ({names[best.harder]} is harder than "
             f"{names[best.easier]} with t = {best.t:.1f}, which is chance with probability {best.chance:.2g}, and "
@@ -219,9 +220,9 @@ def shut(row: Row) -> str:
 
 def gate(row: Row) -> dict[str, Any]:
     """Whether the counts are used, if not why, and by which comparisons, as plain data."""
-    reason = shut(row)
-    pairs = [asdict(pair) for pair in compared(row)] if len(row["environments"]) > 1 else []
-    return {"open": not reason, "reason": reason, "followers": followers(row), "pairs": pairs}
+    reason, pairs = shut(row), compared(row)
+    found = [asdict(pair) for pair in pairs]
+    return {"open": not reason, "reason": reason, "followers": _strongest(pairs), "pairs": found}
 
 
 def followers(row: Row) -> list[int]:
@@ -229,7 +230,11 @@ def followers(row: Row) -> list[int]:
 
     There the shortcut is strongest. One that turns round has two, one for either direction.
     """
-    apart = [pair for pair in compared(row) if pair.chance < pair.limit]
+    return _strongest(compared(row))
+
+
+def _strongest(pairs: Sequence[Pair]) -> list[int]:
+    apart = [pair for pair in pairs if pair.chance < pair.limit]
     return sorted({pair.easier for pair in apart} - {pair.harder for pair in apart})
 
 
