@@ -81,9 +81,9 @@ def shape(work: Work) -> Hashable:
     )
 
 
-def stackable(half: type[Client[Any]], work: Work) -> bool:
-    """Whether this half does this work for a stack. What is masked for secure aggregation is one client's."""
-    return work.action in vars(half).get("stacks", ()) and TERMS not in work.received.arrays
+def stackable(half: type[Client[Any]], message: Message) -> bool:
+    """Whether this half does what is asked for a stack. What is masked for secure aggregation is one client's."""
+    return message.metadata.message_type in vars(half).get("stacks", ()) and TERMS not in message.content
 
 
 def stacks(works: Sequence[tuple[T, Work]], engine: Engine) -> Iterator[list[tuple[T, Work]]]:

@@ -156,13 +156,12 @@ class Host:
         alike: dict[Hashable, list[tuple[int, Work]]] = {}
         for place, (message, number) in enumerate(requests):
             try:
-                request, action = checked(message), message.metadata.message_type
+                request = checked(message)
                 task = parse_task(request.task)
-                if action in task.method.actions:
+                if stackable(client_class(task.method.module()), message):
                     site = self.site(request.task, task, number)
                     work = self._work(message, request, task, site)
-                    if stackable(client_class(task.method.module()), work):
-                        alike.setdefault(shape(work), []).append((place, work))
+                    alike.setdefault(shape(work), []).append((place, work))
             except Exception:  # this client's own trouble, which it has again where it is asked alone
                 continue
         replies: dict[int, Message] = {}
