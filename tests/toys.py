@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
+import pytest
 import torch
 from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -26,7 +27,9 @@ from common.model_settings import model_settings
 from common.models import Tensors, network
 from common.seeding import torch_generator
 from common.wire import from_record
+from server.folder import Checkpoint, RunFolder
 from server.grid import LocalGrid
+from server.local import LocalRuntime
 
 
 class Toy(Spurious):
@@ -104,6 +107,25 @@ def toy_config(method: str, *settings: str, **options: Any) -> RunConfig:
         options={"method": method, "scenario": {"name": "toy"}, **options},
         settings=["evaluate_every=2", "checkpoint_every=2", *STRIDES.get(method, ()), *settings],
     )
+
+
+class Killed(Exception):  # noqa: N818
+    """What ends a run that is broken off."""
+
+
+def broken_off(config: RunConfig, path: Path, after: int) -> tuple[RunFolder, Checkpoint]:
+    """The folder of a run that is killed after so many rounds, cut as for a resume, and where it goes on."""
+
+    def kill(progress: Any) -> None:
+        if progress.round == after:
+            raise Killed
+
+    folder = RunFolder.create(path, config)
+    with pytest.raises(Killed):
+        LocalRuntime(config).run(folder, None, kill)
+    origin = folder.load_checkpoint()
+    folder.cut_log(origin.log_bytes)
+    return folder, origin
 
 
 def toy_site(number: int = 0, seed: int = 0) -> Site:

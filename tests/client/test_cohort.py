@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from toys import Toy, toy_config
+from toys import Toy, broken_off, toy_config
 
 from client import cohort
 from client.cohort import StackedExamples, evenly
@@ -126,19 +126,7 @@ def test_clients_with_other_numbers_of_samples_are_other_stacks(
 def test_a_resumed_run_of_stacks_equals_an_unbroken_one(method: str, tmp_path: Path) -> None:
     config = toy_config(method, "cohort_engine=stack", participation=0.75, rounds=5)
     unbroken = trained(config, tmp_path / "unbroken")
-    broken = RunFolder.create(tmp_path / "broken", config)
-
-    class Killed(Exception):  # noqa: N818
-        pass
-
-    def kill(progress: Any) -> None:
-        if progress.round == 3:
-            raise Killed
-
-    with pytest.raises(Killed):
-        LocalRuntime(config).run(broken, None, kill)
-    origin = broken.load_checkpoint()
-    broken.cut_log(origin.log_bytes)
+    broken, origin = broken_off(config, tmp_path / "broken", 3)
     LocalRuntime(config).run(broken, origin)
     assert gap(unbroken, tensors(broken.path)) == 0
     assert RunFolder(tmp_path / "unbroken").rows() == broken.rows()

@@ -10,7 +10,7 @@ import torch
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 from quadratics import QuadraticRisk, Trace, run_quadratics, stacked
 from torch import Tensor
-from toys import SpoilingGrid, toy_config
+from toys import SpoilingGrid, broken_off, toy_config
 
 from client.methods.cgpfl import CGPFLClient
 from client.methods.pfedme import PFedMeClient
@@ -383,25 +383,13 @@ def test_a_resumed_run_has_contexts_membership_and_uploads(settings: tuple[str, 
     """With mixing below 1, so that Ω matters, and stopped while some clients are known by an old upload."""
     config = toy_config("cgpfl", "contexts=2", "mixing=0.5", "rounds=7", *settings)
     run_toy(config, tmp_path / "unbroken")
-
-    class Killed(Exception):  # noqa: N818
-        pass
-
-    def kill(progress: Any) -> None:
-        if progress.round == 5:
-            raise Killed
-
-    broken = RunFolder.create(tmp_path / "broken", config)
-    with pytest.raises(Killed):
-        LocalRuntime(config).run(broken, watch=kill)
-    origin = broken.load_checkpoint()
+    broken, origin = broken_off(config, tmp_path / "broken", 5)
     assert origin.round == 4
     contexts = [name for name in origin.strategy if name.startswith("context-")]
     uploads = {name.removeprefix("upload-") for name in origin.strategy if name.startswith("upload-")}
     assert len(contexts) == 2
     assert origin.strategy["membership"].keys() == uploads
     assert all(t.dtype == torch.float32 for name in contexts for t in origin.strategy[name].values())
-    broken.cut_log(origin.log_bytes)
     LocalRuntime(config).run(broken, origin)
     one, other = (RunFolder(tmp_path / place).load_checkpoint() for place in ("unbroken", "broken"))
     assert one.strategy.keys() == other.strategy.keys()

@@ -12,7 +12,7 @@ from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from toys import SpoilingGrid, Toy, WireGrid, toy_config
+from toys import SpoilingGrid, Toy, WireGrid, broken_off, toy_config
 
 from client.methods.fl_games import FLGamesClient
 from client.methods.local import LocalClient
@@ -1030,10 +1030,6 @@ def test_one_player_is_told_that_there_is_no_game() -> None:
     assert floats(table.work)[0] == 0
 
 
-class Stop(Exception):  # noqa: N818
-    pass
-
-
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
@@ -1049,16 +1045,7 @@ def test_a_resumed_game_goes_on_as_it_would_have(name: str, settings: list[str],
     config = game(name, *settings)
     whole_run = RunFolder.create(tmp_path / "whole", config)
     LocalRuntime(config).run(whole_run)
-    broken = RunFolder.create(tmp_path / "broken", config)
-
-    def kill(progress: Any) -> None:
-        if progress.round == 5:
-            raise Stop
-
-    with pytest.raises(Stop):
-        LocalRuntime(config).run(broken, None, kill)
-    origin = broken.load_checkpoint()
-    broken.cut_log(origin.log_bytes)
+    broken, origin = broken_off(config, tmp_path / "broken", 5)
     LocalRuntime(config).run(broken, origin)
     assert equal(broken.load_checkpoint().arrays, whole_run.load_checkpoint().arrays)
     assert same(dict(broken.load_checkpoint().strategy), dict(whole_run.load_checkpoint().strategy))

@@ -21,7 +21,7 @@ from beds import (
     population,
 )
 from torch import Tensor
-from toys import Toy, quadratic_site, theta, toy_config, toy_site
+from toys import Toy, broken_off, quadratic_site, theta, toy_config, toy_site
 
 from client.methods.irm import IrmClient
 from client.methods.irm_l2 import IrmL2Client
@@ -361,19 +361,7 @@ def test_in_the_code_the_personal_model_is_a_displacement_bounded_by_its_step_si
 def test_the_code_resumes_with_its_optimizers_and_its_auxiliary_model(tmp_path: Any) -> None:
     config = toy_config("perinvfl", "preset=code", "learning_rate=0.005", "anneal_rounds=2", rounds=5)
     LocalRuntime(config).run(RunFolder.create(tmp_path / "unbroken", config))
-
-    class Killed(Exception):  # noqa: N818
-        pass
-
-    def kill(progress: Any) -> None:
-        if progress.round == 3:
-            raise Killed
-
-    broken = RunFolder.create(tmp_path / "broken", config)
-    with pytest.raises(Killed):
-        LocalRuntime(config).run(broken, None, kill)
-    origin = broken.load_checkpoint()
-    broken.cut_log(origin.log_bytes)
+    broken, origin = broken_off(config, tmp_path / "broken", 3)
     LocalRuntime(config).run(broken, origin)
     assert broken.rows() == RunFolder(tmp_path / "unbroken").rows()
     assert broken.rows()[-1]["round"] == 5

@@ -14,7 +14,7 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
 from flwr.supercore.differential_privacy import compute_adaptive_clip_model_update, compute_stdv
 from scripted import ScriptedGrid, content, one_round, payload
-from toys import SpoilingGrid, Toy, WireGrid, toy_config
+from toys import SpoilingGrid, Toy, WireGrid, broken_off, toy_config
 
 from common.config import RunConfig
 from common.errors import RunStopped
@@ -325,19 +325,7 @@ def test_the_wire_changes_nothing(method: str, tmp_path: Path) -> None:
 def test_a_resumed_run_knows_its_clipping_norm_and_counts_what_it_sends_out_again(tmp_path: Path) -> None:
     run = config("privacy.noise_multiplier=0", "privacy.clipping_norm=0.01", mechanism="adaptive", rounds=6)
     unbroken = LocalRuntime(run).run(RunFolder.create(tmp_path / "unbroken", run))
-    folder = RunFolder.create(tmp_path / "broken", run)
-
-    class Killed(Exception):  # noqa: N818
-        pass
-
-    def kill(progress: Any) -> None:
-        if progress.round == 3:
-            raise Killed
-
-    with pytest.raises(Killed):
-        LocalRuntime(run).run(folder, None, kill)
-    origin = folder.load_checkpoint()
-    folder.cut_log(origin.log_bytes)
+    folder, origin = broken_off(run, tmp_path / "broken", 3)
     summary = LocalRuntime(run).run(folder, origin)
     assert RunFolder(tmp_path / "unbroken").rows() == folder.rows()
     assert unbroken["privacy"]["releases"] == 6

@@ -13,7 +13,7 @@ from flwr.common.secure_aggregation.crypto.shamir import combine_shares
 from safetensors.torch import load_file
 from scripted import one_round, payload
 from torch import Tensor
-from toys import SpoilingGrid, Toy, WireGrid, toy_config
+from toys import SpoilingGrid, Toy, WireGrid, broken_off, toy_config
 
 from client.secagg import Participant, Vault
 from client.trainer import Received
@@ -409,19 +409,7 @@ def test_the_wire_changes_nothing(method: str, tmp_path: Path) -> None:
 def test_a_resumed_run_equals_an_unbroken_one(tmp_path: Path) -> None:
     run = config(method="ditto", rounds=4)
     LocalRuntime(run).run(RunFolder.create(tmp_path / "unbroken", run))
-    folder = RunFolder.create(tmp_path / "broken", run)
-
-    class Killed(Exception):  # noqa: N818
-        pass
-
-    def kill(progress: Any) -> None:
-        if progress.round == 3:
-            raise Killed
-
-    with pytest.raises(Killed):
-        LocalRuntime(run).run(folder, None, kill)
-    origin = folder.load_checkpoint()
-    folder.cut_log(origin.log_bytes)
+    folder, origin = broken_off(run, tmp_path / "broken", 3)
     LocalRuntime(run).run(folder, origin)
     assert RunFolder(tmp_path / "unbroken").rows() == folder.rows()
 
