@@ -10,8 +10,8 @@ import ast
 from pathlib import Path
 from statistics import median
 
-from common.methods import METHODS
-from common.methods.base import Method
+from perennial.common.methods import METHODS
+from perennial.common.methods.base import Method
 
 ROOT = Path(__file__).parent.parent
 

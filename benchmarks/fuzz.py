@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 import hostile
 
-from client.host import Host
-from client.state import FileStates, Version
+from perennial.client.host import Host
+from perennial.client.state import FileStates, Version
 
 HOW = settings(
     max_examples=100, deadline=None, database=None, derandomize=False, suppress_health_check=list(HealthCheck)

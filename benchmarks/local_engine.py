@@ -38,14 +38,14 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from common.config import RunConfig, load_config
-from common.data.examples import ClientData, Examples
-from common.data.scenario import Scenario
-from common.errors import RunStopped, UserError
-from common.files import load_tensors, save_tensors
-from common.methods.fedavg import FedAvg
-from common.models import Tensors, build, network
-from common.seeding import torch_generator
+from perennial.common.config import RunConfig, load_config
+from perennial.common.data.examples import ClientData, Examples
+from perennial.common.data.scenario import Scenario
+from perennial.common.errors import RunStopped, UserError
+from perennial.common.files import load_tensors, save_tensors
+from perennial.common.methods.fedavg import FedAvg
+from perennial.common.models import Tensors, build, network
+from perennial.common.seeding import torch_generator
 
 TOLERANCE = 1e-6
 CONTENDERS = ("bare", "local", "simulation")
@@ -266,8 +266,8 @@ def bare(case: Case, out: Path) -> Figures:
 def local(case: Case, out: Path) -> Figures:
     """A run of the local runtime."""
     # Imported here, so that the bare loop's memory is its own.
-    from server.folder import RunFolder
-    from server.local import LocalRuntime
+    from perennial.server.folder import RunFolder
+    from perennial.server.local import LocalRuntime
 
     config = case.config("local")
     clock = Clock(config.rounds)
@@ -278,7 +278,7 @@ def local(case: Case, out: Path) -> Figures:
 
 def simulation(case: Case, out: Path) -> Figures:
     """The same run on Flower's simulation; what the others call the whole process is all there is to see."""
-    from server.deployment import remote
+    from perennial.server.deployment import remote
 
     tree = Tree()
     config = case.config("simulation")
@@ -310,15 +310,14 @@ def _process_wall() -> float:
 
 # Ray's workers import what the ClientApp's handler is defined in, and so get to know the scenario.
 BENCHMARK_APP = """
-import client.app
 import local_engine
-import server.app
+from perennial.client import app
+from perennial.server.app import app as server_app
 
 def handle(message, context):
-    return client.app.handle(message, context)
+    return app.handle(message, context)
 
-clients = client.app.OneHandlerApp(handle)
-server_app = server.app.app
+clients = app.OneHandlerApp(handle)
 """
 
 

@@ -29,13 +29,13 @@ from rich.table import Table
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
-from common.config import RunConfig, load_config
-from common.errors import RunStopped, UserError
-from common.fishr import gradient_sums, variance
-from common.methods import METHODS
-from common.models import Tensors
-from server.folder import RunFolder
-from server.local import LocalRuntime
+from perennial.common.config import RunConfig, load_config
+from perennial.common.errors import RunStopped, UserError
+from perennial.common.fishr import gradient_sums, variance
+from perennial.common.methods import METHODS
+from perennial.common.models import Tensors
+from perennial.server.folder import RunFolder
+from perennial.server.local import LocalRuntime
 
 UNIT = "fedavg"
 CLIENTS, SAMPLES, BATCH, STEPS, ROUNDS = 4, 640, 64, 10, 4

@@ -31,11 +31,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-import client.node.launcher
-from common.config import RunConfig, load_config
-from server.deployment import remote
-from server.deployment.testbed import Deployment, deployment
-from server.folder import RunFolder
+from perennial.client.node import launcher
+from perennial.common.config import RunConfig, load_config
+from perennial.server.deployment import remote
+from perennial.server.deployment.testbed import Deployment, deployment
+from perennial.server.folder import RunFolder
 
 PROJECT = Path(__file__).parents[1]
 STEPS = ("stock", "poll", "worker", "launcher")
@@ -108,7 +108,7 @@ def kinds(roots: set[int], words: dict[int, list[str]], parents: dict[int, int])
         if kind:
             found[pid] = kind
     # A worker is nobody's child once its first ClientApp has ended; it says whose it is.
-    workers = [pid for pid in parents if words[pid][-2:-1] == ["client.node.worker"]]
+    workers = [pid for pid in parents if words[pid][-2:-1] == ["perennial.client.node.worker"]]
     return found | {pid: "client worker" for pid in workers if int(words[pid][-1].partition("-")[0]) in found}
 
 
@@ -124,7 +124,7 @@ def timed(config: RunConfig, step: str, folder: Path) -> tuple[list[float], dict
     """Seconds of each round that counts, and peak MiB by kind of process."""
     index = STEPS.index(step)
     remote.APP = app(folder / "app", own_poll=index >= 1)
-    prefix = [sys.executable, "-P", client.node.launcher.__file__] if index >= 3 else []
+    prefix = [sys.executable, "-P", launcher.__file__] if index >= 3 else []
     switch = {"PERENNIAL_WORKER": "on" if index >= 2 else "off", "PERENNIAL_LAUNCHER": "on" if prefix else "off"}
     out, ends = folder / "run", list[float]()
     clients = len(config.scenario.client_ids)

@@ -29,12 +29,12 @@ from local_engine import SEED, Clock, Differs, Figures, Generated, _finished, di
 from rich.console import Console
 from rich.table import Table
 
-from common.config import RunConfig, load_config
-from common.data.examples import ClientData, Examples
-from common.files import load_tensors
-from common.models import Tensors, build, joined, network
-from common.seeding import torch_generator
-from common.wire import PERSONAL
+from perennial.common.config import RunConfig, load_config
+from perennial.common.data.examples import ClientData, Examples
+from perennial.common.files import load_tensors
+from perennial.common.models import Tensors, build, joined, network
+from perennial.common.seeding import torch_generator
+from perennial.common.wire import PERSONAL
 
 TOLERANCE = 1e-5
 """Between final parameters: a stack adds up in another order."""
@@ -159,9 +159,9 @@ def bare(workload: Workload, out: Path) -> Figures:
 
 def local(workload: Workload, out: Path, engine: str) -> Figures:
     """A run of the local runtime."""
-    from client.state import FileStates
-    from server.folder import RunFolder
-    from server.local import LocalRuntime
+    from perennial.client.state import FileStates
+    from perennial.server.folder import RunFolder
+    from perennial.server.local import LocalRuntime
 
     config = workload.config(engine)
     clock = Clock(config.rounds)

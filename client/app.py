@@ -7,8 +7,8 @@ from collections.abc import Callable
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from client.settings import DEFAULTS, SETTINGS
-from common.errors import UserError
+from perennial.client.settings import DEFAULTS, SETTINGS
+from perennial.common.errors import UserError
 
 Handler = Callable[[Message, Context], Message]
 
@@ -51,10 +51,10 @@ def handle(message: Message, context: Context) -> Message:
     if settings["worker"] not in ("on", "off"):
         raise UserError(f'worker: {settings["worker"]!r} is not possible; write worker="on" or worker="off"')
     if settings["worker"] == "on" and not simulated():
-        from client.node.relay import relay
+        from perennial.client.node.relay import relay
 
         return relay(message, settings)
-    from client.node.answer import answer  # imports PyTorch
+    from perennial.client.node.answer import answer  # imports PyTorch
 
     return answer(message, settings)
 

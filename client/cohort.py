@@ -17,15 +17,15 @@ from flwr.app import Message
 from torch import Tensor, nn
 from torch.utils._pytree import register_pytree_node
 
-from client.request import Request
-from client.state import Kept, Version
-from client.trainer import Client, Received, Reply, Site
-from common.adam import STEPS
-from common.config import Engine, Task
-from common.data.examples import ClientData, Examples
-from common.memory import COPIES, activation_bytes, model_bytes
-from common.models import Network, Tensors
-from common.secagg import TERMS
+from perennial.client.request import Request
+from perennial.client.state import Kept, Version
+from perennial.client.trainer import Client, Received, Reply, Site
+from perennial.common.adam import STEPS
+from perennial.common.config import Engine, Task
+from perennial.common.data.examples import ClientData, Examples
+from perennial.common.memory import COPIES, activation_bytes, model_bytes
+from perennial.common.models import Network, Tensors
+from perennial.common.secagg import TERMS
 
 T = TypeVar("T")
 

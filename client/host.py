@@ -11,29 +11,29 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common import log
 
-from client.cohort import StackedData, Work, answers, evenly, shape, stackable, stacks, window
-from client.node.site import OwnSite
-from client.request import Request, checked
-from client.secagg import Participant, Vault
-from client.serving.snapshot import Snapshot, results_of
-from client.state import FileStates, Kept, Version, before_message, digest, needed, valid
-from client.trainer import Client, Received, Reply, Site
-from common.asked import name_of
-from common.config import Engine, Task, parse_task
-from common.data.examples import ClientData
-from common.errors import UserError
-from common.memory import must_fit, samples_must_fit
-from common.models import Tensors, network
-from common.modules import defined_in
-from common.secagg import ACTIONS, KEYS, TERMS
-from common.split import record as reference
-from common.wire import CLIENT, CONFIG, METRICS, MODEL, NUM_EXAMPLES, from_record, records, to_record
+from perennial.client.cohort import StackedData, Work, answers, evenly, shape, stackable, stacks, window
+from perennial.client.node.site import OwnSite
+from perennial.client.request import Request, checked
+from perennial.client.secagg import Participant, Vault
+from perennial.client.serving.snapshot import Snapshot, results_of
+from perennial.client.state import FileStates, Kept, Version, before_message, digest, needed, valid
+from perennial.client.trainer import Client, Received, Reply, Site
+from perennial.common.asked import name_of
+from perennial.common.config import Engine, Task, parse_task
+from perennial.common.data.examples import ClientData
+from perennial.common.errors import UserError
+from perennial.common.memory import must_fit, samples_must_fit
+from perennial.common.models import Tensors, network
+from perennial.common.modules import defined_in
+from perennial.common.secagg import ACTIONS, KEYS, TERMS
+from perennial.common.split import record as reference
+from perennial.common.wire import CLIENT, CONFIG, METRICS, MODEL, NUM_EXAMPLES, from_record, records, to_record
 
 
 @lru_cache
 def client_class(module: str) -> type[Client[Any]]:
     """The client half of a method: the one `Client` subclass that its file defines."""
-    found: type[Client[Any]] = defined_in(f"client.methods.{module}", Client)
+    found: type[Client[Any]] = defined_in(f"perennial.client.methods.{module}", Client)
     return found
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from common.models import Tensors
+from perennial.common.models import Tensors
 
 
 def squared_distance(params: Tensors, anchor: Tensors, names: Iterable[str]) -> Tensor:

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from client.objectives import envelope_gradient, proximal
-from client.trainer import LocalTrainer, Loss, Means, Received
-from client.working import Momentum, Working
-from common.models import Tensors
-from common.wire import MODEL, PERSONAL
+from perennial.client.objectives import envelope_gradient, proximal
+from perennial.client.trainer import LocalTrainer, Loss, Means, Received
+from perennial.client.working import Momentum, Working
+from perennial.common.models import Tensors
+from perennial.common.wire import MODEL, PERSONAL
 
 Follow = Callable[[list[Tensor], list[Tensor]], None]
 """Moves the parameters of the copy w, in place, given those of θ."""

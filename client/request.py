@@ -6,7 +6,18 @@ from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message
 
-from common.wire import CONFIG, KEPT, LONGEST_NAME, RESUMED, ROUND, RUN, TASK, Scalar, record_bytes, records
+from perennial.common.wire import (
+    CONFIG,
+    KEPT,
+    LONGEST_NAME,
+    RESUMED,
+    ROUND,
+    RUN,
+    TASK,
+    Scalar,
+    record_bytes,
+    records,
+)
 
 PROTOCOL_KEYS = {TASK, RUN, ROUND, KEPT, RESUMED}
 LAST_ROUND = 1_000_000

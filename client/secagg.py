@@ -12,10 +12,10 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from flwr.common.secure_aggregation.crypto.shamir import create_shares
 
-from client.state import own_folder
-from client.trainer import Received
-from common.models import Tensors
-from common.secagg import (
+from perennial.client.state import own_folder
+from perennial.client.trainer import Received
+from perennial.common.models import Tensors
+from perennial.common.secagg import (
     ADVERTISE,
     COLLUDERS,
     DROPPED,
@@ -38,7 +38,7 @@ from common.secagg import (
     public,
     quantised,
 )
-from common.wire import MODEL
+from perennial.common.wire import MODEL
 
 
 class Vault:

@@ -9,13 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from client.objectives import centred, class_means, conditional_dependence, disagreement
-from client.trainer import LocalTrainer, Loss, Means, Metrics, Received, Reply
-from client.working import Momentum, Working
-from common.data.examples import Examples
-from common.methods.shortcut import ENVIRONMENT_HEAD, SHORTCUT, ShortcutTraining, environment_head
-from common.models import Tensors
-from common.wire import NUM_EXAMPLES
+from perennial.client.objectives import centred, class_means, conditional_dependence, disagreement
+from perennial.client.trainer import LocalTrainer, Loss, Means, Metrics, Received, Reply
+from perennial.client.working import Momentum, Working
+from perennial.common.data.examples import Examples
+from perennial.common.methods.shortcut import ENVIRONMENT_HEAD, SHORTCUT, ShortcutTraining, environment_head
+from perennial.common.models import Tensors
+from perennial.common.wire import NUM_EXAMPLES
 
 TINY = 1e-12
 """Of a Ψ that is constant within each class, the deviations stay 0."""

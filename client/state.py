@@ -17,9 +17,9 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from common.errors import UserError
-from common.files import PRIVATE, load_records, private_folder, save_records
-from common.models import Tensors
+from perennial.common.errors import UserError
+from perennial.common.files import PRIVATE, load_records, private_folder, save_records
+from perennial.common.models import Tensors
 
 Kept = dict[str, Tensors]
 """What a client keeps, by record name, e.g. {"personal": {...}}."""

@@ -7,14 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from client.objectives import squared_norm
-from client.trainer import LocalTrainer, Means, Metrics, Received, Reply, Site
-from client.working import Momentum, Working
-from common.adam import Adam
-from common.data.examples import Examples
-from common.methods.stateful import StatefulTraining
-from common.models import Tensors
-from common.wire import MODEL, NUM_EXAMPLES
+from perennial.client.objectives import squared_norm
+from perennial.client.trainer import LocalTrainer, Means, Metrics, Received, Reply, Site
+from perennial.client.working import Momentum, Working
+from perennial.common.adam import Adam
+from perennial.common.data.examples import Examples
+from perennial.common.methods.stateful import StatefulTraining
+from perennial.common.models import Tensors
+from perennial.common.wire import MODEL, NUM_EXAMPLES
 
 S = TypeVar("S", bound=StatefulTraining)
 

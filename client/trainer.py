@@ -22,16 +22,16 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils._pytree import register_pytree_node, tree_map
 
-from client.working import Momentum, Working
-from common.data.examples import ClientData, Examples
-from common.methods.base import LocalTraining, Method
-from common.metrics import Score, column, plain, score
-from common.models import Network, Tensors
-from common.ranking import BATCH, columns, rank
-from common.seeding import torch_generator
-from common.split import SPLIT, tally
-from common.split import columns as split_columns
-from common.wire import MODEL, NUM_EXAMPLES, PERSONAL, Scalar
+from perennial.client.working import Momentum, Working
+from perennial.common.data.examples import ClientData, Examples
+from perennial.common.methods.base import LocalTraining, Method
+from perennial.common.metrics import Score, column, plain, score
+from perennial.common.models import Network, Tensors
+from perennial.common.ranking import BATCH, columns, rank
+from perennial.common.seeding import torch_generator
+from perennial.common.split import SPLIT, tally
+from perennial.common.split import columns as split_columns
+from perennial.common.wire import MODEL, NUM_EXAMPLES, PERSONAL, Scalar
 
 H = TypeVar("H", bound=Method)
 T = TypeVar("T", bound=LocalTraining)

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from common.adam import Adam
-from common.models import Tensors
+from perennial.common.adam import Adam
+from perennial.common.models import Tensors
 
 
 class Working:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from common.models import Tensors
+from perennial.common.models import Tensors
 
 STEPS = "steps"
 """The one tensor of a state that is not a moment."""

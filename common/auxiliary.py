@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from common.models import Tensors
-from common.seeding import torch_generator
+from perennial.common.models import Tensors
+from perennial.common.seeding import torch_generator
 
 AUXILIARY = "auxiliary"
 """Record of ω_a but for the clients' own columns."""

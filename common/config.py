@@ -9,16 +9,16 @@ from typing import Any, Literal, Self, TypeVar, get_args
 import tomli_w
 from pydantic import BaseModel, ConfigDict, SerializeAsAny, ValidationError, field_validator, model_validator
 
-from common.data.scenario import Scenario
-from common.data.scenarios import SCENARIOS, scenario_class
-from common.errors import UserError
-from common.knobs import knob
-from common.methods import method_class
-from common.methods.base import Method
-from common.model_settings import ModelSettings, model_settings
-from common.presets import preset_settings
-from common.privacy import NoMechanism, Privacy, mechanism_class
-from common.suggest import meant, unknown
+from perennial.common.data.scenario import Scenario
+from perennial.common.data.scenarios import SCENARIOS, scenario_class
+from perennial.common.errors import UserError
+from perennial.common.knobs import knob
+from perennial.common.methods import method_class
+from perennial.common.methods.base import Method
+from perennial.common.model_settings import ModelSettings, model_settings
+from perennial.common.presets import preset_settings
+from perennial.common.privacy import NoMechanism, Privacy, mechanism_class
+from perennial.common.suggest import meant, unknown
 
 Engine = Literal["loop", "stack", "auto"]
 """How clients that share a process do their work: one after the other, or those that can as one stack."""

@@ -2,8 +2,8 @@
 
 from prometheus_client import CollectorRegistry, start_http_server
 
-from common.errors import UserError
-from common.superlink import Address
+from perennial.common.errors import UserError
+from perennial.common.superlink import Address
 
 
 def expose(registry: CollectorRegistry, address: Address) -> int:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from safetensors import SafetensorError
 
 if TYPE_CHECKING:
-    from common.models import Tensors
+    from perennial.common.models import Tensors
 
 OPEN, PRIVATE = 0o644, 0o600
 """Modes of files, whatever the umask: results, which a container writes as another user than the one who looks at
@@ -62,7 +62,7 @@ def _decoded(data: bytes) -> tuple[Tensors, dict[str, str]]:
 
 def save_records(path: Path, records: Mapping[str, Tensors], mode: int = OPEN) -> None:
     """Write named records of tensors as one safetensors file, with keys `RECORD/TENSOR`."""
-    from common.models import joined
+    from perennial.common.models import joined
 
     save_tensors(path, joined(records), mode=mode)
 
@@ -74,7 +74,7 @@ def load_records(path: Path) -> dict[str, Tensors]:
 
 def records_in(data: bytes) -> dict[str, Tensors]:
     """The records in the bytes of such a file. Raises `SafetensorError` or `ValueError`."""
-    from common.models import divided
+    from perennial.common.models import divided
 
     return divided(_decoded(data)[0])
 

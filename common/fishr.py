@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from common.data.examples import Examples
-from common.models import Network, Tensors
+from perennial.common.data.examples import Examples
+from perennial.common.models import Network, Tensors
 
 
 def gradient_sums(features: Tensor, logits: Tensor, labels: Tensor, outputs: int) -> tuple[Tensor, Tensor]:

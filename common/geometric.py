@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from common.models import Tensors
+    from perennial.common.models import Tensors
 
 FLOOR = 1e-10
 """What FedILC's code adds to every magnitude before the logarithm."""

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from common.errors import UserError
-from common.model_settings import ModelSettings
-from common.models import build
+from perennial.common.errors import UserError
+from perennial.common.model_settings import ModelSettings
+from perennial.common.models import build
 
 COPIES = 4
 """Of a model that is trained: as it came, as it is trained, its gradient, and as it is sent."""

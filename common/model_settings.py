@@ -7,9 +7,9 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError, model_validator
 
-from common.errors import UserError
-from common.knobs import knob
-from common.suggest import unknown
+from perennial.common.errors import UserError
+from perennial.common.knobs import knob
+from perennial.common.suggest import unknown
 
 
 class ModelSettings(BaseModel, ABC):

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from common.errors import UserError
-from common.model_settings import CnnGroupNorm, ConvNet, Lenet, Logistic, Mlp, ModelSettings, ResNet18
-from common.seeding import derive
+from perennial.common.errors import UserError
+from perennial.common.model_settings import CnnGroupNorm, ConvNet, Lenet, Logistic, Mlp, ModelSettings, ResNet18
+from perennial.common.seeding import derive
 
 Tensors = dict[str, Tensor]
 """Parameters and buffers by their state-dict names, such as "classifier.weight"."""

@@ -12,10 +12,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from common.data.scenarios import SCENARIOS
-from common.errors import UserError
-from common.methods import method_class
-from common.suggest import unknown
+from perennial.common.data.scenarios import SCENARIOS
+from perennial.common.errors import UserError
+from perennial.common.methods import method_class
+from perennial.common.suggest import unknown
 
 FILE = Path(__file__).parent / "methods" / "presets.toml"
 TUNED = "tuned"

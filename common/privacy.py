@@ -6,11 +6,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from common.errors import UserError
-from common.knobs import knob
-from common.methods.base import Method
-from common.model_settings import ModelSettings
-from common.suggest import unknown
+from perennial.common.errors import UserError
+from perennial.common.knobs import knob
+from perennial.common.methods.base import Method
+from perennial.common.model_settings import ModelSettings
+from perennial.common.suggest import unknown
 
 
 class Privacy(BaseModel):

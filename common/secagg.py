@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from torch import Tensor
 
-from common.models import Tensors
+from perennial.common.models import Tensors
 
 Words = npt.NDArray[np.uint64]
 

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from common.ranking import whole
+from perennial.common.ranking import whole
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from common.data.examples import Examples
-    from common.models import Tensors
+    from perennial.common.data.examples import Examples
+    from perennial.common.models import Tensors
 
 SPLIT = "split"
 """Where the counts stand in an evaluation: `MODEL/split/samples` and `MODEL/split/correct`."""

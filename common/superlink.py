@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 
-from common.errors import UserError
+from perennial.common.errors import UserError
 
 HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
 """What a gRPC client says first: the preface and an empty SETTINGS frame (RFC 9113, 3.4 and 6.5)."""

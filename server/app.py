@@ -12,14 +12,14 @@ from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
 from flwr.superlink.grid import InMemoryGrid
 
-from common.config import RunConfig, load_config
-from common.errors import RunStopped, UserError, printable
-from common.files import write_text
-from common.logs import is_json, set_format
-from server.folder import InUse, RunFolder, default_out, taken_over
-from server.grid import OrderedGrid
-from server.loop import run_rounds, start
-from server.progress import Progress, progress_line
+from perennial.common.config import RunConfig, load_config
+from perennial.common.errors import RunStopped, UserError, printable
+from perennial.common.files import write_text
+from perennial.common.logs import is_json, set_format
+from perennial.server.folder import InUse, RunFolder, default_out, taken_over
+from perennial.server.grid import OrderedGrid
+from perennial.server.loop import run_rounds, start
+from perennial.server.progress import Progress, progress_line
 
 INFO, ERROR = 20, 40
 NODES_SETTLE = 1.0
@@ -36,7 +36,7 @@ def main(grid: Grid, context: Context) -> None:
         set_format("json")
     ordered = OrderedGrid(grid)
     if os.environ.get("PERENNIAL_LAUNCHER") == "on":
-        from client.node.launcher import LOOK_EVERY, hasten_serverapp
+        from perennial.client.node.launcher import LOOK_EVERY, hasten_serverapp
 
         hasten_serverapp()
         ordered.poll = LOOK_EVERY

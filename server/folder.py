@@ -20,15 +20,24 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, NonNegativeInt, TypeAdapter, ValidationError
 from safetensors import SafetensorError
 
-from common.config import RunConfig, load_config, sentence
-from common.errors import UserError
-from common.files import added, load_records, load_tensors, save_records, save_tensors, sync, write_text, writing
-from common.logs import logged_to
-from common.privacy import Clipping
-from server.summary import summarise
+from perennial.common.config import RunConfig, load_config, sentence
+from perennial.common.errors import UserError
+from perennial.common.files import (
+    added,
+    load_records,
+    load_tensors,
+    save_records,
+    save_tensors,
+    sync,
+    write_text,
+    writing,
+)
+from perennial.common.logs import logged_to
+from perennial.common.privacy import Clipping
+from perennial.server.summary import summarise
 
 if TYPE_CHECKING:
-    from common.models import Tensors
+    from perennial.common.models import Tensors
 
 HELD_CHECKPOINTS = 2
 TensorFile = Literal["arrays.safetensors", "strategy.safetensors"]

@@ -18,10 +18,10 @@ from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from flwr.supercore.retry import RetryInvoker, RetryState
 from flwr.supercore.run import Run
 
-from common.asked import ask_again, give_name
-from common.errors import UserError
-from common.tracebacks import Tracebacks
-from common.wire import APP_RAISED, BROKEN_REPLY, NO_REPLY
+from perennial.common.asked import ask_again, give_name
+from perennial.common.errors import UserError
+from perennial.common.tracebacks import Tracebacks
+from perennial.common.wire import APP_RAISED, BROKEN_REPLY, NO_REPLY
 
 SECONDS_TO_PULL = 30.0
 """For a reply that is there when the deadline has passed, which it has where an earlier client was waited for."""

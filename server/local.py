@@ -7,19 +7,19 @@ from typing import Any
 import torch
 from flwr.app import Context, Message
 
-from client.app import OneHandlerApp
-from client.host import Host, pick_device
-from client.state import FileStates, Version
-from common.config import RunConfig, parse_task
-from common.data.examples import ClientData
-from common.errors import UserError
-from common.memory import COPIES, keep_freed, must_fit
-from common.tracebacks import NAME, Tracebacks
-from server.folder import Checkpoint, RunFolder
-from server.grid import LocalGrid
-from server.loop import run_rounds, start
-from server.progress import Watcher
-from server.references import load_references
+from perennial.client.app import OneHandlerApp
+from perennial.client.host import Host, pick_device
+from perennial.client.state import FileStates, Version
+from perennial.common.config import RunConfig, parse_task
+from perennial.common.data.examples import ClientData
+from perennial.common.errors import UserError
+from perennial.common.memory import COPIES, keep_freed, must_fit
+from perennial.common.tracebacks import NAME, Tracebacks
+from perennial.server.folder import Checkpoint, RunFolder
+from perennial.server.grid import LocalGrid
+from perennial.server.loop import run_rounds, start
+from perennial.server.progress import Watcher
+from perennial.server.references import load_references
 
 
 def number(context: Context) -> int:

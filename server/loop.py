@@ -12,21 +12,21 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 
-from common.config import RunConfig
-from common.errors import RunStopped
-from common.logs import tell
-from common.memory import must_fit
-from common.models import network
-from common.privacy import Clipping
-from common.split import References
-from common.wire import from_record, to_record
-from server.folder import Checkpoint, RunFolder
-from server.progress import Progress, Watcher
-from server.references import load_references
-from server.summary import Evaluation, majority, summarise, versions
-from strategies.base import MethodStrategy
-from strategies.exchange import Exchange
-from strategies.registry import strategy_for
+from perennial.common.config import RunConfig
+from perennial.common.errors import RunStopped
+from perennial.common.logs import tell
+from perennial.common.memory import must_fit
+from perennial.common.models import network
+from perennial.common.privacy import Clipping
+from perennial.common.split import References
+from perennial.common.wire import from_record, to_record
+from perennial.server.folder import Checkpoint, RunFolder
+from perennial.server.progress import Progress, Watcher
+from perennial.server.references import load_references
+from perennial.server.summary import Evaluation, majority, summarise, versions
+from perennial.strategies.base import MethodStrategy
+from perennial.strategies.exchange import Exchange
+from perennial.strategies.registry import strategy_for
 
 
 def start(config: RunConfig) -> Checkpoint:

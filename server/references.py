@@ -6,11 +6,11 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 
-from common.config import RunConfig
-from common.errors import UserError
-from common.files import records_in
-from common.models import network
-from common.split import References, record
+from perennial.common.config import RunConfig
+from perennial.common.errors import UserError
+from perennial.common.files import records_in
+from perennial.common.models import network
+from perennial.common.split import References, record
 
 
 def load_references(config: RunConfig) -> References | None:

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
-from common.config import RunConfig
-from server.split import Score, first, gate, score, shut
+from perennial.common.config import RunConfig
+from perennial.server.split import Score, first, gate, score, shut
 
 Row = dict[str, Any]
 SELECTIONS = ("final", "validation")

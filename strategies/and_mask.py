@@ -5,12 +5,12 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from common.methods.and_mask import AndMask
-from common.models import Tensors
-from common.wire import GRADIENT
-from strategies.exchange import AcceptedReply
-from strategies.fedsgd import FedSGDStrategy
-from strategies.mean import StreamingMean
+from perennial.common.methods.and_mask import AndMask
+from perennial.common.models import Tensors
+from perennial.common.wire import GRADIENT
+from perennial.strategies.exchange import AcceptedReply
+from perennial.strategies.fedsgd import FedSGDStrategy
+from perennial.strategies.mean import StreamingMean
 
 
 class AndMaskStrategy(FedSGDStrategy[AndMask]):

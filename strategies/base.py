@@ -14,18 +14,18 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from common.config import RunConfig
-from common.methods.base import Method
-from common.models import Network, Tensors, network
-from common.ranking import BATCH
-from common.seeding import numpy_generator
-from common.split import References
-from common.wire import KEPT, MODEL, RESUMED, ROUND, RUN, TASK, Scalar, from_record, to_record
-from strategies.evaluation import Evaluation
-from strategies.exchange import AcceptedReply, Exchange, MetricMeans, Payload, PerClient
-from strategies.mean import StreamingMean
-from strategies.roster import Claim, Roster, claims
-from strategies.screening import Limits, Template
+from perennial.common.config import RunConfig
+from perennial.common.methods.base import Method
+from perennial.common.models import Network, Tensors, network
+from perennial.common.ranking import BATCH
+from perennial.common.seeding import numpy_generator
+from perennial.common.split import References
+from perennial.common.wire import KEPT, MODEL, RESUMED, ROUND, RUN, TASK, Scalar, from_record, to_record
+from perennial.strategies.evaluation import Evaluation
+from perennial.strategies.exchange import AcceptedReply, Exchange, MetricMeans, Payload, PerClient
+from perennial.strategies.mean import StreamingMean
+from perennial.strategies.roster import Claim, Roster, claims
+from perennial.strategies.screening import Limits, Template
 
 H = TypeVar("H", bound=Method)
 

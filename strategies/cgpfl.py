@@ -8,15 +8,15 @@ import torch
 from flwr.app import ArrayRecord, Message, MetricRecord
 from torch import Tensor
 
-from common.config import RunConfig
-from common.methods.cgpfl import ContextTraining
-from common.models import Tensors
-from common.seeding import derive
-from common.wire import MODEL, to_record
-from strategies.base import MethodStrategy
-from strategies.clustering import align, averaging, coordinates, flat, k_means
-from strategies.exchange import MetricMeans, PerClient
-from strategies.mean import StreamingMean, mix
+from perennial.common.config import RunConfig
+from perennial.common.methods.cgpfl import ContextTraining
+from perennial.common.models import Tensors
+from perennial.common.seeding import derive
+from perennial.common.wire import MODEL, to_record
+from perennial.strategies.base import MethodStrategy
+from perennial.strategies.clustering import align, averaging, coordinates, flat, k_means
+from perennial.strategies.exchange import MetricMeans, PerClient
+from perennial.strategies.mean import StreamingMean, mix
 
 C = TypeVar("C", bound=ContextTraining)
 

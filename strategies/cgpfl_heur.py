@@ -3,10 +3,10 @@
 from flwr.app import MetricRecord
 from torch import Tensor
 
-from common.methods.cgpfl_heur import CGPFLHeur
-from common.wire import NUM_EXAMPLES
-from strategies.cgpfl import CGPFLStrategy
-from strategies.clustering import balancing, capacity, clusters_by_bound, costs
+from perennial.common.methods.cgpfl_heur import CGPFLHeur
+from perennial.common.wire import NUM_EXAMPLES
+from perennial.strategies.cgpfl import CGPFLStrategy
+from perennial.strategies.clustering import balancing, capacity, clusters_by_bound, costs
 
 
 class CGPFLHeurStrategy(CGPFLStrategy[CGPFLHeur]):

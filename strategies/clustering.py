@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from common.models import Tensors
+from perennial.common.models import Tensors
 
 RESTARTS = 10
 ITERATIONS = 100

@@ -8,15 +8,15 @@ import torch
 from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
-from common.config import RunConfig
-from common.methods.drfa import DRFA, LOSS, SNAPSHOT, SNAPSHOT_STEP
-from common.models import Tensors
-from common.seeding import numpy_generator
-from common.wire import MODEL, to_record
-from strategies.base import MethodStrategy
-from strategies.exchange import MetricMeans
-from strategies.mean import StreamingMean
-from strategies.simplex import project
+from perennial.common.config import RunConfig
+from perennial.common.methods.drfa import DRFA, LOSS, SNAPSHOT, SNAPSHOT_STEP
+from perennial.common.models import Tensors
+from perennial.common.seeding import numpy_generator
+from perennial.common.wire import MODEL, to_record
+from perennial.strategies.base import MethodStrategy
+from perennial.strategies.exchange import MetricMeans
+from perennial.strategies.mean import StreamingMean
+from perennial.strategies.simplex import project
 
 
 class DRFAStrategy(MethodStrategy[DRFA]):

@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from common.config import RunConfig
-from common.ranking import COLUMNS, Ranking, from_columns, whole
-from common.split import COLUMNS as SPLIT_COLUMNS
-from common.split import SPLIT, References, Tally
-from common.split import from_columns as from_split_columns
-from strategies.exchange import AcceptedReply
-from strategies.screening import LONGEST_REASON, Rejected
+from perennial.common.config import RunConfig
+from perennial.common.ranking import COLUMNS, Ranking, from_columns, whole
+from perennial.common.split import COLUMNS as SPLIT_COLUMNS
+from perennial.common.split import SPLIT, References, Tally
+from perennial.common.split import from_columns as from_split_columns
+from perennial.strategies.exchange import AcceptedReply
+from perennial.strategies.screening import LONGEST_REASON, Rejected
 
 Row = dict[str, Any]
 COUNTED = ("count", "correct", "loss")

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
-from common import wire
-from common.errors import RunStopped, printable
-from common.models import Tensors
-from common.wire import CONFIG, LONGEST_NAME, METRICS, NUM_EXAMPLES, payload_bytes, records, to_record
-from strategies.screening import (
+from perennial.common import wire
+from perennial.common.errors import RunStopped, printable
+from perennial.common.models import Tensors
+from perennial.common.wire import CONFIG, LONGEST_NAME, METRICS, NUM_EXAMPLES, payload_bytes, records, to_record
+from perennial.strategies.screening import (
     LONGEST_REASON,
     Limits,
     Rejected,

@@ -1,12 +1,12 @@
 """FedADG, server half: the uniform mean of the models and of the generators; discriminators never come here."""
 
-from common.config import RunConfig
-from common.methods.fedadg import GENERATOR, FedADG, layers
-from common.models import Tensors
-from common.seeding import torch_generator
-from common.wire import MODEL
-from strategies.base import MethodStrategy
-from strategies.exchange import AcceptedReply, Payload
+from perennial.common.config import RunConfig
+from perennial.common.methods.fedadg import GENERATOR, FedADG, layers
+from perennial.common.models import Tensors
+from perennial.common.seeding import torch_generator
+from perennial.common.wire import MODEL
+from perennial.strategies.base import MethodStrategy
+from perennial.strategies.exchange import AcceptedReply, Payload
 
 
 class FedADGStrategy(MethodStrategy[FedADG]):

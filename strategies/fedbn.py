@@ -1,10 +1,10 @@
 """FedBN, server half: FedAvg's on all but the BatchNorm layers, which never come here."""
 
-from common.methods.fedbn import FedBN
-from common.models import Tensors
-from common.wire import MODEL
-from strategies.base import MethodStrategy
-from strategies.exchange import Payload
+from perennial.common.methods.fedbn import FedBN
+from perennial.common.models import Tensors
+from perennial.common.wire import MODEL
+from perennial.strategies.base import MethodStrategy
+from perennial.strategies.exchange import Payload
 
 
 class FedBNStrategy(MethodStrategy[FedBN]):

@@ -7,13 +7,13 @@ import torch
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from common.config import RunConfig
-from common.methods.fediir import ANCHOR, FedIIR
-from common.models import Tensors
-from common.wire import GRADIENT, MODEL
-from strategies.base import MethodStrategy
-from strategies.exchange import AcceptedReply, Payload
-from strategies.mean import StreamingMean, mix
+from perennial.common.config import RunConfig
+from perennial.common.methods.fediir import ANCHOR, FedIIR
+from perennial.common.models import Tensors
+from perennial.common.wire import GRADIENT, MODEL
+from perennial.strategies.base import MethodStrategy
+from perennial.strategies.exchange import AcceptedReply, Payload
+from perennial.strategies.mean import StreamingMean, mix
 
 
 class FedIIRStrategy(MethodStrategy[FedIIR]):

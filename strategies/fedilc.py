@@ -8,16 +8,16 @@ from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from common.config import RunConfig
-from common.data.examples import Examples
-from common.errors import UserError
-from common.fishr import head_sums, spread, variance
-from common.methods.fedilc import CLIENTS, PULL, VARIANCE, FedILC, Fishr
-from common.models import Tensors
-from common.wire import GRADIENT, MODEL, to_record
-from strategies.exchange import AcceptedReply, MetricMeans
-from strategies.fedsgd import FedSGDStrategy
-from strategies.mean import StreamingMean
+from perennial.common.config import RunConfig
+from perennial.common.data.examples import Examples
+from perennial.common.errors import UserError
+from perennial.common.fishr import head_sums, spread, variance
+from perennial.common.methods.fedilc import CLIENTS, PULL, VARIANCE, FedILC, Fishr
+from perennial.common.models import Tensors
+from perennial.common.wire import GRADIENT, MODEL, to_record
+from perennial.strategies.exchange import AcceptedReply, MetricMeans
+from perennial.strategies.fedsgd import FedSGDStrategy
+from perennial.strategies.mean import StreamingMean
 
 
 class FedILCStrategy(FedSGDStrategy[FedILC]):

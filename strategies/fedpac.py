@@ -6,14 +6,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from common.config import RunConfig
-from common.methods.fedpac import CENTROIDS, STATISTICS, FedPAC
-from common.models import Tensors, part
-from common.wire import HEAD, MODEL
-from strategies.base import MethodStrategy
-from strategies.exchange import AcceptedReply, Payload, PerClient
-from strategies.fedrep import split_network
-from strategies.mean import StreamingMean
+from perennial.common.config import RunConfig
+from perennial.common.methods.fedpac import CENTROIDS, STATISTICS, FedPAC
+from perennial.common.models import Tensors, part
+from perennial.common.wire import HEAD, MODEL
+from perennial.strategies.base import MethodStrategy
+from perennial.strategies.exchange import AcceptedReply, Payload, PerClient
+from perennial.strategies.fedrep import split_network
+from perennial.strategies.mean import StreamingMean
 
 Floats = npt.NDArray[np.float64]
 

@@ -1,8 +1,8 @@
 """FedPIN, server half: its global side's; personal models never come here."""
 
-from common.methods.fedpin import FedPIN
-from common.wire import Scalar
-from strategies.fedpin_gm import FedPINGMStrategy
+from perennial.common.methods.fedpin import FedPIN
+from perennial.common.wire import Scalar
+from perennial.strategies.fedpin_gm import FedPINGMStrategy
 
 
 class FedPINStrategy(FedPINGMStrategy[FedPIN]):

@@ -3,14 +3,14 @@
 from collections.abc import Mapping
 from typing import TypeVar
 
-from common.auxiliary import AUXILIARY, initial_auxiliary
-from common.config import RunConfig
-from common.methods.fedpin import AnchorTraining
-from common.models import Tensors
-from common.wire import MODEL, Scalar
-from strategies.base import MethodStrategy
-from strategies.exchange import AcceptedReply, Payload
-from strategies.fedrep import split_network
+from perennial.common.auxiliary import AUXILIARY, initial_auxiliary
+from perennial.common.config import RunConfig
+from perennial.common.methods.fedpin import AnchorTraining
+from perennial.common.models import Tensors
+from perennial.common.wire import MODEL, Scalar
+from perennial.strategies.base import MethodStrategy
+from perennial.strategies.exchange import AcceptedReply, Payload
+from perennial.strategies.fedrep import split_network
 
 A = TypeVar("A", bound=AnchorTraining)
 

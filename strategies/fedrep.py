@@ -2,13 +2,13 @@
 
 import torch
 
-from common.config import RunConfig
-from common.errors import UserError
-from common.methods.fedrep import FedRep
-from common.models import Network, Tensors, network, part
-from common.wire import MODEL
-from strategies.base import MethodStrategy
-from strategies.exchange import Payload
+from perennial.common.config import RunConfig
+from perennial.common.errors import UserError
+from perennial.common.methods.fedrep import FedRep
+from perennial.common.models import Network, Tensors, network, part
+from perennial.common.wire import MODEL
+from perennial.strategies.base import MethodStrategy
+from perennial.strategies.exchange import Payload
 
 
 class FedRepStrategy(MethodStrategy[FedRep]):

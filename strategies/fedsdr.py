@@ -1,9 +1,9 @@
 """FedSDR, server half: the discovery alone; personal models never come here."""
 
-from common.methods.fedsdr import FedSDR
-from common.models import Tensors
-from strategies.exchange import Payload
-from strategies.shortcut import ShortcutStrategy
+from perennial.common.methods.fedsdr import FedSDR
+from perennial.common.models import Tensors
+from perennial.strategies.exchange import Payload
+from perennial.strategies.shortcut import ShortcutStrategy
 
 
 class FedSDRStrategy(ShortcutStrategy[FedSDR]):

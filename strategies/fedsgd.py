@@ -5,13 +5,13 @@ from typing import TypeVar
 
 import torch
 
-from common.adam import Adam
-from common.config import RunConfig
-from common.methods.fedsgd import ServerTraining
-from common.models import Tensors
-from common.wire import GRADIENT
-from strategies.base import MethodStrategy
-from strategies.exchange import Payload
+from perennial.common.adam import Adam
+from perennial.common.config import RunConfig
+from perennial.common.methods.fedsgd import ServerTraining
+from perennial.common.models import Tensors
+from perennial.common.wire import GRADIENT
+from perennial.strategies.base import MethodStrategy
+from perennial.strategies.exchange import Payload
 
 S = TypeVar("S", bound=ServerTraining)
 

@@ -2,13 +2,19 @@
 
 import torch
 
-from common.config import RunConfig
-from common.methods.fedsr import DISTRIBUTION_BIAS, DISTRIBUTION_WEIGHT, REFERENCE_MEAN, REFERENCE_SCALE, FedSR
-from common.models import Network, Tensors
-from common.seeding import torch_generator
-from common.wire import MODEL
-from strategies.base import MethodStrategy
-from strategies.exchange import Payload
+from perennial.common.config import RunConfig
+from perennial.common.methods.fedsr import (
+    DISTRIBUTION_BIAS,
+    DISTRIBUTION_WEIGHT,
+    REFERENCE_MEAN,
+    REFERENCE_SCALE,
+    FedSR,
+)
+from perennial.common.models import Network, Tensors
+from perennial.common.seeding import torch_generator
+from perennial.common.wire import MODEL
+from perennial.strategies.base import MethodStrategy
+from perennial.strategies.exchange import Payload
 
 
 class FedSRStrategy(MethodStrategy[FedSR]):

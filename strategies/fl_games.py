@@ -8,10 +8,10 @@ import torch
 from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
-from common.adam import Adam
-from common.config import RunConfig
-from common.errors import UserError
-from common.methods.fl_games import (
+from perennial.common.adam import Adam
+from perennial.common.config import RunConfig
+from perennial.common.errors import UserError
+from perennial.common.methods.fl_games import (
     ANSWERED,
     OTHERS,
     PLAYED,
@@ -20,12 +20,12 @@ from common.methods.fl_games import (
     FLGames,
     VFLGames,
 )
-from common.models import Tensors, divided, joined, part
-from common.wire import GRADIENT, MODEL, Scalar, to_record
-from strategies.base import MethodStrategy
-from strategies.exchange import AcceptedReply, MetricMeans, Payload, PerClient
-from strategies.mean import StreamingMean
-from strategies.screening import Rejected
+from perennial.common.models import Tensors, divided, joined, part
+from perennial.common.wire import GRADIENT, MODEL, Scalar, to_record
+from perennial.strategies.base import MethodStrategy
+from perennial.strategies.exchange import AcceptedReply, MetricMeans, Payload, PerClient
+from perennial.strategies.mean import StreamingMean
+from perennial.strategies.screening import Rejected
 
 WINDOW = 50
 

@@ -6,12 +6,12 @@ from typing import TypeVar
 
 import torch
 
-from common.config import RunConfig
-from common.methods.group import GROUP, GroupTraining
-from common.models import Tensors
-from common.wire import MODEL
-from strategies.exchange import AcceptedReply, Payload, PerClient
-from strategies.uniform import UniformStrategy
+from perennial.common.config import RunConfig
+from perennial.common.methods.group import GROUP, GroupTraining
+from perennial.common.models import Tensors
+from perennial.common.wire import MODEL
+from perennial.strategies.exchange import AcceptedReply, Payload, PerClient
+from perennial.strategies.uniform import UniformStrategy
 
 G = TypeVar("G", bound=GroupTraining)
 

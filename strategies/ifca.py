@@ -5,14 +5,14 @@ from collections.abc import Iterable, Mapping
 
 from flwr.app import ArrayRecord
 
-from common.config import RunConfig
-from common.methods.ifca import IFCA
-from common.models import Tensors
-from common.wire import MODEL
-from strategies.base import MethodStrategy
-from strategies.exchange import AcceptedReply, Payload
-from strategies.mean import StreamingMean
-from strategies.screening import Rejected
+from perennial.common.config import RunConfig
+from perennial.common.methods.ifca import IFCA
+from perennial.common.models import Tensors
+from perennial.common.wire import MODEL
+from perennial.strategies.base import MethodStrategy
+from perennial.strategies.exchange import AcceptedReply, Payload
+from perennial.strategies.mean import StreamingMean
+from perennial.strategies.screening import Rejected
 
 
 class IFCAStrategy(MethodStrategy[IFCA]):

@@ -1,8 +1,8 @@
 """L2SGD, server half: the mean of the personal models."""
 
-from common.methods.l2sgd import L2SGD
-from strategies.base import MethodStrategy
-from strategies.exchange import AcceptedReply
+from perennial.common.methods.l2sgd import L2SGD
+from perennial.strategies.base import MethodStrategy
+from perennial.strategies.exchange import AcceptedReply
 
 
 class L2SGDStrategy(MethodStrategy[L2SGD]):

@@ -1,9 +1,9 @@
 """Local training, server half: says when to train, and sends and receives no model."""
 
-from common.methods.local import Local
-from common.models import Tensors
-from strategies.base import MethodStrategy
-from strategies.exchange import Payload
+from perennial.common.methods.local import Local
+from perennial.common.models import Tensors
+from perennial.strategies.base import MethodStrategy
+from perennial.strategies.exchange import Payload
 
 
 class LocalStrategy(MethodStrategy[Local]):

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from common.models import Tensors
+from perennial.common.models import Tensors
 
 
 class StreamingMean:

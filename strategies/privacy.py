@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from common.config import RunConfig
-from common.models import Tensors
-from common.privacy import Clipping
-from common.wire import MODEL
-from strategies.base import MethodStrategy
-from strategies.exchange import AcceptedReply
-from strategies.mean import StreamingMean
+from perennial.common.config import RunConfig
+from perennial.common.models import Tensors
+from perennial.common.privacy import Clipping
+from perennial.common.wire import MODEL
+from perennial.strategies.base import MethodStrategy
+from perennial.strategies.exchange import AcceptedReply
+from perennial.strategies.mean import StreamingMean
 
 STATE = "privacy"
 

@@ -5,15 +5,15 @@ from collections.abc import Iterable, Mapping
 
 from flwr.app import ArrayRecord
 
-from common.config import RunConfig
-from common.methods.references import References, model_of, samples_of
-from common.models import Tensors, joined
-from common.split import record
-from common.wire import from_record
-from strategies.base import MethodStrategy
-from strategies.exchange import AcceptedReply, Payload
-from strategies.mean import StreamingMean
-from strategies.screening import Rejected
+from perennial.common.config import RunConfig
+from perennial.common.methods.references import References, model_of, samples_of
+from perennial.common.models import Tensors, joined
+from perennial.common.split import record
+from perennial.common.wire import from_record
+from perennial.strategies.base import MethodStrategy
+from perennial.strategies.exchange import AcceptedReply, Payload
+from perennial.strategies.mean import StreamingMean
+from perennial.strategies.screening import Rejected
 
 
 class ReferencesStrategy(MethodStrategy[References]):

@@ -5,12 +5,12 @@ from importlib.util import find_spec
 from inspect import getattr_static
 from typing import Any
 
-from common.config import RunConfig
-from common.errors import UserError
-from common.modules import defined_in
-from strategies.base import MethodStrategy
-from strategies.privacy import PrivateStrategy
-from strategies.secagg import SecureStrategy
+from perennial.common.config import RunConfig
+from perennial.common.errors import UserError
+from perennial.common.modules import defined_in
+from perennial.strategies.base import MethodStrategy
+from perennial.strategies.privacy import PrivateStrategy
+from perennial.strategies.secagg import SecureStrategy
 
 MECHANISMS: dict[str, type[MethodStrategy[Any]]] = {
     "fixed": PrivateStrategy,
@@ -35,8 +35,9 @@ FREE = {
 @lru_cache
 def strategy_class(module: str, shared: str = "base") -> type[MethodStrategy[Any]]:
     """The one `MethodStrategy` subclass of `strategies/MODULE.py`; where there is no such file, of SHARED."""
-    own = find_spec(f"strategies.{module}")
-    found: type[MethodStrategy[Any]] = defined_in(f"strategies.{module if own else shared}", MethodStrategy)
+    own = find_spec(f"perennial.strategies.{module}")
+    room = f"perennial.strategies.{module if own else shared}"
+    found: type[MethodStrategy[Any]] = defined_in(room, MethodStrategy)
     return found
 
 

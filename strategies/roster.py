@@ -3,10 +3,10 @@
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from common.errors import printable
-from common.wire import CLIENT, LONGEST_NAME, NUM_EXAMPLES, REFUSED
-from strategies.exchange import AcceptedReply, Exchange
-from strategies.screening import LONGEST_REASON, Rejected
+from perennial.common.errors import printable
+from perennial.common.wire import CLIENT, LONGEST_NAME, NUM_EXAMPLES, REFUSED
+from perennial.strategies.exchange import AcceptedReply, Exchange
+from perennial.strategies.screening import LONGEST_REASON, Rejected
 
 
 @dataclass(frozen=True)

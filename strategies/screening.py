@@ -7,10 +7,10 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 from torch import Tensor
 
-from common.config import RunConfig
-from common.errors import printable
-from common.models import Tensors
-from common.wire import HEADER_BYTES, LONGEST_NAME, NUM_EXAMPLES, TensorArray, from_record, record_bytes
+from perennial.common.config import RunConfig
+from perennial.common.errors import printable
+from perennial.common.models import Tensors
+from perennial.common.wire import HEADER_BYTES, LONGEST_NAME, NUM_EXAMPLES, TensorArray, from_record, record_bytes
 
 LONGEST_REASON = 300
 FLOAT32_MAX = torch.finfo(torch.float32).max

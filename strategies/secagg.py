@@ -10,11 +10,11 @@ from flwr.app import ConfigRecord, Message, MetricRecord
 from flwr.common.secure_aggregation.crypto.shamir import combine_shares
 from flwr.serverapp import Grid
 
-from common.config import RunConfig
-from common.errors import RunStopped
-from common.models import Tensors
-from common.privacy import SecureAggregation
-from common.secagg import (
+from perennial.common.config import RunConfig
+from perennial.common.errors import RunStopped
+from perennial.common.models import Tensors
+from perennial.common.privacy import SecureAggregation
+from perennial.common.secagg import (
     ADVERTISE,
     COLLUDERS,
     DROPPED,
@@ -37,10 +37,10 @@ from common.secagg import (
     public,
     restored,
 )
-from common.wire import MODEL, NUM_EXAMPLES
-from strategies.base import MethodStrategy
-from strategies.exchange import AcceptedReply, MetricMeans, Payload
-from strategies.screening import Rejected, Template
+from perennial.common.wire import MODEL, NUM_EXAMPLES
+from perennial.strategies.base import MethodStrategy
+from perennial.strategies.exchange import AcceptedReply, MetricMeans, Payload
+from perennial.strategies.screening import Rejected, Template
 
 
 class SecureStrategy(MethodStrategy[Any]):

@@ -5,14 +5,14 @@ from typing import TypeVar
 
 from flwr.app import ArrayRecord
 
-from common.config import RunConfig
-from common.methods.shortcut import SHORTCUT, ShortcutTraining, environment_head
-from common.models import Tensors, part
-from common.wire import MODEL
-from strategies.base import MethodStrategy
-from strategies.exchange import AcceptedReply, Payload
-from strategies.fedrep import split_network
-from strategies.screening import Rejected
+from perennial.common.config import RunConfig
+from perennial.common.methods.shortcut import SHORTCUT, ShortcutTraining, environment_head
+from perennial.common.models import Tensors, part
+from perennial.common.wire import MODEL
+from perennial.strategies.base import MethodStrategy
+from perennial.strategies.exchange import AcceptedReply, Payload
+from perennial.strategies.fedrep import split_network
+from perennial.strategies.screening import Rejected
 
 S = TypeVar("S", bound=ShortcutTraining)
 

@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from typing import TypeVar
 
-from common.methods.pfedme import PFedMe
-from common.methods.stateful import StatefulTraining
-from common.models import Tensors
-from common.wire import MODEL
-from strategies.base import MethodStrategy
-from strategies.exchange import AcceptedReply
-from strategies.mean import mix
+from perennial.common.methods.pfedme import PFedMe
+from perennial.common.methods.stateful import StatefulTraining
+from perennial.common.models import Tensors
+from perennial.common.wire import MODEL
+from perennial.strategies.base import MethodStrategy
+from perennial.strategies.exchange import AcceptedReply
+from perennial.strategies.mean import mix
 
 S = TypeVar("S", bound=StatefulTraining | PFedMe)
 

@@ -3,13 +3,13 @@
 from collections.abc import Iterable
 from statistics import fmean
 
-from common.methods.vrex import VREx
-from common.models import Tensors
-from common.wire import GRADIENT
-from strategies.exchange import AcceptedReply
-from strategies.fedsgd import FedSGDStrategy
-from strategies.mean import StreamingMean
-from strategies.screening import Rejected
+from perennial.common.methods.vrex import VREx
+from perennial.common.models import Tensors
+from perennial.common.wire import GRADIENT
+from perennial.strategies.exchange import AcceptedReply
+from perennial.strategies.fedsgd import FedSGDStrategy
+from perennial.strategies.mean import StreamingMean
+from perennial.strategies.screening import Rejected
 
 
 class VRExStrategy(FedSGDStrategy[VREx]):

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from toys import Quadratic
 
-from client.trainer import Client, Received, Site
-from common.data.examples import ClientData, Examples
-from common.models import Tensors
-from common.wire import MODEL
-from strategies.mean import StreamingMean, mix
+from perennial.client.trainer import Client, Received, Site
+from perennial.common.data.examples import ClientData, Examples
+from perennial.common.models import Tensors
+from perennial.common.wire import MODEL
+from perennial.strategies.mean import StreamingMean, mix
 
 Kept = dict[str, Tensors]
 

@@ -16,11 +16,11 @@ from flwr.app import Message
 from safetensors.torch import load_file
 from toys import SpoilingGrid
 
-from common.config import RunConfig, load_config
-from server.deployment.remote import Connection, free_port, program
-from server.deployment.testbed import Deployment
-from server.folder import RunFolder
-from server.local import LocalRuntime
+from perennial.common.config import RunConfig, load_config
+from perennial.server.deployment.remote import Connection, free_port, program
+from perennial.server.deployment.testbed import Deployment
+from perennial.server.folder import RunFolder
+from perennial.server.local import LocalRuntime
 
 MISCHIEF = Path(__file__).with_name("mischief.py")
 

@@ -16,15 +16,15 @@ from hypothesis import strategies as st
 from spoiled import pickles
 from toys import SpoilingGrid, Toy, carried, toy_config
 
-from client.host import Host
-from common.config import RunConfig
-from common.methods import METHODS
-from common.wire import CONFIG, METRICS, TASK
-from server.folder import RunFolder
-from server.local import LocalRuntime
-from strategies.evaluation import Evaluation
-from strategies.exchange import AcceptedReply, Exchange
-from strategies.screening import FLOAT32_MAX, Limits
+from perennial.client.host import Host
+from perennial.common.config import RunConfig
+from perennial.common.methods import METHODS
+from perennial.common.wire import CONFIG, METRICS, TASK
+from perennial.server.folder import RunFolder
+from perennial.server.local import LocalRuntime
+from perennial.strategies.evaluation import Evaluation
+from perennial.strategies.exchange import AcceptedReply, Exchange
+from perennial.strategies.screening import FLOAT32_MAX, Limits
 
 
 class Ranked(Toy):

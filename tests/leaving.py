@@ -7,8 +7,8 @@ from fnmatch import fnmatch
 import torch
 from torch import Tensor
 
-from common.methods.base import BUFFERS, CHANGE, EVERY, FIRST, Method
-from common.models import Tensors
+from perennial.common.methods.base import BUFFERS, CHANGE, EVERY, FIRST, Method
+from perennial.common.models import Tensors
 
 Records = Mapping[str, Tensors]
 

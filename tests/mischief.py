@@ -18,7 +18,7 @@ from flwr.supernode import start_client_internal
 from flwr.supernode.cli import flwr_clientapp
 from flwr.supernode.runtime import run_clientapp
 
-from client.node import launcher
+from perennial.client.node import launcher
 
 sys.path.append(str(Path(__file__).parent))
 from spoiled import spoiled

@@ -10,15 +10,15 @@ import torch
 from flwr.app import Message
 from toys import SpoilingGrid
 
-from client.trainer import Metrics, Received
-from common.config import RunConfig, load_config
-from common.data.examples import ClientData, Examples
-from common.data.scenario import Scenario
-from common.models import Tensors
-from common.wire import MODEL, PERSONAL, from_record
-from server.folder import Checkpoint, RunFolder
-from server.local import LocalRuntime
-from server.loop import run_rounds
+from perennial.client.trainer import Metrics, Received
+from perennial.common.config import RunConfig, load_config
+from perennial.common.data.examples import ClientData, Examples
+from perennial.common.data.scenario import Scenario
+from perennial.common.models import Tensors
+from perennial.common.wire import MODEL, PERSONAL, from_record
+from perennial.server.folder import Checkpoint, RunFolder
+from perennial.server.local import LocalRuntime
+from perennial.server.loop import run_rounds
 
 
 class Centres(Scenario):
@@ -123,7 +123,7 @@ def run_quadratics(
     here.grid = SpoilingGrid(here.grid, watch)  # type: ignore[assignment]
     weight = torch.zeros_like(centres[:1]) if start is None else torch.tensor([start], dtype=torch.float64)
     arrays = {"classifier.weight": weight, "classifier.bias": torch.zeros(1, dtype=torch.float64)}
-    with patch("client.host.client_class", return_value=half):
+    with patch("perennial.client.host.client_class", return_value=half):
         run_rounds(config, trace.folder, here.grid, Checkpoint(0, "run", arrays, {}))
     return trace
 

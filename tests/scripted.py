@@ -5,10 +5,10 @@ from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
-from common.models import Tensors
-from common.wire import CONFIG, METRICS, NUM_EXAMPLES, from_record, to_record
-from server.grid import LocalGrid
-from strategies.base import MethodStrategy
+from perennial.common.models import Tensors
+from perennial.common.wire import CONFIG, METRICS, NUM_EXAMPLES, from_record, to_record
+from perennial.server.grid import LocalGrid
+from perennial.strategies.base import MethodStrategy
 
 Answer = Callable[[str, Message], RecordDict]
 """A client id and a request to the reply's content; it may raise."""

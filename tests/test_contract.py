@@ -13,18 +13,18 @@ from safetensors.torch import load_file
 from spoiled import BAD_TENSORS, OTHERWISE_BAD, spoiled
 from toys import SpoilingGrid, Toy, WireGrid, toy_config
 
-from client import cohort
-from client.cohort import StackedExamples, Work
-from client.host import Host, client_class
-from client.trainer import Client
-from common import seeding
-from common.config import RunConfig
-from common.data.examples import ClientData
-from common.methods import METHODS
-from common.models import Tensors, network
-from server.folder import RunFolder
-from server.local import LocalRuntime
-from server.loop import run_rounds, start
+from perennial.client import cohort
+from perennial.client.cohort import StackedExamples, Work
+from perennial.client.host import Host, client_class
+from perennial.client.trainer import Client
+from perennial.common import seeding
+from perennial.common.config import RunConfig
+from perennial.common.data.examples import ClientData
+from perennial.common.methods import METHODS
+from perennial.common.models import Tensors, network
+from perennial.server.folder import RunFolder
+from perennial.server.local import LocalRuntime
+from perennial.server.loop import run_rounds, start
 
 pytestmark = pytest.mark.parametrize("method", sorted(METHODS))
 
@@ -189,7 +189,7 @@ def test_a_stack_does_what_its_clients_do(method: str, tmp_path: Path, monkeypat
         return found
 
     monkeypatch.setattr(seeding, "derive", counted)
-    monkeypatch.setattr("client.host.answers", seen)
+    monkeypatch.setattr("perennial.client.host.answers", seen)
     drawn = []
     for engine in ("loop", "stack"):
         draws.clear()

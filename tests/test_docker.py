@@ -20,10 +20,10 @@ from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 from prometheus_client import CollectorRegistry
 from typer.testing import CliRunner
 
-from client.node.join import SiteMetrics
-from client.serving.metrics import ServingMetrics
-from server.cli.main import app
-from server.metrics import RunMetrics
+from perennial.client.node.join import SiteMetrics
+from perennial.client.serving.metrics import ServingMetrics
+from perennial.server.cli.main import app
+from perennial.server.metrics import RunMetrics
 
 PROJECT = Path(__file__).parents[1]
 DOCKERFILE = (PROJECT / "docker" / "Dockerfile").read_text()

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from toys import SpoilingGrid
 
-from client.host import Host
-from client.state import FileStates, Version
-from common.errors import RunStopped
-from server.folder import RunFolder
-from server.local import LocalRuntime
+from perennial.client.host import Host
+from perennial.client.state import FileStates, Version
+from perennial.common.errors import RunStopped
+from perennial.server.folder import RunFolder
+from perennial.server.local import LocalRuntime
 
 REPLIES, REQUESTS = 180, 50
 """Per method; of all methods together they are more than ten thousand."""

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from test_contract import assert_same
 
-from common.config import load_config
-from server.folder import RunFolder
-from server.local import LocalRuntime
+from perennial.common.config import load_config
+from perennial.server.folder import RunFolder
+from perennial.server.local import LocalRuntime
 
 COMMAND = [sys.executable, "-c", "from server.cli.main import main; main()"]
 

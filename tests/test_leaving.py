@@ -12,17 +12,17 @@ from torch import tensor
 from toys import SpoilingGrid, toy_config, toy_site
 from typer.testing import CliRunner
 
-from client.methods.ditto import DittoClient
-from client.trainer import Received
-from common.methods import METHODS
-from common.methods.base import EVERY, Method
-from common.methods.ditto import Ditto
-from common.methods.references import FILE
-from common.wire import MODEL, PERSONAL
-from server.cli.main import app
-from server.cli.show import COUNTS
-from server.folder import RunFolder
-from server.local import LocalRuntime
+from perennial.client.methods.ditto import DittoClient
+from perennial.client.trainer import Received
+from perennial.common.methods import METHODS
+from perennial.common.methods.base import EVERY, Method
+from perennial.common.methods.ditto import Ditto
+from perennial.common.methods.references import FILE
+from perennial.common.wire import MODEL, PERSONAL
+from perennial.server.cli.main import app
+from perennial.server.cli.show import COUNTS
+from perennial.server.folder import RunFolder
+from perennial.server.local import LocalRuntime
 
 DOCS = Path(__file__).parent.parent / "docs"
 INDEX = re.findall(

@@ -13,23 +13,24 @@ import torch
 from counts import own_tables
 from safetensors.torch import load_file
 
-from client.node import launcher
-from common import flower
-from common.config import RunConfig, load_config
-from common.files import load_records
-from common.methods import METHODS
-from common.methods.references import FILE
-from server.deployment.remote import APP, SIMULATION_TRIES, Connection, simulation
-from server.deployment.testbed import Deployment, deployment
-from server.folder import RunFolder
-from server.local import LocalRuntime
-from server.split import Select
-from server.study.choose import choose, last_counts
-from server.study.runs import Outcome, Summary
+from perennial.client.node import launcher
+from perennial.common import flower
+from perennial.common.config import RunConfig, load_config
+from perennial.common.files import load_records
+from perennial.common.methods import METHODS
+from perennial.common.methods.references import FILE
+from perennial.server.deployment.remote import SIMULATION_TRIES, Connection, simulation
+from perennial.server.deployment.testbed import Deployment, deployment
+from perennial.server.folder import RunFolder
+from perennial.server.local import LocalRuntime
+from perennial.server.split import Select
+from perennial.server.study.choose import choose, last_counts
+from perennial.server.study.runs import Outcome, Summary
 
 pytestmark = pytest.mark.runtimes
 
 Elsewhere = tuple[str, Connection]
+PROJECT = Path(__file__).parents[1]
 WARM = [sys.executable, "-P", launcher.__file__]
 
 
@@ -81,13 +82,13 @@ def typed(command: str, environment: Mapping[str, str], out: Path) -> str:
 
     Flower gives Ray 30 seconds to start, which a busy machine misses now and then: then once more.
     """
-    assert command in (APP / "README.md").read_text()
+    assert command in (PROJECT / "README.md").read_text()
     settings = "scenario.clients=2 evaluate_every=2 checkpoint_every=1" if "clients=2" in command else ""
     command += f" --run-config \"out='{out}' state-dir='{out}-state' rounds=2 set='{settings}'\""
     printed = ""
     for _ in range(SIMULATION_TRIES):
         printed = subprocess.run(
-            command, shell=True, cwd=APP, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            command, shell=True, cwd=PROJECT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             text=True, timeout=900, check=False,
         ).stdout  # fmt: skip
         if (out / "summary.json").exists() or (out / "error.txt").exists():

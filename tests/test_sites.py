@@ -12,11 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from client.state import FileStates
-from common.config import RunConfig, load_config
-from server.deployment.testbed import deployment
-from server.folder import RunFolder
-from server.local import LocalRuntime
+from perennial.client.state import FileStates
+from perennial.common.config import RunConfig, load_config
+from perennial.server.deployment.testbed import deployment
+from perennial.server.folder import RunFolder
+from perennial.server.local import LocalRuntime
 
 pytestmark = pytest.mark.runtimes
 

@@ -12,22 +12,22 @@ from counts import own_tables
 from flwr.app import Message, MetricRecord, RecordDict
 from toys import SpoilingGrid, Toy, WireGrid, toy_config, toy_site
 
-from client.methods.fedavg import FedAvgClient
-from client.methods.references import ReferencesClient
-from client.trainer import Received, Site
-from common.config import load_config
-from common.data.examples import ClientData, join
-from common.errors import UserError
-from common.files import load_records, load_tensors, save_records
-from common.methods.fedavg import FedAvg
-from common.methods.references import FILE, References, model_of, samples_of
-from common.split import record
-from common.wire import MODEL, NUM_EXAMPLES
-from server.folder import RunFolder
-from server.local import LocalRuntime
-from server.loop import run_rounds, start
-from server.split import score, shut
-from server.study.choose import with_references
+from perennial.client.methods.fedavg import FedAvgClient
+from perennial.client.methods.references import ReferencesClient
+from perennial.client.trainer import Received, Site
+from perennial.common.config import load_config
+from perennial.common.data.examples import ClientData, join
+from perennial.common.errors import UserError
+from perennial.common.files import load_records, load_tensors, save_records
+from perennial.common.methods.fedavg import FedAvg
+from perennial.common.methods.references import FILE, References, model_of, samples_of
+from perennial.common.split import record
+from perennial.common.wire import MODEL, NUM_EXAMPLES
+from perennial.server.folder import RunFolder
+from perennial.server.local import LocalRuntime
+from perennial.server.loop import run_rounds, start
+from perennial.server.split import score, shut
+from perennial.server.study.choose import with_references
 
 SIZE = ("scenario.clients=6", "scenario.samples=300")
 

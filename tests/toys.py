@@ -16,20 +16,20 @@ from leaving import Sent
 from pydantic import Field
 from torch import Tensor
 
-from client.app import OneHandlerApp
-from client.host import Host
-from client.state import FileStates
-from client.trainer import Metrics, Received, Site
-from common.config import RunConfig, load_config
-from common.data.examples import ClientData, Examples
-from common.data.scenario import Spurious
-from common.model_settings import model_settings
-from common.models import Tensors, network
-from common.seeding import torch_generator
-from common.wire import from_record
-from server.folder import Checkpoint, RunFolder
-from server.grid import LocalGrid
-from server.local import LocalRuntime
+from perennial.client.app import OneHandlerApp
+from perennial.client.host import Host
+from perennial.client.state import FileStates
+from perennial.client.trainer import Metrics, Received, Site
+from perennial.common.config import RunConfig, load_config
+from perennial.common.data.examples import ClientData, Examples
+from perennial.common.data.scenario import Spurious
+from perennial.common.model_settings import model_settings
+from perennial.common.models import Tensors, network
+from perennial.common.seeding import torch_generator
+from perennial.common.wire import from_record
+from perennial.server.folder import Checkpoint, RunFolder
+from perennial.server.grid import LocalGrid
+from perennial.server.local import LocalRuntime
 
 
 class Toy(Spurious):

@@ -1,7 +1,7 @@
 """AND-mask, client half: FedSGD's."""
 
-from client.methods.fedsgd import FedSGDClient
-from common.methods.and_mask import AndMask
+from perennial.client.methods.fedsgd import FedSGDClient
+from perennial.common.methods.and_mask import AndMask
 
 
 class AndMaskClient(FedSGDClient[AndMask]):

@@ -2,12 +2,12 @@
 
 import torch
 
-from client.objectives import interpolate, mixing_slope
-from client.trainer import LocalTrainer, Means, Predictor, Received, Reply
-from client.working import Momentum, Working
-from common.methods.apfl import APFL
-from common.models import Tensors
-from common.wire import MODEL, NUM_EXAMPLES, PERSONAL
+from perennial.client.objectives import interpolate, mixing_slope
+from perennial.client.trainer import LocalTrainer, Means, Predictor, Received, Reply
+from perennial.client.working import Momentum, Working
+from perennial.common.methods.apfl import APFL
+from perennial.common.models import Tensors
+from perennial.common.wire import MODEL, NUM_EXAMPLES, PERSONAL
 
 MIXING = "mixing"
 """Record that this client keeps: its α."""

@@ -5,10 +5,10 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from client.proximal import repeated, solve
-from client.trainer import LocalTrainer, Received, Reply
-from common.methods.cgpfl import ContextTraining
-from common.wire import MODEL, NUM_EXAMPLES
+from perennial.client.proximal import repeated, solve
+from perennial.client.trainer import LocalTrainer, Received, Reply
+from perennial.common.methods.cgpfl import ContextTraining
+from perennial.common.wire import MODEL, NUM_EXAMPLES
 
 C = TypeVar("C", bound=ContextTraining)
 

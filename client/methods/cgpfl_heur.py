@@ -3,13 +3,13 @@
 import torch
 from torch import Tensor
 
-from client.methods.cgpfl import CGPFLClient
-from client.objectives import largest_eigenvalue
-from client.trainer import Received, Reply
-from client.working import Working
-from common.methods.cgpfl_heur import CGPFLHeur
-from common.seeding import torch_generator
-from common.wire import MODEL
+from perennial.client.methods.cgpfl import CGPFLClient
+from perennial.client.objectives import largest_eigenvalue
+from perennial.client.trainer import Received, Reply
+from perennial.client.working import Working
+from perennial.common.methods.cgpfl_heur import CGPFLHeur
+from perennial.common.seeding import torch_generator
+from perennial.common.wire import MODEL
 
 
 class CGPFLHeurClient(CGPFLClient[CGPFLHeur]):

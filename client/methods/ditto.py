@@ -4,12 +4,12 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from client.objectives import squared_distance
-from client.trainer import LocalTrainer, Metrics, Received, Reply
-from common.data.examples import Examples
-from common.methods.ditto import Ditto, PulledTraining
-from common.models import Tensors
-from common.wire import MODEL, PERSONAL
+from perennial.client.objectives import squared_distance
+from perennial.client.trainer import LocalTrainer, Metrics, Received, Reply
+from perennial.common.data.examples import Examples
+from perennial.common.methods.ditto import Ditto, PulledTraining
+from perennial.common.models import Tensors
+from perennial.common.wire import MODEL, PERSONAL
 
 P = TypeVar("P", bound=PulledTraining)
 

@@ -2,11 +2,11 @@
 
 import torch
 
-from client.trainer import LocalTrainer, Means, Received, Reply
-from client.working import Momentum, Working
-from common.methods.drfa import DRFA, LOSS, SNAPSHOT, SNAPSHOT_STEP
-from common.models import Tensors
-from common.wire import MODEL, NUM_EXAMPLES
+from perennial.client.trainer import LocalTrainer, Means, Received, Reply
+from perennial.client.working import Momentum, Working
+from perennial.common.methods.drfa import DRFA, LOSS, SNAPSHOT, SNAPSHOT_STEP
+from perennial.common.models import Tensors
+from perennial.common.wire import MODEL, NUM_EXAMPLES
 
 
 class DRFAClient(LocalTrainer[DRFA]):

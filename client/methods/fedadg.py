@@ -6,13 +6,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from client.trainer import LocalTrainer, Means, Metrics, Received, Reply
-from client.working import Momentum, Working
-from common.data.examples import Examples
-from common.methods.fedadg import DISCRIMINATOR, GENERATOR, FedADG, layers
-from common.models import Tensors
-from common.seeding import torch_generator
-from common.wire import MODEL, NUM_EXAMPLES
+from perennial.client.trainer import LocalTrainer, Means, Metrics, Received, Reply
+from perennial.client.working import Momentum, Working
+from perennial.common.data.examples import Examples
+from perennial.common.methods.fedadg import DISCRIMINATOR, GENERATOR, FedADG, layers
+from perennial.common.models import Tensors
+from perennial.common.seeding import torch_generator
+from perennial.common.wire import MODEL, NUM_EXAMPLES
 
 ONE = 0.7
 """What stands for 1 in a one-hot label (public code for PACS)."""

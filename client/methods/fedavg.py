@@ -1,7 +1,7 @@
 """FedAvg, client half: local SGD on the client's risk, from the received model."""
 
-from client.trainer import LocalTrainer
-from common.methods.fedavg import FedAvg
+from perennial.client.trainer import LocalTrainer
+from perennial.common.methods.fedavg import FedAvg
 
 
 class FedAvgClient(LocalTrainer[FedAvg]):

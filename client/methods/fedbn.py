@@ -1,9 +1,9 @@
 """FedBN, client half: FedAvg's steps, with BatchNorm layers that stay here."""
 
-from client.trainer import LocalTrainer, Predictor, Received, Reply
-from common.methods.fedbn import NORMS, FedBN
-from common.models import Tensors
-from common.wire import MODEL, NUM_EXAMPLES
+from perennial.client.trainer import LocalTrainer, Predictor, Received, Reply
+from perennial.common.methods.fedbn import NORMS, FedBN
+from perennial.common.models import Tensors
+from perennial.common.wire import MODEL, NUM_EXAMPLES
 
 
 class FedBNClient(LocalTrainer[FedBN]):

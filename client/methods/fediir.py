@@ -5,13 +5,13 @@ from functools import partial
 import torch.nn.functional as F
 from torch import Tensor
 
-from client.objectives import gradient_alignment
-from client.trainer import LocalTrainer, Loss, Metrics, Received, Reply
-from client.working import Working
-from common.data.examples import Examples
-from common.methods.fediir import ANCHOR, FedIIR
-from common.models import Tensors
-from common.wire import GRADIENT, MODEL, NUM_EXAMPLES
+from perennial.client.objectives import gradient_alignment
+from perennial.client.trainer import LocalTrainer, Loss, Metrics, Received, Reply
+from perennial.client.working import Working
+from perennial.common.data.examples import Examples
+from perennial.common.methods.fediir import ANCHOR, FedIIR
+from perennial.common.models import Tensors
+from perennial.common.wire import GRADIENT, MODEL, NUM_EXAMPLES
 
 
 class FedIIRClient(LocalTrainer[FedIIR]):

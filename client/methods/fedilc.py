@@ -3,15 +3,15 @@
 import torch
 from torch import Tensor
 
-from client.methods.fedsgd import PIECE, FedSGDClient
-from client.trainer import Means, Metrics, Received, Reply
-from client.working import Working
-from common.data.examples import Examples
-from common.fishr import head_sums, variance
-from common.methods.fedilc import CLIENTS, PULL, VARIANCE, FederatedFishr, FedILC, Fishr, MiniBatches
-from common.models import Tensors
-from common.seeding import torch_generator
-from common.wire import GRADIENT, MODEL, NUM_EXAMPLES
+from perennial.client.methods.fedsgd import PIECE, FedSGDClient
+from perennial.client.trainer import Means, Metrics, Received, Reply
+from perennial.client.working import Working
+from perennial.common.data.examples import Examples
+from perennial.common.fishr import head_sums, variance
+from perennial.common.methods.fedilc import CLIENTS, PULL, VARIANCE, FederatedFishr, FedILC, Fishr, MiniBatches
+from perennial.common.models import Tensors
+from perennial.common.seeding import torch_generator
+from perennial.common.wire import GRADIENT, MODEL, NUM_EXAMPLES
 
 SENT = "fishr-model"
 STATISTICS = "fishr-statistics"

@@ -3,13 +3,13 @@
 import torch.nn.functional as F
 from torch import Tensor
 
-from client.methods.fedrep import FedRepClient
-from client.objectives import centroid_distance, class_means
-from client.trainer import Metrics, Predictor, Received, Reply, in_pieces
-from common.data.examples import Examples
-from common.methods.fedpac import CENTROIDS, STATISTICS, FedPAC
-from common.models import Tensors
-from common.wire import HEAD, MODEL, NUM_EXAMPLES
+from perennial.client.methods.fedrep import FedRepClient
+from perennial.client.objectives import centroid_distance, class_means
+from perennial.client.trainer import Metrics, Predictor, Received, Reply, in_pieces
+from perennial.common.data.examples import Examples
+from perennial.common.methods.fedpac import CENTROIDS, STATISTICS, FedPAC
+from perennial.common.models import Tensors
+from perennial.common.wire import HEAD, MODEL, NUM_EXAMPLES
 
 
 class FedPACClient(FedRepClient[FedPAC]):

@@ -6,13 +6,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from client.methods.fedpin_gm import FedPINGMClient
-from client.objectives import contrastive_loss, total_variance
-from client.trainer import Metrics, Received, Reply
-from common.data.examples import Examples
-from common.methods.fedpin import FedPIN
-from common.models import Tensors
-from common.wire import MODEL, PERSONAL
+from perennial.client.methods.fedpin_gm import FedPINGMClient
+from perennial.client.objectives import contrastive_loss, total_variance
+from perennial.client.trainer import Metrics, Received, Reply
+from perennial.common.data.examples import Examples
+from perennial.common.methods.fedpin import FedPIN
+from perennial.common.models import Tensors
+from perennial.common.wire import MODEL, PERSONAL
 
 PLAIN = "plain"
 """Kept record of (Ψ_u, ω_ψu), trained on the local risk alone."""

@@ -7,14 +7,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from client.objectives import anchored, client_information
-from client.trainer import LocalTrainer, Means, Metrics, Received, Reply
-from client.working import Momentum, Working
-from common.auxiliary import AUXILIARY, OFFSET, OWN, SCALE, auxiliary_logits, initial_scale, scaled_logits
-from common.data.examples import Examples
-from common.methods.fedpin import AnchorTraining
-from common.models import Tensors
-from common.wire import MODEL, NUM_EXAMPLES
+from perennial.client.objectives import anchored, client_information
+from perennial.client.trainer import LocalTrainer, Means, Metrics, Received, Reply
+from perennial.client.working import Momentum, Working
+from perennial.common.auxiliary import (
+    AUXILIARY,
+    OFFSET,
+    OWN,
+    SCALE,
+    auxiliary_logits,
+    initial_scale,
+    scaled_logits,
+)
+from perennial.common.data.examples import Examples
+from perennial.common.methods.fedpin import AnchorTraining
+from perennial.common.models import Tensors
+from perennial.common.wire import MODEL, NUM_EXAMPLES
 
 A = TypeVar("A", bound=AnchorTraining)
 

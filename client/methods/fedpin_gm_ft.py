@@ -2,11 +2,11 @@
 
 import torch
 
-from client.methods.fedpin_gm import FedPINGMClient
-from client.trainer import Predictor, Received
-from common.methods.fedpin import FedPINGMFT
-from common.models import Tensors
-from common.wire import MODEL
+from perennial.client.methods.fedpin_gm import FedPINGMClient
+from perennial.client.trainer import Predictor, Received
+from perennial.common.methods.fedpin import FedPINGMFT
+from perennial.common.models import Tensors
+from perennial.common.wire import MODEL
 
 
 class FedPINGMFTClient(FedPINGMClient[FedPINGMFT]):

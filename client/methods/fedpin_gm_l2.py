@@ -1,10 +1,10 @@
 """FedPIN's global model and personal ones pulled towards it, client half."""
 
-from client.methods.ditto import pulled
-from client.methods.fedpin_gm import FedPINGMClient
-from client.trainer import Received, Reply
-from common.methods.fedpin import FedPINGML2
-from common.wire import PERSONAL
+from perennial.client.methods.ditto import pulled
+from perennial.client.methods.fedpin_gm import FedPINGMClient
+from perennial.client.trainer import Received, Reply
+from perennial.common.methods.fedpin import FedPINGML2
+from perennial.common.wire import PERSONAL
 
 
 class FedPINGML2Client(FedPINGMClient[FedPINGML2]):

@@ -2,12 +2,12 @@
 
 from torch import Tensor
 
-from client.objectives import squared_distance
-from client.trainer import LocalTrainer, Metrics, Received
-from common.data.examples import Examples
-from common.methods.fedprox import FedProx
-from common.models import Tensors
-from common.wire import MODEL
+from perennial.client.objectives import squared_distance
+from perennial.client.trainer import LocalTrainer, Metrics, Received
+from perennial.common.data.examples import Examples
+from perennial.common.methods.fedprox import FedProx
+from perennial.common.models import Tensors
+from perennial.common.wire import MODEL
 
 
 class FedProxClient(LocalTrainer[FedProx]):

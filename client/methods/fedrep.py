@@ -2,10 +2,10 @@
 
 from typing import TypeVar
 
-from client.trainer import LocalTrainer, Loss, Predictor, Received, Reply
-from common.methods.fedrep import AlternatingTraining
-from common.models import Tensors, part
-from common.wire import HEAD, MODEL, NUM_EXAMPLES
+from perennial.client.trainer import LocalTrainer, Loss, Predictor, Received, Reply
+from perennial.common.methods.fedrep import AlternatingTraining
+from perennial.common.models import Tensors, part
+from perennial.common.wire import HEAD, MODEL, NUM_EXAMPLES
 
 A = TypeVar("A", bound=AlternatingTraining)
 

@@ -6,12 +6,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from client.objectives import balanced_cross_entropy
-from client.trainer import LocalTrainer, Metrics, Predictor, Received, Reply
-from common.data.examples import Examples
-from common.methods.fedrod import FedRoD
-from common.models import Tensors
-from common.wire import HEAD, MODEL, NUM_EXAMPLES
+from perennial.client.objectives import balanced_cross_entropy
+from perennial.client.trainer import LocalTrainer, Metrics, Predictor, Received, Reply
+from perennial.common.data.examples import Examples
+from perennial.common.methods.fedrod import FedRoD
+from perennial.common.models import Tensors
+from perennial.common.wire import HEAD, MODEL, NUM_EXAMPLES
 
 WEIGHT, BIAS = "personal.weight", "personal.bias"
 

@@ -1,10 +1,10 @@
 """FedSDR, client half: a personal model, kept and not sent, from which shortcuts are removed."""
 
-from client.shortcut import ShortcutTrainer
-from client.trainer import Received
-from common.methods.fedsdr import FedSDR
-from common.models import Tensors
-from common.wire import PERSONAL
+from perennial.client.shortcut import ShortcutTrainer
+from perennial.client.trainer import Received
+from perennial.common.methods.fedsdr import FedSDR
+from perennial.common.models import Tensors
+from perennial.common.wire import PERSONAL
 
 
 class FedSDRClient(ShortcutTrainer[FedSDR]):

@@ -1,10 +1,10 @@
 """FedSDR+FedAvg, client half: a personal model that starts from the received one, and is sent."""
 
-from client.shortcut import ShortcutTrainer
-from client.trainer import Received
-from common.methods.fedsdr_fedavg import FedSDRFedAvg
-from common.models import Tensors
-from common.wire import MODEL, PERSONAL
+from perennial.client.shortcut import ShortcutTrainer
+from perennial.client.trainer import Received
+from perennial.common.methods.fedsdr_fedavg import FedSDRFedAvg
+from perennial.common.models import Tensors
+from perennial.common.wire import MODEL, PERSONAL
 
 
 class FedSDRFedAvgClient(ShortcutTrainer[FedSDRFedAvg]):

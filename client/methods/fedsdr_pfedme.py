@@ -2,12 +2,12 @@
 
 from itertools import islice
 
-from client.proximal import envelope_step, solve
-from client.shortcut import ShortcutTrainer
-from client.trainer import Received
-from common.methods.fedsdr_pfedme import FedSDRPFedMe
-from common.models import Tensors
-from common.wire import MODEL
+from perennial.client.proximal import envelope_step, solve
+from perennial.client.shortcut import ShortcutTrainer
+from perennial.client.trainer import Received
+from perennial.common.methods.fedsdr_pfedme import FedSDRPFedMe
+from perennial.common.models import Tensors
+from perennial.common.wire import MODEL
 
 
 class FedSDRPFedMeClient(ShortcutTrainer[FedSDRPFedMe]):

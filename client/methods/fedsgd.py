@@ -4,10 +4,10 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from client.trainer import Client, Received, Reply
-from client.working import Working
-from common.methods.fedsgd import ServerTraining
-from common.wire import GRADIENT, MODEL, NUM_EXAMPLES
+from perennial.client.trainer import Client, Received, Reply
+from perennial.client.working import Working
+from perennial.common.methods.fedsgd import ServerTraining
+from perennial.common.wire import GRADIENT, MODEL, NUM_EXAMPLES
 
 S = TypeVar("S", bound=ServerTraining)
 

@@ -6,10 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from client.objectives import gaussian_divergence
-from client.trainer import LocalTrainer, Metrics, Predictor, Received, Reply
-from common.data.examples import Examples
-from common.methods.fedsr import (
+from perennial.client.objectives import gaussian_divergence
+from perennial.client.trainer import LocalTrainer, Metrics, Predictor, Received, Reply
+from perennial.common.data.examples import Examples
+from perennial.common.methods.fedsr import (
     ADDED,
     DISTRIBUTION_BIAS,
     DISTRIBUTION_WEIGHT,
@@ -17,9 +17,9 @@ from common.methods.fedsr import (
     REFERENCE_SCALE,
     FedSR,
 )
-from common.models import Tensors
-from common.seeding import torch_generator
-from common.wire import MODEL, NUM_EXAMPLES
+from perennial.common.models import Tensors
+from perennial.common.seeding import torch_generator
+from perennial.common.wire import MODEL, NUM_EXAMPLES
 
 EVALUATION_SAMPLES = 20
 """Draws of z whose predictions are averaged (the authors' public code)."""

@@ -6,14 +6,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from client.trainer import EVALUATION_BATCH, LocalTrainer, Metrics, Predictor, Received, Reply
-from client.working import Working
-from common.adam import Adam
-from common.data.examples import Examples
-from common.methods.fl_games import ANSWERED, PLAYED, PLAYERS, PREDICTOR, FLGames, VFLGames
-from common.models import Tensors, joined
-from common.seeding import torch_generator
-from common.wire import GRADIENT, MODEL, NUM_EXAMPLES
+from perennial.client.trainer import EVALUATION_BATCH, LocalTrainer, Metrics, Predictor, Received, Reply
+from perennial.client.working import Working
+from perennial.common.adam import Adam
+from perennial.common.data.examples import Examples
+from perennial.common.methods.fl_games import ANSWERED, PLAYED, PLAYERS, PREDICTOR, FLGames, VFLGames
+from perennial.common.models import Tensors, joined
+from perennial.common.seeding import torch_generator
+from perennial.common.wire import GRADIENT, MODEL, NUM_EXAMPLES
 
 ADAM = "adam"
 ENSEMBLE = "ensemble"

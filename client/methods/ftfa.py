@@ -4,13 +4,13 @@ from typing import TypeVar
 
 import torch
 
-from client.stateful import OWN, StatefulTrainer
-from client.trainer import Means, Predictor, Received, Reply
-from client.working import Momentum
-from common.adam import Adam
-from common.methods.ftfa import FineTuning
-from common.models import Tensors
-from common.wire import MODEL, PERSONAL
+from perennial.client.stateful import OWN, StatefulTrainer
+from perennial.client.trainer import Means, Predictor, Received, Reply
+from perennial.client.working import Momentum
+from perennial.common.adam import Adam
+from perennial.common.methods.ftfa import FineTuning
+from perennial.common.models import Tensors
+from perennial.common.wire import MODEL, PERSONAL
 
 F = TypeVar("F", bound=FineTuning)
 

@@ -6,13 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from client.stateful import StatefulTrainer
-from client.trainer import Client, Metrics, Received, Reply
-from common.data.examples import Examples
-from common.methods.group import GROUP
-from common.methods.groupdro import GroupDRO
-from common.models import Tensors
-from common.wire import MODEL
+from perennial.client.stateful import StatefulTrainer
+from perennial.client.trainer import Client, Metrics, Received, Reply
+from perennial.common.data.examples import Examples
+from perennial.common.methods.group import GROUP
+from perennial.common.methods.groupdro import GroupDRO
+from perennial.common.models import Tensors
+from perennial.common.wire import MODEL
 
 
 class GroupDROClient(StatefulTrainer[GroupDRO]):

@@ -1,8 +1,8 @@
 """IFCA, client half: FedAvg's steps on the one of K models that fits best."""
 
-from client.trainer import LocalTrainer, Predictor, Received, Reply
-from common.methods.ifca import IFCA
-from common.wire import MODEL, NUM_EXAMPLES
+from perennial.client.trainer import LocalTrainer, Predictor, Received, Reply
+from perennial.common.methods.ifca import IFCA
+from perennial.common.wire import MODEL, NUM_EXAMPLES
 
 
 class IFCAClient(LocalTrainer[IFCA]):

@@ -5,12 +5,12 @@ from typing import TypeVar
 import torch.nn.functional as F
 from torch import Tensor
 
-from client.objectives import irm_penalty
-from client.stateful import StatefulTrainer
-from client.trainer import Metrics, Received
-from common.data.examples import Examples
-from common.methods.irm import InvariantTraining
-from common.models import Tensors
+from perennial.client.objectives import irm_penalty
+from perennial.client.stateful import StatefulTrainer
+from perennial.client.trainer import Metrics, Received
+from perennial.common.data.examples import Examples
+from perennial.common.methods.irm import InvariantTraining
+from perennial.common.models import Tensors
 
 I = TypeVar("I", bound=InvariantTraining)  # noqa: E741
 

@@ -1,8 +1,8 @@
 """IRM-FT, client half: federated IRM's steps for the shared model, FTFA's for the personal one."""
 
-from client.methods.ftfa import FtfaClient
-from client.methods.irm import IrmClient
-from common.methods.irm_ft import IrmFt
+from perennial.client.methods.ftfa import FtfaClient
+from perennial.client.methods.irm import IrmClient
+from perennial.common.methods.irm_ft import IrmFt
 
 
 class IrmFtClient(FtfaClient[IrmFt], IrmClient[IrmFt]):

@@ -6,14 +6,14 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from client.methods.irm import IrmClient
-from client.objectives import squared_distance, squared_norm
-from client.stateful import OWN
-from client.trainer import Means, Received, Reply
-from common.data.examples import Examples
-from common.methods.held import HeldTraining
-from common.models import Tensors
-from common.wire import MODEL, PERSONAL
+from perennial.client.methods.irm import IrmClient
+from perennial.client.objectives import squared_distance, squared_norm
+from perennial.client.stateful import OWN
+from perennial.client.trainer import Means, Received, Reply
+from perennial.common.data.examples import Examples
+from perennial.common.methods.held import HeldTraining
+from perennial.common.models import Tensors
+from perennial.common.wire import MODEL, PERSONAL
 
 P = TypeVar("P", bound=HeldTraining)
 

@@ -1,11 +1,11 @@
 """L2SGD, client half: local steps on a personal model, and steps towards the mean of all of them."""
 
-from client.objectives import interpolate
-from client.trainer import LocalTrainer, Predictor, Received, Reply
-from common.methods.l2sgd import L2SGD
-from common.models import Tensors
-from common.seeding import numpy_generator
-from common.wire import MODEL, NUM_EXAMPLES, PERSONAL
+from perennial.client.objectives import interpolate
+from perennial.client.trainer import LocalTrainer, Predictor, Received, Reply
+from perennial.common.methods.l2sgd import L2SGD
+from perennial.common.models import Tensors
+from perennial.common.seeding import numpy_generator
+from perennial.common.wire import MODEL, NUM_EXAMPLES, PERSONAL
 
 
 class L2SGDClient(LocalTrainer[L2SGD]):

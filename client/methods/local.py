@@ -1,8 +1,8 @@
 """Local training, client half: plain SGD on a model that is kept."""
 
-from client.trainer import LocalTrainer, Received, Reply
-from common.methods.local import Local
-from common.wire import NUM_EXAMPLES, PERSONAL
+from perennial.client.trainer import LocalTrainer, Received, Reply
+from perennial.common.methods.local import Local
+from perennial.common.wire import NUM_EXAMPLES, PERSONAL
 
 
 class LocalClient(LocalTrainer[Local]):

@@ -5,12 +5,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from client.trainer import LocalTrainer, Means, Metrics, Predictor, Received, Reply
-from client.working import Momentum, Working
-from common.data.examples import Examples
-from common.methods.per_fedavg import PerFedAvg
-from common.models import Tensors
-from common.wire import MODEL, NUM_EXAMPLES
+from perennial.client.trainer import LocalTrainer, Means, Metrics, Predictor, Received, Reply
+from perennial.client.working import Momentum, Working
+from perennial.common.data.examples import Examples
+from perennial.common.methods.per_fedavg import PerFedAvg
+from perennial.common.models import Tensors
+from perennial.common.wire import MODEL, NUM_EXAMPLES
 
 EPSILON = 1e-3
 """Length of the finite difference, in units of the gradient u; public implementations take 1e-3 to 1e-4."""

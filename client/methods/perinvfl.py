@@ -6,15 +6,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from client.methods.groupdro import weighted_loss, with_risk
-from client.methods.irm_l2 import IrmL2Client
-from client.objectives import contrast
-from client.stateful import OWN, SHARED
-from client.trainer import Means, Metrics, Received, Reply
-from common.data.examples import Examples
-from common.methods.perinvfl import PerInvFL
-from common.models import Tensors
-from common.wire import MODEL, PERSONAL
+from perennial.client.methods.groupdro import weighted_loss, with_risk
+from perennial.client.methods.irm_l2 import IrmL2Client
+from perennial.client.objectives import contrast
+from perennial.client.stateful import OWN, SHARED
+from perennial.client.trainer import Means, Metrics, Received, Reply
+from perennial.common.data.examples import Examples
+from perennial.common.methods.perinvfl import PerInvFL
+from perennial.common.models import Tensors
+from perennial.common.wire import MODEL, PERSONAL
 
 AUXILIARY = "auxiliary"
 

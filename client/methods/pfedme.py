@@ -1,9 +1,9 @@
 """pFedMe, client half: a personal model solved near a local copy of the global one, which follows it."""
 
-from client.proximal import envelope_step, repeated, solve
-from client.trainer import LocalTrainer, Received, Reply
-from common.methods.pfedme import PFedMe
-from common.wire import MODEL, NUM_EXAMPLES
+from perennial.client.proximal import envelope_step, repeated, solve
+from perennial.client.trainer import LocalTrainer, Received, Reply
+from perennial.common.methods.pfedme import PFedMe
+from perennial.common.wire import MODEL, NUM_EXAMPLES
 
 
 class PFedMeClient(LocalTrainer[PFedMe]):

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from client.trainer import LocalTrainer, Predictor, Received, Reply, Site
-from common.methods.references import References, model_of, samples_of
-from common.wire import MODEL, NUM_EXAMPLES
+from perennial.client.trainer import LocalTrainer, Predictor, Received, Reply, Site
+from perennial.common.methods.references import References, model_of, samples_of
+from perennial.common.wire import MODEL, NUM_EXAMPLES
 
 
 class ReferencesClient(LocalTrainer[References]):

@@ -1,7 +1,7 @@
 """V-REx, client half: FedSGD's, whose metric `risk` the server needs too."""
 
-from client.methods.fedsgd import FedSGDClient
-from common.methods.vrex import VREx
+from perennial.client.methods.fedsgd import FedSGDClient
+from perennial.common.methods.vrex import VREx
 
 
 class VRExClient(FedSGDClient[VREx]):

@@ -9,17 +9,17 @@ import torch
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common import log
 
-from client.host import Host, pick_device
-from client.node.site import OwnSite
-from client.state import FileStates
-from common.config import parse_task
-from common.errors import UserError
-from common.tracebacks import NAME, Tracebacks
-from common.wire import CLIENT, CONFIG, METRICS, NUM_EXAMPLES, REFUSED, RUN, TASK, records
+from perennial.client.host import Host, pick_device
+from perennial.client.node.site import OwnSite
+from perennial.client.state import FileStates
+from perennial.common.config import parse_task
+from perennial.common.errors import UserError
+from perennial.common.tracebacks import NAME, Tracebacks
+from perennial.common.wire import CLIENT, CONFIG, METRICS, NUM_EXAMPLES, REFUSED, RUN, TASK, records
 
 
 def answer(message: Message, settings: Mapping[str, str]) -> Message:
-    """Answer a message at a node with these settings (`client.app.settings_of`). Raises `UserError`.
+    """Answer a message at a node with these settings (`perennial.client.app.settings_of`). Raises `UserError`.
 
     A site that cannot take part in a run is told so, and its answer to the run's `query` says why.
     """

@@ -10,10 +10,10 @@ import torch
 from PIL import Image
 from pydantic import ValidationError
 
-from common.config import sentence
-from common.data.own import LABEL, Found, read
-from common.data.scenarios.own import OwnData
-from common.errors import UserError
+from perennial.common.config import sentence
+from perennial.common.data.own import LABEL, Found, read
+from perennial.common.data.scenarios.own import OwnData
+from perennial.common.errors import UserError
 
 LONGEST = 64
 """Pixels of a picture's longer side, unless its owner announces more."""

@@ -24,10 +24,10 @@ from typing import IO, Any, NoReturn
 
 import tomli_w
 
-from common.errors import UserError
-from common.flower import environment, program
-from common.logs import is_json, set_format, tell
-from common.superlink import Address, Unreachable, must_answer, must_be_protected
+from perennial.common.errors import UserError
+from perennial.common.flower import environment, program
+from perennial.common.logs import is_json, set_format, tell
+from perennial.common.superlink import Address, Unreachable, must_answer, must_be_protected
 
 Say = Callable[..., None]
 """Tells the site's owner a sentence, and what is known beside it."""
@@ -54,7 +54,7 @@ class Plan:
     key: str
     health: str
     settings: Mapping[str, str | int]
-    """The node's, as `client.app.settings_of` knows them."""
+    """The node's, as `perennial.client.app.settings_of` knows them."""
     metrics: str = ""
     """Where Prometheus asks; empty: nowhere."""
 
@@ -93,9 +93,9 @@ def prepare(
     metrics: str,
 ) -> Plan:
     """The plan of a site whose flags, key, data and device are all right. Raises `UserError`."""
-    from client.host import pick_device
-    from common.data.own import check
-    from common.data.scenarios.own import SITE, SITE_TEXT
+    from perennial.client.host import pick_device
+    from perennial.common.data.own import check
+    from perennial.common.data.scenarios.own import SITE, SITE_TEXT
 
     if (data is None) == (partition is None):
         raise UserError(
@@ -151,7 +151,7 @@ def check_key(path: Path) -> None:
 
 
 def _writable(folder: Path) -> Path:
-    from common.files import private_folder  # imports PyTorch
+    from perennial.common.files import private_folder  # imports PyTorch
 
     folder = folder.expanduser().absolute()
     try:
@@ -166,7 +166,7 @@ def _writable(folder: Path) -> Path:
 def become(plan: Plan) -> NoReturn:
     """Go on as `python -m client.node.join` in this very process, without all that `prepare` needed."""
     sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, "-P", "-m", "client.node.join", json.dumps(asdict(plan))])
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "perennial.client.node.join", json.dumps(asdict(plan))])
 
 
 # ---------------------------------------------------------------------- while it runs
@@ -413,7 +413,7 @@ def _exposed(plan: Plan) -> SiteMetrics | None:
     """The site's metrics, answered from now on; None where nobody asks. Raises `UserError`."""
     if not plan.metrics:
         return None
-    from common.exposition import expose
+    from perennial.common.exposition import expose
 
     metrics = SiteMetrics()
     expose(metrics.registry, Address.parse(plan.metrics))

@@ -106,7 +106,7 @@ def fork_server() -> socket.socket:
             theirs.close()
             signal.signal(signal.SIGINT, signal.default_int_handler)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            for name in ("client", "client.node", "client.node.launcher"):  # the run's app brings its own `client`
+            for name in [name for name in sys.modules if name.startswith("perennial")]:  # the app brings its own
                 sys.modules.pop(name, None)
             vars(run_clientapp).update(install_from_fab=install_once)
             hasten(run_clientapp, "pull_and_inflate_object_from_tree")

@@ -24,14 +24,14 @@ from flwr.common import log
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.message_pb2 import Message as ProtoMessage
 
-from client.node.worker_pb2 import Failure, HandleReply, HandleRequest, StatusReply, StatusRequest
-from client.node.worker_pb2_grpc import WorkerStub
-from common.asked import name_of
-from common.errors import UserError
+from perennial.client.node.worker_pb2 import Failure, HandleReply, HandleRequest, StatusReply, StatusRequest
+from perennial.client.node.worker_pb2_grpc import WorkerStub
+from perennial.common.asked import name_of
+from perennial.common.errors import UserError
 
-CODE = str(Path(__file__).parents[2])
+CODE = str(Path(__file__).parents[3])
 """The folder that this code is from: at a SuperNode, the run's app as Flower has installed it."""
-WORKER = [sys.executable, "-P", "-m", "client.node.worker"]
+WORKER = [sys.executable, "-P", "-m", "perennial.client.node.worker"]
 SECONDS_TO_START, SECONDS_TO_STOP = 300.0, 10.0
 UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 CHANNEL = [*UNLIMITED, ("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 500)]

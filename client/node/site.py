@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.config import Task
-from common.data.examples import ClientData
-from common.data.own import read
-from common.data.scenarios.own import OwnData
-from common.errors import UserError
-from common.suggest import unknown
+from perennial.common.config import Task
+from perennial.common.data.examples import ClientData
+from perennial.common.data.own import read
+from perennial.common.data.scenarios.own import OwnData
+from perennial.common.errors import UserError
+from perennial.common.suggest import unknown
 
 
 @dataclass(frozen=True)

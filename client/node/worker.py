@@ -17,11 +17,11 @@ import grpc
 from flwr.app import Message
 from flwr.common import log
 
-from client.node.relay import CODE, UNLIMITED, lives, pack, socket_of, sweep, unpack
-from client.node.worker_pb2 import Failure, HandleReply, HandleRequest, StatusReply, StatusRequest
-from client.node.worker_pb2_grpc import WorkerServicer, add_WorkerServicer_to_server
-from common.errors import UserError, printable
-from common.tracebacks import Tracebacks
+from perennial.client.node.relay import CODE, UNLIMITED, lives, pack, socket_of, sweep, unpack
+from perennial.client.node.worker_pb2 import Failure, HandleReply, HandleRequest, StatusReply, StatusRequest
+from perennial.client.node.worker_pb2_grpc import WorkerServicer, add_WorkerServicer_to_server
+from perennial.common.errors import UserError, printable
+from perennial.common.tracebacks import Tracebacks
 
 Answer = Callable[[Message, Mapping[str, str]], Message]
 LOOK_EVERY = 0.5
@@ -88,7 +88,7 @@ def serve(parent: str, answer: Answer) -> None:
 
 def main() -> None:
     """Load what a message needs, then serve."""
-    from client.node.answer import answer
+    from perennial.client.node.answer import answer
 
     serve(sys.argv[1], answer)
 

@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from client.node import worker_pb2 as client_dot_node_dot_worker__pb2
+from perennial.client.node import worker_pb2 as perennial_dot_client_dot_node_dot_worker__pb2
 
 GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in client/node/worker_pb2_grpc.py depends on'
+        + ' but the generated code in perennial/client/node/worker_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -36,13 +36,13 @@ class WorkerStub(object):
         """
         self.Handle = channel.unary_unary(
                 '/perennial.worker.v1.Worker/Handle',
-                request_serializer=client_dot_node_dot_worker__pb2.HandleRequest.SerializeToString,
-                response_deserializer=client_dot_node_dot_worker__pb2.HandleReply.FromString,
+                request_serializer=perennial_dot_client_dot_node_dot_worker__pb2.HandleRequest.SerializeToString,
+                response_deserializer=perennial_dot_client_dot_node_dot_worker__pb2.HandleReply.FromString,
                 _registered_method=True)
         self.Status = channel.unary_unary(
                 '/perennial.worker.v1.Worker/Status',
-                request_serializer=client_dot_node_dot_worker__pb2.StatusRequest.SerializeToString,
-                response_deserializer=client_dot_node_dot_worker__pb2.StatusReply.FromString,
+                request_serializer=perennial_dot_client_dot_node_dot_worker__pb2.StatusRequest.SerializeToString,
+                response_deserializer=perennial_dot_client_dot_node_dot_worker__pb2.StatusReply.FromString,
                 _registered_method=True)
 
 
@@ -68,13 +68,13 @@ def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Handle': grpc.unary_unary_rpc_method_handler(
                     servicer.Handle,
-                    request_deserializer=client_dot_node_dot_worker__pb2.HandleRequest.FromString,
-                    response_serializer=client_dot_node_dot_worker__pb2.HandleReply.SerializeToString,
+                    request_deserializer=perennial_dot_client_dot_node_dot_worker__pb2.HandleRequest.FromString,
+                    response_serializer=perennial_dot_client_dot_node_dot_worker__pb2.HandleReply.SerializeToString,
             ),
             'Status': grpc.unary_unary_rpc_method_handler(
                     servicer.Status,
-                    request_deserializer=client_dot_node_dot_worker__pb2.StatusRequest.FromString,
-                    response_serializer=client_dot_node_dot_worker__pb2.StatusReply.SerializeToString,
+                    request_deserializer=perennial_dot_client_dot_node_dot_worker__pb2.StatusRequest.FromString,
+                    response_serializer=perennial_dot_client_dot_node_dot_worker__pb2.StatusReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -102,8 +102,8 @@ class Worker(object):
             request,
             target,
             '/perennial.worker.v1.Worker/Handle',
-            client_dot_node_dot_worker__pb2.HandleRequest.SerializeToString,
-            client_dot_node_dot_worker__pb2.HandleReply.FromString,
+            perennial_dot_client_dot_node_dot_worker__pb2.HandleRequest.SerializeToString,
+            perennial_dot_client_dot_node_dot_worker__pb2.HandleReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -129,8 +129,8 @@ class Worker(object):
             request,
             target,
             '/perennial.worker.v1.Worker/Status',
-            client_dot_node_dot_worker__pb2.StatusRequest.SerializeToString,
-            client_dot_node_dot_worker__pb2.StatusReply.FromString,
+            perennial_dot_client_dot_node_dot_worker__pb2.StatusRequest.SerializeToString,
+            perennial_dot_client_dot_node_dot_worker__pb2.StatusReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -5,7 +5,6 @@ import re
 from base64 import b64encode
 from collections.abc import AsyncIterator, Awaitable, Callable
 from hashlib import sha256
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,14 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from client.serving import rest
-from client.serving.access import Callers
-from client.serving.inference import Inference
-from client.serving.intake import Intake
-from client.serving.messages import LABEL, Refused, takes_pictures
-from client.serving.models import NAME
-from common.tracebacks import Tracebacks
+import perennial
+from perennial.client.serving import rest
+from perennial.client.serving.access import Callers
+from perennial.client.serving.inference import Inference
+from perennial.client.serving.intake import Intake
+from perennial.client.serving.messages import LABEL, Refused, takes_pictures
+from perennial.client.serving.models import NAME
+from perennial.common.tracebacks import Tracebacks
 
 STATUS = {
     grpc.StatusCode.INVALID_ARGUMENT: 400,
@@ -122,7 +122,7 @@ class Api:
     async def server(self, request: Request) -> Response:
         """Name and version of the program."""
         extensions = ["binary_tensor_data"]
-        return JSONResponse({"name": "perennial", "version": version("perennial"), "extensions": extensions})
+        return JSONResponse({"name": "perennial", "version": perennial.__version__, "extensions": extensions})
 
     async def metadata(self, request: Request) -> Response:
         """Names, types and shapes of what goes in and comes out."""
@@ -234,7 +234,7 @@ def described(inference: Inference) -> dict[str, Any]:
                 }
             )
     limits = inference.limits
-    return {"server": f"perennial {version('perennial')}", "max_batch": limits.max_batch, "models": models}
+    return {"server": f"perennial {perennial.__version__}", "max_batch": limits.max_batch, "models": models}
 
 
 def page() -> tuple[str, str]:

@@ -10,8 +10,8 @@ from time import perf_counter
 
 import grpc
 
-from client.serving.inference_pb2 import ModelInferRequest, ModelInferResponse, ModelMetadataResponse
-from client.serving.messages import (
+from perennial.client.serving.inference_pb2 import ModelInferRequest, ModelInferResponse, ModelMetadataResponse
+from perennial.client.serving.messages import (
     INPUT,
     MOST_FIELDS,
     Refused,
@@ -25,9 +25,9 @@ from client.serving.messages import (
     takes_pictures,
     typed,
 )
-from client.serving.metrics import ServingMetrics
-from client.serving.models import Catalogue, Served
-from common.suggest import unknown
+from perennial.client.serving.metrics import ServingMetrics
+from perennial.client.serving.models import Catalogue, Served
+from perennial.common.suggest import unknown
 
 UNSUPPORTED = {"classification", "shared_memory_region"}
 """Parameters of Triton's extensions that change what an input or output means."""

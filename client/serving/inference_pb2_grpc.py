@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from client.serving import inference_pb2 as client_dot_serving_dot_inference__pb2
+from perennial.client.serving import inference_pb2 as perennial_dot_client_dot_serving_dot_inference__pb2
 
 GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in client/serving/inference_pb2_grpc.py depends on'
+        + ' but the generated code in perennial/client/serving/inference_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -36,33 +36,33 @@ class GRPCInferenceServiceStub(object):
         """
         self.ServerLive = channel.unary_unary(
                 '/inference.GRPCInferenceService/ServerLive',
-                request_serializer=client_dot_serving_dot_inference__pb2.ServerLiveRequest.SerializeToString,
-                response_deserializer=client_dot_serving_dot_inference__pb2.ServerLiveResponse.FromString,
+                request_serializer=perennial_dot_client_dot_serving_dot_inference__pb2.ServerLiveRequest.SerializeToString,
+                response_deserializer=perennial_dot_client_dot_serving_dot_inference__pb2.ServerLiveResponse.FromString,
                 _registered_method=True)
         self.ServerReady = channel.unary_unary(
                 '/inference.GRPCInferenceService/ServerReady',
-                request_serializer=client_dot_serving_dot_inference__pb2.ServerReadyRequest.SerializeToString,
-                response_deserializer=client_dot_serving_dot_inference__pb2.ServerReadyResponse.FromString,
+                request_serializer=perennial_dot_client_dot_serving_dot_inference__pb2.ServerReadyRequest.SerializeToString,
+                response_deserializer=perennial_dot_client_dot_serving_dot_inference__pb2.ServerReadyResponse.FromString,
                 _registered_method=True)
         self.ModelReady = channel.unary_unary(
                 '/inference.GRPCInferenceService/ModelReady',
-                request_serializer=client_dot_serving_dot_inference__pb2.ModelReadyRequest.SerializeToString,
-                response_deserializer=client_dot_serving_dot_inference__pb2.ModelReadyResponse.FromString,
+                request_serializer=perennial_dot_client_dot_serving_dot_inference__pb2.ModelReadyRequest.SerializeToString,
+                response_deserializer=perennial_dot_client_dot_serving_dot_inference__pb2.ModelReadyResponse.FromString,
                 _registered_method=True)
         self.ServerMetadata = channel.unary_unary(
                 '/inference.GRPCInferenceService/ServerMetadata',
-                request_serializer=client_dot_serving_dot_inference__pb2.ServerMetadataRequest.SerializeToString,
-                response_deserializer=client_dot_serving_dot_inference__pb2.ServerMetadataResponse.FromString,
+                request_serializer=perennial_dot_client_dot_serving_dot_inference__pb2.ServerMetadataRequest.SerializeToString,
+                response_deserializer=perennial_dot_client_dot_serving_dot_inference__pb2.ServerMetadataResponse.FromString,
                 _registered_method=True)
         self.ModelMetadata = channel.unary_unary(
                 '/inference.GRPCInferenceService/ModelMetadata',
-                request_serializer=client_dot_serving_dot_inference__pb2.ModelMetadataRequest.SerializeToString,
-                response_deserializer=client_dot_serving_dot_inference__pb2.ModelMetadataResponse.FromString,
+                request_serializer=perennial_dot_client_dot_serving_dot_inference__pb2.ModelMetadataRequest.SerializeToString,
+                response_deserializer=perennial_dot_client_dot_serving_dot_inference__pb2.ModelMetadataResponse.FromString,
                 _registered_method=True)
         self.ModelInfer = channel.unary_unary(
                 '/inference.GRPCInferenceService/ModelInfer',
-                request_serializer=client_dot_serving_dot_inference__pb2.ModelInferRequest.SerializeToString,
-                response_deserializer=client_dot_serving_dot_inference__pb2.ModelInferResponse.FromString,
+                request_serializer=perennial_dot_client_dot_serving_dot_inference__pb2.ModelInferRequest.SerializeToString,
+                response_deserializer=perennial_dot_client_dot_serving_dot_inference__pb2.ModelInferResponse.FromString,
                 _registered_method=True)
 
 
@@ -110,33 +110,33 @@ def add_GRPCInferenceServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'ServerLive': grpc.unary_unary_rpc_method_handler(
                     servicer.ServerLive,
-                    request_deserializer=client_dot_serving_dot_inference__pb2.ServerLiveRequest.FromString,
-                    response_serializer=client_dot_serving_dot_inference__pb2.ServerLiveResponse.SerializeToString,
+                    request_deserializer=perennial_dot_client_dot_serving_dot_inference__pb2.ServerLiveRequest.FromString,
+                    response_serializer=perennial_dot_client_dot_serving_dot_inference__pb2.ServerLiveResponse.SerializeToString,
             ),
             'ServerReady': grpc.unary_unary_rpc_method_handler(
                     servicer.ServerReady,
-                    request_deserializer=client_dot_serving_dot_inference__pb2.ServerReadyRequest.FromString,
-                    response_serializer=client_dot_serving_dot_inference__pb2.ServerReadyResponse.SerializeToString,
+                    request_deserializer=perennial_dot_client_dot_serving_dot_inference__pb2.ServerReadyRequest.FromString,
+                    response_serializer=perennial_dot_client_dot_serving_dot_inference__pb2.ServerReadyResponse.SerializeToString,
             ),
             'ModelReady': grpc.unary_unary_rpc_method_handler(
                     servicer.ModelReady,
-                    request_deserializer=client_dot_serving_dot_inference__pb2.ModelReadyRequest.FromString,
-                    response_serializer=client_dot_serving_dot_inference__pb2.ModelReadyResponse.SerializeToString,
+                    request_deserializer=perennial_dot_client_dot_serving_dot_inference__pb2.ModelReadyRequest.FromString,
+                    response_serializer=perennial_dot_client_dot_serving_dot_inference__pb2.ModelReadyResponse.SerializeToString,
             ),
             'ServerMetadata': grpc.unary_unary_rpc_method_handler(
                     servicer.ServerMetadata,
-                    request_deserializer=client_dot_serving_dot_inference__pb2.ServerMetadataRequest.FromString,
-                    response_serializer=client_dot_serving_dot_inference__pb2.ServerMetadataResponse.SerializeToString,
+                    request_deserializer=perennial_dot_client_dot_serving_dot_inference__pb2.ServerMetadataRequest.FromString,
+                    response_serializer=perennial_dot_client_dot_serving_dot_inference__pb2.ServerMetadataResponse.SerializeToString,
             ),
             'ModelMetadata': grpc.unary_unary_rpc_method_handler(
                     servicer.ModelMetadata,
-                    request_deserializer=client_dot_serving_dot_inference__pb2.ModelMetadataRequest.FromString,
-                    response_serializer=client_dot_serving_dot_inference__pb2.ModelMetadataResponse.SerializeToString,
+                    request_deserializer=perennial_dot_client_dot_serving_dot_inference__pb2.ModelMetadataRequest.FromString,
+                    response_serializer=perennial_dot_client_dot_serving_dot_inference__pb2.ModelMetadataResponse.SerializeToString,
             ),
             'ModelInfer': grpc.unary_unary_rpc_method_handler(
                     servicer.ModelInfer,
-                    request_deserializer=client_dot_serving_dot_inference__pb2.ModelInferRequest.FromString,
-                    response_serializer=client_dot_serving_dot_inference__pb2.ModelInferResponse.SerializeToString,
+                    request_deserializer=perennial_dot_client_dot_serving_dot_inference__pb2.ModelInferRequest.FromString,
+                    response_serializer=perennial_dot_client_dot_serving_dot_inference__pb2.ModelInferResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -164,8 +164,8 @@ class GRPCInferenceService(object):
             request,
             target,
             '/inference.GRPCInferenceService/ServerLive',
-            client_dot_serving_dot_inference__pb2.ServerLiveRequest.SerializeToString,
-            client_dot_serving_dot_inference__pb2.ServerLiveResponse.FromString,
+            perennial_dot_client_dot_serving_dot_inference__pb2.ServerLiveRequest.SerializeToString,
+            perennial_dot_client_dot_serving_dot_inference__pb2.ServerLiveResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -191,8 +191,8 @@ class GRPCInferenceService(object):
             request,
             target,
             '/inference.GRPCInferenceService/ServerReady',
-            client_dot_serving_dot_inference__pb2.ServerReadyRequest.SerializeToString,
-            client_dot_serving_dot_inference__pb2.ServerReadyResponse.FromString,
+            perennial_dot_client_dot_serving_dot_inference__pb2.ServerReadyRequest.SerializeToString,
+            perennial_dot_client_dot_serving_dot_inference__pb2.ServerReadyResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -218,8 +218,8 @@ class GRPCInferenceService(object):
             request,
             target,
             '/inference.GRPCInferenceService/ModelReady',
-            client_dot_serving_dot_inference__pb2.ModelReadyRequest.SerializeToString,
-            client_dot_serving_dot_inference__pb2.ModelReadyResponse.FromString,
+            perennial_dot_client_dot_serving_dot_inference__pb2.ModelReadyRequest.SerializeToString,
+            perennial_dot_client_dot_serving_dot_inference__pb2.ModelReadyResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -245,8 +245,8 @@ class GRPCInferenceService(object):
             request,
             target,
             '/inference.GRPCInferenceService/ServerMetadata',
-            client_dot_serving_dot_inference__pb2.ServerMetadataRequest.SerializeToString,
-            client_dot_serving_dot_inference__pb2.ServerMetadataResponse.FromString,
+            perennial_dot_client_dot_serving_dot_inference__pb2.ServerMetadataRequest.SerializeToString,
+            perennial_dot_client_dot_serving_dot_inference__pb2.ServerMetadataResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -272,8 +272,8 @@ class GRPCInferenceService(object):
             request,
             target,
             '/inference.GRPCInferenceService/ModelMetadata',
-            client_dot_serving_dot_inference__pb2.ModelMetadataRequest.SerializeToString,
-            client_dot_serving_dot_inference__pb2.ModelMetadataResponse.FromString,
+            perennial_dot_client_dot_serving_dot_inference__pb2.ModelMetadataRequest.SerializeToString,
+            perennial_dot_client_dot_serving_dot_inference__pb2.ModelMetadataResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -299,8 +299,8 @@ class GRPCInferenceService(object):
             request,
             target,
             '/inference.GRPCInferenceService/ModelInfer',
-            client_dot_serving_dot_inference__pb2.ModelInferRequest.SerializeToString,
-            client_dot_serving_dot_inference__pb2.ModelInferResponse.FromString,
+            perennial_dot_client_dot_serving_dot_inference__pb2.ModelInferRequest.SerializeToString,
+            perennial_dot_client_dot_serving_dot_inference__pb2.ModelInferResponse.FromString,
             options,
             channel_credentials,
             insecure,

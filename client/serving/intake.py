@@ -6,7 +6,7 @@ from typing import Any
 
 import grpc
 
-from client.serving.messages import Refused, invalid
+from perennial.client.serving.messages import Refused, invalid
 
 
 class Intake:

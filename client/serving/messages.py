@@ -14,13 +14,13 @@ import torch
 from google.protobuf.message import DecodeError
 from torch import Tensor
 
-from client.serving.inference_pb2 import (
+from perennial.client.serving.inference_pb2 import (
     InferTensorContents,
     ModelInferRequest,
 )
-from common.data.environments import unit_range
-from common.data.raw import picture
-from common.data.scenario import Scenario
+from perennial.common.data.environments import unit_range
+from perennial.common.data.raw import picture
+from perennial.common.data.scenario import Scenario
 
 INPUT = "input"
 PROBABILITIES, CLASS, LABEL = "probabilities", "class", "label"

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from client.host import client_half, pick_device, site_data
-from client.serving.snapshot import FILE, HELD, Snapshot, held, named, put, written
-from client.trainer import Predictor, Received, Site, in_pieces
-from common.config import parse_task
-from common.data.examples import ClientData
-from common.data.scenario import Scenario
-from common.errors import UserError
-from common.models import Network
+from perennial.client.host import client_half, pick_device, site_data
+from perennial.client.serving.snapshot import FILE, HELD, Snapshot, held, named, put, written
+from perennial.client.trainer import Predictor, Received, Site, in_pieces
+from perennial.common.config import parse_task
+from perennial.common.data.examples import ClientData
+from perennial.common.data.scenario import Scenario
+from perennial.common.errors import UserError
+from perennial.common.models import Network
 
 NAME = "perennial"
 """The model of this name is the method's headline one; each also has its own name, e.g. "personal"."""

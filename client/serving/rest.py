@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from client.serving.inference_pb2 import ModelInferRequest, ModelInferResponse, ModelMetadataResponse
-from client.serving.messages import decoded, encoded, invalid, short
-from common.config import sentence
+from perennial.client.serving.inference_pb2 import ModelInferRequest, ModelInferResponse, ModelMetadataResponse
+from perennial.client.serving.messages import decoded, encoded, invalid, short
+from perennial.common.config import sentence
 
 LARGEST_JSON = 16 * 2**20
 """Bytes: as Python's objects, JSON takes up to twenty times as many."""

@@ -11,7 +11,6 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -21,10 +20,11 @@ import uvicorn
 from grpc.aio import ServicerContext
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from client.serving.access import Callers
-from client.serving.http import CONNECTIONS, Api, Impatient
-from client.serving.inference import LARGEST_REQUEST, SMALL, Inference, Limits
-from client.serving.inference_pb2 import (
+import perennial
+from perennial.client.serving.access import Callers
+from perennial.client.serving.http import CONNECTIONS, Api, Impatient
+from perennial.client.serving.inference import LARGEST_REQUEST, SMALL, Inference, Limits
+from perennial.client.serving.inference_pb2 import (
     ModelInferRequest,
     ModelInferResponse,
     ModelMetadataRequest,
@@ -38,17 +38,17 @@ from client.serving.inference_pb2 import (
     ServerReadyRequest,
     ServerReadyResponse,
 )
-from client.serving.inference_pb2_grpc import (
+from perennial.client.serving.inference_pb2_grpc import (
     GRPCInferenceServiceServicer,
     add_GRPCInferenceServiceServicer_to_server,
 )
-from client.serving.intake import Intake
-from client.serving.messages import Refused, T, invalid, parsed, too_many_fields
-from client.serving.metrics import ServingMetrics
-from client.serving.models import POLL, Catalogue
-from common.errors import UserError
-from common.exposition import expose
-from common.superlink import Address
+from perennial.client.serving.intake import Intake
+from perennial.client.serving.messages import Refused, T, invalid, parsed, too_many_fields
+from perennial.client.serving.metrics import ServingMetrics
+from perennial.client.serving.models import POLL, Catalogue
+from perennial.common.errors import UserError
+from perennial.common.exposition import expose
+from perennial.common.superlink import Address
 
 SERVICE = "/inference.GRPCInferenceService"
 INFER = f"{SERVICE}/ModelInfer"
@@ -93,7 +93,7 @@ class Service(GRPCInferenceServiceServicer):  # type: ignore[misc]
         self, request: ServerMetadataRequest, context: ServicerContext
     ) -> ServerMetadataResponse:
         """Name and version of the program."""
-        return ServerMetadataResponse(name="perennial", version=version("perennial"))
+        return ServerMetadataResponse(name="perennial", version=perennial.__version__)
 
     async def ModelReady(self, request: ModelReadyRequest, context: ServicerContext) -> ModelReadyResponse:  # noqa: N802
         """Whether there is such a model; as Triton's, no error where there is none."""

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from client.node.site import OwnSite
-from client.state import Kept, own_folder
-from client.trainer import Received, Reply
-from common.files import PRIVATE, load_with_facts, save_tensors
-from common.models import Tensors, divided, joined
+from perennial.client.node.site import OwnSite
+from perennial.client.state import Kept, own_folder
+from perennial.client.trainer import Received, Reply
+from perennial.common.files import PRIVATE, load_with_facts, save_tensors
+from perennial.common.models import Tensors, divided, joined
 
 FILE = "serving.safetensors"
 """The newest one's name, in the client's folder beside the versions of what it keeps."""

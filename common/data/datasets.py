@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 
-from common.data.raw import Raw
-from common.errors import UserError
-from common.suggest import unknown
+from perennial.common.data.raw import Raw
+from perennial.common.errors import UserError
+from perennial.common.suggest import unknown
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def _load(name: str, root: Path | None) -> Raw:
 
 
 def _read(name: str, root: Path | None) -> Raw:
-    from common.data.readers import READERS
+    from perennial.common.data.readers import READERS
 
     return READERS[name](root)
 

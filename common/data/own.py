@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zipfile import BadZipFile
 
-from common.data.environments import unit_range
-from common.data.raw import Files
-from common.errors import UserError
+from perennial.common.data.environments import unit_range
+from perennial.common.data.raw import Files
+from perennial.common.errors import UserError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -157,7 +157,7 @@ def _shown(path: Path) -> bool:
 def _rows(path: Path, label: str, environment: str) -> Found:
     import numpy as np
 
-    from common.data.tables import number_column, text_column
+    from perennial.common.data.tables import number_column, text_column
 
     table = _table(path, label, environment)
     columns = tuple(name for name in table.column_names if name not in (label, environment))
@@ -175,7 +175,7 @@ def _rows(path: Path, label: str, environment: str) -> Found:
 def _table(path: Path, label: str, environment: str) -> Any:
     """A table that has rows and these columns, as PyArrow's."""
     # PyArrow takes its time to import, and only sites with tables need it.
-    from common.data.tables import UNREADABLE, read_table
+    from perennial.common.data.tables import UNREADABLE, read_table
 
     try:
         table = read_table(path)

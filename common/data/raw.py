@@ -8,7 +8,7 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from common.errors import UserError
+from perennial.common.errors import UserError
 
 if TYPE_CHECKING:
     import numpy as np

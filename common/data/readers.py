@@ -19,11 +19,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from common.data import eicu
-from common.data.raw import EICU_COLUMNS, EICU_DEMO_COLUMNS, OFFICE_HOME, PACS, VLCS, Files, Raw
-from common.data.sprites import SHAPES, SIDE, draw_factors, render
-from common.errors import UserError
-from common.seeding import numpy_generator
+from perennial.common.data import eicu
+from perennial.common.data.raw import EICU_COLUMNS, EICU_DEMO_COLUMNS, OFFICE_HOME, PACS, VLCS, Files, Raw
+from perennial.common.data.sprites import SHAPES, SIDE, draw_factors, render
+from perennial.common.errors import UserError
+from perennial.common.seeding import numpy_generator
 
 T = TypeVar("T")
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from common.data.datasets import load
-from common.data.examples import ClientData
-from common.data.partition import Share
-from common.data.raw import Raw
-from common.knobs import knob
+from perennial.common.data.datasets import load
+from perennial.common.data.examples import ClientData
+from perennial.common.data.partition import Share
+from perennial.common.data.raw import Raw
+from perennial.common.knobs import knob
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv, parquet
 
-from common.errors import UserError
+from perennial.common.errors import UserError
 
 UNREADABLE = (OSError, ValueError, pa.ArrowException)
 """What reading a file that is no table raises."""

@@ -5,10 +5,10 @@ command line, the configuration file and the all-methods test suite find it here
 `strategies/` and `client/methods/`.
 """
 
-from common.errors import UserError
-from common.methods.base import Method
-from common.modules import members, named_subclasses
-from common.suggest import unknown
+from perennial.common.errors import UserError
+from perennial.common.methods.base import Method
+from perennial.common.modules import members, named_subclasses
+from perennial.common.suggest import unknown
 
 members(__name__, __path__)
 

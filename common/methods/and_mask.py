@@ -2,9 +2,9 @@
 
 from typing import Literal
 
-from common.data.scenario import Scenario
-from common.knobs import between, knob
-from common.methods.fedsgd import ServerTraining
+from perennial.common.data.scenario import Scenario
+from perennial.common.knobs import between, knob
+from perennial.common.methods.fedsgd import ServerTraining
 
 
 class AndMask(ServerTraining):

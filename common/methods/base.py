@@ -5,9 +5,9 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from common.data.scenario import Scenario
-from common.knobs import between, choice, knob
-from common.model_settings import ModelSettings
+from perennial.common.data.scenario import Scenario
+from perennial.common.knobs import between, choice, knob
+from perennial.common.model_settings import ModelSettings
 
 EVERY = "whenever it changes"
 FIRST = "in the first reply"

@@ -4,8 +4,8 @@ from typing import Any, Literal
 
 from pydantic import field_validator
 
-from common.knobs import choice, knob
-from common.methods.cgpfl import ContextTraining
+from perennial.common.knobs import choice, knob
+from perennial.common.methods.cgpfl import ContextTraining
 
 
 class CGPFLHeur(ContextTraining):

@@ -2,8 +2,8 @@
 
 from typing import Literal
 
-from common.knobs import between, choice, knob
-from common.methods.base import LocalTraining
+from perennial.common.knobs import between, choice, knob
+from perennial.common.methods.base import LocalTraining
 
 
 class PulledTraining(LocalTraining):

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from common.methods.base import LocalTraining
+from perennial.common.methods.base import LocalTraining
 
 
 class FedAvg(LocalTraining):

@@ -2,8 +2,8 @@
 
 from typing import Literal
 
-from common.methods.base import LocalTraining
-from common.model_settings import ModelSettings
+from perennial.common.methods.base import LocalTraining
+from perennial.common.model_settings import ModelSettings
 
 NORMS = "norms"
 """The record of a client's own BatchNorm layers."""

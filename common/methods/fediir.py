@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from common.data.scenario import Scenario
-from common.knobs import between, choice, knob
-from common.methods.base import PresetTraining
+from perennial.common.data.scenario import Scenario
+from perennial.common.knobs import between, choice, knob
+from perennial.common.methods.base import PresetTraining
 
 if TYPE_CHECKING:
-    from common.models import Network
+    from perennial.common.models import Network
 
 ANCHOR = "anchor"
 """The record that all clients' gradients are pulled to; of the same tensors."""

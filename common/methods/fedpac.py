@@ -2,9 +2,9 @@
 
 from typing import Literal
 
-from common.data.scenario import Scenario
-from common.knobs import between, knob
-from common.methods.fedrep import AlternatingTraining
+from perennial.common.data.scenario import Scenario
+from perennial.common.knobs import between, knob
+from perennial.common.methods.fedrep import AlternatingTraining
 
 CENTROIDS = "centroids"
 """Record: mean feature (`mean`, classes x d) and number of samples (`count`, classes) of each class."""

@@ -2,10 +2,10 @@
 
 from typing import ClassVar, Literal
 
-from common.data.scenario import Scenario
-from common.knobs import between, choice, knob
-from common.methods.base import CHANGE, LocalTraining
-from common.methods.ditto import PulledTraining
+from perennial.common.data.scenario import Scenario
+from perennial.common.knobs import between, choice, knob
+from perennial.common.methods.base import CHANGE, LocalTraining
+from perennial.common.methods.ditto import PulledTraining
 
 
 class AnchorTraining(LocalTraining):

@@ -2,8 +2,8 @@
 
 from typing import Literal
 
-from common.knobs import choice, knob
-from common.methods.shortcut import ShortcutTraining
+from perennial.common.knobs import choice, knob
+from perennial.common.methods.shortcut import ShortcutTraining
 
 
 class FedSDR(ShortcutTraining):

@@ -2,9 +2,9 @@
 
 from typing import Literal
 
-from common.knobs import choice, knob
-from common.methods.base import EVERY
-from common.methods.shortcut import ShortcutTraining
+from perennial.common.knobs import choice, knob
+from perennial.common.methods.base import EVERY
+from perennial.common.methods.shortcut import ShortcutTraining
 
 
 class FedSDRFedAvg(ShortcutTraining):

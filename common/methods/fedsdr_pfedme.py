@@ -2,11 +2,11 @@
 
 from typing import Literal
 
-from common.data.scenario import Scenario
-from common.knobs import between, choice, knob
-from common.methods.base import BUFFERS
-from common.methods.proximal import diverging
-from common.methods.shortcut import ShortcutTraining
+from perennial.common.data.scenario import Scenario
+from perennial.common.knobs import between, choice, knob
+from perennial.common.methods.base import BUFFERS
+from perennial.common.methods.proximal import diverging
+from perennial.common.methods.shortcut import ShortcutTraining
 
 
 class FedSDRPFedMe(ShortcutTraining):

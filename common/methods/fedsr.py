@@ -2,8 +2,8 @@
 
 from typing import Literal
 
-from common.knobs import between, knob
-from common.methods.base import LocalTraining
+from perennial.common.knobs import between, knob
+from perennial.common.methods.base import LocalTraining
 
 DISTRIBUTION_WEIGHT, DISTRIBUTION_BIAS = "distribution.weight", "distribution.bias"
 """A linear layer from d features to the d means of z and d numbers whose softplus is its deviations."""

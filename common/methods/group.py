@@ -1,7 +1,7 @@
 """What GroupDRO and PerInvFL have in common: hyper-parameters, the name of a record."""
 
-from common.knobs import between, knob
-from common.methods.stateful import StatefulTraining
+from perennial.common.knobs import between, knob
+from perennial.common.methods.stateful import StatefulTraining
 
 GROUP = "group"
 """The record of the clients' weights (down) and risks (up)."""

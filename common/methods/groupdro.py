@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from common.methods.group import GroupTraining
+from perennial.common.methods.group import GroupTraining
 
 
 class GroupDRO(GroupTraining):

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from common.knobs import between, choice, knob
-from common.methods.stateful import StatefulTraining
+from perennial.common.knobs import between, choice, knob
+from perennial.common.methods.stateful import StatefulTraining
 
 
 class InvariantTraining(StatefulTraining):

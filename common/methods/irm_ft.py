@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from common.methods.ftfa import FineTuning
-from common.methods.irm import InvariantTraining
+from perennial.common.methods.ftfa import FineTuning
+from perennial.common.methods.irm import InvariantTraining
 
 
 class IrmFt(FineTuning, InvariantTraining):

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from common.methods.held import HeldTraining
+from perennial.common.methods.held import HeldTraining
 
 
 class IrmL2(HeldTraining):

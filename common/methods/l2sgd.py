@@ -2,9 +2,9 @@
 
 from typing import Literal
 
-from common.data.scenario import Scenario
-from common.knobs import choice, knob
-from common.methods.base import EVERY, LocalTraining
+from perennial.common.data.scenario import Scenario
+from perennial.common.knobs import choice, knob
+from perennial.common.methods.base import EVERY, LocalTraining
 
 
 class L2SGD(LocalTraining):

@@ -2,8 +2,8 @@
 
 from typing import Literal
 
-from common.knobs import choice, knob
-from common.methods.base import LocalTraining
+from perennial.common.knobs import choice, knob
+from perennial.common.methods.base import LocalTraining
 
 
 class PerFedAvg(LocalTraining):

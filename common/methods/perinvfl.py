@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from common.data.scenario import Scenario
-from common.knobs import between, knob
-from common.methods.base import FIRST
-from common.methods.group import GroupTraining
-from common.methods.held import HeldTraining
+from perennial.common.data.scenario import Scenario
+from perennial.common.knobs import between, knob
+from perennial.common.methods.base import FIRST
+from perennial.common.methods.group import GroupTraining
+from perennial.common.methods.held import HeldTraining
 
 
 class PerInvFL(HeldTraining, GroupTraining):

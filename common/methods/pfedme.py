@@ -2,8 +2,8 @@
 
 from typing import Literal
 
-from common.knobs import choice, knob
-from common.methods.proximal import ProximalTraining
+from perennial.common.knobs import choice, knob
+from perennial.common.methods.proximal import ProximalTraining
 
 
 class PFedMe(ProximalTraining):

@@ -1,8 +1,8 @@
 """What pFedMe and CGPFL have in common: hyper-parameters, and when their steps would diverge."""
 
-from common.data.scenario import Scenario
-from common.knobs import between, choice, knob
-from common.methods.base import BUFFERS, LocalTraining
+from perennial.common.data.scenario import Scenario
+from perennial.common.knobs import between, choice, knob
+from perennial.common.methods.base import BUFFERS, LocalTraining
 
 
 def diverging(rate: float, pull: float, momentum: float) -> str:

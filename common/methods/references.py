@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from common.methods.base import LocalTraining
+from perennial.common.methods.base import LocalTraining
 
 ROUNDS = 10
 """Rounds in which studies make them: a shortcut is what is learnt first."""

@@ -2,9 +2,9 @@
 
 from typing import Literal
 
-from common.data.scenario import Scenario
-from common.knobs import between, choice, knob
-from common.methods.base import LocalTraining
+from perennial.common.data.scenario import Scenario
+from perennial.common.knobs import between, choice, knob
+from perennial.common.methods.base import LocalTraining
 
 SHORTCUT = "shortcut"
 """The shortcut extractor Ψ and its label classifier ω, one model."""

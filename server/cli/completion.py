@@ -7,7 +7,7 @@ import typer
 
 def methods(incomplete: str) -> list[str]:
     """Names of methods that begin so."""
-    from common.methods import METHODS
+    from perennial.common.methods import METHODS
 
     return _begin(METHODS, incomplete)
 
@@ -20,30 +20,30 @@ def method_list(incomplete: str) -> list[str]:
 
 def scenarios(incomplete: str) -> list[str]:
     """Names of scenarios that begin so."""
-    from common.data.scenarios import SCENARIOS
+    from perennial.common.data.scenarios import SCENARIOS
 
     return _begin(SCENARIOS, incomplete)
 
 
 def tables(incomplete: str) -> list[str]:
     """Names of reproductions that begin so."""
-    from server.study.regret import NAME
-    from server.study.reproduce import reproductions
+    from perennial.server.study.regret import NAME
+    from perennial.server.study.reproduce import reproductions
 
     return _begin([*reproductions(), NAME], incomplete)
 
 
 def claims(incomplete: str) -> list[str]:
     """Methods that the demo has a claim of."""
-    from server.study.demo import load_claims
+    from perennial.server.study.demo import load_claims
 
     return _begin([claim.method.name for claim in load_claims()], incomplete)
 
 
 def recipe_names(incomplete: str) -> list[str]:
     """Rows of reproductions that begin so, with the capitals typed; only the tables in question are read."""
-    from server.study.recipes import recipes
-    from server.study.reproduce import DEMO, reproductions
+    from perennial.server.study.recipes import recipes
+    from perennial.server.study.reproduce import DEMO, reproductions
 
     table, slash, _ = incomplete.casefold().partition("/")
     asked = [

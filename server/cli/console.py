@@ -16,17 +16,17 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from common.errors import RunStopped, UserError, printable
-from common.logs import is_json, tell
-from common.tracebacks import NAME, Tracebacks
-from server.progress import Progress, Watcher, progress_line
+from perennial.common.errors import RunStopped, UserError, printable
+from perennial.common.logs import is_json, tell
+from perennial.common.tracebacks import NAME, Tracebacks
+from perennial.server.progress import Progress, Watcher, progress_line
 
 if TYPE_CHECKING:
     import rich.progress
 
-    from common.config import RunConfig
-    from server.folder import RunFolder
-    from server.study.runs import Standing
+    from perennial.common.config import RunConfig
+    from perennial.server.folder import RunFolder
+    from perennial.server.study.runs import Standing
 
 out = Console()
 err = Console(stderr=True)
@@ -155,7 +155,7 @@ def watching(config: RunConfig, doing: str, quiet: bool) -> Iterator[Watched]:
 @contextmanager
 def watching_runs(quiet: bool) -> Iterator[Callable[[Standing], None]]:
     """The same for many runs; Ctrl-C ends them with a sentence."""
-    from server.study.runs import standing_line
+    from perennial.server.study.runs import standing_line
 
     try:
         if quiet:

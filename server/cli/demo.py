@@ -5,10 +5,10 @@ from typing import Annotated
 
 import typer
 
-from common.errors import UserError
-from server.cli.completion import claims
-from server.cli.console import out, print_tables, print_troubles, sentences, watching_runs
-from server.cli.options import Jobs, Json, app
+from perennial.common.errors import UserError
+from perennial.server.cli.completion import claims
+from perennial.server.cli.console import out, print_tables, print_troubles, sentences, watching_runs
+from perennial.server.cli.options import Jobs, Json, app
 
 
 @app.command("demo")
@@ -25,8 +25,8 @@ def demo_claims(
     as_json: Json = False,
 ) -> None:
     """What the seven methods claim, measured in a few minutes. Started again, it continues."""
-    from server.study.demo import demo_json, demo_table, load_claims, run_demo, seeds_line
-    from server.study.runs import cores
+    from perennial.server.study.demo import demo_json, demo_table, load_claims, run_demo, seeds_line
+    from perennial.server.study.runs import cores
 
     with sentences():
         chosen = load_claims(only=only or ())
@@ -34,7 +34,7 @@ def demo_claims(
             raise UserError(f"--picture {picture} needs one claim; say which with --only METHOD")
         with watching_runs(as_json) as watch:
             findings = run_demo(chosen, folder, jobs or cores(), watch)
-        from server.report.demo import claim_picture, demo_page
+        from perennial.server.report.demo import claim_picture, demo_page
 
         folder.mkdir(parents=True, exist_ok=True)
         page = folder / "demo.html"

@@ -4,12 +4,12 @@ import sys
 
 import typer
 
-from server.cli.console import sentences
+from perennial.server.cli.console import sentences
 
 # In the order of `perennial --help`.
 # isort: off
-from server.cli import run, demo, show, study, sites  # noqa: F401
-from server.cli.options import app
+from perennial.server.cli import run, demo, show, study, sites  # noqa: F401
+from perennial.server.cli.options import app
 
 
 def main() -> None:

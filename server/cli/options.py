@@ -7,9 +7,9 @@ import click
 import typer
 from typer.core import TyperGroup, TyperOption
 
-from common.logs import VARIABLE, set_format
-from server.cli.completion import methods, scenarios
-from server.split import Select
+from perennial.common.logs import VARIABLE, set_format
+from perennial.server.cli.completion import methods, scenarios
+from perennial.server.split import Select
 
 
 class Commands(TyperGroup):

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from common.config import RunConfig
-from common.methods import method_class
-from server.folder import RunFolder
-from server.study.version import NO_NUMBER
-from server.words import percent
+from perennial.common.config import RunConfig
+from perennial.common.methods import method_class
+from perennial.server.folder import RunFolder
+from perennial.server.study.version import NO_NUMBER
+from perennial.server.words import percent
 
 REFERENCE = "fedavg"
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from common.errors import UserError
-from common.logs import is_json
-from server.cli.completion import methods, recipe_names, scenarios
-from server.cli.console import Watched, Working, remark, sentences, watching
-from server.cli.options import (
+from perennial.common.errors import UserError
+from perennial.common.logs import is_json
+from perennial.server.cli.completion import methods, recipe_names, scenarios
+from perennial.server.cli.console import Watched, Working, remark, sentences, watching
+from perennial.server.cli.options import (
     Ca,
     DataRoot,
     Device,
@@ -28,13 +28,13 @@ from server.cli.options import (
     SuperLink,
     app,
 )
-from server.progress import Progress
+from perennial.server.progress import Progress
 
 if TYPE_CHECKING:
-    from common.config import RunConfig
-    from server.deployment.remote import Connection
-    from server.folder import Checkpoint, RunFolder
-    from server.local import LocalRuntime
+    from perennial.common.config import RunConfig
+    from perennial.server.deployment.remote import Connection
+    from perennial.server.folder import Checkpoint, RunFolder
+    from perennial.server.local import LocalRuntime
 
 LAST_QUESTION = 60.0
 """Seconds for which a command that has ended waits for Prometheus, which asks every 15 to 60 seconds."""
@@ -106,7 +106,7 @@ def run(
     Without --method, --scenario, --config and --recipe, it is FedSDR with the settings of `--recipe demo/fedsdr`,
     and FedAvg is trained as well, to stand below the table.
     """
-    from common.config import load_config
+    from perennial.common.config import load_config
 
     chosen = {"config": config, "method": method, "scenario": scenario}
     first = not recipe and not any(chosen.values())
@@ -125,7 +125,7 @@ def run(
                         f"--recipe {recipe} is not possible with --{name} {value}; it has a method and a "
                         "scenario, and --set, --rounds and --seed change the rest"
                     )
-            from server.study.recipes import recipe_config
+            from perennial.server.study.recipes import recipe_config
 
             complete, caution = recipe_config(recipe or FIRST, options, settings or [])
             if caution:
@@ -134,11 +134,11 @@ def run(
             own = {"method": method, "scenario": scenario, **options}
             complete = load_config(config, own, settings or [], remark)
         # Later than a wrong setting is told.
-        from server.cli.references import REFERENCE, fedavg_beside
-        from server.cli.tables import print_run
-        from server.deployment.remote import connected
-        from server.folder import RunFolder, default_out
-        from server.report.track import require
+        from perennial.server.cli.references import REFERENCE, fedavg_beside
+        from perennial.server.cli.tables import print_run
+        from perennial.server.deployment.remote import connected
+        from perennial.server.folder import RunFolder, default_out
+        from perennial.server.report.track import require
 
         require(track)
         path = folder or Path(default_out(complete))
@@ -167,9 +167,9 @@ def resume(
     as_json: Json = False,
 ) -> None:
     """Continue a run from its last checkpoint, as if it had never stopped."""
-    from server.cli.tables import print_run
-    from server.deployment.remote import connected
-    from server.folder import RunFolder, taken_over
+    from perennial.server.cli.tables import print_run
+    from perennial.server.deployment.remote import connected
+    from perennial.server.folder import RunFolder, taken_over
 
     with sentences() as working:
         opened = working.folder = RunFolder.open(folder)
@@ -206,10 +206,10 @@ def _expose(metrics: str, folder: Path, clients: bool, working: Working) -> None
         return
     from prometheus_client import CollectorRegistry
 
-    from common.exposition import expose
-    from common.superlink import Address
-    from server.folder import RunFolder
-    from server.metrics import RunMetrics
+    from perennial.common.exposition import expose
+    from perennial.common.superlink import Address
+    from perennial.server.folder import RunFolder
+    from perennial.server.metrics import RunMetrics
 
     registry = CollectorRegistry()
     run = RunMetrics(RunFolder(folder).events, clients=clients)
@@ -220,8 +220,8 @@ def _expose(metrics: str, folder: Path, clients: bool, working: Working) -> None
 
 def _train(config: RunConfig, path: Path, working: Working, quiet: bool, track: Tracker | None = None) -> None:
     """A whole run in this process."""
-    from server.folder import RunFolder
-    from server.report.track import tracking
+    from perennial.server.folder import RunFolder
+    from perennial.server.report.track import tracking
 
     with watching(config, LOADING, quiet) as watch:
         here = _runtime(config, watch)
@@ -234,7 +234,7 @@ def _train(config: RunConfig, path: Path, working: Working, quiet: bool, track: 
 
 def _origin(folder: RunFolder, config: RunConfig) -> Checkpoint:
     """From where a run goes on; what was changed in its configuration is said."""
-    from server.summary import changed_line
+    from perennial.server.summary import changed_line
 
     origin = folder.origin(config)
     if changed := origin.changes(config):
@@ -250,10 +250,10 @@ def _run_on_flower(
     resume: bool = False,
     track: Tracker | None = None,
 ) -> None:
-    from common.files import Tail
-    from server.deployment.remote import simulation
-    from server.folder import RunFolder
-    from server.report.track import tracking
+    from perennial.common.files import Tail
+    from perennial.server.deployment.remote import simulation
+    from perennial.server.folder import RunFolder
+    from perennial.server.report.track import tracking
 
     with ExitStack() as stack:
         simulated = config.runtime == "simulation"
@@ -278,7 +278,7 @@ def _run_on_flower(
 
 def _add_constant(here: LocalRuntime, folder: RunFolder, summary: dict[str, Any]) -> None:
     """Write the constant predictor's accuracies into the summary; the data are in this process."""
-    from server.study.constant import constant_summary
+    from perennial.server.study.constant import constant_summary
 
     found = constant_summary(here.data())
     if found["worst"] is not None:  # there are test data
@@ -287,7 +287,7 @@ def _add_constant(here: LocalRuntime, folder: RunFolder, summary: dict[str, Any]
 
 def _runtime(config: RunConfig, watch: Watched) -> LocalRuntime:
     """The run's clients in this process. Raises `UserError` when the device or the data set is not there."""
-    from server.local import LocalRuntime  # with PyTorch and Flower, in a few seconds
+    from perennial.server.local import LocalRuntime  # with PyTorch and Flower, in a few seconds
 
     made = {"generated": "generating the data", "own": "reading the sites' data"}
     watch.doing(made.get(config.scenario.dataset, f"reading {config.scenario.dataset}"))

@@ -11,17 +11,17 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from common.errors import UserError
-from common.suggest import unknown
-from server.cli.completion import shown
-from server.cli.console import out, sentences
-from server.cli.options import Json, app
-from server.words import percent
+from perennial.common.errors import UserError
+from perennial.common.suggest import unknown
+from perennial.server.cli.completion import shown
+from perennial.server.cli.console import out, sentences
+from perennial.server.cli.options import Json, app
+from perennial.server.words import percent
 
 if TYPE_CHECKING:
-    from common.data.scenario import Scenario
-    from common.methods.base import Method
-    from common.presets import Preset
+    from perennial.common.data.scenario import Scenario
+    from perennial.common.methods.base import Method
+    from perennial.common.presets import Preset
 
 
 class Kind(StrEnum):
@@ -71,15 +71,15 @@ def show(
     """Show a method's hyper-parameters, a scenario, or a run."""
     with sentences():
         if thing is Thing.run:
-            from server.cli.tables import print_run
+            from perennial.server.cli.tables import print_run
 
             print_run(Path(name), as_json, oracle)
         elif thing is Thing.method:
-            from common.methods import method_class
+            from perennial.common.methods import method_class
 
             _show_method(method_class(name), as_json)
         else:
-            from common.data.scenarios import SCENARIOS
+            from perennial.common.data.scenarios import SCENARIOS
 
             if name not in SCENARIOS:
                 raise UserError(unknown("scenario", name, SCENARIOS))
@@ -90,29 +90,29 @@ def _lines(kind: Kind) -> dict[str, str]:
     """What there is of a kind, and a line for each. Raises `UserError` for a damaged file of a reproduction."""
     match kind:
         case Kind.methods:
-            from common.methods import METHODS
+            from perennial.common.methods import METHODS
 
             return {name: f"{method.title}: {method.summary}" for name, method in METHODS.items()}
         case Kind.scenarios:
-            from common.data.scenarios import SCENARIOS
+            from perennial.common.data.scenarios import SCENARIOS
 
             return {name: _scenario_line(scenario) for name, scenario in SCENARIOS.items()}
         case Kind.datasets:
-            from common.data.datasets import DATASETS
+            from perennial.common.data.datasets import DATASETS
 
             return {name: dataset.summary for name, dataset in DATASETS.items()}
         case Kind.models:
-            from common.model_settings import MODELS
+            from perennial.common.model_settings import MODELS
 
             return {name: model.summary for name, model in MODELS.items()}
         case Kind.reproductions:
-            from server.study import regret
-            from server.study.reproduce import load_reproduction, reproductions
+            from perennial.server.study import regret
+            from perennial.server.study.reproduce import load_reproduction, reproductions
 
             tables = {name: load_reproduction(name).title for name in reproductions()}
             return {**tables, regret.NAME: regret.TITLE}
         case Kind.recipes:
-            from server.study.recipes import recipes
+            from perennial.server.study.recipes import recipes
 
             return recipes()
 
@@ -125,7 +125,7 @@ COUNTS = (
 
 
 def _show_method(method: type[Method], as_json: bool) -> None:
-    from common.presets import TUNED, presets
+    from perennial.common.presets import TUNED, presets
 
     fields, name = _fields(method), method.model_fields["name"].default
     tuned = [preset for (own, _), preset in presets().items() if own == name]
@@ -182,7 +182,7 @@ def _show_scenario(scenario: Scenario, as_json: bool) -> None:
 
 
 def _scenario_line(scenario: Scenario) -> str:
-    from common.data.scenario import Spurious
+    from perennial.common.data.scenario import Spurious
 
     removed = "; the shortcut removed" if isinstance(scenario, Spurious) and scenario.oracle else ""
     size = f"{scenario.clients} clients, {len(scenario.test_environments)} test environments"
@@ -201,7 +201,7 @@ def _fields(settings: type[Method] | type[Scenario]) -> dict[str, dict[str, Any]
 
 
 def _field_table(fields: dict[str, dict[str, Any]]) -> Table:
-    from common.knobs import Search
+    from perennial.common.knobs import Search
 
     table = Table("setting", "default", "what it is")
     for name, facts in fields.items():

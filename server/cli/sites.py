@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from client.settings import DEFAULTS
-from common.data.own import LABEL
-from common.errors import UserError
-from common.files import write_text
-from server.cli.console import out, remark, sentences
-from server.cli.options import (
+from perennial.client.settings import DEFAULTS
+from perennial.common.data.own import LABEL
+from perennial.common.errors import UserError
+from perennial.common.files import write_text
+from perennial.server.cli.console import out, remark, sentences
+from perennial.server.cli.options import (
     Ca,
     DataRoot,
     Device,
@@ -47,7 +47,7 @@ def make_certs(
     ] = False,
 ) -> None:
     """Make a development CA, a server certificate and a key for each site."""
-    from server.deployment import certs
+    from perennial.server.deployment import certs
 
     with sentences():
         if (sites is None) == (not names):
@@ -66,8 +66,8 @@ def register_sites(
     insecure: Insecure = False,
 ) -> None:
     """Let sites join a SuperLink that authenticates them, by their public keys."""
-    from server.deployment.certs import public_keys
-    from server.deployment.remote import connected
+    from perennial.server.deployment.certs import public_keys
+    from perennial.server.deployment.remote import connected
 
     with sentences(), connected(superlink, ca, insecure) as connection:
         for key in public_keys(keys):
@@ -87,7 +87,7 @@ def describe_data(
     as_json: Json = False,
 ) -> None:
     """Describe data as the server announces them to sites: the scenario of a run's configuration, as TOML."""
-    from client.node.describe import announcement, describe
+    from perennial.client.node.describe import announcement, describe
 
     with sentences():
         found = announcement(describe(path, sites or [], label_column, environment_column))
@@ -139,7 +139,7 @@ def join_runs(
 
     Columns are those that the server announces, unless named here.
     """
-    from client.node.join import become, prepare
+    from perennial.client.node.join import become, prepare
 
     with sentences():
         plan = prepare(
@@ -212,11 +212,11 @@ def serve_models(
 ) -> None:
     """Serve a site's models over the Open Inference Protocol (gRPC, HTTP); follows the training."""
     with sentences():
-        from client.serving.access import Callers  # imports PyTorch
-        from client.serving.inference import Limits
-        from client.serving.models import Catalogue, Choice, Models, named_choice
-        from client.serving.server import Server, credentials, serve
-        from common.superlink import Address
+        from perennial.client.serving.access import Callers  # imports PyTorch
+        from perennial.client.serving.inference import Limits
+        from perennial.client.serving.models import Catalogue, Choice, Models, named_choice
+        from perennial.client.serving.server import Server, credentials, serve
+        from perennial.common.superlink import Address
 
         addresses = {
             option: Address.parse(text, f"--{option}", "127.0.0.1:8000") if text else None
@@ -262,7 +262,7 @@ def go_back(
 ) -> None:
     """Serve the model before the present one, until told otherwise; a running `serve` follows within a second."""
     with sentences():
-        from client.serving.models import Choice, round_of  # imports PyTorch
+        from perennial.client.serving.models import Choice, round_of  # imports PyTorch
 
         choice = Choice(state, run_id, client)
         if newest:

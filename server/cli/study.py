@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from common.errors import UserError
-from server.cli.completion import method_list, tables
-from server.cli.console import err, out, print_tables, print_troubles, sentences, watching_runs
-from server.cli.options import (
+from perennial.common.errors import UserError
+from perennial.server.cli.completion import method_list, tables
+from perennial.server.cli.console import err, out, print_tables, print_troubles, sentences, watching_runs
+from perennial.server.cli.options import (
     POOL,
     DataRoot,
     Device,
@@ -27,12 +27,12 @@ from server.cli.options import (
     Settings,
     app,
 )
-from server.split import Select
+from perennial.server.split import Select
 
 if TYPE_CHECKING:
-    from server.study.choose import Verdict
-    from server.study.regret import Size
-    from server.study.runs import Outcome
+    from perennial.server.study.choose import Verdict
+    from perennial.server.study.regret import Size
+    from perennial.server.study.runs import Outcome
 
 
 class Format(StrEnum):
@@ -61,7 +61,7 @@ def sweep_method(
     as_json: Json = False,
 ) -> None:
     """Random search over a method's search ranges. Started again, it continues."""
-    from server.study.sweep import sweep_rows, sweep_table
+    from perennial.server.study.sweep import sweep_rows, sweep_table
 
     options = {"scenario": scenario, "rounds": rounds, "seed": seed, "data_root": data_root, "device": device}
     with sentences():
@@ -98,9 +98,9 @@ def tune_method(
     as_json: Json = False,
 ) -> None:
     """Choose a method's settings without target data, and say why. Started again, it continues."""
-    from server.study.choose import keep, why_lines
-    from server.study.presets import add_preset
-    from server.study.sweep import sweep_rows, sweep_table
+    from perennial.server.study.choose import keep, why_lines
+    from perennial.server.study.presets import add_preset
+    from perennial.server.study.sweep import sweep_rows, sweep_table
 
     options = {"scenario": scenario, "rounds": rounds, "seed": seed, "data_root": data_root, "device": device}
     with sentences():
@@ -150,8 +150,15 @@ def compare_methods(
     as_json: Json = False,
 ) -> None:
     """Methods side by side, tuned alike. Started again, it continues."""
-    from server.study.compare import Plan, compare, comparison_lines, comparison_tables, entries_of, trouble_lines
-    from server.study.runs import cores
+    from perennial.server.study.compare import (
+        Plan,
+        compare,
+        comparison_lines,
+        comparison_tables,
+        entries_of,
+        trouble_lines,
+    )
+    from perennial.server.study.runs import cores
 
     with sentences(), watching_runs(as_json) as watch:
         plan = Plan(
@@ -198,7 +205,7 @@ def reproduce_table(
     as_json: Json = False,
 ) -> None:
     """A table of a paper beside ours; runs what is missing. Started again, it continues."""
-    from server.study import regret
+    from perennial.server.study import regret
 
     if name == regret.NAME:
         with sentences():
@@ -208,16 +215,21 @@ def reproduce_table(
         size = replace(full, rounds=rounds or full.rounds, seeds=seeds or full.seeds, trials=count or full.trials)
         _print_regret(size, folder, jobs, data_root, device, as_json)
         return
-    from server.study.compare import compare, comparison_lines, trouble_lines
-    from server.study.reproduce import load_reproduction, remark_lines, reproduction_json, reproduction_table
-    from server.study.runs import cores
+    from perennial.server.study.compare import compare, comparison_lines, trouble_lines
+    from perennial.server.study.reproduce import (
+        load_reproduction,
+        remark_lines,
+        reproduction_json,
+        reproduction_table,
+    )
+    from perennial.server.study.runs import cores
 
     with sentences(), watching_runs(as_json) as watch:
         table = load_reproduction(name)
         plan = table.plan(quick, data_root, device, rounds=rounds, seeds=seeds, trials=count)
         comparison = compare(plan, folder, jobs or cores(), watch)
         if figures:
-            from server.report.pictures import pictures
+            from perennial.server.report.pictures import pictures
 
             figures.mkdir(parents=True, exist_ok=True)
             for kind, svg in pictures(comparison, table.drawn).items():
@@ -251,10 +263,10 @@ def _trials(
     quiet: bool,
 ) -> "tuple[list[Outcome], Verdict]":
     """A search of one method, watched; what is set by hand is not drawn."""
-    from common.config import load_config
-    from server.study.choose import search
-    from server.study.runs import cores
-    from server.study.sweep import key_of
+    from perennial.common.config import load_config
+    from perennial.server.study.choose import search
+    from perennial.server.study.runs import cores
+    from perennial.server.study.sweep import key_of
 
     with watching_runs(quiet) as watch:
         base = load_config(None, options, settings)
@@ -265,8 +277,8 @@ def _trials(
 def _print_regret(
     size: "Size", folder: Path, jobs: int | None, data_root: str | None, device: str | None, as_json: bool
 ) -> None:
-    from server.study.regret import harm_table, measure, regret_json, regret_table
-    from server.study.runs import cores
+    from perennial.server.study.regret import harm_table, measure, regret_json, regret_table
+    from perennial.server.study.runs import cores
 
     with sentences(), watching_runs(as_json) as watch:
         cases, troubles = measure(size, folder, jobs or cores(), watch, data_root, device)
@@ -295,7 +307,7 @@ def report_runs(
     ] = False,
 ) -> None:
     """Write a page about runs: tables, figures, configurations; or its tables alone."""
-    from server.report.page import report
+    from perennial.server.report.page import report
 
     with sentences():
         text, skipped = report(folders, form.value, oracle)

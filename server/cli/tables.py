@@ -8,11 +8,11 @@ from typing import Any
 
 from rich.table import Table
 
-from server.cli.console import out
-from server.cli.references import reference_lines
-from server.folder import RunFolder, understood
-from server.summary import AREAS, SPLIT, changed_line, summarise
-from server.words import members, percent, size
+from perennial.server.cli.console import out
+from perennial.server.cli.references import reference_lines
+from perennial.server.folder import RunFolder, understood
+from perennial.server.summary import AREAS, SPLIT, changed_line, summarise
+from perennial.server.words import members, percent, size
 
 
 def print_run(path: Path, as_json: bool, oracle: bool, report: bool = False) -> None:
@@ -24,7 +24,7 @@ def print_run(path: Path, as_json: bool, oracle: bool, report: bool = False) -> 
         _print(RunFolder.open(path), as_json, oracle)
     line = f"page of this run: {shlex.join(['perennial', 'report', str(path)])}"
     if report:
-        from server.report.page import write_page
+        from perennial.server.report.page import write_page
 
         line = f"page of this run: {write_page(path, oracle)}"
     if not as_json:

@@ -16,18 +16,16 @@ from typing import Any
 
 import tomli_w
 
-from common import flower
-from common.config import RunConfig
-from common.data.datasets import resolve_root
-from common.errors import RunStopped, UserError
-from common.files import write_text
-from common.flower import program
-from common.superlink import Address, must_answer, must_be_protected
-from common.tracebacks import NAME
-from server.folder import RunFolder
-
-APP = Path(__file__).parents[2]
-"""The Flower app: the project's folder, with its pyproject.toml."""
+from perennial.common import flower
+from perennial.common.config import RunConfig
+from perennial.common.data.datasets import resolve_root
+from perennial.common.errors import RunStopped, UserError
+from perennial.common.files import write_text
+from perennial.common.flower import program
+from perennial.common.superlink import Address, must_answer, must_be_protected
+from perennial.common.tracebacks import NAME
+from perennial.server.deployment.flower_app import make_app
+from perennial.server.folder import RunFolder
 
 STATUS_EVERY = 5.0
 SILENCE = 180.0
@@ -77,10 +75,6 @@ class Connection:
 
     def submit(self, config: RunConfig, out: Path, resume: bool = False) -> str:
         """Start a run; its Flower run id. Raises `UserError` with Flower's reason."""
-        if not (APP / "pyproject.toml").is_file():
-            raise UserError(
-                f"--runtime {config.runtime} needs the project's folder, and {APP} has no pyproject.toml"
-            )
         settings = {
             "config": config.model_dump_json(),
             "out": str(out.resolve()),
@@ -98,10 +92,10 @@ class Connection:
             settings |= {"state-dir": str(states), "device": config.device}
             if root := resolve_root(config.data_folder):
                 settings["data-root"] = str(root)
-        with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
-            file.write(tomli_w.dumps(settings))
-            file.flush()
-            command = [str(APP), self.name, "--run-config", file.name]
+        with tempfile.TemporaryDirectory(prefix="perennial-") as folder:
+            asked = Path(folder) / "settings.toml"
+            asked.write_text(tomli_w.dumps(settings), encoding="utf-8")
+            command = [str(make_app(Path(folder) / "app")), self.name, "--run-config", str(asked)]
             if config.runtime == "simulation":
                 clients = len(config.scenario.client_ids)
                 command += ["--federation-config", f"num-supernodes={clients} client-resources-num-cpus=1"]
@@ -112,7 +106,7 @@ class Connection:
 
     def register(self, key: Path) -> str:
         """Let the site with this public key in; its node id, or "" where it may already. Raises `UserError`."""
-        from server.deployment.certs import must_be_public  # with cryptography
+        from perennial.server.deployment.certs import must_be_public  # with cryptography
 
         must_be_public(key)
         answer = self._flwr("supernode", "register", str(key), self.name)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import tomli_w
 
-from common.flower import program
-from server.deployment.remote import Connection, await_port, free_port
+from perennial.common.flower import program
+from perennial.server.deployment.remote import Connection, await_port, free_port
 
 Command = list[str]
 

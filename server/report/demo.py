@@ -8,17 +8,17 @@ from pathlib import Path
 from re import sub
 from statistics import fmean
 
-from common.data.scenarios import SCENARIOS
-from common.errors import UserError
-from common.methods import METHODS
-from server.report.figures import Line, line_figure, standalone_figure
-from server.report.load import load
-from server.report.page import framed, html_figure, legend
-from server.report.panels import Figure, curve_line, environment_line, round_means
-from server.report.results import Result
-from server.report.tables import Table, html_table
-from server.study.demo import Finding, Measured, difference_text, mean, points, seeds_line
-from server.words import percent
+from perennial.common.data.scenarios import SCENARIOS
+from perennial.common.errors import UserError
+from perennial.common.methods import METHODS
+from perennial.server.report.figures import Line, line_figure, standalone_figure
+from perennial.server.report.load import load
+from perennial.server.report.page import framed, html_figure, legend
+from perennial.server.report.panels import Figure, curve_line, environment_line, round_means
+from perennial.server.report.results import Result
+from perennial.server.report.tables import Table, html_table
+from perennial.server.study.demo import Finding, Measured, difference_text, mean, points, seeds_line
+from perennial.server.words import percent
 
 DOCS = Path(__file__).parents[2] / "docs"
 CONSTANT, ORACLE = 6, 7

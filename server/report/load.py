@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from common.config import RunConfig, sentence
-from common.errors import UserError
-from server.folder import RunFolder
-from server.study.compare import measures
-from server.study.runs import Selected
-from server.study.version import NO_NUMBER
-from server.summary import Evaluation, Row, summarise
+from perennial.common.config import RunConfig, sentence
+from perennial.common.errors import UserError
+from perennial.server.folder import RunFolder
+from perennial.server.study.compare import measures
+from perennial.server.study.runs import Selected
+from perennial.server.study.version import NO_NUMBER
+from perennial.server.summary import Evaluation, Row, summarise
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ from html import escape
 from pathlib import Path
 from string import Template
 
-from common.errors import UserError
-from server.report import figures
-from server.report.load import find_runs, load_runs
-from server.report.panels import Figure, cluster_figure, drawn, scenario_figures
-from server.report.results import Result, by_scenario, results
-from server.report.tables import (
+from perennial.common.errors import UserError
+from perennial.server.report import figures
+from perennial.server.report.load import find_runs, load_runs
+from perennial.server.report.panels import Figure, cluster_figure, drawn, scenario_figures
+from perennial.server.report.results import Result, by_scenario, results
+from perennial.server.report.tables import (
     clustered,
     how,
     html_table,
@@ -23,7 +23,7 @@ from server.report.tables import (
     tables,
     to_csv,
 )
-from server.summary import SELECTIONS, SPLIT
+from perennial.server.summary import SELECTIONS, SPLIT
 
 TEMPLATE = Path(__file__).parent / "templates" / "page.html"
 CLUSTER_FIGURES = 6

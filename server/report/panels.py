@@ -6,13 +6,13 @@ from math import nan
 
 import numpy as np
 
-from server.report import figures
-from server.report.load import Run
-from server.report.results import Result, over_seeds
-from server.report.tables import environments_of, titled
-from server.study.compare import Spread
-from server.study.runs import Selected
-from server.words import members
+from perennial.server.report import figures
+from perennial.server.report.load import Run
+from perennial.server.report.results import Result, over_seeds
+from perennial.server.report.tables import environments_of, titled
+from perennial.server.study.compare import Spread
+from perennial.server.study.runs import Selected
+from perennial.server.words import members
 
 
 @dataclass(frozen=True)

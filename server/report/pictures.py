@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from server.folder import RunFolder
-from server.report.figures import STYLES, Line, standalone_figure
-from server.report.load import Run, load
-from server.report.panels import curve_line, environment_line, round_means
-from server.report.results import Result
-from server.study.compare import Choice, Comparison
+from perennial.server.folder import RunFolder
+from perennial.server.report.figures import STYLES, Line, standalone_figure
+from perennial.server.report.load import Run, load
+from perennial.server.report.panels import curve_line, environment_line, round_means
+from perennial.server.report.results import Result
+from perennial.server.study.compare import Choice, Comparison
 
 
 def pictures(comparison: Comparison, labels: Sequence[str] = ()) -> dict[str, str]:

@@ -6,9 +6,9 @@ What tells two configurations of a method apart becomes part of its label.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from server.report.load import Run, settings
-from server.study.compare import Spread, measures, spread
-from server.study.runs import Selected
+from perennial.server.report.load import Run, settings
+from perennial.server.study.compare import Spread, measures, spread
+from perennial.server.study.runs import Selected
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-from server.report.load import Run, settings
-from server.report.results import Result, by_scenario, part, telling
-from server.study.compare import Spread
-from server.summary import SPLIT
-from server.words import members, size
+from perennial.server.report.load import Run, settings
+from perennial.server.report.results import Result, by_scenario, part, telling
+from perennial.server.study.compare import Spread
+from perennial.server.summary import SPLIT
+from perennial.server.words import members, size
 
 MEASURES = ("worst", "average", "worst client", "bottom decile")
 

@@ -11,11 +11,11 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from common.config import RunConfig
-from common.errors import UserError
-from server.folder import RunFolder
-from server.progress import Progress, Watcher
-from server.summary import Evaluation, Row
+from perennial.common.config import RunConfig
+from perennial.common.errors import UserError
+from perennial.server.folder import RunFolder
+from perennial.server.progress import Progress, Watcher
+from perennial.server.summary import Evaluation, Row
 
 Write = Callable[[int, Mapping[str, float]], None]
 """Takes a round and its numbers by name."""

@@ -6,16 +6,16 @@ from math import sqrt
 from pathlib import Path
 from typing import Any
 
-from common.config import RunConfig
-from common.files import write_text
-from common.methods.references import FILE, ROUNDS, References
-from server.split import CONSTANT, Judged, Score, Select, first, more, score, shut
-from server.study.leave import LeftOut, leave_one_out
-from server.study.prune import run_trials
-from server.study.runs import Outcome, Standing, Watch, run_all
-from server.study.sweep import best, differences, held_out, search_ranges, trials
-from server.study.version import run_name
-from server.words import percent
+from perennial.common.config import RunConfig
+from perennial.common.files import write_text
+from perennial.common.methods.references import FILE, ROUNDS, References
+from perennial.server.split import CONSTANT, Judged, Score, Select, first, more, score, shut
+from perennial.server.study.leave import LeftOut, leave_one_out
+from perennial.server.study.prune import run_trials
+from perennial.server.study.runs import Outcome, Standing, Watch, run_all
+from perennial.server.study.sweep import best, differences, held_out, search_ranges, trials
+from perennial.server.study.version import run_name
+from perennial.server.words import percent
 
 SHUT = "split does not speak"
 MEANS = ("score", "mean", "agreeing", "misleading", "constant", "constant_mean")
@@ -277,7 +277,7 @@ def named(outcomes: Sequence[Outcome], trial: int) -> str:
 
 def keep(outcomes: Sequence[Outcome], verdict: Verdict, folder: Path) -> list[Path]:
     """Write the chosen configuration, which `--config` takes, and a picture of the search; their files."""
-    from server.report.figures import knob_figure  # matplotlib takes its time
+    from perennial.server.report.figures import knob_figure  # matplotlib takes its time
 
     config = outcomes[0].config
     stem = f"tuned-{config.method.name}-{config.scenario.name}-s{config.seed}"

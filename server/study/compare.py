@@ -9,19 +9,19 @@ from typing import Any
 
 from rich.table import Table
 
-from common.config import RunConfig, load_config
-from common.data.scenarios import SCENARIOS
-from common.errors import UserError
-from common.methods import method_class
-from common.presets import TUNED, presets
-from server.folder import RunFolder
-from server.split import Select
-from server.study.choose import SHUT, Verdict, advice, search_each, with_references
-from server.study.prune import grouped
-from server.study.runs import Outcome, Selected, Standing, Watch, older, run_all
-from server.study.sweep import differences, equals, key_of, tie, trials
-from server.study.version import run_name
-from server.summary import AREAS, SELECTIONS, SPLIT, summarise
+from perennial.common.config import RunConfig, load_config
+from perennial.common.data.scenarios import SCENARIOS
+from perennial.common.errors import UserError
+from perennial.common.methods import method_class
+from perennial.common.presets import TUNED, presets
+from perennial.server.folder import RunFolder
+from perennial.server.split import Select
+from perennial.server.study.choose import SHUT, Verdict, advice, search_each, with_references
+from perennial.server.study.prune import grouped
+from perennial.server.study.runs import Outcome, Selected, Standing, Watch, older, run_all
+from perennial.server.study.sweep import differences, equals, key_of, tie, trials
+from perennial.server.study.version import run_name
+from perennial.server.summary import AREAS, SELECTIONS, SPLIT, summarise
 
 BASELINES = ("fedavg", "local")
 SEARCH_SEED = 0
@@ -158,7 +158,7 @@ def compare(plan: Plan, out: Path, jobs: int, watch: Watch = lambda _: None) -> 
     first = next(iter(bases.values()))
     methods, seeds = f"{len(entries)} methods on {plan.scenario}", f"{plan.seeds} seed{'s' * (plan.seeds > 1)}"
     watch(Standing(0, 0, 0, 0, doing=f"{methods}, {seeds}: loading PyTorch and the data"))
-    from server.study.constant import constant_predictor
+    from perennial.server.study.constant import constant_predictor
 
     constant = [constant_predictor(first.scenario, seed, first.data_folder) for seed in range(plan.seeds)]
 

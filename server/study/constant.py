@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from common.data.examples import ClientData
-from common.data.scenario import Scenario
-from server.study.runs import Selected
-from server.summary import Evaluation, Row
+from perennial.common.data.examples import ClientData
+from perennial.common.data.scenario import Scenario
+from perennial.server.study.runs import Selected
+from perennial.server.summary import Evaluation, Row
 
 
 def constant_rows(client: str, data: ClientData) -> list[Row]:

@@ -12,15 +12,15 @@ from pydantic import Field, ValidationError, model_validator
 from rich.table import Table
 from rich.text import Text
 
-from common.config import RunConfig, sentence
-from common.data.scenarios import SCENARIOS
-from common.errors import UserError
-from common.methods import METHODS
-from common.suggest import unknown
-from server.study.compare import DECIMALS, Entry, Plan, entry_config, measures
-from server.study.reproduce import DEMO, Part, assignments, columns_of
-from server.study.runs import Outcome, Selected, Watch, run_all
-from server.words import percent
+from perennial.common.config import RunConfig, sentence
+from perennial.common.data.scenarios import SCENARIOS
+from perennial.common.errors import UserError
+from perennial.common.methods import METHODS
+from perennial.common.suggest import unknown
+from perennial.server.study.compare import DECIMALS, Entry, Plan, entry_config, measures
+from perennial.server.study.reproduce import DEMO, Part, assignments, columns_of
+from perennial.server.study.runs import Outcome, Selected, Watch, run_all
+from perennial.server.words import percent
 
 ENOUGH = 2.0
 """Standard errors that a difference must exceed."""
@@ -250,7 +250,7 @@ def run_demo(claims: Sequence[Claim], out: Path, jobs: int, watch: Watch = lambd
         for own in [_runs(claim)]
     ]
     outcomes = iter(run_all([config for part in parts for own in part for config in own], out, jobs, watch))
-    from server.study.constant import constant_predictor  # with PyTorch
+    from perennial.server.study.constant import constant_predictor  # with PyTorch
 
     findings = []
     for claim, part in zip(claims, parts, strict=True):

@@ -11,8 +11,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from common.config import RunConfig
-from server.study.runs import Outcome, Watch, run_all
+from perennial.common.config import RunConfig
+from perennial.server.study.runs import Outcome, Watch, run_all
 
 LEAST_ENVIRONMENTS = 3
 """With two, a run would train on a single one, and nothing in it could tell what stays the same."""

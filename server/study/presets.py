@@ -6,14 +6,14 @@ from typing import Any
 
 import tomli_w
 
-from common.config import RunConfig, load_config
-from common.files import write_text
-from common.presets import FILE, TUNED, Preset, read_presets
-from server.split import Select
-from server.study.choose import Verdict
-from server.study.runs import Outcome
-from server.study.sweep import key_of, search_ranges, trial
-from server.study.version import code_version
+from perennial.common.config import RunConfig, load_config
+from perennial.common.files import write_text
+from perennial.common.presets import FILE, TUNED, Preset, read_presets
+from perennial.server.split import Select
+from perennial.server.study.choose import Verdict
+from perennial.server.study.runs import Outcome
+from perennial.server.study.sweep import key_of, search_ranges, trial
+from perennial.server.study.version import code_version
 
 HEADER = f"""\
 # Settings that `perennial tune … --preset-out common/methods/{FILE.name}` chose by `split` (docs/selection.md).

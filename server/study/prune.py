@@ -11,13 +11,13 @@ from pathlib import Path
 from statistics import median
 from typing import TypeVar
 
-from common.config import RunConfig
-from common.files import write_text
-from server.folder import PRUNED
-from server.split import Select
-from server.study.runs import Outcome, Pruned, Standing, Watch, run_all
-from server.study.version import run_name
-from server.summary import SPLIT, Evaluation
+from perennial.common.config import RunConfig
+from perennial.common.files import write_text
+from perennial.server.folder import PRUNED
+from perennial.server.split import Select
+from perennial.server.study.runs import Outcome, Pruned, Standing, Watch, run_all
+from perennial.server.study.version import run_name
+from perennial.server.summary import SPLIT, Evaluation
 
 LEAST = 5
 """Trials with a score that a median is taken of; with fewer none stops."""

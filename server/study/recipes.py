@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from common.config import RunConfig
-from common.errors import UserError
-from common.suggest import unknown
-from server.study.compare import entry_config, with_baselines
-from server.study.demo import load_claims
-from server.study.reproduce import DEMO, FOLDER, load_reproduction, reproductions, row_name
+from perennial.common.config import RunConfig
+from perennial.common.errors import UserError
+from perennial.common.suggest import unknown
+from perennial.server.study.compare import entry_config, with_baselines
+from perennial.server.study.demo import load_claims
+from perennial.server.study.reproduce import DEMO, FOLDER, load_reproduction, reproductions, row_name
 
 
 def recipes(folder: Path = FOLDER, tables: Iterable[str] | None = None) -> dict[str, str]:

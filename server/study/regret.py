@@ -11,11 +11,11 @@ from typing import Any
 
 from rich.table import Table
 
-from common.config import RunConfig, load_config
-from server.split import Select
-from server.study.choose import choose, with_references
-from server.study.runs import Outcome, Standing, Watch, run_all
-from server.study.sweep import trials
+from perennial.common.config import RunConfig, load_config
+from perennial.server.split import Select
+from perennial.server.study.choose import choose, with_references
+from perennial.server.study.runs import Outcome, Standing, Watch, run_all
+from perennial.server.study.sweep import trials
 
 NAME = "selection"
 TITLE = "What the selection split loses to the test oracle, and whether it harms where there is no shortcut"
@@ -124,7 +124,7 @@ def judge(
 
 
 def _constant(config: RunConfig, seed: int) -> float:
-    from server.study.constant import constant_predictor  # with PyTorch
+    from perennial.server.study.constant import constant_predictor  # with PyTorch
 
     return constant_predictor(config.scenario, seed, config.data_folder).worst
 

@@ -13,14 +13,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from rich.table import Table
 from rich.text import Text
 
-from common.config import sentence
-from common.data.scenario import Scenario
-from common.data.scenarios import SCENARIOS
-from common.errors import UserError
-from common.methods import METHODS
-from common.suggest import unknown
-from server.study.compare import AREAS_TEXT, DECIMALS, Comparison, Entry, Plan, Spread, as_shown
-from server.summary import AREAS, SELECTIONS
+from perennial.common.config import sentence
+from perennial.common.data.scenario import Scenario
+from perennial.common.data.scenarios import SCENARIOS
+from perennial.common.errors import UserError
+from perennial.common.methods import METHODS
+from perennial.common.suggest import unknown
+from perennial.server.study.compare import AREAS_TEXT, DECIMALS, Comparison, Entry, Plan, Spread, as_shown
+from perennial.server.summary import AREAS, SELECTIONS
 
 FOLDER = Path(__file__).parents[2] / "reproduce"
 DEMO = FOLDER / "demo.toml"

@@ -17,13 +17,13 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from common.config import RunConfig, sentence
-from common.errors import RunStopped, UserError
-from common.files import write_text
-from server.folder import PRUNED, RunFolder
-from server.split import Select
-from server.study.version import name_without_code, run_name
-from server.words import duration, percent
+from perennial.common.config import RunConfig, sentence
+from perennial.common.errors import RunStopped, UserError
+from perennial.common.files import write_text
+from perennial.server.folder import PRUNED, RunFolder
+from perennial.server.split import Select
+from perennial.server.study.version import name_without_code, run_name
+from perennial.server.words import duration, percent
 
 
 class Selected(BaseModel):
@@ -241,7 +241,7 @@ def carry_out(config: RunConfig, path: Path, advance: Callable[[int], None], unt
     with RunFolder(path).held(wait=True):
         if ended := look(config, path, until):  # somebody else was here meanwhile
             return ended
-        from server.local import LocalRuntime  # with PyTorch and Flower
+        from perennial.server.local import LocalRuntime  # with PyTorch and Flower
 
         here = LocalRuntime(config)  # a missing data set ends the study, not just this run
         try:

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 from rich.table import Table
 
-from common.config import RunConfig, sentence
-from common.errors import UserError
-from common.knobs import Search
-from common.methods.base import Method
-from common.seeding import numpy_generator
-from server.study.runs import Outcome
-from server.words import percent
+from perennial.common.config import RunConfig, sentence
+from perennial.common.errors import UserError
+from perennial.common.knobs import Search
+from perennial.common.methods.base import Method
+from perennial.common.seeding import numpy_generator
+from perennial.server.study.runs import Outcome
+from perennial.server.words import percent
 
 if TYPE_CHECKING:
-    from server.study.choose import Verdict
+    from perennial.server.study.choose import Verdict
 
 REDRAWS = 100
 

@@ -6,17 +6,17 @@ from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
-from common.config import RunConfig
-from common.data.scenario import Scenario
-from common.methods.base import Method
+import perennial
+from perennial.common.config import RunConfig
+from perennial.common.data.scenario import Scenario
+from perennial.common.methods.base import Method
 
-ROOT = Path(__file__).parents[2]
-PACKAGES = ("client", "common", "server", "strategies")
+ROOT = Path(perennial.__file__).parents[1]
 NO_NUMBER = {"runtime", "device", "data_root", "deadline", "wait", "nodes", "checkpoint_every", "references"}
 """Settings of a run that say where and how patiently it runs. `evaluate_every` is none of them: it decides
 between which rounds `validation` chooses; nor are `quorum`, `largest` and `most_examples`: they decide which runs
 stop, and on which replies a model rests. Where `references` lie is none; that there are some is in the name."""
-RULES = {"server.split"}
+RULES = {"perennial.server.split"}
 """Modules that only choose between results: studies read the counts anew."""
 
 
@@ -51,8 +51,9 @@ def code_version(method: type[Method], scenario: type[Scenario], server: str = "
     Other methods and other scenarios are not among them, so that work on one does not ask for another one's runs
     again; neither is what only shows or compares results. `server` is the method's shared server half.
     """
-    halves = f"strategies.{method.module()}", f"strategies.{server}", f"client.methods.{method.module()}"
-    files = imported("server.local", method.__module__, scenario.__module__, *halves)
+    rooms = (f"strategies.{method.module()}", f"strategies.{server}", f"client.methods.{method.module()}")
+    halves = (f"perennial.{room}" for room in rooms)
+    files = imported("perennial.server.local", method.__module__, scenario.__module__, *halves)
     digest = sha256()
     for name in sorted(files.keys() - RULES):
         digest.update(name.encode() + b"\0" + files[name].read_bytes() + b"\0")
@@ -80,7 +81,7 @@ def imported(*modules: str) -> dict[str, Path]:
 
 def _source(module: str) -> Path | None:
     top, *_ = parts = module.split(".")
-    if top not in PACKAGES:
+    if top != perennial.__name__:
         return None
     base = ROOT.joinpath(*parts)
     return next((path for path in (base.with_suffix(".py"), base / "__init__.py") if path.is_file()), None)

@@ -7,15 +7,15 @@ from types import SimpleNamespace
 import pytest
 from flwr.app import Context, Message, RecordDict
 
-from client.app import DEFAULTS, handle, settings_of
-from common.errors import UserError
+from perennial.client.app import DEFAULTS, handle, settings_of
+from perennial.common.errors import UserError
 
 
 @pytest.mark.parametrize(("in_simulation", "state"), [(True, "/run"), (False, DEFAULTS["state-dir"])])
 def test_a_node_s_own_settings_are_stronger_and_a_server_has_none(
     in_simulation: bool, state: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("client.app.simulated", lambda: in_simulation)
+    monkeypatch.setattr("perennial.client.app.simulated", lambda: in_simulation)
     context = Context(
         run_id=1,
         node_id=1,
@@ -38,7 +38,8 @@ def test_the_app_does_not_import_pytorch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("worker", "module"), [("on", "client.node.relay.relay"), ("off", "client.node.answer.answer")]
+    ("worker", "module"),
+    [("on", "perennial.client.node.relay.relay"), ("off", "perennial.client.node.answer.answer")],
 )
 def test_a_node_may_do_without_the_worker(worker: str, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     context = Context(1, 1, {"worker": worker, "partition-id": 0}, RecordDict(), {})
@@ -51,8 +52,8 @@ def test_a_node_may_do_without_the_worker(worker: str, module: str, monkeypatch:
 
 def test_a_simulated_node_has_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     """The nodes of Flower's simulation share Ray's processes; the default is a worker."""
-    monkeypatch.setattr("client.node.answer.answer", lambda message, _: message)
-    monkeypatch.setattr("client.node.relay.relay", lambda *_: pytest.fail("a worker was asked"))
+    monkeypatch.setattr("perennial.client.node.answer.answer", lambda message, _: message)
+    monkeypatch.setattr("perennial.client.node.relay.relay", lambda *_: pytest.fail("a worker was asked"))
     context = Context(1, 1, {"worker": "on", "partition-id": 0}, RecordDict(), {})
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: True))
     message = Message(RecordDict(), 1, "train")

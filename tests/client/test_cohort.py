@@ -8,17 +8,17 @@ import torch
 from safetensors.torch import load_file
 from toys import Toy, broken_off, toy_config
 
-from client import cohort
-from client.cohort import StackedExamples, evenly
-from client.host import Host
-from common.config import RunConfig, load_config
-from common.data.examples import ClientData, Examples
-from common.memory import activation_bytes
-from common.model_settings import model_settings
-from common.models import Tensors
-from server.folder import RunFolder
-from server.local import LocalRuntime
-from server.study.version import config_digest
+from perennial.client import cohort
+from perennial.client.cohort import StackedExamples, evenly
+from perennial.client.host import Host
+from perennial.common.config import RunConfig, load_config
+from perennial.common.data.examples import ClientData, Examples
+from perennial.common.memory import activation_bytes
+from perennial.common.model_settings import model_settings
+from perennial.common.models import Tensors
+from perennial.server.folder import RunFolder
+from perennial.server.local import LocalRuntime
+from perennial.server.study.version import config_digest
 
 Sizes = list[tuple[str, int]]
 

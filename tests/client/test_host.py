@@ -8,14 +8,14 @@ import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 from toys import toy_config
 
-from client.host import Host
-from client.state import FileStates
-from common.config import load_config, parse_task
-from common.data.scenario import Scenario
-from common.errors import UserError
-from common.models import network
-from common.modules import named_subclasses
-from common.wire import CONFIG, KEPT, MODEL, RESUMED, ROUND, RUN, TASK, to_record
+from perennial.client.host import Host
+from perennial.client.state import FileStates
+from perennial.common.config import load_config, parse_task
+from perennial.common.data.scenario import Scenario
+from perennial.common.errors import UserError
+from perennial.common.models import network
+from perennial.common.modules import named_subclasses
+from perennial.common.wire import CONFIG, KEPT, MODEL, RESUMED, ROUND, RUN, TASK, to_record
 
 TASK_TEXT = toy_config("ditto").task()
 GOOD: dict[str, Any] = {TASK: TASK_TEXT, RUN: "0123456789ab", ROUND: 1, KEPT: [], RESUMED: []}

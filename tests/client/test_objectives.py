@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from client.objectives import envelope_gradient, squared_distance
+from perennial.client.objectives import envelope_gradient, squared_distance
 
 
 def test_by_hand_over_the_named_tensors_alone() -> None:

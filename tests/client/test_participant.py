@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from client.secagg import Participant, Vault
-from client.trainer import Received
-from common.models import Tensors
-from common.secagg import (
+from perennial.client.secagg import Participant, Vault
+from perennial.client.trainer import Received
+from perennial.common.models import Tensors
+from perennial.common.secagg import (
     ADVERTISE,
     COLLUDERS,
     DROPPED,
@@ -24,7 +24,7 @@ from common.secagg import (
     THRESHOLD,
     UNMASK,
 )
-from common.wire import MODEL
+from perennial.common.wire import MODEL
 
 NAMES = ["client-0", "client-1", "client-2"]
 MODELS: Tensors = {"w": torch.tensor([0.5, -1.0])}

@@ -6,7 +6,7 @@ import pytest
 from grpc_tools import protoc
 
 ROOT = Path(__file__).parents[2]
-PROTOS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "client").rglob("*.proto"))
+PROTOS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "perennial" / "client").rglob("*.proto"))
 
 
 @pytest.mark.parametrize("proto", PROTOS)

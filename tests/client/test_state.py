@@ -9,15 +9,14 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import client.host
-from client.host import Host
-from client.secagg import Vault
-from client.serving.snapshot import Snapshot
-from client.state import FileStates, Version, before_message, digest, needed, valid
-from client.trainer import Client, Received, Reply, Site
-from common.config import load_config
-from common.errors import UserError
-from common.wire import CONFIG, KEPT, METRICS, RESUMED, ROUND, RUN, TASK
+from perennial.client.host import Host
+from perennial.client.secagg import Vault
+from perennial.client.serving.snapshot import Snapshot
+from perennial.client.state import FileStates, Version, before_message, digest, needed, valid
+from perennial.client.trainer import Client, Received, Reply, Site
+from perennial.common.config import load_config
+from perennial.common.errors import UserError
+from perennial.common.wire import CONFIG, KEPT, METRICS, RESUMED, ROUND, RUN, TASK
 
 TASK_TEXT = load_config(options={"method": "local", "scenario": "colored-digits"}).task()
 PLACE = "run-1/client-0"
@@ -50,7 +49,7 @@ def ask(host: Host, action: str, round_: int, kept: list[int], resumed: list[int
 
 
 def diary_host(states: Any, monkeypatch: pytest.MonkeyPatch) -> Host:
-    monkeypatch.setattr(client.host, "client_class", lambda _: Diary)
+    monkeypatch.setattr("perennial.client.host.client_class", lambda _: Diary)
     Diary.evaluate = Diary.tell  # type: ignore[method-assign]
     host = Host(states)
     monkeypatch.setattr(host, "site", lambda *_: Site("client-0", None, None, 0))  # type: ignore[arg-type]
@@ -246,7 +245,7 @@ def test_part_and_message_are_in_the_file_s_name(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("moment", ["common.files.sync", "pathlib.Path.unlink"])
+@pytest.mark.parametrize("moment", ["perennial.common.files.sync", "pathlib.Path.unlink"])
 def test_killed_while_it_stored_and_asked_again(
     moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

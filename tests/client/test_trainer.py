@@ -9,18 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from client.methods.ditto import DittoClient
-from client.methods.fedavg import FedAvgClient
-from client.methods.local import LocalClient
-from client.trainer import LocalTrainer, Metrics, Received, Reply, Site
-from client.working import Working
-from common.data.examples import ClientData, Examples
-from common.methods.ditto import Ditto
-from common.methods.fedavg import FedAvg
-from common.methods.local import Local
-from common.model_settings import model_settings
-from common.models import Tensors, network
-from common.wire import MODEL, NUM_EXAMPLES, PERSONAL
+from perennial.client.methods.ditto import DittoClient
+from perennial.client.methods.fedavg import FedAvgClient
+from perennial.client.methods.local import LocalClient
+from perennial.client.trainer import LocalTrainer, Metrics, Received, Reply, Site
+from perennial.client.working import Working
+from perennial.common.data.examples import ClientData, Examples
+from perennial.common.methods.ditto import Ditto
+from perennial.common.methods.fedavg import FedAvg
+from perennial.common.methods.local import Local
+from perennial.common.model_settings import model_settings
+from perennial.common.models import Tensors, network
+from perennial.common.wire import MODEL, NUM_EXAMPLES, PERSONAL
 
 NET = network(model_settings({"name": "logistic"}), (4,), 3)
 DEEP = network(model_settings({"name": "mlp", "hidden": [5]}), (4,), 3)
@@ -343,7 +343,7 @@ def test_evaluation_counts_by_model_split_and_environment(monkeypatch: pytest.Mo
             assert whole.metrics[f"{model}/{split}/correct"] == right
             assert whole.metrics[f"{model}/{split}/loss"] == pytest.approx(losses, rel=1e-5)
     # In pieces it is the same.
-    monkeypatch.setattr("client.trainer.EVALUATION_BATCH", 2)
+    monkeypatch.setattr("perennial.client.trainer.EVALUATION_BATCH", 2)
     pieces = client.evaluate(received())
     assert pieces.metrics["global/test/correct"] == whole.metrics["global/test/correct"]
     assert pieces.metrics["personal/test/loss"] == pytest.approx(whole.metrics["personal/test/loss"], rel=1e-5)

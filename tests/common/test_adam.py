@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.adam import Adam
+from perennial.common.adam import Adam
 
 
 def gradients(step: int) -> list[Tensor]:

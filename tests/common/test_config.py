@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from common.config import RunConfig, load_config, parse_task
-from common.data.scenarios import SCENARIOS
-from common.data.scenarios.colored import CMNIST
-from common.errors import UserError
-from common.methods.fedprox import FedProx
-from common.methods.fedsdr import FedSDR
+from perennial.common.config import RunConfig, load_config, parse_task
+from perennial.common.data.scenarios import SCENARIOS
+from perennial.common.data.scenarios.colored import CMNIST
+from perennial.common.errors import UserError
+from perennial.common.methods.fedprox import FedProx
+from perennial.common.methods.fedsdr import FedSDR
 
 
 def test_defaults_are_complete() -> None:

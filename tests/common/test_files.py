@@ -9,8 +9,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from common import files
-from common.files import (
+from perennial.common import files
+from perennial.common.files import (
     PRIVATE,
     load_records,
     load_tensors,

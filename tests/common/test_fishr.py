@@ -3,10 +3,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from common.data.examples import Examples
-from common.fishr import gradient_sums, head_sums, spread, variance
-from common.model_settings import model_settings
-from common.models import network
+from perennial.common.data.examples import Examples
+from perennial.common.fishr import gradient_sums, head_sums, spread, variance
+from perennial.common.model_settings import model_settings
+from perennial.common.models import network
 
 
 def samples(count: int, width: int, classes: int) -> tuple[Tensor, Tensor]:

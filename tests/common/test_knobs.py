@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from common.knobs import Search, between, choice, knob
-from common.suggest import unknown
+from perennial.common.knobs import Search, between, choice, knob
+from perennial.common.suggest import unknown
 
 
 def draws(search: Search, count: int = 2000) -> list[float]:

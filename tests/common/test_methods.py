@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.errors import UserError
-from common.knobs import Search
-from common.methods import METHODS, Method, method_class
+from perennial.common.errors import UserError
+from perennial.common.knobs import Search
+from perennial.common.methods import METHODS, Method, method_class
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from common.metrics import score
+from perennial.common.metrics import score
 
 
 def test_score_of_hand_made_logits() -> None:

@@ -3,9 +3,9 @@ import torch
 from torch.func import grad, vmap
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, linear
 
-from common.errors import UserError
-from common.model_settings import MODELS, model_settings
-from common.models import Network, Tensors, build, network, part
+from perennial.common.errors import UserError
+from perennial.common.model_settings import MODELS, model_settings
+from perennial.common.models import Network, Tensors, build, network, part
 
 # The smallest input that shows each model's layers, for the tests that any model must pass.
 SMALL = {

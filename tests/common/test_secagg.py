@@ -8,8 +8,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.models import Tensors
-from common.secagg import STEPS, agreed, as_bytes, as_tensor, mask, pair_mask, public, quantised, restored
+from perennial.common.models import Tensors
+from perennial.common.secagg import (
+    STEPS,
+    agreed,
+    as_bytes,
+    as_tensor,
+    mask,
+    pair_mask,
+    public,
+    quantised,
+    restored,
+)
 
 BEFORE: Tensors = {"a": torch.tensor([[1.0, -2.0], [0.5, 3.0]]), "b": torch.tensor(0.25)}
 

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from common.data.examples import Examples
-from common.split import Tally, columns, from_columns, tally
+from perennial.common.data.examples import Examples
+from perennial.common.split import Tally, columns, from_columns, tally
 
 CLASSES, ENVIRONMENTS = 3, 2
 

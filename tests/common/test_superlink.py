@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from listening import listening
 
-from common.errors import UserError
-from common.superlink import Address, must_answer, must_be_protected
-from server.deployment.certs import make
+from perennial.common.errors import UserError
+from perennial.common.superlink import Address, must_answer, must_be_protected
+from perennial.server.deployment.certs import make
 
 
 @pytest.fixture(scope="module")

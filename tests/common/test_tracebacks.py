@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from common.tracebacks import Tracebacks
+from perennial.common.tracebacks import Tracebacks
 
 
 def fail(message: str, otherwise: bool = False) -> Exception:

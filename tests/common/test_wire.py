@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from common.models import Tensors
-from common.wire import MODEL, TensorArray, from_record, payload_bytes, to_record
+from perennial.common.models import Tensors
+from perennial.common.wire import MODEL, TensorArray, from_record, payload_bytes, to_record
 
 TENSORS = {
     "float32": torch.tensor([[0.1, -3e38], [1e-45, float("inf")]]),

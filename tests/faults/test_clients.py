@@ -18,8 +18,8 @@ from faulty import (
 )
 from spoiled import BAD_TENSORS, OTHERWISE_BAD
 
-from server.deployment.testbed import Deployment
-from server.folder import RunFolder
+from perennial.server.deployment.testbed import Deployment
+from perennial.server.folder import RunFolder
 
 pytestmark = [pytest.mark.runtimes, pytest.mark.faults]
 

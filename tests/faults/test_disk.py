@@ -14,15 +14,15 @@ from flwr.clientapp import ClientApp
 from test_contract import assert_same
 from toys import toy_config
 
-from client.node.answer import answer
-from client.state import FileStates, Version
-from common.config import RunConfig, load_config
-from common.errors import UserError
-from common.files import load_tensors, save_tensors
-from server.folder import RunFolder
-from server.grid import LocalGrid
-from server.local import LocalRuntime
-from server.loop import run_rounds, start
+from perennial.client.node.answer import answer
+from perennial.client.state import FileStates, Version
+from perennial.common.config import RunConfig, load_config
+from perennial.common.errors import UserError
+from perennial.common.files import load_tensors, save_tensors
+from perennial.server.folder import RunFolder
+from perennial.server.grid import LocalGrid
+from perennial.server.local import LocalRuntime
+from perennial.server.loop import run_rounds, start
 
 PERENNIAL = f"{sys.executable} -c 'from server.cli.main import main; main()'"
 

@@ -20,8 +20,8 @@ from faulty import (
     without,
 )
 
-from server.deployment.testbed import Deployment
-from server.folder import RunFolder
+from perennial.server.deployment.testbed import Deployment
+from perennial.server.folder import RunFolder
 
 pytestmark = [pytest.mark.runtimes, pytest.mark.faults]
 

@@ -8,10 +8,10 @@ from safetensors.torch import load_file
 from spoiled import spoiled
 from toys import SpoilingGrid, toy_config
 
-from common.models import Tensors
-from server.folder import RunFolder
-from server.local import LocalRuntime
-from server.loop import start
+from perennial.common.models import Tensors
+from perennial.server.folder import RunFolder
+from perennial.server.local import LocalRuntime
+from perennial.server.loop import start
 
 
 def trained(path: Path, *settings: str, attacked: bool) -> Tensors:

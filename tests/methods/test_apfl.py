@@ -7,19 +7,19 @@ import torch.nn.functional as F
 from torch import nn
 from toys import Quadratic, quadratic_site, theta, toy_config, toy_site
 
-from client.methods.apfl import MIXING, APFLClient
-from client.methods.fedavg import FedAvgClient
-from client.methods.local import LocalClient
-from client.objectives import interpolate, mixing_slope
-from client.trainer import Received, Site
-from common.methods.apfl import APFL
-from common.methods.fedavg import FedAvg
-from common.methods.local import Local
-from common.model_settings import ModelSettings
-from common.models import Model, Network, Tensors, build
-from common.wire import MODEL, PERSONAL
-from server.folder import RunFolder
-from server.local import LocalRuntime
+from perennial.client.methods.apfl import MIXING, APFLClient
+from perennial.client.methods.fedavg import FedAvgClient
+from perennial.client.methods.local import LocalClient
+from perennial.client.objectives import interpolate, mixing_slope
+from perennial.client.trainer import Received, Site
+from perennial.common.methods.apfl import APFL
+from perennial.common.methods.fedavg import FedAvg
+from perennial.common.methods.local import Local
+from perennial.common.model_settings import ModelSettings
+from perennial.common.models import Model, Network, Tensors, build
+from perennial.common.wire import MODEL, PERSONAL
+from perennial.server.folder import RunFolder
+from perennial.server.local import LocalRuntime
 
 
 class Normed(ModelSettings):

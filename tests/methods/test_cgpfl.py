@@ -12,14 +12,14 @@ from quadratics import QuadraticRisk, Trace, run_quadratics, stacked
 from torch import Tensor
 from toys import SpoilingGrid, broken_off, toy_config
 
-from client.methods.cgpfl import CGPFLClient
-from client.methods.pfedme import PFedMeClient
-from common.config import RunConfig
-from common.errors import UserError
-from common.models import Tensors
-from common.wire import MODEL, PERSONAL, from_record
-from server.folder import RunFolder
-from server.local import LocalRuntime
+from perennial.client.methods.cgpfl import CGPFLClient
+from perennial.client.methods.pfedme import PFedMeClient
+from perennial.common.config import RunConfig
+from perennial.common.errors import UserError
+from perennial.common.models import Tensors
+from perennial.common.wire import MODEL, PERSONAL, from_record
+from perennial.server.folder import RunFolder
+from perennial.server.local import LocalRuntime
 
 
 class Quadratic(QuadraticRisk, CGPFLClient):

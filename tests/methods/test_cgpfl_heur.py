@@ -10,18 +10,18 @@ from quadratics import QuadraticRisk, Trace, run_quadratics
 from torch import Tensor
 from toys import toy_config
 
-from client.methods.cgpfl import CGPFLClient
-from client.methods.cgpfl_heur import CGPFLHeurClient
-from client.objectives import largest_eigenvalue
-from client.trainer import Received, Site
-from common.data.examples import ClientData, Examples
-from common.errors import UserError
-from common.methods.cgpfl_heur import CGPFLHeur
-from common.model_settings import model_settings
-from common.models import network
-from common.wire import MODEL
-from server.folder import RunFolder
-from server.local import LocalRuntime
+from perennial.client.methods.cgpfl import CGPFLClient
+from perennial.client.methods.cgpfl_heur import CGPFLHeurClient
+from perennial.client.objectives import largest_eigenvalue
+from perennial.client.trainer import Received, Site
+from perennial.common.data.examples import ClientData, Examples
+from perennial.common.errors import UserError
+from perennial.common.methods.cgpfl_heur import CGPFLHeur
+from perennial.common.model_settings import model_settings
+from perennial.common.models import network
+from perennial.common.wire import MODEL
+from perennial.server.folder import RunFolder
+from perennial.server.local import LocalRuntime
 
 
 class Quadratic(QuadraticRisk, CGPFLHeurClient):

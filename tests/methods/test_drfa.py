@@ -11,19 +11,19 @@ from safetensors.torch import load_file
 from scripted import ScriptedGrid, content, one_round
 from toys import SpoilingGrid, toy_config
 
-from client.methods.drfa import DRFAClient
-from client.methods.fedavg import FedAvgClient
-from client.trainer import Received, Site
-from common.data.examples import ClientData, Examples
-from common.methods.drfa import DRFA, LOSS, SNAPSHOT, SNAPSHOT_STEP
-from common.methods.fedavg import FedAvg
-from common.model_settings import model_settings
-from common.models import network
-from common.wire import MODEL, NUM_EXAMPLES, from_record, to_record
-from server.folder import RunFolder
-from server.local import LocalRuntime
-from strategies.drfa import DRFAStrategy, ascend
-from strategies.simplex import project
+from perennial.client.methods.drfa import DRFAClient
+from perennial.client.methods.fedavg import FedAvgClient
+from perennial.client.trainer import Received, Site
+from perennial.common.data.examples import ClientData, Examples
+from perennial.common.methods.drfa import DRFA, LOSS, SNAPSHOT, SNAPSHOT_STEP
+from perennial.common.methods.fedavg import FedAvg
+from perennial.common.model_settings import model_settings
+from perennial.common.models import network
+from perennial.common.wire import MODEL, NUM_EXAMPLES, from_record, to_record
+from perennial.server.folder import RunFolder
+from perennial.server.local import LocalRuntime
+from perennial.strategies.drfa import DRFAStrategy, ascend
+from perennial.strategies.simplex import project
 
 NET = network(model_settings({"name": "mlp", "hidden": [5]}), (4,), 3)
 

@@ -10,18 +10,18 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from toys import toy_config, toy_site
 
-from client.methods.fedadg import OWN, FedADGClient, two_layers
-from client.methods.fedavg import FedAvgClient
-from client.trainer import Received, Site
-from common.data.examples import ClientData
-from common.methods.fedadg import DISCRIMINATOR, GENERATOR, FedADG, layers
-from common.methods.fedavg import FedAvg
-from common.models import Tensors
-from common.seeding import torch_generator
-from common.wire import MODEL
-from server.folder import RunFolder
-from server.local import LocalRuntime
-from strategies.fedadg import FedADGStrategy
+from perennial.client.methods.fedadg import OWN, FedADGClient, two_layers
+from perennial.client.methods.fedavg import FedAvgClient
+from perennial.client.trainer import Received, Site
+from perennial.common.data.examples import ClientData
+from perennial.common.methods.fedadg import DISCRIMINATOR, GENERATOR, FedADG, layers
+from perennial.common.methods.fedavg import FedAvg
+from perennial.common.models import Tensors
+from perennial.common.seeding import torch_generator
+from perennial.common.wire import MODEL
+from perennial.server.folder import RunFolder
+from perennial.server.local import LocalRuntime
+from perennial.strategies.fedadg import FedADGStrategy
 
 SITE = toy_site()
 NET = SITE.network

@@ -9,18 +9,18 @@ from safetensors.torch import load_file
 from toys import toy_config, toy_site
 from typer.testing import CliRunner
 
-from client.methods.fedavg import FedAvgClient
-from client.methods.fedbn import FedBNClient
-from client.trainer import Received, Site
-from common.config import load_config
-from common.methods.fedavg import FedAvg
-from common.methods.fedbn import NORMS, FedBN
-from common.model_settings import model_settings
-from common.models import Tensors, network
-from common.wire import MODEL
-from server.cli.main import app
-from server.folder import RunFolder
-from server.local import LocalRuntime
+from perennial.client.methods.fedavg import FedAvgClient
+from perennial.client.methods.fedbn import FedBNClient
+from perennial.client.trainer import Received, Site
+from perennial.common.config import load_config
+from perennial.common.methods.fedavg import FedAvg
+from perennial.common.methods.fedbn import NORMS, FedBN
+from perennial.common.model_settings import model_settings
+from perennial.common.models import Tensors, network
+from perennial.common.wire import MODEL
+from perennial.server.cli.main import app
+from perennial.server.folder import RunFolder
+from perennial.server.local import LocalRuntime
 
 NET = network(model_settings({"name": "mlp", "hidden": (8,), "norm": "batch"}), (2,), 2)
 SITE = Site("client-0", toy_site().data, NET, 0)

@@ -15,21 +15,21 @@ from safetensors.torch import load_file
 from scripted import ScriptedGrid, content, one_round, payload
 from toys import Toy, toy_config, toy_site
 
-from client.methods.fedavg import FedAvgClient
-from client.methods.fediir import FedIIRClient
-from client.objectives import gradient_alignment
-from client.trainer import Received, Site
-from common.config import load_config
-from common.data.examples import ClientData, Examples
-from common.methods.fedavg import FedAvg
-from common.methods.fediir import ANCHOR, FedIIR
-from common.model_settings import model_settings
-from common.models import Tensors, network
-from common.wire import GRADIENT, MODEL, NUM_EXAMPLES, to_record
-from server.folder import RunFolder
-from server.local import LocalRuntime
-from strategies.exchange import AcceptedReply
-from strategies.fediir import FedIIRStrategy
+from perennial.client.methods.fedavg import FedAvgClient
+from perennial.client.methods.fediir import FedIIRClient
+from perennial.client.objectives import gradient_alignment
+from perennial.client.trainer import Received, Site
+from perennial.common.config import load_config
+from perennial.common.data.examples import ClientData, Examples
+from perennial.common.methods.fedavg import FedAvg
+from perennial.common.methods.fediir import ANCHOR, FedIIR
+from perennial.common.model_settings import model_settings
+from perennial.common.models import Tensors, network
+from perennial.common.wire import GRADIENT, MODEL, NUM_EXAMPLES, to_record
+from perennial.server.folder import RunFolder
+from perennial.server.local import LocalRuntime
+from perennial.strategies.exchange import AcceptedReply
+from perennial.strategies.fediir import FedIIRStrategy
 
 Risk = Callable[[Tensors], torch.Tensor]
 

@@ -12,23 +12,23 @@ from scripted import ScriptedGrid, content, one_round
 from torch import Tensor
 from toys import SpoilingGrid, toy_config
 
-from client.methods.fedilc import FedILCClient
-from client.methods.fedsgd import FedSGDClient
-from client.trainer import Received, Reply, Site
-from common.config import RunConfig
-from common.data.examples import ClientData, Examples
-from common.errors import UserError
-from common.fishr import gradient_sums, spread, variance
-from common.geometric import GeometricMean
-from common.methods import METHODS
-from common.methods.fedilc import PULL, VARIANCE, FedILC
-from common.methods.fedsgd import FedSGD
-from common.model_settings import model_settings
-from common.models import Tensors, network
-from common.wire import GRADIENT, MODEL, from_record, to_record
-from server.folder import RunFolder
-from server.local import LocalRuntime
-from strategies.fedilc import FedILCStrategy
+from perennial.client.methods.fedilc import FedILCClient
+from perennial.client.methods.fedsgd import FedSGDClient
+from perennial.client.trainer import Received, Reply, Site
+from perennial.common.config import RunConfig
+from perennial.common.data.examples import ClientData, Examples
+from perennial.common.errors import UserError
+from perennial.common.fishr import gradient_sums, spread, variance
+from perennial.common.geometric import GeometricMean
+from perennial.common.methods import METHODS
+from perennial.common.methods.fedilc import PULL, VARIANCE, FedILC
+from perennial.common.methods.fedsgd import FedSGD
+from perennial.common.model_settings import model_settings
+from perennial.common.models import Tensors, network
+from perennial.common.wire import GRADIENT, MODEL, from_record, to_record
+from perennial.server.folder import RunFolder
+from perennial.server.local import LocalRuntime
+from perennial.strategies.fedilc import FedILCStrategy
 
 MODEL_TABLE = {"name": "mlp", "hidden": [5], "one_logit": True}
 NET = network(model_settings(MODEL_TABLE), (3,), 2)

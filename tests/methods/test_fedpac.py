@@ -12,20 +12,20 @@ from safetensors.torch import load_file
 from scripted import ScriptedGrid, content, one_round
 from toys import toy_config
 
-from client.methods.fedpac import FedPACClient
-from client.methods.fedrep import FedRepClient
-from client.objectives import centroid_distance, class_means
-from client.trainer import Received, Site
-from common.data.examples import ClientData, Examples
-from common.errors import UserError
-from common.methods.fedpac import CENTROIDS, STATISTICS, FedPAC
-from common.methods.fedrep import FedRep
-from common.model_settings import model_settings
-from common.models import Tensors, network, part
-from common.wire import HEAD, MODEL, from_record, to_record
-from server.folder import RunFolder
-from server.local import LocalRuntime
-from strategies.fedpac import FedPACStrategy, combination, combined, merged
+from perennial.client.methods.fedpac import FedPACClient
+from perennial.client.methods.fedrep import FedRepClient
+from perennial.client.objectives import centroid_distance, class_means
+from perennial.client.trainer import Received, Site
+from perennial.common.data.examples import ClientData, Examples
+from perennial.common.errors import UserError
+from perennial.common.methods.fedpac import CENTROIDS, STATISTICS, FedPAC
+from perennial.common.methods.fedrep import FedRep
+from perennial.common.model_settings import model_settings
+from perennial.common.models import Tensors, network, part
+from perennial.common.wire import HEAD, MODEL, from_record, to_record
+from perennial.server.folder import RunFolder
+from perennial.server.local import LocalRuntime
+from perennial.strategies.fedpac import FedPACStrategy, combination, combined, merged
 
 NET = network(model_settings({"name": "mlp", "hidden": [5]}), (4,), 3)
 

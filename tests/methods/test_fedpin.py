@@ -16,16 +16,16 @@ from safetensors.torch import load_file
 from torch import Tensor
 from toys import Toy, toy_config, toy_site
 
-from client.methods.ditto import DittoClient
-from client.methods.fedavg import FedAvgClient
-from client.methods.fedpin import PLAIN, FedPINClient
-from client.methods.fedpin_gm import FedPINGMClient
-from client.methods.fedpin_gm_ft import FedPINGMFTClient
-from client.methods.fedpin_gm_l2 import FedPINGML2Client
-from client.methods.local import LocalClient
-from client.objectives import anchored, client_information, contrastive_loss, total_variance
-from client.trainer import Received, Reply, Site
-from common.auxiliary import (
+from perennial.client.methods.ditto import DittoClient
+from perennial.client.methods.fedavg import FedAvgClient
+from perennial.client.methods.fedpin import PLAIN, FedPINClient
+from perennial.client.methods.fedpin_gm import FedPINGMClient
+from perennial.client.methods.fedpin_gm_ft import FedPINGMFTClient
+from perennial.client.methods.fedpin_gm_l2 import FedPINGML2Client
+from perennial.client.methods.local import LocalClient
+from perennial.client.objectives import anchored, client_information, contrastive_loss, total_variance
+from perennial.client.trainer import Received, Reply, Site
+from perennial.common.auxiliary import (
     AUXILIARY,
     OFFSET,
     OWN,
@@ -36,20 +36,20 @@ from common.auxiliary import (
     initial_scale,
     scaled_logits,
 )
-from common.config import RunConfig
-from common.data.examples import ClientData, Examples
-from common.errors import RunStopped
-from common.methods.ditto import Ditto
-from common.methods.fedavg import FedAvg
-from common.methods.fedpin import FedPIN, FedPINGM, FedPINGMFT, FedPINGML2
-from common.methods.local import Local
-from common.models import Tensors
-from common.wire import MODEL, NUM_EXAMPLES, PERSONAL
-from server.folder import RunFolder
-from server.local import LocalRuntime
-from strategies.fedpin import FedPINStrategy
-from strategies.fedpin_gm import FedPINGMStrategy
-from strategies.mean import StreamingMean
+from perennial.common.config import RunConfig
+from perennial.common.data.examples import ClientData, Examples
+from perennial.common.errors import RunStopped
+from perennial.common.methods.ditto import Ditto
+from perennial.common.methods.fedavg import FedAvg
+from perennial.common.methods.fedpin import FedPIN, FedPINGM, FedPINGMFT, FedPINGML2
+from perennial.common.methods.local import Local
+from perennial.common.models import Tensors
+from perennial.common.wire import MODEL, NUM_EXAMPLES, PERSONAL
+from perennial.server.folder import RunFolder
+from perennial.server.local import LocalRuntime
+from perennial.strategies.fedpin import FedPINStrategy
+from perennial.strategies.fedpin_gm import FedPINGMStrategy
+from perennial.strategies.mean import StreamingMean
 
 Kept = dict[str, Tensors]
 FEATURES = 8

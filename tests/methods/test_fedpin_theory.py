@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from client.objectives import anchored, client_information
+from perennial.client.objectives import anchored, client_information
 
 BASE = (0.85, 0.15, 0.7, 0.3)
 """P(z_p = y) of each client, up to the 0.1 that z_g makes."""

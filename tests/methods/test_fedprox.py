@@ -9,13 +9,13 @@ import torch
 import torch.nn.functional as F
 from toys import toy_site
 
-from client.methods.fedavg import FedAvgClient
-from client.methods.fedprox import FedProxClient
-from client.trainer import Received
-from common.methods.fedavg import FedAvg
-from common.methods.fedprox import FedProx
-from common.models import Tensors
-from common.wire import MODEL
+from perennial.client.methods.fedavg import FedAvgClient
+from perennial.client.methods.fedprox import FedProxClient
+from perennial.client.trainer import Received
+from perennial.common.methods.fedavg import FedAvg
+from perennial.common.methods.fedprox import FedProx
+from perennial.common.models import Tensors
+from perennial.common.wire import MODEL
 
 ROOT = Path(__file__).parents[2]
 SITE = toy_site()

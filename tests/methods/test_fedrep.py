@@ -7,18 +7,18 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from toys import toy_config
 
-from client.methods.fedrep import FedRepClient
-from client.trainer import Metrics, Received, Site
-from common.data.examples import ClientData, Examples
-from common.errors import UserError
-from common.methods.fedrep import FedRep
-from common.model_settings import model_settings
-from common.models import Tensors, network, part
-from common.wire import HEAD, MODEL
-from server.folder import RunFolder
-from server.local import LocalRuntime
-from strategies.fedrep import FedRepStrategy
-from strategies.mean import StreamingMean
+from perennial.client.methods.fedrep import FedRepClient
+from perennial.client.trainer import Metrics, Received, Site
+from perennial.common.data.examples import ClientData, Examples
+from perennial.common.errors import UserError
+from perennial.common.methods.fedrep import FedRep
+from perennial.common.model_settings import model_settings
+from perennial.common.models import Tensors, network, part
+from perennial.common.wire import HEAD, MODEL
+from perennial.server.folder import RunFolder
+from perennial.server.local import LocalRuntime
+from perennial.strategies.fedrep import FedRepStrategy
+from perennial.strategies.mean import StreamingMean
 
 NET = network(model_settings({"name": "mlp", "hidden": [5]}), (4,), 3)
 

@@ -7,18 +7,18 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from toys import toy_config
 
-from client.methods.fedavg import FedAvgClient
-from client.methods.fedrod import BIAS, WEIGHT, FedRoDClient
-from client.objectives import balanced_cross_entropy
-from client.trainer import Received, Site
-from common.data.examples import ClientData, Examples
-from common.methods.fedavg import FedAvg
-from common.methods.fedrod import FedRoD
-from common.model_settings import model_settings
-from common.models import Tensors, network
-from common.wire import HEAD, MODEL
-from server.folder import RunFolder
-from server.local import LocalRuntime
+from perennial.client.methods.fedavg import FedAvgClient
+from perennial.client.methods.fedrod import BIAS, WEIGHT, FedRoDClient
+from perennial.client.objectives import balanced_cross_entropy
+from perennial.client.trainer import Received, Site
+from perennial.common.data.examples import ClientData, Examples
+from perennial.common.methods.fedavg import FedAvg
+from perennial.common.methods.fedrod import FedRoD
+from perennial.common.model_settings import model_settings
+from perennial.common.models import Tensors, network
+from perennial.common.wire import HEAD, MODEL
+from perennial.server.folder import RunFolder
+from perennial.server.local import LocalRuntime
 
 NET = network(model_settings({"name": "mlp", "hidden": [5]}), (4,), 3)
 LABELS = [0, 1, 1, 0, 1, 1, 1, 0, 1, 1]  # three of class 0, seven of class 1, none of class 2

@@ -16,26 +16,26 @@ from scripted import ScriptedGrid, content, one_round
 from torch import Tensor
 from toys import Toy, toy_config, toy_site
 
-from client.methods.fedavg import FedAvgClient
-from client.methods.fedsdr import FedSDRClient
-from client.methods.local import LocalClient
-from client.objectives import class_means, conditional_dependence, disagreement
-from client.trainer import Received, Site
-from common.config import load_config
-from common.data.examples import ClientData, Examples, join
-from common.data.scenario import Scenario
-from common.data.scenarios.synthetic import SHORTCUT as SHORTCUT_FEATURES
-from common.data.scenarios.synthetic import SyntheticSCM
-from common.errors import UserError
-from common.methods.fedavg import FedAvg
-from common.methods.fedsdr import FedSDR
-from common.methods.local import Local
-from common.methods.shortcut import SHORTCUT, environment_head
-from common.model_settings import model_settings
-from common.models import Tensors, network, part
-from common.seeding import torch_generator
-from common.wire import MODEL, NUM_EXAMPLES, PERSONAL, to_record
-from strategies.fedsdr import FedSDRStrategy
+from perennial.client.methods.fedavg import FedAvgClient
+from perennial.client.methods.fedsdr import FedSDRClient
+from perennial.client.methods.local import LocalClient
+from perennial.client.objectives import class_means, conditional_dependence, disagreement
+from perennial.client.trainer import Received, Site
+from perennial.common.config import load_config
+from perennial.common.data.examples import ClientData, Examples, join
+from perennial.common.data.scenario import Scenario
+from perennial.common.data.scenarios.synthetic import SHORTCUT as SHORTCUT_FEATURES
+from perennial.common.data.scenarios.synthetic import SyntheticSCM
+from perennial.common.errors import UserError
+from perennial.common.methods.fedavg import FedAvg
+from perennial.common.methods.fedsdr import FedSDR
+from perennial.common.methods.local import Local
+from perennial.common.methods.shortcut import SHORTCUT, environment_head
+from perennial.common.model_settings import model_settings
+from perennial.common.models import Tensors, network, part
+from perennial.common.seeding import torch_generator
+from perennial.common.wire import MODEL, NUM_EXAMPLES, PERSONAL, to_record
+from perennial.strategies.fedsdr import FedSDRStrategy
 
 NET = toy_site().network
 HEADS = [environment_head(0), environment_head(1)]

@@ -8,23 +8,23 @@ from scripted import ScriptedGrid, content, one_round
 from test_fedsdr import HEADS, HOW, NET, assert_close, assert_equal, cmnist_site, filled, floats, sent, values
 from toys import toy_config, toy_site
 
-from client.methods.fedavg import FedAvgClient
-from client.methods.fedsdr import FedSDRClient
-from client.methods.fedsdr_fedavg import FedSDRFedAvgClient
-from client.methods.fedsdr_pfedme import FedSDRPFedMeClient
-from client.methods.pfedme import PFedMeClient
-from client.trainer import Received
-from common.config import load_config
-from common.errors import UserError
-from common.methods.fedavg import FedAvg
-from common.methods.fedsdr import FedSDR
-from common.methods.fedsdr_fedavg import FedSDRFedAvg
-from common.methods.fedsdr_pfedme import FedSDRPFedMe
-from common.methods.pfedme import PFedMe
-from common.methods.shortcut import SHORTCUT
-from common.models import Tensors, network
-from common.wire import MODEL, PERSONAL, from_record, to_record
-from strategies.shortcut import ShortcutStrategy
+from perennial.client.methods.fedavg import FedAvgClient
+from perennial.client.methods.fedsdr import FedSDRClient
+from perennial.client.methods.fedsdr_fedavg import FedSDRFedAvgClient
+from perennial.client.methods.fedsdr_pfedme import FedSDRPFedMeClient
+from perennial.client.methods.pfedme import PFedMeClient
+from perennial.client.trainer import Received
+from perennial.common.config import load_config
+from perennial.common.errors import UserError
+from perennial.common.methods.fedavg import FedAvg
+from perennial.common.methods.fedsdr import FedSDR
+from perennial.common.methods.fedsdr_fedavg import FedSDRFedAvg
+from perennial.common.methods.fedsdr_pfedme import FedSDRPFedMe
+from perennial.common.methods.pfedme import PFedMe
+from perennial.common.methods.shortcut import SHORTCUT
+from perennial.common.models import Tensors, network
+from perennial.common.wire import MODEL, PERSONAL, from_record, to_record
+from perennial.strategies.shortcut import ShortcutStrategy
 
 
 def start(seed: int = 5) -> Tensors:

@@ -13,23 +13,23 @@ from scripted import ScriptedGrid, content, one_round
 from torch import Tensor
 from toys import Toy, toy_config, toy_site
 
-from client.methods.fedavg import FedAvgClient
-from client.methods.fedsgd import FedSGDClient
-from client.methods.vrex import VRExClient
-from client.trainer import Received, Site
-from common.data.examples import ClientData, join
-from common.methods.and_mask import AndMask
-from common.methods.fedavg import FedAvg
-from common.methods.fedsgd import FedSGD
-from common.methods.vrex import VREx
-from common.model_settings import model_settings
-from common.models import Tensors, network
-from common.wire import GRADIENT, METRICS, MODEL, NUM_EXAMPLES, from_record, to_record
-from server.folder import RunFolder
-from server.local import LocalRuntime
-from strategies.and_mask import AndMaskStrategy, masked
-from strategies.fedsgd import FedSGDStrategy
-from strategies.vrex import VRExStrategy
+from perennial.client.methods.fedavg import FedAvgClient
+from perennial.client.methods.fedsgd import FedSGDClient
+from perennial.client.methods.vrex import VRExClient
+from perennial.client.trainer import Received, Site
+from perennial.common.data.examples import ClientData, join
+from perennial.common.methods.and_mask import AndMask
+from perennial.common.methods.fedavg import FedAvg
+from perennial.common.methods.fedsgd import FedSGD
+from perennial.common.methods.vrex import VREx
+from perennial.common.model_settings import model_settings
+from perennial.common.models import Tensors, network
+from perennial.common.wire import GRADIENT, METRICS, MODEL, NUM_EXAMPLES, from_record, to_record
+from perennial.server.folder import RunFolder
+from perennial.server.local import LocalRuntime
+from perennial.strategies.and_mask import AndMaskStrategy, masked
+from perennial.strategies.fedsgd import FedSGDStrategy
+from perennial.strategies.vrex import VRExStrategy
 
 STRATEGIES: dict[str, Any] = {"fedsgd": FedSGDStrategy, "vrex": VRExStrategy, "and-mask": AndMaskStrategy}
 SITES = [toy_site(number) for number in range(4)]
@@ -144,7 +144,7 @@ def test_adam_goes_on_in_another_process() -> None:
 def test_pieces_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     request = Received(1, {MODEL: start()})
     whole = FedSGDClient(SITES[0], FedSGD(), {}).train(request)
-    monkeypatch.setattr("client.methods.fedsgd.PIECE", 7)
+    monkeypatch.setattr("perennial.client.methods.fedsgd.PIECE", 7)
     pieces = FedSGDClient(SITES[0], FedSGD(), {}).train(request)
     assert_close(pieces.arrays[GRADIENT], whole.arrays[GRADIENT])
     assert pieces.metrics == pytest.approx(dict(whole.metrics))

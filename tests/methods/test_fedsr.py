@@ -11,13 +11,13 @@ from safetensors.torch import load_file
 from scripted import ScriptedGrid, content, one_round
 from toys import toy_config
 
-from client.methods.fedavg import FedAvgClient
-from client.methods.fedsr import EVALUATION_SAMPLES, FedSRClient
-from client.objectives import gaussian_divergence
-from client.trainer import Received, Site
-from common.data.examples import ClientData, Examples
-from common.methods.fedavg import FedAvg
-from common.methods.fedsr import (
+from perennial.client.methods.fedavg import FedAvgClient
+from perennial.client.methods.fedsr import EVALUATION_SAMPLES, FedSRClient
+from perennial.client.objectives import gaussian_divergence
+from perennial.client.trainer import Received, Site
+from perennial.common.data.examples import ClientData, Examples
+from perennial.common.methods.fedavg import FedAvg
+from perennial.common.methods.fedsr import (
     ADDED,
     DISTRIBUTION_BIAS,
     DISTRIBUTION_WEIGHT,
@@ -25,13 +25,13 @@ from common.methods.fedsr import (
     REFERENCE_SCALE,
     FedSR,
 )
-from common.model_settings import model_settings
-from common.models import Tensors, network
-from common.seeding import torch_generator
-from common.wire import MODEL, from_record, to_record
-from server.folder import RunFolder
-from server.local import LocalRuntime
-from strategies.fedsr import FedSRStrategy, initial
+from perennial.common.model_settings import model_settings
+from perennial.common.models import Tensors, network
+from perennial.common.seeding import torch_generator
+from perennial.common.wire import MODEL, from_record, to_record
+from perennial.server.folder import RunFolder
+from perennial.server.local import LocalRuntime
+from perennial.strategies.fedsr import FedSRStrategy, initial
 
 NET = network(model_settings({"name": "mlp", "hidden": [5]}), (4,), 3)
 

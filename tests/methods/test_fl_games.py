@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 from toys import SpoilingGrid, Toy, WireGrid, broken_off, toy_config
 
-from client.methods.fl_games import FLGamesClient
-from client.methods.local import LocalClient
-from client.trainer import EVALUATION_BATCH, Received, Site
-from common.adam import Adam
-from common.config import RunConfig, load_config
-from common.data.examples import ClientData, Examples
-from common.errors import UserError
-from common.methods.fl_games import (
+from perennial.client.methods.fl_games import FLGamesClient
+from perennial.client.methods.local import LocalClient
+from perennial.client.trainer import EVALUATION_BATCH, Received, Site
+from perennial.common.adam import Adam
+from perennial.common.config import RunConfig, load_config
+from perennial.common.data.examples import ClientData, Examples
+from perennial.common.errors import UserError
+from perennial.common.methods.fl_games import (
     ANSWERED,
     OTHERS,
     PLAYED,
@@ -31,15 +31,15 @@ from common.methods.fl_games import (
     FLGames,
     VFLGames,
 )
-from common.methods.local import Local
-from common.model_settings import model_settings
-from common.models import Network, Tensors, network
-from common.wire import GRADIENT, METRICS, MODEL, NUM_EXAMPLES, PERSONAL, from_record, to_record
-from server.folder import RunFolder
-from server.local import LocalRuntime
-from server.loop import run_rounds, start
-from strategies.exchange import Exchange
-from strategies.fl_games import FLGamesStrategy, oscillation
+from perennial.common.methods.local import Local
+from perennial.common.model_settings import model_settings
+from perennial.common.models import Network, Tensors, network
+from perennial.common.wire import GRADIENT, METRICS, MODEL, NUM_EXAMPLES, PERSONAL, from_record, to_record
+from perennial.server.folder import RunFolder
+from perennial.server.local import LocalRuntime
+from perennial.server.loop import run_rounds, start
+from perennial.strategies.exchange import Exchange
+from perennial.strategies.fl_games import FLGamesStrategy, oscillation
 
 MLP = ("model.hidden=[6, 5]", "model.head_layers=1")
 LINEAR = ("model.name=logistic",)
@@ -156,7 +156,7 @@ def zeros(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def tug(monkeypatch: pytest.MonkeyPatch, *settings: str, risk: Any = pull, **scenario: Any) -> Table:
     """A quadratic game in plain gradient steps."""
-    monkeypatch.setattr("client.methods.fl_games.F", SimpleNamespace(cross_entropy=risk))
+    monkeypatch.setattr("perennial.client.methods.fl_games.F", SimpleNamespace(cross_entropy=risk))
     options = {"method": "f-fl-games", "scenario": {"name": "tug", **scenario}}
     return Table(load_config(options=options, settings=["optimizer=sgd", "termination=0", *settings]))
 
@@ -637,7 +637,7 @@ def full_gradient(player: FLGamesClient, phi: Tensors, predictors: list[Tensors]
 
 @pytest.mark.parametrize("piece", [7, 40, EVALUATION_BATCH])
 def test_fast_is_the_gradient_of_the_whole_risk_in_any_pieces(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("client.methods.fl_games.EVALUATION_BATCH", piece)
+    monkeypatch.setattr("perennial.client.methods.fl_games.EVALUATION_BATCH", piece)
     past = {"client-1.0": head(8), "client-1.1": head(9)}  # is not asked
     player = client(VFLGames(buffer=2), {PREDICTOR: head(0), **past})
     phi = whole(4)

@@ -8,14 +8,14 @@ import torch.nn.functional as F
 from beds import Squares, federate
 from toys import quadratic_site, theta, toy_site
 
-from client.methods.fedavg import FedAvgClient
-from client.methods.ftfa import FtfaClient
-from client.methods.irm_l2 import IrmL2Client
-from client.trainer import Received
-from common.methods.fedavg import FedAvg
-from common.methods.ftfa import Ftfa
-from common.methods.irm_l2 import IrmL2
-from common.wire import MODEL, PERSONAL
+from perennial.client.methods.fedavg import FedAvgClient
+from perennial.client.methods.ftfa import FtfaClient
+from perennial.client.methods.irm_l2 import IrmL2Client
+from perennial.client.trainer import Received
+from perennial.common.methods.fedavg import FedAvg
+from perennial.common.methods.ftfa import Ftfa
+from perennial.common.methods.irm_l2 import IrmL2
+from perennial.common.wire import MODEL, PERSONAL
 
 
 class SquaresFtfa(Squares, FtfaClient[Ftfa]):

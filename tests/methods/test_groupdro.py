@@ -9,16 +9,16 @@ from flwr.app import Message, RecordDict
 from scripted import ScriptedGrid, content, one_round
 from toys import toy_config, toy_site
 
-from client.methods.fedavg import FedAvgClient
-from client.methods.groupdro import GroupDROClient
-from client.trainer import Received
-from common.methods.fedavg import FedAvg
-from common.methods.group import GROUP
-from common.methods.groupdro import GroupDRO
-from common.wire import MODEL, to_record
-from server.folder import RunFolder
-from server.local import LocalRuntime
-from strategies.registry import strategy_for
+from perennial.client.methods.fedavg import FedAvgClient
+from perennial.client.methods.groupdro import GroupDROClient
+from perennial.client.trainer import Received
+from perennial.common.methods.fedavg import FedAvg
+from perennial.common.methods.group import GROUP
+from perennial.common.methods.groupdro import GroupDRO
+from perennial.common.wire import MODEL, to_record
+from perennial.server.folder import RunFolder
+from perennial.server.local import LocalRuntime
+from perennial.strategies.registry import strategy_for
 
 RISKS = {"client-0": 0.5, "client-1": 2.0, "client-2": 1.0, "client-3": 0.0}
 

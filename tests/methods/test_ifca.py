@@ -10,18 +10,18 @@ from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from safetensors.torch import load_file
 from toys import SpoilingGrid, Toy, toy_config, toy_site
 
-from client.methods.ifca import IFCAClient
-from client.trainer import Received
-from common.config import RunConfig, load_config
-from common.data.examples import ClientData, Examples
-from common.errors import UserError
-from common.methods.ifca import IFCA
-from common.models import Tensors
-from common.wire import CONFIG, METRICS, MODEL, NUM_EXAMPLES, from_record, to_record
-from server.folder import RunFolder
-from server.local import LocalRuntime
-from server.loop import start
-from strategies.ifca import IFCAStrategy
+from perennial.client.methods.ifca import IFCAClient
+from perennial.client.trainer import Received
+from perennial.common.config import RunConfig, load_config
+from perennial.common.data.examples import ClientData, Examples
+from perennial.common.errors import UserError
+from perennial.common.methods.ifca import IFCA
+from perennial.common.models import Tensors
+from perennial.common.wire import CONFIG, METRICS, MODEL, NUM_EXAMPLES, from_record, to_record
+from perennial.server.folder import RunFolder
+from perennial.server.local import LocalRuntime
+from perennial.server.loop import start
+from perennial.strategies.ifca import IFCAStrategy
 
 
 class Planted(Toy):

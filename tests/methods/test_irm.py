@@ -13,19 +13,19 @@ from hypothesis import strategies as st
 from scripted import ScriptedGrid, content, one_round
 from toys import quadratic_site, theta, toy_config, toy_site
 
-from client.methods.fedavg import FedAvgClient
-from client.methods.irm import IrmClient
-from client.objectives import irm_gradient, irm_penalty, squared_norm
-from client.trainer import Received
-from client.working import Working
-from common.config import load_config
-from common.methods.fedavg import FedAvg
-from common.methods.irm import InvariantTraining, Irm
-from common.methods.stateful import StatefulTraining
-from common.wire import MODEL, to_record
-from server.folder import RunFolder
-from server.local import LocalRuntime
-from strategies.uniform import UniformStrategy
+from perennial.client.methods.fedavg import FedAvgClient
+from perennial.client.methods.irm import IrmClient
+from perennial.client.objectives import irm_gradient, irm_penalty, squared_norm
+from perennial.client.trainer import Received
+from perennial.client.working import Working
+from perennial.common.config import load_config
+from perennial.common.methods.fedavg import FedAvg
+from perennial.common.methods.irm import InvariantTraining, Irm
+from perennial.common.methods.stateful import StatefulTraining
+from perennial.common.wire import MODEL, to_record
+from perennial.server.folder import RunFolder
+from perennial.server.local import LocalRuntime
+from perennial.strategies.uniform import UniformStrategy
 
 FLOAT: dict[str, Any] = {"dtype": torch.float64}
 

@@ -6,15 +6,15 @@ import pytest
 import torch
 from toys import toy_site
 
-from client.methods.ftfa import FtfaClient
-from client.methods.irm import IrmClient
-from client.methods.irm_ft import IrmFtClient
-from client.trainer import Received
-from common.methods.ftfa import Ftfa
-from common.methods.irm import Irm
-from common.methods.irm_ft import IrmFt
-from common.models import Tensors
-from common.wire import MODEL, PERSONAL
+from perennial.client.methods.ftfa import FtfaClient
+from perennial.client.methods.irm import IrmClient
+from perennial.client.methods.irm_ft import IrmFtClient
+from perennial.client.trainer import Received
+from perennial.common.methods.ftfa import Ftfa
+from perennial.common.methods.irm import Irm
+from perennial.common.methods.irm_ft import IrmFt
+from perennial.common.models import Tensors
+from perennial.common.wire import MODEL, PERSONAL
 
 
 @pytest.mark.parametrize("preset", ["paper", "code"])

@@ -7,14 +7,14 @@ import torch
 from beds import LITERAL, Squares, federate
 from toys import quadratic_site, theta, toy_site
 
-from client.methods.ditto import DittoClient
-from client.methods.irm import IrmClient
-from client.methods.irm_l2 import IrmL2Client
-from client.trainer import Received
-from common.methods.ditto import Ditto
-from common.methods.irm import Irm
-from common.methods.irm_l2 import IrmL2
-from common.wire import MODEL, PERSONAL
+from perennial.client.methods.ditto import DittoClient
+from perennial.client.methods.irm import IrmClient
+from perennial.client.methods.irm_l2 import IrmL2Client
+from perennial.client.trainer import Received
+from perennial.common.methods.ditto import Ditto
+from perennial.common.methods.irm import Irm
+from perennial.common.methods.irm_l2 import IrmL2
+from perennial.common.wire import MODEL, PERSONAL
 
 
 class SquaresIrmL2(Squares, IrmL2Client[IrmL2]):

@@ -7,19 +7,19 @@ import torch
 from flwr.app import ConfigRecord, MetricRecord
 from toys import Quadratic, Toy, quadratic_site, theta, toy_config, toy_site
 
-from client.methods.fedavg import FedAvgClient
-from client.methods.l2sgd import L2SGDClient
-from client.methods.local import LocalClient
-from client.trainer import Received
-from common.methods.fedavg import FedAvg
-from common.methods.l2sgd import L2SGD
-from common.methods.local import Local
-from common.models import Tensors
-from common.wire import MODEL, NUM_EXAMPLES, PERSONAL
-from server.folder import RunFolder
-from server.local import LocalRuntime
-from strategies.exchange import AcceptedReply
-from strategies.l2sgd import L2SGDStrategy
+from perennial.client.methods.fedavg import FedAvgClient
+from perennial.client.methods.l2sgd import L2SGDClient
+from perennial.client.methods.local import LocalClient
+from perennial.client.trainer import Received
+from perennial.common.methods.fedavg import FedAvg
+from perennial.common.methods.l2sgd import L2SGD
+from perennial.common.methods.local import Local
+from perennial.common.models import Tensors
+from perennial.common.wire import MODEL, NUM_EXAMPLES, PERSONAL
+from perennial.server.folder import RunFolder
+from perennial.server.local import LocalRuntime
+from perennial.strategies.exchange import AcceptedReply
+from perennial.strategies.l2sgd import L2SGDStrategy
 
 
 class QuadraticClient(Quadratic, L2SGDClient):

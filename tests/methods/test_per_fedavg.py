@@ -6,17 +6,17 @@ import torch
 import torch.nn.functional as F
 from toys import Quadratic, quadratic_site, theta, toy_config, toy_site
 
-from client.methods.fedavg import FedAvgClient
-from client.methods.per_fedavg import PerFedAvgClient
-from client.trainer import Received
-from client.working import Working
-from common.data.examples import Examples
-from common.methods.fedavg import FedAvg
-from common.methods.per_fedavg import PerFedAvg
-from common.models import Tensors
-from common.wire import MODEL
-from server.folder import RunFolder
-from server.local import LocalRuntime
+from perennial.client.methods.fedavg import FedAvgClient
+from perennial.client.methods.per_fedavg import PerFedAvgClient
+from perennial.client.trainer import Received
+from perennial.client.working import Working
+from perennial.common.data.examples import Examples
+from perennial.common.methods.fedavg import FedAvg
+from perennial.common.methods.per_fedavg import PerFedAvg
+from perennial.common.models import Tensors
+from perennial.common.wire import MODEL
+from perennial.server.folder import RunFolder
+from perennial.server.local import LocalRuntime
 
 
 class QuadraticClient(Quadratic, PerFedAvgClient):

@@ -23,23 +23,23 @@ from beds import (
 from torch import Tensor
 from toys import Toy, broken_off, quadratic_site, theta, toy_config, toy_site
 
-from client.methods.irm import IrmClient
-from client.methods.irm_l2 import IrmL2Client
-from client.methods.perinvfl import AUXILIARY, PerInvFLClient
-from client.objectives import contrast
-from client.trainer import Received, Site
-from client.working import Working
-from common.config import load_config
-from common.data.examples import ClientData, Examples
-from common.data.scenarios import SCENARIOS
-from common.errors import UserError
-from common.methods.irm import Irm
-from common.methods.irm_l2 import IrmL2
-from common.methods.perinvfl import PerInvFL
-from common.models import Tensors
-from common.wire import MODEL, PERSONAL
-from server.folder import RunFolder
-from server.local import LocalRuntime
+from perennial.client.methods.irm import IrmClient
+from perennial.client.methods.irm_l2 import IrmL2Client
+from perennial.client.methods.perinvfl import AUXILIARY, PerInvFLClient
+from perennial.client.objectives import contrast
+from perennial.client.trainer import Received, Site
+from perennial.client.working import Working
+from perennial.common.config import load_config
+from perennial.common.data.examples import ClientData, Examples
+from perennial.common.data.scenarios import SCENARIOS
+from perennial.common.errors import UserError
+from perennial.common.methods.irm import Irm
+from perennial.common.methods.irm_l2 import IrmL2
+from perennial.common.methods.perinvfl import PerInvFL
+from perennial.common.models import Tensors
+from perennial.common.wire import MODEL, PERSONAL
+from perennial.server.folder import RunFolder
+from perennial.server.local import LocalRuntime
 
 FLOAT: dict[str, Any] = {"dtype": torch.float64}
 START = {"theta": torch.tensor([0.1, 0.1, 0.0], **FLOAT)}

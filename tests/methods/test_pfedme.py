@@ -9,15 +9,15 @@ import torch.nn.functional as F
 from quadratics import QuadraticRisk, run_quadratics, stacked
 from toys import toy_config
 
-from client.methods.pfedme import PFedMeClient
-from client.objectives import proximal
-from client.trainer import Received, Site
-from common.data.examples import ClientData, Examples
-from common.errors import UserError
-from common.methods.pfedme import PFedMe
-from common.model_settings import model_settings
-from common.models import Tensors, network
-from common.wire import MODEL, PERSONAL
+from perennial.client.methods.pfedme import PFedMeClient
+from perennial.client.objectives import proximal
+from perennial.client.trainer import Received, Site
+from perennial.common.data.examples import ClientData, Examples
+from perennial.common.errors import UserError
+from perennial.common.methods.pfedme import PFedMe
+from perennial.common.model_settings import model_settings
+from perennial.common.models import Tensors, network
+from perennial.common.wire import MODEL, PERSONAL
 
 NET = network(model_settings({"name": "mlp", "hidden": [5]}), (4,), 3)
 

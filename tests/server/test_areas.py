@@ -10,16 +10,25 @@ from safetensors.torch import load_file
 from sklearn.metrics import average_precision_score, roc_auc_score
 from toys import SpoilingGrid, Toy
 
-from common.config import RunConfig, load_config
-from common.data import scenarios
-from common.models import network
-from server.cli.tables import accuracy_table
-from server.folder import RunFolder
-from server.local import LocalRuntime
-from server.study.compare import Plan, Spread, as_shown, compare, comparison_tables, entries_of, fairness, text
-from server.study.reproduce import Reproduction, reproduction_table, side_by_side
-from server.study.runs import Selected
-from server.summary import AREAS, Evaluation, summarise
+from perennial.common.config import RunConfig, load_config
+from perennial.common.data import scenarios
+from perennial.common.models import network
+from perennial.server.cli.tables import accuracy_table
+from perennial.server.folder import RunFolder
+from perennial.server.local import LocalRuntime
+from perennial.server.study.compare import (
+    Plan,
+    Spread,
+    as_shown,
+    compare,
+    comparison_tables,
+    entries_of,
+    fairness,
+    text,
+)
+from perennial.server.study.reproduce import Reproduction, reproduction_table, side_by_side
+from perennial.server.study.runs import Selected
+from perennial.server.summary import AREAS, Evaluation, summarise
 
 
 class RankedToy(Toy):

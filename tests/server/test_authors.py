@@ -8,16 +8,16 @@ import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 from toys import toy_config
 
-from client.methods.fedavg import FedAvgClient
-from client.node import answer
-from client.node.relay import pack
-from client.node.worker import Worker
-from client.node.worker_pb2 import HandleRequest
-from common.errors import RunStopped
-from common.wire import CONFIG, KEPT, RESUMED, ROUND, RUN, TASK
-from server.deployment.remote import Connection
-from server.folder import RunFolder
-from server.local import LocalRuntime
+from perennial.client.methods.fedavg import FedAvgClient
+from perennial.client.node import answer
+from perennial.client.node.relay import pack
+from perennial.client.node.worker import Worker
+from perennial.client.node.worker_pb2 import HandleRequest
+from perennial.common.errors import RunStopped
+from perennial.common.wire import CONFIG, KEPT, RESUMED, ROUND, RUN, TASK
+from perennial.server.deployment.remote import Connection
+from perennial.server.folder import RunFolder
+from perennial.server.local import LocalRuntime
 
 HEAD = "Traceback (most recent call last)"
 

@@ -17,15 +17,15 @@ from toys import toy_config
 from typer import Exit
 from typer.testing import CliRunner
 
-from common.errors import RunStopped, UserError
-from common.exposition import expose
-from common.logs import is_json, set_format, tell
-from common.superlink import Address
-from server.cli.console import sentences
-from server.cli.main import app
-from server.folder import RunFolder
-from server.local import LocalRuntime
-from server.metrics import RunMetrics
+from perennial.common.errors import RunStopped, UserError
+from perennial.common.exposition import expose
+from perennial.common.logs import is_json, set_format, tell
+from perennial.common.superlink import Address
+from perennial.server.cli.console import sentences
+from perennial.server.cli.main import app
+from perennial.server.folder import RunFolder
+from perennial.server.local import LocalRuntime
+from perennial.server.metrics import RunMetrics
 
 
 def events(folder: Path) -> list[dict[str, Any]]:
@@ -116,7 +116,7 @@ def test_a_run_that_stops_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     def broken(*_: Any, **__: Any) -> Any:
         raise RuntimeError("the client's fault")
 
-    monkeypatch.setattr("client.trainer.LocalTrainer.train", broken)
+    monkeypatch.setattr("perennial.client.trainer.LocalTrainer.train", broken)
     with pytest.raises(RunStopped):
         runtime.run(folder)
     *_, last = events(tmp_path / "run")

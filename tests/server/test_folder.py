@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from common.config import RunConfig, load_config
-from common.errors import UserError
-from server.folder import Checkpoint, InUse, RunFolder, taken_over
+from perennial.common.config import RunConfig, load_config
+from perennial.common.errors import UserError
+from perennial.server.folder import Checkpoint, InUse, RunFolder, taken_over
 
 CONFIG = load_config(
     options={"method": "ditto", "scenario": "colored-digits", "seed": 3}, settings=["proximity=0.5"]

@@ -10,17 +10,17 @@ from flwr.serverapp import Grid
 from safetensors.torch import load_file
 from toys import SpoilingGrid, toy_config
 
-from client.app import OneHandlerApp
-from client.host import Host
-from client.state import FileStates, valid
-from common.config import RunConfig, load_config
-from common.errors import RunStopped
-from common.wire import METRICS, NUM_EXAMPLES
-from server.folder import RunFolder
-from server.grid import LocalGrid
-from server.local import LocalRuntime
-from server.loop import run_rounds, start
-from server.progress import Progress
+from perennial.client.app import OneHandlerApp
+from perennial.client.host import Host
+from perennial.client.state import FileStates, valid
+from perennial.common.config import RunConfig, load_config
+from perennial.common.errors import RunStopped
+from perennial.common.wire import METRICS, NUM_EXAMPLES
+from perennial.server.folder import RunFolder
+from perennial.server.grid import LocalGrid
+from perennial.server.local import LocalRuntime
+from perennial.server.loop import run_rounds, start
+from perennial.server.progress import Progress
 
 CONFIG = load_config(
     options={

@@ -8,11 +8,11 @@ import pytest
 from flwr.app import Context, RecordDict
 from flwr.superlink.grid import InMemoryGrid
 
-from common.config import load_config
-from common.errors import UserError
-from server import app
-from server.deployment.remote import Connection
-from server.folder import RunFolder
+from perennial.common.config import load_config
+from perennial.common.errors import UserError
+from perennial.server import app
+from perennial.server.deployment.remote import Connection
+from perennial.server.folder import RunFolder
 
 PROJECT = Path(app.__file__).parents[1]
 

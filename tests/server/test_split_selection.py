@@ -6,11 +6,11 @@ import pytest
 from counts import coloured
 from rich.console import Console
 
-from common.config import load_config
-from server.cli.tables import accuracy_table, split_line
-from server.report.tables import how
-from server.study.version import config_digest, name_without_code
-from server.summary import summarise
+from perennial.common.config import load_config
+from perennial.server.cli.tables import accuracy_table, split_line
+from perennial.server.report.tables import how
+from perennial.server.study.version import config_digest, name_without_code
+from perennial.server.summary import summarise
 
 CONFIG = load_config(options={"method": "fedavg", "scenario": "colored-digits"})
 

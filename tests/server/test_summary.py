@@ -3,10 +3,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from common.config import load_config
-from server.cli.tables import accuracy_table, left_out_lines, majority_lines, traffic_line
-from server.progress import Progress, progress_line
-from server.summary import majority, summarise
+from perennial.common.config import load_config
+from perennial.server.cli.tables import accuracy_table, left_out_lines, majority_lines, traffic_line
+from perennial.server.progress import Progress, progress_line
+from perennial.server.summary import majority, summarise
 
 CONFIG = load_config(options={"method": "ditto", "scenario": "colored-digits", "seed": 3})
 

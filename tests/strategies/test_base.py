@@ -8,12 +8,12 @@ from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, Re
 from flwr.serverapp import Grid
 from scripted import ENROLLED
 
-from common.config import load_config
-from common.errors import RunStopped
-from common.wire import CONFIG, METRICS, MODEL, REFUSED, to_record
-from strategies.base import MethodStrategy
-from strategies.exchange import AcceptedReply, Exchange, MetricMeans
-from strategies.screening import Limits, Rejected
+from perennial.common.config import load_config
+from perennial.common.errors import RunStopped
+from perennial.common.wire import CONFIG, METRICS, MODEL, REFUSED, to_record
+from perennial.strategies.base import MethodStrategy
+from perennial.strategies.exchange import AcceptedReply, Exchange, MetricMeans
+from perennial.strategies.screening import Limits, Rejected
 
 Answer = Callable[[str, Message], RecordDict | Error | None]
 

@@ -11,14 +11,14 @@ from flwr.serverapp import Grid
 from scripted import content
 from toys import SpoilingGrid, toy_config
 
-from common.config import load_config
-from common.errors import UserError
-from common.wire import CLIENT, CONFIG, METRICS, MODEL, NUM_EXAMPLES, REFUSED, to_record
-from server.folder import RunFolder
-from server.local import LocalRuntime
-from strategies.base import MethodStrategy
-from strategies.exchange import AcceptedReply, Exchange
-from strategies.roster import Roster, claims
+from perennial.common.config import load_config
+from perennial.common.errors import UserError
+from perennial.common.wire import CLIENT, CONFIG, METRICS, MODEL, NUM_EXAMPLES, REFUSED, to_record
+from perennial.server.folder import RunFolder
+from perennial.server.local import LocalRuntime
+from perennial.strategies.base import MethodStrategy
+from perennial.strategies.exchange import AcceptedReply, Exchange
+from perennial.strategies.roster import Roster, claims
 
 NAMES = toy_config("fedavg").scenario.client_ids
 

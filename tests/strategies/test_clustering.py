@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from strategies.clustering import (
+from perennial.strategies.clustering import (
     align,
     averaging,
     balancing,

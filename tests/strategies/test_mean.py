@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strategies.mean import StreamingMean
+from perennial.strategies.mean import StreamingMean
 
 
 def mean_of(sets: list[dict[str, torch.Tensor]], weights: list[float]) -> dict[str, torch.Tensor]:

@@ -16,18 +16,18 @@ from flwr.supercore.differential_privacy import compute_adaptive_clip_model_upda
 from scripted import ScriptedGrid, content, one_round, payload
 from toys import SpoilingGrid, Toy, WireGrid, broken_off, toy_config
 
-from common.config import RunConfig
-from common.errors import RunStopped
-from common.methods import METHODS
-from common.models import Tensors
-from common.wire import METRICS, MODEL, from_record, to_record
-from server.folder import RunFolder
-from server.grid import LocalGrid
-from server.local import LocalRuntime
-from server.loop import run_rounds, start
-from strategies.base import MethodStrategy
-from strategies.privacy import clipped
-from strategies.registry import strategy_for
+from perennial.common.config import RunConfig
+from perennial.common.errors import RunStopped
+from perennial.common.methods import METHODS
+from perennial.common.models import Tensors
+from perennial.common.wire import METRICS, MODEL, from_record, to_record
+from perennial.server.folder import RunFolder
+from perennial.server.grid import LocalGrid
+from perennial.server.local import LocalRuntime
+from perennial.server.loop import run_rounds, start
+from perennial.strategies.base import MethodStrategy
+from perennial.strategies.privacy import clipped
+from perennial.strategies.registry import strategy_for
 
 CLIENTS = Toy().client_ids
 AVERAGING = sorted(name for name, method in METHODS.items() if method().averages)

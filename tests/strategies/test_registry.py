@@ -6,23 +6,23 @@ from typing import Any
 import pytest
 from toys import toy_config
 
-import strategies
-from common.config import load_config
-from common.data.scenarios.own import OwnData
-from common.errors import UserError
-from common.methods import METHODS
-from common.wire import MODEL
-from server.folder import RunFolder
-from server.local import LocalRuntime
-from server.study import version
-from server.study.version import run_name
-from strategies import registry
-from strategies.base import MethodStrategy
-from strategies.fedpin_gm import FedPINGMStrategy
-from strategies.groupdro import GroupDROStrategy
-from strategies.registry import strategy_for
-from strategies.shortcut import ShortcutStrategy
-from strategies.uniform import UniformStrategy
+from perennial import strategies
+from perennial.common.config import load_config
+from perennial.common.data.scenarios.own import OwnData
+from perennial.common.errors import UserError
+from perennial.common.methods import METHODS
+from perennial.common.wire import MODEL
+from perennial.server.folder import RunFolder
+from perennial.server.local import LocalRuntime
+from perennial.server.study import version
+from perennial.server.study.version import run_name
+from perennial.strategies import registry
+from perennial.strategies.base import MethodStrategy
+from perennial.strategies.fedpin_gm import FedPINGMStrategy
+from perennial.strategies.groupdro import GroupDROStrategy
+from perennial.strategies.registry import strategy_for
+from perennial.strategies.shortcut import ShortcutStrategy
+from perennial.strategies.uniform import UniformStrategy
 
 ROOMS = {
     "base",
@@ -74,7 +74,7 @@ def test_the_name_of_a_run_changes_with_the_server_half_that_it_shares(monkeypat
     version.code_version.cache_clear()
     monkeypatch.setattr(version, "imported", lambda *modules: asked.extend(modules) or {})
     run_name(toy_config("pfedme", "mixing=0.5"))
-    assert "strategies.uniform" in asked
+    assert "perennial.strategies.uniform" in asked
     version.code_version.cache_clear()
 
 

@@ -15,10 +15,10 @@ from spoiled import pickles
 from torch.utils._python_dispatch import TorchDispatchMode
 from toys import toy_config
 
-from common.models import Tensors
-from common.wire import to_record
-from strategies import screening
-from strategies.screening import Rejected, Template, check_metrics, check_sizes
+from perennial.common.models import Tensors
+from perennial.common.wire import to_record
+from perennial.strategies import screening
+from perennial.strategies.screening import Rejected, Template, check_metrics, check_sizes
 
 LIKE = {"w": torch.zeros(2, 3), "n": torch.tensor(0), "b": torch.zeros(3)}
 

@@ -15,13 +15,13 @@ from scripted import one_round, payload
 from torch import Tensor
 from toys import SpoilingGrid, Toy, WireGrid, broken_off, toy_config
 
-from client.secagg import Participant, Vault
-from client.trainer import Received
-from common.config import RunConfig, load_config
-from common.errors import RunStopped, UserError
-from common.methods import METHODS
-from common.models import Tensors
-from common.secagg import (
+from perennial.client.secagg import Participant, Vault
+from perennial.client.trainer import Received
+from perennial.common.config import RunConfig, load_config
+from perennial.common.errors import RunStopped, UserError
+from perennial.common.methods import METHODS
+from perennial.common.models import Tensors
+from perennial.common.secagg import (
     ACTIONS,
     ADVERTISE,
     KEY_BYTES,
@@ -37,13 +37,13 @@ from common.secagg import (
     pair_mask,
     restored,
 )
-from common.wire import CLIENT, CONFIG, METRICS, MODEL, NUM_EXAMPLES, from_record, to_record
-from server.folder import RunFolder
-from server.grid import LocalGrid
-from server.local import LocalRuntime
-from server.loop import run_rounds, start
-from strategies.base import MethodStrategy
-from strategies.registry import strategy_for
+from perennial.common.wire import CLIENT, CONFIG, METRICS, MODEL, NUM_EXAMPLES, from_record, to_record
+from perennial.server.folder import RunFolder
+from perennial.server.grid import LocalGrid
+from perennial.server.local import LocalRuntime
+from perennial.server.loop import run_rounds, start
+from perennial.strategies.base import MethodStrategy
+from perennial.strategies.registry import strategy_for
 
 CLIENTS = Toy().client_ids
 AVERAGING = sorted(name for name, method in METHODS.items() if method().averages)

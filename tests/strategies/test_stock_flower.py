@@ -9,11 +9,11 @@ from flwr.app import Message
 from safetensors.torch import load_file
 from toys import SpoilingGrid, toy_config
 
-from common.wire import from_record, to_record
-from server.folder import RunFolder
-from server.local import LocalRuntime
-from server.loop import start
-from strategies.base import MethodStrategy
+from perennial.common.wire import from_record, to_record
+from perennial.server.folder import RunFolder
+from perennial.server.local import LocalRuntime
+from perennial.server.loop import start
+from perennial.strategies.base import MethodStrategy
 
 
 class Unordered(SpoilingGrid):

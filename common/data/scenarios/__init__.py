@@ -4,10 +4,10 @@ A module of this package holds recipes that belong together, and its `PRESETS` b
 anywhere.
 """
 
-from common.data.scenario import Scenario
-from common.errors import UserError
-from common.modules import members, named_subclasses
-from common.suggest import unknown
+from perennial.common.data.scenario import Scenario
+from perennial.common.errors import UserError
+from perennial.common.modules import members, named_subclasses
+from perennial.common.suggest import unknown
 
 SCENARIOS: dict[str, Scenario] = {
     name: preset for module in members(__name__, __path__) for name, preset in module.PRESETS.items()

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from common.data.datasets import load, resolve_root
-from common.data.environments import (
+from perennial.common.data.datasets import load, resolve_root
+from perennial.common.data.environments import (
     binary_label,
     colourise,
     downsample,
@@ -15,13 +15,13 @@ from common.data.environments import (
     rotate_quarter,
     unit_range,
 )
-from common.data.examples import ClientData, Examples, join
-from common.data.partition import Indices, Share, by_environment, by_label, class_pairs, iid
-from common.data.raw import Raw
-from common.data.scenario import Agreeing, Partitioned, Probability, all_shares, with_oracle
-from common.errors import UserError
-from common.knobs import knob
-from common.seeding import numpy_generator, torch_generator
+from perennial.common.data.examples import ClientData, Examples, join
+from perennial.common.data.partition import Indices, Share, by_environment, by_label, class_pairs, iid
+from perennial.common.data.raw import Raw
+from perennial.common.data.scenario import Agreeing, Partitioned, Probability, all_shares, with_oracle
+from perennial.common.errors import UserError
+from perennial.common.knobs import knob
+from perennial.common.seeding import numpy_generator, torch_generator
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import model_validator
 
-from common.data.environments import colourise, grey, unit_range
-from common.data.partition import Indices, Share, iid
-from common.data.raw import Raw
-from common.data.scenario import Probability, with_oracle
-from common.data.scenarios.colored import ColoredScenario
-from common.errors import UserError
-from common.knobs import knob
-from common.seeding import numpy_generator
+from perennial.common.data.environments import colourise, grey, unit_range
+from perennial.common.data.partition import Indices, Share, iid
+from perennial.common.data.raw import Raw
+from perennial.common.data.scenario import Probability, with_oracle
+from perennial.common.data.scenarios.colored import ColoredScenario
+from perennial.common.errors import UserError
+from perennial.common.knobs import knob
+from perennial.common.seeding import numpy_generator
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -4,16 +4,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from common.data.datasets import load, resolve_root
-from common.data.environments import rotate, unit_range
-from common.data.examples import ClientData, Examples
-from common.data.partition import Indices, Share
-from common.data.raw import Raw
-from common.data.scenario import Partitioned, Probability, Scenario, all_shares, with_oracle
-from common.data.scenarios.colored import ColoredScenario
-from common.errors import UserError
-from common.knobs import knob
-from common.seeding import numpy_generator, torch_generator
+from perennial.common.data.datasets import load, resolve_root
+from perennial.common.data.environments import rotate, unit_range
+from perennial.common.data.examples import ClientData, Examples
+from perennial.common.data.partition import Indices, Share
+from perennial.common.data.raw import Raw
+from perennial.common.data.scenario import Partitioned, Probability, Scenario, all_shares, with_oracle
+from perennial.common.data.scenarios.colored import ColoredScenario
+from perennial.common.errors import UserError
+from perennial.common.knobs import knob
+from perennial.common.seeding import numpy_generator, torch_generator
 
 if TYPE_CHECKING:
     import numpy as np

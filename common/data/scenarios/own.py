@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, ValidationInfo, field_validator, model_validator
 
-from common.data.datasets import resolve_root
-from common.data.examples import ClientData, Examples
-from common.data.own import LABEL, Found, place_of, read
-from common.data.scenario import Scenario
-from common.errors import UserError
-from common.knobs import knob
-from common.seeding import torch_generator
+from perennial.common.data.datasets import resolve_root
+from perennial.common.data.examples import ClientData, Examples
+from perennial.common.data.own import LABEL, Found, place_of, read
+from perennial.common.data.scenario import Scenario
+from perennial.common.errors import UserError
+from perennial.common.knobs import knob
+from perennial.common.seeding import torch_generator
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -3,15 +3,15 @@
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from common.data.datasets import load, resolve_root
-from common.data.environments import standardise_photos, unit_range
-from common.data.examples import ClientData, Examples
-from common.data.partition import Indices, Share, by_domain, iid
-from common.data.raw import OFFICE_HOME, PACS, VLCS, Raw
-from common.data.scenario import Partitioned, Scenario, all_shares
-from common.errors import UserError
-from common.knobs import knob
-from common.seeding import numpy_generator
+from perennial.common.data.datasets import load, resolve_root
+from perennial.common.data.environments import standardise_photos, unit_range
+from perennial.common.data.examples import ClientData, Examples
+from perennial.common.data.partition import Indices, Share, by_domain, iid
+from perennial.common.data.raw import OFFICE_HOME, PACS, VLCS, Raw
+from perennial.common.data.scenario import Partitioned, Scenario, all_shares
+from perennial.common.errors import UserError
+from perennial.common.knobs import knob
+from perennial.common.seeding import numpy_generator
 
 
 class LeaveOneOut(Partitioned):

@@ -3,15 +3,15 @@
 from pathlib import Path
 from typing import Any, Literal
 
-from common.data.datasets import load, resolve_root
-from common.data.environments import rotate, unit_range
-from common.data.examples import ClientData, Examples
-from common.data.partition import Indices, Share, by_domain
-from common.data.raw import Raw
-from common.data.scenario import Partitioned, Scenario, all_shares
-from common.errors import UserError
-from common.knobs import knob
-from common.seeding import numpy_generator
+from perennial.common.data.datasets import load, resolve_root
+from perennial.common.data.environments import rotate, unit_range
+from perennial.common.data.examples import ClientData, Examples
+from perennial.common.data.partition import Indices, Share, by_domain
+from perennial.common.data.raw import Raw
+from perennial.common.data.scenario import Partitioned, Scenario, all_shares
+from perennial.common.errors import UserError
+from perennial.common.knobs import knob
+from perennial.common.seeding import numpy_generator
 
 ANGLES = (0, 15, 30, 45, 60, 75)
 """In degrees, counter-clockwise."""

@@ -5,11 +5,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from common.data.examples import ClientData, Examples
-from common.data.partition import by_environment
-from common.data.scenario import Spurious, with_oracle
-from common.knobs import knob
-from common.seeding import numpy_generator, torch_generator
+from perennial.common.data.examples import ClientData, Examples
+from perennial.common.data.partition import by_environment
+from perennial.common.data.scenario import Spurious, with_oracle
+from perennial.common.knobs import knob
+from perennial.common.seeding import numpy_generator, torch_generator
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -4,15 +4,15 @@ from abc import abstractmethod
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from common.data.datasets import load, resolve_root
-from common.data.environments import standardise_photos, unit_range
-from common.data.examples import ClientData, Examples
-from common.data.partition import Indices, Share, iid
-from common.data.raw import Raw
-from common.data.scenario import Agreeing, Partitioned, Probability, all_shares, with_oracle
-from common.errors import UserError
-from common.knobs import knob
-from common.seeding import numpy_generator
+from perennial.common.data.datasets import load, resolve_root
+from perennial.common.data.environments import standardise_photos, unit_range
+from perennial.common.data.examples import ClientData, Examples
+from perennial.common.data.partition import Indices, Share, iid
+from perennial.common.data.raw import Raw
+from perennial.common.data.scenario import Agreeing, Partitioned, Probability, all_shares, with_oracle
+from perennial.common.errors import UserError
+from perennial.common.knobs import knob
+from perennial.common.seeding import numpy_generator
 
 KINDS = ("landbirds", "waterbirds")
 PLACES = ("land", "water")

@@ -11,11 +11,11 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner, Result
 
-from client.node.describe import announcement, describe
-from common.config import load_config
-from common.data.own import read
-from common.errors import UserError
-from server.cli.main import app
+from perennial.client.node.describe import announcement, describe
+from perennial.common.config import load_config
+from perennial.common.data.own import read
+from perennial.common.errors import UserError
+from perennial.server.cli.main import app
 
 TABLE = "age,sick,ward,one\n10,yes,b,1\n20,no,a,1\n30,no,a,1\n"
 

@@ -22,13 +22,13 @@ from flwr.common.config import parse_config_args
 from listening import listening
 from typer.testing import CliRunner
 
-from client.node import join, launcher
-from client.node.join import NOT_REGISTERED, NOT_TAKEN, Narrator, Plan, Teller
-from common.errors import UserError
-from common.logs import set_format
-from common.superlink import Unreachable
-from server.cli.main import app
-from server.deployment.certs import make
+from perennial.client.node import join, launcher
+from perennial.client.node.join import NOT_REGISTERED, NOT_TAKEN, Narrator, Plan, Teller
+from perennial.common.errors import UserError
+from perennial.common.logs import set_format
+from perennial.common.superlink import Unreachable
+from perennial.server.cli.main import app
+from perennial.server.deployment.certs import make
 
 HERE = "127.0.0.1:9092"
 FLAGS: dict[str, Any] = {
@@ -452,7 +452,7 @@ def test_an_interrupt_ends_the_supernode_without_a_word_of_it(
 
 
 def ended(plan: Plan) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-P", "-m", "client.node.join", json.dumps(asdict(plan))]
+    command = [sys.executable, "-P", "-m", "perennial.client.node.join", json.dumps(asdict(plan))]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
@@ -477,5 +477,5 @@ def test_the_command_line_says_what_is_wrong_and_else_becomes_the_resident_proce
     assert became == []
     assert CliRunner().invoke(app, [*line, "--data", str(table)]).exit_code == 0
     ((_, argv),) = became
-    assert argv[:4] == [sys.executable, "-P", "-m", "client.node.join"]
+    assert argv[:4] == [sys.executable, "-P", "-m", "perennial.client.node.join"]
     assert Plan(**json.loads(argv[4])).settings["name"] == "north"

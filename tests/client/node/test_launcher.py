@@ -27,7 +27,7 @@ from flwr.superlink.grid import grpc_grid
 from flwr.supernode import start_client_internal
 from flwr.supernode.runtime import run_clientapp
 
-from client.node import launcher, relay
+from perennial.client.node import launcher, relay
 
 ROOT = Path(__file__).parents[3]
 
@@ -140,7 +140,7 @@ def test_an_app_is_installed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 SUPEREXEC = """
 import json, os, subprocess, sys, threading, time
 from pathlib import Path
-from client.node import launcher
+from perennial.client.node import launcher
 from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor
 from flwr.supercore.superexec.executor.types import ExecutionSpec
 from flwr.supercore.constant import TaskType

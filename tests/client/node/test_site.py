@@ -10,15 +10,15 @@ import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 from toys import toy_config
 
-from client.host import site_data
-from client.node import answer as node
-from client.node.site import OwnSite
-from client.serving.snapshot import FILE as SERVED
-from client.serving.snapshot import Snapshot
-from client.state import FileStates
-from common.config import RunConfig, load_config
-from common.errors import UserError
-from common.wire import (
+from perennial.client.host import site_data
+from perennial.client.node import answer as node
+from perennial.client.node.site import OwnSite
+from perennial.client.serving.snapshot import FILE as SERVED
+from perennial.client.serving.snapshot import Snapshot
+from perennial.client.state import FileStates
+from perennial.common.config import RunConfig, load_config
+from perennial.common.errors import UserError
+from perennial.common.wire import (
     CLIENT,
     CONFIG,
     KEPT,
@@ -33,9 +33,9 @@ from common.wire import (
     from_record,
     to_record,
 )
-from server.folder import RunFolder
-from server.local import LocalRuntime
-from server.loop import start
+from perennial.server.folder import RunFolder
+from perennial.server.local import LocalRuntime
+from perennial.server.loop import start
 
 SITES = ("north", "south")
 

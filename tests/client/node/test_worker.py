@@ -16,23 +16,23 @@ import pytest
 import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 
-from client.host import Host
-from client.node import relay
-from client.node.worker_pb2 import Failure, StatusReply, StatusRequest
-from client.node.worker_pb2_grpc import WorkerStub
-from client.state import FileStates
-from common.asked import NAME, RECORD
-from common.config import load_config
-from common.errors import UserError
-from common.wire import CONFIG, KEPT, RESUMED, ROUND, RUN, TASK, from_record, to_record
+from perennial.client.host import Host
+from perennial.client.node import relay
+from perennial.client.node.worker_pb2 import Failure, StatusReply, StatusRequest
+from perennial.client.node.worker_pb2_grpc import WorkerStub
+from perennial.client.state import FileStates
+from perennial.common.asked import NAME, RECORD
+from perennial.common.config import load_config
+from perennial.common.errors import UserError
+from perennial.common.wire import CONFIG, KEPT, RESUMED, ROUND, RUN, TASK, from_record, to_record
 
 # A worker whose messages say what happens; it needs no PyTorch. Every training is a line of the diary.
 TOY = """
 import os, signal, sys, time
 from pathlib import Path
 from flwr.app import ConfigRecord, Message, RecordDict
-from client.node.worker import serve
-from common.errors import UserError
+from perennial.client.node.worker import serve
+from perennial.common.errors import UserError
 
 class Outer:
     class Odd(Exception):
@@ -63,8 +63,8 @@ serve(sys.argv[1], answer)
 DYING = """
 import os, signal
 from pathlib import Path
-from client.node import worker
-from client.state import FileStates
+from perennial.client.node import worker
+from perennial.client.state import FileStates
 
 store, marker = FileStates.__setitem__, Path(os.environ["STARTED"] + "-and-died")
 

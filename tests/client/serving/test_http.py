@@ -36,22 +36,22 @@ from prometheus_client.parser import text_string_to_metric_families
 from tritonclient.utils import InferenceServerException
 from typer.testing import CliRunner
 
-from client.serving import models as served_models
-from client.serving.access import Callers, read_tokens
-from client.serving.inference import Limits
-from client.serving.inference_pb2 import ModelInferRequest, ServerLiveRequest
-from client.serving.inference_pb2_grpc import GRPCInferenceServiceStub
-from client.serving.messages import Refused
-from client.serving.models import Catalogue, Choice, Models, named_choice
-from client.serving.server import Server, Tls, credentials
-from client.serving.snapshot import FILE, Snapshot, held, named
-from client.trainer import Received
-from common.config import load_config
-from common.errors import UserError
-from common.models import network
-from common.superlink import Address
-from server.cli.main import app
-from server.deployment import certs
+from perennial.client.serving import models as served_models
+from perennial.client.serving.access import Callers, read_tokens
+from perennial.client.serving.inference import Limits
+from perennial.client.serving.inference_pb2 import ModelInferRequest, ServerLiveRequest
+from perennial.client.serving.inference_pb2_grpc import GRPCInferenceServiceStub
+from perennial.client.serving.messages import Refused
+from perennial.client.serving.models import Catalogue, Choice, Models, named_choice
+from perennial.client.serving.server import Server, Tls, credentials
+from perennial.client.serving.snapshot import FILE, Snapshot, held, named
+from perennial.client.trainer import Received
+from perennial.common.config import load_config
+from perennial.common.errors import UserError
+from perennial.common.models import network
+from perennial.common.superlink import Address
+from perennial.server.cli.main import app
+from perennial.server.deployment import certs
 
 HERE = Address("127.0.0.1", 0)
 TABLE: dict[str, Any] = {"inputs": ("age", "weight"), "labels": ("young", "old"), "mean": (10, 1000)}
@@ -244,7 +244,7 @@ def test_the_file_of_a_picture_is_read_as_those_of_a_site_s_own_data(
 def test_a_picture_of_too_many_pixels_is_not_decoded(
     tmp_path: Path, start: Callable[..., Serving], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("client.serving.messages.MOST_PIXELS", 50)
+    monkeypatch.setattr("perennial.client.serving.messages.MOST_PIXELS", 50)
     monkeypatch.setattr("PIL.Image.Image.convert", lambda *_: pytest.fail("it was decoded"))
     snapshot(tmp_path, **PICTURES)
     file = io.BytesIO()
@@ -562,7 +562,7 @@ def test_under_more_load_than_it_can_take_everybody_gets_an_answer(
 
 
 def test_a_body_that_is_too_long_is_not_read(open_server: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("client.serving.rest.LARGEST_JSON", 1000)
+    monkeypatch.setattr("perennial.client.serving.rest.LARGEST_JSON", 1000)
     largest = open_server.server.inference.largest()
     assert largest == 2**16 + 4 * 64 * 2 + 128 * 2
     sentence = f"the body has more than {largest} bytes; send fewer samples"
@@ -593,8 +593,8 @@ def test_a_body_that_is_too_long_is_not_read(open_server: Serving, monkeypatch: 
 def test_who_says_nothing_or_half_a_request_is_shown_out(
     table: Path, start: Callable[..., Serving], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("client.serving.http.HEAD", 0.2)
-    monkeypatch.setattr("client.serving.http.BODY", 0.2)
+    monkeypatch.setattr("perennial.client.serving.http.HEAD", 0.2)
+    monkeypatch.setattr("perennial.client.serving.http.BODY", 0.2)
     one = start(("", Choice(table)))
     host, _, port = one.url.partition(":")
     head = f"POST {INFER} HTTP/1.1\r\nHost: {host}\r\nContent-Length: 10\r\n\r\n".encode()

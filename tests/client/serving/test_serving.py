@@ -29,10 +29,10 @@ from torch import Tensor
 from toys import Toy, WireGrid, toy_config
 from typer.testing import CliRunner
 
-from client.node.site import OwnSite
-from client.serving import models as served_models
-from client.serving.inference import Limits
-from client.serving.inference_pb2 import (
+from perennial.client.node.site import OwnSite
+from perennial.client.serving import models as served_models
+from perennial.client.serving.inference import Limits
+from perennial.client.serving.inference_pb2 import (
     InferParameter,
     InferTensorContents,
     ModelInferRequest,
@@ -43,23 +43,23 @@ from client.serving.inference_pb2 import (
     ServerMetadataRequest,
     ServerReadyRequest,
 )
-from client.serving.inference_pb2_grpc import GRPCInferenceServiceStub
-from client.serving.intake import Intake
-from client.serving.messages import Refused, encoded, samples, too_many_fields
-from client.serving.models import Catalogue, Choice, Models, newest
-from client.serving.server import INFER, Server, credentials
-from client.serving.snapshot import FILE, Snapshot
-from client.trainer import Client, Received, Reply, in_pieces
-from common.config import load_config
-from common.errors import UserError
-from common.methods import METHODS
-from common.models import network
-from common.superlink import Address
-from server.cli.main import app
-from server.deployment import certs
-from server.folder import RunFolder
-from server.local import LocalRuntime
-from server.loop import run_rounds, start
+from perennial.client.serving.inference_pb2_grpc import GRPCInferenceServiceStub
+from perennial.client.serving.intake import Intake
+from perennial.client.serving.messages import Refused, encoded, samples, too_many_fields
+from perennial.client.serving.models import Catalogue, Choice, Models, newest
+from perennial.client.serving.server import INFER, Server, credentials
+from perennial.client.serving.snapshot import FILE, Snapshot
+from perennial.client.trainer import Client, Received, Reply, in_pieces
+from perennial.common.config import load_config
+from perennial.common.errors import UserError
+from perennial.common.methods import METHODS
+from perennial.common.models import network
+from perennial.common.superlink import Address
+from perennial.server.cli.main import app
+from perennial.server.deployment import certs
+from perennial.server.folder import RunFolder
+from perennial.server.local import LocalRuntime
+from perennial.server.loop import run_rounds, start
 
 HERE = Address("127.0.0.1", 0)
 SITE, CLIENT = "site-1", "client-0"
@@ -512,7 +512,7 @@ def test_values_are_counted_before_they_are_converted() -> None:
 
 
 def test_many_values_are_converted_piece_by_piece_and_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("client.serving.messages.PIECE", 7)
+    monkeypatch.setattr("perennial.client.serving.messages.PIECE", 7)
     assert torch.equal(samples(typed(X[:50]), (2,), 64), X[:50])
 
 
@@ -566,8 +566,8 @@ def test_callers_who_say_nothing_silence_nobody(
     state: Path, started: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Headers and no message, to every kind of call, and more of them than come in at a time."""
-    monkeypatch.setattr("client.serving.server.PATIENCE", 0.2)
-    monkeypatch.setattr("client.serving.server.SMALL_PATIENCE", 0.2)
+    monkeypatch.setattr("perennial.client.serving.server.PATIENCE", 0.2)
+    monkeypatch.setattr("perennial.client.serving.server.SMALL_PATIENCE", 0.2)
     one, leave = started(state), Event()
     one.server.refresh()
 
@@ -671,8 +671,8 @@ def test_who_is_slow_gives_way_if_somebody_waits() -> None:
 def test_who_says_nothing_for_long_is_shown_out(
     state: Path, started: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("client.serving.server.AGE", 0.2)
-    monkeypatch.setattr("client.serving.server.GRACE", 0.2)
+    monkeypatch.setattr("perennial.client.serving.server.AGE", 0.2)
+    monkeypatch.setattr("perennial.client.serving.server.GRACE", 0.2)
     one, leave = started(state), Event()
 
     def nothing() -> Iterator[bytes]:
@@ -708,7 +708,7 @@ def test_while_the_model_works_health_answers_and_who_waits_is_limited(
             f"1 requests with {len(raw(X).SerializeToString())} bytes are waiting already; try again later",
         )
         monkeypatch.setattr(served.server.inference, "limits", Limits(max_batch=64))
-        monkeypatch.setattr("client.serving.inference.WAITING_BYTES", 100)
+        monkeypatch.setattr("perennial.client.serving.inference.WAITING_BYTES", 100)
         code, sentence = served.refused(raw(torch.zeros(64, *X.shape[1:])))
         assert (code, sentence[:15]) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "1 requests with")
     finally:
@@ -862,7 +862,7 @@ def test_what_failed_is_tried_again_later_or_when_the_file_has_changed(
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     models.refresh()
     assert len(tries) == 2
-    monkeypatch.setattr("client.serving.models.RETRY", 0.0)
+    monkeypatch.setattr("perennial.client.serving.models.RETRY", 0.0)
     os.utime(path)
     for _ in range(2):
         models.refresh()

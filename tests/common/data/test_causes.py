@@ -4,9 +4,9 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from common.data.examples import ClientData, Examples
-from common.data.scenarios import SCENARIOS
-from common.data.scenarios.causes import COMMON, PERSONAL, PRESETS, SHORTCUT, CausesAndShortcut
+from perennial.common.data.examples import ClientData, Examples
+from perennial.common.data.scenarios import SCENARIOS
+from perennial.common.data.scenarios.causes import COMMON, PERSONAL, PRESETS, SHORTCUT, CausesAndShortcut
 
 LARGE = CausesAndShortcut(clients=3, train_samples=5000, test_samples=4000)
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from real import REAL
 
-from common.data.datasets import DATASETS, load, resolve_root
-from common.data.readers import read_idx
-from common.errors import UserError
+from perennial.common.data.datasets import DATASETS, load, resolve_root
+from perennial.common.data.readers import read_idx
+from perennial.common.errors import UserError
 
 SIZES = {"train": 12, "t10k": 5}
 

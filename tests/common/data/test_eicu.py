@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from common.data import eicu
-from common.data.datasets import DATASETS, Dataset, load
-from common.data.raw import Raw
-from common.data.scenario import all_shares
-from common.data.scenarios.eicu import EICU, EICUDemo, EICUSynthetic, Hospitals
-from common.errors import UserError
+from perennial.common.data import eicu
+from perennial.common.data.datasets import DATASETS, Dataset, load
+from perennial.common.data.raw import Raw
+from perennial.common.data.scenario import all_shares
+from perennial.common.data.scenarios.eicu import EICU, EICUDemo, EICUSynthetic, Hospitals
+from perennial.common.errors import UserError
 
 
 @pytest.fixture(autouse=True)
@@ -91,9 +91,9 @@ def test_diagnoses_are_in_their_groups(tmp_path: Path) -> None:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables of three hospitals and two drugs are enough."""
-    monkeypatch.setattr("common.data.readers.EICU_HOSPITALS", 3)
-    monkeypatch.setattr("common.data.readers.EICU_COLUMNS", 2)
-    monkeypatch.setattr("common.data.readers.EICU_DEMO_COLUMNS", 3)
+    monkeypatch.setattr("perennial.common.data.readers.EICU_HOSPITALS", 3)
+    monkeypatch.setattr("perennial.common.data.readers.EICU_COLUMNS", 2)
+    monkeypatch.setattr("perennial.common.data.readers.EICU_DEMO_COLUMNS", 3)
 
 
 @pytest.mark.usefixtures("small")

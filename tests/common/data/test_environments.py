@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.data.environments import (
+from perennial.common.data.environments import (
     binary_label,
     colourise,
     downsample,
@@ -15,7 +15,7 @@ from common.data.environments import (
     rotate_quarter,
     unit_range,
 )
-from common.seeding import torch_generator
+from perennial.common.seeding import torch_generator
 
 N = 20_000
 

@@ -9,10 +9,10 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from common.data.datasets import DATASETS, Dataset, load
-from common.data.examples import ClientData
-from common.data.raw import Raw
-from common.data.scenarios.games import (
+from perennial.common.data.datasets import DATASETS, Dataset, load
+from perennial.common.data.examples import ClientData
+from perennial.common.data.raw import Raw
+from perennial.common.data.scenarios.games import (
     PRESETS,
     CFMNISTGames,
     CMNISTGames,
@@ -21,9 +21,9 @@ from common.data.scenarios.games import (
     Game,
     SpuriousCIFAR10,
 )
-from common.errors import UserError
-from common.model_settings import model_settings
-from common.models import network
+from perennial.common.errors import UserError
+from perennial.common.model_settings import model_settings
+from perennial.common.models import network
 
 
 def raw_like(per_class: int, test_per_class: int, shape: tuple[int, ...] = (28, 28)) -> Raw:

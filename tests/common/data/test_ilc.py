@@ -10,16 +10,16 @@ from pydantic import ValidationError
 from torch import Tensor
 from toys import toy_config
 
-from common.config import load_config
-from common.data.datasets import DATASETS, Dataset, load
-from common.data.environments import rotate
-from common.data.examples import ClientData
-from common.data.raw import Raw
-from common.data.scenario import Scenario, all_shares
-from common.data.scenarios.ilc import ANGLES, FLAT, PRESETS, ColorDigits, ColorMNIST, RotatedCIFAR10
-from common.errors import UserError
-from server.folder import RunFolder
-from server.local import LocalRuntime
+from perennial.common.config import load_config
+from perennial.common.data.datasets import DATASETS, Dataset, load
+from perennial.common.data.environments import rotate
+from perennial.common.data.examples import ClientData
+from perennial.common.data.raw import Raw
+from perennial.common.data.scenario import Scenario, all_shares
+from perennial.common.data.scenarios.ilc import ANGLES, FLAT, PRESETS, ColorDigits, ColorMNIST, RotatedCIFAR10
+from perennial.common.errors import UserError
+from perennial.server.folder import RunFolder
+from perennial.server.local import LocalRuntime
 
 
 def raw_like(per_class: int, test_per_class: int, shape: tuple[int, ...]) -> Raw:

@@ -9,12 +9,12 @@ import torch
 from pydantic import ValidationError
 from real import REAL, needs_mnist
 
-from common.data.datasets import load
-from common.data.examples import ClientData, Examples
-from common.data.raw import Raw
-from common.data.scenario import Spurious, all_shares
-from common.data.scenarios import SCENARIOS
-from common.data.scenarios.label_skew import (
+from perennial.common.data.datasets import load
+from perennial.common.data.examples import ClientData, Examples
+from perennial.common.data.raw import Raw
+from perennial.common.data.scenario import Spurious, all_shares
+from perennial.common.data.scenarios import SCENARIOS
+from perennial.common.data.scenarios.label_skew import (
     PRESETS,
     CIFAR3Class,
     CIFAR3ClassSubset,
@@ -24,9 +24,9 @@ from common.data.scenarios.label_skew import (
     LabelSkew,
     MNIST3Class,
 )
-from common.errors import UserError
-from common.model_settings import model_settings
-from common.models import network
+from perennial.common.errors import UserError
+from perennial.common.model_settings import model_settings
+from perennial.common.models import network
 
 MNIST_COUNTS = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
 

@@ -11,11 +11,11 @@ from PIL import Image
 from pyarrow import parquet
 from pydantic import ValidationError
 
-from common.config import load_config, parse_task
-from common.data.examples import ClientData, join
-from common.data.own import Found, place_of, read
-from common.data.scenarios.own import OwnData
-from common.errors import UserError
+from perennial.common.config import load_config, parse_task
+from perennial.common.data.examples import ClientData, join
+from perennial.common.data.own import Found, place_of, read
+from perennial.common.data.scenarios.own import OwnData
+from perennial.common.errors import UserError
 
 TABLE = "age,label,bmi\n30,ill,20.5\n 40 ,well,21\n50,ill,1e1\n"
 

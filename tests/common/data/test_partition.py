@@ -5,9 +5,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.data.partition import Indices, by_environment, by_label, class_pairs, cuts_by_size, dirichlet, iid
-from common.errors import UserError
-from common.seeding import numpy_generator
+from perennial.common.data.partition import (
+    Indices,
+    by_environment,
+    by_label,
+    class_pairs,
+    cuts_by_size,
+    dirichlet,
+    iid,
+)
+from perennial.common.errors import UserError
+from perennial.common.seeding import numpy_generator
 
 seeds = st.integers(0, 2**31)
 

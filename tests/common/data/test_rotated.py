@@ -15,16 +15,16 @@ from torch import Tensor
 from torchvision.transforms.functional import InterpolationMode
 from torchvision.transforms.functional import rotate as torchvision_rotate
 
-from common.data.datasets import load
-from common.data.environments import rotate, rotate_quarter
-from common.data.partition import Share
-from common.data.raw import Raw
-from common.data.scenario import all_shares
-from common.data.scenarios.rotated import ANGLES, PRESETS, RotatedDigits, RotatedMnist
-from common.errors import UserError
-from common.model_settings import model_settings
-from common.models import network
-from common.seeding import torch_generator
+from perennial.common.data.datasets import load
+from perennial.common.data.environments import rotate, rotate_quarter
+from perennial.common.data.partition import Share
+from perennial.common.data.raw import Raw
+from perennial.common.data.scenario import all_shares
+from perennial.common.data.scenarios.rotated import ANGLES, PRESETS, RotatedDigits, RotatedMnist
+from perennial.common.errors import UserError
+from perennial.common.model_settings import model_settings
+from perennial.common.models import network
+from perennial.common.seeding import torch_generator
 
 
 def images(*shape: int) -> Tensor:

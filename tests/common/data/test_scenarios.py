@@ -14,14 +14,14 @@ from pydantic import ValidationError
 from real import REAL, needs_mnist
 from torch import Tensor
 
-from common.data.datasets import DATASETS, load
-from common.data.environments import rotate_quarter
-from common.data.examples import ClientData, Examples
-from common.data.partition import Share
-from common.data.raw import Raw
-from common.data.scenario import all_shares
-from common.data.scenarios import SCENARIOS, scenario_class
-from common.data.scenarios.colored import (
+from perennial.common.data.datasets import DATASETS, load
+from perennial.common.data.environments import rotate_quarter
+from perennial.common.data.examples import ClientData, Examples
+from perennial.common.data.partition import Share
+from perennial.common.data.raw import Raw
+from perennial.common.data.scenario import all_shares
+from perennial.common.data.scenarios import SCENARIOS, scenario_class
+from perennial.common.data.scenarios.colored import (
     CFMNIST,
     CMNIST,
     PRESETS,
@@ -31,10 +31,10 @@ from common.data.scenarios.colored import (
     ColoredScenario,
     RCDigits,
 )
-from common.errors import UserError
-from common.model_settings import model_settings
-from common.models import network
-from server.study.constant import constant_predictor
+from perennial.common.errors import UserError
+from perennial.common.model_settings import model_settings
+from perennial.common.models import network
+from perennial.server.study.constant import constant_predictor
 
 SMALL = {"train_per_class": 60, "test_per_class": 40}
 MINIATURE = {

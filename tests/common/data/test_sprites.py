@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from common.data.sprites import PLACES, REACH, SCALES, SHAPES, SIDE, TURNS, draw_factors, render
+from perennial.common.data.sprites import PLACES, REACH, SCALES, SHAPES, SIDE, TURNS, draw_factors, render
 
 
 def one(shape: int, scale: float = 1.0, turn: float = 0.0, across: float = 0.0, down: float = 0.0) -> np.ndarray:

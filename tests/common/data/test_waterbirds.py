@@ -8,19 +8,19 @@ import torch
 from PIL import Image
 from pydantic import ValidationError
 
-from common.data.datasets import load
-from common.data.examples import ClientData, Examples
-from common.data.partition import Share
-from common.data.raw import Files, Raw
-from common.data.scenario import all_shares
-from common.data.scenarios import SCENARIOS
-from common.data.scenarios.waterbirds import (
+from perennial.common.data.datasets import load
+from perennial.common.data.examples import ClientData, Examples
+from perennial.common.data.partition import Share
+from perennial.common.data.raw import Files, Raw
+from perennial.common.data.scenario import all_shares
+from perennial.common.data.scenarios import SCENARIOS
+from perennial.common.data.scenarios.waterbirds import (
     PRESETS,
     Waterbirds,
     WaterbirdsPerInvFL,
     WaterbirdsScenario,
 )
-from common.errors import UserError
+from perennial.common.errors import UserError
 
 # CUB's numbers of the 46 species that the published metadata call waterbirds, three of them by mistake.
 WATERBIRDS = {

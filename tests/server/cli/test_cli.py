@@ -16,17 +16,17 @@ from safetensors.torch import load_file
 from toys import Toy
 from typer.testing import CliRunner, Result
 
-from common.errors import UserError
-from common.methods.fedavg import FedAvg
-from server.app import main as serverapp
-from server.cli import show
-from server.cli.main import app, main
-from server.folder import InUse, RunFolder
-from server.grid import LocalGrid
-from server.local import LocalRuntime
-from server.study.constant import constant_predictor
-from server.study.recipes import recipe_config
-from server.study.reproduce import load_reproduction
+from perennial.common.errors import UserError
+from perennial.common.methods.fedavg import FedAvg
+from perennial.server.app import main as serverapp
+from perennial.server.cli import show
+from perennial.server.cli.main import app, main
+from perennial.server.folder import InUse, RunFolder
+from perennial.server.grid import LocalGrid
+from perennial.server.local import LocalRuntime
+from perennial.server.study.constant import constant_predictor
+from perennial.server.study.recipes import recipe_config
+from perennial.server.study.reproduce import load_reproduction
 
 TOY = ["--config", "toy.toml", "--set", "evaluate_every=2", "--set", "checkpoint_every=2"]
 
@@ -396,7 +396,7 @@ def test_a_run_that_died_between_its_last_round_and_its_summary(here: Path) -> N
 
 
 def test_a_run_that_misses_its_quorum_stops_with_code_3(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from server import local
+    from perennial.server import local
 
     monkeypatch.setattr(local.LocalGrid, "get_node_ids", lambda self: [1])
     result = call("run", *TOY, "--set", "wait=0.01", "--out", "one")
@@ -513,7 +513,7 @@ def test_a_deployed_run_outlives_the_command_that_watches_it(
         RunFolder.create(path, config)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("server.cli.run._run_on_flower", interrupted)
+    monkeypatch.setattr("perennial.server.cli.run._run_on_flower", interrupted)
     result = call("run", *TOY, "--runtime", runtime, "--superlink", "127.0.0.1:9", "--insecure", "--out", "one")
     assert result.exit_code == 130, result.output
     assert word in result.stderr

@@ -6,8 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from common.data.scenarios import SCENARIOS
-from common.methods import METHODS
+from perennial.common.data.scenarios import SCENARIOS
+from perennial.common.methods import METHODS
 
 SLOW = {
     *("torch", "torchvision", "numpy", "scipy", "sklearn", "pyarrow", "matplotlib", "PIL"),
@@ -16,7 +16,7 @@ SLOW = {
 # Several commands in one process, each as if it were typed: only the first pays for the start.
 PROGRAM = f"""
 import contextlib, io, json, os, sys
-from server.cli.main import main
+from perennial.server.cli.main import main
 
 for arguments, environment in json.loads(sys.argv[1]):
     sys.argv = ["perennial", *arguments]

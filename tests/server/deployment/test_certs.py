@@ -17,9 +17,9 @@ from flwr.supernode.cli.flower_supernode import _try_setup_client_authentication
 from listening import listening
 from typer.testing import CliRunner, Result
 
-from common.errors import UserError
-from server.cli.main import app
-from server.deployment import certs
+from perennial.common.errors import UserError
+from perennial.server.cli.main import app
+from perennial.server.deployment import certs
 
 ENDS = (grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_FAILURE)
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from toys import toy_config
 
-from common.errors import RunStopped, UserError
-from server.deployment import remote
-from server.deployment.remote import Connection, FlowerFailed
-from server.folder import RunFolder
+from perennial.common.errors import RunStopped, UserError
+from perennial.server.deployment import remote
+from perennial.server.deployment.remote import Connection, FlowerFailed
+from perennial.server.folder import RunFolder
 
 AWAY = UserError("Connection to the SuperLink is unavailable.")
 

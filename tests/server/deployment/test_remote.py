@@ -13,11 +13,11 @@ from flwr.supercore.superexec.executor.types import ExecutionSpec
 from listening import listening
 from typer.testing import CliRunner, Result
 
-from common.errors import UserError
-from common.flower import QUIET, program
-from server.cli.main import app
-from server.deployment.certs import make
-from server.deployment.remote import await_port, connected, free_port
+from perennial.common.errors import UserError
+from perennial.common.flower import QUIET, program
+from perennial.server.cli.main import app
+from perennial.server.deployment.certs import make
+from perennial.server.deployment.remote import await_port, connected, free_port
 
 
 def call(*arguments: str, **environment: str) -> Result:

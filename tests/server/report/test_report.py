@@ -16,15 +16,15 @@ from browsing import browse, in_a_browser
 from toys import toy_config
 from typer.testing import CliRunner, Result
 
-from common.errors import UserError
-from server.cli.main import app
-from server.folder import RunFolder
-from server.local import LocalRuntime
-from server.report import figures
-from server.report.figures import Line, line_figure, membership_figure
-from server.report.load import find_runs, load, load_runs
-from server.report.page import report
-from server.report.results import results
+from perennial.common.errors import UserError
+from perennial.server.cli.main import app
+from perennial.server.folder import RunFolder
+from perennial.server.local import LocalRuntime
+from perennial.server.report import figures
+from perennial.server.report.figures import Line, line_figure, membership_figure
+from perennial.server.report.load import find_runs, load, load_runs
+from perennial.server.report.page import report
+from perennial.server.report.results import results
 
 NASTY = '"><img src=x onerror=alert(1)><script>alert(1)</script> $x|*_&'
 

@@ -8,12 +8,12 @@ import pytest
 from toys import toy_config
 from typer.testing import CliRunner
 
-from common.errors import UserError
-from server.cli.main import app
-from server.folder import RunFolder
-from server.local import LocalRuntime
-from server.report.track import _follower, require, scalars, tracking
-from server.summary import summarise
+from perennial.common.errors import UserError
+from perennial.server.cli.main import app
+from perennial.server.folder import RunFolder
+from perennial.server.local import LocalRuntime
+from perennial.server.report.track import _follower, require, scalars, tracking
+from perennial.server.summary import summarise
 
 
 def trained(round_: int) -> dict[str, Any]:

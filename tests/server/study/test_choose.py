@@ -16,19 +16,19 @@ from rich.console import Console
 from toys import Toy, toy_config
 from typer.testing import CliRunner
 
-from common.config import RunConfig, load_config
-from common.data import scenarios
-from common.data.examples import ClientData
-from common.methods.references import FILE
-from server.cli.main import app
-from server.folder import RunFolder
-from server.local import LocalRuntime
-from server.report.figures import knob_figure
-from server.split import Select
-from server.study.choose import advice, choose, keep, maker, search, why_lines, with_references, without
-from server.study.compare import Plan, compare, comparison_lines, entries_of
-from server.study.runs import Outcome, Selected, Summary
-from server.study.sweep import sweep_rows, sweep_table
+from perennial.common.config import RunConfig, load_config
+from perennial.common.data import scenarios
+from perennial.common.data.examples import ClientData
+from perennial.common.methods.references import FILE
+from perennial.server.cli.main import app
+from perennial.server.folder import RunFolder
+from perennial.server.local import LocalRuntime
+from perennial.server.report.figures import knob_figure
+from perennial.server.split import Select
+from perennial.server.study.choose import advice, choose, keep, maker, search, why_lines, with_references, without
+from perennial.server.study.compare import Plan, compare, comparison_lines, entries_of
+from perennial.server.study.runs import Outcome, Selected, Summary
+from perennial.server.study.sweep import sweep_rows, sweep_table
 
 SIZE = ("scenario.clients=6", "scenario.samples=300", "evaluate_every=2", "batch_size=64", "local_steps=5")
 

@@ -12,16 +12,25 @@ from browsing import browse, in_a_browser
 from toys import Toy
 from typer.testing import CliRunner, Result
 
-from common.data import scenarios
-from common.errors import UserError
-from common.methods import METHODS
-from server.cli.main import app
-from server.folder import RunFolder
-from server.report.demo import demo_page
-from server.study import demo
-from server.study.demo import Claim, Finding, Measured, chance, demo_json, demo_table, load_claims, run_demo
-from server.study.reproduce import DEMO
-from server.study.runs import Outcome, Selected, Summary
+from perennial.common.data import scenarios
+from perennial.common.errors import UserError
+from perennial.common.methods import METHODS
+from perennial.server.cli.main import app
+from perennial.server.folder import RunFolder
+from perennial.server.report.demo import demo_page
+from perennial.server.study import demo
+from perennial.server.study.demo import (
+    Claim,
+    Finding,
+    Measured,
+    chance,
+    demo_json,
+    demo_table,
+    load_claims,
+    run_demo,
+)
+from perennial.server.study.reproduce import DEMO
+from perennial.server.study.runs import Outcome, Selected, Summary
 
 FAMILIES = ("fedsdr", "fedpin", "perinvfl", "fediir", "fedilc", "cgpfl", "fl_games")
 HELD = frozenset({"fedsdr", "fedpin", "perinvfl", "fediir", "fishr-inter-geo", "cgpfl", "f-fl-games"})

@@ -9,22 +9,22 @@ import pytest
 import torch
 from toys import WireGrid
 
-from client.methods.fedavg import FedAvgClient
-from client.trainer import Received, Site
-from common.config import RunConfig, load_config, parse_task
-from common.data.examples import ClientData, join
-from common.data.scenarios.colored import RCDigits
-from common.errors import UserError
-from common.files import load_tensors
-from common.methods.fedavg import FedAvg
-from common.models import network
-from common.wire import MODEL
-from server.folder import RunFolder
-from server.local import LocalRuntime
-from server.loop import run_rounds, start
-from server.study.leave import judge, leave_one_out, not_possible, without
-from server.study.runs import Outcome, Summary
-from server.study.version import config_digest
+from perennial.client.methods.fedavg import FedAvgClient
+from perennial.client.trainer import Received, Site
+from perennial.common.config import RunConfig, load_config, parse_task
+from perennial.common.data.examples import ClientData, join
+from perennial.common.data.scenarios.colored import RCDigits
+from perennial.common.errors import UserError
+from perennial.common.files import load_tensors
+from perennial.common.methods.fedavg import FedAvg
+from perennial.common.models import network
+from perennial.common.wire import MODEL
+from perennial.server.folder import RunFolder
+from perennial.server.local import LocalRuntime
+from perennial.server.loop import run_rounds, start
+from perennial.server.study.leave import judge, leave_one_out, not_possible, without
+from perennial.server.study.runs import Outcome, Summary
+from perennial.server.study.version import config_digest
 
 
 def config_of(method: str = "fedavg", scenario: str = "rc-digits", *settings: str, rounds: int = 1) -> RunConfig:

@@ -10,19 +10,19 @@ from counts import coloured
 from toys import Toy, toy_config
 from typer.testing import CliRunner
 
-from common import presets as places
-from common.config import RunConfig, load_config
-from common.data import scenarios
-from common.errors import UserError
-from common.presets import FILE, Preset, presets, read_presets
-from server.cli.main import app
-from server.folder import RunFolder
-from server.split import Select
-from server.study.choose import choose
-from server.study.compare import Plan, base_config, entries_of
-from server.study.presets import add_preset, redrawn
-from server.study.runs import Outcome, Selected, Summary
-from server.study.sweep import trials
+from perennial.common import presets as places
+from perennial.common.config import RunConfig, load_config
+from perennial.common.data import scenarios
+from perennial.common.errors import UserError
+from perennial.common.presets import FILE, Preset, presets, read_presets
+from perennial.server.cli.main import app
+from perennial.server.folder import RunFolder
+from perennial.server.split import Select
+from perennial.server.study.choose import choose
+from perennial.server.study.compare import Plan, base_config, entries_of
+from perennial.server.study.presets import add_preset, redrawn
+from perennial.server.study.runs import Outcome, Selected, Summary
+from perennial.server.study.sweep import trials
 
 COLOUR, SHAPE = (0.9, 1.0, 0.0), (0.75, 0.75, 0.72)
 

@@ -11,17 +11,17 @@ from counts import coloured
 from toys import Toy, toy_config
 from typer.testing import CliRunner
 
-from common.config import RunConfig
-from common.data import scenarios
-from server.cli.main import app
-from server.folder import PRUNED, RunFolder
-from server.split import Select
-from server.study.choose import Verdict, choose, search
-from server.study.compare import Plan, compare, comparison_lines, entries_of
-from server.study.prune import early_round, hopeless
-from server.study.runs import Outcome, Standing, Summary, run_all, standing_line
-from server.study.sweep import sweep_rows, trials
-from server.study.version import run_name
+from perennial.common.config import RunConfig
+from perennial.common.data import scenarios
+from perennial.server.cli.main import app
+from perennial.server.folder import PRUNED, RunFolder
+from perennial.server.split import Select
+from perennial.server.study.choose import Verdict, choose, search
+from perennial.server.study.compare import Plan, compare, comparison_lines, entries_of
+from perennial.server.study.prune import early_round, hopeless
+from perennial.server.study.runs import Outcome, Standing, Summary, run_all, standing_line
+from perennial.server.study.sweep import sweep_rows, trials
+from perennial.server.study.version import run_name
 
 FIXED = ("batch_size=20",)
 TRIALS = 6

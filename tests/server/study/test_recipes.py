@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 from toys import Toy
 
-from common.data import scenarios
-from common.errors import UserError
-from server.study import reproduce
-from server.study.compare import base_config, with_baselines
-from server.study.demo import load_claims
-from server.study.recipes import recipe_config, recipes
+from perennial.common.data import scenarios
+from perennial.common.errors import UserError
+from perennial.server.study import reproduce
+from perennial.server.study.compare import base_config, with_baselines
+from perennial.server.study.demo import load_claims
+from perennial.server.study.recipes import recipe_config, recipes
 
 
 @pytest.fixture(autouse=True)

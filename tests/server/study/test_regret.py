@@ -10,12 +10,12 @@ from rich.console import Console
 from toys import Toy, toy_config
 from typer.testing import CliRunner
 
-from common.data import scenarios
-from server.cli.main import app
-from server.folder import RunFolder
-from server.study import regret
-from server.study.regret import Case, Size, harm_table, judge, regret_table
-from server.study.runs import Outcome, Selected, Summary
+from perennial.common.data import scenarios
+from perennial.server.cli.main import app
+from perennial.server.folder import RunFolder
+from perennial.server.study import regret
+from perennial.server.study.regret import Case, Size, harm_table, judge, regret_table
+from perennial.server.study.runs import Outcome, Selected, Summary
 
 
 def trial(path: Path, held_out: float, worst: float, a: float, d: float) -> Outcome:

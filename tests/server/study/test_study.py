@@ -20,28 +20,28 @@ from hypothesis import strategies as st
 from toys import Toy, toy_config
 from typer.testing import CliRunner
 
-from common.config import RunConfig, load_config
-from common.data import scenarios
-from common.data.examples import ClientData, Examples
-from common.data.scenarios.colored import CMNIST
-from common.errors import UserError
-from common.methods import METHODS
-from common.methods.ditto import Ditto
-from common.methods.fedavg import FedAvg
-from server.cli.main import app
-from server.folder import RunFolder
-from server.local import LocalRuntime
-from server.report.load import load
-from server.report.pictures import pictures, training_curve, training_picture
-from server.study import compare as comparing
-from server.study import reproduce, runs, version
-from server.study import sweep as sweeping
-from server.study.compare import Entry, Plan, compare, entries_of, measures
-from server.study.constant import constant_predictor, constant_rows
-from server.study.runs import Outcome, Selected, Standing, Summary, carry_out, look, older, run_all
-from server.study.sweep import best, search_ranges, trial, trials
-from server.study.version import code_version, config_digest, imported, name_without_code, run_name
-from server.summary import Evaluation
+from perennial.common.config import RunConfig, load_config
+from perennial.common.data import scenarios
+from perennial.common.data.examples import ClientData, Examples
+from perennial.common.data.scenarios.colored import CMNIST
+from perennial.common.errors import UserError
+from perennial.common.methods import METHODS
+from perennial.common.methods.ditto import Ditto
+from perennial.common.methods.fedavg import FedAvg
+from perennial.server.cli.main import app
+from perennial.server.folder import RunFolder
+from perennial.server.local import LocalRuntime
+from perennial.server.report.load import load
+from perennial.server.report.pictures import pictures, training_curve, training_picture
+from perennial.server.study import compare as comparing
+from perennial.server.study import reproduce, runs, version
+from perennial.server.study import sweep as sweeping
+from perennial.server.study.compare import Entry, Plan, compare, entries_of, measures
+from perennial.server.study.constant import constant_predictor, constant_rows
+from perennial.server.study.runs import Outcome, Selected, Standing, Summary, carry_out, look, older, run_all
+from perennial.server.study.sweep import best, search_ranges, trial, trials
+from perennial.server.study.version import code_version, config_digest, imported, name_without_code, run_name
+from perennial.server.summary import Evaluation
 
 TESTS = Path(__file__).parents[2]
 
@@ -142,15 +142,16 @@ def test_a_configuration_from_its_file_has_the_same_name(tmp_path: Path) -> None
 
 
 def test_the_code_version_covers_what_a_run_imports_and_no_other_method() -> None:
-    found = imported("server.local", Ditto.__module__, CMNIST.__module__, "client.methods.ditto")
-    assert {"server.loop", "client.trainer", "strategies.base", "common.data.partition"} <= found.keys()
-    assert {"common.methods.ditto", "common.data.scenarios.colored"} <= found.keys()
+    ditto = Ditto.__module__, "perennial.client.methods.ditto"
+    files = imported("perennial.server.local", CMNIST.__module__, *ditto)
+    assert all(path.is_file() for path in files.values())
+    found = {name.removeprefix("perennial.") for name in files}
+    assert {"server.loop", "client.trainer", "strategies.base", "common.data.partition"} <= found
+    assert {"common.methods.ditto", "common.data.scenarios.colored"} <= found
     # Imported inside functions, for a quick start.
-    assert {"common.data.readers", "common.data.environments", "common.models"} <= found.keys()
-    assert not {"common.methods.local", "tests.toys"} & found.keys()
-    others = {"server.cli.main", "server.study.compare", "server.cli.tables", "client.methods.local"}
-    assert not others & found.keys()
-    assert all(path.is_file() for path in found.values())
+    assert {"common.data.readers", "common.data.environments", "common.models"} <= found
+    assert not {"common.methods.local", "tests.toys"} & found
+    assert not {"server.cli.main", "server.study.compare", "server.cli.tables", "client.methods.local"} & found
 
 
 def test_the_code_version_follows_the_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -431,10 +432,10 @@ def test_a_missing_data_set_is_a_sentence_before_anything_runs(
 
 COMMAND = f"""
 import sys; sys.path.insert(0, {str(TESTS)!r})
-from common.data import scenarios
+from perennial.common.data import scenarios
 from toys import Toy
 scenarios.SCENARIOS["toy"] = Toy()
-from server.cli.main import main
+from perennial.server.cli.main import main
 main()
 """
 
@@ -586,7 +587,7 @@ def test_paper_and_ours_side_by_side(quick: bool, tmp_path: Path, monkeypatch: p
     assert lines["Local", "worst"].difference("final") is None
     assert reproduce.remark_lines(table) == ["- other pictures", "[1] another world"]
 
-    monkeypatch.setattr("server.study.reproduce.load_reproduction", lambda name: table)
+    monkeypatch.setattr("perennial.server.study.reproduce.load_reproduction", lambda name: table)
     arguments = ["reproduce", "t", "--jobs", "1", "--out", str(tmp_path / "pool")]
     result = CliRunner().invoke(app, arguments + ["--quick"] * quick)
     assert result.exit_code == 0, result.output
@@ -601,7 +602,7 @@ def test_fewer_seeds_are_said_and_stay_comparable_and_fewer_rounds_do_not(
 ) -> None:
     (tmp_path / "t.toml").write_text(GOOD)
     table = reproduce.load_reproduction("t", tmp_path)
-    monkeypatch.setattr("server.study.reproduce.load_reproduction", lambda name: table)
+    monkeypatch.setattr("perennial.server.study.reproduce.load_reproduction", lambda name: table)
     arguments = ["reproduce", "t", "--jobs", "1", "--out", str(tmp_path / "pool")]
     seeds = CliRunner().invoke(app, [*arguments, "--seeds", "1"]).stdout
     assert "4 rounds, 1 seed, 1 trial (whole: 4 rounds, 2 seeds, 1 trial)" in " ".join(seeds.split())
