@@ -20,7 +20,7 @@ from perennial.server.report.tables import Table, html_table
 from perennial.server.study.demo import Finding, Measured, difference_text, mean, points, seeds_line
 from perennial.server.words import percent
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"  # of a checkout; the wheel has none
 CONSTANT, ORACLE = 6, 7
 """Their styles, whatever else is drawn."""
 

@@ -14,7 +14,7 @@ from perennial.server import app
 from perennial.server.deployment.remote import Connection
 from perennial.server.folder import RunFolder
 
-PROJECT = Path(app.__file__).parents[1]
+PROJECT = Path(__file__).parents[2]
 
 
 class SimulatedNodes(InMemoryGrid):

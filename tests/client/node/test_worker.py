@@ -275,8 +275,7 @@ def test_another_run_s_code_gets_another_worker_after_the_message_at_hand(
         one = pool.submit(site.ask, "wait", "a")
         until((site.folder / "diary").exists)
         old = relay.identity(site.status().pid)
-        for package in ("client", "common"):
-            (site.folder / package).symlink_to(Path(relay.CODE) / package)
+        (site.folder / "perennial").symlink_to(Path(relay.CODE) / "perennial")
         monkeypatch.setattr(relay, "CODE", str(site.folder))
         other = pool.submit(site.ask, "train", "b")
         time.sleep(0.2)
