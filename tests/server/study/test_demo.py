@@ -29,7 +29,6 @@ from perennial.server.study.demo import (
     load_claims,
     run_demo,
 )
-from perennial.server.study.reproduce import DEMO
 from perennial.server.study.runs import Outcome, Selected, Summary
 
 FAMILIES = ("fedsdr", "fedpin", "perinvfl", "fediir", "fedilc", "cgpfl", "fl_games")
@@ -157,7 +156,7 @@ def test_the_command_shows_them_and_runs_nothing_twice(two: Path, here: Path) ->
     assert set(re.findall(r'(?:href="#|url\(#)([^")]+)', page)) <= set(ids)
     assert not re.search(r"<script|<img|https?://(?!www\.w3\.org)", page)
     (link,) = re.findall(r'href="([^"]*fedavg\.md)"', page)
-    assert os.path.samefile(here / "pool" / link, DEMO.parents[1] / "docs" / "methods" / "fedavg.md")
+    assert os.path.samefile(here / "pool" / link, Path(__file__).parents[3] / "docs" / "methods" / "fedavg.md")
 
 
 @in_a_browser
