@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from perennial.common.errors import UserError
+from perennial.common.files import write_text
 from perennial.server.cli.completion import method_list, tables
 from perennial.server.cli.console import err, out, print_tables, print_troubles, sentences, watching_runs
 from perennial.server.cli.options import (
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
     from perennial.server.study.choose import Verdict
     from perennial.server.study.regret import Size
     from perennial.server.study.runs import Outcome
+
+
+KEPT = Path("results")
+"""The numbers of every seed, as the repository keeps them."""
 
 
 class Format(StrEnum):
@@ -186,8 +191,9 @@ def compare_methods(
 @app.command("reproduce")
 def reproduce_table(
     name: Annotated[
-        str, typer.Argument(help="A table of a paper, see `perennial list reproductions`.", autocompletion=tables)
-    ],
+        str | None,
+        typer.Argument(help="A table of a paper, see `perennial list reproductions`.", autocompletion=tables),
+    ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="A small version in minutes, not comparable with the paper.")
     ] = False,
@@ -197,14 +203,31 @@ def reproduce_table(
         int | None,
         typer.Option("--trials", min=1, help="Search budget in place of the table's; 1 is its settings."),
     ] = None,
+    select: Annotated[Select, typer.Option("--select", help="What a search chooses by.")] = Select.held_out,
     jobs: Jobs = None,
     folder: Pool = POOL,
     figures: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Also write figures there.")] = None,
+    results: Annotated[
+        Path | None, typer.Option("--keep", metavar="FOLDER", help="Also keep every seed's numbers there.")
+    ] = None,
+    page: Annotated[
+        Path | None,
+        typer.Option("--overview", metavar="FILE", help="No table: the page of all claims, from what is kept."),
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="With --overview: write nothing, fail if the page is another one.")
+    ] = False,
     data_root: DataRoot = None,
     device: Device = None,
     as_json: Json = False,
 ) -> None:
     """A table of a paper beside ours; runs what is missing. Started again, it continues."""
+    if (name is None) == (page is None):
+        with sentences():
+            raise UserError("TABLE: name one table, or ask for the page of all claims with --overview FILE")
+    if page:
+        _overview(page, results or KEPT, check)
+        return
     from perennial.server.study import regret
 
     if name == regret.NAME:
@@ -225,9 +248,13 @@ def reproduce_table(
     from perennial.server.study.runs import cores
 
     with sentences(), watching_runs(as_json) as watch:
-        table = load_reproduction(name)
-        plan = table.plan(quick, data_root, device, rounds=rounds, seeds=seeds, trials=count)
+        table = load_reproduction(name or "")
+        plan = table.plan(quick, data_root, device, rounds=rounds, seeds=seeds, trials=count, select=select)
         comparison = compare(plan, folder, jobs or cores(), watch)
+        if results:
+            from perennial.server.study.overview import keep
+
+            keep(name or "", table, comparison, quick, select, results)
         if figures:
             from perennial.server.report.pictures import pictures
 
@@ -241,6 +268,19 @@ def reproduce_table(
         lines = [*remark_lines(table), *comparison_lines(comparison)]
         out.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
         print_troubles(trouble_lines(comparison))
+
+
+def _overview(page: Path, results: Path, check: bool) -> None:
+    """Write the page of all claims, or say that the one that is there is another. Exit code 1 for the latter."""
+    from perennial.server.study.overview import overview
+
+    with sentences():
+        text = overview(results)
+        if not check:
+            write_text(page, text)
+        elif not page.is_file() or page.read_text(encoding="utf-8") != text:
+            err.print(f"{page} is not what {results} says; make it with `perennial reproduce --overview {page}`")
+            raise typer.Exit(1)
 
 
 def _one_method(named: str | None, method: str | None) -> str:

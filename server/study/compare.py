@@ -66,10 +66,13 @@ class Spread:
 
     mean: float
     deviation: float | None
+    values: tuple[float, ...] = field(default=(), compare=False)
+    """One for each seed."""
 
     def percent(self) -> "Spread":
         """A fraction's, in percent."""
-        return Spread(100 * self.mean, None if self.deviation is None else 100 * self.deviation)
+        deviation = None if self.deviation is None else 100 * self.deviation
+        return Spread(100 * self.mean, deviation, tuple(100 * value for value in self.values))
 
     def text(self, decimals: int) -> str:
         """Mean ± deviation."""
@@ -293,7 +296,7 @@ def text(measure: str, value: Spread | None) -> str:
 
 def spread(values: Sequence[float]) -> Spread:
     """Mean and standard deviation (n − 1) over seeds."""
-    return Spread(fmean(values), stdev(values) if len(values) > 1 else None)
+    return Spread(fmean(values), stdev(values) if len(values) > 1 else None, tuple(values))
 
 
 # ---------------------------------------------------------------------- what people see

@@ -19,10 +19,12 @@ from perennial.common.data.scenarios import SCENARIOS
 from perennial.common.errors import UserError
 from perennial.common.methods import METHODS
 from perennial.common.suggest import unknown
+from perennial.server.split import Select
 from perennial.server.study.compare import AREAS_TEXT, DECIMALS, Comparison, Entry, Plan, Spread, as_shown
 from perennial.server.summary import AREAS, SELECTIONS
 
 FOLDER = Path(__file__).parents[2] / "reproduce"
+LESS_IS_BETTER = frozenset({"loss", "variance"})
 DEMO = FOLDER / "demo.toml"
 """Not a table of a paper: the claims of `perennial demo`."""
 
@@ -76,6 +78,14 @@ class PaperRow(Part):
         return self.method in METHODS
 
 
+class Claim(Part):
+    """What the paper says of two of its rows: the first is better in a column."""
+
+    row: str
+    than: str
+    column: str
+
+
 class Quick(Part):
     """The small version: minutes, and not the paper's setting."""
 
@@ -105,6 +115,9 @@ class Reproduction(Part):
     """What has to be known before the numbers are compared."""
     drawn: tuple[str, ...] = ()
     """Titles of the rows in the figures; none: the first that can be told apart."""
+    claims: tuple[Claim, ...] = ()
+    unrun: str = ""
+    """Why there are no runs for its claims yet."""
     quick: Quick
     rows: tuple[PaperRow, ...] = Field(min_length=1)
 
@@ -120,6 +133,11 @@ class Reproduction(Part):
         for title in self.drawn:
             if title not in titles:
                 raise ValueError(unknown("drawn row", title, titles))
+        papers = {row.title: row.paper for row in self.rows}
+        for claim in self.claims:
+            for title in (claim.row, claim.than):
+                if claim.column not in papers.get(title, ()):
+                    raise ValueError(f"the paper has no number for {claim.column!r} of a row {title!r}")
         names = [row.name.casefold() for row in self.rows]
         for row in self.rows:
             if names.count(row.name.casefold()) > 1:
@@ -146,6 +164,7 @@ class Reproduction(Part):
         rounds: int | None = None,
         seeds: int | None = None,
         trials: int | None = None,
+        select: Select = Select.held_out,
     ) -> Plan:
         """The comparison that makes our side of the table; `rounds`, `seeds`, `trials` in place of the table's."""
         size = self.quick if quick else self
@@ -161,6 +180,7 @@ class Reproduction(Part):
             settings=assignments(settings),
             data_root=data_root,
             device=device,
+            select=select,
         )
 
 

@@ -1,0 +1,251 @@
+"""Every claim of the papers on one page: what a table's runs said is kept as numbers, and judged by one rule."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from pathlib import Path
+from statistics import fmean, stdev
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from perennial.common.config import sentence
+from perennial.common.errors import UserError
+from perennial.common.files import write_text
+from perennial.server.split import Select
+from perennial.server.study.compare import CONSTANT, DECIMALS, Comparison, as_shown, spread
+from perennial.server.study.reproduce import LESS_IS_BETTER, Claim, Reproduction, load_reproduction, reproductions
+
+SELECTION = "final"
+"""Verdicts are about the last round, which nobody chose."""
+LEVEL = 2.0
+"""Standard errors that a difference must be above."""
+
+
+# ---------------------------------------------------------------------- what is kept of a table's runs
+
+
+class Kept(BaseModel):
+    """One row of a table, as its runs made it: a line of `results/TABLE.jsonl`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    row: str
+    selection: str
+    rounds: int
+    trials: int
+    by: Select
+    """What a search chose by, where there was one."""
+    quick: bool
+    settings: dict[str, bool | int | float | str | None]
+    """What the search drew."""
+    measures: dict[str, list[float]]
+    """One number for each seed: fractions, but those of `DECIMALS` as they are."""
+    runs: list[str]
+
+
+def keep(
+    name: str, table: Reproduction, comparison: Comparison, quick: bool, by: Select, folder: Path
+) -> Path:
+    """Write what the page needs of a table's comparison; the file. Every rule of a search has one of its own."""
+    shown = {*table.columns, *table.beside}
+    choices = {choice.label: choice for choice in comparison.choices}
+    lines = [
+        Kept(
+            row=row.label,
+            selection=row.selection,
+            rounds=comparison.rounds,
+            trials=comparison.trials,
+            by=by,
+            quick=quick,
+            settings=choices[row.label].settings if row.label in choices else {},
+            measures={column: list(own.values) for column, own in row.measures.items() if column in shown},
+            runs=[Path(run).name for run in choices[row.label].runs] if row.label in choices else [],
+        )
+        for row in comparison.rows
+    ]
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / (f"{name}.jsonl" if comparison.trials == 1 else f"{name}-{by}.jsonl")
+    write_text(file, "".join(f"{line.model_dump_json()}\n" for line in lines))
+    return file
+
+
+def kept(name: str, folder: Path) -> list[list[Kept]]:
+    """What is there of a table, one list for each file. Raises `UserError` for a line that does not fit."""
+    files = [folder / f"{name}.jsonl", *(folder / f"{name}-{by}.jsonl" for by in Select)]
+    return [_read(file) for file in files if file.is_file()]
+
+
+def _read(file: Path) -> list[Kept]:
+    found = []
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            found.append(Kept.model_validate_json(line))
+        except ValidationError as error:
+            raise UserError(f"{file}, line {number}: {sentence(error)}") from None
+    return found
+
+
+# ---------------------------------------------------------------------- the verdict
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A claim, and what the runs of its two rows say; the numbers in the column's unit."""
+
+    claim: Claim
+    paper: tuple[float, float]
+    method: Sequence[float] = ()
+    """By seed."""
+    reference: Sequence[float] = ()
+    constant: float | None = None
+    rounds: int = 0
+    """0: there are no runs."""
+    whole: bool = False
+    """Whether rounds and data are the paper's."""
+    chosen: str = ""
+    """How its settings were chosen."""
+
+    @property
+    def difference(self) -> float:
+        """What the method is better by, in the mean over seeds."""
+        sign = -1 if self.claim.column in LESS_IS_BETTER else 1
+        return sign * (fmean(self.method) - fmean(self.reference))
+
+    @property
+    def error(self) -> float:
+        """The difference's standard error: of the differences seed by seed, where both have all of them."""
+        if len(self.method) == len(self.reference):
+            pairs = zip(self.method, self.reference, strict=True)
+            return stdev(ours - theirs for ours, theirs in pairs) / sqrt(len(self.method))
+        return sqrt(sum(stdev(own) ** 2 / len(own) for own in (self.method, self.reference)))
+
+    @property
+    def seeds(self) -> int:
+        """How many both have."""
+        return min(len(self.method), len(self.reference))
+
+    @property
+    def verdict(self) -> str:
+        """*confirmed*, *partly* (at another size or on other data), *not*, or *not run*."""
+        if self.seeds < 2:
+            return "not run"
+        if self.difference <= LEVEL * self.error:
+            return "not"
+        return "confirmed" if self.whole else "partly"
+
+
+def findings(table: Reproduction, lines: Sequence[Kept] = ()) -> Iterator[Finding]:
+    """Every claim of a table with the numbers of one file."""
+    rows = {line.row: line for line in lines if line.selection in (SELECTION, "–")}
+    of_paper = {row.title: row for row in table.rows}
+    for claim in table.claims:
+        pair = of_paper[claim.row], of_paper[claim.than]
+        paper = (pair[0].paper[claim.column], pair[1].paper[claim.column])
+        method, reference = rows.get(claim.row), rows.get(claim.than)
+        if not (method and reference and claim.column in method.measures.keys() & reference.measures.keys()):
+            yield Finding(claim, paper)
+            continue
+        constant = _shown(rows[CONSTANT], claim.column) if CONSTANT in rows else []
+        yield Finding(
+            claim,
+            paper,
+            _shown(method, claim.column),
+            _shown(reference, claim.column),
+            fmean(constant) if constant else None,
+            method.rounds,
+            method.rounds >= table.rounds and not method.quick and all(row.comparable for row in pair),
+            _chosen(method),
+        )
+
+
+def _shown(line: Kept, column: str) -> list[float]:
+    return [as_shown(column, spread([value])).mean for value in line.measures.get(column, ())]
+
+
+def _chosen(line: Kept) -> str:
+    return "the table's settings" if line.trials == 1 else f"{line.trials} trials by {line.by}"
+
+
+# ---------------------------------------------------------------------- the page
+
+HEAD = """# What the papers claim, and what our runs say
+
+This page is made by `perennial reproduce --overview docs/results.md` from the files in `results/`, never by hand.
+A file has one line for each row of a paper's table, with one number for each seed. You can compute every verdict.
+
+A claim is "this method is better than that one in this column". The **verdict** follows from the runs by one rule.
+It is about the last round, which nobody chose:
+
+- **confirmed**: better by more than two standard errors, with the paper's rounds and data
+- *partly*: the same with fewer rounds or other data; *size* says which
+- **not**: not better by more than two standard errors
+- *not run*: there are no runs of two seeds or more yet
+
+Accuracies are in percent, as mean over seeds ± standard deviation. The difference is ours, ± its standard error.
+*Constant* is a predictor that always says the most frequent class. A method below it has learnt nothing that is of
+use there, whatever the verdict.
+"""
+
+
+def overview(folder: Path) -> str:
+    """The page. Raises `UserError` for a file that does not fit."""
+    tables = {name: load_reproduction(name) for name in reproductions()}
+    claimed = {name: table for name, table in tables.items() if table.claims}
+    found = {
+        name: [list(findings(table, own)) for own in kept(name, folder) or [[]]] for name, table in claimed.items()
+    }
+    every = [finding for files in found.values() for finding in files[0]]
+    verdicts = [finding.verdict for finding in every]
+    counts = ", ".join(f"{verdicts.count(name)} {name}" for name in ("confirmed", "partly", "not", "not run"))
+    parts = [HEAD, f"Of {len(every)} claims: {counts}.\n"]
+    for name, files in found.items():
+        table = claimed[name]
+        parts.append(f"## {name}\n\n{table.title} ({table.source}).\n")
+        for own in files:
+            parts.append(_section(name, table, own))
+    return "\n".join(parts)
+
+
+def _section(name: str, table: Reproduction, own: Sequence[Finding]) -> str:
+    ran = next((finding for finding in own if finding.rounds), None)
+    if ran is None:
+        why = f": {table.unrun}" if table.unrun else ""
+        lines = [f"Not run yet{why}. The command is `perennial reproduce {name} --keep results`."]
+    else:
+        size = "the paper's" if ran.whole else f"{ran.rounds} of {table.rounds} rounds"
+        size += "" if ran.whole or ran.rounds < table.rounds else ", other data than the paper's"
+        lines = [f"Size: {size}. Settings: {ran.chosen}. Command: `{_command(name, table, ran)}`"]
+    lines += [
+        "",
+        "| claim | paper | ours | difference | seeds | constant | verdict |",
+        "|---|---|---|---|---|---|---|",
+        *map(_line, own),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _command(name: str, table: Reproduction, ran: Finding) -> str:
+    words = [f"perennial reproduce {name}"]
+    if ran.rounds != table.rounds:
+        words.append(f"--rounds {ran.rounds}")
+    if ran.seeds != table.seeds:
+        words.append(f"--seeds {ran.seeds}")
+    trials, _, by = ran.chosen.partition(" trials by ")
+    words.append(f"--trials {trials} --select {by}" if by else "--trials 1" if table.trials != 1 else "")
+    return " ".join([*filter(None, words), "--keep results"])
+
+
+def _line(finding: Finding) -> str:
+    claim, places = finding.claim, DECIMALS.get(finding.claim.column, 2)
+    paper = " / ".join(f"{number:.{places}f}" for number in finding.paper)
+    cells = [f"{claim.row} > {claim.than}, {claim.column}", paper]
+    if finding.verdict == "not run":
+        cells += ["–", "–", "–", "–", "*not run*"]
+    else:
+        ours = [spread(own).text(places) for own in (finding.method, finding.reference)]
+        constant = "–" if finding.constant is None else f"{finding.constant:.{places}f}"
+        verdict = "*partly*" if finding.verdict == "partly" else f"**{finding.verdict}**"
+        difference = f"{finding.difference:+.{places}f} ± {finding.error:.{places}f}"
+        cells += [" / ".join(ours), difference, str(finding.seeds), constant, verdict]
+    return f"| {' | '.join(cells)} |"

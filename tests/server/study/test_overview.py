@@ -1,0 +1,174 @@
+"""The page of all claims: what is kept of a table, the rule of the verdict, and that the page is what is kept."""
+
+import json
+from math import sqrt
+from pathlib import Path
+from statistics import fmean, stdev
+
+import pytest
+from toys import Toy
+from typer.testing import CliRunner
+
+from perennial.common.data import scenarios
+from perennial.common.errors import UserError
+from perennial.server.cli.main import app
+from perennial.server.split import Select
+from perennial.server.study import reproduce
+from perennial.server.study.compare import compare
+from perennial.server.study.overview import Finding, Kept, findings, keep, kept, overview
+from perennial.server.study.reproduce import LESS_IS_BETTER, Claim, Reproduction, load_reproduction, reproductions
+
+ROOT = Path(__file__).parents[3]
+CLAIM = Claim(row="A", than="B", column="worst")
+
+TABLE = """
+title = "T"
+source = "S"
+scenario = "toy"
+rounds = 4
+seeds = 2
+trials = 1
+columns = ["worst", "average"]
+claims = [{ row = "FedAvg", than = "Ditto", column = "worst" }]
+
+[quick]
+rounds = 2
+
+[[rows]]
+title = "FedAvg"
+method = "fedavg"
+paper = { worst = 60.0, average = 60.0 }
+
+[[rows]]
+title = "Ditto"
+method = "ditto"
+paper = { worst = 50.0, average = 50.0 }
+"""
+
+
+@pytest.fixture
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Reproduction:
+    monkeypatch.setitem(scenarios.SCENARIOS, "toy", Toy())
+    (tmp_path / "t.toml").write_text(TABLE)
+    return load_reproduction("t", tmp_path)
+
+
+def finding(method: list[float], reference: list[float], whole: bool = True, claim: Claim = CLAIM) -> Finding:
+    return Finding(claim, (60.0, 50.0), method, reference, whole=whole, rounds=4)
+
+
+def test_the_difference_and_its_error_seed_by_seed() -> None:
+    found = finding([60, 64, 68], [50, 55, 54])
+    assert found.difference == pytest.approx(11)
+    assert found.error == pytest.approx(stdev([10, 9, 14]) / sqrt(3))
+
+
+def test_where_a_seed_is_missing_the_errors_add_up() -> None:
+    method, reference = [60.0, 64.0, 68.0], [50.0, 55.0]
+    expected = sqrt(stdev(method) ** 2 / 3 + stdev(reference) ** 2 / 2)
+    assert finding(method, reference).error == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("method", "reference", "whole", "verdict"),
+    [
+        ([60, 61, 62], [50, 50, 51], True, "confirmed"),
+        ([60, 61, 62], [50, 50, 51], False, "partly"),
+        ([50, 50, 51], [60, 61, 62], True, "not"),
+        ([50, 60, 70], [49, 69, 59], True, "not"),  # above, and within two standard errors
+        ([60], [50], True, "not run"),
+        ([], [], False, "not run"),
+    ],
+)
+def test_the_rule(method: list[float], reference: list[float], whole: bool, verdict: str) -> None:
+    assert finding(method, reference, whole).verdict == verdict
+
+
+def test_less_of_a_loss_is_better() -> None:
+    claim = Claim(row="A", than="B", column="loss")
+    assert finding([0.5, 0.51], [0.6, 0.62], claim=claim).verdict == "confirmed"
+    assert finding([0.6, 0.62], [0.5, 0.51], claim=claim).verdict == "not"
+
+
+def test_what_is_kept_is_what_the_comparison_has(table: Reproduction, tmp_path: Path) -> None:
+    comparison = compare(table.plan(quick=False), tmp_path / "pool", 1)
+    file = keep("t", table, comparison, False, Select.held_out, tmp_path / "results")
+    assert file.name == "t.jsonl"
+    (lines,) = kept("t", tmp_path / "results")
+    assert {line.row for line in lines} == {"FedAvg", "Ditto", "Local", "Constant"}
+    own = next(line for line in lines if (line.row, line.selection) == ("Ditto", "final"))
+    row = comparison.row("Ditto", "final")
+    assert row
+    assert own.measures.keys() == {"worst", "average"}
+    assert fmean(own.measures["worst"]) == pytest.approx(row.measures["worst"].mean)
+    assert len(own.measures["worst"]) == len(own.runs) == 2
+    (found,) = findings(table, lines)
+    assert found.seeds == 2
+    assert found.whole
+    assert found.paper == (60, 50)
+    assert fmean(found.reference) == pytest.approx(100 * row.measures["worst"].mean)
+    (other,) = findings(table, [line.model_copy(update={"rounds": 3}) for line in lines])
+    assert not other.whole
+    (none,) = findings(table, [line for line in lines if line.row != "Ditto"])
+    assert none.verdict == "not run"
+
+
+def test_a_search_is_kept_beside_the_table_s_settings(table: Reproduction, tmp_path: Path) -> None:
+    comparison = compare(table.plan(quick=True, trials=2), tmp_path / "pool", 1)
+    assert keep("t", table, comparison, True, Select.held_out, tmp_path).name == "t-held-out.jsonl"
+    (lines,) = kept("t", tmp_path)
+    assert all(line.quick and line.trials == 2 for line in lines)
+
+
+def test_the_page_says_what_is_kept(
+    table: Reproduction, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = "perennial.server.study.overview"
+    monkeypatch.setattr(f"{here}.reproductions", lambda: {"t": tmp_path / "t.toml"})
+    monkeypatch.setattr(f"{here}.load_reproduction", lambda name: table)
+    assert "Not run yet. The command is `perennial reproduce t --keep results`." in overview(tmp_path)
+    monkeypatch.setattr(reproduce, "load_reproduction", lambda name: table)
+    page, results = tmp_path / "page.md", tmp_path / "results"
+    run = ["reproduce", "t", "--jobs", "1", "--out", str(tmp_path / "pool"), "--keep", str(results)]
+    ended = CliRunner().invoke(app, [*run, "--rounds", "2"])
+    assert ended.exit_code == 0, ended.output
+    make = ["reproduce", "--overview", str(page), "--keep", str(results)]
+    assert CliRunner().invoke(app, [*make, "--check"]).exit_code == 1
+    assert CliRunner().invoke(app, make).exit_code == 0
+    assert CliRunner().invoke(app, [*make, "--check"]).exit_code == 0
+    (found,) = findings(table, kept("t", results)[0])
+    said = page.read_text()
+    assert "Size: 2 of 4 rounds. Settings: the table's settings." in said
+    assert "`perennial reproduce t --rounds 2 --keep results`" in said
+    line = next(line for line in said.splitlines() if line.startswith("| FedAvg > Ditto, worst | 60.00 / 50.00 |"))
+    assert f"{found.difference:+.2f} ± {found.error:.2f} | 2 |" in line
+    assert f"{found.constant:.2f}" in line
+    page.write_text(said.replace("worst |", "best |"))
+    assert CliRunner().invoke(app, [*make, "--check"]).exit_code == 1
+
+
+def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "cmnist-8.jsonl").write_text("{}\n")
+    with pytest.raises(UserError, match=r"cmnist-8\.jsonl, line 1: row: a value is missing"):
+        overview(tmp_path)
+    both = CliRunner().invoke(app, ["reproduce", "cmnist-8", "--overview", str(tmp_path / "page.md")])
+    neither = CliRunner().invoke(app, ["reproduce"])
+    for ended in (both, neither):
+        assert ended.exit_code == 2
+        assert "TABLE: name one table, or ask for the page of all claims" in ended.output
+
+
+@pytest.mark.parametrize("name", sorted(reproductions()))
+def test_every_claim_is_what_the_paper_s_numbers_say(name: str) -> None:
+    table = load_reproduction(name)
+    papers = {row.title: row.paper for row in table.rows}
+    for claim in table.claims:
+        better, worse = papers[claim.row][claim.column], papers[claim.than][claim.column]
+        assert (better < worse) if claim.column in LESS_IS_BETTER else (better > worse), claim
+
+
+def test_the_page_of_the_repository_is_what_its_results_say() -> None:
+    assert (ROOT / "docs" / "results.md").read_text(encoding="utf-8") == overview(ROOT / "results")
+    for file in (ROOT / "results").glob("*.jsonl"):
+        for line in file.read_text(encoding="utf-8").splitlines():
+            assert Kept.model_validate(json.loads(line)).measures
