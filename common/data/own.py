@@ -6,7 +6,7 @@ never with the value of a cell: the sentence also goes to the server.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,10 @@ from perennial.common.errors import UserError
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+    import pyarrow as pa
     from torch import Tensor
+
+    from perennial.common.data.columns import AnyColumn
 
 PICTURES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 TABLES = (".csv", ".parquet")
@@ -30,32 +33,48 @@ LABEL = "label"
 class Found:
     """Samples as they are on a disk, in an order that depends on nothing else.
 
-    `x`: (n, *shape) numbers, or (n,) picture files. `labels`: (n,) names of classes. `environments`: (n,) names,
-    or None where the data do not say. `columns`: names of a table's features.
+    `x`: (n, *shape) numbers, (n,) picture files, or a table of features as PyArrow has it. `labels`: (n,) names of
+    classes. `environments`: (n,) names, or None where the data do not say. `columns`: names of a table's features.
     """
 
     name: str
-    x: npt.NDArray[np.generic] | Sequence[Path]
+    x: npt.NDArray[np.generic] | Sequence[Path] | pa.Table
     labels: Sequence[str]
     environments: Sequence[str] | None
     columns: tuple[str, ...] = ()
 
-    def tensor(self, shape: tuple[int, ...], columns: Sequence[str] = ()) -> Tensor:
+    @property
+    def of_pictures(self) -> bool:
+        """Whether the samples are files of pictures."""
+        import numpy as np
+
+        return not self.columns and not isinstance(self.x, np.ndarray)
+
+    def tensor(
+        self,
+        shape: tuple[int, ...],
+        columns: Sequence[str] = (),
+        prepared: Mapping[str, AnyColumn] | None = None,
+        ignored: Sequence[str] = (),
+    ) -> Tensor:
         """All samples (n, *shape) as float32, bytes divided by 255; a table's features in the order of `columns`.
 
-        Raises `UserError` where they do not fit.
+        `prepared` says what becomes of a column's cells; without, they are numbers. Raises `UserError` where the
+        samples do not fit.
         """
         import numpy as np
         import torch
 
+        if self.columns:
+            self._must_have(columns, ignored)
+            parts = [self._features(name, (prepared or {}).get(name)) for name in columns]
+            return torch.from_numpy(np.concatenate(parts, axis=1))
         if not isinstance(self.x, np.ndarray):
             if len(shape) != 3 or shape[0] not in (1, 3):
                 raise UserError(f"{self.name} has pictures, but the server announces samples of {_size(shape)}")
             return unit_range(Files(self.x, (shape[0], shape[1], shape[2]))[torch.arange(len(self.x))])
         x = self.x
-        if self.columns:
-            x = x[:, self._places(columns)]
-        elif x.shape[1:] != shape:
+        if x.shape[1:] != shape:
             raise UserError(
                 f"samples in {self.name} are of {_size(x.shape[1:])}, but the server announces {_size(shape)}"
             )
@@ -63,26 +82,38 @@ class Found:
 
     def numbers(self, kind: str, names: Sequence[str], announced: Sequence[str]) -> Tensor:
         """Each name's place (n,) int64 among those announced. Raises `UserError` for one that is not."""
-        import numpy as np
         import torch
 
         place = {name: number for number, name in enumerate(announced)}
         for row, name in enumerate(names, start=1):
             if name not in place:
-                where = f"row {row}" if isinstance(self.x, np.ndarray) else f"folder {name}"
+                where = f"folder {name}" if self.of_pictures else f"row {row}"
                 raise UserError(
                     f"{self.name}: {where} is of no {kind} that the server announces ({', '.join(announced)})"
                 )
         return torch.tensor([place[name] for name in names])
 
-    def _places(self, columns: Sequence[str]) -> list[int]:
+    def _features(self, name: str, column: AnyColumn | None) -> npt.NDArray[np.float32]:
+        """A column's cells (n, width). Raises `UserError` for one that is not as it must be."""
+        import numpy as np
+
+        from perennial.common.data.columns import CategoryColumn
+        from perennial.common.data.tables import number_cells, number_column, text_cells
+
+        if isinstance(column, CategoryColumn):
+            return column.features(text_cells(self.x, name, self.name))
+        if column is None or column.fill is None:
+            numbers = number_column(self.x, name, self.name)
+            return numbers[:, None] if column is None else column.features(numbers.astype(np.float64))
+        return column.features(number_cells(self.x, name, self.name))
+
+    def _must_have(self, columns: Sequence[str], ignored: Sequence[str]) -> None:
         if not columns:
             raise UserError(f"{self.name} is a table, but the server announces no columns")
         if lacking := [column for column in columns if column not in self.columns]:
             raise UserError(f"{self.name} lacks column {lacking[0]!r}, which the server announces")
-        if beyond := [column for column in self.columns if column not in columns]:
+        if beyond := [column for column in self.columns if column not in (*columns, *ignored)]:
             raise UserError(f"{self.name} has column {beyond[0]!r}, which the server does not announce")
-        return [self.columns.index(column) for column in columns]
 
 
 def place_of(folder: Path, site: str) -> Path:
@@ -118,11 +149,9 @@ def check(path: Path, label: str = "", environment: str = "") -> None:
 
     Raises `UserError`.
     """
-    import numpy as np
-
     if path.suffix in TABLES and path.is_file():
         _table(path, label, environment)
-    elif not isinstance((found := read(path)).x, np.ndarray):
+    elif (found := read(path)).of_pictures:
         found.tensor((1, 1, 1))  # every picture can be decoded
 
 
@@ -155,9 +184,7 @@ def _shown(path: Path) -> bool:
 
 
 def _rows(path: Path, label: str, environment: str) -> Found:
-    import numpy as np
-
-    from perennial.common.data.tables import number_column, text_column
+    from perennial.common.data.tables import text_column
 
     table = _table(path, label, environment)
     columns = tuple(name for name in table.column_names if name not in (label, environment))
@@ -165,7 +192,7 @@ def _rows(path: Path, label: str, environment: str) -> Found:
         raise UserError(f"{path.name} has no columns of features, only {', '.join(table.column_names)}")
     return Found(
         path.name,
-        np.stack([number_column(table, name, path.name) for name in columns], axis=1),
+        table.select(columns),
         text_column(table, label, path.name),
         text_column(table, environment, path.name) if environment else None,
         columns,

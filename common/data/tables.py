@@ -1,5 +1,6 @@
 """CSV and Parquet tables, cell by cell checked."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +39,33 @@ def read_table(path: Path) -> pa.Table:
     return table.rename_columns([name.strip() for name in names])
 
 
+EMPTY = ("", "?", "NA", "N/A", "NaN", "nan", "null", "None")
+"""What stands for an empty cell, where one is allowed."""
+
+
+def number_cells(table: pa.Table, name: str, file: str) -> npt.NDArray[np.float64]:
+    """A column (n,) of numbers, NaN where a cell is empty. Raises `UserError` naming a row with another."""
+    column = _trimmed(table[name], EMPTY)
+    try:
+        numbers: npt.NDArray[np.float64] = column.cast(pa.float64()).to_numpy()
+    except pa.ArrowException:
+        raise UserError(f"{file}: row {_first_text(column)}, column {name!r} is no number") from None
+    if np.isinf(numbers).any():
+        row = int(np.argmax(np.isinf(numbers))) + 1
+        raise UserError(f"{file}: row {row}, column {name!r} is no finite number")
+    return numbers
+
+
+def text_cells(table: pa.Table, name: str, file: str) -> list[str]:
+    """A column (n,) as text, "" where a cell is empty; 3.0 is 3, as another site may have it."""
+    try:
+        column = _trimmed(table[name].cast(pa.string()), EMPTY).fill_null("")
+    except pa.ArrowException:
+        raise UserError(f"{file}: column {name!r} has neither text nor numbers") from None
+    texts: list[str] = pc.replace_substring_regex(column, r"^(-?\d+)\.0+$", r"\1").to_pylist()
+    return texts
+
+
 def number_column(table: pa.Table, name: str, file: str) -> npt.NDArray[np.float32]:
     """A column (n,) of numbers. Raises `UserError` naming the first row that has none."""
     column = _full(table, name, file)
@@ -67,19 +95,25 @@ def text_column(table: pa.Table, name: str, file: str) -> list[str]:
 
 def _full(table: pa.Table, name: str, file: str) -> pa.ChunkedArray:
     """A column with something in each cell, and no blanks around text."""
-    column = table[name]
-    if pa.types.is_string(column.type):
-        column = pc.utf8_trim_whitespace(column)
-        column = pc.if_else(pc.equal(column, ""), None, column)
+    column = _trimmed(table[name], ("",))
     if column.null_count:
         raise UserError(f"{file}: row {column.is_null().to_pylist().index(True) + 1}, column {name!r} is empty")
     return column
 
 
+def _trimmed(column: pa.ChunkedArray, empty: Sequence[str]) -> pa.ChunkedArray:
+    """A column without blanks around text, and null where there is nothing but one of `empty`."""
+    if not pa.types.is_string(column.type):
+        return column
+    column = pc.utf8_trim_whitespace(column)
+    return pc.if_else(pc.is_in(column, pa.array(empty)), None, column)
+
+
 def _first_text(column: pa.ChunkedArray) -> int:
     for row, cell in enumerate(column, start=1):
         try:
-            cell.cast(pa.float64())
+            if cell.is_valid:
+                cell.cast(pa.float64())
         except pa.ArrowException:
             return row
     raise AssertionError("one cell could not be cast")

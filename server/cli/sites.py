@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -77,8 +77,24 @@ def register_sites(
 
 @app.command("describe")
 def describe_data(
-    path: Annotated[Path, typer.Argument(help="Folder of pictures, or .csv, .parquet or .npz file.")],
+    path: Annotated[
+        Path,
+        typer.Argument(help="Folder of pictures, .csv, .parquet or .npz file; or folder of the sites' tables."),
+    ],
     sites: Annotated[list[str] | None, typer.Option("--site", help="Name of a site. Repeatable.")] = None,
+    impute: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[COLUMN=]RULE", help="An empty cell counts as median, mean or most-frequent. Repeatable."
+        ),
+    ] = None,
+    category: Annotated[
+        list[str] | None,
+        typer.Option("--category", metavar="COLUMN", help="Its numbers are names. Repeatable."),
+    ] = None,
+    drop: Annotated[
+        list[str] | None, typer.Option("--drop", metavar="COLUMN", help="Nobody uses it. Repeatable.")
+    ] = None,
     label_column: LabelColumn = LABEL,
     environment_column: EnvironmentColumn = "",
     file: Annotated[
@@ -87,18 +103,33 @@ def describe_data(
     as_json: Json = False,
 ) -> None:
     """Describe data as the server announces them to sites: the scenario of a run's configuration, as TOML."""
-    from perennial.client.node.describe import announcement, describe
+    from perennial.client.node.describe import announcement, describe, wanted
 
     with sentences():
-        found = announcement(describe(path, sites or [], label_column, environment_column))
-        # A list in JSON is one in TOML, too, and on one line.
-        lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in found.items()]
-        toml = "\n".join(["[scenario]", *lines])
-        text = json.dumps({"scenario": found}, indent=2, ensure_ascii=False) if as_json else toml
+        asked = wanted(impute or [], category or [], drop or [])
+        scenario, notes = describe(path, sites or [], label_column, environment_column, asked)
+        found = announcement(scenario)
+        text = json.dumps({"scenario": found}, indent=2, ensure_ascii=False) if as_json else _toml(found)
+        for note in notes:
+            remark(note)
         if file:
             write_text(file, f"{text}\n")
         else:
             print(text)
+
+
+def _toml(announced: dict[str, Any]) -> str:
+    """One line for each setting, and one for each column. A list in JSON is one in TOML, too."""
+    lines = [f"{key} = {_text(value)}" for key, value in announced.items() if key != "columns"]
+    columns = [
+        f"{_text(name)} = {{ {', '.join(f'{key} = {_text(value)}' for key, value in column.items())} }}"
+        for name, column in announced.get("columns", {}).items()
+    ]
+    return "\n".join(["[scenario]", *lines, *(["", "[scenario.columns]", *columns] if columns else [])])
+
+
+def _text(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 @app.command("join")

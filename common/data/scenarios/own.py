@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, ValidationInfo, field_validator, model_validator
 
+from perennial.common.data.columns import AnyColumn, Column, width
 from perennial.common.data.datasets import resolve_root
 from perennial.common.data.examples import ClientData, Examples
 from perennial.common.data.own import LABEL, Found, place_of, read
@@ -51,6 +52,8 @@ class OwnData(Scenario):
     environment_column: str = knob("", "a table's column of the environment, unless a site says another")
     mean: tuple[Number, ...] = knob((), "what is subtracted from each feature or channel; empty: nothing")
     scale: tuple[Positive, ...] = knob((), "what each is then divided by; empty: nothing")
+    columns: dict[str, Column] = knob({}, "of a table what becomes of each column's cells; none: all are numbers")
+    ignored: tuple[str, ...] = knob((), "columns of a table that nobody uses")
     test_fraction: float = knob(0.2, "part of an environment's samples that is for testing", ge=0, lt=1)
     validation_fraction: float = knob(0.1, "part that is held out for validation", ge=0, lt=1)
 
@@ -77,6 +80,17 @@ class OwnData(Scenario):
                 raise ValueError(f"{site!r} is no name of a site; take {SITE_TEXT}")
         return tuple(sorted(sites))  # as all client ids
 
+    @field_validator("columns")
+    @classmethod
+    def _check_columns(cls, columns: dict[str, AnyColumn], info: ValidationInfo) -> dict[str, Any]:
+        inputs, named = info.data.get("inputs", ()), set(columns)
+        if columns and named != set(inputs):
+            other = min(map(str, named ^ set(inputs)))
+            raise ValueError(f"there must be one for each name in inputs, or none; {other!r} is in one alone")
+        if columns and (info.data.get("mean") or info.data.get("scale")):
+            raise ValueError("with columns, mean and scale belong to each column; leave out those of all")
+        return {name: columns[name] for name in inputs} if columns else {}
+
     @field_validator("mean", "scale")
     @classmethod
     def _check_each(cls, values: tuple[float, ...], info: ValidationInfo) -> tuple[float, ...]:
@@ -101,7 +115,7 @@ class OwnData(Scenario):
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        return _shape(self.inputs)
+        return (width(self.columns),) if self.columns else _shape(self.inputs)
 
     @property
     def classes(self) -> int:
@@ -151,7 +165,7 @@ class OwnData(Scenario):
 
         environment = found.numbers("environment", self._environments(site, found), self.environments)
         every = Examples(
-            self.prepare(found.tensor(self.input_shape, self.column_names)),
+            self.prepare(found.tensor(self.input_shape, self.column_names, self.columns, self.ignored)),
             found.numbers("class", found.labels, self.labels),
             environment,
         )

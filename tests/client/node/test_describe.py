@@ -66,7 +66,7 @@ def test_what_is_described_can_be_rehearsed(table: Path, tmp_path: Path) -> None
 
 def test_classes_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=np.zeros((3, 2)), y=np.array([10, 9, 0]))
-    assert describe(tmp_path / "a.npz", []).labels == ("0", "9", "10")
+    assert describe(tmp_path / "a.npz", [])[0].labels == ("0", "9", "10")
 
 
 def pictures(folder: Path, size: tuple[int, int], mode: str = "RGB") -> Path:
@@ -86,14 +86,14 @@ def test_pictures_are_of_their_most_frequent_size_or_smaller(
     folder = pictures(tmp_path / "p", size, mode)
     Image.new(mode, size).save(folder / "cat" / "2.png")
     Image.new(mode, (7, 7)).save(folder / "cat" / "3.png")
-    found = describe(folder, [])
+    found, _ = describe(folder, [])
     assert found.input_shape == shape
     assert announcement(found).keys() == {"name", "sites", "inputs", "labels", "environments", "mean", "scale"}
 
 
 def test_channels_are_normalised_to_mean_0_and_deviation_1(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=np.random.default_rng(0).normal(3, 2, (50, 2, 4, 4)), y=np.arange(50) % 2)
-    found = describe(tmp_path / "a.npz", [])
+    found, _ = describe(tmp_path / "a.npz", [])
     x = found.prepare(read(tmp_path / "a.npz").tensor(found.input_shape))
     std, mean = torch.std_mean(x, dim=(0, 2, 3), correction=0)
     torch.testing.assert_close(mean, torch.zeros(2), rtol=0, atol=1e-4)
@@ -104,8 +104,7 @@ def test_channels_are_normalised_to_mean_0_and_deviation_1(tmp_path: Path) -> No
     ("flags", "sentence"),
     [
         ((), "t.csv has no column 'label' for the label; it has age, sick, ward, one"),
-        (("--label-column", "sick"), "t.csv: row 1, column 'ward' is no number"),
-        (("--label-column", "one", "--environment-column", "ward"), "column 'sick' is no number"),
+        (("--label-column", "one", "--environment-column", "ward"), "t.csv has samples of class '1' alone"),
         ((*FLAGS, "--site", "a/b"), "sites: ['b', 'a', 'a/b'] is not possible"),
     ],
 )
@@ -120,3 +119,99 @@ def test_one_class_is_no_task(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=np.zeros((3, 2)), y=np.array([1, 1, 1]))
     with pytest.raises(UserError, match=r"a\.npz has samples of class '1' alone; there must be two or more"):
         describe(tmp_path / "a.npz", [])
+
+
+# ---------------------------------------------------------------------- messy tables
+
+PAINS = ("typical", "none", "?")
+MESSY = "id,age,pain,note,when,same,sick\n" + "".join(
+    f"{n},{'' if n % 7 == 0 else 30 + n},{PAINS[n % 3]},text {n},2024-01-{n % 28 + 1:02},5,{n % 2}\n"
+    for n in range(60)
+)
+OUT = ("--drop", "note", "--drop", "when", "--drop", "id", "--label-column", "sick")
+
+
+@pytest.fixture
+def messy(tmp_path: Path) -> Path:
+    path = tmp_path / "m.csv"
+    path.write_text(MESSY)
+    return path
+
+
+def test_empty_cells_and_text_are_announced(messy: Path) -> None:
+    result = call("describe", messy, *OUT, "--impute", "median", "--impute", "same=mean")
+    assert result.exit_code == 0, result.output
+    scenario = tomllib.loads(result.stdout)["scenario"]
+    ages = [30 + n for n in range(60) if n % 7]
+    assert scenario["inputs"] == ["age", "pain", "same"]
+    assert scenario["ignored"] == ["id", "note", "when"]
+    assert scenario["columns"] == {
+        "age": {
+            "kind": "number", "missing": True, "fill": float(np.median(ages)),
+            "mean": pytest.approx(np.mean(ages), rel=1e-5), "scale": pytest.approx(np.std(ages), rel=1e-5),
+        },
+        "pain": {"kind": "category", "categories": ["none", "typical"]},
+        "same": {"kind": "number", "missing": False, "mean": 5.0, "scale": 1.0, "fill": 5.0},
+    }  # fmt: skip
+    assert "column 'same' has the same number in every row" in result.stderr
+    assert json.loads(call("describe", messy, *OUT, "--impute", "median", "--json").stdout)["scenario"]["columns"]
+
+
+def test_a_folder_of_tables_is_a_rehearsal_of_all_sites(messy: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "sites"
+    folder.mkdir()
+    head, *rows = MESSY.splitlines()
+    for site, part in (("north", rows[:35]), ("south", rows[35:])):
+        (folder / f"{site}.csv").write_text("\n".join([head, *part]) + "\n")
+    flags = (*OUT, "--impute", "median")
+    one, both = (tomllib.loads(call("describe", path, *flags).stdout)["scenario"] for path in (messy, folder))
+    assert both["sites"] == ["north", "south"]
+    assert {**one, "sites": []} == {**both, "sites": []}
+    (tmp_path / "run.toml").write_text(call("describe", folder, *flags).stdout)
+    result = call(
+        "run", "--config", tmp_path / "run.toml", "--method", "fedavg", "--rounds", "2", "--data-root", folder,
+        "--device", "cpu", "--out", tmp_path / "run",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert load_config(tmp_path / "run.toml").scenario.input_shape == (2 + 3 + 1,)
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ((), "column 'age' is empty; say what empty cells count as, such as --impute median"),
+        (("--impute", "best"), "--impute best: unknown rule 'best'"),
+        (("--impute", "pains=mean"), "--impute: unknown column 'pains'; did you mean 'pain'"),
+        (("--impute", "mean", "--drop", "note"), "column 'when' has dates; make numbers of them"),
+        (("--impute", "mean", "--drop", "when"), "column 'note' has 60 different texts in 60 rows"),
+        (("--impute", "mean", "--category", "agee"), "--category: unknown column 'agee'"),
+    ],
+)
+def test_what_a_messy_table_needs_is_one_sentence(flags: tuple[str, ...], sentence: str, messy: Path) -> None:
+    result = call("describe", messy, "--label-column", "sick", *flags)
+    assert result.exit_code == 2
+    assert sentence in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_an_identifier_is_pointed_out(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("id,label\n" + "".join(f"{n},{n % 2}\n" for n in range(40)))
+    result = call("describe", tmp_path / "t.csv")
+    assert result.exit_code == 0
+    assert "column 'id' counts rows" in result.stderr
+
+
+def test_sites_that_do_not_fit_together(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x,label\n1,u\n2,v\n")
+    other = tmp_path / "b.csv"
+    other.write_text("x,label\nlow,u\nhigh,v\n")
+    mixed = call("describe", tmp_path)
+    assert "column 'x' has numbers in a.csv and text in b.csv" in mixed.stderr
+    assert call("describe", tmp_path, "--category", "x").exit_code == 0
+    other.write_text("y,label\n1,u\n2,v\n")
+    assert "a.csv and b.csv must have the same columns; only one has 'x'" in call("describe", tmp_path).stderr
+    other.rename(tmp_path / "a.parquet")
+    assert "has two tables of a site 'a'" in call("describe", tmp_path).stderr
+    other.write_text("x,label\n")
+    (tmp_path / "a.parquet").unlink()
+    assert "b.csv has no rows" in call("describe", tmp_path).stderr

@@ -128,7 +128,7 @@ def test_where_a_sites_data_are_in_a_folder_of_several(tmp_path: Path) -> None:
 )
 def test_what_is_wrong_with_a_table_is_one_sentence(text: str, sentence: str, tmp_path: Path) -> None:
     with pytest.raises(UserError) as error:
-        read(write(tmp_path / "s.csv", text))
+        tensor(read(write(tmp_path / "s.csv", text)), "age")
     assert str(error.value).startswith(sentence)
     assert "\n" not in str(error.value)
     assert "secret" not in str(error.value)  # the sentence also goes to the server
@@ -139,7 +139,7 @@ def test_a_parquet_column_of_dates_is_no_number(tmp_path: Path) -> None:
     dates = pa.array([None, 1], pa.timestamp("s"))
     parquet.write_table(pa.table({"x": dates[1:], "label": ["a"]}), tmp_path / "a.parquet")
     with pytest.raises(UserError, match=r"row 1, column 'x' is no number"):
-        read(tmp_path / "a.parquet")
+        tensor(read(tmp_path / "a.parquet"), "x")
     parquet.write_table(pa.table({"x": [1.0], "label": [[1, 2]]}), tmp_path / "a.parquet")
     with pytest.raises(UserError, match=r"column 'label' has neither text nor whole numbers"):
         read(tmp_path / "a.parquet")
