@@ -25,6 +25,8 @@ from perennial.client.serving.inference import Inference
 from perennial.client.serving.intake import Intake
 from perennial.client.serving.messages import LABEL, Refused, takes_pictures
 from perennial.client.serving.models import NAME
+from perennial.common.data.columns import CategoryColumn
+from perennial.common.data.scenario import Scenario
 from perennial.common.tracebacks import Tracebacks
 
 STATUS = {
@@ -130,7 +132,7 @@ class Api:
         served, _ = self.inference.find(name, wanted)
         document = rest.metadata(self.inference.metadata(name, wanted))
         if columns := served.scenario.column_names:
-            document["parameters"] = {"columns": list(columns)}
+            document["parameters"] = {"columns": list(columns), **_kinds(served.scenario)}
         return JSONResponse(document)
 
     async def model_ready(self, request: Request) -> Response:
@@ -227,7 +229,12 @@ def described(inference: Inference) -> dict[str, Any]:
                     "data": {"scenario": scenario.name, "title": scenario.title, "source": scenario.source},
                     "evaluated": served.written,
                     "since": entry.since,
-                    "input": {"kind": kind, "shape": list(shape), "columns": list(scenario.column_names)},
+                    "input": {
+                        "kind": kind,
+                        "shape": list(shape),
+                        "columns": list(scenario.column_names),
+                        **_kinds(scenario),
+                    },
                     "classes": list(scenario.class_names) or [str(number) for number in range(scenario.classes)],
                     "named": LABEL if scenario.class_names else "",
                     "accuracy": {place: {"count": n, "correct": right} for place, (n, right) in found.items()},
@@ -235,6 +242,13 @@ def described(inference: Inference) -> dict[str, Any]:
             )
     limits = inference.limits
     return {"server": f"perennial {perennial.__version__}", "max_batch": limits.max_batch, "models": models}
+
+
+def _kinds(scenario: Scenario) -> dict[str, Any]:
+    """Which columns are of names, with these, and which may be empty; nothing where all are numbers."""
+    named = {name: list(own.categories) for name, own in scenario.cells.items() if isinstance(own, CategoryColumn)}
+    may = [name for name, own in scenario.cells.items() if name in named or getattr(own, "fill", None) is not None]
+    return {"categories": named, "may_be_empty": may} if scenario.cells else {}
 
 
 def page() -> tuple[str, str]:

@@ -13,6 +13,7 @@ import grpc
 from perennial.client.serving.inference_pb2 import ModelInferRequest, ModelInferResponse, ModelMetadataResponse
 from perennial.client.serving.messages import (
     INPUT,
+    LONGEST_TEXT,
     MOST_FIELDS,
     Refused,
     T,
@@ -111,7 +112,7 @@ class Inference:
                 4 * self.limits.max_batch * prod(scenario.input_shape),
                 PICTURES * takes_pictures(scenario.input_shape),
             )
-            + 128 * len(scenario.column_names)
+            + (128 + self.limits.max_batch * LONGEST_TEXT * bool(scenario.cells)) * len(scenario.column_names)
             for scenario in scenarios
         ]
         return min(max(sizes, default=SMALL), LARGEST_REQUEST)
@@ -170,7 +171,7 @@ class Inference:
                 invalid(f"output {output.name!r} is asked for more than once")
             if extra := UNSUPPORTED & output.parameters.keys():
                 invalid(f"output {output.name!r} has the parameter {extra.pop()!r}, which is not supported")
-        x = samples(request, scenario.input_shape, self.limits.max_batch, scenario.column_names)
+        x = samples(request, scenario, self.limits.max_batch)
         try:
             logits = served.logits(own, x)
         except (RuntimeError, MemoryError) as error:  # no memory left on the GPU, say

@@ -18,16 +18,20 @@ from perennial.client.serving.inference_pb2 import (
     InferTensorContents,
     ModelInferRequest,
 )
+from perennial.common.data.columns import AnyColumn, CategoryColumn
 from perennial.common.data.environments import unit_range
 from perennial.common.data.raw import picture
 from perennial.common.data.scenario import Scenario
 
 INPUT = "input"
+Features = np.ndarray[Any, np.dtype[np.float32]]
 PROBABILITIES, CLASS, LABEL = "probabilities", "class", "label"
 CONTENTS = {"FP32": "fp32_contents", "INT64": "int64_contents", "BYTES": "bytes_contents"}
 """The field of `InferTensorContents` that holds values of a datatype."""
 MOST_FIELDS = 64
 """Of a request, and of each message in it; a client of the protocol sends about ten."""
+LONGEST_TEXT = 256
+"""Bytes of a cell with a name."""
 PIECE = 2**16
 """Values that become an array at once, without a moment for other callers."""
 FORMATS, MOST_PIXELS = ("BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP"), 2**26
@@ -114,20 +118,19 @@ def parsed(data: bytes, parse: Callable[[bytes], T]) -> T:
         invalid("the bytes of the request are no message of the protocol")
 
 
-def samples(
-    request: ModelInferRequest, input_shape: tuple[int, ...], max_batch: int, columns: Sequence[str] = ()
-) -> Tensor:
+def samples(request: ModelInferRequest, scenario: Scenario, max_batch: int) -> Tensor:
     """The samples (n, *input_shape) of a request. Raises `Refused` with a sentence for what is wrong with them.
 
-    They are one tensor of numbers; or of a table one for each of its `columns`; or files of pictures, where a
-    sample is (channels, height, width) with one channel or three.
+    They are one tensor of numbers; or of a table the cells of each column; or files of pictures, where a sample is
+    (channels, height, width) with one channel or three.
     """
+    input_shape, columns = scenario.input_shape, scenario.column_names
     names = [tensor.name for tensor in request.inputs]
     if columns and sorted(names) == sorted(columns):
-        parts = [_numbers(request, names.index(column), (), max_batch) for column in columns]
+        parts = [_cells(request, names.index(name), scenario.cells.get(name), max_batch) for name in columns]
         if len(lengths := {len(part) for part in parts}) > 1:
             invalid(f"the columns have {min(lengths)} to {max(lengths)} rows, but all must have as many")
-        return torch.from_numpy(np.stack(parts, axis=1))
+        return torch.from_numpy(np.concatenate(parts, axis=1))
     if names != [INPUT]:
         or_columns = f", or one for each column: {few(columns)}" if columns else ""
         given = few([short(name) for name in names])
@@ -142,9 +145,35 @@ def takes_pictures(input_shape: tuple[int, ...]) -> bool:
     return len(input_shape) == 3 and input_shape[0] in (1, 3)
 
 
+def _cells(request: ModelInferRequest, place: int, column: AnyColumn | None, max_batch: int) -> Features:
+    """The features (n, width) of a column's cells: texts of a category, numbers of any other, NaN where empty."""
+    if isinstance(column, CategoryColumn):
+        return column.features(_texts(request, place, max_batch))
+    values = _numbers(request, place, (), max_batch, may_be_empty=column is not None and column.fill is not None)
+    return values[:, None] if column is None else column.features(values.astype(np.float64))
+
+
+def _texts(request: ModelInferRequest, place: int, max_batch: int) -> list[str]:
+    given = request.inputs[place]
+    name = short(given.name)
+    if given.datatype != "BYTES":
+        invalid(f"input {name!r} has datatype {short(given.datatype)!r}, but a column of names takes 'BYTES'")
+    (count,) = _shape(given, (), max_batch)
+    typed_fields = [field.name for field, _ in given.contents.ListFields()]
+    raw = _raw(request, place, typed_fields)
+    if not raw and typed_fields not in ([], [CONTENTS["BYTES"]]):
+        invalid(f"input {name!r} has its values in {', '.join(typed_fields)}, but BYTES is in bytes_contents")
+    texts = decoded(raw[0]) if raw else list(given.contents.bytes_contents)
+    if len(texts) != count:
+        invalid(f"input {name!r} has {len(texts)} texts, but shape {list(given.shape)} takes {count}")
+    if any(len(text) > LONGEST_TEXT for text in texts):
+        invalid(f"input {name!r} has a text of more than {LONGEST_TEXT} bytes")
+    return [text.decode(errors="replace").strip() for text in texts]
+
+
 def _numbers(
-    request: ModelInferRequest, place: int, each: tuple[int, ...], max_batch: int
-) -> np.ndarray[Any, np.dtype[np.float32]]:
+    request: ModelInferRequest, place: int, each: tuple[int, ...], max_batch: int, may_be_empty: bool = False
+) -> Features:
     """The values (n, *each) of an input; those of a column, whose `each` is (), may also be (n, 1)."""
     given = request.inputs[place]
     name = short(given.name)
@@ -168,7 +197,7 @@ def _numbers(
         values = np.empty(len(given_values), np.float32)
         for start in range(0, len(values), PIECE):
             values[start : start + PIECE] = given_values[start : start + PIECE]
-    if not np.isfinite(values).all():
+    if not (np.isfinite(values) | (may_be_empty & np.isnan(values))).all():
         invalid(f"input {name!r} has values that are not finite")
     return values.reshape(shape)
 

@@ -120,7 +120,7 @@ def _bytes(tensor: Tensor) -> bytes:
         except (binascii.Error, ValueError):
             invalid(f"input {name!r} has data that are no base64")
     try:
-        array = np.array(values)
+        array = np.array([np.nan if value is None else value for value in values])  # an empty cell
     except ValueError:  # lists of different lengths
         array = np.array([None])
     if array.dtype.kind not in "iuf" and array.size:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from perennial.common.data.columns import AnyColumn
 from perennial.common.data.datasets import load
 from perennial.common.data.examples import ClientData
 from perennial.common.data.partition import Share
@@ -79,6 +80,11 @@ class Scenario(BaseModel, ABC):
     def column_names(self) -> tuple[str, ...]:
         """Names of a table's features, in the order of a sample's numbers; empty where samples are no rows."""
         return ()
+
+    @property
+    def cells(self) -> Mapping[str, AnyColumn]:
+        """What becomes of each column's cells; empty where all are numbers, or samples are no rows."""
+        return {}
 
     @property
     def class_names(self) -> tuple[str, ...]:

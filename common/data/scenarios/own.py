@@ -114,6 +114,10 @@ class OwnData(Scenario):
         return tuple(name for name in self.inputs if isinstance(name, str))
 
     @property
+    def cells(self) -> dict[str, AnyColumn]:
+        return self.columns
+
+    @property
     def input_shape(self) -> tuple[int, ...]:
         return (width(self.columns),) if self.columns else _shape(self.inputs)
 

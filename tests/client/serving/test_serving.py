@@ -51,6 +51,7 @@ from perennial.client.serving.server import INFER, Server, credentials
 from perennial.client.serving.snapshot import FILE, Snapshot
 from perennial.client.trainer import Client, Received, Reply, in_pieces
 from perennial.common.config import load_config
+from perennial.common.data.scenarios.own import OwnData
 from perennial.common.errors import UserError
 from perennial.common.methods import METHODS
 from perennial.common.models import network
@@ -505,7 +506,7 @@ def test_values_are_counted_before_they_are_converted() -> None:
     tracemalloc.start()
     try:
         with pytest.raises(Refused, match=r"has 1000000 values, but shape \[4, 2\] takes 8"):
-            samples(request, (2,), 64)
+            samples(request, OwnData(), 64)
         assert tracemalloc.get_traced_memory()[1] < 2**20
     finally:
         tracemalloc.stop()
@@ -513,7 +514,7 @@ def test_values_are_counted_before_they_are_converted() -> None:
 
 def test_many_values_are_converted_piece_by_piece_and_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("perennial.client.serving.messages.PIECE", 7)
-    assert torch.equal(samples(typed(X[:50]), (2,), 64), X[:50])
+    assert torch.equal(samples(typed(X[:50]), OwnData(), 64), X[:50])
 
 
 def test_a_request_longer_than_the_model_s_largest_is_not_parsed(served: Served) -> None:

@@ -1,0 +1,62 @@
+"""Raw rows of a messy table, as callers send them: the same features as at the site that trained on such rows."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from perennial.client.serving import rest
+from perennial.client.serving.messages import LONGEST_TEXT, Refused, samples
+from perennial.common.data.own import read
+from perennial.common.data.scenarios.own import OwnData
+
+SCENARIO = OwnData.model_validate(
+    {
+        "inputs": ["age", "pain", "old"],
+        "columns": {
+            "age": {"kind": "number", "mean": 50, "scale": 8, "fill": 48, "missing": True},
+            "pain": {"kind": "category", "categories": ["none", "some"]},
+            "old": {"kind": "number", "mean": 0.5},
+        },
+    }
+)
+
+
+def column(name: str, datatype: str, data: list[Any]) -> dict[str, Any]:
+    return {"name": name, "datatype": datatype, "shape": [len(data)], "data": data}
+
+
+def asked(*inputs: dict[str, Any]) -> torch.Tensor:
+    request, _ = rest.parsed(json.dumps({"inputs": list(inputs)}).encode(), None)
+    return samples(rest.message(request, b"", "perennial", ""), SCENARIO, 8)
+
+
+AGE = column("age", "FP32", [34, None, 58])
+PAIN = column("pain", "BYTES", ["some", "", "never heard of"])
+OLD = column("old", "FP32", [0, 1, 1])
+
+
+def test_rows_become_what_they_are_at_the_site(tmp_path: Path) -> None:
+    (tmp_path / "s.csv").write_text("old,age,pain,label\n0,34,some,0\n1,,,1\n1,58,never heard of,0\n")
+    found = read(tmp_path / "s.csv").tensor(SCENARIO.input_shape, SCENARIO.column_names, SCENARIO.cells)
+    assert torch.equal(asked(PAIN, AGE, OLD), found)
+    assert found.shape == (3, 2 + 3 + 1)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "sentence"),
+    [
+        ((AGE, PAIN, column("old", "FP32", [0, None, 1])), "input 'old' has values that are not finite"),
+        ((AGE, column("pain", "FP32", [1, 2, 3]), OLD), "input 'pain' has datatype 'FP32', but a column of names"),
+        ((AGE, {**PAIN, "shape": [2]}, OLD), "input 'pain' has 3 texts, but shape [2] takes 2"),
+        ((AGE, column("pain", "BYTES", ["x" * (LONGEST_TEXT + 1)] * 3), OLD), "a text of more than 256 bytes"),
+        ((AGE, column("pain", "BYTES", ["some"]), OLD), "the columns have 1 to 3 rows"),
+        ((AGE, OLD), "but the model has one, 'input', or one for each column: ['age', 'pain', 'old']"),
+    ],
+)
+def test_rows_that_are_refused(inputs: tuple[dict[str, Any], ...], sentence: str) -> None:
+    with pytest.raises(Refused) as refused:
+        asked(*inputs)
+    assert sentence in str(refused.value)
