@@ -167,7 +167,7 @@ def local(workload: Workload, out: Path, engine: str) -> Figures:
     clock = Clock(config.rounds)
     runtime, folder = LocalRuntime(config), RunFolder.create(out / "run", config)
     runtime.run(folder, watch=lambda progress: clock.after(progress.round))
-    states = FileStates(folder.checkpoint_path(config.rounds) / "clients")
+    states = FileStates(folder.clients)
     personal = {place.rpartition("/")[2]: versions[-1].kept[PERSONAL] for place, versions in states.items()}
     weights = load_tensors(folder.path / "models" / "global.safetensors")
     return _finished(out, joined({"global": weights, **personal}), clock)

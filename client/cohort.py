@@ -190,11 +190,11 @@ class StackedData:
     """The training data of stacks, held for the next round as long as there is room."""
 
     def __init__(self) -> None:
-        self._held: OrderedDict[tuple[int, ...], StackedExamples] = OrderedDict()
+        self._held: OrderedDict[tuple[str, ...], StackedExamples] = OrderedDict()
 
     def train(self, works: Sequence[Work]) -> StackedExamples:
         """The clients' training data."""
-        key = tuple(id(work.site) for work in works)
+        key = tuple(work.site.client for work in works)
         if key not in self._held:
             self._held[key] = _examples([work.site.data.train for work in works])
             while sum(held.x.numel() * held.x.element_size() for held in self._held.values()) > DATA_BYTES:

@@ -1,5 +1,6 @@
 """From a Flower message to a method's client half and back; holds what lasts as long as the process."""
 
+from collections import OrderedDict
 from collections.abc import Hashable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
@@ -16,7 +17,7 @@ from perennial.client.node.site import OwnSite
 from perennial.client.request import Request, checked
 from perennial.client.secagg import Participant, Vault
 from perennial.client.serving.snapshot import Snapshot, results_of
-from perennial.client.state import FileStates, Kept, Version, before_message, digest, needed, valid
+from perennial.client.state import RESIDENT, FileStates, Kept, Version, before_message, digest, needed, valid
 from perennial.client.trainer import Client, Received, Reply, Site
 from perennial.common.asked import name_of
 from perennial.common.config import Engine, Task, parse_task
@@ -84,24 +85,30 @@ class Host:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     own: OwnSite | None = None
     engine: Engine = "loop"
-    _sites: dict[tuple[str, int], Site] = field(default_factory=dict)
+    _sites: OrderedDict[int, Site] = field(default_factory=OrderedDict)
     _text: str = ""
     """The task that the sites are of."""
     _stacked: StackedData = field(default_factory=StackedData)
 
     def site(self, text: str, task: Task, number: int) -> Site:
-        """Client number `number` of the task, its data loaded once per process. Raises `UserError`."""
+        """Client number `number` of the task. Raises `UserError`.
+
+        Its data are loaded once per process, and again if `RESIDENT` others have been needed since.
+        """
         if self._text != text:
             must_fit(task.model, task.scenario.input_shape, task.scenario.classes)
             samples_must_fit(task.scenario.drawn_samples, task.scenario.input_shape)
             self._sites.clear()  # what the last run needed is let go
             self._stacked.clear()
             self._text = text
-        if (text, number) not in self._sites:
+        if number not in self._sites:
             data = site_data(task, number, self.own, self.data_root).to(self.device)
             net = network(task.model, task.scenario.input_shape, task.scenario.classes, self.device)
-            self._sites[text, number] = Site(task.scenario.client_ids[number], data, net, task.seed)
-        return self._sites[text, number]
+            self._sites[number] = Site(task.scenario.client_ids[number], data, net, task.seed)
+            if len(self._sites) > RESIDENT:
+                self._sites.popitem(last=False)
+        self._sites.move_to_end(number)
+        return self._sites[number]
 
     def handle(self, message: Message, number: int = 0) -> Message:
         """Answer a message as client number `number`, or as the client that the own site is.
@@ -207,7 +214,7 @@ class Host:
         references: list[Tensors] = []
         while (name := reference(len(references))) in arrays:
             references.append(arrays.pop(name))
-        if strangers := arrays.get(KEYS, {}).keys() - set(task.scenario.client_ids):
+        if KEYS in arrays and (strangers := arrays[KEYS].keys() - set(task.scenario.client_ids)):
             raise ValueError(f"the request has a key of {min(strangers)[:80]!r}, which is no client of the run")
         return Received(request.round, arrays, request.settings, references)
 

@@ -10,6 +10,7 @@ same request comes again, and starts from the version before.
 import hashlib
 import re
 import shutil
+from collections import OrderedDict
 from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -18,7 +19,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from perennial.common.errors import UserError
-from perennial.common.files import PRIVATE, load_records, private_folder, save_records
+from perennial.common.files import PRIVATE, load_records, private_folder, save_records, sync
 from perennial.common.models import Tensors
 
 Kept = dict[str, Tensors]
@@ -122,6 +123,70 @@ class FileStates(MutableMapping[str, list[Version]]):
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
+
+
+RESIDENT = 1024
+"""Clients of a federation whose data, and what they have saved, stay in a process; of more, the latest ones."""
+
+
+class SavedStates(MutableMapping[str, list[Version]]):
+    """Versions in memory, of which `save` writes to disk what has changed since it was last called.
+
+    What is on disk need not be in memory: of that, the `most` places stay that were used last.
+    """
+
+    def __init__(self, most: int = RESIDENT) -> None:
+        self.most = most
+        self._held = OrderedDict[str, list[Version]]()
+        self._changed: dict[str, None] = {}
+        self._files: FileStates | None = None
+        self._on_disk: set[str] = set()
+
+    def read(self, folder: Path) -> None:
+        """Go on with what is on disk there."""
+        self._files = FileStates(folder)
+        self._on_disk = set(self._files)
+
+    def save(self, folder: Path) -> None:
+        """Write all that has changed. What is there of it stays readable if that breaks off."""
+        if not self._changed:
+            return
+        self._files = FileStates(folder)
+        for place in self._changed:
+            self._files[place] = self._held[place]
+        for run in {(folder / place).parent for place in self._changed}:
+            sync(run)
+        self._on_disk.update(self._changed)
+        self._changed.clear()
+        self._let_go()
+
+    def __getitem__(self, place: str) -> list[Version]:
+        if place not in self._held:
+            if not self._files or place not in self._on_disk:
+                raise KeyError(place)
+            self._held[place] = self._files[place]
+            self._let_go()
+        self._held.move_to_end(place)
+        return self._held[place]
+
+    def __setitem__(self, place: str, versions: list[Version]) -> None:
+        self._held[place] = versions
+        self._held.move_to_end(place)
+        self._changed[place] = None
+
+    def __delitem__(self, place: str) -> None:
+        raise TypeError("what a client keeps lasts as long as its run")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted({*self._held, *self._on_disk}))
+
+    def __len__(self) -> int:
+        return len({*self._held, *self._on_disk})
+
+    def _let_go(self) -> None:
+        for place in list(self._held)[: max(0, len(self._held) - self.most)]:
+            if place not in self._changed:
+                del self._held[place]
 
 
 _NAME = re.compile(r"round-(\d+)\.(\d+)(?:\.(\d+))?(?:-([0-9a-f]{16}))?\.safetensors")

@@ -1,7 +1,7 @@
 """The configuration of a run: defaults < file < command line < `--set`, complete and checked once it is built."""
 
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar, get_args
@@ -18,6 +18,7 @@ from perennial.common.methods.base import Method
 from perennial.common.model_settings import ModelSettings, model_settings
 from perennial.common.presets import preset_settings
 from perennial.common.privacy import NoMechanism, Privacy, mechanism_class
+from perennial.common.seeding import numpy_generator
 from perennial.common.suggest import meant, unknown
 
 Engine = Literal["loop", "stack", "auto"]
@@ -79,6 +80,9 @@ class RunConfig(Task):
     rounds: int = knob(..., "communication rounds", symbol="T", ge=1, le=1_000_000)
     participation: float = knob(..., "fraction of the clients that is asked in a round", gt=0, le=1)
     evaluate_every: int = knob(10, "rounds between two evaluations; the last round is always evaluated", ge=1)
+    evaluate_clients: int = knob(
+        1000, "clients that are evaluated at most; of more, so many are drawn, once for the whole run", ge=1
+    )
     checkpoint_every: int = knob(10, "rounds between two checkpoints; the last round always makes one", ge=1)
     quorum: float = knob(0.5, "fraction of those asked that must answer an exchange, or the run stops", ge=0, le=1)
     deadline: float = knob(600.0, "seconds after which an exchange goes on without the missing clients", gt=0)
@@ -105,6 +109,25 @@ class RunConfig(Task):
     def cohort(self) -> int:
         """How many clients are asked in a round."""
         return max(1, round(self.participation * len(self.scenario.client_ids)))
+
+    @property
+    def evaluates_some(self) -> bool:
+        """Whether not all clients are evaluated."""
+        return self.evaluate_clients < len(self.scenario.client_ids)
+
+    @property
+    def evaluated(self) -> Sequence[str]:
+        """The clients that are evaluated, in the order of client ids: all, or so many drawn by the seed.
+
+        The same ones in all rounds, so that rounds can be compared.
+        """
+        ids = self.scenario.client_ids
+        if not self.evaluates_some:
+            return ids
+        drawn = numpy_generator(self.seed, "server", "evaluated").choice(
+            len(ids), self.evaluate_clients, replace=False
+        )
+        return [ids[number] for number in sorted(drawn)]
 
     @property
     def data_folder(self) -> Path | None:

@@ -289,8 +289,14 @@ class RunFolder:
         return sorted(int(match[1]) for match in found if match)
 
     def checkpoint_path(self, round_: int) -> Path:
-        """Folder of a checkpoint; the local runtime puts what clients keep into its `clients`."""
+        """Folder of a checkpoint."""
         return self.path / "checkpoint" / f"round-{round_}"
+
+    @property
+    def clients(self) -> Path:
+        """Where the local runtime puts what clients keep, for all checkpoints: as versions, of which a checkpoint
+        adds those that are new (`client/state.py`)."""
+        return self.path / "checkpoint" / "clients"
 
     def save_checkpoint(self, checkpoint: Checkpoint, save_clients: Callable[[Path], None] | None = None) -> None:
         """Write a checkpoint, then let go of all but the newest `HELD_CHECKPOINTS`.
@@ -317,7 +323,7 @@ class RunFolder:
             )
             write_text(beside / "state.json", state.model_dump_json())
             if save_clients:
-                save_clients(beside / "clients")
+                save_clients(self.clients)
             sync(beside)
             shutil.rmtree(final, ignore_errors=True)
             os.replace(beside, final)

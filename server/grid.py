@@ -169,6 +169,10 @@ class LocalGrid(Grid):
     def get_node_ids(self) -> list[int]:
         return list(self.contexts)
 
+    def node_of(self, client: int) -> int:
+        """The node that is client number `client` (from 0)."""
+        return client + 1
+
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
         requests = list(messages)
         ahead: Iterable[Message | None] = repeat(None, len(requests))

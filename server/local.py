@@ -1,7 +1,6 @@
 """The local runtime: server and all clients in this process."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,7 +8,7 @@ from flwr.app import Context, Message
 
 from perennial.client.app import OneHandlerApp
 from perennial.client.host import Host, pick_device
-from perennial.client.state import FileStates, Version
+from perennial.client.state import RESIDENT, FileStates, SavedStates
 from perennial.common.config import RunConfig, parse_task
 from perennial.common.data.examples import ClientData
 from perennial.common.errors import UserError
@@ -36,12 +35,14 @@ class LocalRuntime:
         if config.cohort_engine != "loop":
             keep_freed()
         self.config = config
-        self.states: dict[str, list[Version]] = {}
+        self.states = SavedStates()
         device = pick_device(config.device)
         self.host = host = Host(self.states, config.data_folder, device, engine=config.cohort_engine)
         self.references = load_references(config)
         text, scenario = config.task(), config.scenario
-        personal = scenario.clients if "personal" in config.method.evaluates else 0  # each client keeps one
+        # Each client keeps a model, and those that have been saved need not be in memory.
+        kept = min(scenario.clients, max(RESIDENT, config.cohort * config.checkpoint_every))
+        personal = kept if "personal" in config.method.evaluates else 0
         must_fit(config.model, scenario.input_shape, scenario.classes, COPIES + personal)
         host.site(text, parse_task(text), 0)
         app = OneHandlerApp(lambda message, context: host.handle(message, number(context)))
@@ -66,21 +67,18 @@ class LocalRuntime:
         self.grid.tracebacks = Tracebacks(folder.path / NAME)
         if origin is None:
             origin = start(self.config)
-        else:
-            self.states.update(FileStates(folder.checkpoint_path(origin.round) / "clients"))
-        return run_rounds(
-            self.config, folder, self.grid, origin, watch, self._save_clients, until, self.references
-        )
+        self.states.read(folder.clients)
+        # Where a run that was begun earlier put them.
+        if (before := folder.checkpoint_path(origin.round) / "clients").exists():
+            self.states.update(FileStates(before))
+        return run_rounds(self.config, folder, self.grid, origin, watch, self.states.save, until, self.references)
 
     def data(self) -> Iterator[tuple[str, ClientData]]:
-        """Every client and its data; whose data cannot be read is left out, as it is of the run."""
-        text = self.config.task()
+        """The clients that are evaluated and their data; who has none that can be read is left out."""
+        text, evaluated = self.config.task(), set(self.config.evaluated)
         for number, client in enumerate(self.config.scenario.client_ids):
             try:
-                yield client, self.host.site(text, parse_task(text), number).data
+                if client in evaluated:
+                    yield client, self.host.site(text, parse_task(text), number).data
             except UserError:
                 continue
-
-    def _save_clients(self, path: Path) -> None:
-        # What comes back here is read once, at this round; older versions are for clients that outlive a server.
-        FileStates(path).update({place: versions[-1:] for place, versions in self.states.items()})

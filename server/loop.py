@@ -27,6 +27,7 @@ from perennial.server.summary import Evaluation, majority, summarise, versions
 from perennial.strategies.base import MethodStrategy
 from perennial.strategies.exchange import Exchange
 from perennial.strategies.registry import strategy_for
+from perennial.strategies.roster import Seated
 
 
 def start(config: RunConfig) -> Checkpoint:
@@ -203,6 +204,8 @@ def await_clients(strategy: MethodStrategy[Any], grid: Grid, config: RunConfig) 
 
     Raises `RunStopped` when then fewer than the quorum are.
     """
+    if isinstance(grid, Seated) and config.evaluates_some:
+        return  # all are there, and each round asks whom it needs
     wanted = len(config.scenario.client_ids)
     end = time.monotonic() + config.wait
     while True:

@@ -21,10 +21,12 @@ def summarise(config: RunConfig, rows: list[Row], *, seconds: float, oracle: boo
 
     For each model and selection: accuracy per test environment as the mean over clients, their minimum (`worst`)
     and mean (`average`), the share of all test samples that is right (`pooled`), and each client's accuracies; the
-    losses likewise; and areas where the scenario has them. `changed`: with which other settings a resumed run went
-    on, and from which round. `oracle` adds the round with the best test average. With references every round
-    picked has its scores of `split`, and `split` says whether that selection speaks.
+    losses likewise; and areas where the scenario has them. `evaluated`: which clients were, unless all were.
+    `changed`: with which other settings a resumed run went on, and from which round. `oracle` adds the round with
+    the best test average. With references every round picked has its scores of `split`, and `split` says whether
+    that selection speaks.
     """
+    drawn = {"clients": list(config.evaluated), "of": len(config.scenario.client_ids)}
     rounds = [row for row in rows if row["kind"] == "round"]
     evaluations = [row for row in rows if row["kind"] in ("evaluation", "ranking", SPLIT)]
     selections = (*SELECTIONS, SPLIT, "oracle") if oracle else (*SELECTIONS, SPLIT)
@@ -47,6 +49,7 @@ def summarise(config: RunConfig, rows: list[Row], *, seconds: float, oracle: boo
         "wall_seconds": round(seconds, 3),
         "bytes_per_client_and_round": _traffic(rounds),
         "models": models,
+        **({"evaluated": drawn} if config.evaluates_some else {}),
         "left_out": _left_out(rows),
         **_gate(evaluations),
         **_majorities(rounds, evaluations),

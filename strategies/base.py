@@ -24,7 +24,7 @@ from perennial.common.wire import KEPT, MODEL, RESUMED, ROUND, RUN, TASK, Scalar
 from perennial.strategies.evaluation import Evaluation
 from perennial.strategies.exchange import AcceptedReply, Exchange, MetricMeans, Payload, PerClient
 from perennial.strategies.mean import StreamingMean
-from perennial.strategies.roster import Claim, Roster, claims
+from perennial.strategies.roster import Claim, Roster, Seated, claims
 from perennial.strategies.screening import Limits, Template
 
 H = TypeVar("H", bound=Method)
@@ -159,8 +159,9 @@ class MethodStrategy(Strategy, Generic[H]):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Ask every client to evaluate its models."""
-        self.enrol(grid)
+        """Ask every client to evaluate its models, or those that are drawn for it (`RunConfig.evaluated`)."""
+        evaluated = self.run.evaluated
+        self.enrol(grid, evaluated)
         batch = self.run.scenario.ranking_batch
         settings = {BATCH: batch} if batch else {}
         payload, references = self.payload(from_record(arrays)), self.references.records if self.references else {}
@@ -168,7 +169,9 @@ class MethodStrategy(Strategy, Generic[H]):
         def both(client: str) -> Payload:
             return {**(payload(client) if callable(payload) else payload), **references}
 
-        return self.messages(server_round, list(self.roster.nodes), "evaluate", both, settings=settings)
+        nodes = self.roster.nodes
+        there = [client for client in evaluated if client in nodes]
+        return self.messages(server_round, there, "evaluate", both, settings=settings)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Rows of counts and sums into `evaluation`; returns each model's client-mean test accuracy.
@@ -186,15 +189,22 @@ class MethodStrategy(Strategy, Generic[H]):
 
     # ------------------------------------------------------------------ the toolbox
 
-    def enrol(self, grid: Grid) -> None:
-        """Find out which node is which client (`Roster.enrol`)."""
+    def enrol(self, grid: Grid, clients: Iterable[str] = ()) -> None:
+        """Find out which node is which client (`Roster.enrol`).
+
+        Only of these `clients`, where the grid knows their nodes and nobody needs all: so what a round costs does
+        not depend on how many clients there are.
+        """
 
         def ask(nodes: list[int]) -> Mapping[int, Claim]:
             query = Exchange("query", 0, {node: f"node {node}" for node in nodes}, lambda _: {})
             messages = self._requests(query, lambda _: {})
             return claims(query, self.accepted(self.send(grid, messages), quorum=0.0))
 
-        self.roster.enrol(grid.get_node_ids(), ask)
+        if isinstance(grid, Seated) and self.run.evaluates_some:
+            self.roster.admit([grid.node_of(self.roster.numbers[client]) for client in clients], ask)
+        else:
+            self.roster.enrol(grid.get_node_ids(), ask)
 
     def sample(self, server_round: int, grid: Grid) -> list[str]:
         """The round's cohort: `participation` of the scenario's clients, drawn from (seed, round).
@@ -203,11 +213,11 @@ class MethodStrategy(Strategy, Generic[H]):
         runtime; clients that are not connected are left out and named. Those that `left_out` leaves nothing to
         train on are not among it.
         """
-        self.enrol(grid)
         ids = self.run.scenario.client_ids
         generator = numpy_generator(self.run.seed, "server", server_round, "cohort")
-        drawn = sorted(generator.choice(len(ids), self.run.cohort, replace=False))
-        return [ids[number] for number in drawn if self.trains(ids[number])]
+        drawn = [ids[number] for number in sorted(generator.choice(len(ids), self.run.cohort, replace=False))]
+        self.enrol(grid, drawn)
+        return [client for client in drawn if self.trains(client)]
 
     def trains(self, client: str) -> bool:
         """Whether a client has training samples, as all have unless the run leaves out their environment."""

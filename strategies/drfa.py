@@ -42,6 +42,7 @@ class DRFAStrategy(MethodStrategy[DRFA]):
     def ask(self, server_round: int, cohort: list[str], grid: Grid) -> list[Message]:
         """Train the clients that λ draws, then ask the cohort V for its losses of the mean snapshot."""
         drawn = self.draw(server_round, len(cohort))
+        self.enrol(grid, drawn)
         generator = numpy_generator(self.run.seed, "server", server_round, SNAPSHOT)
         step = int(generator.integers(1, self.hparams.local_steps, endpoint=True))
         self.trained, self.metrics, snapshot = StreamingMean(), MetricMeans(), StreamingMean()

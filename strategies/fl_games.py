@@ -93,6 +93,7 @@ class FLGamesStrategy(MethodStrategy[FLGames]):
             return self.messages(server_round, cohort, "train.gradient", heard, expect=expected, settings=settings)
         if self.hparams.order == "sequential":
             cohort = list({*cohort, *movers} if self.hparams.measures(server_round) else movers)
+            self.enrol(grid, cohort)
         return self.messages(
             server_round,
             cohort,

@@ -1,12 +1,22 @@
 """Which node is which client."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from perennial.common.errors import printable
 from perennial.common.wire import CLIENT, LONGEST_NAME, NUM_EXAMPLES, REFUSED
 from perennial.strategies.exchange import AcceptedReply, Exchange
 from perennial.strategies.screening import LONGEST_REASON, Rejected
+
+
+@runtime_checkable
+class Seated(Protocol):
+    """A Grid that knows which node each client is, so that nobody else need be asked."""
+
+    def node_of(self, client: int) -> int:
+        """The node that is client number `client`."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -26,12 +36,14 @@ class Roster:
     `bound` names the node that alone can be a client.
     """
 
-    def __init__(self, clients: Collection[str], bound: Mapping[str, int]) -> None:
+    def __init__(self, clients: Iterable[str], bound: Mapping[str, int]) -> None:
         self.nodes: dict[str, int] = {}
         """Node id by client id, in the order of client ids."""
         self.refused: dict[str, str] = {}
         """Why nodes that are there take no part, by client id or as `node 123`."""
-        self._clients, self._bound = clients, bound
+        self.numbers = {client: number for number, client in enumerate(clients)}
+        """The number of each client by its id."""
+        self._bound = bound
         self._claims: dict[int, Claim] = {}
         """What the nodes that are there say of themselves, by node id; nothing, if they did not answer."""
         self._holders: dict[str, list[int]] = {}
@@ -43,11 +55,17 @@ class Roster:
         Of several nodes that say they are the same client, the one that was it first in this run is. When none
         was, none is until only one is left. A client that is bound to a node can be no other.
         """
-        nodes = set(present)
+        nodes, before = set(present), len(self._claims)
         self._claims = {node: claim for node, claim in self._claims.items() if node in nodes and not claim.silent}
-        if strangers := sorted(nodes - self._claims.keys()):
+        strangers = sorted(nodes - self._claims.keys())
+        if strangers:
             self._claims |= ask(strangers)
-        self._seat()
+        if strangers or len(self._claims) < before:
+            self._seat()
+
+    def admit(self, nodes: Iterable[int], ask: Callable[[list[int]], Mapping[int, Claim]]) -> None:
+        """As `enrol`, for these nodes alone; whoever else is there stays there."""
+        self.enrol({*nodes, *self._claims}, ask)
 
     def examples(self, node: int) -> int | None:
         """The samples that a node said it has; none if it has not said."""
@@ -60,7 +78,7 @@ class Roster:
         self.nodes, self.refused = {}, {}
         for node, claim in sorted(self._claims.items()):
             owner = self._bound.get(claim.client, node)
-            if claim.client not in self._clients:
+            if claim.client not in self.numbers:
                 reason = claim.refusal or f"says that it is {claim.client!r}, which is none of this run's clients"
                 self.refused[f"node {node}"] = str(Rejected(reason))
             elif node != owner:

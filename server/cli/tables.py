@@ -76,6 +76,7 @@ def accuracy_table(summary: dict[str, Any]) -> Table:
     table = Table(
         title=f"{summary['method']} on {summary['scenario']}, {summary['rounds']} rounds, seed {summary['seed']}",
         caption="test accuracy in %, mean over clients"
+        + (f" ({len(some['clients'])} drawn of {some['of']})" if (some := summary.get("evaluated")) else "")
         + ("; oracle: round chosen on test data" if oracle else ""),
     )
     environments = list(dict.fromkeys(name for _, found in columns for name in found["accuracy"]))

@@ -190,14 +190,15 @@ def test_the_two_newest_are_kept_with_what_clients_wrote(folder: RunFolder) -> N
     for round_ in (2, 9, 10, 100):
 
         def save_clients(path: Path, text: str = str(round_)) -> None:
-            path.mkdir()
-            (path / "c").write_text(text)
+            path.mkdir(exist_ok=True)
+            (path / text).touch()
 
         folder.save_checkpoint(checkpoint(round_), save_clients)
     assert folder.checkpoints() == [10, 100]
     assert folder.load_checkpoint().round == 100
-    assert (folder.checkpoint_path(10) / "clients" / "c").read_text() == "10"
-    assert sorted(path.name for path in (folder.path / "checkpoint").iterdir()) == ["round-10", "round-100"]
+    assert sorted(path.name for path in folder.clients.iterdir()) == ["10", "100", "2", "9"]
+    there = sorted(path.name for path in (folder.path / "checkpoint").iterdir())
+    assert there == ["clients", "round-10", "round-100"]
 
 
 @pytest.mark.parametrize("moment", ["safetensors.torch.save_file", "json.dumps", "os.replace", "shutil.rmtree"])

@@ -362,7 +362,7 @@ def test_every_model_that_was_sent_is_counted_also_after_falling_back_two_checkp
     for dies_after in (left, left - 3, 10**9):
         grid.left = dies_after
         with suppress(KeyboardInterrupt):
-            summary = run_rounds(run, folder, grid, origin, save_clients=here._save_clients)
+            summary = run_rounds(run, folder, grid, origin, save_clients=here.states.save)
         newest = folder.checkpoint_path(folder.checkpoints()[-1])
         if dies_after < 10**9:
             newest.rename(newest.with_name(f"damaged-{dies_after}"))

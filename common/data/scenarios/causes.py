@@ -36,7 +36,7 @@ class CausesAndShortcut(Agreeing):
     name: Literal["causes-and-shortcut"] = "causes-and-shortcut"
     clients: int = knob(
         8, "number of clients; the sign changes once each environment has had one, so that all have both",
-        symbol="N", ge=2, le=1000,
+        symbol="N", ge=2, le=100_000,
     )  # fmt: skip
     train_agreement: tuple[Probability, ...] = knob(
         (0.95, 0.65), "P(shortcut agrees with the label) in each training environment", symbol="p^e",

@@ -1,7 +1,7 @@
 """Generated data whose causes are known."""
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -33,8 +33,6 @@ class Population:
     """(12, 12), orthogonal: a sample is x = mixing · z."""
     global_mean: "Tensor"
     """(3,), everyone's."""
-    personal_mean: "Tensor"
-    """(clients, 3)."""
     shortcut_mean: "Tensor"
     """(environments, 6), the training environments first, then the unseen ones."""
 
@@ -56,7 +54,7 @@ class SyntheticSCM(Spurious):
     dataset = "generated"
 
     name: Literal["synthetic-scm"] = "synthetic-scm"
-    clients: int = knob(100, "number of clients", symbol="N", source="Tang 2025 §4.5.1", ge=1, le=10_000)
+    clients: int = knob(100, "number of clients", symbol="N", source="Tang 2025 §4.5.1", ge=1, le=100_000)
     seen: int = knob(
         10, "training environments; a client has one of them", source="Tang 2025 §4.5.1", ge=1, le=1000
     )
@@ -124,16 +122,13 @@ class SyntheticSCM(Spurious):
         """What this seed's data are drawn from."""
         import torch
 
-        def normal(deviation: float, *key: str | int, shape: tuple[int, ...]) -> "Tensor":
-            return deviation * torch.randn(shape, generator=torch_generator(seed, "population", *key))
-
+        normal = partial(_normal, seed)
         mixing = torch.eye(FEATURES)
         if self.mixed:
             mixing = torch.linalg.qr(normal(1.0, "mixing", shape=(FEATURES, FEATURES)).double()).Q.float()
         return Population(
             mixing,
             normal(CAUSAL_MEAN, "global", shape=(3,)),
-            torch.stack([normal(CAUSAL_MEAN, "personal", own, shape=(3,)) for own in self.client_ids]),
             torch.stack(
                 [
                     self.common_shortcut + normal(SHORTCUT_MEAN, "shortcut", name, shape=(6,))
@@ -142,11 +137,16 @@ class SyntheticSCM(Spurious):
             ),
         )
 
+    def personal_mean(self, client: int, seed: int) -> "Tensor":
+        """μ_u of a client (3,)."""
+        return _normal(seed, CAUSAL_MEAN, "personal", self.client_ids[client], shape=(3,))
+
     def client_data(self, client: int, seed: int, data_root: Path | None) -> ClientData:
         import torch
 
         population, environments = _everybody(self, seed)
         client_id, own = self.client_ids[client], environments[client]
+        personal_mean = self.personal_mean(client, seed)
 
         def draw(name: str, place: int, count: int, environment: int) -> Examples:
             generator = torch_generator(seed, client_id, "samples", name)
@@ -154,7 +154,7 @@ class SyntheticSCM(Spurious):
             sign, noise = 2.0 * y[:, None] - 1, torch.randn(count, FEATURES, generator=generator)
             z = torch.empty(count, FEATURES)
             z[:, GLOBAL] = sign * population.global_mean + CAUSAL_NOISE * noise[:, GLOBAL]
-            z[:, PERSONAL] = sign * population.personal_mean[client] + CAUSAL_NOISE * noise[:, PERSONAL]
+            z[:, PERSONAL] = sign * personal_mean + CAUSAL_NOISE * noise[:, PERSONAL]
             z[:, SHORTCUT] = sign * population.shortcut_mean[place] + SHORTCUT_NOISE * noise[:, SHORTCUT]
             if self.oracle:
                 z[:, SHORTCUT] = 0
@@ -169,6 +169,12 @@ class SyntheticSCM(Spurious):
                 for number, name in enumerate(self.test_environments)
             },
         )
+
+
+def _normal(seed: int, deviation: float, *key: str | int, shape: tuple[int, ...]) -> "Tensor":
+    import torch
+
+    return deviation * torch.randn(shape, generator=torch_generator(seed, "population", *key))
 
 
 @lru_cache(maxsize=4)
