@@ -161,13 +161,14 @@ class SavedStates(MutableMapping[str, list[Version]]):
         self._let_go()
 
     def __getitem__(self, place: str) -> list[Version]:
-        if place not in self._held:
-            if not self._files or place not in self._on_disk:
+        versions = self._held.get(place)
+        if versions is None:
+            if self._files is None or place not in self._on_disk:
                 raise KeyError(place)
-            self._held[place] = self._files[place]
-            self._let_go()
+            self._held[place] = versions = self._files[place]
         self._held.move_to_end(place)
-        return self._held[place]
+        self._let_go()
+        return versions
 
     def __setitem__(self, place: str, versions: list[Version]) -> None:
         self._held[place] = versions
