@@ -1,18 +1,19 @@
 """A node's own settings: their names, and what they are unless somebody says otherwise."""
 
-import sys
+import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-SETTINGS = {
-    "state-dir": "PERENNIAL_STATE",
-    "data-root": "PERENNIAL_DATA",
-    "device": "PERENNIAL_DEVICE",
-    "worker": "PERENNIAL_WORKER",
-}
+SETTINGS = {"state-dir": "PERENNIAL_STATE", "data-root": "PERENNIAL_DATA", "device": "PERENNIAL_DEVICE"}
 """As `--node-config` knows them, and the environment's names for them."""
-DEFAULTS = {
-    "state-dir": str(Path.home() / ".perennial" / "state"),
-    "data-root": "",
-    "device": "auto",
-    "worker": "on" if sys.platform == "linux" else "off",  # a worker watches its parent in /proc
-}
+DEFAULTS = {"state-dir": str(Path.home() / ".perennial" / "state"), "data-root": "", "device": "auto"}
+
+
+def settings_in(node_config: Mapping[str, Any], of_run: Mapping[str, Any] | None = None) -> dict[str, str]:
+    """A node's settings: SuperNode's `--node-config`, else the environment, else the run's, else the default."""
+    run = of_run or {}
+    found = {
+        name: os.environ.get(variable) or run.get(name) or DEFAULTS[name] for name, variable in SETTINGS.items()
+    }
+    return {name: str(value) for name, value in {**found, **node_config}.items()}

@@ -2,7 +2,12 @@
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
+from types import ModuleType
+
+LOOK_EVERY = 0.1
+"""Seconds between two looks of a process that waits for another one's work; Flower waits 0.5 to 3."""
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -21,3 +26,8 @@ def environment() -> dict[str, str]:
     # Flower starts its other programs by name.
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     return {**os.environ, **QUIET, "PATH": path}
+
+
+def hasten(module: ModuleType) -> None:
+    """Have a module of Flower's that pulls a message's parts wait `LOOK_EVERY` for those that are late, not 1 s."""
+    vars(module)["pull_objects"] = partial(vars(module)["pull_objects"], initial_backoff=LOOK_EVERY)

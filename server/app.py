@@ -1,7 +1,6 @@
 """The Flower ServerApp: a run on Flower's simulation or on a SuperLink."""
 
 import json
-import os
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -10,11 +9,12 @@ import torch
 from flwr.app import Context
 from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
-from flwr.superlink.grid import InMemoryGrid
+from flwr.superlink.grid import InMemoryGrid, grpc_grid
 
 from perennial.common.config import RunConfig, load_config
 from perennial.common.errors import RunStopped, UserError, printable
 from perennial.common.files import write_text
+from perennial.common.flower import LOOK_EVERY, hasten
 from perennial.common.logs import is_json, set_format
 from perennial.server.folder import InUse, RunFolder, default_out, taken_over
 from perennial.server.grid import OrderedGrid
@@ -34,12 +34,8 @@ def main(grid: Grid, context: Context) -> None:
     torch.set_num_threads(1)
     if is_json():
         set_format("json")
-    ordered = OrderedGrid(grid)
-    if os.environ.get("PERENNIAL_LAUNCHER") == "on":
-        from perennial.client.node.launcher import LOOK_EVERY, hasten_serverapp
-
-        hasten_serverapp()
-        ordered.poll = LOOK_EVERY
+    hasten(grpc_grid)
+    ordered = OrderedGrid(grid, poll=LOOK_EVERY)
     settings = {key: str(value) for key, value in context.run_config.items()}
     simulated = isinstance(grid, InMemoryGrid)
     path = None  # the folder of this run, once it is known to be no other's

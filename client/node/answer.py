@@ -1,6 +1,6 @@
 """What a node does with a message: from its settings to a host, which answers."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from logging import ERROR, INFO
 from pathlib import Path
@@ -18,13 +18,17 @@ from perennial.common.tracebacks import NAME, Tracebacks
 from perennial.common.wire import CLIENT, CONFIG, METRICS, NUM_EXAMPLES, REFUSED, RUN, TASK, records
 
 
-def answer(message: Message, settings: Mapping[str, str]) -> Message:
-    """Answer a message at a node with these settings (`perennial.client.app.settings_of`). Raises `UserError`.
+def answer(
+    message: Message, settings: Mapping[str, str], must_be_allowed: Callable[[], object] = lambda: None
+) -> Message:
+    """Answer a message at a node with these settings (`perennial.client.settings`). Raises `UserError`.
 
-    A site that cannot take part in a run is told so, and its answer to the run's `query` says why.
+    A site that cannot or, by `must_be_allowed`, may not take part in a run is told so, and its answer to the run's
+    `query` says why.
     """
     query = message.metadata.message_type == "query"
     try:
+        must_be_allowed()
         own = own_site(settings)
         number = 0 if own else partition(settings)
         host = _host(settings["state-dir"], settings["data-root"], settings["device"], own)

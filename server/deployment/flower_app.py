@@ -7,6 +7,7 @@ from typing import Any
 import tomli_w
 
 import perennial
+from perennial.common.code import code_digest
 
 PACKAGE = Path(perennial.__file__).parent
 APP: dict[str, Any] = {
@@ -25,7 +26,7 @@ APP: dict[str, Any] = {
         "state-dir": "",
         "data-root": "",
         "device": "",
-        "worker": "",
+        "code": "",
     },
 }
 """As in pyproject.toml, which `flwr run .` reads."""
@@ -37,6 +38,7 @@ def make_app(folder: Path) -> Path:
 
     Flower starts `uv sync` in its copy of an app where an operator lets it, so the app asks for nothing.
     """
+    config = {**APP["config"], "code": code_digest()}
     shutil.copytree(PACKAGE, folder / "perennial", ignore=shutil.ignore_patterns("__pycache__"))
     project = {
         "name": "perennial",
@@ -45,6 +47,6 @@ def make_app(folder: Path) -> Path:
         "license": "Apache-2.0",
         "dependencies": [],
     }
-    tool = {"flwr": {"app": {**APP, "fab-include": list(CODE)}}}
+    tool = {"flwr": {"app": {**APP, "config": config, "fab-include": list(CODE)}}}
     (folder / "pyproject.toml").write_text(tomli_w.dumps({"project": project, "tool": tool}), encoding="utf-8")
     return folder

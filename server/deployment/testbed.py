@@ -2,8 +2,9 @@
 
 import os
 import subprocess
+import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,7 @@ from perennial.common.flower import program
 from perennial.server.deployment.remote import Connection, await_port, free_port
 
 Command = list[str]
+SUPERNODE = [sys.executable, "-P", "-m", "perennial.client.node.supernode"]
 
 
 @dataclass
@@ -55,11 +57,8 @@ class Deployment:
 
 
 @contextmanager
-def deployment(folder: Path, clients: int, prefix: Sequence[str] = (), **environment: str) -> Iterator[Deployment]:
-    """A SuperLink with `clients` SuperNodes for the time of the block, everything below `folder`.
-
-    `prefix` comes before a SuperNode's command, e.g. `perennial-launcher`.
-    """
+def deployment(folder: Path, clients: int, supernode: Command = SUPERNODE, **environment: str) -> Iterator[Deployment]:
+    """A SuperLink with `clients` SuperNodes for the time of the block, everything below `folder`."""
     control, fleet, runtime = free_port(), free_port(), free_port()
     home = folder / "flower"
     home.mkdir(parents=True)
@@ -74,8 +73,7 @@ def deployment(folder: Path, clients: int, prefix: Sequence[str] = (), **environ
     for number in range(clients):
         node = f'partition-id={number} num-partitions={clients} state-dir="{folder}/site-{number}"'
         commands[f"supernode-{number}"] = [
-            *prefix, program("flower-supernode"), "--insecure", "--superlink", f"127.0.0.1:{fleet}",
-            "--clientappio-api-address", f"127.0.0.1:{free_port()}", "--node-config", node,
+            *supernode, "--insecure", "--superlink", f"127.0.0.1:{fleet}", "--node-config", node,
         ]  # fmt: skip
     found = Deployment(connection, commands, folder, control, fleet)
     try:

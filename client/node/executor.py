@@ -1,0 +1,316 @@
+"""The resident executor: one process per site that answers what its SuperNode takes in, with the code installed here.
+
+    python -m perennial.client.node.executor HOST:PORT FOLDER
+
+`supernode.py` starts it, and again when it ends. It does what Flower's SuperExec and `flwr-clientapp` do, over the
+SuperNode's Runtime API (gRPC), but stays, with PyTorch, data and models loaded, and never looks into the app that
+the server has sent. In FOLDER, which nobody else enters:
+
+- `secret`: proves to the SuperNode that it is its executor;
+- `task`: the task at hand, so that the next executor goes on with it, should this one be killed;
+- `reply`: the last reply. A request that comes again, as the same message or as another, gets it again, and nothing
+  is trained twice.
+
+Nothing here imports PyTorch before it answers.
+"""
+
+import base64
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from logging import ERROR, INFO, WARNING
+from pathlib import Path
+
+import grpc
+from flwr.app import Context, Error, Message
+from flwr.common import log
+from flwr.common.constant import ErrorCode, SubStatus
+from flwr.common.serde import context_from_proto, message_from_proto, message_to_proto, run_from_proto
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
+from flwr.proto.message_pb2 import Message as ProtoMessage
+from flwr.proto.node_pb2 import Node
+from flwr.proto.runtime_pb2 import (
+    ClaimTaskRequest,
+    PullAppMessagesRequest,
+    PullAppMessagesResponse,
+    PullPendingTasksRequest,
+    PullTaskInputRequest,
+    PullTaskInputResponse,
+    SendTaskHeartbeatRequest,
+)
+from flwr.proto.runtime_pb2_grpc import RuntimeStub
+from flwr.supercore.grpc import create_channel
+from flwr.supercore.heartbeat import HeartbeatSender
+from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
+from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree
+from flwr.supercore.interceptors import (
+    RuntimeTokenClientInterceptor,
+    RuntimeVersionClientInterceptor,
+    SuperExecAuthClientInterceptor,
+)
+from flwr.supercore.interceptors.superexec_auth_interceptor import RUNTIME_SUPEREXEC_METHODS
+from flwr.supercore.run import Run
+from flwr.supernode.runtime.run_clientapp import push_message, push_task_output
+
+from perennial.common.asked import name_of
+from perennial.common.errors import UserError, printable
+from perennial.common.files import PRIVATE
+from perennial.common.flower import LOOK_EVERY
+from perennial.common.tracebacks import Tracebacks
+
+Answer = Callable[[Message, Context, Run], Message]
+Audit = Callable[[Message, Context, Run, Message, float, bool], None]
+"""Writes down that a reply is to leave, after so many seconds, and whether it has before. Raises `OSError`."""
+SECRET, TASK, REPLY = "secret", "task", "reply"
+"""Files of an executor's folder."""
+TRIES = 2
+"""Executors that a message may cost."""
+SECONDS_TO_ARRIVE = 30.0
+"""For a message whose task is there already."""
+
+
+class ExecutorFailed(Exception):  # noqa: N818 - the name goes to the server's operator
+    """The site's executor could not answer a message."""
+
+
+@dataclass
+class Work:
+    """A task and what is known of it so far: all that another executor needs to go on with it."""
+
+    token: str
+    input: PullTaskInputResponse = field(default_factory=PullTaskInputResponse)
+    messages: PullAppMessagesResponse = field(default_factory=PullAppMessagesResponse)
+    tries: int = 0
+    """How often answering has begun."""
+
+    def text(self) -> str:
+        parts = {name: base64.b64encode(part.SerializeToString()).decode() for name, part in self._parts.items()}
+        return json.dumps({"token": self.token, "tries": self.tries, **parts})
+
+    @classmethod
+    def read(cls, text: str) -> "Work":
+        known = json.loads(text)
+        work = cls(known["token"], tries=known["tries"])
+        for name, part in work._parts.items():
+            part.ParseFromString(base64.b64decode(known[name]))
+        return work
+
+    @property
+    def _parts(self) -> dict[str, PullTaskInputResponse | PullAppMessagesResponse]:
+        return {"input": self.input, "messages": self.messages}
+
+
+class Executor:
+    """Answers a SuperNode's messages with `answer`, one at a time; none leaves that `audit` cannot write down."""
+
+    def __init__(self, channel: grpc.Channel, folder: Path, answer: Answer, audit: Audit) -> None:
+        self.channel, self.folder, self.answer, self.audit = channel, folder, answer, audit
+        self.stub = RuntimeStub(channel)
+        self.tracebacks = Tracebacks()
+
+    def step(self) -> bool:
+        """Go on with the task at hand, or take a new one; whether there was any. Raises `grpc.RpcError`."""
+        work = self._left() or self._claimed()
+        if work is None:
+            return False
+        try:
+            self._do(work)
+        except BaseException:
+            self._note(None)  # the SuperNode answers for it, once it misses the heartbeats
+            raise
+        self._note(None)
+        return True
+
+    def _left(self) -> Work | None:
+        """The task that an executor had which is no more."""
+        path = self.folder / TASK
+        return Work.read(path.read_text()) if path.exists() else None
+
+    def _claimed(self) -> Work | None:
+        for task in self.stub.PullPendingTasks(PullPendingTasksRequest()).tasks:
+            if token := self.stub.ClaimTask(ClaimTaskRequest(task_id=task.task_id)).token:
+                work = Work(token)
+                self._note(work)
+                return work
+        return None
+
+    def _note(self, work: Work | None) -> None:
+        if work:
+            self._put(TASK, work.text().encode())
+        else:
+            (self.folder / TASK).unlink(missing_ok=True)
+
+    def _put(self, name: str, data: bytes) -> None:
+        """Write a file, for whoever comes after this process. A full disk costs that alone."""
+        beside = self.folder / f"{name}.new"
+        try:
+            with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, PRIVATE), "wb") as file:
+                file.write(data)
+            beside.replace(self.folder / name)
+        except OSError as error:
+            log(WARNING, "perennial: %s: %s", beside, error.strerror)
+
+    def _do(self, work: Work) -> None:
+        stub = RuntimeStub(grpc.intercept_channel(self.channel, RuntimeTokenClientInterceptor(work.token)))
+        heart = HeartbeatSender(lambda: _beat(stub))
+        heart.start()
+        try:
+            if not work.input.HasField("context"):
+                work.input.CopyFrom(stub.PullTaskInput(PullTaskInputRequest()))
+                work.input.ClearField("fab")  # the server's code, which is not looked at
+                self._note(work)
+            context, run = context_from_proto(work.input.context), run_from_proto(work.input.run)
+            if not work.messages.messages_list:
+                work.messages.CopyFrom(_arrived(stub))
+            tree, node = work.messages.message_object_trees[0], Node(node_id=context.node_id)
+            pull = make_pull_object_fn_protobuf(stub.PullObject, node, run.run_id)
+            # Confirmed, and so forgotten by the SuperNode, once it is answered: the next executor may need it.
+            message = pull_and_inflate_object_from_tree(
+                tree, pull, lambda _: None, return_type=Message, initial_backoff=LOOK_EVERY
+            )
+            message.metadata.__dict__["_message_id"] = tree.object_id
+            work.tries += 1
+            self._note(work)
+            reply = self._reply(message, context, run, work)
+            push_message(stub, reply, context)
+            stub.ConfirmMessageReceived(
+                ConfirmMessageReceivedRequest(node=node, run_id=run.run_id, message_object_id=tree.object_id)
+            )
+            error = reply.error.reason if reply.has_error() else ""
+            push_task_output(stub, None, SubStatus.FAILED if error else SubStatus.COMPLETED, error)
+        finally:
+            if heart.is_running:
+                heart.stop()
+
+    def _reply(self, message: Message, context: Context, run: Run, work: Work) -> Message:
+        """The reply to a message: the one of before where it has been asked before."""
+        asked, begun = f"{message.metadata.dst_node_id} {name_of(message)!r}\n".encode(), time.monotonic()
+        before = self._before(message, asked)
+        reply = before or self._new(message, context, run, work)
+        try:
+            self.audit(message, context, run, reply, time.monotonic() - begun, bool(before))
+        except OSError as error:
+            sentence = f"this site cannot write its audit file, and sends nothing: {error.strerror}"
+            return _failure(message, UserError(sentence))
+        if not before:
+            self._put(REPLY, asked + message_to_proto(reply).SerializeToString())
+        return reply
+
+    def _before(self, message: Message, asked: bytes) -> Message | None:
+        path = self.folder / REPLY
+        if not path.exists():
+            return None
+        with path.open("rb") as file:
+            if file.readline() != asked:
+                return None
+            return _again(message_from_proto(ProtoMessage.FromString(file.read())), message)
+
+    def _new(self, message: Message, context: Context, run: Run, work: Work) -> Message:
+        if work.tries > TRIES:
+            log(ERROR, "perennial: %d executors have died over message %s", TRIES, message.metadata.message_id)
+            died = "the site's executor died twice over this message; the site's log has its last words"
+            return _failure(message, ExecutorFailed(died))
+        watch = threading.Timer(message.metadata.ttl, self._give_up, (message, work))
+        watch.daemon = True
+        watch.start()
+        try:
+            return self.answer(message, context, run)
+        except Exception as error:
+            new = not isinstance(error, UserError) and self.tracebacks.first(error)
+            log(ERROR, "perennial: %s", printable(str(error)), exc_info=error if new else None)
+            return _failure(message, error)
+        finally:
+            watch.cancel()
+
+    def _give_up(self, message: Message, work: Work) -> None:
+        """End with a message that nobody waits for any more: its time to live is over."""
+        log(ERROR, "perennial: message %s is not answered in its time to live", message.metadata.message_id)
+        work.tries = TRIES
+        self._note(work)
+        os._exit(1)
+
+
+def _beat(stub: RuntimeStub) -> bool:
+    try:
+        stub.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+    except grpc.RpcError as error:
+        return bool(error.code() != grpc.StatusCode.UNAVAILABLE)  # else it is tried again
+    return True
+
+
+def _arrived(stub: RuntimeStub) -> PullAppMessagesResponse:
+    """The task's message. The SuperNode announces a task a moment before it has the message."""
+    end = time.monotonic() + SECONDS_TO_ARRIVE
+    while time.monotonic() < end:
+        found: PullAppMessagesResponse = stub.PullMessages(PullAppMessagesRequest())
+        if found.messages_list:
+            return found
+        time.sleep(LOOK_EVERY / 5)
+    raise ExecutorFailed("the SuperNode has a task and no message")
+
+
+def _again(reply: Message, message: Message) -> Message:
+    """A reply that was made before, as one to this message. To the same message it is the same reply."""
+    if reply.metadata.reply_to_message_id == message.metadata.message_id:
+        return reply
+    if reply.has_error():
+        return Message(reply.error, reply_to=message)
+    return Message(reply.content, reply_to=message)
+
+
+def _failure(message: Message, error: Exception) -> Message:
+    """An error reply in Flower's own words."""
+    return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"{type(error)}:<'{error}'>"), reply_to=message)
+
+
+def serve(address: str, folder: Path, answer: Answer, audit: Audit) -> None:
+    """Answer the messages of the SuperNode at an address, without end."""
+    secret = (folder / SECRET).read_bytes()
+    guard = SuperExecAuthClientInterceptor(master_secret=secret, protected_methods=RUNTIME_SUPEREXEC_METHODS)
+    channel = create_channel(
+        address, insecure=True, interceptors=[RuntimeVersionClientInterceptor("flwr-clientapp"), guard]
+    )
+    executor = Executor(channel, folder, answer, audit)
+    while True:
+        try:
+            busy = executor.step()
+        except grpc.RpcError as error:
+            if error.code() == grpc.StatusCode.UNAUTHENTICATED:  # its time was over, or the run's
+                log(WARNING, "perennial: the SuperNode does not wait for this task any more")
+            busy = False
+        except Exception as error:
+            log(ERROR, "perennial: a task could not be done: %s", printable(repr(error)))
+            busy = False
+        if not busy:
+            time.sleep(LOOK_EVERY / 2)
+
+
+def end_with_parent() -> None:
+    """From now on, this process ends with its parent, and at once: a training for nobody is left where it is."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(LOOK_EVERY)
+        os._exit(0)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def main() -> None:
+    """Load what a message needs, then serve."""
+    end_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the SuperNode, with which this ends
+    from perennial.client.node.installed import answer, audit
+
+    log(INFO, "perennial: executor %d is ready", os.getpid())
+    serve(sys.argv[1], Path(sys.argv[2]), answer, audit)
+
+
+if __name__ == "__main__":
+    main()

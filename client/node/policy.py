@@ -1,0 +1,117 @@
+"""What a site lets a server ask of it: `perennial join --policy FILE`."""
+
+import json
+import tomllib
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+from flwr.app import ArrayRecord, Message
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from perennial.client.request import checked
+from perennial.common.config import RunConfig, Task, load_config, parse_task, sentence
+from perennial.common.errors import UserError
+from perennial.common.methods import METHODS
+from perennial.common.privacy import Clipping
+from perennial.common.secagg import ACTIONS, TERMS
+from perennial.common.suggest import unknown
+from perennial.common.wire import records
+
+
+class Policy(BaseModel):
+    """What is allowed; a key that is left out allows everything."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    servers: tuple[str, ...] = ()
+    """SuperLinks, `HOST:PORT`, that `join` may name."""
+    methods: tuple[str, ...] = ()
+    max_rounds: int | None = Field(None, ge=1)
+    require: Literal["secagg"] | None = None
+    """Nothing that was made from the data leaves but as a part of a sum that hides it."""
+    epsilon: float | None = Field(None, gt=0)
+    """The largest ε of the differential privacy that the server announces for all of the run."""
+
+    def must_allow_server(self, superlink: str) -> None:
+        """Raises `UserError` for a SuperLink that is not on the list."""
+        if self.servers and superlink not in self.servers:
+            raise UserError(f"this site's policy allows the servers {', '.join(self.servers)}, and not {superlink}")
+
+    def must_allow(self, message: Message, announced: Mapping[str, Any]) -> None:
+        """Raises `UserError` for a request that is not allowed, of a run with this Flower configuration."""
+        if self == Policy():
+            return
+        request = checked(message)
+        task, action = parse_task(request.task), message.metadata.message_type
+        if self.methods and task.method.name not in self.methods:
+            raise self._no(f"method {task.method.name!r}", f"allows {', '.join(self.methods)}")
+        if self.max_rounds and request.round > self.max_rounds:
+            raise self._no(f"round {request.round}", f"allows {self.max_rounds} rounds")
+        if self.require and action not in ("query", "evaluate", *ACTIONS):
+            if TERMS not in records(message.content, ArrayRecord):
+                raise self._no(f"{action!r} without secure aggregation", "requires 'secagg'")
+        if self.max_rounds or self.require or self.epsilon:
+            self._must_allow_run(_announced(task, announced))
+
+    def must_allow_reply(self, message: Message, reply: Message) -> None:
+        """Raises `UserError` for a reply with arrays that secure aggregation does not hide."""
+        hidden = message.metadata.message_type in ACTIONS or TERMS in records(message.content, ArrayRecord)
+        if self.require and not hidden and records(reply.content, ArrayRecord):
+            raise self._no(f"{message.metadata.message_type!r} without secure aggregation", "requires 'secagg'")
+
+    def _must_allow_run(self, run: RunConfig) -> None:
+        if self.max_rounds and run.rounds > self.max_rounds:
+            raise self._no(f"a run of {run.rounds} rounds", f"allows {self.max_rounds}")
+        if self.require and run.privacy.mechanism != self.require:
+            raise self._no(f"privacy.mechanism {run.privacy.mechanism!r}", f"requires {self.require!r}")
+        if self.epsilon:
+            privacy = run.privacy
+            spent = privacy.report(run.rounds)["epsilon"] if isinstance(privacy, Clipping) else None
+            if spent is None or spent > self.epsilon:
+                what = "no epsilon" if spent is None else f"epsilon {spent:.3g} after {run.rounds} rounds"
+                raise self._no(f"privacy.mechanism {privacy.mechanism!r} with {what}", f"allows {self.epsilon:g}")
+
+    @staticmethod
+    def _no(what: str, instead: str) -> UserError:
+        return UserError(f"this site's policy does not allow {what}; it {instead}")
+
+
+@lru_cache
+def read_policy(path: str) -> Policy:
+    """The policy in a TOML file; without a path, one that allows everything. Raises `UserError`."""
+    if not path:
+        return Policy()
+    try:
+        policy = Policy.model_validate(tomllib.loads(Path(path).read_text(encoding="utf-8")))
+    except OSError as error:
+        raise UserError(f"--policy {path}: {error.strerror}") from None
+    except ValidationError as error:
+        raise UserError(f"--policy {path}: {sentence(error, Policy.model_fields)}") from None
+    except ValueError as error:  # no TOML, or no text
+        raise UserError(f"--policy {path}: {error}") from None
+    if strangers := [name for name in policy.methods if name not in METHODS]:
+        raise UserError(f"--policy {path}: {unknown('method', strangers[0], METHODS)}")
+    return policy
+
+
+@lru_cache(maxsize=8)
+def _run(text: str) -> RunConfig:
+    try:
+        options = json.loads(text)
+    except (ValueError, RecursionError):
+        options = None
+    if not isinstance(options, dict):
+        raise UserError(
+            "this site's policy asks for rounds and privacy, which the run does not announce; `perennial run` does"
+        )
+    return load_config(options=options)
+
+
+def _announced(task: Task, of_run: Mapping[str, Any]) -> RunConfig:
+    """The run that its server announces. Raises `UserError` where the request is of another one."""
+    run = _run(str(of_run.get("config", "")))
+    if parse_task(run.task()) != task:
+        raise UserError("the request is not of the run that the server has announced; this site does nothing for it")
+    return run

@@ -1,0 +1,109 @@
+"""A SuperNode and its resident executor: what `perennial join` keeps running.
+
+    python -m perennial.client.node.supernode [options of flower-supernode]
+
+Both are of this process's group, and the executor ends with the SuperNode. It talks to it at a free port of this
+machine, with a secret that only this user can read. Flower's own files stay as they are, but in this process
+
+- the SuperNode looks for a message every 0.1 s (every second after half a minute without one), not every 3 s,
+- and for a reply, and for late parts of a message, every 0.1 s, not every 0.5 s and 1 s.
+
+That leans on names inside Flower 1.34.0; `tests/client/node/test_supernode.py` fails when they move.
+"""
+
+import hashlib
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import time
+from logging import ERROR, WARNING
+from pathlib import Path
+from threading import Thread
+from types import SimpleNamespace
+from typing import NoReturn
+
+from flwr.common import log
+from flwr.common.config import parse_config_args
+from flwr.supercore.version import package_version
+from flwr.supernode import start_client_internal
+from flwr.supernode.cli import flower_supernode
+
+from perennial.client.node.executor import SECRET
+from perennial.client.settings import settings_in
+from perennial.common.files import private_folder
+from perennial.common.flower import LOOK_EVERY, hasten
+
+FLOWER = "1.34.0"
+EXECUTOR = [sys.executable, "-P", "-m", "perennial.client.node.executor"]
+IDLE, IDLE_LOOKS, IDLE_EVERY = 3.0, 300, 1.0
+"""Flower's pause where there is no message; after so many in a row they get this long."""
+LONGEST_REST, LONG_LIFE = 30.0, 60.0
+"""Seconds before an executor is started again, at most; and those after which it has not just failed to start."""
+
+
+class Pauses:
+    """What stands in for `time` in the SuperNode's loop."""
+
+    def __init__(self) -> None:
+        self.idle = 0
+
+    def sleep(self, seconds: float) -> None:
+        """Pause for less than Flower asks."""
+        self.idle = self.idle + 1 if seconds >= IDLE else 0
+        time.sleep(IDLE_EVERY if self.idle > IDLE_LOOKS else min(seconds, LOOK_EVERY))
+
+
+def folder_of(settings: dict[str, str]) -> Path:
+    """The executor's folder: one for each site that keeps its state in the same place."""
+    name = hashlib.sha256(json.dumps(sorted(settings.items())).encode()).hexdigest()[:12]
+    return private_folder(Path(settings["state-dir"]) / ".executor" / name)
+
+
+def free_port() -> int:
+    """A TCP port of this machine that nobody listens on now."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+    return port
+
+
+def keep_executor(address: str, folder: Path) -> NoReturn:
+    """Start an executor again whenever it ends."""
+    rest = 0.0
+    while True:
+        begun = time.monotonic()
+        code = subprocess.Popen([*EXECUTOR, address, str(folder)], stdin=subprocess.DEVNULL).wait()
+        log(WARNING, "perennial: the executor ended with exit code %d; it is started again", code)
+        rest = 0.0 if time.monotonic() - begun > LONG_LIFE else min(2 * rest + 1, LONGEST_REST)
+        time.sleep(rest)
+
+
+def main() -> None:
+    """Run `flower-supernode`, changed as above, and its executor."""
+    if package_version != FLOWER:
+        sys.exit(f"perennial is made for Flower {FLOWER}, not {package_version}; install that release")
+    options = sys.argv[1:]
+    config = options[options.index("--node-config") + 1] if "--node-config" in options else ""
+    folder = folder_of(settings_in(parse_config_args([config] if config else None)))
+    secret = folder / SECRET
+    secret.unlink(missing_ok=True)
+    with os.fdopen(os.open(secret, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(secrets.token_hex(32))
+    address = f"127.0.0.1:{free_port()}"
+    own = ["--isolation", "process", "--clientappio-api-address", address]
+    sys.argv = ["flower-supernode", *options, *own, "--superexec-auth-secret-file", str(secret)]
+    vars(start_client_internal).update(time=Pauses())
+    hasten(start_client_internal)
+    Thread(target=keep_executor, args=(address, folder), daemon=True).start()
+    flower_supernode()
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except OSError as error:
+        log(ERROR, "perennial: %s: %s", error.filename, error.strerror)
+        sys.exit(1)

@@ -1,0 +1,412 @@
+"""The resident executor: real processes of it at Flower's own Runtime API, without a SuperLink."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.common.serde import message_from_proto
+from flwr.proto.message_pb2 import Message as ProtoMessage
+from flwr.supercore.constant import TaskType
+from flwr.supercore.corestate import in_memory_corestate
+from flwr.supercore.fab import Fab
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.supercore.run import Run
+from flwr.supernode.nodestate import NodeStateFactory
+from flwr.supernode.servicer.runtime import run_runtime_api_grpc
+
+import perennial
+from perennial.client.host import Host
+from perennial.client.node import executor
+from perennial.client.node.installed import APP
+from perennial.client.state import FileStates
+from perennial.common.asked import NAME, RECORD
+from perennial.common.config import load_config
+from perennial.common.wire import CONFIG, KEPT, RESUMED, ROUND, RUN, TASK
+
+RUN_ID, NODE, SECRET = 7, 1, "a secret of this test"
+
+# An executor whose messages say what happens; it needs no PyTorch. Every training is a line of the diary.
+TOY = """
+import os, signal, sys, time
+from pathlib import Path
+from flwr.app import ConfigRecord, Message, RecordDict
+from perennial.client.node.executor import end_with_parent, serve
+from perennial.common.errors import UserError
+
+end_with_parent()
+here = Path(os.environ["HERE"])
+
+class Outer:
+    class Odd(Exception):
+        pass
+
+def answer(message, context, run):
+    diary, do = here / "diary", message.content["config"]["do"]
+    with diary.open("a") as file:
+        file.write(f"{message.metadata.message_id} {os.getpid()}\\n")
+    lines = len(diary.read_text().splitlines())
+    if do == "die once" and lines == 1 or do == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if do == "wait":
+        while not (here / "go on").exists():
+            time.sleep(0.01)
+    if do == "hang":
+        time.sleep(600)
+    if do == "raise":
+        raise [ValueError("two\\nlines"), KeyError("a"), UserError("no data"), Outer.Odd("odd")][lines - 1]
+    return Message(RecordDict({"config": ConfigRecord({"line": lines})}), reply_to=message)
+
+def audit(message, context, run, reply, seconds, again):
+    if message.content["config"]["do"] == "no audit":
+        raise OSError(28, "No space left on device")
+    with (here / "audit").open("a") as file:
+        file.write(f"{again}\\n")
+    if message.content["config"]["do"] == "die between" and not (here / "died").exists():
+        (here / "died").touch()  # the reply is made and not sent
+
+with (here / "started").open("a") as file:
+    file.write(f"{os.getpid()}\\n")
+"""
+SERVE = "serve(sys.argv[1], Path(sys.argv[2]), answer, audit)\n"
+# Dies when the reply is stored and before it is sent, once.
+DIES_BEFORE_SENDING = """
+from perennial.client.node import executor
+send = executor.push_message
+
+def dying(stub, message, context):
+    if not (here / "died").exists():
+        (here / "died").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    send(stub, message, context)
+
+executor.push_message = dying
+"""
+# The project's own answers; dies when it has stored the second round's state, once.
+REAL = """
+from perennial.client.node.installed import answer, audit
+from perennial.client.state import FileStates
+
+store = FileStates.__setitem__
+
+def store_and_die(self, place, versions):
+    store(self, place, versions)
+    if versions[-1].round == 2 and not (here / "died").exists():
+        (here / "died").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+FileStates.__setitem__ = store_and_die
+"""
+
+
+def until(holds: Callable[[], object], within: float = 120.0) -> None:
+    """Wait for something that should be so soon."""
+    end = time.monotonic() + within
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+class Node:
+    """A SuperNode without a SuperLink: Flower's own Runtime API, and what stands before and behind it."""
+
+    def __init__(self, folder: Path, script: str = TOY + SERVE, **settings: Any) -> None:
+        self.folder, self.executors = folder, list["subprocess.Popen[bytes]"]()
+        (folder / "script.py").write_text(script)
+        (folder / executor.SECRET).write_text(SECRET)
+        objects = ObjectStoreFactory()
+        states = NodeStateFactory(objects)
+        self.state, self.objects = states.state(), objects.store()
+        self.server = run_runtime_api_grpc("127.0.0.1:0", states, objects, None, SECRET.encode())
+        run = Run.create_empty(RUN_ID)
+        run.fab_id, run.fab_version, run.account_name = APP, perennial.__version__, "ann"
+        run.fab_hash = self.state.store_fab(Fab("", b"not a zip file: nobody looks into it", {}))
+        config = {"state-dir": str(folder / "state"), "device": "cpu", "partition-id": 0, **settings}
+        self.state.set_node_id(NODE)
+        self.state.set_run_series_context(0, Context(RUN_ID, NODE, config, RecordDict(), {}))
+        self.state.store_run(run)
+
+    def start(self) -> "subprocess.Popen[bytes]":
+        command = [sys.executable, "-P", str(self.folder / "script.py"), self.server.bound_address, str(self.folder)]
+        process = subprocess.Popen(command, env={**os.environ, "HERE": str(self.folder)})
+        self.executors.append(process)
+        return process
+
+    def give(self, message: Message) -> str:
+        """What a SuperNode does with a message from the SuperLink; its id."""
+        message.metadata.__dict__.update(_run_id=RUN_ID, _src_node_id=1)
+        name = message.object_id
+        message.metadata.__dict__["_message_id"] = name
+        assert self.state.create_task(TaskType.CLIENT_APP, RUN_ID, "hash")
+        self.objects.preregister(RUN_ID, get_object_tree(message))
+        self.state.store_message(message)
+        for object_id, part in get_all_nested_objects(message).items():
+            self.objects.put(object_id, part.deflate())
+        return name
+
+    def ask(self, do: str, name: str = "", ttl: float = 60.0, node: int = NODE) -> str:
+        message = Message(RecordDict({"config": ConfigRecord({"do": do})}), node, "train", ttl=ttl)
+        if name:
+            message.content[RECORD] = ConfigRecord({NAME: name})
+        return self.give(message)
+
+    def reply(self, to: str, within: float = 60.0) -> Message:
+        """What a SuperNode sends to the SuperLink."""
+        found = list[Message]()
+        until(lambda: found.extend(self.state.get_messages(is_reply=True)) or found, within)
+        (reply,) = found
+        assert reply.metadata.reply_to_message_id == to
+        contents = dict[str, bytes]()
+
+        def complete() -> bool:
+            for object_id in ids:
+                contents[object_id] = self.objects.get(object_id) or b""
+            return all(contents.values())
+
+        tree = self.objects.get_object_tree(reply.metadata.message_id)
+        ids = [tree.object_id, *_below(tree)]
+        until(complete)
+        message = inflate_object_from_contents(tree.object_id, contents)
+        assert isinstance(message, Message)
+        return message
+
+    def lines(self, name: str) -> list[str]:
+        path = self.folder / name
+        return path.read_text().splitlines() if path.exists() else []
+
+    def close(self) -> None:
+        for process in self.executors:
+            process.kill()
+            process.wait()
+        self.server.stop(0)
+
+
+def _below(tree: Any) -> list[str]:
+    return [name for child in tree.children for name in (child.object_id, *_below(child))]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[..., Node]]:
+    made = list[Node]()
+
+    def build(script: str = TOY + SERVE, **settings: Any) -> Node:
+        made.append(Node(tmp_path, script, **settings))
+        return made[-1]
+
+    yield build
+    for node in made:
+        node.close()
+
+
+def line(message: Message) -> int:
+    number = message.content.config_records["config"]["line"]
+    assert isinstance(number, int)
+    return number
+
+
+# ---------------------------------------------------------------------- one executor, many messages
+
+
+def test_one_executor_answers_all_messages_and_a_request_that_comes_again_gets_the_same_reply(
+    make: Callable[..., Node],
+) -> None:
+    """Whether it comes as another message, or after an executor's end; another node's of the same name does not."""
+    node = make()
+    first = node.start()
+    asked = [("one", NODE), ("one", NODE), ("two", NODE), ("two", 6), ("", NODE), ("", NODE)]
+    assert [line(node.reply(node.ask("train", name, node=who))) for name, who in asked] == [1, 1, 2, 3, 4, 5]
+    assert len(node.lines("diary")) == 5
+    assert node.lines("audit") == ["False", "True", "False", "False", "False", "False"]
+    assert line(node.reply(node.ask("train", "last"))) == 6
+    first.kill()
+    first.wait()
+    node.start()
+    assert line(node.reply(node.ask("train", "last"))) == 6
+    assert len(node.lines("diary")) == 6
+    modes = [stat.S_IMODE((node.folder / name).stat().st_mode) for name in (executor.REPLY,)]
+    assert modes == [0o600]
+    until(lambda: not (node.folder / executor.TASK).exists())
+    assert not node.objects._object_store if hasattr(node.objects, "_object_store") else True  # type: ignore[attr-defined]
+
+
+def test_what_answering_raises_reaches_flower_in_its_own_words_and_again_when_asked_again(
+    make: Callable[..., Node],
+) -> None:
+    node = make()
+    node.start()
+    expected = [
+        "<class 'ValueError'>:<'two\nlines'>",
+        "<class 'KeyError'>:<''a''>",
+        "<class 'perennial.common.errors.UserError'>:<'no data'>",
+        "<class '__main__.Outer.Odd'>:<'odd'>",
+    ]
+    for number, words in enumerate(expected):
+        for _ in range(2):
+            reply = node.reply(node.ask("raise", str(number)))
+            assert (reply.error.code, reply.error.reason) == (2, words)
+    assert len(node.lines("diary")) == 4
+    assert len(node.lines("started")) == 1
+
+
+def test_nothing_leaves_that_cannot_be_written_down(make: Callable[..., Node]) -> None:
+    node = make()
+    node.start()
+    reply = node.reply(node.ask("no audit"))
+    assert "cannot write its audit file, and sends nothing: No space left on device" in reply.error.reason
+
+
+# ---------------------------------------------------------------------- killed and started again
+
+
+def killed_and_started_again(node: Node) -> None:
+    process = node.start()
+    assert process.wait(60) == -9
+    node.start()
+
+
+def test_what_a_killed_executor_had_taken_is_answered_by_the_next(make: Callable[..., Node]) -> None:
+    node = make()
+    asked = node.ask("die once")
+    killed_and_started_again(node)
+    assert line(node.reply(asked)) == 2
+    assert [entry.split()[0] for entry in node.lines("diary")] == [asked, asked]
+
+
+def test_a_message_that_kills_two_executors_is_an_error_and_the_next_is_answered(make: Callable[..., Node]) -> None:
+    node = make()
+    asked = node.ask("die")
+    killed_and_started_again(node)
+    assert node.executors[-1].wait(60) == -9
+    node.start()
+    assert "ExecutorFailed'>:<'the site's executor died twice over this message" in node.reply(asked).error.reason
+    assert len(node.lines("diary")) == 2
+    assert line(node.reply(node.ask("train"))) == 3
+
+
+def test_a_reply_that_was_made_and_not_sent_is_sent_by_the_next_and_nothing_is_trained_twice(
+    make: Callable[..., Node],
+) -> None:
+    node = make(TOY + DIES_BEFORE_SENDING + SERVE)
+    asked = node.ask("train")
+    killed_and_started_again(node)
+    assert line(node.reply(asked)) == 1
+    assert len(node.lines("diary")) == 1
+
+
+def test_killed_between_the_stored_state_and_the_reply(make: Callable[..., Node]) -> None:
+    """The message comes again, and the personal model is trained as often as if nothing had happened."""
+    node = make(TOY + REAL + SERVE)
+    host = Host(FileStates(node.folder / "unbroken"))
+    expected = [host.handle(train_message(number), 0) for number in (1, 2, 3)]
+    process = node.start()
+    replies = []
+    for number in (1, 2, 3):
+        asked = node.give(train_message(number))
+        if number == 2:
+            assert process.wait(60) == -9
+            node.start()
+        replies.append(node.reply(asked))
+    for reply, wanted in zip(replies, expected, strict=True):
+        assert dict(reply.content) == dict(wanted.content)
+    left, right = (FileStates(node.folder / name)["run-1/client-0"] for name in ("unbroken", "state"))
+    assert [(v.round, v.part, v.message) for v in left] == [(v.round, v.part, v.message) for v in right]
+    for one, other in zip(left, right, strict=True):
+        for name, tensor in one.kept["personal"].items():
+            assert torch.equal(tensor, other.kept["personal"][name])
+    rows = [json.loads(text) for text in node.lines("state/audit.jsonl")]
+    assert [(row["account"], row["action"], row["round"], row["outcome"]) for row in rows] == [
+        ("ann", "train", str(number), "answered") for number in (1, 2, 3)
+    ]
+
+
+def train_message(round_: int) -> Message:
+    task = load_config(options={"method": "local", "scenario": "colored-digits"}, settings=["scenario.clients=2"])
+    values: dict[str, Any] = {TASK: task.task(), RUN: "run-1", ROUND: round_, KEPT: [], RESUMED: []}
+    content = RecordDict({CONFIG: ConfigRecord(values), RECORD: ConfigRecord({NAME: f"request {round_}"})})
+    return Message(content, NODE, "train")
+
+
+def test_a_long_training_keeps_its_heartbeat(make: Callable[..., Node], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower's minute is 1.2 seconds here; the training takes three times as long."""
+    monkeypatch.setattr(in_memory_corestate, "HEARTBEAT_DEFAULT_INTERVAL", 0.6)
+    quick = "from flwr.supercore import heartbeat\nheartbeat.HEARTBEAT_DEFAULT_INTERVAL, heartbeat.HEARTBEAT_CALL_TIMEOUT = 0.6, 0.3\n"
+    node = make(quick + TOY + SERVE)
+    asked = node.ask("wait")
+    node.start()
+    until(lambda: node.lines("diary"))
+    end = time.monotonic() + 3.6
+    while time.monotonic() < end:
+        assert not node.state.get_messages(is_reply=True)  # looks for tasks that have missed their heartbeats
+        time.sleep(0.1)
+    (node.folder / "go on").touch()
+    assert line(node.reply(asked)) == 1
+
+
+def test_a_message_that_is_not_answered_in_its_time_to_live_ends_the_executor(make: Callable[..., Node]) -> None:
+    node = make()
+    asked = node.ask("hang", ttl=0.5)
+    assert node.start().wait(60) == 1
+    node.start()
+    assert "ExecutorFailed" in node.reply(asked).error.reason
+    assert len(node.lines("diary")) == 1
+
+
+def test_it_ends_with_its_supernode_at_once(make: Callable[..., Node]) -> None:
+    node = make()
+    node.ask("hang")
+    parent = subprocess.Popen(
+        [sys.executable, "-c", f"import subprocess; subprocess.run({[sys.executable, '-P', str(node.folder / 'script.py'), node.server.bound_address, str(node.folder)]!r})"],
+        env={**os.environ, "HERE": str(node.folder)},
+    )
+    until(lambda: node.lines("diary"))
+    pid = int(node.lines("diary")[0].split()[1])
+    parent.kill()
+    parent.wait()
+    until(lambda: not _lives(pid), 10)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def test_nobody_without_the_secret_takes_a_task(make: Callable[..., Node]) -> None:
+    node = make()
+    (node.folder / executor.SECRET).write_text("another secret")
+    node.ask("train")
+    node.start()
+    until(lambda: node.lines("started"))
+    time.sleep(1)
+    assert not node.lines("diary")
+
+
+# ---------------------------------------------------------------------- what the next one needs
+
+
+def test_a_task_and_a_reply_survive_their_files(tmp_path: Path) -> None:
+    work = executor.Work("token", tries=1)
+    work.input.run.fab_id = "a/b"
+    work.messages.message_object_trees.add().object_id = "x"
+    assert executor.Work.read(work.text()) == work
+    message = Message(RecordDict({"b": ConfigRecord({"x": 1}), "a": ConfigRecord({"y": [2.0]})}), 1, "train")
+    message.metadata.__dict__["_message_id"] = "id"
+    reply = Message(message.content, reply_to=message)
+    read = message_from_proto(ProtoMessage.FromString(executor.message_to_proto(reply).SerializeToString()))
+    assert read.object_id == reply.object_id
+
+
+def test_the_executor_does_not_import_pytorch_before_it_answers() -> None:
+    code = "import sys, perennial.client.node.executor, perennial.client.app; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
