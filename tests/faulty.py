@@ -53,8 +53,8 @@ def federation(folder: Path, clients: int) -> Iterator[Deployment]:
         node = f'partition-id={number} num-partitions={clients} state-dir="{folder}/site-{number}"'
         commands[f"supernode-{number}"] = [
             "env", f"MISCHIEF={folder}/mischief-{number}.json",
-            sys.executable, str(MISCHIEF), "flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{fleet}",
-            "--clientappio-api-address", f"127.0.0.1:{free_port()}", "--node-config", node,
+            sys.executable, str(MISCHIEF), "--insecure", "--superlink", f"127.0.0.1:{fleet}",
+            "--node-config", node,
         ]  # fmt: skip
     made = Deployment(connection, commands, folder, control, fleet)
     try:
@@ -90,7 +90,7 @@ class Command:
 def perennial(site: Deployment, *arguments: str) -> Command:
     """Start a command as the operator of the federation."""
     said = site.folder / f"said-{time.monotonic_ns()}.txt"
-    command = [sys.executable, "-c", "from server.cli.main import main; main()", *arguments]
+    command = [sys.executable, "-c", "from perennial.server.cli.main import main; main()", *arguments]
     environment = {**site.connection.environment, "COLUMNS": "200"}
     with said.open("w") as file:
         process = subprocess.Popen(command, env=environment, stdout=file, stderr=subprocess.STDOUT, text=True)

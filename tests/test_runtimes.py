@@ -13,7 +13,6 @@ import torch
 from counts import own_tables
 from safetensors.torch import load_file
 
-from perennial.client.node import launcher
 from perennial.common import flower
 from perennial.common.config import RunConfig, load_config
 from perennial.common.files import load_records
@@ -31,7 +30,7 @@ pytestmark = pytest.mark.runtimes
 
 Elsewhere = tuple[str, Connection]
 PROJECT = Path(__file__).parents[1]
-WARM = [sys.executable, "-P", launcher.__file__]
+STOCK = [flower.program("flower-supernode")]
 
 
 def config_for(method: str, runtime: str, *settings: str) -> RunConfig:
@@ -142,7 +141,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
         yield site
 
 
-def test_flwr_run_with_flower_s_own_supernodes_equals_local(
+def test_flwr_run_equals_local(
     local: dict[str, Path], site: Deployment, tmp_path: Path
 ) -> None:
     command = """flwr run . deployment --stream --run-config 'set="scenario.clients=2"'"""
@@ -156,8 +155,9 @@ def test_deployment_equals_local(local: dict[str, Path], site: Deployment, tmp_p
     assert_equal_runs(local["fedavg"], tmp_path / "fedavg")
 
 
-def test_deployment_with_the_warm_launcher_equals_local(local: dict[str, Path], tmp_path: Path) -> None:
-    with deployment(tmp_path / "deployment", clients=2, prefix=WARM) as site:
+def test_sites_that_run_the_code_that_is_sent_equal_local(local: dict[str, Path], tmp_path: Path) -> None:
+    """Flower's own SuperNodes, as after `perennial join --code shipped`."""
+    with deployment(tmp_path / "deployment", clients=2, supernode=STOCK) as site:
         finish(site.connection, config_for("ditto", "deployment"), tmp_path / "ditto")
         assert_equal_runs(local["ditto"], tmp_path / "ditto")
 

@@ -1,6 +1,5 @@
 """Three sites join with tables of their own; one of them cannot take part, and the others go on without it."""
 
-import re
 import signal
 import subprocess
 import sys
@@ -69,12 +68,10 @@ class Site:
 
 
 def started_by(site: Site) -> set[int]:
-    """The SuperNode of a site, all of its process group, and the worker, which is in a group of its own."""
+    """The SuperNode of a site and all of its process group."""
     fields = {int(path.parent.name): path.read_text().rpartition(")")[2].split() for path in stats()}
     nodes = {pid for pid, (_, parent, *_) in fields.items() if int(parent) == site.process.pid}
-    found = re.search(r"started client worker (\d+)", site.output.read_text())
-    assert found
-    return {pid for pid, (_, _, group, *_) in fields.items() if int(group) in nodes} | {int(found[1])}
+    return {pid for pid, (_, _, group, *_) in fields.items() if int(group) in nodes}
 
 
 def stats() -> list[Path]:
@@ -131,7 +128,7 @@ def test_sites_with_their_own_tables(sites: tuple[dict[str, Site], Path]) -> Non
     # A site is stopped with everything that it started.
     clinic = joined["clinic"]
     family = started_by(clinic)
-    assert len(family) >= 3  # SuperNode, SuperExec, worker
+    assert len(family) == 2  # SuperNode and executor
     clinic.process.send_signal(signal.SIGTERM)
     assert clinic.process.wait(60) == 0
     assert clinic.output.read_text().splitlines()[-1].endswith("stopped")

@@ -176,7 +176,7 @@ class Executor:
             message.metadata.__dict__["_message_id"] = tree.object_id
             work.tries += 1
             self._note(work)
-            reply = self._reply(message, context, run, work)
+            reply = self.reply(message, context, run, work)
             push_message(stub, reply, context)
             stub.ConfirmMessageReceived(
                 ConfirmMessageReceivedRequest(node=node, run_id=run.run_id, message_object_id=tree.object_id)
@@ -187,7 +187,7 @@ class Executor:
             if heart.is_running:
                 heart.stop()
 
-    def _reply(self, message: Message, context: Context, run: Run, work: Work) -> Message:
+    def reply(self, message: Message, context: Context, run: Run, work: Work) -> Message:
         """The reply to a message: the one of before where it has been asked before."""
         asked, begun = f"{message.metadata.dst_node_id} {name_of(message)!r}\n".encode(), time.monotonic()
         before = self._before(message, asked)

@@ -35,7 +35,9 @@ LOG = "supernode.log"
 """What the SuperNode and its children say, all of it; in the state folder."""
 LOG_BYTES = 5_000_000
 SECONDS_TO_STOP = 15.0
-LAUNCHER = [sys.executable, "-P", str(Path(__file__).with_name("launcher.py"))]
+SUPERNODE = [sys.executable, "-P", "-m", "perennial.client.node.supernode"]
+"""With its executor. It runs the code that is installed here."""
+SHIPPED = "--code shipped: this site runs whatever code the server sends, and keeps to no policy and no audit file"
 SESSION = 75.0
 """Seconds after which the SuperLink has surely let go of a node that vanished: two missed heartbeats and a bit."""
 REFUSED_PAUSE, LONGEST_PAUSE = 10.0, 60.0
@@ -57,6 +59,8 @@ class Plan:
     """The node's, as `perennial.client.app.settings_of` knows them."""
     metrics: str = ""
     """Where Prometheus asks; empty: nowhere."""
+    code: str = "installed"
+    """Or "shipped": a process of Flower's for each message, with the code that the server has sent."""
 
     @property
     def state(self) -> Path:
@@ -64,10 +68,10 @@ class Plan:
 
     def command(self, node_config: Path) -> list[str]:
         """The SuperNode's command line. It has paths, but no secret."""
-        warm = LAUNCHER if os.environ.get("PERENNIAL_LAUNCHER") == "on" else []
-        command = [*warm, program("flower-supernode"), "--superlink", self.superlink]
+        command = [*SUPERNODE, "--superlink", self.superlink]
+        if self.code == "shipped":  # its Runtime API at any free port, for this machine alone
+            command = [program("flower-supernode"), *command[len(SUPERNODE) :], "--clientappio-api-address", "127.0.0.1:0"]
         command += ["--node-config", str(node_config)]
-        command += ["--clientappio-api-address", "127.0.0.1:0"]  # any free port, for this machine alone
         command += ["--root-certificates", self.ca] if self.ca else ["--insecure"]
         command += ["--auth-supernode-private-key", self.key] if self.key else []
         return command + (["--health-server-address", self.health] if self.health else [])
@@ -91,6 +95,8 @@ def prepare(
     insecure: bool,
     health: str,
     metrics: str,
+    policy: Path | None = None,
+    code: str = "installed",
 ) -> Plan:
     """The plan of a site whose flags, key, data and device are all right. Raises `UserError`."""
     from perennial.client.host import pick_device
@@ -107,7 +113,16 @@ def prepare(
     if key:
         check_key(key)
     pick_device(device)
-    settings: dict[str, str | int] = {"device": device, "state-dir": str(_writable(state))}
+    if code not in ("installed", "shipped"):
+        raise UserError(f"--code {code!r} is not possible; write installed or shipped")
+    if policy and code == "shipped":
+        raise UserError("--policy is kept by installed code alone; leave out --code shipped")
+    settings: dict[str, str | int] = {"device": device, "state-dir": str(_writable(state)), "superlink": superlink}
+    if policy:
+        from perennial.client.node.policy import read_policy
+
+        settings["policy"] = str(policy.expanduser().absolute())
+        read_policy(str(settings["policy"])).must_allow_server(superlink)
     if partition is not None:
         if name or label_column or environment_column:
             raise UserError("--name, --label-column and --environment-column go with --data PATH")
@@ -127,7 +142,7 @@ def prepare(
     files = [str(path.expanduser().absolute()) if path else "" for path in (ca, key)]
     if metrics:
         Address.parse(metrics, "--metrics", "127.0.0.1:9464")
-    return Plan(superlink, files[0], files[1], health, settings, metrics)
+    return Plan(superlink, files[0], files[1], health, settings, metrics, code)
 
 
 def check_key(path: Path) -> None:
@@ -431,6 +446,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="perennial-") as folder:
             node_config = Path(folder) / "node.toml"
             node_config.write_text(tomli_w.dumps(plan.settings))
+            if plan.code == "shipped":
+                say(SHIPPED)
             keep_running(plan, node_config, say, _exposed(plan))
     except UserError as error:
         if is_json():

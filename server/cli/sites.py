@@ -165,6 +165,13 @@ def join_runs(
         ),
     ] = "",
     metrics: Metrics = "",
+    policy: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", envvar="PERENNIAL_POLICY", help="What this site allows, as TOML."),
+    ] = None,
+    code: Annotated[
+        str, typer.Option(help="installed: this site's own code alone. shipped: what the server sends.")
+    ] = "installed",
 ) -> None:
     """Take part in a SuperLink's runs, until Ctrl-C or SIGTERM.
 
@@ -187,6 +194,8 @@ def join_runs(
             insecure=insecure,
             health=health,
             metrics=metrics,
+            policy=policy,
+            code=code,
         )
     become(plan)
 

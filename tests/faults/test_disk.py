@@ -24,7 +24,7 @@ from perennial.server.grid import LocalGrid
 from perennial.server.local import LocalRuntime
 from perennial.server.loop import run_rounds, start
 
-PERENNIAL = f"{sys.executable} -c 'from server.cli.main import main; main()'"
+PERENNIAL = f"{sys.executable} -c 'from perennial.server.cli.main import main; main()'"
 
 
 @contextmanager

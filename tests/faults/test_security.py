@@ -24,7 +24,7 @@ class Secure:
     control: int
 
     def perennial(self, *arguments: str) -> "subprocess.Popen[str]":
-        command = [sys.executable, "-c", "from server.cli.main import main; main()", *arguments]
+        command = [sys.executable, "-c", "from perennial.server.cli.main import main; main()", *arguments]
         return subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
         )

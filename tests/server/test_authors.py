@@ -4,15 +4,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.supercore.run import Run
 from toys import toy_config
 
+import perennial
 from perennial.client.methods.fedavg import FedAvgClient
-from perennial.client.node import answer
-from perennial.client.node.relay import pack
-from perennial.client.node.worker import Worker
-from perennial.client.node.worker_pb2 import HandleRequest
+from perennial.client.node import installed
+from perennial.client.node.executor import REPLY, Executor, Work
 from perennial.common.errors import RunStopped
 from perennial.common.wire import CONFIG, KEPT, RESUMED, ROUND, RUN, TASK
 from perennial.server.deployment.remote import Connection
@@ -42,23 +43,25 @@ def test_a_local_run_shows_it_once_and_keeps_it(tmp_path: Path, capsys: pytest.C
         assert "test_authors.py" in text
 
 
-def train_request(folder: Path) -> tuple[Message, dict[str, str]]:
+def train_request(folder: Path) -> tuple[Message, Context, Run]:
     config = {TASK: toy_config("fedavg").task(), RUN: "0123456789ab", ROUND: 1, KEPT: [], RESUMED: []}
     message = Message(RecordDict({CONFIG: ConfigRecord(config)}), 1, "train")  # type: ignore[arg-type]
-    return message, {"partition-id": "0", "state-dir": str(folder), "data-root": "", "device": "cpu"}
+    run = Run.create_empty(1)
+    run.fab_id, run.fab_version = installed.APP, perennial.__version__
+    return message, Context(1, 1, {"partition-id": 0, "state-dir": str(folder), "device": "cpu"}, RecordDict(), {}), run
 
 
 @pytest.mark.usefixtures("slip")
 def test_a_node_keeps_it_in_its_own_folder_and_tells_the_server_the_message_alone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    message, settings = train_request(tmp_path / "state")
-    worker = Worker(answer.answer)
-    for number in range(3):
-        request = HandleRequest(id=str(number), message=pack(message), settings=settings)
-        reply = worker.Handle(request, None)  # type: ignore[arg-type]
-        assert reply.failure.text == "'Received' object has no attribute 'modle'"
-        assert b"test_authors" not in reply.SerializeToString()
+    message, context, run = train_request(tmp_path / "state")
+    nowhere = grpc.insecure_channel("127.0.0.1:1")
+    executor = Executor(nowhere, tmp_path, installed.answer, installed.audit)
+    for _ in range(3):
+        reply = executor.reply(message, context, run, Work("token"))
+        assert reply.error.reason == "<class 'AttributeError'>:<''Received' object has no attribute 'modle''>"
+        (tmp_path / REPLY).unlink()
     assert caplog.text.count("perennial: 'Received' object has no") == 3
     kept = (tmp_path / "state" / "traceback.txt").read_text()
     assert kept.count(HEAD) == caplog.text.count(HEAD) == 1

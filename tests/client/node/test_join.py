@@ -22,9 +22,10 @@ from flwr.common.config import parse_config_args
 from listening import listening
 from typer.testing import CliRunner
 
-from perennial.client.node import join, launcher
+from perennial.client.node import join
 from perennial.client.node.join import NOT_REGISTERED, NOT_TAKEN, Narrator, Plan, Teller
 from perennial.common.errors import UserError
+from perennial.common.flower import program
 from perennial.common.logs import set_format
 from perennial.common.superlink import Unreachable
 from perennial.server.cli.main import app
@@ -62,8 +63,8 @@ def prepare(tmp_path: Path, superlink: str = HERE, **flags: Any) -> Plan:
 def test_a_plan_holds_absolute_paths_and_only_what_was_said(table: Path, tmp_path: Path) -> None:
     plan = prepare(tmp_path, data=table, environment_column="age", health="127.0.0.1:1")
     settings = {
-        "device": "cpu", "state-dir": str(tmp_path / "state"), "data": str(table), "name": "north",
-        "environment-column": "age",
+        "device": "cpu", "state-dir": str(tmp_path / "state"), "superlink": HERE, "data": str(table),
+        "name": "north", "environment-column": "age",
     }  # fmt: skip
     assert plan == Plan(HERE, "", "", "127.0.0.1:1", settings)
     assert prepare(tmp_path, partition=3).settings["partition-id"] == 3
@@ -90,6 +91,10 @@ def test_a_site_is_called_as_it_says_or_as_its_key_or_as_its_data(
         ({"partition": 0, "key": "key"}, "--key FILE is of use with TLS alone"),
         ({"partition": 0, "ca": "ca.crt", "key": "none"}, "--key none: No such file or directory"),
         ({"partition": 0, "device": "cuda:99"}, "device 'cuda:99' cannot be used here"),
+        ({"partition": 0, "code": "mine"}, "--code 'mine' is not possible; write installed or shipped"),
+        ({"partition": 0, "code": "shipped", "policy": "none"}, "--policy is kept by installed code alone"),
+        ({"partition": 0, "policy": "none"}, "--policy .*/my data/none: No such file or directory"),
+        ({"partition": 0, "policy": "north.csv"}, "--policy .*/north.csv: "),
         ({"partition": 0, "device": "tpu"}, "device 'tpu' is unknown; use auto, cpu, cuda or cuda:N$"),
         ({"partition": 0, "state": "north.csv/state"}, "--state .*: Not a directory; the personal model is to be"),
         ({"data": "gone.csv"}, "--data .*/my data/gone.csv: there is no such file or folder"),
@@ -107,7 +112,7 @@ def test_flags_that_cannot_be_are_one_sentence(
     Path("empty.csv").write_text("age,label\n")
     Path("pictures/cat").mkdir(parents=True)
     Path("pictures/cat/1.png").write_text("no picture")
-    paths = {key: Path(flags[key]) for key in ("data", "ca", "key", "state") if key in flags}
+    paths = {key: Path(flags[key]) for key in ("data", "ca", "key", "state", "policy") if key in flags}
     with pytest.raises(UserError, match=f"^{sentence}"):
         prepare(table.parent, **{**flags, **paths})
 
@@ -138,7 +143,6 @@ def test_nothing_secret_and_no_port_of_others_is_on_the_command_line(certs: Path
     command = plan.command(Path("/tmp/node.toml"))
     assert command[command.index("--root-certificates") + 1] == str(certs / "ca.crt")
     assert command[command.index("--auth-supernode-private-key") + 1] == str(key)
-    assert command[command.index("--clientappio-api-address") + 1] == "127.0.0.1:0"
     assert "--insecure" not in command
     assert not any(line in " ".join(command) for line in key.read_text().splitlines())
     plain = prepare(tmp_path, partition=0, health="127.0.0.1:9090").command(Path("/tmp/node.toml"))
@@ -146,17 +150,22 @@ def test_nothing_secret_and_no_port_of_others_is_on_the_command_line(certs: Path
     assert plain[-2:] == ["--health-server-address", "127.0.0.1:9090"]
 
 
-def test_the_warm_launcher_comes_before_the_supernode_where_it_is_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_code_that_is_shipped_is_flower_s_own_supernode_and_said_aloud(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan = prepare(tmp_path, partition=0)
-    commands = []
-    for wish in ("on", "off"):
-        monkeypatch.setenv("PERENNIAL_LAUNCHER", wish)
-        commands.append(plan.command(Path("/tmp/node.toml")))
-    assert commands[0] == [sys.executable, "-P", launcher.__file__, *commands[1]]
-    monkeypatch.delenv("PERENNIAL_LAUNCHER")
-    assert plan.command(Path("/tmp/node.toml")) == commands[1]
+    installed, shipped = (prepare(tmp_path, partition=0, code=code) for code in ("installed", "shipped"))
+    assert installed.command(Path("/tmp/node.toml"))[: len(join.SUPERNODE)] == join.SUPERNODE
+    command = shipped.command(Path("/tmp/node.toml"))
+    assert command[0] == program("flower-supernode")
+    assert command[command.index("--clientappio-api-address") + 1] == "127.0.0.1:0"
+    monkeypatch.setattr(join, "keep_running", lambda *_: None)
+    for plan in (installed, shipped):
+        monkeypatch.setattr(sys, "argv", ["join", json.dumps(asdict(plan))])
+        handler = signal.getsignal(signal.SIGTERM)
+        join.main()
+        signal.signal(signal.SIGTERM, handler)
+    said = capsys.readouterr().out.splitlines()
+    assert [line.partition(" ")[2] for line in said] == [join.SHIPPED]
 
 
 def test_flower_reads_the_settings_whatever_is_in_a_path(tmp_path: Path) -> None:
@@ -168,7 +177,7 @@ def test_flower_reads_the_settings_whatever_is_in_a_path(tmp_path: Path) -> None
 
 def test_what_stays_resident_is_small() -> None:
     heavy = "{'torch', 'flwr', 'numpy', 'pydantic'}"
-    code = f"import sys, client.node.join; sys.exit(bool({heavy} & set(sys.modules)))"
+    code = f"import sys, perennial.client.node.join; sys.exit(bool({heavy} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -1,0 +1,129 @@
+"""The SuperNode's process: what it takes from inside Flower, and how it keeps an executor."""
+
+import inspect
+import random
+import stat
+import sys
+import threading
+import time
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import flwr
+import pytest
+from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError, pull_objects
+from flwr.superlink.grid import grpc_grid
+from flwr.supernode import start_client_internal
+
+from perennial.client.node import supernode
+from perennial.client.node.executor import SECRET
+from perennial.common.flower import hasten
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_the_pin_has_not_moved() -> None:
+    """What is replaced is used in Flower as it was when this was written."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert f"flwr[simulation]=={supernode.FLOWER}" in project["dependencies"]
+    assert flwr.__version__ == supernode.package_version == supernode.FLOWER
+    lines = [line.strip() for line in inspect.getsource(start_client_internal).splitlines()]
+    assert "import time" in lines
+    used = [line for line in lines if "time." in line and not line.startswith("#") and "total time." not in line]
+    assert used == ["time.sleep(3)", "time.sleep(0.5)", "time.sleep(0.5)"]
+    for module in (start_client_internal, grpc_grid):
+        assert vars(module)["pull_objects"] is pull_objects
+    assert inspect.signature(pull_objects).parameters["initial_backoff"].default == 1
+
+
+def test_it_refuses_another_flower(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supernode, "package_version", "1.39.0")
+    with pytest.raises(SystemExit, match=r"made for Flower 1.34.0, not 1.39.0; install that release"):
+        supernode.main()
+
+
+def test_it_looks_often_and_less_often_after_half_a_minute_without_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept = list[float]()
+    monkeypatch.setattr(time, "sleep", slept.append)
+    pauses = supernode.Pauses()
+    for seconds in (3, 0.5, 0.01):
+        pauses.sleep(seconds)
+    assert slept == [0.1, 0.1, 0.01]
+    slept.clear()
+    for _ in range(supernode.IDLE_LOOKS + 1):
+        pauses.sleep(3)
+    assert slept == [0.1] * supernode.IDLE_LOOKS + [1.0]
+    pauses.sleep(0.5)
+    pauses.sleep(3)
+    assert slept[-2:] == [0.1, 0.1]
+
+
+def test_late_parts_of_a_message_are_waited_for_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_grid, "pull_objects", grpc_grid.pull_objects)  # to be put back
+    hasten(grpc_grid)
+    tries = []
+
+    def pull(name: str) -> bytes:
+        tries.append(name)
+        if len(tries) < 3:
+            raise ObjectUnavailableError(name)
+        return b"here"
+
+    waits = list[float]()
+    monkeypatch.setattr(threading.Event, "wait", lambda _, seconds=None: waits.append(seconds))
+    monkeypatch.setattr(random, "uniform", lambda *_: 0.0)
+    assert grpc_grid.pull_objects(["a"], pull) == {"a": b"here"}
+    assert [wait for wait in waits if wait] == [0.1, 0.2]
+
+
+def test_the_supernode_gets_a_port_and_a_secret_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, kept = list[list[str]](), list[Any]()
+    for name in ("time", "pull_objects"):  # to be put back
+        monkeypatch.setattr(start_client_internal, name, vars(start_client_internal)[name])
+    monkeypatch.setattr(supernode, "flower_supernode", lambda: seen.append(sys.argv))
+    monkeypatch.setattr(supernode, "keep_executor", lambda *call: kept.append(call))
+    config = f'partition-id=1 state-dir="{tmp_path}"'
+    monkeypatch.setattr(sys, "argv", ["supernode", "--insecure", "--node-config", config])
+    supernode.main()
+    ((address, folder),) = kept
+    secret = folder / SECRET
+    own = ["--isolation", "process", "--clientappio-api-address", address, "--superexec-auth-secret-file", str(secret)]
+    assert seen == [["flower-supernode", "--insecure", "--node-config", config, *own]]
+    assert address.startswith("127.0.0.1:")
+    assert folder.parent == tmp_path / ".executor"
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (secret, folder, folder.parent)] == [0o600, 0o700, 0o700]
+    before = secret.read_text()
+    supernode.main()
+    assert secret.read_text() != before
+    assert kept[1][1] == folder
+    other = supernode.folder_of({"state-dir": str(tmp_path), "partition-id": "2"})
+    assert other.parent == folder.parent
+    assert other != folder
+
+
+class Enough(Exception):  # noqa: N818
+    pass
+
+
+def test_an_executor_that_ends_is_started_again_later_where_it_ends_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, rests, started = [0.0], list[float](), list[list[str]]()
+    lives = iter([1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 100.0, 1.0])
+
+    class Process:
+        def __init__(self, command: list[str], **_: Any) -> None:
+            started.append(command)
+
+        def wait(self) -> int:
+            if (life := next(lives, None)) is None:
+                raise Enough
+            now[0] += life
+            return -9
+
+    monkeypatch.setattr(supernode.subprocess, "Popen", Process)
+    monkeypatch.setattr(supernode.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(supernode.time, "sleep", rests.append)
+    with pytest.raises(Enough):
+        supernode.keep_executor("127.0.0.1:1", Path("/folder"))
+    assert rests == [1, 3, 7, 15, 30, 30, 0, 1]
+    assert started[0] == [sys.executable, "-P", "-m", "perennial.client.node.executor", "127.0.0.1:1", "/folder"]
