@@ -2,7 +2,7 @@
 
 import json
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import torch
@@ -16,6 +16,7 @@ from perennial.common.errors import RunStopped, UserError, printable
 from perennial.common.files import write_text
 from perennial.common.flower import LOOK_EVERY, hasten
 from perennial.common.logs import is_json, set_format
+from perennial.server.deployment.desk import sending
 from perennial.server.folder import InUse, RunFolder, default_out, taken_over
 from perennial.server.grid import OrderedGrid
 from perennial.server.loop import run_rounds, start
@@ -38,14 +39,16 @@ def main(grid: Grid, context: Context) -> None:
     ordered = OrderedGrid(grid, poll=LOOK_EVERY)
     settings = {key: str(value) for key, value in context.run_config.items()}
     simulated = isinstance(grid, InMemoryGrid)
+    here = not settings["desk"] or Path(settings["desk"]).exists()
     path = None  # the folder of this run, once it is known to be no other's
+    sent = ExitStack()  # after a word of the end, if there is to be one, was left
     try:
         if resumed := settings["resume"]:
             folder = RunFolder.open(Path(resumed))
             path = folder.path
             config = folder.config()
         else:
-            if settings["out"]:
+            if settings["out"] and here:
                 path = _empty(Path(settings["out"]))
             config = config_of(settings, "simulation" if simulated else "deployment")
             folder = RunFolder(path or _empty(Path(default_out(config))))
@@ -60,6 +63,8 @@ def main(grid: Grid, context: Context) -> None:
                 RunFolder.create(path, config)
                 origin = start(config)
             log(INFO, "perennial: run folder %s", path.resolve())
+            if not here:
+                sent.enter_context(sending(grid._stub, path))  # type: ignore[attr-defined]  # the app's own token
             (path / "error.txt").unlink(missing_ok=True)  # of a run that was tried here before
             if simulated:
                 must_have_nodes(grid, config)
@@ -70,6 +75,8 @@ def main(grid: Grid, context: Context) -> None:
         if path and not isinstance(error, InUse):  # the folder is another run's
             _leave_word(path, word)
         raise
+    finally:
+        sent.close()
 
 
 def _empty(path: Path) -> Path:

@@ -1,10 +1,9 @@
 """The same run on all three runtimes: same arrays, same metrics."""
 
 import subprocess
-import sys
 import time
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,8 @@ from perennial.common.config import RunConfig, load_config
 from perennial.common.files import load_records
 from perennial.common.methods import METHODS
 from perennial.common.methods.references import FILE
+from perennial.server.deployment import remote
+from perennial.server.deployment.flower_app import make_app
 from perennial.server.deployment.remote import SIMULATION_TRIES, Connection, simulation
 from perennial.server.deployment.testbed import Deployment, deployment
 from perennial.server.folder import RunFolder
@@ -141,9 +142,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
         yield site
 
 
-def test_flwr_run_equals_local(
-    local: dict[str, Path], site: Deployment, tmp_path: Path
-) -> None:
+def test_flwr_run_equals_local(local: dict[str, Path], site: Deployment, tmp_path: Path) -> None:
     command = """flwr run . deployment --stream --run-config 'set="scenario.clients=2"'"""
     printed = typed(command, site.connection.environment, tmp_path / "fedsdr")
     assert (tmp_path / "fedsdr" / "summary.json").exists(), printed
@@ -155,11 +154,38 @@ def test_deployment_equals_local(local: dict[str, Path], site: Deployment, tmp_p
     assert_equal_runs(local["fedavg"], tmp_path / "fedavg")
 
 
-def test_sites_that_run_the_code_that_is_sent_equal_local(local: dict[str, Path], tmp_path: Path) -> None:
+def spying(spy: Path) -> Callable[[Path], Path]:
+    """Make the app that is sent, whose client half leaves a file where it is run."""
+
+    def make(folder: Path) -> Path:
+        app = make_app(folder)
+        code = app / "perennial" / "client" / "app.py"
+        here = "    from perennial.client.node.answer"
+        assert here in code.read_text()
+        code.write_text(code.read_text().replace(here, f"    open({str(spy)!r}, 'w')\n{here}"))
+        return app
+
+    return make
+
+
+def test_sites_run_the_code_that_is_installed_there_whatever_the_server_sends(
+    local: dict[str, Path], site: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "make_app", spying(tmp_path / "spy"))
+    finish(site.connection, config_for("fedavg", "deployment"), tmp_path / "fedavg")
+    assert_equal_runs(local["fedavg"], tmp_path / "fedavg")
+    assert not (tmp_path / "spy").exists()
+
+
+def test_sites_that_run_the_code_that_is_sent_equal_local(
+    local: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Flower's own SuperNodes, as after `perennial join --code shipped`."""
+    monkeypatch.setattr(remote, "make_app", spying(tmp_path / "spy"))
     with deployment(tmp_path / "deployment", clients=2, supernode=STOCK) as site:
         finish(site.connection, config_for("ditto", "deployment"), tmp_path / "ditto")
         assert_equal_runs(local["ditto"], tmp_path / "ditto")
+    assert (tmp_path / "spy").exists()
 
 
 def test_killed_deployment_resumes_to_the_same_arrays(

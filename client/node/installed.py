@@ -99,7 +99,11 @@ def _outcome(reply: Message, again: bool) -> dict[str, Any]:
     left |= {name: record_bytes(record) for name, record in records(reply.content, MetricRecord).items()}
     left |= {name: record_bytes(record) for name, record in configs.items()}
     refusal = str(configs.get(CONFIG, ConfigRecord()).get(REFUSED, ""))
-    done = {"outcome": "refused", "reason": refusal} if refusal else {"outcome": "sent again" if again else "answered"}
+    done = (
+        {"outcome": "refused", "reason": refusal}
+        if refusal
+        else {"outcome": "sent again" if again else "answered"}
+    )
     return {**done, "left": left, "bytes": sum(left.values())}
 
 
@@ -107,4 +111,3 @@ def _append(path: Path, text: str) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600), "w") as file:
         file.write(text)
-

@@ -70,7 +70,12 @@ class Plan:
         """The SuperNode's command line. It has paths, but no secret."""
         command = [*SUPERNODE, "--superlink", self.superlink]
         if self.code == "shipped":  # its Runtime API at any free port, for this machine alone
-            command = [program("flower-supernode"), *command[len(SUPERNODE) :], "--clientappio-api-address", "127.0.0.1:0"]
+            command = [
+                program("flower-supernode"),
+                *command[len(SUPERNODE) :],
+                "--clientappio-api-address",
+                "127.0.0.1:0",
+            ]
         command += ["--node-config", str(node_config)]
         command += ["--root-certificates", self.ca] if self.ca else ["--insecure"]
         command += ["--auth-supernode-private-key", self.key] if self.key else []

@@ -37,7 +37,9 @@ class Policy(BaseModel):
     def must_allow_server(self, superlink: str) -> None:
         """Raises `UserError` for a SuperLink that is not on the list."""
         if self.servers and superlink not in self.servers:
-            raise UserError(f"this site's policy allows the servers {', '.join(self.servers)}, and not {superlink}")
+            raise UserError(
+                f"this site's policy allows the servers {', '.join(self.servers)}, and not {superlink}"
+            )
 
     def must_allow(self, message: Message, announced: Mapping[str, Any]) -> None:
         """Raises `UserError` for a request that is not allowed, of a run with this Flower configuration."""
@@ -113,5 +115,7 @@ def _announced(task: Task, of_run: Mapping[str, Any]) -> RunConfig:
     """The run that its server announces. Raises `UserError` where the request is of another one."""
     run = _run(str(of_run.get("config", "")))
     if parse_task(run.task()) != task:
-        raise UserError("the request is not of the run that the server has announced; this site does nothing for it")
+        raise UserError(
+            "the request is not of the run that the server has announced; this site does nothing for it"
+        )
     return run

@@ -22,7 +22,6 @@ import time
 from logging import ERROR, WARNING
 from pathlib import Path
 from threading import Thread
-from types import SimpleNamespace
 from typing import NoReturn
 
 from flwr.common import log

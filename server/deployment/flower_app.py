@@ -27,6 +27,7 @@ APP: dict[str, Any] = {
         "data-root": "",
         "device": "",
         "code": "",
+        "desk": "",
     },
 }
 """As in pyproject.toml, which `flwr run .` reads."""

@@ -9,12 +9,15 @@ import tempfile
 import time
 import tomllib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import grpc
 import tomli_w
+from flwr.supercore.grpc import create_channel
+from flwr.supercore.interceptors import RuntimeVersionClientInterceptor
 
 from perennial.common import flower
 from perennial.common.config import RunConfig
@@ -24,6 +27,7 @@ from perennial.common.files import write_text
 from perennial.common.flower import program
 from perennial.common.superlink import Address, must_answer, must_be_protected
 from perennial.common.tracebacks import NAME
+from perennial.server.deployment.desk import PLACE, Receiver
 from perennial.server.deployment.flower_app import make_app
 from perennial.server.folder import RunFolder
 
@@ -59,18 +63,23 @@ class Connection:
         that fails before its first row is therefore tried again, `SIMULATION_TRIES` times in all.
         """
         tries = SIMULATION_TRIES if config.runtime == "simulation" else 1
+        deployed = config.runtime == "deployment"
         while True:
             begun, tries = False, tries - 1
             try:
-                for row in self.follow(self.submit(config, out, resume), out):
-                    begun = True
-                    yield row
+                run_id = self.submit(config, out, resume)
+                with Receiver(self.control(), run_id, out) if deployed else nullcontext() as receiver:
+                    for row in self.follow(run_id, out, receiver):
+                        begun = True
+                        yield row
                 return
             except FlowerFailed:
                 if begun or not tries:
                     raise
             finally:
-                if config.runtime == "simulation":  # a deployment's sites keep theirs to themselves
+                if deployed:
+                    _marker(out).unlink(missing_ok=True)
+                else:  # a deployment's sites keep theirs to themselves
                     _show_tracebacks(out)
 
     def submit(self, config: RunConfig, out: Path, resume: bool = False) -> str:
@@ -78,7 +87,8 @@ class Connection:
         settings = {
             "config": config.model_dump_json(),
             "out": str(out.resolve()),
-            "resume": str(out.resolve()) if resume else "",
+            "resume": str(place_of(out)) if resume else "",
+            "desk": str(_marker(out)) if config.runtime == "deployment" else "",
         }
         if config.runtime == "simulation":  # at a deployment, where a site keeps things is the site's own business
             states = (out / "clients").resolve()
@@ -123,7 +133,16 @@ class Connection:
             raise UserError(_reason(answer))
         return str(answer["runs"][0]["status"])
 
-    def follow(self, run_id: str, out: Path) -> Iterator[dict[str, Any]]:
+    def control(self) -> grpc.Channel:
+        """A channel to the Control API, as `flwr` would open it."""
+        home = Path(self.environment.get("FLWR_HOME") or Path.home() / ".flwr")
+        known = tomllib.loads((home / "config.toml").read_text(encoding="utf-8"))["superlink"][self.name]
+        ca = known.get("root-certificates")
+        certificates = (home / ca).read_bytes() if ca else None
+        asked = RuntimeVersionClientInterceptor(component_name="perennial")
+        return create_channel(known["address"], bool(known.get("insecure")), certificates, interceptors=[asked])
+
+    def follow(self, run_id: str, out: Path, receiver: Receiver | None = None) -> Iterator[dict[str, Any]]:
         """The rows of a run's log as they are written, until it has ended.
 
         Raises `RunStopped` when it did not end well, or when the SuperLink has been away for `SILENCE` seconds.
@@ -151,6 +170,8 @@ class Connection:
                         away = f"the SuperLink has not answered for {SILENCE:g} seconds"
                         raise RunStopped(f"{away} ({error}); once it is back, {goes_on}") from None
                 asked = time.monotonic()
+            if receiver and status.startswith("finished"):
+                receiver.drained(SILENCE)
             rows, seen = folder.rows_after(seen)
             yield from rows
         if status != "finished:completed" and not summary.exists():
@@ -174,6 +195,24 @@ class Connection:
     def _call(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
         command = [program("flwr"), *arguments]
         return subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False)
+
+
+def place_of(out: Path) -> Path:
+    """Where the folder of a run is that ran elsewhere, or else here."""
+    there = out / PLACE
+    return Path(there.read_text(encoding="utf-8").strip()) if there.exists() else out.resolve()
+
+
+def _marker(out: Path) -> Path:
+    """A file beside a run folder, which is there while the run is followed; made where it is not.
+
+    A ServerApp that sees it writes the run folder itself; one that does not sends it (`desk.py`).
+    """
+    out = out.resolve()
+    marker = out.parent / f".{out.name}.desk-{socket.gethostname()}-{os.getpid()}"
+    marker.parent.mkdir(parents=True, exist_ok=True)
+    marker.touch()
+    return marker
 
 
 def _show_tracebacks(out: Path) -> None:

@@ -57,7 +57,9 @@ class Deployment:
 
 
 @contextmanager
-def deployment(folder: Path, clients: int, supernode: Command = SUPERNODE, **environment: str) -> Iterator[Deployment]:
+def deployment(
+    folder: Path, clients: int, supernode: Command = SUPERNODE, **environment: str
+) -> Iterator[Deployment]:
     """A SuperLink with `clients` SuperNodes for the time of the block, everything below `folder`."""
     control, fleet, runtime = free_port(), free_port(), free_port()
     home = folder / "flower"

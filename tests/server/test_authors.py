@@ -48,7 +48,11 @@ def train_request(folder: Path) -> tuple[Message, Context, Run]:
     message = Message(RecordDict({CONFIG: ConfigRecord(config)}), 1, "train")  # type: ignore[arg-type]
     run = Run.create_empty(1)
     run.fab_id, run.fab_version = installed.APP, perennial.__version__
-    return message, Context(1, 1, {"partition-id": 0, "state-dir": str(folder), "device": "cpu"}, RecordDict(), {}), run
+    return (
+        message,
+        Context(1, 1, {"partition-id": 0, "state-dir": str(folder), "device": "cpu"}, RecordDict(), {}),
+        run,
+    )
 
 
 @pytest.mark.usefixtures("slip")
@@ -75,7 +79,10 @@ class Simulated(Connection):
         (out / "clients" / "traceback.txt").write_text(f"{HEAD}:\n  of a client\n\n")
         return "1"
 
-    def follow(self, run_id: str, out: Path) -> Iterator[dict[str, Any]]:
+    def control(self) -> grpc.Channel:
+        return grpc.insecure_channel("127.0.0.1:1")
+
+    def follow(self, run_id: str, out: Path, receiver: object = None) -> Iterator[dict[str, Any]]:
         yield {"kind": "round"}
         raise RunStopped("too few")
 

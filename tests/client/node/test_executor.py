@@ -137,7 +137,13 @@ class Node:
         self.state.store_run(run)
 
     def start(self) -> "subprocess.Popen[bytes]":
-        command = [sys.executable, "-P", str(self.folder / "script.py"), self.server.bound_address, str(self.folder)]
+        command = [
+            sys.executable,
+            "-P",
+            str(self.folder / "script.py"),
+            self.server.bound_address,
+            str(self.folder),
+        ]
         process = subprocess.Popen(command, env={**os.environ, "HERE": str(self.folder)})
         self.executors.append(process)
         return process
@@ -282,7 +288,9 @@ def test_what_a_killed_executor_had_taken_is_answered_by_the_next(make: Callable
     assert [entry.split()[0] for entry in node.lines("diary")] == [asked, asked]
 
 
-def test_a_message_that_kills_two_executors_is_an_error_and_the_next_is_answered(make: Callable[..., Node]) -> None:
+def test_a_message_that_kills_two_executors_is_an_error_and_the_next_is_answered(
+    make: Callable[..., Node],
+) -> None:
     node = make()
     asked = node.ask("die")
     killed_and_started_again(node)
@@ -365,7 +373,11 @@ def test_it_ends_with_its_supernode_at_once(make: Callable[..., Node]) -> None:
     node = make()
     node.ask("hang")
     parent = subprocess.Popen(
-        [sys.executable, "-c", f"import subprocess; subprocess.run({[sys.executable, '-P', str(node.folder / 'script.py'), node.server.bound_address, str(node.folder)]!r})"],
+        [
+            sys.executable,
+            "-c",
+            f"import subprocess; subprocess.run({[sys.executable, '-P', str(node.folder / 'script.py'), node.server.bound_address, str(node.folder)]!r})",
+        ],
         env={**os.environ, "HERE": str(node.folder)},
     )
     until(lambda: node.lines("diary"))

@@ -43,7 +43,9 @@ def test_it_refuses_another_flower(monkeypatch: pytest.MonkeyPatch) -> None:
         supernode.main()
 
 
-def test_it_looks_often_and_less_often_after_half_a_minute_without_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_looks_often_and_less_often_after_half_a_minute_without_a_message(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     slept = list[float]()
     monkeypatch.setattr(time, "sleep", slept.append)
     pauses = supernode.Pauses()
@@ -77,7 +79,9 @@ def test_late_parts_of_a_message_are_waited_for_less(monkeypatch: pytest.MonkeyP
     assert [wait for wait in waits if wait] == [0.1, 0.2]
 
 
-def test_the_supernode_gets_a_port_and_a_secret_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_supernode_gets_a_port_and_a_secret_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen, kept = list[list[str]](), list[Any]()
     for name in ("time", "pull_objects"):  # to be put back
         monkeypatch.setattr(start_client_internal, name, vars(start_client_internal)[name])
@@ -88,7 +92,14 @@ def test_the_supernode_gets_a_port_and_a_secret_of_its_own(tmp_path: Path, monke
     supernode.main()
     ((address, folder),) = kept
     secret = folder / SECRET
-    own = ["--isolation", "process", "--clientappio-api-address", address, "--superexec-auth-secret-file", str(secret)]
+    own = [
+        "--isolation",
+        "process",
+        "--clientappio-api-address",
+        address,
+        "--superexec-auth-secret-file",
+        str(secret),
+    ]
     assert seen == [["flower-supernode", "--insecure", "--node-config", config, *own]]
     assert address.startswith("127.0.0.1:")
     assert folder.parent == tmp_path / ".executor"

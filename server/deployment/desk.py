@@ -1,0 +1,181 @@
+"""A run that is followed from another desk: its folder comes back through the SuperLink, on the connection there is.
+
+The ServerApp writes its run folder where it runs. Where whoever started the run does not see that folder, it also
+sends each file as *run events* of Flower's: `PushTaskEvents` of the Runtime API, with the app's own token, and
+`StreamRunEvents` of the Control API, on the port and under the TLS that the run was started with. The SuperLink
+keeps events with the run, so a connection that breaks is taken up again after the last one. Checkpoints stay where
+they are; `resume` names the folder there.
+"""
+
+import base64
+import json
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from logging import WARNING
+from pathlib import Path, PurePosixPath
+from threading import Event, Thread
+from typing import Any
+
+import grpc
+from flwr.common import log
+from flwr.proto.control_pb2 import StreamRunEventsRequest
+from flwr.proto.control_pb2_grpc import ControlStub
+from flwr.proto.runtime_pb2 import PushTaskEventsRequest
+from flwr.proto.task_pb2 import TaskEvent
+
+from perennial.common.errors import UserError, printable
+from perennial.common.files import write_text
+
+EVENT = "perennial.file"
+CHUNK = 2**20
+"""Bytes of a file in one event."""
+LOGS = ("metrics.jsonl", "log.jsonl")
+"""Files that grow, and are sent as they do."""
+LAST = ("summary.json", "error.txt")
+"""Whoever sees one of these knows that the run has ended."""
+KEPT_THERE = "checkpoint"
+PLACE = "server.txt"
+"""In a run folder that has come from a server: where it is there."""
+SEND_EVERY, AGAIN_AFTER = 0.5, 1.0
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+
+
+class Sender:
+    """What a run folder gets, as events."""
+
+    def __init__(self, stub: Any, folder: Path) -> None:
+        self.stub, self.folder = stub, folder
+        self._sent = dict.fromkeys(LOGS, 0)
+        self._push(PLACE, 0, str(folder.resolve()).encode())
+
+    def grown(self) -> None:
+        """Send the configuration, once, and what the logs have got."""
+        if "config.toml" not in self._sent:
+            self._whole("config.toml")
+        for name in LOGS:
+            path = self.folder / name
+            if path.exists():
+                with path.open("rb") as file:
+                    file.seek(self._sent[name])
+                    self._rest(name, file)
+
+    def ended(self) -> None:
+        """Send everything else but checkpoints."""
+        self.grown()
+        files = [path for path in self.folder.rglob("*") if path.is_file()]
+        names = sorted(path.relative_to(self.folder).as_posix() for path in files)
+        rest = [name for name in names if name.split("/")[0] != KEPT_THERE and NAME.fullmatch(name.split("/")[0])]
+        for name in sorted(rest, key=lambda name: name in LAST):
+            if name not in self._sent or name in LAST:
+                self._whole(name)
+
+    def _whole(self, name: str) -> None:
+        path = self.folder / name
+        if path.exists():
+            self._sent[name] = 0
+            with path.open("rb") as file:
+                self._rest(name, file)
+
+    def _rest(self, name: str, file: Any) -> None:
+        while data := file.read(CHUNK):
+            self._push(name, self._sent[name], data)
+            self._sent[name] += len(data)
+
+    def _push(self, name: str, at: int, data: bytes) -> None:
+        text = json.dumps({"file": name, "at": at, "data": base64.b64encode(data).decode()})
+        self.stub.PushTaskEvents(PushTaskEventsRequest(events=[TaskEvent(event=EVENT, data=text)]))
+
+
+@contextmanager
+def sending(stub: Any, folder: Path) -> Iterator[None]:
+    """Send a run folder while the block works in it, and all of it at the end. Nothing is raised."""
+    over = Event()
+
+    def send() -> None:
+        try:
+            sender = Sender(stub, folder)
+            while not over.wait(SEND_EVERY):
+                sender.grown()
+            sender.ended()
+        except (grpc.RpcError, OSError) as error:
+            log(WARNING, "perennial: the run's files do not go to who follows it: %s", printable(repr(error)))
+
+    thread = Thread(target=send)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+class Receiver:
+    """Writes the files of a run that come as events into a folder, as long as the block lasts."""
+
+    def __init__(self, channel: grpc.Channel, run_id: str, folder: Path) -> None:
+        self.channel, self.run_id, self.folder = channel, run_id, folder
+        self.error: OSError | None = None
+        self._after = 0
+        self._over = Event()
+        self._thread = Thread(target=self._receive, daemon=True)
+
+    def __enter__(self) -> "Receiver":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self.channel.close()
+
+    def drained(self, seconds: float) -> None:
+        """Wait until all events of a run that has ended have come. Raises `UserError` if they cannot be written."""
+        self._thread.join(seconds)
+        if self.error:
+            raise UserError(f"{self.error.filename or self.folder}: {self.error.strerror}")
+
+    def _receive(self) -> None:
+        stub = ControlStub(self.channel)
+        while not self._over.is_set():
+            request = StreamRunEventsRequest(run_id=int(self.run_id), after_task_event_id=self._after)
+            try:
+                for found in stub.StreamRunEvents(request):
+                    self._take(found.task_event)
+                return  # the run has ended
+            except grpc.RpcError:
+                time.sleep(AGAIN_AFTER)  # whether the SuperLink is gone for good, its status says
+            except ValueError:  # the channel was closed
+                return
+            except OSError as error:
+                self.error = error
+                return
+
+    def _take(self, event: TaskEvent) -> None:
+        self._after = event.id
+        if event.event == EVENT:
+            try:
+                part = json.loads(event.data)
+                place(self.folder, str(part["file"]), int(part["at"]), base64.b64decode(part["data"]))
+            except (ValueError, KeyError, TypeError) as error:
+                log(
+                    WARNING,
+                    "perennial: a part of the run that its server sent is none: %s",
+                    printable(repr(error)),
+                )
+
+
+def place(folder: Path, name: str, at: int, data: bytes) -> None:
+    """Write a part of a file of a run folder. Raises `OSError`, and `ValueError` for a name that leads elsewhere."""
+    parts = PurePosixPath(name).parts
+    if not parts or not all(NAME.fullmatch(part) for part in parts):
+        raise ValueError(f"{name!r:.80} is no file of a run folder")
+    path = folder.joinpath(*parts)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not at and len(data) < CHUNK and name not in LOGS:  # whole, so that nobody sees half of it
+        write_text(path, data.decode()) if name in LAST else path.write_bytes(data)
+        return
+    with path.open("r+b" if path.exists() else "wb") as file:
+        file.truncate(at)
+        file.seek(at)
+        file.write(data)

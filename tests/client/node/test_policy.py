@@ -1,0 +1,198 @@
+"""What a site allows, whose versions it takes, and what it writes down."""
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.supercore.run import Run
+
+import perennial
+from perennial.client.node import installed
+from perennial.client.node.policy import Policy, read_policy
+from perennial.common.code import code_digest
+from perennial.common.config import RunConfig, load_config
+from perennial.common.errors import UserError
+from perennial.common.models import Tensors
+from perennial.common.secagg import TERMS
+from perennial.common.wire import CLIENT, CONFIG, KEPT, METRICS, REFUSED, RESUMED, ROUND, RUN, TASK, to_record
+
+
+def run_of(method: str = "fedavg", *settings: str, rounds: int = 3) -> RunConfig:
+    options = {"method": method, "scenario": "colored-digits", "rounds": rounds}
+    return load_config(options=options, settings=["scenario.clients=3", *settings])
+
+
+def asked(config: RunConfig, action: str = "train", number: int = 1, **records: Tensors) -> Message:
+    values: dict[str, Any] = {TASK: config.task(), RUN: "run-1", ROUND: number, KEPT: [], RESUMED: []}
+    arrays = {name: to_record(tensors) for name, tensors in records.items()}
+    return Message(RecordDict({CONFIG: ConfigRecord(values), **arrays}), 1, action)
+
+
+def announced(config: RunConfig) -> dict[str, str]:
+    return {"config": config.model_dump_json()}
+
+
+def refused(policy: Policy, message: Message, config: RunConfig | None) -> str:
+    with pytest.raises(UserError) as caught:
+        policy.must_allow(message, announced(config) if config else {})
+    return str(caught.value)
+
+
+def test_a_policy_that_says_nothing_allows_everything() -> None:
+    Policy().must_allow(Message(RecordDict(), 1, "train"), {})
+    Policy().must_allow_server("anywhere:1")
+
+
+def test_servers_methods_and_rounds() -> None:
+    policy = Policy(servers=("good.example:9092",), methods=("fedavg", "ditto"), max_rounds=5)
+    policy.must_allow_server("good.example:9092")
+    with pytest.raises(UserError, match="allows the servers good.example:9092, and not bad.example:9092"):
+        policy.must_allow_server("bad.example:9092")
+    policy.must_allow(asked(run_of()), announced(run_of()))
+    other, long = run_of("fedprox"), run_of(rounds=6)
+    assert refused(policy, asked(other), other) == (
+        "this site's policy does not allow method 'fedprox'; it allows fedavg, ditto"
+    )
+    assert "does not allow a run of 6 rounds; it allows 5" in refused(policy, asked(long), long)
+
+
+def test_a_server_that_goes_on_longer_or_otherwise_than_it_announced_is_refused() -> None:
+    policy = Policy(max_rounds=5)
+    assert "does not allow round 6; it allows 5 rounds" in refused(policy, asked(run_of(), number=6), run_of())
+    sentence = refused(policy, asked(run_of("fedavg", "learning_rate=0.5")), run_of())
+    assert "the request is not of the run that the server has announced" in sentence
+    assert "which the run does not announce" in refused(policy, asked(run_of()), None)
+
+
+def test_secure_aggregation_is_required_of_the_run_and_of_each_request_and_reply() -> None:
+    policy, open_run, hidden = Policy(require="secagg"), run_of(), run_of("fedavg", "privacy.mechanism=secagg")
+    terms = {TERMS: {"weight": torch.tensor(1.0)}}
+    assert "'train' without secure aggregation; it requires 'secagg'" in refused(policy, asked(hidden), hidden)
+    sentence = refused(policy, asked(open_run, "query", 0), open_run)
+    assert "does not allow privacy.mechanism 'none'; it requires 'secagg'" in sentence
+    for request in (asked(hidden, "query", 0), asked(hidden, **terms), asked(hidden, "train.keys")):
+        policy.must_allow(request, announced(hidden))
+    model = RecordDict({"model": ArrayRecord(), METRICS: MetricRecord({"loss": 1.0})})
+    evaluate = asked(hidden, "evaluate")
+    with pytest.raises(UserError, match="'evaluate' without secure aggregation"):
+        policy.must_allow_reply(evaluate, Message(model, reply_to=evaluate))
+    policy.must_allow_reply(evaluate, Message(RecordDict({METRICS: MetricRecord()}), reply_to=evaluate))
+    masked = asked(hidden, **terms)
+    policy.must_allow_reply(masked, Message(model, reply_to=masked))
+
+
+def test_epsilon_is_that_of_all_announced_rounds() -> None:
+    """ρ = T / 2z², ε = ρ + 2 √(ρ ln(1/δ)): for T = 3, z = 4 and δ = 10⁻⁵ that is 2.17; for z = 1 it is 9.81."""
+    policy = Policy(epsilon=4)
+    weak, strong = (run_of("fedavg", "privacy.mechanism=fixed", f"privacy.noise_multiplier={z}") for z in (1, 4))
+    policy.must_allow(asked(strong), announced(strong))
+    assert "privacy.mechanism 'fixed' with epsilon 9.81 after 3 rounds; it allows 4" in refused(
+        policy, asked(weak), weak
+    )
+    assert "privacy.mechanism 'none' with no epsilon; it allows 4" in refused(policy, asked(run_of()), run_of())
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("method = ['fedavg']", "method: there is no such setting; did you mean 'methods'?"),
+        ("methods = ['fedavgg']", "unknown method 'fedavgg'"),
+        ("max_rounds = 0", "max_rounds: 0 is not possible"),
+        ("require = 'trust'", "require: 'trust' is not possible"),
+        ("epsilon =", "Invalid value"),
+    ],
+)
+def test_a_policy_that_cannot_be_is_one_sentence(text: str, sentence: str, tmp_path: Path) -> None:
+    path = tmp_path / "policy.toml"
+    path.write_text(text)
+    with pytest.raises(UserError) as caught:
+        read_policy(str(path))
+    assert str(caught.value).startswith(f"--policy {path}: ")
+    assert sentence in str(caught.value)
+
+
+# ---------------------------------------------------------------------- installed code
+
+
+def flower_run(version: str = perennial.__version__, app: str = installed.APP) -> Run:
+    run = Run.create_empty(9)
+    run.fab_id, run.fab_version, run.flwr_aid = app, version, "aid"
+    return run
+
+
+def context_of(folder: Path, config: RunConfig | None = None, **settings: Any) -> Context:
+    node = {"state-dir": str(folder), "partition-id": 0, "device": "cpu", "superlink": "s:9092", **settings}
+    return Context(9, 1, node, RecordDict(), {**(announced(config) if config else {}), "code": code_digest()})
+
+
+def test_another_version_or_app_is_told_so_in_its_query_s_answer(tmp_path: Path) -> None:
+    query, context = asked(run_of(), "query", 0), context_of(tmp_path)
+    for run, sentence in (
+        (flower_run("9.9"), f"the run is of Perennial 9.9, and this site has {perennial.__version__} installed"),
+        (flower_run(app="me/mine"), "the run is of the app 'me/mine', and this site runs its installed perennial"),
+    ):
+        reply = installed.answer(query, context, run)
+        assert str(reply.content.config_records[CONFIG][REFUSED]).startswith(sentence)
+        with pytest.raises(UserError, match=sentence):
+            installed.answer(asked(run_of()), context, run)
+
+
+def test_the_policy_s_sentence_is_the_query_s_answer(tmp_path: Path) -> None:
+    policy = tmp_path / "policy.toml"
+    policy.write_text('methods = ["ditto"]\n')
+    context = context_of(tmp_path, run_of(), policy=str(policy))
+    reply = installed.answer(asked(run_of(), "query", 0), context, flower_run())
+    config = reply.content.config_records[CONFIG]
+    assert config == {
+        CLIENT: "client-0",
+        REFUSED: "this site's policy does not allow method 'fedavg'; it allows ditto",
+    }
+    with pytest.raises(UserError, match="does not allow method 'fedavg'"):
+        installed.answer(asked(run_of()), context, flower_run())
+
+
+def test_the_audit_file_says_who_asked_what_was_done_and_what_left(tmp_path: Path) -> None:
+    context, message = context_of(tmp_path / "state"), asked(run_of(), number=2)
+    model = {"w": torch.zeros(100)}
+    content = RecordDict({"model": to_record(model), METRICS: MetricRecord({"loss": 1.0, "num-examples": 3})})
+    replies = [
+        Message(content, reply_to=message),
+        Message(Error(2, "<class 'perennial.common.errors.UserError'>:<'no'>"), reply_to=message),
+        Message(RecordDict({CONFIG: ConfigRecord({REFUSED: "not now"})}), reply_to=message),
+    ]
+    for reply in replies:
+        installed.audit(message, context, flower_run(), reply, 1.23456, False)
+    installed.audit(message, context, flower_run(), replies[0], 0.0, True)
+    path = tmp_path / "state" / installed.AUDIT
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    first, failed, no, again = (json.loads(line) for line in path.read_text().splitlines())
+    sent = sum(len(array.data) for array in content.array_records["model"].values())
+    assert sent >= 400
+    time = first.pop("time")
+    assert time.endswith("+00:00")
+    assert first == {
+        "server": "s:9092", "account": "aid", "app": f"perennial/perennial {perennial.__version__}", "code": "same",
+        "flower_run": "9", "action": "train", "run": "run-1", "round": "2", "method": "fedavg",
+        "outcome": "answered", "left": {"model": sent, "metrics": 16}, "bytes": sent + 16, "seconds": 1.235,
+    }  # fmt: skip
+    assert (failed["outcome"], failed["bytes"], "UserError" in failed["reason"]) == ("refused", 0, True)
+    assert (no["outcome"], no["reason"]) == ("refused", "not now")
+    assert (again["outcome"], again["bytes"]) == ("sent again", sent + 16)
+
+
+def test_an_audit_file_that_leads_elsewhere_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / installed.AUDIT).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="symbolic link"):
+        installed.audit(
+            asked(run_of()),
+            context_of(tmp_path),
+            flower_run(),
+            Message(Error(2, ""), reply_to=asked(run_of())),
+            0,
+            False,
+        )
+    assert not (tmp_path / "elsewhere").exists()
