@@ -9,6 +9,7 @@ from typing import Any, Literal, Self, TypeVar, get_args
 import tomli_w
 from pydantic import BaseModel, ConfigDict, SerializeAsAny, ValidationError, field_validator, model_validator
 
+from perennial.common.aggregation import Aggregation
 from perennial.common.data.scenario import Scenario
 from perennial.common.data.scenarios import SCENARIOS, scenario_class
 from perennial.common.errors import UserError
@@ -104,6 +105,7 @@ class RunConfig(Task):
     data_root: str = knob("", "folder of the raw data sets; empty: PERENNIAL_DATA")
     references: str = knob("", "file of models with which clients tell held-out samples apart, for `split`")
     privacy: SerializeAsAny[Privacy] = NoMechanism()
+    aggregation: Aggregation = Aggregation()
 
     @property
     def cohort(self) -> int:
@@ -155,7 +157,7 @@ class RunConfig(Task):
         return dict(_flat(self.model_dump(mode="json")))
 
 
-PARTS = ("method", "scenario", "model", "privacy", "nodes")
+PARTS = ("method", "scenario", "model", "privacy", "aggregation", "nodes")
 """What `--set PART.KEY=VALUE` reaches."""
 
 
@@ -167,9 +169,9 @@ def load_config(
 ) -> RunConfig:
     """The configuration from a TOML file, named options, and `key=value` settings, the later the stronger.
 
-    A bare key is one of the method's hyper-parameters or of the run; `scenario.key`, `model.key`, `privacy.key`
-    and `nodes.CLIENT` reach the others. `preset` puts settings that were found for the method under all of these;
-    the configuration has the settings and not the name. An option that names the file's own method or scenario
+    A bare key is one of the method's hyper-parameters or of the run; `scenario.key`, `model.key`, `privacy.key`,
+    `aggregation.key` and `nodes.CLIENT` reach the others; `aggregation` alone is its rule. `preset` puts settings
+    that were found for the method under all of these; the configuration has the settings and not the name. An option that names the file's own method or scenario
     keeps the file's settings of it. Another scenario comes with its own rounds, participation and model, and `say`
     is told what of the file is not used. Raises `UserError` with one sentence for the first thing that is wrong.
     """
@@ -192,12 +194,14 @@ def _load(
     values |= {key: value for key, value in options.items() if key not in kept}
     values["method"] = _named(values.get("method", "fedsdr"), "method")
     values["privacy"] = _table(values.get("privacy", {}), "privacy")
+    rule = values.get("aggregation", {})
+    values["aggregation"] = {"rule": rule} if isinstance(rule, str) else _table(rule, "aggregation")
     values["scenario"] = _scenario_table(values.get("scenario", "colored-digits"))
     method = method_class(str(values["method"]["name"]))
     scenario_type = scenario_class(str(values["scenario"]["name"]))
     assigned = [_assignment(setting, method, scenario_type) for setting in settings]
     for (part, key), value in assigned:
-        if part in ("method", "scenario", "privacy", "nodes"):
+        if part in ("method", "scenario", "privacy", "aggregation", "nodes"):
             values[part] = {**_table(values.get(part, {}), part), key: value}
         elif not part:
             values[key] = value
@@ -208,12 +212,15 @@ def _load(
     same = model.get("name", scenario.model["name"]) == scenario.model["name"]
     values["model"] = (scenario.model if same else {}) | model
     values["privacy"] = _checked(mechanism_class(values["privacy"]), values["privacy"], "privacy.")
+    values["aggregation"] = _checked(Aggregation, values["aggregation"], "aggregation.")
     values = {"rounds": scenario.rounds, "participation": scenario.participation, **values}
     config = _checked(RunConfig, values)
     if misfit := config.method.misfit(config.scenario):
         raise UserError(f"method.{misfit}")
     if misfit := config.privacy.misfit(config.method, config.model, config.cohort):
         raise UserError(f"privacy.{misfit}")
+    if misfit := config.aggregation.misfit(config.method, config.privacy, config.cohort):
+        raise UserError(f"aggregation.{misfit}")
     if config.references and config.privacy.mechanism != "none":
         raise UserError(
             f"references: {config.references!r} is not possible with privacy.mechanism="
@@ -348,6 +355,8 @@ def _assignment(setting: str, method: type[Method], scenario: type[Scenario]) ->
     except ValueError:
         value = text
     part, dot, name = key.partition(".")
+    if key == "aggregation":
+        return (key, "rule"), value
     if key in ("method", "scenario", "method.name", "scenario.name"):
         raise UserError(f"--set {key} is not possible; choose it with --{part} or in a configuration file")
     if dot and part in PARTS:

@@ -16,11 +16,14 @@ from perennial.strategies.mean import StreamingMean
 class AndMaskStrategy(FedSGDStrategy[AndMask]):
     """`w ← w − η m ⊙ ḡ`, `m = 1{|1/E Σ_e sign g_e| ≥ τ}`, ḡ the uniform mean of the g_e = ∇R_e.
 
-    E clients answered (Parascandolo et al. 2021, §2.3 and their code).
+    E clients answered (Parascandolo et al. 2021, §2.3 and their code). In the mean of signs a client, whatever it
+    sends, has one vote.
     """
 
+    robust = True
+
     def combined(self, server_round: int, replies: Iterable[AcceptedReply]) -> dict[str, Tensors]:
-        gradient, signs = StreamingMean(), StreamingMean()
+        gradient, signs = self.mean(), StreamingMean()
         for reply in replies:
             gradient.add(reply[GRADIENT])
             signs.add({name: reply[GRADIENT][name].sign() for name in self.network.parameter_names})

@@ -5,25 +5,27 @@ checkpoint must hold of it. A round with several exchanges overrides `configure_
 ones there with `exchange`.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
+from torch import Tensor
 
 from perennial.common.config import RunConfig
 from perennial.common.methods.base import Method
 from perennial.common.models import Network, Tensors, network
 from perennial.common.ranking import BATCH
-from perennial.common.seeding import numpy_generator
+from perennial.common.seeding import numpy_generator, torch_generator
 from perennial.common.split import References
 from perennial.common.wire import KEPT, MODEL, RESUMED, ROUND, RUN, TASK, Scalar, from_record, to_record
 from perennial.strategies.evaluation import Evaluation
 from perennial.strategies.exchange import AcceptedReply, Exchange, MetricMeans, Payload, PerClient
 from perennial.strategies.mean import StreamingMean
+from perennial.strategies.robust import RobustMean
 from perennial.strategies.roster import Claim, Roster, Seated, claims
 from perennial.strategies.screening import Limits, Template
 
@@ -32,6 +34,10 @@ H = TypeVar("H", bound=Method)
 
 class MethodStrategy(Strategy, Generic[H]):
     """Base of all server halves; as it stands, one global model and the sample-weighted mean of the replies."""
+
+    robust: ClassVar[bool] = False
+    """Whether hooks of its own that see replies take all their means with `mean`, so that a run's `aggregation`
+    holds there, too."""
 
     def __init__(self, run: RunConfig, run_id: str) -> None:
         self.run, self.run_id = run, run_id
@@ -102,10 +108,14 @@ class MethodStrategy(Strategy, Generic[H]):
 
         Empty if nobody answered.
         """
-        means = defaultdict[str, StreamingMean](StreamingMean)
+        means: dict[str, StreamingMean | RobustMean] = {}
+        sent = self.training_payload(self.sent)
+        starts = {MODEL: self.sent} if callable(sent) else sent
         for reply in replies:
             weight = self.weight(reply)
             for name, tensors in reply.arrays.items():
+                if name not in means:
+                    means[name] = self.mean(starts.get(name))
                 means[name].add(tensors, weight)
         return {name: mean.result() for name, mean in means.items()}
 
@@ -205,6 +215,27 @@ class MethodStrategy(Strategy, Generic[H]):
             self.roster.admit([grid.node_of(self.roster.numbers[client]) for client in clients], ask)
         else:
             self.roster.enrol(grid.get_node_ids(), ask)
+
+    def mean(self, start: Tensors | None = None) -> StreamingMean | RobustMean:
+        """A mean over clients of this round, which the run's `aggregation` may have another rule stand for.
+
+        `start` are the tensors of which the clients have made theirs; none for gradients.
+        """
+        rule = self.run.aggregation
+        if rule.rule == "mean":
+            return StreamingMean()
+
+        def order(clients: int) -> Tensor:
+            key = ("server", self.exchanges[-1].round, "buckets")
+            return torch.randperm(clients, generator=torch_generator(self.run.seed, *key))
+
+        def lowered(clients: int, hostile: int) -> None:
+            number = self.exchanges[-1].round
+            row = {"kind": "aggregation", "round": number, "clients": clients, "hostile": hostile}
+            if row not in self.notes:
+                self.notes.append(row)
+
+        return RobustMean(rule, start, order, lowered)
 
     def sample(self, server_round: int, grid: Grid) -> list[str]:
         """The round's cohort: `participation` of the scenario's clients, drawn from (seed, round).

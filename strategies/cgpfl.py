@@ -1,6 +1,5 @@
 """CGPFL, server half: a model for each context, contexts being clusters of the clients' uploads."""
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
@@ -28,6 +27,8 @@ class CGPFLStrategy(MethodStrategy[C]):
     The uploads of clients that did not answer are clustered as they last were, but not averaged. The global arrays
     are the mean over clients of their context's model; it is what a client gets that has no context yet.
     """
+
+    robust = True
 
     def __init__(self, run: RunConfig, run_id: str) -> None:
         super().__init__(run, run_id)
@@ -81,11 +82,12 @@ class CGPFLStrategy(MethodStrategy[C]):
 
     def mix(self, fresh: Mapping[str, Tensors]) -> None:
         """Move each context's model to the mean of its members' fresh uploads; one without any stays."""
-        means: defaultdict[int, StreamingMean] = defaultdict(StreamingMean)
+        means = {context: self.mean(self.contexts[context]) for context in sorted(set(self.membership.values()))}
         for client, upload in fresh.items():
             means[self.membership[client]].add(upload)
         for context, mean in means.items():
-            self.contexts[context] = mix(self.contexts[context], mean.result(), self.hparams.mixing)
+            if mean.weight:
+                self.contexts[context] = mix(self.contexts[context], mean.result(), self.hparams.mixing)
 
     def results(self, arrays: ArrayRecord) -> dict[str, Tensors]:
         return {**super().results(arrays), **self._named()}

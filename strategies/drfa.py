@@ -16,6 +16,7 @@ from perennial.common.wire import MODEL, to_record
 from perennial.strategies.base import MethodStrategy
 from perennial.strategies.exchange import MetricMeans
 from perennial.strategies.mean import StreamingMean
+from perennial.strategies.robust import RobustMean
 from perennial.strategies.simplex import project
 
 
@@ -26,12 +27,15 @@ class DRFAStrategy(MethodStrategy[DRFA]):
     drawn by λ; then `λ ← Π(λ + τ γ v)` with `v_u = N/m R(w′; D_u)` for u in a uniform draw V, else 0.
     """
 
+    robust = True
+
     def __init__(self, run: RunConfig, run_id: str) -> None:
         super().__init__(run, run_id)
         clients = run.scenario.client_ids
         self.mixture = dict.fromkeys(clients, 1 / len(clients))
         """λ by client id."""
-        self.trained, self.metrics = StreamingMean(), MetricMeans()
+        self.trained: StreamingMean | RobustMean = StreamingMean()
+        self.metrics = MetricMeans()
 
     def state_dict(self) -> dict[str, Tensors]:
         return {"mixture": {"lambda": torch.tensor(list(self.mixture.values()), dtype=torch.float64)}}
@@ -45,7 +49,7 @@ class DRFAStrategy(MethodStrategy[DRFA]):
         self.enrol(grid, drawn)
         generator = numpy_generator(self.run.seed, "server", server_round, SNAPSHOT)
         step = int(generator.integers(1, self.hparams.local_steps, endpoint=True))
-        self.trained, self.metrics, snapshot = StreamingMean(), MetricMeans(), StreamingMean()
+        self.trained, self.metrics, snapshot = self.mean(self.sent), MetricMeans(), self.mean(self.sent)
         for reply in self.exchange(
             grid,
             server_round,

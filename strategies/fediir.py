@@ -23,6 +23,8 @@ class FedIIRStrategy(MethodStrategy[FedIIR]):
     Algorithm 1 and appendix C). A client may fail in the one and not in the other.
     """
 
+    robust = True
+
     def __init__(self, run: RunConfig, run_id: str) -> None:
         super().__init__(run, run_id)
         self.names = self.hparams.aligned(self.network)
@@ -54,7 +56,7 @@ class FedIIRStrategy(MethodStrategy[FedIIR]):
 
     def follow(self, server_round: int, replies: Iterable[AcceptedReply], like: Tensors) -> None:
         """Takes the round's mean gradient into the anchor; with no reply at all the anchor stays as it was."""
-        mean, squares = StreamingMean(), StreamingMean()
+        mean, squares = self.mean(), StreamingMean()
         for reply in replies:
             batched = self.hparams.anchor_average == "batches"
             weight = ceil(reply.num_examples / self.hparams.batch_size) if batched else 1.0

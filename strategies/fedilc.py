@@ -18,6 +18,7 @@ from perennial.common.wire import GRADIENT, MODEL, to_record
 from perennial.strategies.exchange import AcceptedReply, MetricMeans
 from perennial.strategies.fedsgd import FedSGDStrategy
 from perennial.strategies.mean import StreamingMean
+from perennial.strategies.robust import RobustMean
 
 
 class FedILCStrategy(FedSGDStrategy[FedILC]):
@@ -27,6 +28,8 @@ class FedILCStrategy(FedSGDStrategy[FedILC]):
     clients give its terms in a second exchange, or in the same one at the c̄ of the round before (`stale`), or it
     is computed here from all their data (`central`). Zhu et al. 2022, Algorithms 1, 2.
     """
+
+    robust = True
 
     def __init__(self, run: RunConfig, run_id: str) -> None:
         """Raises `UserError` for a classifier of several layers, and where the server cannot have the data."""
@@ -47,7 +50,7 @@ class FedILCStrategy(FedSGDStrategy[FedILC]):
         """c_e by client, of this round."""
         self.before: Tensors = {}
         """c̄ of the round before, in mode `stale`."""
-        self.pulls = StreamingMean()
+        self.pulls: StreamingMean | RobustMean = StreamingMean()
         self.gradient: Tensors = {}
         self.metrics = MetricMeans()
 
@@ -66,7 +69,7 @@ class FedILCStrategy(FedSGDStrategy[FedILC]):
     def ask(self, server_round: int, cohort: list[str], grid: Grid) -> list[Message]:
         """Gradients and variances up; then c̄ down to those who answered."""
         self.cohort, self.variances = cohort, {}
-        self.pulls, self.metrics = StreamingMean(), MetricMeans()
+        self.pulls, self.metrics = self.mean(), MetricMeans()
         params = {name: self.sent[name] for name in self.network.parameter_names}
         payload, expect = {MODEL: self.sent}, {GRADIENT: self.sent}
         if self.mode in ("exact", "stale"):
@@ -107,7 +110,7 @@ class FedILCStrategy(FedSGDStrategy[FedILC]):
 
     def combined(self, server_round: int, replies: Iterable[AcceptedReply]) -> dict[str, Tensors]:
         """M, and the mean of the buffers; takes in what else the replies bring. Empty if nobody answered."""
-        plain, geometric = StreamingMean(), self.hparams.geometric_mean("clients")
+        plain, geometric = self.mean(), self.hparams.geometric_mean("clients")
         for reply in replies:
             self.metrics.add(reply)
             plain.add(reply[GRADIENT])
@@ -134,7 +137,12 @@ class FedILCStrategy(FedSGDStrategy[FedILC]):
             return {}
         variances = torch.stack(list(self.variances.values()))
         self.notes.append({"kind": "fishr", "round": server_round, "spread": float(spread(variances))})
-        return {VARIANCE: variances.mean(dim=0)}
+        if self.run.aggregation.rule == "mean":
+            return {VARIANCE: variances.mean(dim=0)}
+        mean = self.mean()
+        for own in variances:
+            mean.add({VARIANCE: own})
+        return mean.result()
 
     @cached_property
     def _data(self) -> dict[str, Examples]:

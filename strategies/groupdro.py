@@ -24,6 +24,8 @@ class GroupDROStrategy(UniformStrategy[G]):
     of the models is weighted by the new q_i, too.
     """
 
+    robust = True
+
     def __init__(self, run: RunConfig, run_id: str) -> None:
         super().__init__(run, run_id)
         clients = run.scenario.client_ids

@@ -1,6 +1,5 @@
 """IFCA, server half: K models, each the mean of what the clients made of it that chose it."""
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from flwr.app import ArrayRecord
@@ -11,12 +10,13 @@ from perennial.common.models import Tensors
 from perennial.common.wire import MODEL
 from perennial.strategies.base import MethodStrategy
 from perennial.strategies.exchange import AcceptedReply, Payload
-from perennial.strategies.mean import StreamingMean
 from perennial.strategies.screening import Rejected
 
 
 class IFCAStrategy(MethodStrategy[IFCA]):
     """`w_k ← Σ_{i: k_i = k} (n_i / Σn) w_i`; a model that nobody chose stays (Ghosh et al. 2020, Algorithm 1)."""
+
+    robust = True
 
     def __init__(self, run: RunConfig, run_id: str) -> None:
         super().__init__(run, run_id)
@@ -46,14 +46,14 @@ class IFCAStrategy(MethodStrategy[IFCA]):
 
     def combined(self, server_round: int, replies: Iterable[AcceptedReply]) -> dict[str, Tensors]:
         """The mean by cluster, and that of all replies."""
-        means = defaultdict[str, StreamingMean](StreamingMean)
+        means = {name: self.mean(self.models.get(name)) for name in (MODEL, *self.models)}
         labels: dict[str, int] = {}
         for reply in replies:
             labels[reply.client] = self.cluster(reply)
             for name in (MODEL, self.hparams.model_names[labels[reply.client]]):
                 means[name].add(reply[MODEL], self.weight(reply))
         self.notes.append({"kind": "clusters", "round": server_round, "labels": labels})
-        return {name: mean.result() for name, mean in means.items()}
+        return {name: mean.result() for name, mean in means.items() if mean.weight}
 
     def update(self, model: Tensors, means: Mapping[str, Tensors]) -> Tensors:
         """The new models; the global arrays, which no client is sent, are the mean of all replies."""

@@ -1,6 +1,5 @@
 """The references of the selection `split`, server half."""
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from flwr.app import ArrayRecord
@@ -12,7 +11,6 @@ from perennial.common.split import record
 from perennial.common.wire import from_record
 from perennial.strategies.base import MethodStrategy
 from perennial.strategies.exchange import AcceptedReply, Payload
-from perennial.strategies.mean import StreamingMean
 from perennial.strategies.screening import Rejected
 
 
@@ -21,6 +19,8 @@ class ReferencesStrategy(MethodStrategy[References]):
 
     The global arrays stay as drawn, and every f_e starts from them; one that no client has samples of stays there.
     """
+
+    robust = True
 
     def __init__(self, run: RunConfig, run_id: str) -> None:
         super().__init__(run, run_id)
@@ -54,11 +54,11 @@ class ReferencesStrategy(MethodStrategy[References]):
 
     def combined(self, server_round: int, replies: Iterable[AcceptedReply]) -> dict[str, Tensors]:
         """The mean of each environment's model, weighted by the samples of that environment."""
-        means = defaultdict[str, StreamingMean](StreamingMean)
+        means = {name: self.mean(start) for name, start in self.payload(self.sent).items()}
         for reply in replies:
             for name, count in self.samples(reply).items():
                 means[name].add(reply[name], count)
-        return {name: mean.result() for name, mean in means.items()}
+        return {name: mean.result() for name, mean in means.items() if mean.weight}
 
     def update(self, model: Tensors, means: Mapping[str, Tensors]) -> Tensors:
         self.trained |= means

@@ -28,6 +28,7 @@ FREE = {
     "state_dict",
     "load_state_dict",
     "results",
+    "robust",
 }
 """What a method's server half may override behind a mechanism: none of it sees the tensors of a reply."""
 
@@ -44,9 +45,15 @@ def strategy_class(module: str, shared: str = "base") -> type[MethodStrategy[Any
 def strategy_for(run: RunConfig, run_id: str) -> MethodStrategy[Any]:
     """The server half of a run: the method's, behind the privacy mechanism that is set.
 
-    Raises `UserError` where the method would go past the mechanism.
+    Raises `UserError` where the method would go past the mechanism, or past the rule of `aggregation`.
     """
     kind = strategy_class(run.method.module(), run.method.server())
+    if run.aggregation.rule != "mean" and (past := past_the_rule(kind)):
+        raise UserError(
+            f"aggregation.rule: {run.aggregation.rule!r} is not possible with method {run.method.name!r}, whose "
+            f"server half has its own {', '.join(past)} and does not say `robust`; take 'mean', or use its "
+            "`mean()` for all means and say so"
+        )
     if mechanism := MECHANISMS.get(run.privacy.mechanism):
         if past := going_past(kind):
             raise UserError(
@@ -66,4 +73,14 @@ def going_past(kind: type[MethodStrategy[Any]]) -> list[str]:
         if not name.startswith("_")
         and name not in FREE
         and getattr_static(kind, name) is not getattr_static(MethodStrategy, name)
+    ]
+
+
+def past_the_rule(kind: type[MethodStrategy[Any]]) -> list[str]:
+    """What a server half makes of replies in place of the base, where its class does not say it is `robust`."""
+    return [
+        name
+        for name in going_past(kind)
+        if name not in {"expect", "optional", "check"}
+        and not next(vars(owner) for owner in kind.__mro__ if name in vars(owner)).get("robust")
     ]

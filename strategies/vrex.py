@@ -1,14 +1,15 @@
 """V-REx, server half: a step that also brings the clients' risks together."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from statistics import fmean
+
+import torch
 
 from perennial.common.methods.vrex import VREx
 from perennial.common.models import Tensors
 from perennial.common.wire import GRADIENT
 from perennial.strategies.exchange import AcceptedReply
 from perennial.strategies.fedsgd import FedSGDStrategy
-from perennial.strategies.mean import StreamingMean
 from perennial.strategies.screening import Rejected
 
 
@@ -18,12 +19,23 @@ class VRExStrategy(FedSGDStrategy[VREx]):
     The gradient is `ḡ + 2λ (1/E Σ_e R_e g_e − R̄ ḡ)` with g_e = ∇R_e, so gradients and risks are all it takes.
     """
 
+    robust = True
+
     def check(self, reply: AcceptedReply) -> None:
         if abs(risk := _risk(reply)) > self.run.largest:
             raise Rejected(f"metric 'risk' is {risk:g}, and largest={self.run.largest:g} is the limit")
 
+    def mean_risk(self, risks: Sequence[float]) -> float:
+        """R̄, or what the run's `aggregation` makes of the R_e."""
+        if self.run.aggregation.rule == "mean":
+            return fmean(risks)  # exact, and not only to the last bit
+        found = self.mean()
+        for risk in risks:
+            found.add({"risk": torch.tensor(risk, dtype=torch.float64)})
+        return float(found.result()["risk"])
+
     def combined(self, server_round: int, replies: Iterable[AcceptedReply]) -> dict[str, Tensors]:
-        gradient, product, risks = StreamingMean(), StreamingMean(), []
+        gradient, product, risks = self.mean(), self.mean(), []
         for reply in replies:
             # In float64, since what is left of the difference may be small.
             own = {name: reply[GRADIENT][name].double() for name in self.network.parameter_names}
@@ -32,7 +44,7 @@ class VRExStrategy(FedSGDStrategy[VREx]):
             risks.append(_risk(reply))
         if not risks:
             return {}
-        mean, risk = gradient.result(), fmean(risks)
+        mean, risk = gradient.result(), self.mean_risk(risks)
         weight = self.hparams.penalty
         if server_round <= self.hparams.anneal_rounds:
             weight = min(weight, 1.0)

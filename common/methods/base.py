@@ -76,6 +76,10 @@ class Method(BaseModel):
         """Whether `averages` holds with these settings."""
         return self.averages
 
+    def no_rule(self) -> str:
+        """Why no robust rule can stand for the server's means, after the method's name. Empty where one can."""
+        return ""
+
     def caution(self, scenario: Scenario) -> str:
         """What to know before believing the numbers of this combination, one sentence. Empty: nothing."""
         return ""

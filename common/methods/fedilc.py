@@ -50,6 +50,9 @@ class FedILC(ServerTraining):
         search=choice(0.0, 1e-3, 1e-2),
     )
 
+    def no_rule(self) -> str:
+        return "whose server takes a geometric mean" if self.geometric_mean("clients") else ""
+
     def geometric_mean(self, place: Place) -> GeometricMean | None:
         """For the gradients of all clients, or of a client's mini-batches; None where the plain mean is taken."""
         return None

@@ -33,3 +33,6 @@ class FedPAC(AlternatingTraining):
 
     def misfit(self, scenario: Scenario) -> str:
         return self.clash(scenario, CENTROIDS)
+
+    def no_rule(self) -> str:
+        return "whose server mixes a classifier for each client from all the others'"

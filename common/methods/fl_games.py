@@ -151,6 +151,9 @@ class FLGames(LocalTraining):
 
         return part(model, "classifier") if self.learns else model
 
+    def no_rule(self) -> str:
+        return "whose ensemble has every client's own predictor in it"
+
     def weights(self, past: int) -> tuple[float, float]:
         """Of an opponent's present action, and of each of the `past` ones in its buffer (equations 4 and 5)."""
         if not past:

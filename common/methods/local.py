@@ -16,3 +16,6 @@ class Local(LocalTraining):
     evaluates = ("personal",)
 
     name: Literal["local"] = "local"
+
+    def no_rule(self) -> str:
+        return "whose server takes no mean"

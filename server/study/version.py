@@ -36,10 +36,12 @@ def config_digest(config: RunConfig) -> str:
 
     A `cohort_engine` other than the loop, which older runs had without saying so, changes the last bits.
     """
-    values = config.model_dump(mode="json", exclude=NO_NUMBER | {"left_out", "cohort_engine"})
+    values = config.model_dump(mode="json", exclude=NO_NUMBER | {"left_out", "cohort_engine", "aggregation"})
     engine = "" if config.cohort_engine == "loop" else config.cohort_engine
     # Runs without have no such key.
+    rule = config.aggregation.model_dump(mode="json") if config.aggregation.rule != "mean" else {}
     later = {"references": bool(config.references), "left_out": config.left_out, "cohort_engine": engine}
+    later["aggregation"] = rule
     values |= {name: value for name, value in later.items() if value}
     return sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
 
