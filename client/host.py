@@ -165,7 +165,7 @@ class Host:
             try:
                 request = checked(message)
                 task = parse_task(request.task)
-                if stackable(client_class(task.method.module()), message):
+                if task.model.stacks and stackable(client_class(task.method.module()), message):
                     site = self.site(request.task, task, number)
                     work = self._work(message, request, task, site)
                     alike.setdefault(shape(work), []).append((place, work))
@@ -220,7 +220,8 @@ class Host:
 
     def _act(self, work: Work) -> Reply:
         client = client_half(work.task, work.site, work.before)
-        reply = client.answer(work.action, work.received)
+        with work.site.drawing(work.received.round, work.action):
+            reply = client.answer(work.action, work.received)
         if TERMS in work.received.arrays:
             participant = Participant(work.place, self._vault)
             reply = replace(reply, arrays=participant.masked(work.received, reply.arrays[MODEL]))

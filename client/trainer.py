@@ -9,6 +9,7 @@ stack's, and for a client alone it changes nothing.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -96,6 +97,10 @@ class Site:
     seed: int
     stack: tuple[str, ...] = ()
     """The clients of a stack, in the order of its tensors' first axis; empty where it is one client's site."""
+
+    def drawing(self, round_: int, action: str) -> AbstractContextManager[None]:
+        """In which the model's own draws, as dropout's, are this client's for the action in this round."""
+        return self.network.drawing(self.seed, self.client, round_, action)
 
 
 @torch.no_grad()

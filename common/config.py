@@ -16,7 +16,7 @@ from perennial.common.errors import UserError
 from perennial.common.knobs import knob
 from perennial.common.methods import method_class
 from perennial.common.methods.base import Method
-from perennial.common.model_settings import ModelSettings, model_settings
+from perennial.common.model_settings import ModelSettings, Module, Pretrained, model_settings
 from perennial.common.presets import preset_settings
 from perennial.common.privacy import NoMechanism, Privacy, mechanism_class
 from perennial.common.seeding import numpy_generator
@@ -215,6 +215,8 @@ def _load(
     values["aggregation"] = _checked(Aggregation, values["aggregation"], "aggregation.")
     values = {"rounds": scenario.rounds, "participation": scenario.participation, **values}
     config = _checked(RunConfig, values)
+    if isinstance(config.model, Pretrained):
+        config = config.model_copy(update={"model": _settled(config.model, config.scenario)})
     if misfit := config.method.misfit(config.scenario):
         raise UserError(f"method.{misfit}")
     if misfit := config.privacy.misfit(config.method, config.model, config.cohort):
@@ -232,6 +234,19 @@ def _load(
         if client not in config.scenario.client_ids:
             raise UserError(f"nodes: {unknown('client', client, config.scenario.client_ids)}")
     return config
+
+
+def _settled(model: Pretrained, scenario: Scenario) -> Pretrained:
+    """With what only the person's own machine can say of the module's file and of the weights."""
+    if isinstance(model, Module) and not model.torchvision:
+        from perennial.common.given import ask
+
+        ask(model)
+    if not (model.weights or model.mean):
+        return model
+    from perennial.common.weights import settled
+
+    return settled(model, scenario)
 
 
 def _with_preset(name: Any, values: Mapping[str, Any], method: type[Method], family: str) -> dict[str, Any]:

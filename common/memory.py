@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from perennial.common.errors import UserError
-from perennial.common.model_settings import ModelSettings
+from perennial.common.given import constructed
+from perennial.common.model_settings import ModelSettings, Module
 from perennial.common.models import build
 
 COPIES = 4
@@ -44,12 +45,24 @@ class _Undrawn(TorchFunctionMode):
 @lru_cache(maxsize=8)
 def model_bytes(settings: ModelSettings, input_shape: tuple[int, ...], classes: int) -> int:
     """Bytes of a model's parameters and buffers, of which none is built. Raises `UserError` as building does."""
+    if isinstance(settings, Module):
+        return _module_bytes(settings, input_shape, classes)
     try:
         with torch.device("meta"), _Undrawn():
             tensors: list[Tensor] = list(build(settings, input_shape, classes).state_dict().values())
     except (RuntimeError, OverflowError) as error:  # more elements than a 64-bit number counts
         raise UserError(f"model: {settings.name!r} of this size has too many parameters ({error})") from None
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _module_bytes(settings: Module, input_shape: tuple[int, ...], classes: int) -> int:
+    try:
+        with torch.device("meta"), _Undrawn():
+            module = constructed(settings, input_shape, classes)
+    except UserError:  # some look at what they have drawn
+        with torch.random.fork_rng(devices=[]):
+            module = constructed(settings, input_shape, classes)
+    return sum(tensor.numel() * tensor.element_size() for tensor in (*module.parameters(), *module.buffers()))
 
 
 @lru_cache(maxsize=8)

@@ -1,11 +1,12 @@
 """The settings of every model: what a person may choose of it. `models.py` builds and runs them."""
 
 import difflib
+import re
 from abc import ABC
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
 
 from perennial.common.errors import UserError
 from perennial.common.knobs import knob
@@ -21,13 +22,20 @@ class ModelSettings(BaseModel, ABC):
     """One line for `perennial list models`."""
     source: ClassVar[str]
     """The paper that the model is from."""
+    stacks: ClassVar[bool] = True
+    """Whether many clients' models of this kind can be run as one stack (client/cohort.py)."""
 
     name: str
 
     @property
     def batch_norm(self) -> bool:
-        """Whether it has BatchNorm layers."""
+        """Whether it has BatchNorm layers, as far as these settings tell."""
         return False
+
+    @property
+    def moving_statistics(self) -> bool:
+        """Whether it has BatchNorm layers whose parameters or running statistics training changes."""
+        return self.batch_norm
 
 
 class Logistic(ModelSettings):
@@ -136,10 +144,96 @@ class CnnGroupNorm(ModelSettings):
     name: Literal["cnn-groupnorm"] = "cnn-groupnorm"
 
 
-class ResNet18(ModelSettings):
-    """torchvision's ResNet-18 from scratch: 512 features, and a linear or FedIIR's two-layer classifier."""
+Positive = Annotated[float, Field(gt=0)]
 
-    summary = "ResNet-18 from scratch, 512 features"
+
+class Pretrained(ModelSettings):
+    """Models that may start from saved weights (`common/weights.py`)."""
+
+    weights: str = knob(
+        "", "what it starts from: a .pt or .safetensors file, or torchvision's name, such as IMAGENET1K_V2; "
+        "empty: a draw",
+    )  # fmt: skip
+    digest: str = knob(
+        "", "SHA-256 of the file of weights, noted where the run is made and compared wherever the file is read",
+        pattern="^([0-9a-f]{64})?$",
+    )  # fmt: skip
+    freeze: Literal["none", "featurizer"] = knob(
+        "none", "the part that is not trained and always runs as in evaluation"
+    )
+    frozen_statistics: bool | None = knob(
+        None, "whether BatchNorm runs with its running statistics in training, too, and leaves them as they are; "
+        "unless set: with weights",
+        source="FedIIR's public code",
+    )  # fmt: skip
+    mean: tuple[float, ...] = knob(
+        (), "mean of each channel, of pixels from 0 to 1, by which the weights want pictures standardised; unless "
+        "set: as torchvision says of its own, and else as the scenario has them",
+    )  # fmt: skip
+    std: tuple[Positive, ...] = knob((), "standard deviation of each channel that goes with `mean`")
+    factor: tuple[float, ...] = knob((), "worked out of these: what the scenario's samples are multiplied with")
+    offset: tuple[float, ...] = knob((), "worked out of these: what is added to them then")
+
+    @property
+    def moving_statistics(self) -> bool:
+        return self.batch_norm and self.freeze != "featurizer"
+
+    @property
+    def named_weights(self) -> bool:
+        """Whether the weights have torchvision's name, and are no file."""
+        return bool(re.fullmatch("[A-Z][A-Z0-9_]*", self.weights))
+
+    @property
+    def statistics_stay(self) -> bool:
+        """Whether BatchNorm's running statistics are used and left alone in training."""
+        return bool(self.weights) if self.frozen_statistics is None else self.frozen_statistics
+
+    @model_validator(mode="after")
+    def _check_pixels(self) -> "Pretrained":
+        if len(self.mean) != len(self.std):
+            raise ValueError(
+                f"mean has {len(self.mean)} channels and std has {len(self.std)}; give as many of each"
+            )
+        return self
+
+
+class Module(Pretrained):
+    """A `torch.nn.Module` of somebody else's: a class, or a function that makes one, by the name MODULE:NAME.
+
+    Every other setting is a keyword argument of it.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    summary = "a torch.nn.Module of your own, or a classifier of torchvision; see docs/models.md"
+    source = "its package"
+    stacks = False
+
+    name: str = Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$", max_length=200)
+    classifier: str = knob(
+        "", "where in the module its classifier is, such as fc; unless set: its attribute `classifier`, or the "
+        "last linear layer",
+    )  # fmt: skip
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The keyword arguments."""
+        return dict(self.model_extra or {})
+
+    @property
+    def torchvision(self) -> str:
+        """The name of a classifier of torchvision; empty for any other module."""
+        package, _, found = self.name.partition(":")
+        return found if package == "torchvision" else ""
+
+    def __hash__(self) -> int:  # an option may be a list
+        return hash(self.model_dump_json())
+
+
+class ResNet18(Pretrained):
+    """torchvision's ResNet-18: 512 features, and a linear or FedIIR's two-layer classifier."""
+
+    summary = "ResNet-18, 512 features, from scratch or from weights"
     source = "Tang 2025 §4.5.2, PerInvFL A.4, FedIIR §5.1"
 
     name: Literal["resnet18"] = "resnet18"
@@ -162,6 +256,11 @@ MODELS: dict[str, type[ModelSettings]] = {
     str(kind.model_fields["name"].default): kind
     for kind in (Logistic, Mlp, CnnSmall, CnnLarge, ConvNet, CnnGroupNorm, ResNet18)
 }
+GIVEN = {
+    "torchvision:NAME": "a classifier of torchvision, such as torchvision:resnet50, with or without its weights",
+    "MODULE:NAME": "a torch.nn.Module of your own: its class, or a function that makes it (docs/models.md)",
+}
+"""A line for each kind of model that is named by where it is."""
 
 
 def model_settings(values: Mapping[str, Any]) -> ModelSettings:
@@ -172,19 +271,27 @@ def model_settings(values: Mapping[str, Any]) -> ModelSettings:
     name = values.get("name")
     if name is None:
         raise UserError(f"a model needs a name (there are: {', '.join(sorted(MODELS))})")
-    if not isinstance(name, str) or name not in MODELS:
-        raise UserError(unknown("model", name, MODELS))
+    if isinstance(name, str) and ":" in name:
+        kind: type[ModelSettings] = Module
+    elif isinstance(name, str) and name in MODELS:
+        kind = MODELS[name]
+    else:
+        raise UserError(
+            f"{unknown('model', name, MODELS)}; one of your own is MODULE:NAME, such as my_package:Net"
+        )
     try:
-        return MODELS[name](**values)
+        return kind(**values)
     except ValidationError as error:
-        raise UserError(_sentence(name, error)) from None
+        raise UserError(_sentence(name, kind, error)) from None
 
 
-def _sentence(name: str, error: ValidationError) -> str:
+def _sentence(name: str, kind: type[ModelSettings], error: ValidationError) -> str:
     """The first of pydantic's complaints, in one sentence."""
     first = error.errors()[0]
     field = ".".join(map(str, first["loc"]))
-    fields = MODELS[name].model_fields
+    fields = kind.model_fields
+    if field == "name":
+        return f"model.name: {name[:200]!r} is not possible; write MODULE:NAME, such as my_package:Net"
     if first["type"] == "extra_forbidden":
         close = difflib.get_close_matches(field, fields, n=1)
         return f"model {name!r} has no field {field!r}" + (f"; did you mean {close[0]!r}?" if close else "")

@@ -4,7 +4,8 @@ Every model is a classifier on a featurizer (f = w∘Φ), and says of itself whi
 live outside it: a method keeps them as `Tensors`, and `Network` runs them.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property, lru_cache, singledispatch
 from itertools import pairwise
 from math import prod
@@ -15,8 +16,20 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from perennial.common.errors import UserError
-from perennial.common.model_settings import CnnGroupNorm, ConvNet, Lenet, Logistic, Mlp, ModelSettings, ResNet18
+from perennial.common.given import AUXILIARY, constructed, layout, parts
+from perennial.common.model_settings import (
+    CnnGroupNorm,
+    ConvNet,
+    Lenet,
+    Logistic,
+    Mlp,
+    ModelSettings,
+    Module,
+    Pretrained,
+    ResNet18,
+)
 from perennial.common.seeding import derive
+from perennial.common.weights import load_weights
 
 Tensors = dict[str, Tensor]
 """Parameters and buffers by their state-dict names, such as "classifier.weight"."""
@@ -161,9 +174,28 @@ def _resnet18(settings: ResNet18, input_shape: tuple[int, ...], classes: int) ->
     nn.init.kaiming_normal_(featurizer.conv1.weight, mode="fan_out", nonlinearity="relu")
     featurizer.fc = nn.Identity()
     if not settings.head_hidden:
-        return Model(featurizer, nn.Linear(512, classes))
+        return _in_units(Model(featurizer, nn.Linear(512, classes)), settings)
     hidden, output = nn.Linear(512, settings.head_hidden), nn.Linear(settings.head_hidden, classes)
-    return Model(featurizer, nn.Sequential(_kaiming(hidden), nn.ReLU(), _kaiming(output)))
+    head = nn.Sequential(_kaiming(hidden), nn.ReLU(), _kaiming(output))
+    return _in_units(Model(featurizer, head), settings)
+
+
+@build.register
+def _module(settings: Module, input_shape: tuple[int, ...], classes: int) -> Model:
+    found = layout(settings, input_shape, classes)
+    return _in_units(Model(*parts(constructed(settings, input_shape, classes), found)), settings)
+
+
+def _in_units(model: Model, settings: Pretrained) -> Model:
+    """The model, which from now on brings pictures to the units of its weights: `factor · x + offset`."""
+
+    def rescaled(_: nn.Module, inputs: tuple[Tensor]) -> Tensor:
+        factor, offset = (inputs[0].new_tensor(each)[:, None, None] for each in (settings.factor, settings.offset))
+        return inputs[0] * factor + offset
+
+    if settings.factor:
+        model.featurizer.register_forward_pre_hook(rescaled)
+    return model
 
 
 def _conv_norm(inputs: int, outputs: int, stride: int = 1) -> list[nn.Module]:
@@ -195,6 +227,71 @@ def _image(
     return channels, shrink(height), shrink(width)
 
 
+# --- Saved weights ---------------------------------------------------------------------------------------
+
+
+def weighted(
+    settings: Pretrained, input_shape: tuple[int, ...], classes: int, drawn: Tensors, head: bool = True
+) -> Tensors:
+    """A drawn model with the tensors of its weights in place of its own.
+
+    The output layer stays as drawn where the weights have another number of classes, and with `head` off; of
+    `resnet18`, which has a classifier of its own, all of the classifier. Raises `UserError` for weights that are
+    not this model's.
+    """
+    found, where, name = load_weights(settings), settings.weights, settings.name
+    names = {own: own for own in drawn}
+    if not any(own in found for own in drawn if own.startswith("featurizer.")):  # not saved by a run of ours
+        names = _names_elsewhere(settings, input_shape, classes)
+    layer = "classifier." if isinstance(settings, ResNet18) else f"{list(drawn)[-1].rpartition('.')[0]}."
+    output = [own for own in drawn if own.startswith(layer)]
+    fits = head and all(names[own] in found and found[names[own]].shape == drawn[own].shape for own in output)
+    aside = {names[own] for own in output} | {"fc.weight", "fc.bias"}
+    left_out = tuple(AUXILIARY.get(settings.torchvision, ())) if isinstance(settings, Module) else ()
+
+    model = dict(drawn)
+    lacking = []
+    for own, tensor in drawn.items():
+        key = names[own]
+        if own in output and not fits:
+            continue
+        if key not in found:
+            lacking += [key] if tensor.is_floating_point() else []  # old files have no counters of BatchNorm's
+        elif found[key].shape != tensor.shape:
+            raise UserError(
+                f"model.weights: {where} has {key!r} of shape {_size(found[key])}, and model {name!r} has it of "
+                f"shape {_size(tensor)}"
+            )
+        else:
+            model[own] = found[key].to(tensor.dtype).clone()
+    if lacking:
+        raise UserError(f"model.weights: {where} lacks {_some(lacking)}, which model {name!r} has")
+    known = {names[own] for own in drawn} | aside
+    if beyond := [key for key in found if key not in known and not key.startswith(left_out or ("\0",))]:
+        raise UserError(f"model.weights: {where} has {_some(beyond)}, which model {name!r} has not")
+    return model
+
+
+def _names_elsewhere(settings: Pretrained, input_shape: tuple[int, ...], classes: int) -> dict[str, str]:
+    """By a tensor's name here, its name in the state dict of the module as its own code makes it."""
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        if not isinstance(settings, Module):  # as in torchvision
+            here = build(settings, input_shape, classes).state_dict()
+            return {name: name.replace("featurizer.", "", 1).replace("classifier.", "fc.", 1) for name in here}
+        module = constructed(settings, input_shape, classes)
+        theirs = {id(tensor): name for name, tensor in reversed(module.state_dict(keep_vars=True).items())}
+        model = Model(*parts(module, layout(settings, input_shape, classes)))
+    return {name: theirs[id(tensor)] for name, tensor in model.state_dict(keep_vars=True).items()}
+
+
+def _some(names: list[str]) -> str:
+    return repr(names[0]) + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+
+
+def _size(tensor: Tensor) -> str:
+    return "x".join(map(str, tensor.shape)) or "a number"
+
+
 # --- Running them --------------------------------------------------------------------------------------
 
 
@@ -212,13 +309,15 @@ class Network:
     """
 
     parameter_names: tuple[str, ...]
-    """State-dict names of all parameters, the featurizer's first."""
+    """State-dict names of all parameters that are trained, the featurizer's first."""
     buffer_names: tuple[str, ...]
-    """State-dict names of all buffers: BatchNorm's statistics and counters."""
+    """State-dict names of all other tensors: BatchNorm's statistics and counters, and what is frozen."""
+    frozen_names: tuple[str, ...]
+    """State-dict names of all tensors that no training changes: a frozen featurizer's, or frozen by the module."""
     featurizer_names: tuple[str, ...]
-    """State-dict names of the featurizer's parameters."""
+    """State-dict names of the featurizer's trained parameters."""
     classifier_names: tuple[str, ...]
-    """State-dict names of the classifier's parameters."""
+    """State-dict names of the classifier's trained parameters."""
     batch_norm_names: tuple[str, ...]
     """State-dict names of all parameters and buffers of BatchNorm layers."""
 
@@ -229,40 +328,70 @@ class Network:
         self.input_shape = input_shape
         self.classes = classes
         self.device = torch.device(device)
+        model = self._build(0)
+        frozen = isinstance(settings, Pretrained) and settings.freeze == "featurizer"
+        # Tied weights are one tensor with several names, of which the first is the one that counts.
+        first: dict[int, str] = {}
+        tensors = model.state_dict(keep_vars=True)
+        names = {name: first.setdefault(id(tensor), name) for name, tensor in tensors.items()}
+        self._own = tuple(first.values())
+
+        def trained(name: str) -> bool:
+            return tensors[name].requires_grad and not (frozen and name.startswith("featurizer."))
+
+        parameters = {names[name] for name, _ in model.named_parameters()}
+        self.parameter_names = tuple(name for name in self._own if name in parameters and trained(name))
+        self.buffer_names = tuple(name for name in self._own if name not in self.parameter_names)
+        self.frozen_names = tuple(
+            name for name in self.buffer_names if name in parameters or (frozen and name.startswith("featurizer."))
+        )
+        self.featurizer_names, self.classifier_names = (
+            tuple(name for name in self.parameter_names if name.startswith(f"{part}."))
+            for part in ("featurizer", "classifier")
+        )
+        norms = [
+            (name, layer)
+            for name, layer in model.named_modules()
+            if isinstance(layer, nn.modules.batchnorm._BatchNorm)
+        ]
+        self.batch_norm_names = tuple(f"{layer}.{name}" for layer, module in norms for name in module.state_dict())
+        stay = isinstance(settings, Pretrained) and settings.statistics_stay
+        self._still = ([model.featurizer] if frozen else []) + ([layer for _, layer in norms] if stay else [])
+        """Layers that run in training as in evaluation."""
+        self.draws = isinstance(settings, Module) and layout(settings, input_shape, classes).draws
+        """Whether the model draws in training, as dropout does, and is to be run within `drawing`."""
+        self._whole = list(names.items())
+        self._featurizer, self._classifier = (
+            [(name.removeprefix(f"{part}."), own) for name, own in names.items() if name.startswith(f"{part}.")]
+            for part in ("featurizer", "classifier")
+        )
         # On "meta" a module takes no memory and can't be run on weights of its own by mistake. It isn't built
         # there, since drawing normal numbers on "meta" makes PyTorch import sympy and more, for 4 s.
-        self._model = self._build(0).to("meta")
-        parts = {"featurizer": self._model.featurizer, "classifier": self._model.classifier}
-        self.parameter_names = tuple(name for name, _ in self._model.named_parameters())
-        self.buffer_names = tuple(name for name, _ in self._model.named_buffers())
-        self.featurizer_names, self.classifier_names = (
-            tuple(f"{part}.{name}" for name, _ in module.named_parameters()) for part, module in parts.items()
-        )
-        self.batch_norm_names = tuple(
-            f"{layer}.{name}"
-            for layer, module in self._model.named_modules()
-            if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d))
-            for name in module.state_dict()
-        )
-        self._whole = [(name, name) for name in self._model.state_dict()]
-        self._featurizer, self._classifier = (
-            [(name, f"{part}.{name}") for name in module.state_dict()] for part, module in parts.items()
-        )
+        constants = {name: buffer.to(self.device) for name, buffer in model.named_buffers() if name not in tensors}
+        self._model = model.to("meta")
+        for name, buffer in constants.items():  # what a state dict does not hold
+            layer, _, own = name.rpartition(".")
+            self._model.get_submodule(layer).register_buffer(own, buffer, persistent=False)
 
     def initial(self, seed: int, *key: str | int) -> Tensors:
         """Initial parameters and buffers, a draw that depends on `seed` and `key` alone.
 
         The same on every call and device, and no global generator is disturbed. The tensors are new, on
-        `device`, without `requires_grad`.
+        `device`, without `requires_grad`. With weights these stand in their places; of their output layer only in
+        the draw without a `key`, the common initial model. Raises `UserError` for weights that are not there or do
+        not fit.
         """
-        drawn = self._build(derive(seed, "init", *key)).state_dict()
+        drawn = self._drawn(derive(seed, "init", *key))
+        if isinstance(self.settings, Pretrained) and self.settings.weights:
+            drawn = weighted(self.settings, self.input_shape, self.classes, drawn, head=not key)
         return {name: tensor.to(self.device) for name, tensor in drawn.items()}
 
     @cached_property
     def width(self) -> int:
         """How many features the featurizer gives of a sample."""
         sample = torch.zeros(1, *self.input_shape, device=self.device)
-        return self.features(self.initial(0), sample).shape[1]
+        drawn = {name: tensor.to(self.device) for name, tensor in self._drawn(0).items()}
+        return self.features(drawn, sample).shape[1]
 
     def predict(self, tensors: Mapping[str, Tensor], x: Tensor, training: bool = False) -> Tensor:
         """Logits (samples, classes) of samples x (samples, *input_shape)."""
@@ -275,6 +404,25 @@ class Network:
     def classify(self, tensors: Mapping[str, Tensor], z: Tensor, training: bool = False) -> Tensor:
         """Logits w(z) (samples, classes) of features z (samples, width)."""
         return self._call(self._model.classifier, self._classifier, tensors, z, training)
+
+    @contextmanager
+    def drawing(self, seed: int, *key: str | int) -> Iterator[None]:
+        """What the model draws in training depends on `seed` and `key` alone; the global generators are left as
+        they were."""
+        if not self.draws:
+            yield
+            return
+        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+            torch.default_generator.manual_seed(derive(seed, "draws", *key))
+            if self.device.type == "cuda":
+                with torch.cuda.device(self.device):
+                    torch.cuda.manual_seed(derive(seed, "draws", *key))
+            yield
+
+    def _drawn(self, seed: int) -> Tensors:
+        """Parameters and buffers of a new model, on the CPU; tied ones once."""
+        tensors = self._build(seed).state_dict()
+        return {name: tensors[name] for name in self._own}
 
     def _build(self, seed: int) -> Model:
         """A model on the CPU, whose global generator is left as it was."""
@@ -293,8 +441,10 @@ class Network:
     ) -> Tensor:
         if self._model.training != training:  # train() walks all layers, so only when it changes something
             self._model.train(training)
+            for layer in self._still:
+                layer.eval()
         given = {name: tensors[full] for name, full in names}
-        # No tied weights in any model here; looking for them would double the cost of the call.
+        # All names of tied weights are given; looking for them would double the cost of the call.
         output: Tensor = functional_call(part, given, (x,), tie_weights=False)
         return output
 

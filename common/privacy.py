@@ -29,12 +29,16 @@ class Privacy(BaseModel):
                 "server needs more than the mean of one model from each client; docs/privacy.md lists the methods "
                 "with which it is"
             )
-        if model.batch_norm and not method.keeps_batch_norm:
-            return (
-                f"mechanism: {self.mechanism!r} is not possible with BatchNorm, whose running variances and "
-                f"counters travel with model {model.name!r}; take a model without it, or method 'fedbn'"
-            )
+        if model.moving_statistics and not method.keeps_batch_norm:
+            return self.no_batch_norm(model)
         return ""
+
+    def no_batch_norm(self, model: ModelSettings) -> str:
+        """Why this cannot protect a run of a model with BatchNorm layers that change."""
+        return (
+            f"mechanism: {self.mechanism!r} is not possible with BatchNorm, whose running variances and "
+            f"counters travel with model {model.name!r}; take a model without it, or method 'fedbn'"
+        )
 
     def report(self, releases: int) -> dict[str, Any]:
         """What the summary of a run says that sent out this many models made from the clients' updates."""

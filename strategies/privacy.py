@@ -21,8 +21,8 @@ STATE = "privacy"
 class PrivateStrategy(MethodStrategy[Any]):
     """`w ← w + 1/m (Σ_u clip(w_u − w, C) + N(0, z² C² I))` over the m clients that answered, all of one weight.
 
-    It stands before a method's own class, which sees no other mean (`strategies.registry`). McMahan et al. 2018,
-    Algorithm 1; with `adaptive` Andrew et al. 2021, Algorithm 1.
+    What the model has frozen gets no noise. The class stands before a method's own class, which sees no other mean
+    (`strategies.registry`). McMahan et al. 2018, Algorithm 1; with `adaptive` Andrew et al. 2021, Algorithm 1.
     """
 
     def __init__(self, run: RunConfig, run_id: str) -> None:
@@ -46,10 +46,12 @@ class PrivateStrategy(MethodStrategy[Any]):
     def combined(self, server_round: int, replies: Iterable[AcceptedReply]) -> dict[str, Tensors]:
         payload = self.training_payload(self.sent)
         assert isinstance(payload, Mapping)  # of every method that `averages`
-        reference = payload[MODEL]
+        fixed = set(self.network.frozen_names)
+        reference = {name: tensor for name, tensor in payload[MODEL].items() if name not in fixed}
         updates, unclipped = StreamingMean(), 0
         for reply in replies:
-            update, small = clipped(reply[MODEL], reference, self.clipping_norm)
+            trained = {name: reply[MODEL][name] for name in reference}
+            update, small = clipped(trained, reference, self.clipping_norm)
             updates.add(update)
             unclipped += small
         clients = int(updates.weight)
@@ -65,7 +67,7 @@ class PrivateStrategy(MethodStrategy[Any]):
         self.notes.append(norm)
         share = (unclipped + self.entropy.normal(0, deviation)) / clients
         self.clipping_norm = self.privacy.followed(self.clipping_norm, share)
-        return {MODEL: model}
+        return {MODEL: {name: model.get(name, tensor) for name, tensor in payload[MODEL].items()}}
 
 
 def clipped(model: Tensors, start: Tensors, norm: float) -> tuple[Tensors, bool]:

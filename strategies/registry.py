@@ -7,6 +7,7 @@ from typing import Any
 
 from perennial.common.config import RunConfig
 from perennial.common.errors import UserError
+from perennial.common.model_settings import Module
 from perennial.common.modules import defined_in
 from perennial.strategies.base import MethodStrategy
 from perennial.strategies.privacy import PrivateStrategy
@@ -62,7 +63,13 @@ def strategy_for(run: RunConfig, run_id: str) -> MethodStrategy[Any]:
                 "not seen; take another method or privacy.mechanism=none"
             )
         kind = type(kind.__name__, (mechanism, kind), {})
-    return kind(run, run_id)
+    strategy = kind(run, run_id)
+    # Of somebody else's module the settings alone do not tell.
+    if mechanism and isinstance(run.model, Module) and not run.method.keeps_batch_norm:
+        net = strategy.network
+        if set(net.batch_norm_names) - set(net.frozen_names):
+            raise UserError(f"privacy.{run.privacy.no_batch_norm(run.model)}")
+    return strategy
 
 
 def going_past(kind: type[MethodStrategy[Any]]) -> list[str]:

@@ -179,7 +179,8 @@ def load(path: Path, data_root: Path | None, device: torch.device) -> Served:
     # A network of its own: the one before goes on serving while this one may be fine-tuned.
     net = Network(task.model, scenario.input_shape, scenario.classes, device)
     site = Site(snapshot.client, data, net, task.seed)
-    models = client_half(task, site, snapshot.kept).models(snapshot.received)
+    with site.drawing(snapshot.received.round, "evaluate"):
+        models = client_half(task, site, snapshot.kept).models(snapshot.received)
     served = Served(
         models,
         scenario,

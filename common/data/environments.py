@@ -49,9 +49,13 @@ def standardise(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> 
     return (images - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]
 
 
+PHOTOS = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+"""Mean and standard deviation of each channel of ImageNet's photos, the usual numbers."""
+
+
 def standardise_photos(images: Tensor) -> Tensor:
-    """Colour pictures (n, 3, h, w) in [0, 1], standardised with the usual numbers, those of ImageNet's photos."""
-    return standardise(images, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    """Colour pictures (n, 3, h, w) in [0, 1], standardised by `PHOTOS`."""
+    return standardise(images, *PHOTOS)
 
 
 def downsample(images: Tensor, stride: int) -> Tensor:

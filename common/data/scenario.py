@@ -96,6 +96,11 @@ class Scenario(BaseModel, ABC):
         return x
 
     @property
+    def standardised(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Mean and standard deviation, of each channel or of all, by which pictures in [0, 1] were standardised."""
+        return (0.0,), (1.0,)
+
+    @property
     @abstractmethod
     def train_environments(self) -> tuple[str, ...]:
         """Names of all training environments in the federation; a client has at least one of them."""

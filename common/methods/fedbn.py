@@ -3,7 +3,7 @@
 from typing import Literal
 
 from perennial.common.methods.base import LocalTraining
-from perennial.common.model_settings import ModelSettings
+from perennial.common.model_settings import ModelSettings, Module
 
 NORMS = "norms"
 """The record of a client's own BatchNorm layers."""
@@ -24,6 +24,6 @@ class FedBN(LocalTraining):
     name: Literal["fedbn"] = "fedbn"
 
     def model_caution(self, model: ModelSettings) -> str:
-        if model.batch_norm:
+        if model.batch_norm or isinstance(model, Module):  # a module of somebody's, which only running it tells
             return ""
         return f"model {model.name!r} as set here has no BatchNorm layers, so this is FedAvg."

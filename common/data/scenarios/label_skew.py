@@ -103,6 +103,10 @@ class LabelSkew(Partitioned):
         held_out = round(self.validation_fraction * cut)
         return Share(own[held_out:cut], own[:held_out], own[cut:])
 
+    @property
+    def standardised(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        return self.mean, self.std
+
     def client_data(self, client: int, seed: int, data_root: Path | None) -> ClientData:
         import torch
 

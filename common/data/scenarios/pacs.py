@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from perennial.common.data.datasets import load, resolve_root
-from perennial.common.data.environments import standardise_photos, unit_range
+from perennial.common.data.environments import PHOTOS, standardise_photos, unit_range
 from perennial.common.data.examples import ClientData, Examples
 from perennial.common.data.partition import Indices, Share, by_domain, iid
 from perennial.common.data.raw import OFFICE_HOME, PACS, VLCS, Raw
@@ -40,6 +40,10 @@ class LeaveOneOut(Partitioned):
     @property
     def model(self) -> dict[str, Any]:
         return {"name": "resnet18"}
+
+    @property
+    def standardised(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        return PHOTOS
 
     @property
     def train_environments(self) -> tuple[str, ...]:

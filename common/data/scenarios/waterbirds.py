@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from perennial.common.data.datasets import load, resolve_root
-from perennial.common.data.environments import standardise_photos, unit_range
+from perennial.common.data.environments import PHOTOS, standardise_photos, unit_range
 from perennial.common.data.examples import ClientData, Examples
 from perennial.common.data.partition import Indices, Share, iid
 from perennial.common.data.raw import Raw
@@ -51,6 +51,10 @@ class WaterbirdsScenario(Agreeing, Partitioned):
     @property
     def input_shape(self) -> tuple[int, ...]:
         return (3, self.side, self.side)
+
+    @property
+    def standardised(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        return PHOTOS
 
     @property
     def model(self) -> dict[str, Any]:
