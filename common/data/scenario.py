@@ -97,7 +97,7 @@ class Scenario(BaseModel, ABC):
 
     @property
     def standardised(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Mean and standard deviation, of each channel or of all, by which pictures in [0, 1] were standardised."""
+        """Mean and standard deviation, of each channel or of all, by which pictures in [0, 1] are standardised."""
         return (0.0,), (1.0,)
 
     @property
