@@ -65,6 +65,8 @@ def site_data(task: Task, number: int, own: OwnSite | None, data_root: Path | No
     if not 0 <= number < len(ids):
         raise UserError(f"partition-id {number} is not possible; the scenario has clients 0 to {len(ids) - 1}")
     data = own.load(task) if own else task.scenario.client_data(number, task.seed, data_root)
+    if ids[number] in task.test_sites:
+        return data.for_testing(task.scenario.train_environments, task.scenario.test_environments)
     if task.left_out:
         return data.without(task.scenario.train_environments.index(task.left_out))
     if not len(data.train):

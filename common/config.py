@@ -36,6 +36,7 @@ class Task(BaseModel):
     model: SerializeAsAny[ModelSettings]
     seed: int = knob(0, "keys every random draw of the run, data included", ge=0, le=2**31 - 1)
     left_out: str = knob("", "training environment that nobody trains on; all its samples are held out")
+    test_sites: tuple[str, ...] = knob((), "clients that train nothing; all their samples are for testing")
 
     @field_validator("method", mode="before")
     @classmethod
@@ -63,6 +64,12 @@ class Task(BaseModel):
             raise ValueError(f"left_out: {unknown('training environment', self.left_out, names)}")
         if len(names) == 1:
             raise ValueError(f"left_out: {self.left_out!r} is the only training environment there is")
+        if self.test_sites:
+            clients = self.scenario.client_ids
+            if strangers := sorted({*self.test_sites} - {*clients}):
+                raise ValueError(f"test_sites: {unknown('client', strangers[0], clients)}")
+            if len({*self.test_sites}) == len(clients):
+                raise ValueError(f"test_sites: all of {', '.join(clients)} are among them; somebody must train")
         return self
 
 
@@ -230,6 +237,8 @@ def _load(
         )
     if config.left_out and (why_not := config.all_train()):
         raise UserError(f"left_out: {config.left_out!r} is not possible with {why_not}")
+    if config.test_sites and (why_not := config.all_train()):
+        raise UserError(f"test_sites: {', '.join(config.test_sites)} is not possible with {why_not}")
     for client in config.nodes:
         if client not in config.scenario.client_ids:
             raise UserError(f"nodes: {unknown('client', client, config.scenario.client_ids)}")

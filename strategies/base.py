@@ -241,8 +241,8 @@ class MethodStrategy(Strategy, Generic[H]):
         """The round's cohort: `participation` of the scenario's clients, drawn from (seed, round).
 
         The draw is over all client ids of the scenario, whoever is connected, so it is the same on every
-        runtime; clients that are not connected are left out and named. Those that `left_out` leaves nothing to
-        train on are not among it.
+        runtime; clients that are not connected are left out and named. Those that `left_out` or
+        `test_sites` leave nothing to train on are not among it.
         """
         ids = self.run.scenario.client_ids
         generator = numpy_generator(self.run.seed, "server", server_round, "cohort")
@@ -251,7 +251,9 @@ class MethodStrategy(Strategy, Generic[H]):
         return [client for client in drawn if self.trains(client)]
 
     def trains(self, client: str) -> bool:
-        """Whether a client has training samples, as all have unless the run leaves out their environment."""
+        """Whether a client has training samples, as all have unless the run says otherwise."""
+        if client in self.run.test_sites:
+            return False
         nodes = self.roster.nodes
         return not self.run.left_out or client not in nodes or bool(self.roster.examples(nodes[client]))
 

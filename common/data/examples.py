@@ -62,6 +62,20 @@ class ClientData:
             {name: part.to(device) for name, part in self.test.items()},
         )
 
+    def for_testing(self, train: Sequence[str], test: Sequence[str]) -> ClientData:
+        """Nothing to train on: samples of a training environment that is also a test environment are tested.
+
+        `train` and `test` are the names of the environments.
+        """
+        every, tests = join([self.train, self.validation]), dict(self.test)
+        for number, name in enumerate(train):
+            own = every[every.environment == number]
+            if name in test and len(own):
+                own = replace(own, environment=own.environment.new_full((len(own),), -1))
+                tests[name] = join([tests[name], own]) if name in tests else own
+        none = every[every.environment < -1]
+        return ClientData(none, none, tests)
+
     def without(self, environment: int) -> ClientData:
         """Without a training environment, whose samples, of both kinds, become the held-out ones."""
         train, held_out = self.train, self.validation

@@ -16,6 +16,8 @@ NO_NUMBER = {"runtime", "device", "data_root", "deadline", "wait", "nodes", "che
 """Settings of a run that say where and how patiently it runs. `evaluate_every` is none of them: it decides
 between which rounds `validation` chooses; nor are `quorum`, `largest` and `most_examples`: they decide which runs
 stop, and on which replies a model rests. Where `references` lie is none; that there are some is in the name."""
+LATER = {"left_out", "test_sites", "cohort_engine", "aggregation"}
+"""Settings that older runs had without saying so."""
 RULES = {"perennial.server.split"}
 """Modules that only choose between results: studies read the counts anew."""
 
@@ -36,12 +38,17 @@ def config_digest(config: RunConfig) -> str:
 
     A `cohort_engine` other than the loop, which older runs had without saying so, changes the last bits.
     """
-    values = config.model_dump(mode="json", exclude=NO_NUMBER | {"left_out", "cohort_engine", "aggregation"})
+    values = config.model_dump(mode="json", exclude=NO_NUMBER | LATER)
     engine = "" if config.cohort_engine == "loop" else config.cohort_engine
     # Runs without have no such key.
     rule = config.aggregation.model_dump(mode="json") if config.aggregation.rule != "mean" else {}
-    later = {"references": bool(config.references), "left_out": config.left_out, "cohort_engine": engine}
-    later["aggregation"] = rule
+    later = {
+        "references": bool(config.references),
+        "left_out": config.left_out,
+        "test_sites": config.test_sites,
+        "cohort_engine": engine,
+        "aggregation": rule,
+    }
     values |= {name: value for name, value in later.items() if value}
     return sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
 

@@ -230,3 +230,41 @@ def test_where_it_is_not_possible_a_sentence_says_why(tmp_path: Path) -> None:
     found, why_not = leave_one_out([config_of("ditto")], tmp_path, 1)
     assert found == [None]
     assert why_not == "no client has a personal model and samples of an environment that it has not seen"
+
+
+# ---------------------------------------------------------------------- a site that only tests
+
+
+def test_a_site_that_only_tests_trains_nothing_and_all_its_samples_are_tested(tmp_path: Path) -> None:
+    options = {"method": "ditto", "scenario": {"name": "own-data", "sites": ["a", "b", "c"]}, "rounds": 2}
+    for site, shift in (("a", 0), ("b", 1), ("c", 2)):
+        rows = "".join(f"{n % 7 + shift},{n % 5},{int(n % 7 > 3)}\n" for n in range(40))
+        (tmp_path / f"{site}.csv").write_text(f"x1,x2,label\n{rows}")
+    base = load_config(options={**options, "data_root": str(tmp_path)}, settings=["local_steps=2"])
+    config = base.model_copy(update={"test_sites": ("c",)})
+    folder = finished(config, tmp_path / "run")
+    rows = [row for row in folder.rows() if row["kind"] == "evaluation" and row["client"] == "c"]
+    assert {row["model"] for row in rows} == {"global"}  # it has no personal one
+    assert {(row["split"], sum(row["count"])) for row in rows} == {("validation", 0), ("test", 40)}
+    two = load_config(
+        options={**options, "scenario": {"name": "own-data", "sites": ["a", "b"]}, "data_root": str(tmp_path)},
+        settings=["local_steps=2"],
+    )
+    without_it = finished(two, tmp_path / "two")
+    models = [load_tensors(own.path / "models" / "global.safetensors") for own in (folder, without_it)]
+    assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
+    assert folder.summary()["left_out"] == {}
+    assert config_digest(config) != config_digest(base)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (["test_sites=['client-9']"], "test_sites: unknown client 'client-9'"),
+        (["test_sites=['client-0','client-1','client-2','client-3']"], "somebody must train"),
+        (["test_sites=['client-0']", "privacy.mechanism=secagg"], "test_sites: client-0 is not possible with"),
+    ],
+)
+def test_sites_that_cannot_only_test(settings: list[str], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        config_of("fedavg", "rc-digits", *settings)
