@@ -29,5 +29,5 @@ def environment() -> dict[str, str]:
 
 
 def hasten(module: ModuleType) -> None:
-    """Have a module of Flower's that pulls a message's parts wait `LOOK_EVERY` for those that are late, not 1 s."""
+    """Have a module of Flower's that pulls a message's parts wait `LOOK_EVERY` for late ones, not 1 s."""
     vars(module)["pull_objects"] = partial(vars(module)["pull_objects"], initial_backoff=LOOK_EVERY)

@@ -1,5 +1,6 @@
 """The same run on all three runtimes: same arrays, same metrics."""
 
+import shutil
 import subprocess
 import time
 import tomllib
@@ -14,10 +15,11 @@ from safetensors.torch import load_file
 
 from perennial.common import flower
 from perennial.common.config import RunConfig, load_config
+from perennial.common.errors import RunStopped, UserError
 from perennial.common.files import load_records
 from perennial.common.methods import METHODS
 from perennial.common.methods.references import FILE
-from perennial.server.deployment import remote
+from perennial.server.deployment import remote, state
 from perennial.server.deployment.flower_app import make_app
 from perennial.server.deployment.remote import SIMULATION_TRIES, Connection, simulation
 from perennial.server.deployment.testbed import Deployment, deployment
@@ -177,6 +179,32 @@ def test_sites_run_the_code_that_is_installed_there_whatever_the_server_sends(
     assert not (tmp_path / "spy").exists()
 
 
+def test_a_run_from_another_desk_comes_back_on_the_connection_and_can_be_stopped_and_taken_up_again(
+    local: dict[str, Path], site: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The desk sees nothing of the server's disk, and the server nothing of the desk's."""
+    monkeypatch.setattr(remote, "_marker", lambda out: tmp_path / "not on this machine")
+    config, desk = config_for("ditto", "deployment"), tmp_path / "desk" / "run"
+    run = site.connection.submit(config, desk)
+    with remote.Receiver(site.connection.control(), run, desk) as receiver:
+        rows = site.connection.follow(run, desk, receiver)
+        assert next(rows)["round"] == 1
+        assert run in [one.run for one in state.runs(site.connection)]
+        state.stop(site.connection, run)
+        with pytest.raises(RunStopped, match=f"run {run} was stopped; `perennial resume"):
+            list(rows)
+    there = remote.place_of(desk)
+    assert there.parent != desk.parent
+    assert RunFolder(there).checkpoints()
+    assert not RunFolder(desk).checkpoints()
+    list(site.connection.execute(config, desk, resume=True))
+    assert_equal_runs(local["ditto"], desk)
+    assert (desk / "metrics.jsonl").read_bytes() == (there / "metrics.jsonl").read_bytes()
+    with pytest.raises(UserError, match="the SuperLink says: Run is already finished"):
+        state.stop(site.connection, run)
+    shutil.rmtree(there)
+
+
 def test_sites_that_run_the_code_that_is_sent_equal_local(
     local: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,7 +243,7 @@ def elsewhere(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
         with simulation(folder) as connection:
             yield request.param, connection
     else:
-        with deployment(folder, clients=4, prefix=WARM) as site:
+        with deployment(folder, clients=4) as site:
             yield request.param, site.connection
 
 

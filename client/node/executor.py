@@ -1,4 +1,4 @@
-"""The resident executor: one process per site that answers what its SuperNode takes in, with the code installed here.
+"""The resident executor: one process per site that answers what its SuperNode takes in, with installed code.
 
     python -m perennial.client.node.executor HOST:PORT FOLDER
 
@@ -8,8 +8,8 @@ the server has sent. In FOLDER, which nobody else enters:
 
 - `secret`: proves to the SuperNode that it is its executor;
 - `task`: the task at hand, so that the next executor goes on with it, should this one be killed;
-- `reply`: the last reply. A request that comes again, as the same message or as another, gets it again, and nothing
-  is trained twice.
+- `reply`: the last reply. A request that comes again, as the same message or as another, gets it again, and
+  nothing is trained twice.
 
 Nothing here imports PyTorch before it answers.
 """
@@ -181,7 +181,7 @@ class Executor:
             stub.ConfirmMessageReceived(
                 ConfirmMessageReceivedRequest(node=node, run_id=run.run_id, message_object_id=tree.object_id)
             )
-            error = reply.error.reason if reply.has_error() else ""
+            error = (reply.error.reason or "failed") if reply.has_error() else ""
             push_task_output(stub, None, SubStatus.FAILED if error else SubStatus.COMPLETED, error)
         finally:
             if heart.is_running:

@@ -29,7 +29,7 @@ _told = set[int]()
 
 
 def answer(message: Message, context: Context, run: Run) -> Message:
-    """Answer a message with this site's own code, if versions and policy allow it. Raises as `answer.answer` does."""
+    """Answer a message with this site's own code, if versions and policy allow it. Raises as `answer.answer`."""
     settings = settings_in(context.node_config)
     policy = read_policy(settings.get("policy", ""))
 

@@ -28,10 +28,10 @@ class Policy(BaseModel):
     servers: tuple[str, ...] = ()
     """SuperLinks, `HOST:PORT`, that `join` may name."""
     methods: tuple[str, ...] = ()
-    max_rounds: int | None = Field(None, ge=1)
+    max_rounds: int | None = Field(default=None, ge=1)
     require: Literal["secagg"] | None = None
     """Nothing that was made from the data leaves but as a part of a sum that hides it."""
-    epsilon: float | None = Field(None, gt=0)
+    epsilon: float | None = Field(default=None, gt=0)
     """The largest ε of the differential privacy that the server announces for all of the run."""
 
     def must_allow_server(self, superlink: str) -> None:
@@ -51,9 +51,9 @@ class Policy(BaseModel):
             raise self._no(f"method {task.method.name!r}", f"allows {', '.join(self.methods)}")
         if self.max_rounds and request.round > self.max_rounds:
             raise self._no(f"round {request.round}", f"allows {self.max_rounds} rounds")
-        if self.require and action not in ("query", "evaluate", *ACTIONS):
-            if TERMS not in records(message.content, ArrayRecord):
-                raise self._no(f"{action!r} without secure aggregation", "requires 'secagg'")
+        harmless = action in ("query", "evaluate", *ACTIONS)
+        if self.require and not harmless and TERMS not in records(message.content, ArrayRecord):
+            raise self._no(f"{action!r} without secure aggregation", "requires 'secagg'")
         if self.max_rounds or self.require or self.epsilon:
             self._must_allow_run(_announced(task, announced))
 

@@ -168,7 +168,7 @@ def resume(
 ) -> None:
     """Continue a run from its last checkpoint, as if it had never stopped."""
     from perennial.server.cli.tables import print_run
-    from perennial.server.deployment.remote import connected
+    from perennial.server.deployment.remote import connected, place_of
     from perennial.server.folder import RunFolder, taken_over
 
     with sentences() as working:
@@ -190,7 +190,8 @@ def resume(
                 _add_constant(here, opened, here.run(opened, checkpoint, watch.round))
         else:
             opened.must_be_free()
-            _origin(opened, config)
+            if place_of(folder) == folder.resolve():  # else the checkpoints are where the run is
+                _origin(opened, config)
             for word in ("error.txt", "summary.json"):  # of its end before; whoever follows would take it for this
                 (folder / word).unlink(missing_ok=True)
             working.deployed = config.runtime == "deployment"

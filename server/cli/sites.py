@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
+from rich.table import Table
 
 from perennial.client.settings import DEFAULTS
 from perennial.common.data.own import LABEL
@@ -73,6 +75,45 @@ def register_sites(
         for key in public_keys(keys):
             node = connection.register(key)
             out.print(f"{key.stem}: {f'node {node}' if node else 'registered already'}", highlight=False)
+
+
+@app.command("status")
+def show_status(
+    superlink: SuperLink = "deployment", ca: Ca = None, insecure: Insecure = False, as_json: Json = False
+) -> None:
+    """List the runs and the sites of a SuperLink."""
+    from perennial.server.deployment.remote import connected
+    from perennial.server.deployment.state import runs, sites
+
+    with sentences(), connected(superlink, ca, insecure) as connection:
+        found = {"runs": [vars(run) for run in runs(connection)], "sites": [vars(s) for s in sites(connection)]}
+        if as_json:
+            out.print_json(data=found)
+            return
+        for name, rows in found.items():
+            if not rows:
+                out.print(f"no {name}")
+                continue
+            table = Table(*rows[0], title=name)
+            for row in rows:
+                table.add_row(*map(escape, row.values()))
+            out.print(table)
+
+
+@app.command("stop")
+def stop_run(
+    run: Annotated[str, typer.Argument(help="Its id; `perennial status` lists them.")],
+    superlink: SuperLink = "deployment",
+    ca: Ca = None,
+    insecure: Insecure = False,
+) -> None:
+    """End a run on a SuperLink; `perennial resume` may go on from its last checkpoint."""
+    from perennial.server.deployment.remote import connected
+    from perennial.server.deployment.state import stop
+
+    with sentences(), connected(superlink, ca, insecure) as connection:
+        stop(connection, run)
+        out.print(f"run {run} is stopped", highlight=False)
 
 
 @app.command("describe")

@@ -1,4 +1,4 @@
-"""A run that is followed from another desk: its folder comes back through the SuperLink, on the connection there is.
+"""A run that is followed from another desk: its folder comes back on the connection that there is.
 
 The ServerApp writes its run folder where it runs. Where whoever started the run does not see that folder, it also
 sends each file as *run events* of Flower's: `PushTaskEvents` of the Runtime API, with the app's own token, and
@@ -130,7 +130,8 @@ class Receiver:
         self.channel.close()
 
     def drained(self, seconds: float) -> None:
-        """Wait until all events of a run that has ended have come. Raises `UserError` if they cannot be written."""
+        """Wait until all events of a run that has ended have come. Raises `UserError` for a file that cannot be
+        written."""
         self._thread.join(seconds)
         if self.error:
             raise UserError(f"{self.error.filename or self.folder}: {self.error.strerror}")
@@ -166,7 +167,7 @@ class Receiver:
 
 
 def place(folder: Path, name: str, at: int, data: bytes) -> None:
-    """Write a part of a file of a run folder. Raises `OSError`, and `ValueError` for a name that leads elsewhere."""
+    """Write a part of a run folder's file. Raises `OSError`, and `ValueError` for a name that leads elsewhere."""
     parts = PurePosixPath(name).parts
     if not parts or not all(NAME.fullmatch(part) for part in parts):
         raise ValueError(f"{name!r:.80} is no file of a run folder")

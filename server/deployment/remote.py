@@ -180,7 +180,9 @@ class Connection:
                 raise RunStopped(word.read_text().strip())
             out.mkdir(parents=True, exist_ok=True)
             write_text(out / "flower.log", self._call("log", run_id, self.name, "--show").stdout)
-            hint = f"; {goes_on}" if folder.checkpoints() else ""
+            hint = f"; {goes_on}" if folder.checkpoints() or (out / PLACE).exists() else ""
+            if status == "finished:stopped":
+                raise RunStopped(f"run {run_id} was stopped{hint}")
             raise FlowerFailed(f"Flower says of run {run_id}: {status}; its log is in {out / 'flower.log'}{hint}")
 
     def _flwr(self, *arguments: str) -> dict[str, Any]:

@@ -50,7 +50,7 @@ def test_a_policy_that_says_nothing_allows_everything() -> None:
 def test_servers_methods_and_rounds() -> None:
     policy = Policy(servers=("good.example:9092",), methods=("fedavg", "ditto"), max_rounds=5)
     policy.must_allow_server("good.example:9092")
-    with pytest.raises(UserError, match="allows the servers good.example:9092, and not bad.example:9092"):
+    with pytest.raises(UserError, match=r"allows the servers good.*, and not bad"):
         policy.must_allow_server("bad.example:9092")
     policy.must_allow(asked(run_of()), announced(run_of()))
     other, long = run_of("fedprox"), run_of(rounds=6)
@@ -175,8 +175,8 @@ def test_the_audit_file_says_who_asked_what_was_done_and_what_left(tmp_path: Pat
     time = first.pop("time")
     assert time.endswith("+00:00")
     assert first == {
-        "server": "s:9092", "account": "aid", "app": f"perennial/perennial {perennial.__version__}", "code": "same",
-        "flower_run": "9", "action": "train", "run": "run-1", "round": "2", "method": "fedavg",
+        "server": "s:9092", "account": "aid", "app": f"perennial/perennial {perennial.__version__}",
+        "code": "same", "flower_run": "9", "action": "train", "run": "run-1", "round": "2", "method": "fedavg",
         "outcome": "answered", "left": {"model": sent, "metrics": 16}, "bytes": sent + 16, "seconds": 1.235,
     }  # fmt: skip
     assert (failed["outcome"], failed["bytes"], "UserError" in failed["reason"]) == ("refused", 0, True)

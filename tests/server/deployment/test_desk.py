@@ -153,9 +153,9 @@ def test_events_that_are_no_files_are_left_alone_and_a_full_disk_is_told(
         raise OSError(28, "No space left on device", "summary.json")
 
     monkeypatch.setattr(desk, "place", full)
-    with Receiver(grpc.insecure_channel(address), "7", tmp_path / "run") as receiver:
-        with pytest.raises(UserError, match="summary.json: No space left on device"):
-            receiver.drained(60)
+    told = pytest.raises(UserError, match=r"summary\.json: No space left on device")
+    with Receiver(grpc.insecure_channel(address), "7", tmp_path / "run") as receiver, told:
+        receiver.drained(60)
 
 
 def test_a_superlink_that_does_not_take_the_files_does_not_end_the_run(

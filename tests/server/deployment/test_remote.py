@@ -1,5 +1,6 @@
 """How the command line gets to a SuperLink, and what it says when it does not."""
 
+import json
 import subprocess
 import sys
 import tomllib
@@ -133,6 +134,23 @@ def test_keys_are_registered_once(superlink: str, certs: Path) -> None:
         assert refused.exit_code == 2
         assert len(refused.stderr.splitlines()) == 1
         assert name in refused.stderr
+
+
+@pytest.mark.runtimes
+def test_the_status_of_a_superlink_and_runs_that_cannot_be_stopped(superlink: str, certs: Path) -> None:
+    reach = ["--superlink", superlink, "--ca", str(certs / "ours" / "ca.crt")]
+    assert call("status", *reach).stdout.split("\n")[:2] == ["no runs", "no sites"]
+    node = call("register", str(certs / "ours" / "sites" / "site-1.pub"), *reach).stdout.split()[-1]
+    found = json.loads(call("status", "--json", *reach).stdout)
+    assert found == {"runs": [], "sites": [{"node": node, "status": "registered", "since": ""}]}
+    assert node in call("status", *reach, COLUMNS="120").stdout
+    for run, sentence in (
+        ("7", "the SuperLink says: Run ID not found."),
+        ("x", "'x' is no run; `perennial status`"),
+    ):
+        refused = call("stop", run, *reach)
+        assert refused.exit_code == 2
+        assert sentence in refused.stderr
 
 
 def test_flower_puts_the_token_of_an_app_on_its_command_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,98 @@
+"""What a SuperLink has: its runs and sites, asked over the Control API."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from flwr.common.serde import run_from_proto
+from flwr.proto.control_pb2 import ListNodesRequest, ListRunsRequest, StopRunRequest
+from flwr.proto.control_pb2_grpc import ControlStub
+from flwr.supercore.run import Run
+
+from perennial.common.errors import UserError
+from perennial.server.deployment.remote import Connection
+
+SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class RunState:
+    """A run as the SuperLink knows it."""
+
+    run: str
+    """Flower's id, which `perennial stop` takes."""
+    status: str
+    what: str
+    """Method on scenario, rounds and seed, of runs that `perennial run` has started; else the app."""
+    started: str
+
+
+@dataclass(frozen=True)
+class SiteState:
+    """A SuperNode that has joined or is registered."""
+
+    node: str
+    status: str
+    since: str
+    """When it joined, or was last there; empty for one that has never been."""
+
+
+def runs(connection: Connection) -> list[RunState]:
+    """All runs, the newest first. Raises `UserError`."""
+    found = _ask(connection, "ListRuns", ListRunsRequest()).run_dict.values()
+    known = sorted((run_from_proto(run) for run in found), key=lambda run: run.pending_at, reverse=True)
+    return [RunState(str(run.run_id), _status(run), _what(run), run.pending_at) for run in known]
+
+
+def sites(connection: Connection) -> list[SiteState]:
+    """All SuperNodes that are not shut out, those online first. Raises `UserError`."""
+    found = _ask(connection, "ListNodes", ListNodesRequest()).nodes_info
+    nodes = [
+        SiteState(
+            str(node.node_id),
+            node.status,
+            node.last_activated_at if node.status == "online" else node.last_deactivated_at,
+        )
+        for node in found
+        if node.status != "unregistered"
+    ]
+    return sorted(nodes, key=lambda node: (node.status != "online", node.node))
+
+
+def stop(connection: Connection, run: str) -> None:
+    """End a run. Raises `UserError` where there is none of this id, or it has ended."""
+    if not (run.isdecimal() and run.isascii()) or int(run) >= 2**64:
+        raise UserError(f"{run!r:.80} is no run; `perennial status` lists them")
+    if not _ask(connection, "StopRun", StopRunRequest(run_id=int(run))).success:
+        raise UserError(f"run {run} was not stopped; `perennial status` says how it is")
+
+
+def _ask(connection: Connection, method: str, request: object) -> Any:
+    with connection.control() as channel:
+        try:
+            return getattr(ControlStub(channel), method)(request, timeout=SECONDS)
+        except grpc.RpcError as error:
+            raise UserError(f"the SuperLink says: {_words(error.details() or error.code().name)}") from None
+
+
+def _words(details: str) -> str:
+    """Flower's public words, which it sends as JSON."""
+    try:
+        found = json.loads(details)
+        return str(found.get("public_details") or found.get("public_message") or details)
+    except (ValueError, AttributeError):
+        return details
+
+
+def _status(run: Run) -> str:
+    return ":".join(filter(None, (run.status.status, run.status.sub_status)))
+
+
+def _what(run: Run) -> str:
+    try:
+        config = json.loads(str(run.override_config["config"]))
+        method, scenario = (config[part]["name"] for part in ("method", "scenario"))
+        return f"{method} on {scenario}, {config['rounds']} rounds, seed {config['seed']}"
+    except (KeyError, ValueError, TypeError):
+        return f"{run.fab_id} {run.fab_version}"
