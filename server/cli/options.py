@@ -89,7 +89,8 @@ Settings = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="A hyper-parameter or run setting; scenario.KEY, model.KEY, privacy.KEY for theirs. Repeatable.",
+        help="A hyper-parameter or run setting; scenario.KEY, model.KEY, privacy.KEY, aggregation.KEY for theirs. "
+        "Repeatable.",
     ),
 ]
 DataRoot = Annotated[

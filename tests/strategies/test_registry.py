@@ -32,6 +32,7 @@ ROOMS = {
     "mean",
     "privacy",
     "registry",
+    "robust",
     "roster",
     "screening",
     "secagg",
