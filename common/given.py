@@ -156,7 +156,7 @@ def _squeezed(made: nn.Module, input_shape: tuple[int, ...]) -> nn.Sequential:
     """SqueezeNet, whose classifier is a convolution: its features as vectors, and its classifier of these."""
     features, classifier = made.get_submodule("features"), made.get_submodule("classifier")
     with torch.no_grad():
-        shape = features.to("cpu")(torch.zeros(1, *input_shape, device="cpu")).shape[1:]
+        shape = features(torch.zeros(1, *input_shape, device=next(features.parameters()).device)).shape[1:]
     own = nn.Sequential(nn.Unflatten(1, tuple(shape)), *classifier.children(), nn.Flatten())
     return nn.Sequential(nn.Sequential(features, nn.Flatten()), own)
 

@@ -372,6 +372,8 @@ class Network:
         for name, buffer in constants.items():  # what a state dict does not hold
             layer, _, own = name.rpartition(".")
             self._model.get_submodule(layer).register_buffer(own, buffer, persistent=False)
+        for still in self._still:  # the rest is in training, as any new module
+            still.eval()
 
     def initial(self, seed: int, *key: str | int) -> Tensors:
         """Initial parameters and buffers, a draw that depends on `seed` and `key` alone.

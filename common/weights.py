@@ -2,6 +2,7 @@
 
 import pickle
 import re
+import warnings
 from functools import lru_cache
 from hashlib import sha256
 from io import BytesIO
@@ -87,8 +88,8 @@ def _read(weights: str, digest: str) -> dict[str, Tensor]:
         loaded = _tensors(path, data)
     except pickle.UnpicklingError:
         raise UserError(
-            f"model.weights: {path} holds Python objects beside tensors, which could run code and are never "
-            "loaded; save module.state_dict() alone"
+            f"model.weights: {path} is no file of tensors alone; Python objects in it could run code and are "
+            "never loaded, so save module.state_dict()"
         ) from None
     except (SafetensorError, RuntimeError, ValueError, EOFError, OSError, KeyError) as error:
         why = " ".join(str(error).split())[:200]
@@ -111,7 +112,9 @@ def _tensors(path: Path, data: bytes) -> Any:
         from safetensors.torch import load
 
         return load(data)
-    return torch.load(BytesIO(data), map_location="cpu", weights_only=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of old formats; what cannot be read raises
+        return torch.load(BytesIO(data), map_location="cpu", weights_only=True)
 
 
 def _bytes(path: Path) -> bytes:

@@ -25,6 +25,13 @@ def scenarios(incomplete: str) -> list[str]:
     return _begin(SCENARIOS, incomplete)
 
 
+def models(incomplete: str) -> list[str]:
+    """Names of models that begin so."""
+    from perennial.common.model_settings import MODELS
+
+    return _begin(MODELS, incomplete)
+
+
 def tables(incomplete: str) -> list[str]:
     """Names of reproductions that begin so."""
     from perennial.server.study.regret import NAME
@@ -55,7 +62,7 @@ def recipe_names(incomplete: str) -> list[str]:
 
 def shown(ctx: typer.Context, incomplete: str) -> list[str]:
     """Names of what `perennial show THING` shows; a run is a folder, which the shell completes itself."""
-    names = {"method": methods, "scenario": scenarios}.get(str(ctx.params.get("thing")))
+    names = {"method": methods, "scenario": scenarios, "model": models}.get(str(ctx.params.get("thing")))
     return names(incomplete) if names else []
 
 

@@ -221,11 +221,15 @@ def _expose(metrics: str, folder: Path, clients: bool, working: Working) -> None
 
 def _train(config: RunConfig, path: Path, working: Working, quiet: bool, track: Tracker | None = None) -> None:
     """A whole run in this process."""
+    from perennial.common.model_settings import Pretrained
     from perennial.server.folder import RunFolder
+    from perennial.server.loop import start
     from perennial.server.report.track import tracking
 
     with watching(config, LOADING, quiet) as watch:
         here = _runtime(config, watch)
+        if isinstance(config.model, Pretrained) and config.model.weights:
+            start(config)  # weights that do not fit are told before anything is written
         with RunFolder(path).held():
             made = working.folder = RunFolder.create(path, config)
             watch.round(Progress(0, config.rounds, {}, {}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,14 +14,15 @@ from rich.text import Text
 
 from perennial.common.errors import UserError
 from perennial.common.suggest import unknown
-from perennial.server.cli.completion import shown
+from perennial.server.cli.completion import scenarios, shown
 from perennial.server.cli.console import out, sentences
-from perennial.server.cli.options import Json, app
+from perennial.server.cli.options import Json, Settings, app
 from perennial.server.words import percent
 
 if TYPE_CHECKING:
     from perennial.common.data.scenario import Scenario
     from perennial.common.methods.base import Method
+    from perennial.common.model_settings import ModelSettings
     from perennial.common.presets import Preset
 
 
@@ -40,6 +42,7 @@ class Thing(StrEnum):
 
     method = "method"
     scenario = "scenario"
+    model = "model"
     run = "run"
 
 
@@ -66,11 +69,23 @@ def show(
         bool,
         typer.Option("--oracle", help="For a run: also the round that is best on test data, labelled so."),
     ] = False,
+    scenario: Annotated[
+        str | None,
+        typer.Option(
+            help=r"For a model: with which samples and classes.  \[default: pacs for pictures' models]",
+            autocompletion=scenarios,
+        ),
+    ] = None,
+    settings: Settings = None,
     as_json: Json = False,
 ) -> None:
-    """Show a method's hyper-parameters, a scenario, or a run."""
+    """Show a method's hyper-parameters, a scenario, a model and its parts, or a run."""
     with sentences():
-        if thing is Thing.run:
+        if thing is Thing.model:
+            _show_model(name, scenario, settings or [], as_json)
+        elif scenario or settings:
+            raise UserError("--scenario and --set go with perennial show model")
+        elif thing is Thing.run:
             from perennial.server.cli.tables import print_run
 
             print_run(Path(name), as_json, oracle)
@@ -102,9 +117,9 @@ def _lines(kind: Kind) -> dict[str, str]:
 
             return {name: dataset.summary for name, dataset in DATASETS.items()}
         case Kind.models:
-            from perennial.common.model_settings import MODELS
+            from perennial.common.model_settings import GIVEN, MODELS
 
-            return {name: model.summary for name, model in MODELS.items()}
+            return {**{name: model.summary for name, model in MODELS.items()}, **GIVEN}
         case Kind.reproductions:
             from perennial.server.study import regret
             from perennial.server.study.reproduce import load_reproduction, reproductions
@@ -181,6 +196,65 @@ def _show_scenario(scenario: Scenario, as_json: bool) -> None:
     out.print(_field_table(fields))
 
 
+PICTURES = ("torchvision:", "resnet18")
+
+
+def _show_model(name: str, scenario: str | None, settings: list[str], as_json: bool) -> None:
+    """What a model is on a scenario: its parts, what of it is trained, and its settings."""
+    from perennial.common.config import load_config
+    from perennial.common.given import layout
+    from perennial.common.memory import must_fit
+    from perennial.common.model_settings import Module, Pretrained
+    from perennial.common.models import network
+
+    wanted = scenario or ("pacs" if name.startswith(PICTURES) else "colored-digits")
+    run = load_config(options={"method": "fedavg", "scenario": wanted}, settings=[f"model.name={name}", *settings])
+    model, shape, classes = run.model, run.scenario.input_shape, run.scenario.classes
+    must_fit(model, shape, classes)
+    net = network(model, shape, classes)
+    sizes = {key: tensor.numel() for key, tensor in net.initial(run.seed).items()}
+
+    def count(names: Iterable[str]) -> str:
+        return f"{sum(sizes[key] for key in names):,}"
+
+    facts = {
+        "model": model.name,
+        "scenario": f"{wanted}: samples of {'x'.join(map(str, shape))}, {classes} classes",
+    }
+    if isinstance(model, Module):
+        found = layout(model, shape, classes)
+        facts["classifier"] = f"{found.classifier or 'the whole module'} ({found.how})"
+        facts["featurizer"] = "its attribute of this name" if found.apart else "everything before the classifier"
+    facts |= {
+        "features": f"{net.width}",
+        "parameters trained": f"{count(net.parameter_names)}: featurizer {count(net.featurizer_names)}, "
+        f"classifier {count(net.classifier_names)}",
+        "frozen": f"{count(net.frozen_names)} numbers",
+        "draws in training": "yes, keyed by seed, client, round and action" if net.draws else "no",
+    }
+    if net.batch_norm_names:
+        stay = isinstance(model, Pretrained) and (model.statistics_stay or model.freeze == "featurizer")
+        facts["BatchNorm"] = (
+            f"statistics {'stay as they are' if stay else 'are those of the mini-batch'} in training"
+        )
+    if isinstance(model, Pretrained) and model.weights:
+        facts["weights"] = f"{model.weights}" + (f", SHA-256 {model.digest}" if model.digest else "")
+    fields = _fields(type(model))
+    values = json.loads(model.model_dump_json())
+    for key, value in values.items():
+        if key != "name":
+            fields[key] = {**fields.get(key, {"description": f"argument of {model.name}"}), "default": value}
+    if as_json:
+        out.print_json(data={**facts, "settings": fields})
+        return
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for key, fact in facts.items():
+        table.add_row(f"[bold]{key}[/bold]", Text(fact))
+    out.print(table)
+    out.print()
+    out.print(_field_table(fields))
+
+
 def _scenario_line(scenario: Scenario) -> str:
     from perennial.common.data.scenario import Spurious
 
@@ -189,7 +263,7 @@ def _scenario_line(scenario: Scenario) -> str:
     return f"{scenario.title}{removed} ({size})"
 
 
-def _fields(settings: type[Method] | type[Scenario]) -> dict[str, dict[str, Any]]:
+def _fields(settings: type[Method] | type[Scenario] | type[ModelSettings]) -> dict[str, dict[str, Any]]:
     """Every field but the name, as plain data: default, bounds, text, symbol, source, search range."""
     properties = settings.model_json_schema()["properties"]
     hidden = ("title", "type", "anyOf", "items", "prefixItems")
