@@ -109,6 +109,13 @@ class RunConfig(Task):
         "clients one after the other, those with work of the same shape as one stack, or auto: stacks where they "
         "are faster; equal but for rounding; without effect where each client has a process",
     )
+    client_cpus: float = knob(1.0, "processor cores that a client has in Flower's simulation", gt=0)
+    client_gpus: float = knob(
+        0.0, "GPUs that a client has in Flower's simulation, e.g. 0.25: four at a time on each", ge=0
+    )
+    ray_address: str = knob(
+        "", "Ray cluster for Flower's simulation, with the run folder on a disk that all share; empty: this one"
+    )
     data_root: str = knob("", "folder of the raw data sets; empty: PERENNIAL_DATA")
     references: str = knob("", "file of models with which clients tell held-out samples apart, for `split`")
     privacy: SerializeAsAny[Privacy] = NoMechanism()

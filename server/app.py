@@ -32,13 +32,16 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Start or resume the run that the run configuration describes."""
+    hasten(grpc_grid)
+    serve(OrderedGrid(grid, poll=LOOK_EVERY), {key: str(value) for key, value in context.run_config.items()})
+
+
+def serve(grid: OrderedGrid, settings: dict[str, str]) -> None:
+    """Start or resume the run that these settings describe. What it ends with is also left in its folder."""
     torch.set_num_threads(1)
     if is_json():
         set_format("json")
-    hasten(grpc_grid)
-    ordered = OrderedGrid(grid, poll=LOOK_EVERY)
-    settings = {key: str(value) for key, value in context.run_config.items()}
-    simulated = isinstance(grid, InMemoryGrid)
+    simulated = isinstance(grid.inner, InMemoryGrid)
     here = not settings["desk"] or Path(settings["desk"]).exists()
     path = None  # the folder of this run, once it is known to be no other's
     sent = ExitStack()  # after a word of the end, if there is to be one, was left
@@ -64,16 +67,16 @@ def main(grid: Grid, context: Context) -> None:
                 origin = start(config)
             log(INFO, "perennial: run folder %s", path.resolve())
             if not here:
-                sent.enter_context(sending(grid._stub, path))  # type: ignore[attr-defined]  # the app's own token
+                sent.enter_context(sending(grid.inner._stub, path))  # type: ignore[attr-defined]  # the app's own token
             (path / "error.txt").unlink(missing_ok=True)  # of a run that was tried here before
             if simulated:
                 must_have_nodes(grid, config)
-            run_rounds(config, folder, ordered, origin, _watch)
+            run_rounds(config, folder, grid, origin, _watch)
     except (UserError, RunStopped, OSError) as error:
         word = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
         log(ERROR, "perennial: %s", printable(word))
         if path and not isinstance(error, InUse):  # the folder is another run's
-            _leave_word(path, word)
+            leave_word(path, word)
         raise
     finally:
         sent.close()
@@ -126,8 +129,8 @@ def _watch(progress: Progress) -> None:
         log(INFO, "perennial: %s", line)
 
 
-def _leave_word(path: Path, word: str) -> None:
-    # Whoever started the run through `flwr` sees only a failed run; the reason waits beside its files.
+def leave_word(path: Path, word: str) -> None:
+    """Say beside a run's files why it ended: who started it through Flower sees only a failed run."""
     if path.is_dir():
         with suppress(OSError):  # the disk may be full
             write_text(path / "error.txt", f"{word}\n")

@@ -17,6 +17,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from flwr.supercore.retry import RetryInvoker, RetryState
 from flwr.supercore.run import Run
+from flwr.superlink.grid import InMemoryGrid
 
 from perennial.common.asked import ask_again, give_name
 from perennial.common.errors import UserError
@@ -124,7 +125,7 @@ class OrderedGrid(Grid):
         Raises `TimeoutError` when that takes too long.
         Flower waits three minutes for the rest of a reply whose sender has died in its midst.
         """
-        if end is None:
+        if end is None or isinstance(self.inner, InMemoryGrid):
             return list(self.pull_messages(ids))
         future: Future[list[Message]] = Future()
 

@@ -1,5 +1,6 @@
 """The same run on all three runtimes: same arrays, same metrics."""
 
+import os
 import shutil
 import subprocess
 import time
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from counts import own_tables
+from flwr_simulation import superlink
 from safetensors.torch import load_file
 
 from perennial.common import flower
@@ -21,17 +23,18 @@ from perennial.common.methods import METHODS
 from perennial.common.methods.references import FILE
 from perennial.server.deployment import remote, state
 from perennial.server.deployment.flower_app import make_app
-from perennial.server.deployment.remote import SIMULATION_TRIES, Connection, simulation
+from perennial.server.deployment.remote import Connection
 from perennial.server.deployment.testbed import Deployment, deployment
 from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
+from perennial.server.simulation import TRIES, Simulation
 from perennial.server.split import Select
 from perennial.server.study.choose import choose, last_counts
 from perennial.server.study.runs import Outcome, Summary
 
 pytestmark = pytest.mark.runtimes
 
-Elsewhere = tuple[str, Connection]
+Elsewhere = tuple[str, Connection | Simulation]
 PROJECT = Path(__file__).parents[1]
 STOCK = [flower.program("flower-supernode")]
 
@@ -54,7 +57,7 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return folders
 
 
-def finish(connection: Connection, config: RunConfig, path: Path) -> None:
+def finish(connection: Connection | Simulation, config: RunConfig, path: Path) -> None:
     assert [row["round"] for row in connection.execute(config, path) if row["kind"] == "round"] == [1, 2]
 
 
@@ -88,7 +91,7 @@ def typed(command: str, environment: Mapping[str, str], out: Path) -> str:
     settings = "scenario.clients=2 evaluate_every=2 checkpoint_every=1" if "clients=2" in command else ""
     command += f" --run-config \"out='{out}' state-dir='{out}-state' rounds=2 set='{settings}'\""
     printed = ""
-    for _ in range(SIMULATION_TRIES):
+    for _ in range(TRIES):
         printed = subprocess.run(
             command, shell=True, cwd=PROJECT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             text=True, timeout=900, check=False,
@@ -100,7 +103,7 @@ def typed(command: str, environment: Mapping[str, str], out: Path) -> str:
 
 @pytest.fixture(scope="module")
 def simulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
-    with simulation(tmp_path_factory.mktemp("simulation") / "flower") as connection:
+    with superlink(tmp_path_factory.mktemp("simulation") / "flower") as connection:
         yield connection
 
 
@@ -133,9 +136,29 @@ def test_flwr_run_with_too_few_simulated_nodes_says_so(newcomer: dict[str, str],
     assert f"perennial: {word}" in printed
 
 
-def test_simulation_equals_local(local: dict[str, Path], simulated: Connection, tmp_path: Path) -> None:
-    finish(simulated, config_for("ditto", "simulation"), tmp_path / "ditto")
-    assert_equal_runs(local["ditto"], tmp_path / "ditto")
+def test_simulation_with_two_actors_equals_local(local: dict[str, Path], tmp_path: Path) -> None:
+    """And so it does where it was ended after its first checkpoint, and goes on."""
+    config = config_for("ditto", "simulation", f"client_cpus={(os.cpu_count() or 1) / 2}")
+    here, path = Simulation(tmp_path), tmp_path / "ditto"
+    rows = here.execute(config, path)
+    for row in rows:
+        if row["kind"] == "round":
+            break
+    while not RunFolder(path).checkpoints():
+        time.sleep(0.05)
+    rows.close()  # type: ignore[attr-defined]
+    assert not (path / "summary.json").exists()
+    again = [row["round"] for row in here.execute(config, path, resume=True) if row["kind"] == "round"]
+    assert again == [2]
+    assert_equal_runs(local["ditto"], path)
+
+
+def test_a_simulation_without_room_for_a_client_says_so(tmp_path: Path) -> None:
+    config = config_for("fedavg", "simulation", "client_gpus=1000")
+    with pytest.raises(
+        RunStopped, match=r"takes client_cpus=1 and client_gpus=1000, and Ray finds less than that"
+    ):
+        list(Simulation(tmp_path).execute(config, tmp_path / "run"))
 
 
 @pytest.fixture(scope="module")
@@ -240,8 +263,7 @@ def elsewhere(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     """Another runtime than the local one, with four clients."""
     folder = tmp_path_factory.mktemp(request.param)
     if request.param == "simulation":
-        with simulation(folder) as connection:
-            yield request.param, connection
+        yield request.param, Simulation(folder)
     else:
         with deployment(folder, clients=4) as site:
             yield request.param, site.connection

@@ -6,7 +6,7 @@ from logging import ERROR, INFO
 from pathlib import Path
 
 import torch
-from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.common import log
 
 from perennial.client.host import Host, pick_device
@@ -48,6 +48,11 @@ def answer(
     if query:
         _say_hello(message, reply)
     return reply
+
+
+def simulated(settings: Mapping[str, str], message: Message, context: Context) -> Message:
+    """Answer a message as one of the nodes of Flower's simulation, which all have these settings."""
+    return answer(message, {**settings, **{name: str(value) for name, value in context.node_config.items()}})
 
 
 def own_site(settings: Mapping[str, str]) -> OwnSite | None:

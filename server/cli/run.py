@@ -256,16 +256,16 @@ def _run_on_flower(
     track: Tracker | None = None,
 ) -> None:
     from perennial.common.files import Tail
-    from perennial.server.deployment.remote import simulation
     from perennial.server.folder import RunFolder
     from perennial.server.report.track import tracking
+    from perennial.server.simulation import Simulation
 
     with ExitStack() as stack:
         simulated = config.runtime == "simulation"
         doing = "starting Flower's simulation" if simulated else "handing the run to the SuperLink"
         watch = stack.enter_context(watching(config, doing, quiet))
         told = stack.enter_context(tracking(track, path, config, watch.round))
-        connection = stack.enter_context(simulation(path / "flower") if simulated else deployed)
+        connection = Simulation(path / "flower") if simulated else stack.enter_context(deployed)
         events = Tail(RunFolder(path).events)
         if resume:
             events.lines()

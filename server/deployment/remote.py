@@ -4,13 +4,11 @@ import json
 import os
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 import tomllib
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from importlib.util import find_spec
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +19,10 @@ from flwr.supercore.interceptors import RuntimeVersionClientInterceptor
 
 from perennial.common import flower
 from perennial.common.config import RunConfig
-from perennial.common.data.datasets import resolve_root
 from perennial.common.errors import RunStopped, UserError
 from perennial.common.files import write_text
 from perennial.common.flower import program
 from perennial.common.superlink import Address, must_answer, must_be_protected
-from perennial.common.tracebacks import NAME
 from perennial.server.deployment.desk import PLACE, Receiver
 from perennial.server.deployment.flower_app import make_app
 from perennial.server.folder import RunFolder
@@ -34,7 +30,6 @@ from perennial.server.folder import RunFolder
 STATUS_EVERY = 5.0
 SILENCE = 180.0
 """Seconds that a SuperLink may be away, to be started again, before a run that is followed counts as stopped."""
-SIMULATION_TRIES = 3
 
 
 def free_port() -> int:
@@ -57,30 +52,13 @@ class Connection:
         self.environment = {**flower.environment(), **environment}
 
     def execute(self, config: RunConfig, out: Path, resume: bool = False) -> Iterator[dict[str, Any]]:
-        """Submit a run and follow it; the rows of its log. Raises `RunStopped` or `UserError`.
-
-        Ray gives its own servers 30 seconds to start, which a busy machine misses now and then; a simulation
-        that fails before its first row is therefore tried again, `SIMULATION_TRIES` times in all.
-        """
-        tries = SIMULATION_TRIES if config.runtime == "simulation" else 1
-        deployed = config.runtime == "deployment"
-        while True:
-            begun, tries = False, tries - 1
-            try:
-                run_id = self.submit(config, out, resume)
-                with Receiver(self.control(), run_id, out) if deployed else nullcontext() as receiver:
-                    for row in self.follow(run_id, out, receiver):
-                        begun = True
-                        yield row
-                return
-            except FlowerFailed:
-                if begun or not tries:
-                    raise
-            finally:
-                if deployed:
-                    _marker(out).unlink(missing_ok=True)
-                else:  # a deployment's sites keep theirs to themselves
-                    _show_tracebacks(out)
+        """Submit a run and follow it; the rows of its log. Raises `RunStopped` or `UserError`."""
+        try:
+            run_id = self.submit(config, out, resume)
+            with Receiver(self.control(), run_id, out) as receiver:
+                yield from self.follow(run_id, out, receiver)
+        finally:
+            _marker(out).unlink(missing_ok=True)
 
     def submit(self, config: RunConfig, out: Path, resume: bool = False) -> str:
         """Start a run; its Flower run id. Raises `UserError` with Flower's reason."""
@@ -88,27 +66,12 @@ class Connection:
             "config": config.model_dump_json(),
             "out": str(out.resolve()),
             "resume": str(place_of(out)) if resume else "",
-            "desk": str(_marker(out)) if config.runtime == "deployment" else "",
+            "desk": str(_marker(out)),
         }
-        if config.runtime == "simulation":  # at a deployment, where a site keeps things is the site's own business
-            states = (out / "clients").resolve()
-            if resume and not states.exists():
-                nodes = f'--federation-config "num-supernodes={len(config.scenario.client_ids)}"'
-                raise UserError(
-                    f"{out} was begun by Flower's own command, and what its clients keep is not in its folder; "
-                    f"go on with flwr run . --run-config 'resume=\"{out.resolve()}\"' {nodes}"
-                )
-            states.mkdir(parents=True, exist_ok=True)
-            settings |= {"state-dir": str(states), "device": config.device}
-            if root := resolve_root(config.data_folder):
-                settings["data-root"] = str(root)
         with tempfile.TemporaryDirectory(prefix="perennial-") as folder:
             asked = Path(folder) / "settings.toml"
             asked.write_text(tomli_w.dumps(settings), encoding="utf-8")
             command = [str(make_app(Path(folder) / "app")), self.name, "--run-config", str(asked)]
-            if config.runtime == "simulation":
-                clients = len(config.scenario.client_ids)
-                command += ["--federation-config", f"num-supernodes={clients} client-resources-num-cpus=1"]
             answer = self._flwr("run", *command)
         if not answer.get("success"):
             raise UserError(f"flwr run {self.name}: {_reason(answer)}")
@@ -217,15 +180,6 @@ def _marker(out: Path) -> Path:
     return marker
 
 
-def _show_tracebacks(out: Path) -> None:
-    """What a simulation's clients left in their state folder, to standard error and beside `error.txt`, once."""
-    left, shown = out / "clients" / NAME, out / NAME
-    text = left.read_text(encoding="utf-8") if left.exists() else ""
-    if text and not (shown.exists() and shown.read_text(encoding="utf-8") == text):
-        print(text, file=sys.stderr, flush=True)
-        write_text(shown, text)
-
-
 def _reason(answer: dict[str, Any]) -> str:
     lines = str(answer.get("error-message", answer)).splitlines()
     return " ".join(" ".join(line for line in lines if not line.startswith("Using SuperLink")).split())
@@ -268,41 +222,6 @@ def _must_be_known(name: str) -> None:
 def _connection(home: Path, settings: dict[str, Any]) -> Connection:
     (home / "config.toml").write_text(tomli_w.dumps({"superlink": {"here": settings}}))
     return Connection("here", {"FLWR_HOME": str(home)})
-
-
-@contextmanager
-def simulation(home: Path) -> Iterator[Connection]:
-    """A SuperLink in simulation mode for the time of the block, with a Flower home of its own."""
-    _warm_ray()
-    port = free_port()
-    home.mkdir(parents=True, exist_ok=True)
-    connection = _connection(home, {"address": f"127.0.0.1:{port}", "insecure": True})
-    command = [program("flower-superlink"), "--insecure", "--simulation"]
-    command += [
-        "--control-api-address",
-        f"127.0.0.1:{port}",
-        "--serverappio-api-address",
-        f"127.0.0.1:{free_port()}",
-    ]
-    with (home / "superlink.log").open("w") as log:
-        link = subprocess.Popen(command, env=connection.environment, stdout=log, stderr=subprocess.STDOUT)
-        try:
-            await_port(port, link, home / "superlink.log")
-            yield connection
-        finally:
-            link.terminate()
-            try:
-                link.wait(timeout=20)
-            except subprocess.TimeoutExpired:
-                link.kill()
-
-
-def _warm_ray() -> None:
-    # From a cold disk alone, Ray's servers can take longer than the 30 seconds that Ray allows them.
-    if spec := find_spec("ray"):
-        for name in ("gcs/gcs_server", "raylet/raylet"):
-            for place in spec.submodule_search_locations or ():
-                (Path(place) / "core" / "src" / "ray" / name).read_bytes()
 
 
 def await_port(port: int, process: subprocess.Popen[Any], log: Path, seconds: float = 60.0) -> None:

@@ -1,7 +1,9 @@
 """Who writes a method is shown where it went wrong, whatever the runtime; a deployment's sites keep theirs."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -14,11 +16,12 @@ import perennial
 from perennial.client.methods.fedavg import FedAvgClient
 from perennial.client.node import installed
 from perennial.client.node.executor import REPLY, Executor, Work
+from perennial.common.config import RunConfig
 from perennial.common.errors import RunStopped
 from perennial.common.wire import CONFIG, KEPT, RESUMED, ROUND, RUN, TASK
-from perennial.server.deployment.remote import Connection
 from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
+from perennial.server.simulation import Simulation
 
 HEAD = "Traceback (most recent call last)"
 
@@ -71,29 +74,21 @@ def test_a_node_keeps_it_in_its_own_folder_and_tells_the_server_the_message_alon
     assert kept.count(HEAD) == caplog.text.count(HEAD) == 1
 
 
-class Simulated(Connection):
-    """A simulation whose clients leave a traceback in their state folder."""
+class Simulated(Simulation):
+    """One whose clients leave a traceback in their state folder, and whose server a word."""
 
-    def submit(self, config: Any, out: Path, resume: bool = False) -> str:
+    @contextmanager
+    def _started(self, config: RunConfig, out: Path, resume: bool) -> Iterator[Any]:
         (out / "clients").mkdir(exist_ok=True)
         (out / "clients" / "traceback.txt").write_text(f"{HEAD}:\n  of a client\n\n")
-        return "1"
-
-    def control(self) -> grpc.Channel:
-        return grpc.insecure_channel("127.0.0.1:1")
-
-    def follow(self, run_id: str, out: Path, receiver: object = None) -> Iterator[dict[str, Any]]:
-        yield {"kind": "round"}
-        raise RunStopped("too few")
+        (out / "error.txt").write_text("too few\n")
+        yield SimpleNamespace(poll=lambda: 1)
 
 
-@pytest.mark.parametrize(("runtime", "shown"), [("simulation", 1), ("deployment", 0)])
-def test_whoever_follows_a_simulation_is_shown_it(
-    runtime: str, shown: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = toy_config("fedavg", runtime=runtime)
+def test_whoever_follows_a_simulation_is_shown_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = toy_config("fedavg", runtime="simulation")
     for _ in range(2):  # taken up again, it has shown it already
-        with pytest.raises(RunStopped):
-            list(Simulated("here", {}).execute(config, tmp_path))
-    assert capsys.readouterr().err.count(HEAD) == shown
-    assert (tmp_path / "traceback.txt").exists() == bool(shown)
+        with pytest.raises(RunStopped, match="too few"):
+            list(Simulated(tmp_path).execute(config, tmp_path))
+    assert capsys.readouterr().err.count(HEAD) == 1
+    assert (tmp_path / "traceback.txt").exists()

@@ -11,8 +11,8 @@ from flwr.superlink.grid import InMemoryGrid
 from perennial.common.config import load_config
 from perennial.common.errors import UserError
 from perennial.server import app
-from perennial.server.deployment.remote import Connection
 from perennial.server.folder import RunFolder
+from perennial.server.simulation import Simulation
 
 PROJECT = Path(__file__).parents[2]
 
@@ -108,14 +108,11 @@ def test_a_wrong_setting_of_flwr_run_is_one_sentence(
 
 
 def test_what_simulated_clients_keep_is_not_lost_by_a_resume_that_does_not_know_where_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(Connection, "_flwr", lambda *_: {"success": True, "run-id": "7"})
     config = load_config(options={"method": "ditto", "runtime": "simulation"})
-    connection, folder = Connection("here", {}), tmp_path / "run"
+    folder = tmp_path / "run"
     with pytest.raises(UserError) as caught:
-        connection.submit(config, folder, resume=True)
+        next(Simulation(tmp_path).execute(config, folder, resume=True))
     command = f'flwr run . --run-config \'resume="{folder}"\' --federation-config "num-supernodes=8"'
     assert str(caught.value).endswith(f"go on with {command}")
-    assert connection.submit(config, folder) == "7"
-    assert connection.submit(config, folder, resume=True) == "7"
