@@ -184,9 +184,8 @@ class Client(Generic[H]):
         return total, means.result()
 
     def predictor(self, tensors: Tensors) -> Predictor:
-        """A model in evaluation mode."""
-        predict = self.each(self.network.predict)
-        return lambda x: predict(tensors, x)
+        """A model in evaluation mode; a `partial`, whose first argument is the tensors."""
+        return partial(self.each(self.network.predict), tensors)
 
     @torch.no_grad()
     def outputs(self, function: Predictor, x: Tensor) -> Tensor:

@@ -183,7 +183,7 @@ def load_config(
 ) -> RunConfig:
     """The configuration from a TOML file, named options, and `key=value` settings, the later the stronger.
 
-    A bare key is one of the method's hyper-parameters or of the run; `scenario.key`, `model.key`, `privacy.key`,
+    The option `scenario` may also be a `Scenario`. A bare key is one of the method's hyper-parameters or of the run; `scenario.key`, `model.key`, `privacy.key`,
     `aggregation.key` and `nodes.CLIENT` reach the others; `aggregation` alone is its rule. `preset` puts settings
     that were found for the method under all of these; the configuration has the settings and not the name. An
     option that names the file's own method or scenario keeps the file's settings of it. Another scenario comes
@@ -192,6 +192,8 @@ def load_config(
     """
     try:
         given = {key: value for key, value in (options or {}).items() if value is not None}
+        if isinstance(scenario := given.get("scenario"), Scenario):
+            given["scenario"] = scenario.model_dump()
         return _load(file, given, settings, say)
     except RecursionError:
         raise UserError(f"{f'configuration file {file}' if file else 'a setting'} is nested too deeply") from None
@@ -202,7 +204,8 @@ def _load(
 ) -> RunConfig:
     values = _read(file) if file else {}
     if unused := _given_up(values, options):
-        names = " and ".join(f"--{part} {options[part]}" for part in ("method", "scenario") if part in unused)
+        said = {part: _named(options[part], part)["name"] for part in ("method", "scenario") if part in unused}
+        names = " and ".join(f"--{part} {name}" for part, name in said.items())
         say(f"of {file}, not used with {names}: {', '.join(unused.values())}")
     values = {key: value for key, value in values.items() if key not in unused}
     kept = {"method", "scenario"} & values.keys()  # the options name them, too, but without their settings
@@ -295,7 +298,7 @@ def _same(part: str, wanted: Any, values: Any) -> bool:
     """Whether a file's method or scenario has this name; a scenario may have been one of a longer name."""
     if wanted == (values if isinstance(values, str) else _named(values, part)["name"]):
         return True
-    if part == "method" or isinstance(values, str) or wanted not in SCENARIOS:
+    if part == "method" or not isinstance(wanted, str) or isinstance(values, str) or wanted not in SCENARIOS:
         return False
     return _named(SCENARIOS[wanted].model_dump(mode="json"), part) == _named(values, part)
 

@@ -421,6 +421,12 @@ class Network:
                     torch.cuda.manual_seed(derive(seed, "draws", *key))
             yield
 
+    def module(self, tensors: Mapping[str, Tensor]) -> nn.Module:
+        """The model as a module of its own with these weights, copied, on `device` and in evaluation mode."""
+        module = self._build(0)
+        module.load_state_dict({name: tensors[full] for name, full in self._whole})
+        return module.to(self.device).eval()
+
     def _drawn(self, seed: int) -> Tensors:
         """Parameters and buffers of a new model, on the CPU; tied ones once."""
         tensors = self._build(seed).state_dict()

@@ -35,3 +35,15 @@ def progress_line(progress: Progress) -> str:
     if (more := len(left_out) - MOST_NAMED) > 0:
         parts.append(f"and {more} more left out")
     return "  ".join(parts)
+
+
+@dataclass(frozen=True)
+class Watched:
+    """What is told while a run is carried out: what it is doing before its first round, and every round."""
+
+    doing: Callable[[str], None] = lambda _: None
+    round: Watcher = lambda _: None
+
+
+QUIET = Watched()
+"""Nobody watches."""

@@ -19,7 +19,7 @@ from rich.table import Table
 from perennial.common.errors import RunStopped, UserError, printable
 from perennial.common.logs import is_json, tell
 from perennial.common.tracebacks import NAME, Tracebacks
-from perennial.server.progress import Progress, Watcher, progress_line
+from perennial.server.progress import QUIET, Progress, Watched, progress_line
 
 if TYPE_CHECKING:
     import rich.progress
@@ -118,19 +118,11 @@ def remark(sentence: str) -> None:
     err.print(f"perennial: {sentence}", markup=False, highlight=False, soft_wrap=True)
 
 
-@dataclass(frozen=True)
-class Watched:
-    """A run as a person sees it: what it is doing before its first round, and every round."""
-
-    doing: Callable[[str], None]
-    round: Watcher
-
-
 @contextmanager
 def watching(config: RunConfig, doing: str, quiet: bool) -> Iterator[Watched]:
     """A progress bar on a terminal, plain lines otherwise, nothing when quiet."""
     if quiet or is_json():  # the run itself tells its events
-        yield Watched(lambda _: None, lambda _: None)
+        yield QUIET
     elif err.is_terminal:
         with _bar() as bar:
             task = bar.add_task(doing, total=None)
@@ -149,7 +141,7 @@ def watching(config: RunConfig, doing: str, quiet: bool) -> Iterator[Watched]:
             if line := progress_line(progress):
                 print(line, file=sys.stderr, flush=True)
 
-        yield Watched(lambda _: None, say)
+        yield Watched(round=say)
 
 
 @contextmanager

@@ -110,4 +110,3 @@ Prune = Annotated[
 ]
 Jobs = Annotated[int | None, typer.Option(min=1, help=r"Runs at a time.  \[default: one per core]")]
 Pool = Annotated[Path, typer.Option("--out", help="Folder of the run folders; studies may share it.")]
-POOL = Path("runs/studies")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from perennial.common.config import RunConfig
+from perennial.common.config import RunConfig, load_config
 from perennial.common.methods import method_class
 from perennial.server.folder import RunFolder
 from perennial.server.study.version import NO_NUMBER
@@ -57,6 +57,11 @@ def fedavg_beside(path: Path, config: RunConfig) -> Path | None:
         except (OSError, ValueError, KeyError, TypeError):  # damaged or unfinished, and not what is shown here
             continue
     return found[max(found)] if found else None
+
+
+def reference_config(path: Path) -> RunConfig:
+    """The configuration of FedAvg's run that goes with the one in `path`."""
+    return load_config(path / "config.toml", {"method": REFERENCE})
 
 
 def _others(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,19 +1,18 @@
 """`perennial sweep`, `tune`, `compare`, `reproduce` and `report`."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from perennial.common.errors import UserError
 from perennial.common.files import write_text
+from perennial.runs import POOL
 from perennial.server.cli.completion import method_list, tables
 from perennial.server.cli.console import err, out, print_tables, print_troubles, sentences, watching_runs
 from perennial.server.cli.options import (
-    POOL,
     DataRoot,
     Device,
     Jobs,
@@ -31,9 +30,7 @@ from perennial.server.cli.options import (
 from perennial.server.split import Select
 
 if TYPE_CHECKING:
-    from perennial.server.study.choose import Verdict
     from perennial.server.study.regret import Size
-    from perennial.server.study.runs import Outcome
 
 
 KEPT = Path("results")
@@ -66,19 +63,35 @@ def sweep_method(
     as_json: Json = False,
 ) -> None:
     """Random search over a method's search ranges. Started again, it continues."""
-    from perennial.server.study.sweep import sweep_rows, sweep_table
+    from perennial import studies
+    from perennial.server.study.runs import cores
+    from perennial.server.study.sweep import sweep_table
 
-    options = {"scenario": scenario, "rounds": rounds, "seed": seed, "data_root": data_root, "device": device}
     with sentences():
-        options["method"] = _one_method(named, method)
-        outcomes, verdict = _trials(options, settings or [], count, select, prune, folder, jobs, as_json)
+        name = _one_method(named, method)
+        with watching_runs(as_json) as watch:
+            found = studies.sweep(
+                name,
+                scenario,
+                count,
+                select=select.value,
+                prune=prune,
+                seed=seed,
+                rounds=rounds,
+                settings=settings or (),
+                jobs=jobs or cores(),
+                out=folder,
+                data_root=data_root,
+                device=device,
+                watch=watch,
+            )
     if as_json:
-        out.print_json(data=sweep_rows(outcomes, verdict))
+        out.print_json(data=found.table)
     else:
-        print_tables(sweep_table(outcomes, verdict))
-        if verdict.sentence:
-            out.print(verdict.sentence, markup=False, highlight=False, soft_wrap=True)
-        print_troubles(outcome.trouble for outcome in outcomes if outcome.trouble)
+        print_tables(sweep_table(found.outcomes, found.verdict))
+        if found.verdict.sentence:
+            out.print(found.verdict.sentence, markup=False, highlight=False, soft_wrap=True)
+        print_troubles(found.troubles)
 
 
 @app.command("tune")
@@ -103,28 +116,40 @@ def tune_method(
     as_json: Json = False,
 ) -> None:
     """Choose a method's settings without target data, and say why. Started again, it continues."""
-    from perennial.server.study.choose import keep, why_lines
+    from perennial import studies
     from perennial.server.study.presets import add_preset
-    from perennial.server.study.sweep import sweep_rows, sweep_table
+    from perennial.server.study.runs import cores
+    from perennial.server.study.sweep import sweep_table
 
-    options = {"scenario": scenario, "rounds": rounds, "seed": seed, "data_root": data_root, "device": device}
     with sentences():
-        options["method"] = _one_method(named, method)
-        outcomes, verdict = _trials(options, settings or [], count, select, prune, folder, jobs, as_json)
-        files = keep(outcomes, verdict, folder)
-        lines = why_lines(outcomes, verdict)
+        name = _one_method(named, method)
+        with watching_runs(as_json) as watch:
+            found = studies.tune(
+                name,
+                scenario,
+                count,
+                select=select.value,
+                prune=prune,
+                seed=seed,
+                rounds=rounds,
+                settings=settings or (),
+                jobs=jobs or cores(),
+                out=folder,
+                data_root=data_root,
+                device=device,
+                watch=watch,
+            )
+        lines = found.why
         if preset:
-            lines.append(add_preset(preset, outcomes, verdict, scenario, settings or [], prune))
+            lines.append(add_preset(preset, found.outcomes, found.verdict, scenario, settings or [], prune))
     if as_json:
-        rows = sweep_rows(outcomes, verdict)
-        out.print_json(
-            data={"trials": rows, "by": verdict.by, "why": lines, "files": [str(file) for file in files]}
-        )
+        files = [str(file) for file in found.files]
+        out.print_json(data={"trials": found.table, "by": found.verdict.by, "why": lines, "files": files})
     else:
-        print_tables(sweep_table(outcomes, verdict))
-        lines += [f"written: {file}" for file in files]
+        print_tables(sweep_table(found.outcomes, found.verdict))
+        lines += [f"written: {file}" for file in found.files]
         out.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
-        print_troubles(outcome.trouble for outcome in outcomes if outcome.trouble)
+        print_troubles(found.troubles)
 
 
 @app.command("compare")
@@ -155,31 +180,27 @@ def compare_methods(
     as_json: Json = False,
 ) -> None:
     """Methods side by side, tuned alike. Started again, it continues."""
-    from perennial.server.study.compare import (
-        Plan,
-        compare,
-        comparison_lines,
-        comparison_tables,
-        entries_of,
-        trouble_lines,
-    )
+    from perennial import studies
+    from perennial.server.study.compare import comparison_lines, comparison_tables, trouble_lines
     from perennial.server.study.runs import cores
 
     with sentences(), watching_runs(as_json) as watch:
-        plan = Plan(
-            entries=entries_of(name.strip() for name in methods.split(",")),
-            scenario=scenario,
+        comparison = studies.compare(
+            [name.strip() for name in methods.split(",")],
+            scenario,
             seeds=seeds,
             trials=count,
+            select=select.value,
+            prune=prune,
             rounds=rounds,
-            settings=tuple(settings or ()),
+            settings=settings or (),
+            jobs=jobs or cores(),
+            out=folder,
             data_root=data_root,
             device=device,
             oracle=oracle,
-            select=select,
-            prune=prune,
+            watch=watch,
         )
-        comparison = compare(plan, folder, jobs or cores(), watch)
     if as_json:
         out.print_json(data=comparison.json())
     else:
@@ -290,28 +311,6 @@ def _one_method(named: str | None, method: str | None) -> str:
             "METHOD: name one method, as in `perennial tune fedsdr --scenario colored-digits --trials 6`"
         )
     return named or method or ""
-
-
-def _trials(
-    options: Mapping[str, Any],
-    settings: Sequence[str],
-    count: int,
-    select: Select,
-    prune: bool,
-    folder: Path,
-    jobs: int | None,
-    quiet: bool,
-) -> "tuple[list[Outcome], Verdict]":
-    """A search of one method, watched; what is set by hand is not drawn."""
-    from perennial.common.config import load_config
-    from perennial.server.study.choose import search
-    from perennial.server.study.runs import cores
-    from perennial.server.study.sweep import key_of
-
-    with watching_runs(quiet) as watch:
-        base = load_config(None, options, settings)
-        fixed = [key_of(setting) for setting in settings]
-        return search(base, count, fixed, select, folder, jobs or cores(), watch, prune)
 
 
 def _print_regret(

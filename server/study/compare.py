@@ -7,14 +7,16 @@ from pathlib import Path
 from statistics import fmean, pvariance, stdev
 from typing import Any
 
-from rich.table import Table
+from rich import table as terminal
 
 from perennial.common.config import RunConfig, load_config
+from perennial.common.data.scenario import Scenario
 from perennial.common.data.scenarios import SCENARIOS
 from perennial.common.errors import UserError
 from perennial.common.methods import method_class
 from perennial.common.presets import TUNED, presets
 from perennial.server.folder import RunFolder
+from perennial.server.rows import Table
 from perennial.server.split import Select
 from perennial.server.study.choose import SHUT, Verdict, advice, search_each, with_references
 from perennial.server.study.prune import grouped
@@ -46,7 +48,7 @@ class Plan:
     """A comparison. `settings` are `key=value`; a hyper-parameter goes to the methods that have it."""
 
     entries: tuple[Entry, ...]
-    scenario: str
+    scenario: str | Scenario
     seeds: int
     trials: int = 1
     rounds: int | None = None
@@ -58,6 +60,11 @@ class Plan:
     """What a trial is chosen by."""
     prune: bool = False
     """Whether hopeless trials stop early (`server/study/prune.py`)."""
+
+    @property
+    def scenario_name(self) -> str:
+        """As it is shown."""
+        return self.scenario if isinstance(self.scenario, str) else self.scenario.name
 
 
 @dataclass(frozen=True)
@@ -140,6 +147,23 @@ class Comparison:
         """Everything, fractions instead of percent."""
         return asdict(self)
 
+    @property
+    def table(self) -> Table:
+        """A row for each method, selection and measure (`Row.measures`): mean and deviation over seeds."""
+        return Table(
+            {
+                "method": row.label,
+                "model": row.model,
+                "selection": row.selection,
+                "measure": name,
+                "mean": value.mean,
+                "deviation": value.deviation,
+                "seeds": row.seeds,
+            }
+            for row in self.rows
+            for name, value in row.measures.items()
+        )
+
     def row(self, label: str, selection: str) -> Row | None:
         """A method's row under a selection; the constant predictor's is the same under all."""
         found = (row for row in self.rows if row.label == label and row.selection in (selection, NO_SELECTION))
@@ -159,7 +183,8 @@ def compare(plan: Plan, out: Path, jobs: int, watch: Watch = lambda _: None) -> 
     entries = with_baselines(plan.entries)
     bases = {entry.label: base_config(plan, entry, entries) for entry in entries}
     first = next(iter(bases.values()))
-    methods, seeds = f"{len(entries)} methods on {plan.scenario}", f"{plan.seeds} seed{'s' * (plan.seeds > 1)}"
+    seeds = f"{plan.seeds} seed{'s' * (plan.seeds > 1)}"
+    methods = f"{len(entries)} methods on {plan.scenario_name}"
     watch(Standing(0, 0, 0, 0, doing=f"{methods}, {seeds}: loading PyTorch and the data"))
     from perennial.server.study.constant import constant_predictor
 
@@ -228,7 +253,7 @@ def compare(plan: Plan, out: Path, jobs: int, watch: Watch = lambda _: None) -> 
     rows += _rows(CONSTANT, "constant", NO_SELECTION, constant)
     every = [config for configs in (*tried.values(), *final.values()) for config in configs]
     return Comparison(
-        scenario=plan.scenario,
+        scenario=plan.scenario_name,
         environments=list(first.scenario.test_environments),
         rounds=first.rounds,
         seeds=plan.seeds,
@@ -308,20 +333,22 @@ AREAS_TEXT = (
 )
 
 
-def comparison_tables(comparison: Comparison) -> list[Table]:
+def comparison_tables(comparison: Comparison) -> list[terminal.Table]:
     """The summary, the accuracies per test environment, and where there are areas these and the losses."""
     seeds = f"{comparison.seeds} seed{'s' if comparison.seeds > 1 else ''}"
     spread_text = "mean ± standard deviation (n − 1) over seeds" if comparison.seeds > 1 else "one seed"
-    summary = Table(
+    summary = terminal.Table(
         title=f"{comparison.scenario}, {comparison.rounds} rounds, {seeds}, "
         f"{comparison.trials} trial{'s' if comparison.trials > 1 else ''} per method",
         caption=f"test accuracy in %, {spread_text}; a client's accuracy is its mean over the test "
         "environments, the bottom decile the mean of the worst tenth of the clients"
         + ("; oracle: the round that is best on test data" if _has_oracle(comparison) else ""),
     )
-    details = Table(title="per test environment", caption=f"test accuracy in %, mean over clients, {spread_text}")
-    areas = Table(title="loss and areas", caption=f"mean cross-entropy; {AREAS_TEXT}; {spread_text}")
-    tables: list[tuple[Table, Sequence[str]]] = [(summary, OVERALL), (details, comparison.environments)]
+    details = terminal.Table(
+        title="per test environment", caption=f"test accuracy in %, mean over clients, {spread_text}"
+    )
+    areas = terminal.Table(title="loss and areas", caption=f"mean cross-entropy; {AREAS_TEXT}; {spread_text}")
+    tables: list[tuple[terminal.Table, Sequence[str]]] = [(summary, OVERALL), (details, comparison.environments)]
     if any("auroc" in row.measures for row in comparison.rows):
         tables.append((areas, ("loss", *AREAS)))
     for table, columns in tables:
@@ -429,7 +456,8 @@ def _settings_for(plan: Plan, entry: Entry, entries: tuple[Entry, ...]) -> list[
     the preset `tuned` where only others have one."""
     elsewhere = {name for other in entries for name in method_class(other.method).model_fields}
     left = elsewhere - method_class(entry.method).model_fields.keys() | entry.settings.keys()
-    family = SCENARIOS[plan.scenario].name if plan.scenario in SCENARIOS else ""
+    name = plan.scenario_name
+    family = SCENARIOS[name].name if name in SCENARIOS else ""
     tuned = [own.method for own in entries if (own.method, family) in presets()]
     return [
         setting

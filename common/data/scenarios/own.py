@@ -27,18 +27,13 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-class OwnData(Scenario):
-    """What samples look like, the same at all sites. A site's data stay where they are; it divides them itself.
+class Sites(Scenario):
+    """Clients that have names, and samples which they divide themselves.
 
     Of each environment that a site has, a part drawn at random is for testing and another is held out. The test
     environments are the training environments.
     """
 
-    title = "own data: sites that join with tables, pictures or arrays of theirs"
-    source = "the operator"
-    dataset = "own"
-
-    name: Literal["own-data"] = "own-data"
     clients: int = knob(2, "number of sites, which follows from their names", exclude=True)
     sites: tuple[str, ...] = knob(("site-1", "site-2"), "names of the sites", min_length=1)
     inputs: tuple[PositiveInt, ...] | tuple[str, ...] = knob(
@@ -48,12 +43,6 @@ class OwnData(Scenario):
     )
     labels: tuple[str, ...] = knob(("0", "1"), "names of the classes", min_length=2)
     environments: tuple[str, ...] = knob(("own",), "names of the environments", min_length=1)
-    label_column: str = knob(LABEL, "a table's column of the class, unless a site says another")
-    environment_column: str = knob("", "a table's column of the environment, unless a site says another")
-    mean: tuple[Number, ...] = knob((), "what is subtracted from each feature or channel; empty: nothing")
-    scale: tuple[Positive, ...] = knob((), "what each is then divided by; empty: nothing")
-    columns: dict[str, Column] = knob({}, "of a table what becomes of each column's cells; none: all are numbers")
-    ignored: tuple[str, ...] = knob((), "columns of a table that nobody uses")
     test_fraction: float = knob(0.2, "part of an environment's samples that is for testing", ge=0, lt=1)
     validation_fraction: float = knob(0.1, "part that is held out for validation", ge=0, lt=1)
 
@@ -80,24 +69,6 @@ class OwnData(Scenario):
                 raise ValueError(f"{site!r} is no name of a site; take {SITE_TEXT}")
         return tuple(sorted(sites))  # as all client ids
 
-    @field_validator("columns")
-    @classmethod
-    def _check_columns(cls, columns: dict[str, AnyColumn], info: ValidationInfo) -> dict[str, Any]:
-        inputs, named = info.data.get("inputs", ()), set(columns)
-        if columns and named != set(inputs):
-            other = min(map(str, named ^ set(inputs)))
-            raise ValueError(f"there must be one for each name in inputs, or none; {other!r} is in one alone")
-        if columns and (info.data.get("mean") or info.data.get("scale")):
-            raise ValueError("with columns, mean and scale belong to each column; leave out those of all")
-        return {name: columns[name] for name in inputs} if columns else {}
-
-    @field_validator("mean", "scale")
-    @classmethod
-    def _check_each(cls, values: tuple[float, ...], info: ValidationInfo) -> tuple[float, ...]:
-        if "inputs" in info.data and len(values) not in (0, (features := _shape(info.data["inputs"])[0])):
-            raise ValueError(f"there must be one for each of {features} features or channels, or none")
-        return values
-
     @field_validator("validation_fraction")
     @classmethod
     def _check_fractions(cls, fraction: float, info: ValidationInfo) -> float:
@@ -110,16 +81,8 @@ class OwnData(Scenario):
         return {"name": "cnn-small"} if len(self.input_shape) == 3 else {"name": "mlp", "hidden": (64,)}
 
     @property
-    def column_names(self) -> tuple[str, ...]:
-        return tuple(name for name in self.inputs if isinstance(name, str))
-
-    @property
-    def cells(self) -> dict[str, AnyColumn]:
-        return self.columns
-
-    @property
     def input_shape(self) -> tuple[int, ...]:
-        return (width(self.columns),) if self.columns else _shape(self.inputs)
+        return _shape(self.inputs)
 
     @property
     def classes(self) -> int:
@@ -141,6 +104,70 @@ class OwnData(Scenario):
     def client_ids(self) -> tuple[str, ...]:
         return self.sites
 
+    def divide(self, site: str, seed: int, every: Examples) -> ClientData:
+        """A site's samples: of each environment in a random order the first for testing, the next held out."""
+        import torch
+
+        train: list[Tensor] = []
+        validation: list[Tensor] = []
+        test: dict[str, Examples] = {}
+        for number, name in enumerate(self.environments):
+            own = torch.nonzero(every.environment == number).flatten()
+            own = own[torch.randperm(len(own), generator=torch_generator(seed, site, "split", name))]
+            tests, held_out = (round(part * len(own)) for part in (self.test_fraction, self.validation_fraction))
+            if tests:
+                chosen = every[own[:tests]]
+                test[name] = replace(chosen, environment=torch.full_like(chosen.environment, -1))
+            validation.append(own[tests : tests + held_out])
+            train.append(own[tests + held_out :])
+        return ClientData(every[torch.cat(train)], every[torch.cat(validation)], test)
+
+
+class OwnData(Sites):
+    """What samples look like, the same at all sites. A site's data stay where they are."""
+
+    title = "own data: sites that join with tables, pictures or arrays of theirs"
+    source = "the operator"
+    dataset = "own"
+
+    name: Literal["own-data"] = "own-data"
+    label_column: str = knob(LABEL, "a table's column of the class, unless a site says another")
+    environment_column: str = knob("", "a table's column of the environment, unless a site says another")
+    mean: tuple[Number, ...] = knob((), "what is subtracted from each feature or channel; empty: nothing")
+    scale: tuple[Positive, ...] = knob((), "what each is then divided by; empty: nothing")
+    columns: dict[str, Column] = knob({}, "of a table what becomes of each column's cells; none: all are numbers")
+    ignored: tuple[str, ...] = knob((), "columns of a table that nobody uses")
+
+    @field_validator("columns")
+    @classmethod
+    def _check_columns(cls, columns: dict[str, AnyColumn], info: ValidationInfo) -> dict[str, Any]:
+        inputs, named = info.data.get("inputs", ()), set(columns)
+        if columns and named != set(inputs):
+            other = min(map(str, named ^ set(inputs)))
+            raise ValueError(f"there must be one for each name in inputs, or none; {other!r} is in one alone")
+        if columns and (info.data.get("mean") or info.data.get("scale")):
+            raise ValueError("with columns, mean and scale belong to each column; leave out those of all")
+        return {name: columns[name] for name in inputs} if columns else {}
+
+    @field_validator("mean", "scale")
+    @classmethod
+    def _check_each(cls, values: tuple[float, ...], info: ValidationInfo) -> tuple[float, ...]:
+        if "inputs" in info.data and len(values) not in (0, (features := _shape(info.data["inputs"])[0])):
+            raise ValueError(f"there must be one for each of {features} features or channels, or none")
+        return values
+
+    @property
+    def column_names(self) -> tuple[str, ...]:
+        return tuple(name for name in self.inputs if isinstance(name, str))
+
+    @property
+    def cells(self) -> dict[str, AnyColumn]:
+        return self.columns
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return (width(self.columns),) if self.columns else super().input_shape
+
     def prepare(self, x: "Tensor") -> "Tensor":
         """`(x − mean) / scale`, each feature or channel with its own."""
         import torch
@@ -161,31 +188,14 @@ class OwnData(Scenario):
         return self.divided(site, seed, read(place_of(root, site), self.label_column, self.environment_column))
 
     def divided(self, site: str, seed: int, found: Found) -> ClientData:
-        """A site's samples: of each environment in a random order the first for testing, the next held out.
-
-        Raises `UserError` where they are not what this scenario announces.
-        """
-        import torch
-
+        """A site's samples as `divide` has them. Raises `UserError` where they are not what is announced."""
         environment = found.numbers("environment", self._environments(site, found), self.environments)
         every = Examples(
             self.prepare(found.tensor(self.input_shape, self.column_names, self.columns, self.ignored)),
             found.numbers("class", found.labels, self.labels),
             environment,
         )
-        train: list[Tensor] = []
-        validation: list[Tensor] = []
-        test: dict[str, Examples] = {}
-        for number, name in enumerate(self.environments):
-            own = torch.nonzero(environment == number).flatten()
-            own = own[torch.randperm(len(own), generator=torch_generator(seed, site, "split", name))]
-            tests, held_out = (round(part * len(own)) for part in (self.test_fraction, self.validation_fraction))
-            if tests:
-                chosen = every[own[:tests]]
-                test[name] = replace(chosen, environment=torch.full_like(chosen.environment, -1))
-            validation.append(own[tests : tests + held_out])
-            train.append(own[tests + held_out :])
-        return ClientData(every[torch.cat(train)], every[torch.cat(validation)], test)
+        return self.divide(site, seed, every)
 
     def _environments(self, site: str, found: Found) -> Sequence[str]:
         """Every sample's environment: as the data say, or the only one, or the one of the site's name."""

@@ -513,7 +513,7 @@ def test_a_deployed_run_outlives_the_command_that_watches_it(
         RunFolder.create(path, config)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("perennial.server.cli.run._run_on_flower", interrupted)
+    monkeypatch.setattr("perennial.server.cli.run.begin", interrupted)
     result = call("run", *TOY, "--runtime", runtime, "--superlink", "127.0.0.1:9", "--insecure", "--out", "one")
     assert result.exit_code == 130, result.output
     assert word in result.stderr

@@ -1,0 +1,351 @@
+"""Scenarios of data that a program already has: arrays, and parts of a Hugging Face data set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from perennial.common.errors import UserError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from perennial.common.data.scenarios.arrays import Arrays
+    from perennial.common.models import Tensors
+
+Samples = Sequence[Any]
+"""`(x, y)` or `(x, y, environment)`, each of it a NumPy array, a tensor or a list."""
+ONLY = "all"
+"""The environment of samples that come without one."""
+
+
+@dataclass(frozen=True)
+class InMemory:
+    """A scenario whose data are in this process until a run writes them where its clients find them."""
+
+    scenario: Arrays
+    """What a run's configuration has of it: names, shapes, digests."""
+    parts: Mapping[str, Mapping[str, Tensors]] = field(repr=False)
+    """What each file holds, by its digest."""
+
+    def save(self, folder: Path | str) -> str:
+        """Write the data into a data root; its whole path. A site needs no more of it than its own file."""
+        from perennial.common.data.scenarios.arrays import store
+
+        for records in self.parts.values():
+            store(Path(folder), records)
+        return str(Path(folder).resolve())
+
+
+def from_arrays(
+    clients: Mapping[str, Samples],
+    test: Mapping[str, Samples | Mapping[str, Samples]] | None = None,
+    *,
+    classes: Sequence[str] | None = None,
+    validation_fraction: float = 0.1,
+    test_fraction: float | None = None,
+) -> InMemory:
+    """A scenario of arrays in memory: `{"site-a": (x, y, environment), …}`.
+
+    `x`: (n, *shape) numbers; bytes (uint8) are divided by 255, everything else becomes float32. `y`: (n,) whole
+    numbers or texts. `environment`: (n,) whole numbers or texts, or one text for all; without it there is one
+    environment. `test`: by environment `(x, y)`, with which every client is tested, or `{"site-a": (x, y), …}`.
+    Without `test`, `test_fraction` (0.2) of each environment of a client is for testing. `validation_fraction` is
+    held out. `classes`: names of the classes 0, 1, …, or in their order those that `y` has.
+
+    Raises `UserError` with one sentence for data that do not fit together.
+    """
+    from pydantic import ValidationError
+
+    from perennial.common.config import sentence
+    from perennial.common.data.scenarios.arrays import TRAIN, Arrays, digest_of
+
+    if not isinstance(clients, Mapping) or not clients:
+        raise UserError('there must be at least one client, as in {"site-a": (x, y, environment)}')
+    if test is not None and (not isinstance(test, Mapping) or not test):
+        raise UserError('test: there must be at least one environment, as in {"new": (x, y)}; or leave it out')
+    if test and test_fraction:
+        raise UserError(f"test_fraction = {test_fraction} is not possible with test; leave one of them out")
+    sites = {str(name): _Part.of(str(name), given) for name, given in sorted(clients.items(), key=_by_name)}
+    tests = {str(name): _tests(str(name), given, sites) for name, given in (test or {}).items()}
+    every = [*sites.values(), *(part for parts in tests.values() for part in parts.values())]
+    shape = every[0].x.shape[1:]
+    for part in every:
+        if part.x.shape[1:] != shape:
+            raise UserError(
+                f"{part.name}: a sample has shape {_shape(part.x.shape[1:])}, and in {every[0].name} "
+                f"{_shape(shape)}; all must be alike"
+            )
+    lacking = [part for part in sites.values() if part.environment is None]
+    if lacking and len(lacking) < len(sites):
+        having = next(part for part in sites.values() if part.environment is not None)
+        raise UserError(
+            f"{lacking[0].name} has no environments, and {having.name} has; give all of them some, or none"
+        )
+    environments = _in_order(value for part in sites.values() for value in (part.environment or [ONLY]))
+    labels = _labels(list(sites.values()), every, classes)
+    records: dict[str, dict[str, Tensors]] = {
+        name: {TRAIN: part.tensors(labels, environments)} for name, part in sites.items()
+    }
+    shared: dict[str, Tensors] = {}
+    for number, parts in enumerate(tests.values()):
+        for site, part in parts.items():
+            (records[site] if site else shared)[str(number)] = part.tensors(labels)
+    digests = {site: digest_of(own) for site, own in records.items()}
+    try:
+        scenario = Arrays.model_validate(
+            {
+                "sites": tuple(sites),
+                "inputs": tuple(shape),
+                "labels": tuple(labels.values()),
+                "environments": tuple(environments),
+                "tests": tuple(tests),
+                "parts": tuple(digests.values()),
+                "shared": digest_of(shared) if shared else "",
+                "validation_fraction": validation_fraction,
+                "test_fraction": 0.0 if tests else 0.2 if test_fraction is None else test_fraction,
+            }
+        )
+    except ValidationError as error:
+        raise UserError(sentence(error)) from None
+    files = {digests[site]: own for site, own in records.items()}
+    return InMemory(scenario, files | ({scenario.shared: shared} if shared else {}))
+
+
+def from_partitions(
+    source: Any,
+    *,
+    x: str | Sequence[str],
+    y: str,
+    environment: str | None = None,
+    split: str = "train",
+    test: Any = None,
+    validation_fraction: float = 0.1,
+    test_fraction: float | None = None,
+) -> InMemory:
+    """A scenario of a Hugging Face data set that `flwr-datasets` has shared out, a client for each partition.
+
+    `source`: a `FederatedDataset`, whose partitions of `split` these are, or a `Partitioner` that has its data.
+    `x`: the column of pictures, of numbers or of lists of numbers, or the columns of a table. `y`: the column of
+    the class. `environment`: a column, or None for a single one. `test`: a data set, a split's name, or either by
+    the name of a test environment. All of it is read now. The rest is as in `from_arrays`, and so are the errors.
+    """
+    partitioner = source
+    if hasattr(source, "partitioners"):
+        if split not in source.partitioners:
+            raise UserError(
+                f"split: there is no partitioner of {split!r}, only of {', '.join(source.partitioners)}"
+            )
+        partitioner = source.partitioners[split]
+        parts = [source.load_partition(number, split) for number in range(partitioner.num_partitions)]
+    elif hasattr(source, "load_partition"):
+        parts = [source.load_partition(number) for number in range(source.num_partitions)]
+    else:
+        raise UserError(f"give a FederatedDataset or a Partitioner of flwr-datasets, not {type(source).__name__}")
+    columns = [x] if isinstance(x, str) else list(x)
+    width = len(str(len(parts) - 1))
+    names = [f"client-{number:0{width}d}" for number in range(len(parts))]
+    clients: dict[str, Samples] = {}
+    for name, part in zip(names, parts, strict=True):
+        own = (_inputs(name, part, columns), _values(name, part, y))
+        clients[name] = own if environment is None else (*own, _values(name, part, environment))
+    tests: dict[str, Samples | Mapping[str, Samples]] | None = None
+    if test is not None:
+        given = test if isinstance(test, Mapping) else {test if isinstance(test, str) else "test": test}
+        loaded = {name: source.load_split(own) if isinstance(own, str) else own for name, own in given.items()}
+        tests = {
+            name: (_inputs(f"test {name!r}", own, columns), _values(f"test {name!r}", own, y))
+            for name, own in loaded.items()
+        }
+    feature = parts[0].features[y] if parts and y in parts[0].features else None
+    return from_arrays(
+        clients,
+        tests,
+        classes=getattr(feature, "names", None),
+        validation_fraction=validation_fraction,
+        test_fraction=test_fraction,
+    )
+
+
+# ---------------------------------------------------------------------- inside
+
+
+def _inputs(name: str, part: Any, columns: Sequence[str]) -> npt.NDArray[Any]:
+    """Samples of a data set: pictures as (n, channels, height, width) bytes, columns of a table side by side."""
+    import numpy as np
+
+    found = []
+    for column in columns:
+        values = _values(name, part, column)
+        if values and hasattr(values[0], "convert"):  # PIL's
+            grey = {picture.mode for picture in values} <= {"1", "L"}
+            pixels = [np.asarray(picture.convert("L" if grey else "RGB")) for picture in values]
+            if len(sizes := {own.shape for own in pixels}) > 1:
+                said = " and ".join(sorted(f"{own[1]}x{own[0]}" for own in sizes)[:2])
+                raise UserError(
+                    f"{name}: pictures of {column!r} are of several sizes, such as {said}; make them alike"
+                )
+            stacked = np.stack(pixels)
+            found.append(stacked[:, None] if grey else stacked.transpose(0, 3, 1, 2))
+        else:
+            array = _array(name, column, values)
+            found.append(array[:, None] if array.ndim == 1 else array)
+    if len(found) > 1 and any(own.ndim != 2 for own in found):
+        raise UserError(f"{name}: x: columns of a table must be numbers; give one column of pictures alone")
+    return found[0] if len(found) == 1 else np.concatenate(found, axis=1)
+
+
+def _values(name: str, part: Any, column: str) -> list[Any]:
+    """A column of a data set."""
+    if column not in part.column_names:
+        raise UserError(f"{name}: there is no column {column!r}; there are {', '.join(part.column_names)}")
+    return list(part[column])
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Samples of one place, of which is known what they are."""
+
+    name: str
+    x: npt.NDArray[np.generic]
+    y: list[int] | list[str]
+    environment: list[str] | None = None
+
+    @classmethod
+    def of(cls, name: str, given: Any, most: int = 3) -> _Part:
+        """Raises `UserError` where a client's or a test environment's arrays are none."""
+        import numpy as np
+
+        wanted = "(x, y, environment) or (x, y)" if most == 3 else "(x, y)"
+        if isinstance(given, str | Mapping) or not hasattr(given, "__len__") or not 2 <= len(given) <= most:
+            raise UserError(f"{name} must be {wanted}, not {type(given).__name__}{_length(given)}")
+        x, y = _array(name, "x", given[0]), _array(name, "y", given[1])
+        n = len(y) if y.ndim else 0
+        if y.ndim != 1 or not n:
+            raise UserError(f"{name}: y must have one class for each sample; it has shape {_shape(y.shape)}")
+        if y.dtype.kind not in "iubUT":
+            raise UserError(f"{name}: y must be whole numbers or texts, not {y.dtype}")
+        if x.ndim < 2 or len(x) != n or x.dtype.kind not in "fiub":
+            raise UserError(
+                f"{name}: x must be numbers, {n} rows as in y; it is {x.dtype} of shape {_shape(x.shape)}"
+            )
+        if 0 in x.shape:
+            raise UserError(f"{name}: a sample has shape {_shape(x.shape[1:])}, which has no numbers")
+        if x.dtype != np.uint8:
+            with np.errstate(over="ignore"):
+                x = np.ascontiguousarray(x, dtype=np.float32)
+            finite = np.isfinite(x).reshape(n, -1).all(axis=1)
+            if not finite.all():
+                row = int(np.argmin(finite))
+                raise UserError(f"{name}: sample {row} of x has what is no finite number (as float32)")
+        environment = _environments(name, given[2], n) if len(given) == 3 else None
+        labels = y.astype(np.int64).tolist() if y.dtype.kind in "iub" else [str(value) for value in y.tolist()]
+        return cls(name, x, labels, environment)
+
+    def tensors(self, labels: Mapping[int | str, str], environments: Sequence[str] = ()) -> Tensors:
+        """As they are written; `environments` are those of a client's own samples."""
+        import numpy as np
+        import torch
+
+        place = {label: number for number, label in enumerate(labels)}
+        found = {
+            "x": torch.from_numpy(np.ascontiguousarray(self.x)),
+            "y": torch.tensor([place[label] for label in self.y]),
+        }
+        if environments:
+            number = {name: at for at, name in enumerate(environments)}
+            found["environment"] = torch.tensor([number[own] for own in self.environment or [ONLY] * len(self.y)])
+        return found
+
+
+def _array(name: str, what: str, given: Any) -> npt.NDArray[Any]:
+    """A NumPy array of what was given. Raises `UserError` where it is no array."""
+    import numpy as np
+
+    given = given.detach().cpu() if hasattr(given, "detach") else given
+    try:
+        found = np.asarray(given)
+    except (ValueError, TypeError, RuntimeError) as error:  # rows of several lengths, a type that NumPy lacks
+        raise UserError(f"{name}: {what} is no array ({' '.join(str(error).split())[:100]})") from None
+    if found.dtype.kind == "O":
+        kinds = sorted({type(value).__name__ for value in found.ravel()[:1000].tolist()})
+        if kinds == ["str"]:  # pandas' texts
+            return found.astype(str)
+        raise UserError(f"{name}: {what} must be numbers or texts of one kind, not {' and '.join(kinds)}")
+    return found
+
+
+def _environments(name: str, given: Any, n: int) -> list[str]:
+    if isinstance(given, str):
+        return [given] * n
+    if given is None:
+        raise UserError(f"{name}: environment is None; give one for each sample, or leave it out")
+    found = _array(name, "environment", given)
+    if found.dtype.kind not in "iuUT" or found.shape != (n,):
+        raise UserError(
+            f"{name}: environment must be {n} whole numbers or texts as in y, or one text; it is {found.dtype} of "
+            f"shape {_shape(found.shape)}"
+        )
+    return [str(value) for value in found.tolist()]
+
+
+def _tests(name: str, given: Any, sites: Mapping[str, _Part]) -> dict[str, _Part]:
+    """A test environment's samples by site, or under "" those that all sites have."""
+    if not isinstance(given, Mapping):
+        return {"": _Part.of(f"test {name!r}", given, most=2)}
+    if strangers := [str(site) for site in given if str(site) not in sites]:
+        raise UserError(f"test {name!r}: {strangers[0]} is no client; there are {', '.join(sites)}")
+    if not given:
+        raise UserError(f"test {name!r} has no samples for any client")
+    return {str(site): _Part.of(f"test {name!r} of {site}", own, most=2) for site, own in given.items()}
+
+
+def _labels(sites: Sequence[_Part], every: Sequence[_Part], classes: Sequence[str] | None) -> dict[int | str, str]:
+    """The name of each class, by what `y` has for it, in the order of the classes' numbers."""
+    texts = {isinstance(part.y[0], str) for part in every}
+    if len(texts) > 1:
+        odd = next(part for part in every if isinstance(part.y[0], str) is not isinstance(every[0].y[0], str))
+        raise UserError(f"y has texts in one of {every[0].name} and {odd.name}, and numbers in the other")
+    there: set[int | str] = {label for part in every for label in part.y}
+    trained = {label for part in sites for label in part.y}
+    if classes is None:
+        if beyond := sorted(map(str, there - trained)):
+            part = next(part for part in every if not trained.issuperset(part.y))
+            raise UserError(
+                f"{part.name}: class {beyond[0]} is in no client's samples; name all of them with classes"
+            )
+        if len(there) < 2:
+            raise UserError(f"y is {min(map(str, there))} everywhere; there must be at least two classes")
+        return {label: str(label) for label in sorted(there, key=_text_or_number)}
+    names = [str(name) for name in classes]
+    known: dict[int | str, str] = {name: name for name in names} if True in texts else dict(enumerate(names))
+    for part in every:
+        if beyond := sorted(map(str, set(part.y) - known.keys())):
+            raise UserError(f"{part.name}: y has {beyond[0]}, which is none of the {len(names)} classes")
+    return known
+
+
+def _in_order(values: Any) -> list[str]:
+    """Different names, numbers among them by their size."""
+    return sorted(set(values), key=_text_or_number)
+
+
+def _text_or_number(value: int | str) -> tuple[bool, int, str]:
+    text = str(value)
+    number = text.lstrip("-").isdecimal()
+    return (not number, int(text) if number else 0, text)
+
+
+def _by_name(item: tuple[Any, Any]) -> str:
+    return str(item[0])
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape)) or "of a single number"
+
+
+def _length(given: Any) -> str:
+    return f" of {len(given)}" if hasattr(given, "__len__") and not isinstance(given, str) else ""

@@ -1,0 +1,158 @@
+"""What came of a run: tables, models, a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from perennial.common.errors import UserError
+from perennial.server.folder import RunFolder, understood
+from perennial.server.rows import Table
+from perennial.server.summary import Evaluation
+from perennial.server.words import percent
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from torch import nn
+
+    from perennial.common.config import RunConfig
+
+
+class Result:
+    """A run folder, opened. Its tables are read from it when they are asked for."""
+
+    def __init__(self, folder: Path | str) -> None:
+        """Raises `UserError` if the folder holds no run."""
+        self._folder = RunFolder.open(Path(folder))
+        self.folder = self._folder.path
+        """Where the run is."""
+        self.config: RunConfig = self._folder.config()
+        """Everything that determines it."""
+
+    def __repr__(self) -> str:
+        config = self.config
+        about = f"{config.method.name} on {config.scenario.name}, {config.rounds} rounds, seed {config.seed}"
+        try:
+            (*_, last) = (row for row in self.overall if row["selection"] == "final")
+        except (UserError, ValueError):
+            return f"<Result {about}, not ended, in {self.folder}>"
+        numbers = f"worst {percent(last['worst'])} %, average {percent(last['average'])} %"
+        return f"<Result {about}: {numbers} ({last['model']}, final), in {self.folder}>"
+
+    @cached_property
+    def summary(self) -> Mapping[str, Any]:
+        """`summary.json`. Raises `UserError` while the run has not ended."""
+        return self._folder.summary()
+
+    @property
+    def overall(self) -> Table:
+        """A row for each model and selection: round, worst, average, pooled and held-out accuracy."""
+        names = {"worst": "worst", "average": "average", "pooled": "pooled", "held_out": "validation"}
+        return Table(
+            {**key, **{name: found[entry] for name, entry in names.items()}} for key, found in self._selected()
+        )
+
+    @property
+    def accuracy(self) -> Table:
+        """A row for each model, selection and test environment: the accuracy as the mean over clients."""
+        return Table(
+            {**key, "environment": name, "accuracy": value}
+            for key, found in self._selected()
+            for name, value in found["accuracy"].items()
+        )
+
+    @property
+    def clients(self) -> Table:
+        """A row for each model, selection, client and test environment."""
+        return Table(
+            {**key, "client": client, "environment": name, "accuracy": value}
+            for key, found in self._selected()
+            for client, own in sorted(found["clients"].items())
+            for name, value in own.items()
+        )
+
+    @property
+    def history(self) -> Table:
+        """A row for each evaluated round, model, split and environment: accuracy as the mean over clients.
+
+        The split `validation` is held-out training data. It is there while the run goes on, too.
+        """
+        with understood(self.folder):
+            by_key: dict[tuple[int, str], list[dict[str, Any]]] = {}
+            for row in self._folder.rows():
+                if row["kind"] == "evaluation":
+                    by_key.setdefault((row["round"], row["model"]), []).append(row)
+            return Table(
+                {"round": number, "model": model, "split": split, "environment": name, "accuracy": value}
+                for (number, model), rows in by_key.items()
+                for split in ("validation", "test")
+                for name, value in Evaluation(rows).client_mean(split).items()
+            )
+
+    def model(self, name: str | None = None, client: str | None = None) -> nn.Module:
+        """A model after the last round, on the CPU and in evaluation mode.
+
+        It takes samples (n, *input_shape) as clients have them, and gives logits (n, classes). `name` is one of
+        `config.method.evaluates`, by default the last, which is the method's headline model. "personal" needs
+        a `client`. Most are networks with weights to be read, trained on or saved. Where a method predicts in
+        another way, such as by the mean of several networks, the module has no weights.
+
+        Raises `UserError` for a name that is none, and for a model that is not on this machine.
+        """
+        from perennial.trained import model_of
+
+        return model_of(self._folder, self.config, name, client)
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Draw the accuracy in each test environment, for each model and selection.
+
+        On `ax`, or in a new figure of pyplot.
+        """
+        from matplotlib import pyplot
+
+        if ax is None:
+            ax = pyplot.subplots(layout="constrained")[1]
+        for key, found in self._selected():
+            label = f"{key['model']}, {key['selection']} (round {key['round']})"
+            accuracies = found["accuracy"]
+            ax.plot(list(accuracies), [100 * value for value in accuracies.values()], marker="o", label=label)
+        _lettered(ax, self.config, "test environment", "test accuracy, %")
+        return ax
+
+    def plot_history(self, ax: Axes | None = None) -> Axes:
+        """Draw held-out accuracy, and worst and average over test environments, by round; `ax` as in `plot`."""
+        from matplotlib import pyplot
+
+        if ax is None:
+            ax = pyplot.subplots(layout="constrained")[1]
+        found: dict[str, dict[int, list[float]]] = {}
+        for row in self.history:
+            rounds = found.setdefault(f"{row['model']}, {row['split']}", {})
+            rounds.setdefault(row["round"], []).append(100 * row["accuracy"])
+        for label, rounds in found.items():
+            if label.endswith("validation"):
+                ax.plot(list(rounds), [own[0] for own in rounds.values()], "--", label=f"{label} (held out)")
+            else:
+                means = [sum(own) / len(own) for own in rounds.values()]
+                (line,) = ax.plot(list(rounds), means, marker="o", label=f"{label}, average")
+                if any(len(own) > 1 for own in rounds.values()):
+                    worst = [min(own) for own in rounds.values()]
+                    ax.plot(list(rounds), worst, ":", color=line.get_color(), label=f"{label}, worst")
+        _lettered(ax, self.config, "round", "accuracy, %")
+        return ax
+
+    def _selected(self) -> list[tuple[dict[str, Any], Mapping[str, Any]]]:
+        """What tells each round that was picked, and its accuracies."""
+        with understood(self.folder):
+            return [
+                ({"model": model, "selection": selection, "round": found["round"]}, found)
+                for model, selections in self.summary["models"].items()
+                for selection, found in selections.items()
+            ]
+
+
+def _lettered(ax: Axes, config: RunConfig, x: str, y: str) -> None:
+    ax.set(xlabel=x, ylabel=y, title=f"{config.method.title} on {config.scenario.name}, seed {config.seed}")
+    ax.legend()

@@ -1,0 +1,208 @@
+"""Many runs: searches and comparisons. The command line calls the same functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from perennial.common.errors import UserError
+from perennial.common.suggest import unknown
+from perennial.results import Result
+from perennial.runs import POOL, Settings, assigned, configured, plain, root_of
+from perennial.server.rows import Table
+from perennial.server.split import Select
+from perennial.server.study import compare as comparing
+from perennial.server.study.choose import Verdict, keep, search, why_lines
+from perennial.server.study.compare import Comparison as Comparison
+from perennial.server.study.runs import Outcome, Watch
+from perennial.server.study.sweep import key_of, sweep_rows
+
+if TYPE_CHECKING:
+    from perennial.common.config import RunConfig
+    from perennial.common.data.scenario import Scenario
+    from perennial.data import InMemory
+
+
+@dataclass(frozen=True)
+class Search:
+    """The trials of a method, and which of them was chosen."""
+
+    outcomes: list[Outcome]
+    verdict: Verdict
+    files: list[Path] = field(default_factory=list)
+    """What `tune` wrote: the chosen configuration and a picture."""
+
+    @property
+    def table(self) -> Table:
+        """A row for each trial."""
+        return Table(sweep_rows(self.outcomes, self.verdict))
+
+    @property
+    def why(self) -> list[str]:
+        """Sentences: what was chosen, why, and what comes next."""
+        return why_lines(self.outcomes, self.verdict)
+
+    @property
+    def chosen(self) -> Outcome | None:
+        """The trial that was chosen; None where none could be judged."""
+        return None if self.verdict.trial is None else self.outcomes[self.verdict.trial]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The method's settings in the chosen trial, as `run` takes them. Raises `UserError` without one."""
+        values: dict[str, Any] = self._config.method.model_dump(mode="json", exclude={"name"}, exclude_none=True)
+        return values
+
+    @cached_property
+    def result(self) -> Result:
+        """The chosen trial's run. Raises `UserError` where there is none."""
+        return Result(self._run.path)
+
+    @property
+    def troubles(self) -> list[str]:
+        """A sentence for each trial that did not end well."""
+        return [outcome.trouble for outcome in self.outcomes if outcome.trouble]
+
+    @property
+    def _run(self) -> Outcome:
+        if not self.chosen:
+            raise UserError("no trial could be judged, so nothing is chosen")
+        return self.chosen
+
+    @property
+    def _config(self) -> RunConfig:
+        return self._run.config
+
+
+def sweep(
+    method: str,
+    scenario: str | Scenario | InMemory,
+    trials: int,
+    *,
+    select: str = Select.by_split.value,
+    prune: bool = False,
+    seed: int = 0,
+    rounds: int | None = None,
+    settings: Settings = (),
+    jobs: int = 1,
+    out: Path | str = POOL,
+    data_root: Path | str | None = None,
+    device: str | None = None,
+    watch: Watch = lambda _: None,
+) -> Search:
+    """Random search over a method's search ranges; trial 0 is the defaults. Called again, it continues.
+
+    `select` is "split", "held-out" or "leave-one-out" (docs/selection.md); `settings` are not drawn.
+    `jobs` runs go on at a time; with more than one, a script needs `if __name__ == "__main__":`, since each has a
+    process of its own. `watch` is told how the study stands.
+
+    Raises `UserError`, and `RunStopped` if a process dies.
+    """
+    if trials < 1:
+        raise UserError(f"trials: {trials} is not possible; it must be at least 1")
+    said = assigned(settings)
+    base = configured(
+        method,
+        plain(scenario),
+        settings=said,
+        rounds=rounds,
+        seed=seed,
+        data_root=root_of(scenario, data_root, out),
+        device=device,
+    )
+    fixed = [key_of(setting) for setting in said]
+    return Search(*search(base, trials, fixed, _select(select), Path(out), jobs, watch, prune))
+
+
+def tune(
+    method: str,
+    scenario: str | Scenario | InMemory,
+    trials: int,
+    *,
+    select: str = Select.by_split.value,
+    prune: bool = True,
+    seed: int = 0,
+    rounds: int | None = None,
+    settings: Settings = (),
+    jobs: int = 1,
+    out: Path | str = POOL,
+    data_root: Path | str | None = None,
+    device: str | None = None,
+    watch: Watch = lambda _: None,
+) -> Search:
+    """Choose a method's settings without target data: as `sweep`, with hopeless trials stopped early.
+
+    Also writes the chosen configuration and a picture of the search into `out`. Arguments and errors are as with
+    `sweep`.
+    """
+    if trials < 2:
+        raise UserError(f"trials: {trials} is not possible; it must be at least 2")
+    found = sweep(
+        method,
+        scenario,
+        trials,
+        select=select,
+        prune=prune,
+        seed=seed,
+        rounds=rounds,
+        settings=settings,
+        jobs=jobs,
+        out=out,
+        data_root=data_root,
+        device=device,
+        watch=watch,
+    )
+    return Search(found.outcomes, found.verdict, keep(found.outcomes, found.verdict, Path(out)))
+
+
+def compare(
+    methods: Iterable[str],
+    scenario: str | Scenario | InMemory,
+    *,
+    seeds: int = 3,
+    trials: int = 1,
+    select: str = Select.by_split.value,
+    prune: bool = False,
+    rounds: int | None = None,
+    settings: Settings = (),
+    jobs: int = 1,
+    out: Path | str = POOL,
+    data_root: Path | str | None = None,
+    device: str | None = None,
+    oracle: bool = False,
+    watch: Watch = lambda _: None,
+) -> Comparison:
+    """Methods side by side, tuned alike; FedAvg, Local and a constant prediction are always in. It continues, too.
+
+    Each method's settings are chosen of `trials` with seed 0, and run with the seeds 0, 1, … `oracle` adds the
+    round that is best on test data, labelled so. The rest, and the errors, are as with `sweep`.
+    `Comparison.table` has the numbers.
+    """
+    for name, value in (("seeds", seeds), ("trials", trials)):
+        if value < 1:
+            raise UserError(f"{name}: {value} is not possible; it must be at least 1")
+    names = [methods] if isinstance(methods, str) else list(methods)
+    plan = comparing.Plan(
+        entries=comparing.entries_of(names),
+        scenario=plain(scenario),
+        seeds=seeds,
+        trials=trials,
+        rounds=rounds,
+        settings=assigned(settings),
+        data_root=root_of(scenario, data_root, out),
+        device=device,
+        oracle=oracle,
+        select=_select(select),
+        prune=prune,
+    )
+    return comparing.compare(plan, Path(out), jobs, watch)
+
+
+def _select(name: str) -> Select:
+    names = [own.value for own in Select]
+    if name not in names:
+        raise UserError(f"select: {unknown('selection', name, names)}")
+    return Select(name)

@@ -1,0 +1,97 @@
+"""The models of a run that has ended, as ordinary PyTorch modules."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from perennial.client.host import client_half, site_data
+from perennial.client.serving import models as serving
+from perennial.client.state import FileStates, Kept, valid
+from perennial.client.trainer import Client, Predictor, Received, Site
+from perennial.common.config import RunConfig
+from perennial.common.errors import UserError
+from perennial.common.models import Network
+from perennial.common.suggest import unknown
+from perennial.common.wire import PERSONAL
+from perennial.server.folder import RunFolder
+from perennial.strategies.registry import strategy_for
+
+CPU = torch.device("cpu")
+
+
+class Predicting(nn.Module):
+    """A prediction that no single network makes; it has no weights of its own."""
+
+    def __init__(self, predict: Predictor) -> None:
+        super().__init__()
+        self._predict = predict
+
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (n, classes) of samples (n, *input_shape)."""
+        return self._predict(x)
+
+
+def model_of(folder: RunFolder, config: RunConfig, name: str | None, client: str | None) -> nn.Module:
+    """A run's model by its name, the server's or a client's. Raises `UserError` as `Result.model` does."""
+    names, clients = config.method.evaluates, config.scenario.client_ids
+    name = names[-1] if name is None else name
+    if name not in names:
+        raise UserError(unknown("model", name, names))
+    if client is not None and client not in clients:
+        raise UserError(unknown("client", client, clients))
+    network = Network(config.model, config.scenario.input_shape, config.scenario.classes, CPU)
+    if name == PERSONAL and client is not None:
+        predict = _personal(folder, config, client, network)
+    else:
+        received = _received(folder, config, client)
+        if name == PERSONAL or received is None:
+            raise UserError(f"each client has a {name} model of its own; say which, such as client={clients[0]!r}")
+        with torch.no_grad():
+            predict = _half(config, client or clients[0], network, {}).untrained(received)[name]
+    if isinstance(predict, partial):  # of the network, with these weights
+        return network.module(predict.args[0])
+    return Predicting(predict)
+
+
+def _personal(folder: RunFolder, config: RunConfig, client: str, network: Network) -> Predictor:
+    """A client's own model, made from what it keeps, as its last evaluation made it."""
+    if config.runtime == "deployment":
+        raise UserError(f"the personal model of {client} is at its site, where perennial serve answers")
+    if config.runtime == "simulation":
+        path = serving.newest(folder.path / "clients", None, client)
+        if path is None:
+            raise UserError(f"{folder.path / 'clients'} has no model of {client}")
+        return serving.load(path, config.data_folder, CPU).models[PERSONAL]
+    received, last = _received(folder, config, client), folder.load_checkpoint()
+    assert received
+    states = FileStates(folder.checkpoint_path(last.round) / "clients")
+    versions = valid(states.get(f"{last.run_id}/{client}", []), [])
+    with torch.no_grad():
+        return _half(config, client, network, versions[-1].kept if versions else {}).models(received)[PERSONAL]
+
+
+def _half(config: RunConfig, client: str, network: Network, kept: Kept) -> Client[Any]:
+    number = config.scenario.client_ids.index(client)
+    data = serving.OnDemand(lambda: site_data(config, number, None, config.data_folder))
+    return client_half(config, Site(client, data, network, config.seed), kept)
+
+
+def _received(folder: RunFolder, config: RunConfig, client: str | None) -> Received | None:
+    """What a client is sent to evaluate, after the last checkpoint; for all, None where each gets another."""
+    if not folder.checkpoints():
+        raise UserError(
+            f"{folder.path} has no checkpoint to make its models from (a study deletes those of runs that have "
+            f"ended); perennial run --config {folder.path / 'config.toml'} makes the run again"
+        )
+    last = folder.load_checkpoint()
+    strategy = strategy_for(config, last.run_id)
+    strategy.load_state_dict(last.strategy)
+    payload = strategy.payload(last.arrays)
+    if not callable(payload):
+        return Received(last.round, dict(payload))
+    return Received(last.round, dict(payload(client))) if client else None

@@ -1,0 +1,378 @@
+"""`import perennial`: runs, studies, arrays in memory; what is wrong with them is one sentence."""
+
+import inspect
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+import perennial
+from perennial import InMemory, Progress, Result, UserError, from_arrays
+from perennial.common.config import load_config
+from perennial.common.data.scenarios.arrays import FOLDER
+from perennial.common.files import load_records, load_tensors, save_records
+from perennial.server.cli.main import app
+from perennial.server.folder import RunFolder
+from perennial.server.study.recipes import recipe_config
+
+FEW = {"evaluate_every": 2, "checkpoint_every": 2, "model.hidden": [8]}
+
+
+def samples(seed: int, n: int = 40, environments: tuple[str, ...] = ("hot", "cold")) -> tuple[Any, Any, Any]:
+    """Five numbers, of which the first says the class, and the last does so in one of the environments."""
+    rng = np.random.default_rng(seed)
+    x, y = rng.normal(size=(n, 5)), np.arange(n) // 2 % 2
+    x[:, 0] += 2 * y
+    x[:, 4] += np.where(np.arange(n) % 2, 3 * y, 0)
+    return x, y, np.array(environments)[np.arange(n) % len(environments)]
+
+
+@pytest.fixture(scope="module")
+def scenario() -> InMemory:
+    clients = {"north": samples(1), "east": samples(2, 30)}
+    return from_arrays(clients, {"new": samples(3, 20)[:2], "own": {"north": samples(4, 16)[:2]}})
+
+
+@pytest.fixture(scope="module")
+def ditto(scenario: InMemory, tmp_path_factory: pytest.TempPathFactory) -> Result:
+    return perennial.run("ditto", scenario, rounds=4, settings=FEW, out=tmp_path_factory.mktemp("run") / "ditto")
+
+
+# ---------------------------------------------------------------------- importing
+
+
+def test_importing_the_package_imports_nothing_else() -> None:
+    program = "import sys; before = set(sys.modules); import perennial; print(sorted(set(sys.modules) - before))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert "perennial.runs" not in done.stdout
+    assert not {"torch", "pydantic", "numpy", "flwr"} & set(done.stdout.replace("'", "").strip("[]\n").split(", "))
+
+
+def test_every_name_of_the_package_is_there_and_documented() -> None:
+    for name in perennial.__all__:
+        assert inspect.getdoc(getattr(perennial, name)), name
+        assert name in dir(perennial)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        perennial.nothing  # noqa: B018
+
+
+# ---------------------------------------------------------------------- a run
+
+
+def test_a_run_and_the_command_give_the_same_numbers(tmp_path: Path) -> None:
+    told: list[Progress] = []
+    settings = {"scenario.clients": 2, "evaluate_every": 2, "learning_rate": np.float64(0.1)}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        result = perennial.run(
+            "fedavg",
+            "colored-digits",
+            rounds=2,
+            seed=3,
+            settings=settings,
+            out=tmp_path / "one",
+            watch=told.append,
+        )
+        assert torch.get_num_threads() == 2  # the caller's own
+    finally:
+        torch.set_num_threads(threads)
+    assert [progress.round for progress in told] == [0, 1, 2]
+    command = ["run", "--method", "fedavg", "--scenario", "colored-digits", "--rounds", "2", "--seed", "3"]
+    for setting in ("scenario.clients=2", "evaluate_every=2", "learning_rate=0.1"):
+        command += ["--set", setting]
+    typed = CliRunner().invoke(app, [*command, "--out", str(tmp_path / "two"), "--json"])
+    assert typed.exit_code == 0, typed.output
+    assert json.loads(typed.stdout)["models"] == result.summary["models"]
+    assert (tmp_path / "one" / "config.toml").read_text() == (tmp_path / "two" / "config.toml").read_text()
+    assert (tmp_path / "one" / "metrics.jsonl").read_text() == (tmp_path / "two" / "metrics.jsonl").read_text()
+
+
+def test_a_run_without_arguments_is_the_first_command(tmp_path: Path) -> None:
+    result = perennial.run(rounds=1, settings={"scenario.clients": 2}, out=tmp_path / "run")
+    assert result.config == recipe_config("demo/fedsdr", {"rounds": 1}, ["scenario.clients=2"])[0]
+
+
+def test_tables_are_what_the_summary_says(ditto: Result) -> None:
+    found = ditto.summary["models"]["personal"]["final"]
+    rows = [row for row in ditto.accuracy if (row["model"], row["selection"]) == ("personal", "final")]
+    assert {row["environment"]: row["accuracy"] for row in rows} == found["accuracy"]
+    assert found["accuracy"].keys() == {"new", "own"}
+    (overall,) = (row for row in ditto.overall if (row["model"], row["selection"]) == ("personal", "final"))
+    assert (overall["round"], overall["worst"], overall["held_out"]) == (4, found["worst"], found["validation"])
+    own = [row for row in ditto.clients if (row["model"], row["selection"]) == ("personal", "final")]
+    assert [(row["client"], row["environment"]) for row in own] == [
+        ("east", "new"), ("north", "new"), ("north", "own")
+    ]  # fmt: skip
+    last = [row for row in ditto.history if row["round"] == 4 and row["model"] == "personal"]
+    assert {row["environment"]: row["accuracy"] for row in last if row["split"] == "test"} == found["accuracy"]
+    assert f"worst {100 * found['worst']:.2f} %" in repr(ditto)
+    assert ditto.overall._repr_html_().count("<tr>") == 1 + len(ditto.overall)
+
+
+def test_a_table_is_a_frame_where_pandas_is_there(ditto: Result) -> None:
+    try:
+        import pandas  # noqa: F401
+    except ImportError:
+        with pytest.raises(UserError, match="needs pandas"):
+            ditto.accuracy.frame()
+    else:
+        frame = ditto.accuracy.frame()
+        assert list(frame.columns) == ["model", "selection", "round", "environment", "accuracy"]
+        assert frame["accuracy"].tolist() == [row["accuracy"] for row in ditto.accuracy]
+
+
+def test_plots_have_a_line_for_each_row_of_numbers(ditto: Result) -> None:
+    matplotlib.use("Agg")
+    axes = ditto.plot()
+    lines = {line.get_label(): line.get_ydata() for line in axes.get_lines()}
+    found = ditto.summary["models"]["global"]["final"]["accuracy"]
+    assert list(lines["global, final (round 4)"]) == [100 * value for value in found.values()]
+    assert len(ditto.plot_history(axes).get_lines()) == 4 + 2 * 3  # held-out, average and worst of two models
+    matplotlib.pyplot.close("all")
+
+
+def test_a_run_is_loaded_and_goes_on_from_its_data(ditto: Result, scenario: InMemory, tmp_path: Path) -> None:
+    short = perennial.run("ditto", scenario, rounds=2, settings=FEW, out=tmp_path / "run")
+    file = tmp_path / "run" / "config.toml"
+    file.write_text(file.read_text().replace("rounds = 2", "rounds = 4"))
+    resumed = perennial.resume(short.folder)
+    assert resumed.accuracy == ditto.accuracy == perennial.load(ditto.folder).accuracy
+    with pytest.raises(UserError, match="has ended: all 4 rounds are done"):
+        perennial.resume(short.folder)
+    with pytest.raises(UserError, match="is not a run folder"):
+        perennial.load(tmp_path)
+
+
+# ---------------------------------------------------------------------- models
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["ditto", "fedsdr", "apfl", "fedrod", "fedsr", "ifca", "per-fedavg", "fedpac", "cgpfl", "v-fl-games"],
+)
+def test_a_model_has_the_accuracy_that_the_run_says(method: str, scenario: InMemory, tmp_path: Path) -> None:
+    groups = {"ifca": {"clusters": 2}, "cgpfl": {"contexts": 2}}.get(method, {})
+    result = perennial.run(method, scenario, rounds=2, settings={**FEW, **groups}, out=tmp_path / "run")
+    config = result.config
+    for number, client in enumerate(config.scenario.client_ids):
+        data = config.scenario.client_data(number, config.seed, config.data_folder)
+        for name in config.method.evaluates:
+            model = result.model(name, client=client)
+            found = {row["environment"]: row["accuracy"] for row in result.clients
+                     if (row["model"], row["selection"], row["client"]) == (name, "final", client)}  # fmt: skip
+            right = {
+                name: float((model(part.x).argmax(dim=1) == part.y).double().mean())
+                for name, part in data.test.items()
+            }
+            assert right == pytest.approx(found, abs=1e-12), (name, client)
+
+
+def test_a_model_is_an_ordinary_module(ditto: Result) -> None:
+    model = ditto.model(client="north")
+    assert isinstance(model, nn.Module)
+    assert not model.training
+    shapes = {name: tuple(own.shape) for name, own in model.named_parameters()}
+    assert shapes == {
+        "featurizer.1.weight": (8, 5), "featurizer.1.bias": (8,), "classifier.weight": (2, 8), "classifier.bias": (2,)
+    }  # fmt: skip
+    saved = load_tensors(ditto.folder / "models" / "global.safetensors")
+    assert all(torch.equal(own, saved[name]) for name, own in ditto.model("global").state_dict().items())
+    model(torch.zeros(1, 5)).sum().backward()
+    assert model.classifier.weight.grad is not None
+    with pytest.raises(UserError, match="each client has a personal model of its own"):
+        ditto.model("personal")
+    with pytest.raises(UserError, match="unknown client 'south'"):
+        ditto.model("personal", client="south")
+    with pytest.raises(UserError, match="unknown model 'best'"):
+        ditto.model("best")
+
+
+# ---------------------------------------------------------------------- studies
+
+
+def test_a_search_and_a_comparison_of_arrays(scenario: InMemory, tmp_path: Path) -> None:
+    found = perennial.tune("ditto", scenario, 2, rounds=2, settings=FEW, out=tmp_path, select="held-out")
+    assert [row["trial"] for row in found.table] == [0, 1]
+    assert found.chosen is not None
+    assert found.result.folder == found.chosen.path
+    assert [file.suffix for file in found.files] == [".toml", ".svg"]
+    assert found.settings.keys() >= {"learning_rate", "proximity"}
+    again = perennial.sweep("ditto", scenario, 2, rounds=2, settings=FEW, out=tmp_path, select="held-out")
+    assert again.table == found.table
+    with pytest.raises(UserError, match="has no checkpoint"):
+        found.result.model(client="north")
+
+    compared = perennial.compare(
+        ["ditto"], scenario, seeds=2, rounds=2, settings=FEW, out=tmp_path, select="held-out"
+    )
+    methods = list(dict.fromkeys(row["method"] for row in compared.table))
+    assert methods == ["Ditto", "FedAvg", "Local", "Constant"]
+    row = compared.row("Ditto", "final")
+    assert row is not None
+    (worst,) = (
+        own for own in compared.table
+        if (own["method"], own["selection"], own["measure"]) == ("Ditto", "final", "worst")
+    )  # fmt: skip
+    assert (worst["mean"], worst["seeds"]) == (row.measures["worst"].mean, 2)
+    assert len(list((tmp_path / FOLDER).iterdir())) == 3  # once for all runs
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: perennial.run("fedavgg", "colored-digits"), "unknown method 'fedavgg'; did you mean 'fedavg'"),
+        (lambda: perennial.run("fedavg", "digits"), "unknown scenario 'digits'"),
+        (lambda: perennial.run(settings={"rate": 1}), "unknown key 'rate'"),
+        (
+            lambda: perennial.run(settings={"learning_rate": None}),
+            "settings: learning_rate = None is not possible",
+        ),
+        (
+            lambda: perennial.run(settings={"model": {"hidden": 3}}),
+            "settings: model = {'hidden': 3} is not possible",
+        ),
+        (lambda: perennial.run("fedavg", recipe="demo/fedpin"), "is not possible with --method fedavg"),
+        (lambda: perennial.sweep("fedavg", "colored-digits", 0), "trials: 0 is not possible"),
+        (lambda: perennial.tune("fedavg", "colored-digits", 1), "trials: 1 is not possible"),
+        (lambda: perennial.compare(["fedavg"], "colored-digits", seeds=0), "seeds: 0 is not possible"),
+        (
+            lambda: perennial.sweep("fedavg", "colored-digits", 2, select="test"),
+            "select: unknown selection 'test'",
+        ),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(
+    call: Any, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError) as raised:
+        call()
+    assert sentence in str(raised.value)
+    assert "\n" not in str(raised.value)
+    assert not list(tmp_path.iterdir())
+
+
+# ---------------------------------------------------------------------- arrays
+
+
+def test_arrays_become_what_clients_have(tmp_path: Path) -> None:
+    pixels = np.arange(2 * 4 * 1 * 3 * 3, dtype=np.uint8).reshape(2, 4, 1, 3, 3)
+    made = from_arrays(
+        {"b": (pixels[0], ["cat", "dog", "cat", "dog"], [10, 9, 10, 9]),
+         "a": (torch.from_numpy(pixels[1]), np.array(["dog", "emu", "dog", "emu"]), torch.tensor([9, 9, 10, 10]))},
+        {"new": (pixels[1], ["dog"] * 4), "far": {"b": (pixels[1, :2].tolist(), ["emu", "cat"])}},
+        validation_fraction=0.0,
+    )  # fmt: skip
+    scenario = made.scenario
+    assert (scenario.client_ids, scenario.class_names) == (("a", "b"), ("cat", "dog", "emu"))
+    assert (scenario.train_environments, scenario.test_environments) == (("9", "10"), ("new", "far"))
+    assert (scenario.input_shape, scenario.model) == ((1, 3, 3), {"name": "cnn-small"})
+    root = Path(made.save(tmp_path))
+    data = scenario.client_data(1, 0, root)
+    order = torch.argsort(data.train.x[:, 0, 0, 0])
+    assert torch.equal(data.train.x[order], torch.from_numpy(pixels[0]).float() / 255)
+    assert data.train.y[order].tolist() == [0, 1, 0, 1]
+    assert data.train.environment[order].tolist() == [1, 0, 1, 0]
+    assert data.test["new"].y.tolist() == [1] * 4
+    assert data.test["far"].y.tolist() == [2, 0]
+    assert torch.equal(data.test["far"].x, torch.from_numpy(pixels[1, :2]).float())  # a list has no bytes
+    assert scenario.client_data(0, 0, root).test.keys() == {"new"}
+    again = load_config(options={"scenario": json.loads(scenario.model_dump_json())})
+    assert again.scenario == scenario
+
+
+def test_without_test_data_a_part_of_each_environment_is_for_testing(tmp_path: Path) -> None:
+    made = from_arrays({"a": samples(1)[:2], "b": samples(2)[:2]}, classes=["no", "yes"], test_fraction=0.25)
+    assert made.scenario.environments == made.scenario.test_environments == ("all",)
+    assert made.scenario.class_names == ("no", "yes")
+    data = made.scenario.client_data(0, 5, Path(made.save(tmp_path)))
+    assert (len(data.train), len(data.validation), len(data.test["all"])) == (26, 4, 10)
+    seen = torch.cat([data.train.x, data.validation.x, data.test["all"].x])
+    given = torch.from_numpy(samples(1)[0]).float()
+    assert torch.equal(seen[torch.argsort(seen[:, 1])], given[torch.argsort(given[:, 1])])
+
+
+def test_other_data_under_the_same_name_are_refused(scenario: InMemory, tmp_path: Path) -> None:
+    root, plain = Path(scenario.save(tmp_path)), scenario.scenario
+    before = plain.client_data(0, 0, root)
+    file = root / FOLDER / f"{plain.parts[0]}.safetensors"
+    records = load_records(file)
+    records["train"]["x"][3, 2] += 1
+    save_records(file, records)
+    with pytest.raises(UserError, match=r"east in .* are not those that the run was configured with"):
+        plain.client_data(0, 0, root)
+    file.write_bytes(b"nothing")
+    with pytest.raises(UserError, match=r"the arrays of east in .* cannot be read"):
+        plain.client_data(0, 0, root)
+    file.unlink()
+    with pytest.raises(UserError, match=r"the arrays of east are not in .*; give the data root that has them"):
+        plain.client_data(0, 0, root)
+    scenario.save(tmp_path)
+    assert torch.equal(plain.client_data(0, 0, root).train.x, before.train.x)
+
+
+def test_the_same_arrays_have_the_same_digests(scenario: InMemory) -> None:
+    clients = {"east": samples(2, 30), "north": samples(1)}
+    again = from_arrays(clients, {"new": samples(3, 20)[:2], "own": {"north": samples(4, 16)[:2]}})
+    assert again.scenario == scenario.scenario
+    x, y, environment = samples(1)
+    other = from_arrays({**clients, "north": (x, 1 - y, environment)})
+    assert other.scenario.parts[1] != scenario.scenario.parts[1]
+
+
+X, Y, E = samples(0, 8)
+NAN = X.copy()
+NAN[5, 2] = np.nan
+BAD: list[tuple[Any, dict[str, Any], str]] = [
+    ({}, {}, "there must be at least one client"),
+    ([(X, Y)], {}, "there must be at least one client"),
+    ({"a": X}, {}, "a must be (x, y, environment) or (x, y), not ndarray of 8"),
+    ({"a": (X, None, E)}, {}, "a: y must be numbers or texts of one kind, not NoneType"),
+    ({"a": (X, [], E)}, {}, "a: y must have one class for each sample; it has shape 0"),
+    ({"a": (X, Y.astype(float), E)}, {}, "a: y must be whole numbers or texts, not float64"),
+    ({"a": (X, Y * 0, E)}, {}, "y is 0 everywhere; there must be at least two classes"),
+    ({"a": (X[:5], Y, E)}, {}, "a: x must be numbers, 8 rows as in y; it is float64 of shape 5x5"),
+    ({"a": (X.astype(str), Y, E)}, {}, "a: x must be numbers, 8 rows as in y; it is <U"),
+    ({"a": ([[1.0], [1.0, 2.0]], [0, 1], E[:2])}, {}, "a: x is no array"),
+    ({"a": (NAN, Y, E)}, {}, "a: sample 5 of x has what is no finite number"),
+    ({"a": (X * 1e300, Y, E)}, {}, "a: sample 0 of x has what is no finite number (as float32)"),
+    ({"a": (X[:, :0], Y, E)}, {}, "a: a sample has shape 0, which has no numbers"),
+    ({"a": (X, Y, E), "b": (X[:, :4], Y, E)}, {}, "b: a sample has shape 4, and in a 5; all must be alike"),
+    ({"a": (X, Y, E), "b": (X, Y)}, {}, "b has no environments, and a has; give all of them some, or none"),
+    ({"a": (X, Y, E[:3])}, {}, "a: environment must be 8 whole numbers or texts as in y, or one text; it is <U4"),
+    ({"a": (X, Y, None)}, {}, "a: environment is None; give one for each sample, or leave it out"),
+    ({"a": (X, Y, E), "b": (X, [str(y) for y in Y], E)}, {}, "y has texts in one of a and b, and numbers in the"),
+    ({"a b": (X, Y, E)}, {}, "'a b' is no name of a site"),
+    ({"a": (X, Y, E)}, {"test": {}}, "test: there must be at least one environment"),
+    ({"a": (X, Y, E)}, {"test": {"new": (X, Y, E)}}, "test 'new' must be (x, y), not tuple of 3"),
+    ({"a": (X, Y, E)}, {"test": {"new": (X, Y + 1)}}, "test 'new': class 2 is in no client's samples"),
+    ({"a": (X, Y, E)}, {"test": {"new": {"z": (X, Y)}}}, "test 'new': z is no client; there are a"),
+    ({"a": (X, Y, E)}, {"test": {"new": (X, Y)}, "test_fraction": 0.5}, "test_fraction = 0.5 is not possible"),
+    ({"a": (X, Y, E)}, {"classes": ["only"]}, "a: y has 1, which is none of the 1 classes"),
+    ({"a": (X, Y, E)}, {"classes": ["one", "one"]}, "labels: "),
+    ({"a": (X, Y, E)}, {"validation_fraction": 1.5}, "validation_fraction: 1.5 is not possible"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("clients", "options", "sentence"), BAD, ids=[own[2][:40] for own in BAD])
+def test_what_is_wrong_with_arrays_is_one_sentence(clients: Any, options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError) as raised:
+        from_arrays(clients, **options)
+    assert sentence in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_run_folder_is_not_written_twice(ditto: Result, scenario: InMemory) -> None:
+    before = RunFolder(ditto.folder).rows()
+    with pytest.raises(UserError, match="already holds a run"):
+        perennial.run("ditto", scenario, rounds=1, out=ditto.folder)
+    assert RunFolder(ditto.folder).rows() == before
