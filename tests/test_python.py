@@ -182,8 +182,11 @@ def test_a_model_is_an_ordinary_module(ditto: Result) -> None:
     assert not model.training
     shapes = {name: tuple(own.shape) for name, own in model.named_parameters()}
     assert shapes == {
-        "featurizer.1.weight": (8, 5), "featurizer.1.bias": (8,), "classifier.weight": (2, 8), "classifier.bias": (2,)
-    }  # fmt: skip
+        "featurizer.1.weight": (8, 5),
+        "featurizer.1.bias": (8,),
+        "classifier.weight": (2, 8),
+        "classifier.bias": (2,),
+    }
     saved = load_tensors(ditto.folder / "models" / "global.safetensors")
     assert all(torch.equal(own, saved[name]) for name, own in ditto.model("global").state_dict().items())
     model(torch.zeros(1, 5)).sum().backward()
