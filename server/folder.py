@@ -121,7 +121,8 @@ class Checkpoint:
 
 def default_out(config: RunConfig) -> str:
     """Where a run goes when nobody says: `runs/TIME-METHOD-SCENARIO-sSEED`."""
-    return f"runs/{time.strftime('%Y%m%d-%H%M%S')}-{config.method.name}-{config.scenario.name}-s{config.seed}"
+    scenario = config.scenario.name.replace(":", "-")
+    return f"runs/{time.strftime('%Y%m%d-%H%M%S')}-{config.method.name}-{scenario}-s{config.seed}"
 
 
 class RunFolder:

@@ -59,6 +59,7 @@ DATASETS = {
         "pacs": "PACS: 9,991 pictures of 7 classes in 4 domains, from photos to sketches",
         "vlcs": "VLCS: 10,729 photos of 5 classes in 4 domains",
         "office-home": "Office-Home: 15,588 pictures of 65 classes in 4 domains",
+        "camelyon17": "Camelyon17-WILDS: 455,954 patches of tissue from 5 hospitals, 2 classes (perennial[wilds])",
         "eicu": "eICU-CRD: patients of 58 hospitals, 1,399 drugs, death in hospital",
         "eicu-demo": "eICU's open demo: patients of 173 hospitals, 150 diagnoses and groups",
         "eicu-synthetic": "generated: 30,760 patients of 58 hospitals, a stand-in for eICU",

@@ -6,9 +6,12 @@ Importing scikit-learn takes seconds, so the loader that needs it does so itself
 import csv
 import gzip
 import lzma
+import sys
+import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from importlib import import_module
 from math import prod
 from pathlib import Path
 from typing import Any, TypeVar
@@ -315,6 +318,47 @@ def _eicu_synthetic(_: Path | None) -> Raw:
     return _patients("eicu-synthetic", EICU_COLUMNS, lambda: eicu.generate(rng))
 
 
+def _camelyon17(root: Path | None) -> Raw:
+    """`ROOT/camelyon17_v1.0`, as WILDS unpacks it, by WILDS' own loader.
+
+    Tags: `hospital`, from 0, and `split`: 0 training, 1 held-out training, 2 and 3 other hospitals.
+    """
+    folder = _below("camelyon17", root, "camelyon17_v1.0, as WILDS unpacks it") / "camelyon17_v1.0"
+    loader = _wilds("camelyon17")
+
+    def read(path: Path) -> Raw:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # pandas 3's, and only read
+            found = loader(root_dir=str(path.parent), download=False)
+        if missing := {"hospital", "y"} - set(found.metadata_fields):
+            raise ValueError(f"it has no {min(missing)}")
+        # The loader's own `get_input` opens a file at a time and does not scale it.
+        files = Files([path / name for name in found._input_array], (3, 96, 96))
+        hospital = found.metadata_array[:, found.metadata_fields.index("hospital")]
+        split = torch.from_numpy(np.array(found.split_array, dtype=np.int64))
+        return Raw(files, found.y_array, len(found.y_array), {"hospital": hospital, "split": split})
+
+    get = "have WILDS put it there: wilds.get_dataset('camelyon17', root_dir=DATA_ROOT, download=True)"
+    return _read("camelyon17", folder, get, read)
+
+
+def _wilds(name: str) -> Any:
+    """A data set's class. Raises `UserError` where the package is not installed."""
+    known = sys.modules.get("outdated")
+    sys.modules["outdated"] = None  # type: ignore[assignment] # with it WILDS asks a server for its newest version
+    try:
+        return getattr(import_module(f"wilds.datasets.{name}_dataset"), f"{name.capitalize()}Dataset")
+    except ImportError as error:
+        raise UserError(
+            f"data set {name!r} is read by the package wilds, which is not installed ({error}); "
+            "pip install 'perennial[wilds]'"
+        ) from None
+    finally:
+        del sys.modules["outdated"]
+        if known:
+            sys.modules["outdated"] = known
+
+
 READERS: dict[str, Callable[[Path | None], Raw]] = {
     "digits": _digits,
     "mnist": partial(_mnist_like, "mnist", "MNIST"),
@@ -326,6 +370,7 @@ READERS: dict[str, Callable[[Path | None], Raw]] = {
     "pacs": _pacs,
     "vlcs": partial(_tree, "vlcs", "VLCS", VLCS, 5),
     "office-home": partial(_tree, "office-home", "office_home", OFFICE_HOME, 65),
+    "camelyon17": _camelyon17,
     "eicu": _eicu,
     "eicu-demo": _eicu_demo,
     "eicu-synthetic": _eicu_synthetic,

@@ -30,7 +30,8 @@ def run_name(config: RunConfig) -> str:
 
 def name_without_code(config: RunConfig) -> str:
     """The part of a run's name that stays the same from version to version of the code."""
-    return f"{config.method.name}-{config.scenario.name}-s{config.seed}-{config_digest(config)}"
+    scenario = config.scenario.name.replace(":", "-")
+    return f"{config.method.name}-{scenario}-s{config.seed}-{config_digest(config)}"
 
 
 def config_digest(config: RunConfig) -> str:
