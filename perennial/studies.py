@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,9 +16,11 @@ from perennial.runs import POOL, Settings, assigned, configured, plain, root_of
 from perennial.server.rows import Table
 from perennial.server.split import Select
 from perennial.server.study import compare as comparing
+from perennial.server.study import sites
 from perennial.server.study.choose import Verdict, keep, search, why_lines
 from perennial.server.study.compare import Comparison as Comparison
 from perennial.server.study.runs import Outcome, Watch
+from perennial.server.study.sites import Cell as Cell
 from perennial.server.study.sweep import key_of, sweep_rows
 
 if TYPE_CHECKING:
@@ -79,9 +82,10 @@ class Search:
 
 def sweep(
     method: str,
-    scenario: str | Scenario | InMemory,
+    scenario: str | Scenario | InMemory | None,
     trials: int,
     *,
+    config: Path | str | None = None,
     select: str = Select.by_split.value,
     prune: bool = False,
     seed: int = 0,
@@ -95,6 +99,8 @@ def sweep(
 ) -> Search:
     """Random search over a method's search ranges; trial 0 is the defaults. Called again, it continues.
 
+    In place of a scenario, `config` names a file that has one, such as one for data of your own; rounds, model and
+    other settings of the run are also taken from it, and the method is not.
     `select` is "split", "held-out" or "leave-one-out" (docs/selection.md); `settings` are not drawn.
     `jobs` runs go on at a time; with more than one, a script needs `if __name__ == "__main__":`, since each has a
     process of its own. `watch` is told how the study stands.
@@ -103,7 +109,7 @@ def sweep(
     """
     if trials < 1:
         raise UserError(f"trials: {trials} is not possible; it must be at least 1")
-    said = assigned(settings)
+    scenario, rounds, said = _problem(scenario, config, rounds, settings)
     base = configured(
         method,
         plain(scenario),
@@ -119,9 +125,10 @@ def sweep(
 
 def tune(
     method: str,
-    scenario: str | Scenario | InMemory,
+    scenario: str | Scenario | InMemory | None,
     trials: int,
     *,
+    config: Path | str | None = None,
     select: str = Select.by_split.value,
     prune: bool = True,
     seed: int = 0,
@@ -144,6 +151,7 @@ def tune(
         method,
         scenario,
         trials,
+        config=config,
         select=select,
         prune=prune,
         seed=seed,
@@ -160,8 +168,9 @@ def tune(
 
 def compare(
     methods: Iterable[str],
-    scenario: str | Scenario | InMemory,
+    scenario: str | Scenario | InMemory | None = None,
     *,
+    config: Path | str | None = None,
     seeds: int = 3,
     trials: int = 1,
     select: str = Select.by_split.value,
@@ -184,14 +193,14 @@ def compare(
     for name, value in (("seeds", seeds), ("trials", trials)):
         if value < 1:
             raise UserError(f"{name}: {value} is not possible; it must be at least 1")
-    names = [methods] if isinstance(methods, str) else list(methods)
+    scenario, rounds, said = _problem(scenario, config, rounds, settings)
     plan = comparing.Plan(
-        entries=comparing.entries_of(names),
+        entries=comparing.entries_of([methods] if isinstance(methods, str) else methods),
         scenario=plain(scenario),
         seeds=seeds,
         trials=trials,
         rounds=rounds,
-        settings=assigned(settings),
+        settings=said,
         data_root=root_of(scenario, data_root, out),
         device=device,
         oracle=oracle,
@@ -199,6 +208,60 @@ def compare(
         prune=prune,
     )
     return comparing.compare(plan, Path(out), jobs, watch)
+
+
+def leave_one_site_out(
+    methods: Iterable[str],
+    scenario: str | Scenario | InMemory | None = None,
+    *,
+    config: Path | str | None = None,
+    seeds: int = 3,
+    rounds: int | None = None,
+    settings: Settings = (),
+    jobs: int = 1,
+    out: Path | str = POOL,
+    data_root: Path | str | None = None,
+    device: str | None = None,
+    watch: Watch = lambda _: None,
+) -> tuple[list[Cell], list[str]]:
+    """What each method does at a site that nobody trained at: a cell for each site and method, and troubles.
+
+    FedAvg, Local and a constant prediction are always in. Arguments and errors are as with `compare`.
+    """
+    scenario, rounds, said = _problem(scenario, config, rounds, settings)
+    plan = comparing.Plan(
+        entries=comparing.entries_of([methods] if isinstance(methods, str) else methods),
+        scenario=plain(scenario),
+        seeds=seeds,
+        rounds=rounds,
+        settings=said,
+        data_root=root_of(scenario, data_root, out),
+        device=device,
+    )
+    entries = comparing.with_baselines(plan.entries)
+    bases = {entry.label: comparing.base_config(plan, entry, entries) for entry in entries}
+    return sites.leave_one_site_out(bases, seeds, Path(out), jobs, watch)
+
+
+def _problem(
+    scenario: str | Scenario | InMemory | None, config: Path | str | None, rounds: int | None, settings: Settings
+) -> tuple[str | Scenario | InMemory, int | None, tuple[str, ...]]:
+    """The scenario, the rounds and the settings of a study, which a file may have. Raises `UserError`."""
+    said = assigned(settings)
+    if config is None and scenario is not None:
+        return scenario, rounds, said
+    if config is None or scenario is not None:
+        raise UserError("scenario: name one, or a configuration file that has one, one of the two")
+    from perennial.common.config import load_config
+
+    whole = load_config(Path(config))
+    values = tomllib.loads(Path(config).read_text(encoding="utf-8"))
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if key in ("method", "scenario", "rounds", "seed", "preset"):
+            continue
+        flat |= {f"{key}.{name}": own for name, own in value.items()} if isinstance(value, dict) else {key: value}
+    return whole.scenario, rounds or (whole.rounds if "rounds" in values else None), (*assigned(flat), *said)
 
 
 def _select(name: str) -> Select:

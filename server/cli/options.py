@@ -79,7 +79,10 @@ MethodArgument = Annotated[
 ]
 MethodOption = Annotated[str | None, typer.Option("--method", help="The same.", autocompletion=methods)]
 ScenarioName = Annotated[
-    str, typer.Option(help="Scenario, see `perennial list scenarios`.", autocompletion=scenarios)
+    str | None, typer.Option(help="Scenario, see `perennial list scenarios`.", autocompletion=scenarios)
+]
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", help="In its place: TOML file that has one, such as `describe` writes.")
 ]
 LabelColumn = Annotated[str, typer.Option(metavar="NAME", help="A table's column of the class.")]
 EnvironmentColumn = Annotated[str, typer.Option(metavar="NAME", help="A table's column of the environment.")]

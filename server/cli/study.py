@@ -13,6 +13,7 @@ from perennial.runs import POOL
 from perennial.server.cli.completion import method_list, tables
 from perennial.server.cli.console import err, out, print_tables, print_troubles, sentences, watching_runs
 from perennial.server.cli.options import (
+    ConfigFile,
     DataRoot,
     Device,
     Jobs,
@@ -47,8 +48,9 @@ class Format(StrEnum):
 
 @app.command("sweep")
 def sweep_method(
-    scenario: ScenarioName,
     count: Annotated[int, typer.Option("--trials", min=1, help="How many; trial 0 is the defaults.")],
+    scenario: ScenarioName = None,
+    config: ConfigFile = None,
     named: MethodArgument = None,
     method: MethodOption = None,
     select: Selected = Select.by_split,
@@ -74,6 +76,7 @@ def sweep_method(
                 name,
                 scenario,
                 count,
+                config=config,
                 select=select.value,
                 prune=prune,
                 seed=seed,
@@ -96,8 +99,9 @@ def sweep_method(
 
 @app.command("tune")
 def tune_method(
-    scenario: ScenarioName,
     count: Annotated[int, typer.Option("--trials", min=2, help="How many; trial 0 is the defaults.")],
+    scenario: ScenarioName = None,
+    config: ConfigFile = None,
     named: MethodArgument = None,
     method: MethodOption = None,
     select: Selected = Select.by_split,
@@ -128,6 +132,7 @@ def tune_method(
                 name,
                 scenario,
                 count,
+                config=config,
                 select=select.value,
                 prune=prune,
                 seed=seed,
@@ -141,7 +146,8 @@ def tune_method(
             )
         lines = found.why
         if preset:
-            lines.append(add_preset(preset, found.outcomes, found.verdict, scenario, settings or [], prune))
+            problem = scenario or str(config)
+            lines.append(add_preset(preset, found.outcomes, found.verdict, problem, settings or [], prune))
     if as_json:
         files = [str(file) for file in found.files]
         out.print_json(data={"trials": found.table, "by": found.verdict.by, "why": lines, "files": files})
@@ -161,7 +167,8 @@ def compare_methods(
             autocompletion=method_list,
         ),
     ],
-    scenario: ScenarioName,
+    scenario: ScenarioName = None,
+    config: ConfigFile = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many: 0, 1, …")] = 3,
     count: Annotated[
         int, typer.Option("--trials", min=1, help="Search budget of every method, with seed 0; 1 is the defaults.")
@@ -177,17 +184,47 @@ def compare_methods(
     oracle: Annotated[
         bool, typer.Option("--oracle", help="Also the round that is best on test data, labelled so.")
     ] = False,
+    each_site: Annotated[
+        bool,
+        typer.Option("--leave-one-site-out", help="What each method does at a site that nobody trained at."),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Methods side by side, tuned alike. Started again, it continues."""
     from perennial import studies
     from perennial.server.study.compare import comparison_lines, comparison_tables, trouble_lines
     from perennial.server.study.runs import cores
+    from perennial.server.study.sites import sites_json, sites_table
 
+    names = [name.strip() for name in methods.split(",")]
+    if each_site:
+        with sentences(), watching_runs(as_json) as watch:
+            if count > 1 or oracle:
+                raise UserError("--leave-one-site-out is not possible with --trials or --oracle; tune first")
+            cells, troubles = studies.leave_one_site_out(
+                names,
+                scenario,
+                config=config,
+                seeds=seeds,
+                rounds=rounds,
+                settings=settings or (),
+                jobs=jobs or cores(),
+                out=folder,
+                data_root=data_root,
+                device=device,
+                watch=watch,
+            )
+        if as_json:
+            out.print_json(data=sites_json(cells))
+        else:
+            print_tables(sites_table(cells))
+            print_troubles(troubles)
+        return
     with sentences(), watching_runs(as_json) as watch:
         comparison = studies.compare(
-            [name.strip() for name in methods.split(",")],
+            names,
             scenario,
+            config=config,
             seeds=seeds,
             trials=count,
             select=select.value,

@@ -13,7 +13,12 @@ from perennial.server.summary import Evaluation, Row
 
 
 def constant_rows(client: str, data: ClientData) -> list[Row]:
-    """One client's evaluation rows, as a run would log them; of equally frequent labels the smallest counts."""
+    """One client's evaluation rows, as a run would log them; of equally frequent labels the smallest counts.
+
+    A client that does not train has no label of its own to say, and no rows.
+    """
+    if not len(data.train):
+        return []
     label = int(torch.bincount(data.train.y).argmax())
     splits = {"validation": {"validation": data.validation}, "test": data.test}
     return [

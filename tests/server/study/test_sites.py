@@ -1,16 +1,20 @@
 """Leave one site out: what each method does at a site that nobody trained at."""
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from click.testing import Result
+from typer.testing import CliRunner
 
 from perennial.common.config import RunConfig, load_config
 from perennial.common.data.own import read
 from perennial.common.errors import UserError
 from perennial.common.files import load_tensors
 from perennial.common.models import network
+from perennial.server.cli.main import app
 from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
 from perennial.server.study.sites import CONSTANT, interval, leave_one_site_out, sites_json, sites_table
@@ -68,3 +72,40 @@ def test_the_interval_is_that_of_resampled_answers() -> None:
 def test_two_sites_are_too_few(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="needs three sites or more, and own-data has east, north"):
         leave_one_site_out({"FedAvg": config_of("fedavg", folder, SITES[:2])}, 1, tmp_path, 1)
+
+
+def call(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_the_command_takes_the_file_that_describe_writes(folder: Path, tmp_path: Path) -> None:
+    file, pool = tmp_path / "run.toml", tmp_path / "pool"
+    assert call("describe", folder, "--out", file).exit_code == 0
+    file.write_text("rounds = 1\nparticipation = 1.0\n\n" + file.read_text() + "\n[model]\nhidden = [3]\n")
+    study = ("--config", file, "--data-root", folder, "--jobs", "1", "--out", pool, "--json")
+    sites = call("compare", "--leave-one-site-out", "--methods", "ditto", "--seeds", "1", *study)
+    assert sites.exit_code == 0, sites.output
+    cells = json.loads(sites.stdout)
+    assert {(cell["site"], cell["method"]) for cell in cells} == {
+        (site, method) for site in SITES for method in ("Ditto", "FedAvg", "Local", CONSTANT)
+    }
+    configs = [RunFolder(path.parent).config() for path in pool.glob("*/config.toml")]
+    assert {(config.rounds, config.model.hidden) for config in configs} == {(1, (3,))}  # type: ignore[attr-defined]
+    trials = call("sweep", "fedavg", "--trials", "2", *study)
+    assert trials.exit_code == 0, trials.output
+    assert len(json.loads(trials.stdout)) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ((), "scenario: name one, or a configuration file that has one, one of the two"),
+        (("--scenario", "rc-digits", "--config", "x.toml"), "one of the two"),
+        (("--scenario", "rc-digits", "--leave-one-site-out", "--trials", "2"), "not possible with --trials"),
+        (("--scenario", "rc-digits", "--leave-one-site-out", "--methods", "f-fl-games"), "whose ensemble"),
+    ],
+)
+def test_what_cannot_be_asked(options: tuple[str, ...], sentence: str, tmp_path: Path) -> None:
+    result = call("compare", "--methods", "fedavg", *options, "--jobs", "1", "--out", tmp_path)
+    assert result.exit_code == 2
+    assert sentence in result.stderr
