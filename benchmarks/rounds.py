@@ -1,14 +1,13 @@
-"""Seconds per round on a real deployment, and memory of its processes: Flower as it is, then step by step.
+"""Seconds per round on a real deployment, and memory of its processes: Flower's own SuperNodes and ours.
 
     uv run python benchmarks/rounds.py [--rounds N] [--clients N] [--scenarios NAME,NAME] [--steps NAME,NAME]
                                        [--model NAME] [--settings KEY=VALUE,…] [--repeats N] [--json]
 
-A SuperLink and N SuperNodes on this machine, over gRPC. The steps, each with what is before it:
+A SuperLink and N SuperNodes on this machine, over gRPC. The steps:
 
-- `stock`: Flower's own Grid in the ServerApp; a ClientApp that imports PyTorch and loads data for each message;
-- `poll`: the ServerApp looks for replies every 0.25 s instead of every 3 s;
-- `worker`: the client worker;
-- `launcher`: the warm launcher.
+- `stock`: Flower's own SuperNodes, as after `join --code shipped`: a ClientApp that imports PyTorch and loads data
+  for each message;
+- `executor`: SuperNodes with the resident executor, as after `join`.
 
 A run is FedAvg. A round is timed from the log row of the one before it to its own; the first does not count,
 nor does the last, whose row waits for the evaluation. Memory is each process's highest resident size, looked up
@@ -17,7 +16,6 @@ four times a second: the largest of all processes of its kind. A page that sever
 
 import argparse
 import json
-import shutil
 import statistics
 import sys
 import tempfile
@@ -31,31 +29,15 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from perennial.client.node import launcher
 from perennial.common.config import RunConfig, load_config
-from perennial.server.deployment import remote
-from perennial.server.deployment.testbed import Deployment, deployment
+from perennial.common.flower import program
+from perennial.server.deployment.testbed import SUPERNODE, Deployment, deployment
 from perennial.server.folder import RunFolder
 
-PROJECT = Path(__file__).parents[1]
-STEPS = ("stock", "poll", "worker", "launcher")
-GRID = "folder, ordered, origin"
+STEPS = {"stock": [program("flower-supernode")], "executor": SUPERNODE}
 PROGRAMS = ("flower-superlink", "flower-supernode", "flower-superexec", "flwr-serverapp", "flwr-clientapp")
+MODULES = {"perennial.client.node.supernode": "flower-supernode", "perennial.client.node.executor": "executor"}
 PATIENCE = 1800.0
-
-
-def app(folder: Path, own_poll: bool) -> Path:
-    """A copy of the Flower app, which nobody edits while it is timed; with Flower's own Grid unless `own_poll`."""
-    for name in ("client", "common", "server", "strategies"):
-        shutil.copytree(PROJECT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "LICENSE"):
-        shutil.copy(PROJECT / name, folder / name)
-    main = folder / "server" / "app.py"
-    if GRID not in main.read_text():
-        sys.exit(f"{main} has no {GRID} any more; nothing to time")
-    if not own_poll:
-        main.write_text(main.read_text().replace(GRID, "folder, grid, origin"))
-    return folder
 
 
 @dataclass
@@ -99,17 +81,11 @@ def kinds(roots: set[int], words: dict[int, list[str]], parents: dict[int, int])
     """What each process below `roots` is."""
     found: dict[int, str] = {}
     for pid in sorted(parents, key=lambda pid: depth(pid, parents)):
-        above = found.get(parents[pid], "")
-        kind = next((word for word in words[pid] if word in PROGRAMS), "") if above or pid in roots else ""
-        if kind and kind == above and "launcher.py" in words[pid]:
-            kind = "warm process"
-        elif above == "warm process":
-            kind = "flwr-clientapp"
-        if kind:
-            found[pid] = kind
-    # A worker is nobody's child once its first ClientApp has ended; it says whose it is.
-    workers = [pid for pid in parents if words[pid][-2:-1] == ["perennial.client.node.worker"]]
-    return found | {pid: "client worker" for pid in workers if int(words[pid][-1].partition("-")[0]) in found}
+        if parents[pid] in found or pid in roots:
+            known = (word if word in PROGRAMS else MODULES.get(word) for word in words[pid])
+            if kind := next(filter(None, known), None):
+                found[pid] = kind
+    return found
 
 
 def depth(pid: int, parents: dict[int, int]) -> int:
@@ -122,13 +98,9 @@ def depth(pid: int, parents: dict[int, int]) -> int:
 
 def timed(config: RunConfig, step: str, folder: Path) -> tuple[list[float], dict[str, float]]:
     """Seconds of each round that counts, and peak MiB by kind of process."""
-    index = STEPS.index(step)
-    remote.APP = app(folder / "app", own_poll=index >= 1)
-    prefix = [sys.executable, "-P", launcher.__file__] if index >= 3 else []
-    switch = {"PERENNIAL_WORKER": "on" if index >= 2 else "off", "PERENNIAL_LAUNCHER": "on" if prefix else "off"}
     out, ends = folder / "run", list[float]()
     clients = len(config.scenario.client_ids)
-    with deployment(folder / "deployment", clients, prefix, **switch) as place, Memory(place) as memory:
+    with deployment(folder / "deployment", clients, STEPS[step]) as place, Memory(place) as memory:
         run, seen, limit = place.connection.submit(config, out), 0, time.monotonic() + PATIENCE
         # Nothing else is asked of the SuperLink meanwhile: each question would cost seconds of a core.
         while (
