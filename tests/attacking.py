@@ -8,7 +8,8 @@ from flwr.app import Message, RecordDict
 from scripted import payload
 from torch import Tensor
 
-from perennial.common.config import parse_task
+from perennial.client.trainer import Site
+from perennial.common.config import Task
 from perennial.common.models import Tensors
 from perennial.common.wire import to_record
 from perennial.server.grid import LocalGrid
@@ -81,8 +82,15 @@ def attack(here: LocalRuntime, attack: str, hostile: Sequence[int]) -> None:
     if attack != "label-flip":
         here.grid = AttackedGrid(here.grid, set(hostile), attack)
         return
-    text, classes = here.config.task(), here.config.scenario.classes
-    for number in hostile:
-        site = here.host.site(text, parse_task(text), number)
-        train = replace(site.data.train, y=classes - 1 - site.data.train.y)
-        here.host._sites[text, number] = replace(site, data=replace(site.data, train=train))
+    site, last, poisoned = here.host.site, here.config.scenario.classes - 1, dict[int, Site]()
+
+    def flipped(text: str, task: Task, number: int) -> Site:
+        found = site(text, task, number)
+        if number not in hostile:
+            return found
+        if number not in poisoned:
+            train = replace(found.data.train, y=last - found.data.train.y)
+            poisoned[number] = replace(found, data=replace(found.data, train=train))
+        return poisoned[number]
+
+    here.host.site = flipped  # type: ignore[method-assign]
