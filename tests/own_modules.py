@@ -129,4 +129,17 @@ class Pair(Plain):
         return super().forward(x), x
 
 
+class Picture(nn.Module):
+    """For pictures, with BatchNorm and dropout."""
+
+    def __init__(self, classes: int, input_shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(input_shape[0], 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten())
+        self.drop = nn.Dropout(0.3)
+        self.out = nn.Linear(4 * (input_shape[1] - 2) * (input_shape[2] - 2), classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.drop(self.body(x)))
+
+
 made = Plain(2)

@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import own_modules
 import pytest
 import torch
 from counts import own_tables
 from flwr_simulation import superlink
 from safetensors.torch import load_file
 
-from perennial.common import flower
+from perennial.common import flower, given
 from perennial.common.config import RunConfig, load_config
 from perennial.common.errors import RunStopped, UserError
 from perennial.common.files import load_records
@@ -44,6 +45,14 @@ def config_for(method: str, runtime: str, *settings: str) -> RunConfig:
         options={"method": method, "scenario": "colored-digits", "rounds": 2, "runtime": runtime},
         settings=["scenario.clients=2", "evaluate_every=2", "checkpoint_every=1", *settings],
     )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _trusted() -> Iterator[None]:
+    """The processes that the tests start have the tests' modules, as if they were installed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(given.VARIABLE, str(Path(own_modules.__file__)))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -165,6 +174,21 @@ def test_a_simulation_without_room_for_a_client_says_so(tmp_path: Path) -> None:
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     with deployment(tmp_path_factory.mktemp("deployment"), clients=2) as site:
         yield site
+
+
+@pytest.mark.parametrize("runtime", ["simulation", "deployment"])
+def test_a_module_of_ones_own_with_weights_equals_local(
+    runtime: str, simulated: Connection, site: Deployment, tmp_path: Path
+) -> None:
+    """With dropout, whose draws are keyed, and BatchNorm; sites have the module and not the weights."""
+    torch.save(own_modules.Picture(2, (2, 8, 8)).state_dict(), tmp_path / "weights.pt")
+    settings = ["model.name=own_modules:Picture", f"model.weights={tmp_path / 'weights.pt'}"]
+    config = config_for("fedavg", "local", *settings)
+    LocalRuntime(config).run(RunFolder.create(tmp_path / "local", config))
+    connection = simulated if runtime == "simulation" else site.connection
+    finish(connection, config_for("fedavg", runtime, *settings), tmp_path / runtime)
+    assert_equal_runs(tmp_path / "local", tmp_path / runtime)
+    assert RunFolder(tmp_path / runtime).config().model == config.model
 
 
 def test_flwr_run_equals_local(local: dict[str, Path], site: Deployment, tmp_path: Path) -> None:
