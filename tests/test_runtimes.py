@@ -178,15 +178,16 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
 
 @pytest.mark.parametrize("runtime", ["simulation", "deployment"])
 def test_a_module_of_ones_own_with_weights_equals_local(
-    runtime: str, simulated: Connection, site: Deployment, tmp_path: Path
+    runtime: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     """With dropout, whose draws are keyed, and BatchNorm; sites have the module and not the weights."""
     torch.save(own_modules.Picture(2, (2, 8, 8)).state_dict(), tmp_path / "weights.pt")
     settings = ["model.name=own_modules:Picture", f"model.weights={tmp_path / 'weights.pt'}"]
     config = config_for("fedavg", "local", *settings)
     LocalRuntime(config).run(RunFolder.create(tmp_path / "local", config))
-    connection = simulated if runtime == "simulation" else site.connection
-    finish(connection, config_for("fedavg", runtime, *settings), tmp_path / runtime)
+    simulated = runtime == "simulation"
+    elsewhere: Elsewhere = Simulation(tmp_path) if simulated else request.getfixturevalue("site").connection
+    finish(elsewhere, config_for("fedavg", runtime, *settings), tmp_path / runtime)
     assert_equal_runs(tmp_path / "local", tmp_path / runtime)
     assert RunFolder(tmp_path / runtime).config().model == config.model
 
