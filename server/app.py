@@ -67,7 +67,8 @@ def serve(grid: OrderedGrid, settings: dict[str, str]) -> None:
                 origin = start(config)
             log(INFO, "perennial: run folder %s", path.resolve())
             if not here:
-                sent.enter_context(sending(grid.inner._stub, path))  # type: ignore[attr-defined]  # the app's own token
+                stub = grid.inner._stub  # type: ignore[attr-defined]  # with the app's own token
+                sent.enter_context(sending(stub, path))
             (path / "error.txt").unlink(missing_ok=True)  # of a run that was tried here before
             if simulated:
                 must_have_nodes(grid, config)

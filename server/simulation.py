@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -181,7 +182,9 @@ def main() -> None:
             leave_word(out, f"a simulated client takes {share}, and Ray finds less than that here")
         elif isinstance(cause, ConnectionError):
             leave_word(out, f"ray_address: {config.ray_address} is not possible; no Ray cluster answers there")
-        raise
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)  # the ServerApp's thread would wait for replies until the deadline
 
 
 def _end_with_the_command() -> None:

@@ -16,12 +16,13 @@ from toys import SpoilingGrid, Toy, WireGrid, toy_config
 from perennial.client import cohort
 from perennial.client.cohort import StackedExamples, Work
 from perennial.client.host import Host, client_class
+from perennial.client.state import FileStates, valid
 from perennial.client.trainer import Client
 from perennial.common import seeding
 from perennial.common.config import RunConfig
 from perennial.common.data.examples import ClientData
 from perennial.common.methods import METHODS
-from perennial.common.models import Tensors, network
+from perennial.common.models import Tensors, joined, network
 from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
 from perennial.server.loop import run_rounds, start
@@ -34,12 +35,15 @@ def run(config: RunConfig, path: Path, **how: Any) -> dict[str, Any]:
 
 
 def files(folder: Path) -> dict[str, Tensors]:
-    """Every tensor file of a run: final model, last checkpoint, what clients keep."""
+    """Every tensor file of a run: final model, last checkpoint, what clients keep after it."""
     last = RunFolder(folder).checkpoints()[-1]
     places = [folder / "models", folder / "checkpoint" / f"round-{last}"]
     paths = [path for place in places for path in sorted(place.rglob("*.safetensors"))]
-    # A version's file name tells the attempt, which differs between a resumed and an unbroken run.
-    return {f"{p.parent.name}/{p.name.split('.')[0]}": load_file(p) for p in paths}
+    found = {f"{path.parent.name}/{path.stem}": load_file(path) for path in paths}
+    for place, versions in FileStates(RunFolder(folder).clients).items():
+        newest = valid(versions, RunFolder(folder).resumes())[-1]
+        found[f"{place.rpartition('/')[2]}/round-{newest.round}"] = joined(newest.kept)
+    return found
 
 
 def assert_same(one: Path, other: Path) -> None:
