@@ -99,7 +99,7 @@ def main() -> int:
         theirs_layer, theirs = plain(config, runtime, file, asked.steps)
         arrays = run.load_checkpoint().arrays
     apart = max(
-        float((arrays[f"classifier.{name}"] - tensor).abs().max())
+        float((arrays[f"classifier.{name}"] - tensor.detach()).abs().max())
         for name, tensor in theirs_layer.named_parameters()
     )
     print(f"Perennial {ours:.2f} %, {done - begun:.0f} s")
