@@ -1,6 +1,8 @@
 import os
 import stat
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -52,7 +54,8 @@ def diary_host(states: Any, monkeypatch: pytest.MonkeyPatch) -> Host:
     monkeypatch.setattr("perennial.client.host.client_class", lambda _: Diary)
     Diary.evaluate = Diary.tell  # type: ignore[method-assign]
     host = Host(states)
-    monkeypatch.setattr(host, "site", lambda *_: Site("client-0", None, None, 0))  # type: ignore[arg-type]
+    drawing = SimpleNamespace(drawing=lambda *_: nullcontext())  # all that is asked of the network
+    monkeypatch.setattr(host, "site", lambda *_: Site("client-0", None, drawing, 0))  # type: ignore[arg-type]
     return host
 
 

@@ -123,7 +123,7 @@ def test_only_the_featurizer_travels_and_a_client_that_was_not_drawn_keeps_its_h
     strategy = FedRepStrategy(here.config, "any")
     clients = here.config.scenario.client_ids
     strategy.roster.nodes = dict.fromkeys(clients, 0)
-    strategy.enrol = lambda _: None  # type: ignore[method-assign]
+    strategy.enrol = lambda *_: None  # type: ignore[method-assign]
     drawn = {name for number in (1, 2) for name in strategy.sample(number, None)}  # type: ignore[arg-type]
     assert {place.split("/")[1] for place in here.states} == drawn
 

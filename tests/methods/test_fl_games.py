@@ -580,7 +580,7 @@ def test_under_adam_opposed_clients_cancel_the_shortcut_and_others_do_not(
         train = Examples(x, (y > 0).long(), torch.zeros(len(y), dtype=torch.long))
         config = table.strategy.run
         site = table.runtime.host.site(config.task(), config, k)
-        table.runtime.host._sites[config.task(), k] = Site(
+        table.runtime.host._sites[k] = Site(
             site.client, ClientData(train, train, {}), site.network, site.seed
         )
     ensemble = table.rounds(300)[-1]
@@ -667,7 +667,7 @@ def test_the_server_steps_along_the_sample_weighted_gradient() -> None:
     table = Table(config)
     site = table.runtime.host.site(config.task(), config, 1)
     few = ClientData(site.data.train[torch.arange(10)], site.data.validation, site.data.test)
-    table.runtime.host._sites[config.task(), 1] = Site(site.client, few, site.network, site.seed)
+    table.runtime.host._sites[1] = Site(site.client, few, site.network, site.seed)
     replies = {}
 
     def spy(request: Message, reply: Message) -> Message:
@@ -800,7 +800,7 @@ def uneven(config: RunConfig) -> Table:
     table = Table(config)
     site = table.runtime.host.site(config.task(), config, 1)
     few = ClientData(site.data.train[torch.arange(10)], site.data.validation, site.data.test)
-    table.runtime.host._sites[config.task(), 1] = Site(site.client, few, site.network, site.seed)
+    table.runtime.host._sites[1] = Site(site.client, few, site.network, site.seed)
     return table
 
 

@@ -334,7 +334,7 @@ def test_the_announcement_survives_a_run_folder_and_the_way_to_a_site(tmp_path: 
     write(tmp_path / "config.toml", config.toml())
     assert load_config(tmp_path / "config.toml") == config
     assert parse_task(config.task()).scenario == config.scenario
-    assert "clients" not in config.toml()
+    assert "\nclients" not in config.toml()
 
 
 @pytest.mark.parametrize(

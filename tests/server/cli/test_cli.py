@@ -376,7 +376,8 @@ def test_a_lock_that_is_taken_over_is_said(here: Path) -> None:
 
 def test_a_serverapp_leaves_a_run_alone_that_is_at_work(here: Path) -> None:
     call("run", *TOY, "--rounds", "2", "--out", "one")
-    settings = {**dict.fromkeys(("config", "method", "scenario", "set"), ""), "out": "one", "resume": "one"}
+    unset = dict.fromkeys(("config", "method", "scenario", "set", "desk"), "")
+    settings = {**unset, "out": "one", "resume": "one"}
     context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={**settings})
     with RunFolder(here / "one").held():
         before = contents(here / "one")
