@@ -7,9 +7,9 @@ A SuperLink with a database, its SuperExec and N SuperNodes with their executors
 Without `--kill`, the run is left alone. Every second the resident size of each kind of process (the largest of its
 kind) goes to FOLDER/memory.csv, and at the end to FOLDER/memory.png.
 
-With `--kill`, every so many seconds a random one of all processes gets `kill -9`, for so many minutes. A SuperLink,
-SuperExec or SuperNode is started again, as its service would do it, and an executor by its SuperNode. A site that
-misses a round changes the model, so all must answer (`quorum=1`), and a run that stops is resumed.
+With `--kill`, every so many seconds a random one of all processes gets `kill -9`, for so many minutes. A
+SuperLink, SuperExec or SuperNode is started again, as its service would do it, and an executor by its SuperNode. A
+site that misses a round changes the model, so all must answer (`quorum=1`), and a run that stops is resumed.
 
 At the end the final arrays are compared with those of a quiet local run.
 """
@@ -51,7 +51,8 @@ def site(folder: Path, sites: int) -> Deployment:
     commands = {
         "superlink": [
             program("flower-superlink"), "--insecure", "--isolation", "process",
-            "--database", f"{folder}/state.db", "--control-api-address", f"127.0.0.1:{control}", "--fleet-api-address", f"127.0.0.1:{fleet}",
+            "--database", f"{folder}/state.db",
+            "--control-api-address", f"127.0.0.1:{control}", "--fleet-api-address", f"127.0.0.1:{fleet}",
             "--serverappio-api-address", api,
         ],
         "superexec": [

@@ -35,6 +35,7 @@ from perennial.server.study.runs import Outcome, Summary
 
 pytestmark = pytest.mark.runtimes
 
+LONG = ("rounds=60", "evaluate_every=60")
 Elsewhere = tuple[str, Connection | Simulation]
 PROJECT = Path(__file__).parents[1]
 STOCK = [flower.program("flower-supernode")]
@@ -64,6 +65,15 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         LocalRuntime(config).run(RunFolder.create(path, config))
         folders[method] = path
     return folders
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that is still at work when somebody wants to end it."""
+    path = tmp_path_factory.mktemp("local") / "long"
+    config = config_for("ditto", "local", *LONG)
+    LocalRuntime(config).run(RunFolder.create(path, config))
+    return path
 
 
 def finish(connection: Connection | Simulation, config: RunConfig, path: Path) -> None:
@@ -228,11 +238,11 @@ def test_sites_run_the_code_that_is_installed_there_whatever_the_server_sends(
 
 
 def test_a_run_from_another_desk_comes_back_on_the_connection_and_can_be_stopped_and_taken_up_again(
-    local: dict[str, Path], site: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    long: Path, site: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The desk sees nothing of the server's disk, and the server nothing of the desk's."""
     monkeypatch.setattr(remote, "_marker", lambda out: tmp_path / "not on this machine")
-    config, desk = config_for("ditto", "deployment"), tmp_path / "desk" / "run"
+    config, desk = config_for("ditto", "deployment", *LONG), tmp_path / "desk" / "run"
     run = site.connection.submit(config, desk)
     with remote.Receiver(site.connection.control(), run, desk) as receiver:
         rows = site.connection.follow(run, desk, receiver)
@@ -246,7 +256,7 @@ def test_a_run_from_another_desk_comes_back_on_the_connection_and_can_be_stopped
     assert RunFolder(there).checkpoints()
     assert not RunFolder(desk).checkpoints()
     list(site.connection.execute(config, desk, resume=True))
-    assert_equal_runs(local["ditto"], desk)
+    assert_equal_runs(long, desk)
     assert (desk / "metrics.jsonl").read_bytes() == (there / "metrics.jsonl").read_bytes()
     with pytest.raises(UserError, match="the SuperLink says: Run is already finished"):
         state.stop(site.connection, run)
@@ -264,11 +274,9 @@ def test_sites_that_run_the_code_that_is_sent_equal_local(
     assert (tmp_path / "spy").exists()
 
 
-def test_killed_deployment_resumes_to_the_same_arrays(
-    local: dict[str, Path], site: Deployment, tmp_path: Path
-) -> None:
+def test_killed_deployment_resumes_to_the_same_arrays(long: Path, site: Deployment, tmp_path: Path) -> None:
     """Everything dies with -9 after the first checkpoint and is started again; a resume does the rest."""
-    config, path = config_for("ditto", "deployment"), tmp_path / "killed"
+    config, path = config_for("ditto", "deployment", *LONG), tmp_path / "killed"
     run = site.connection.submit(config, path)
     for row in site.connection.follow(run, path):
         if row["kind"] == "round":
@@ -280,7 +288,7 @@ def test_killed_deployment_resumes_to_the_same_arrays(
     assert not (path / "summary.json").exists()
     site.start_all()
     list(site.connection.execute(config, path, resume=True))
-    assert_equal_runs(local["ditto"], path)
+    assert_equal_runs(long, path)
 
 
 @pytest.fixture(scope="module", params=("simulation", "deployment"))

@@ -1,6 +1,6 @@
 """The resident executor: one process per site that answers what its SuperNode takes in, with installed code.
 
-    python -m perennial.client.node.executor HOST:PORT FOLDER
+    python -m perennial.client.node.executor HOST:PORT FOLDER [MODULE...]
 
 `supernode.py` starts it, and again when it ends. It does what Flower's SuperExec and `flwr-clientapp` do, over the
 SuperNode's Runtime API (gRPC), but stays, with PyTorch, data and models loaded, and never looks into the app that
@@ -23,6 +23,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib import import_module
 from logging import ERROR, INFO, WARNING
 from pathlib import Path
 
@@ -308,6 +309,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the SuperNode, with which this ends
     from perennial.client.node.installed import answer, audit
 
+    for module in sys.argv[3:]:
+        import_module(module)
     log(INFO, "perennial: executor %d is ready", os.getpid())
     serve(sys.argv[1], Path(sys.argv[2]), answer, audit)
 

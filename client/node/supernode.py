@@ -37,6 +37,8 @@ from perennial.common.flower import LOOK_EVERY, hasten
 
 FLOWER = "1.34.0"
 EXECUTOR = [sys.executable, "-P", "-m", "perennial.client.node.executor"]
+PARTITIONS = ("sklearn.datasets",)
+"""Modules that take seconds to load and are needed where a site has a part of a scenario, not data of its own."""
 IDLE, IDLE_LOOKS, IDLE_EVERY = 3.0, 300, 1.0
 """Flower's pause where there is no message; after so many in a row they get this long."""
 LONGEST_REST, LONG_LIFE = 30.0, 60.0
@@ -69,12 +71,12 @@ def free_port() -> int:
     return port
 
 
-def keep_executor(address: str, folder: Path) -> NoReturn:
+def keep_executor(*arguments: str) -> NoReturn:
     """Start an executor again whenever it ends."""
     rest = 0.0
     while True:
         begun = time.monotonic()
-        code = subprocess.Popen([*EXECUTOR, address, str(folder)], stdin=subprocess.DEVNULL).wait()
+        code = subprocess.Popen([*EXECUTOR, *arguments], stdin=subprocess.DEVNULL).wait()
         log(WARNING, "perennial: the executor ended with exit code %d; it is started again", code)
         rest = 0.0 if time.monotonic() - begun > LONG_LIFE else min(2 * rest + 1, LONGEST_REST)
         time.sleep(rest)
@@ -86,7 +88,8 @@ def main() -> None:
         sys.exit(f"perennial is made for Flower {FLOWER}, not {package_version}; install that release")
     options = sys.argv[1:]
     config = options[options.index("--node-config") + 1] if "--node-config" in options else ""
-    folder = folder_of(settings_in(parse_config_args([config] if config else None)))
+    settings = settings_in(parse_config_args([config] if config else None))
+    folder = folder_of(settings)
     secret = folder / SECRET
     secret.unlink(missing_ok=True)
     with os.fdopen(os.open(secret, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -94,9 +97,10 @@ def main() -> None:
     address = f"127.0.0.1:{free_port()}"
     own = ["--isolation", "process", "--clientappio-api-address", address]
     sys.argv = ["flower-supernode", *options, *own, "--superexec-auth-secret-file", str(secret)]
+    loaded = PARTITIONS if "partition-id" in settings else ()
     vars(start_client_internal).update(time=Pauses())
     hasten(start_client_internal)
-    Thread(target=keep_executor, args=(address, folder), daemon=True).start()
+    Thread(target=keep_executor, args=(address, str(folder), *loaded), daemon=True).start()
     flower_supernode()
 
 

@@ -90,7 +90,9 @@ def test_the_supernode_gets_a_port_and_a_secret_of_its_own(
     config = f'partition-id=1 state-dir="{tmp_path}"'
     monkeypatch.setattr(sys, "argv", ["supernode", "--insecure", "--node-config", config])
     supernode.main()
-    ((address, folder),) = kept
+    ((address, name, *loaded),) = kept
+    folder = Path(name)
+    assert loaded == ["sklearn.datasets"]
     secret = folder / SECRET
     own = [
         "--isolation",
@@ -107,7 +109,7 @@ def test_the_supernode_gets_a_port_and_a_secret_of_its_own(
     before = secret.read_text()
     supernode.main()
     assert secret.read_text() != before
-    assert kept[1][1] == folder
+    assert kept[1][1] == str(folder)
     other = supernode.folder_of({"state-dir": str(tmp_path), "partition-id": "2"})
     assert other.parent == folder.parent
     assert other != folder
@@ -135,6 +137,6 @@ def test_an_executor_that_ends_is_started_again_later_where_it_ends_soon(monkeyp
     monkeypatch.setattr(supernode.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(supernode.time, "sleep", rests.append)
     with pytest.raises(Enough):
-        supernode.keep_executor("127.0.0.1:1", Path("/folder"))
+        supernode.keep_executor("127.0.0.1:1", "/folder")
     assert rests == [1, 3, 7, 15, 30, 30, 0, 1]
     assert started[0] == [sys.executable, "-P", "-m", "perennial.client.node.executor", "127.0.0.1:1", "/folder"]
