@@ -48,7 +48,7 @@ from flwr.proto.runtime_pb2_grpc import RuntimeStub
 from flwr.supercore.grpc import create_channel
 from flwr.supercore.heartbeat import HeartbeatSender
 from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
-from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree
+from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError, pull_and_inflate_object_from_tree
 from flwr.supercore.interceptors import (
     RuntimeTokenClientInterceptor,
     RuntimeVersionClientInterceptor,
@@ -71,6 +71,8 @@ SECRET, TASK, REPLY = "secret", "task", "reply"
 """Files of an executor's folder."""
 TRIES = 2
 """Executors that a message may cost."""
+LONGEST_LOOK = 1.0
+"""Seconds between two looks for a part of a message that the SuperNode is still fetching."""
 SECONDS_TO_ARRIVE = 30.0
 """For a message whose task is there already."""
 
@@ -169,11 +171,22 @@ class Executor:
             if not work.messages.messages_list:
                 work.messages.CopyFrom(_arrived(stub))
             tree, node = work.messages.message_object_trees[0], Node(node_id=context.node_id)
-            pull = make_pull_object_fn_protobuf(stub.PullObject, node, run.run_id)
+            pull = self._unless_left(make_pull_object_fn_protobuf(stub.PullObject, node, run.run_id))
             # Confirmed, and so forgotten by the SuperNode, once it is answered: the next executor may need it.
-            message = pull_and_inflate_object_from_tree(
-                tree, pull, lambda _: None, return_type=Message, initial_backoff=LOOK_EVERY
-            )
+            try:
+                message = pull_and_inflate_object_from_tree(
+                    tree,
+                    pull,
+                    lambda _: None,
+                    return_type=Message,
+                    max_time=None,
+                    max_tries_per_object=None,
+                    initial_backoff=LOOK_EVERY,
+                    backoff_cap=LONGEST_LOOK,
+                )
+            except ExecutorFailed as error:
+                push_task_output(stub, None, SubStatus.FAILED, str(error))
+                raise
             message.metadata.__dict__["_message_id"] = tree.object_id
             work.tries += 1
             self._note(work)
@@ -187,6 +200,23 @@ class Executor:
         finally:
             if heart.is_running:
                 heart.stop()
+
+    def _unless_left(self, pull: Callable[[str], bytes]) -> Callable[[str], bytes]:
+        """Pull an object; raises `ExecutorFailed` if it will never be there.
+
+        When a run is stopped while the SuperNode fetches a message of it, the task stays without the message. The
+        SuperNode works on one message at a time, so it has let go of this one once there is another task.
+        """
+
+        def pulled(object_id: str) -> bytes:
+            try:
+                return pull(object_id)
+            except ObjectUnavailableError:
+                if self.stub.PullPendingTasks(PullPendingTasksRequest()).tasks:
+                    raise ExecutorFailed("the SuperNode has let go of this message") from None
+                raise
+
+        return pulled
 
     def reply(self, message: Message, context: Context, run: Run, work: Work) -> Message:
         """The reply to a message: the one of before where it has been asked before."""

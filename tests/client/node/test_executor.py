@@ -148,15 +148,15 @@ class Node:
         self.executors.append(process)
         return process
 
-    def give(self, message: Message) -> str:
-        """What a SuperNode does with a message from the SuperLink; its id."""
+    def give(self, message: Message, whole: bool = True) -> str:
+        """What a SuperNode does with a message from the SuperLink, unless the run is stopped meanwhile; its id."""
         message.metadata.__dict__.update(_run_id=RUN_ID, _src_node_id=1)
         name = message.object_id
         message.metadata.__dict__["_message_id"] = name
         assert self.state.create_task(TaskType.CLIENT_APP, RUN_ID, "hash")
         self.objects.preregister(RUN_ID, get_object_tree(message))
         self.state.store_message(message)
-        for object_id, part in get_all_nested_objects(message).items():
+        for object_id, part in get_all_nested_objects(message).items() if whole else ():
             self.objects.put(object_id, part.deflate())
         return name
 
@@ -385,6 +385,18 @@ def test_nobody_without_the_secret_takes_a_task(make: Callable[..., Node]) -> No
     until(lambda: node.lines("started"))
     time.sleep(1)
     assert not node.lines("diary")
+
+
+def test_a_message_of_a_run_that_was_stopped_meanwhile_holds_up_no_other(make: Callable[..., Node]) -> None:
+    """Its task and its announcement are at the SuperNode; its content never comes."""
+    node = make()
+    node.start()
+    stopped = Message(RecordDict({"config": ConfigRecord({"do": "train", "of": "it"})}), NODE, "train")
+    node.give(stopped, whole=False)
+    until(lambda: (node.folder / executor.TASK).exists())
+    assert line(node.reply(node.ask("train"))) == 1
+    until(lambda: not (node.folder / executor.TASK).exists())
+    assert not node.state.get_tasks(statuses=["pending", "starting", "running"])
 
 
 # ---------------------------------------------------------------------- what the next one needs
