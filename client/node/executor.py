@@ -184,8 +184,8 @@ class Executor:
                     initial_backoff=LOOK_EVERY,
                     backoff_cap=LONGEST_LOOK,
                 )
-            except ExecutorFailed as error:
-                push_task_output(stub, None, SubStatus.FAILED, str(error))
+            except ExecutorFailed as gone:
+                push_task_output(stub, None, SubStatus.FAILED, str(gone))
                 raise
             message.metadata.__dict__["_message_id"] = tree.object_id
             work.tries += 1
