@@ -69,8 +69,8 @@ def _personal(folder: RunFolder, config: RunConfig, client: str, network: Networ
         return serving.load(path, config.data_folder, CPU).models[PERSONAL]
     received, last = _received(folder, config, client), folder.load_checkpoint()
     assert received
-    states = FileStates(folder.checkpoint_path(last.round) / "clients")
-    versions = valid(states.get(f"{last.run_id}/{client}", []), [])
+    kept = FileStates(folder.clients).get(f"{last.run_id}/{client}", [])
+    versions = [version for version in valid(kept, folder.resumes()) if version.round <= last.round]
     with torch.no_grad():
         return _half(config, client, network, versions[-1].kept if versions else {}).models(received)[PERSONAL]
 
