@@ -12,7 +12,7 @@ EXAMPLES = ROOT / "examples"
 
 
 def ran(folder: Path, *arguments: str) -> str:
-    """What a program prints that is started in a folder where a user has a `common` and a `server` of their own."""
+    """What a program prints that is started where a user has a `common` and a `server` of their own."""
     for name in ("common", "server"):
         (folder / name).mkdir()
         (folder / name / "__init__.py").write_text("raise SystemExit('a package of the user')\n")
