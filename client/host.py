@@ -28,7 +28,7 @@ from perennial.common.models import Tensors, network
 from perennial.common.modules import defined_in
 from perennial.common.secagg import ACTIONS, KEYS, TERMS
 from perennial.common.split import record as reference
-from perennial.common.wire import CLIENT, CONFIG, METRICS, MODEL, NUM_EXAMPLES, from_record, records, to_record
+from perennial.common.wire import CLIENT, CONFIG, METRICS, NUM_EXAMPLES, from_record, records, to_record
 
 
 @lru_cache
@@ -226,7 +226,10 @@ class Host:
             reply = client.answer(work.action, work.received)
         if TERMS in work.received.arrays:
             participant = Participant(work.place, self._vault)
-            reply = replace(reply, arrays=participant.masked(work.received, reply.arrays[MODEL]))
+            method = work.task.method
+            numbers = {name: float(v) for name, v in reply.metrics.items() if isinstance(v, (int, float))}
+            own = method.terms(reply.arrays, numbers)
+            reply = replace(reply, arrays=participant.masked(work.received, own, method.sums, work.action))
         self._store(work, client.kept, reply)
         return reply
 

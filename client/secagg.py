@@ -3,17 +3,17 @@
 import json
 import os
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from flwr.common.secure_aggregation.crypto.shamir import create_shares
 
 from perennial.client.state import own_folder
 from perennial.client.trainer import Received
+from perennial.common.methods.base import ONE_MODEL, Sum
 from perennial.common.models import Tensors
 from perennial.common.secagg import (
     ADVERTISE,
@@ -36,9 +36,9 @@ from perennial.common.secagg import (
     mask,
     pair_mask,
     public,
-    quantised,
+    summands,
+    vector,
 )
-from perennial.common.wire import MODEL
 
 
 class Vault:
@@ -133,10 +133,17 @@ class Participant:
         self._remember(SHARE, received, known)
         return {SHARES: sealed}
 
-    def masked(self, received: Received, model: Tensors) -> dict[str, Tensors]:
+    def masked(
+        self,
+        received: Received,
+        own: Mapping[str, Tensors],
+        sums: Sequence[Sum] = ONE_MODEL,
+        exchange: str = "train",
+    ) -> dict[str, Tensors]:
         """`w_u q_u + PRG(b_u) + Σ_{v > u} PRG(s_uv) − Σ_{v < u} PRG(s_uv)` over the v whose shares have come.
 
-        q_u is the quantised update to `model`, w_u the weight. Raises `ValueError` for an update out of range.
+        q_u is the quantised vector of the `sums` of this exchange in the client's `own` records, w_u the weight.
+        Raises `ValueError` for an update out of range.
         """
         known = self._recall(SHARE, received)
         sealing, masking, seed = (bytes.fromhex(known[name]) for name in ("sealing", "masking", "seed"))
@@ -152,12 +159,13 @@ class Participant:
         if len(shares) < known[THRESHOLD]:
             raise ValueError(f"only {len(shares)} clients take part, and the threshold is {known[THRESHOLD]}")
         terms = received[TERMS]
-        vector = quantised(model, received[MODEL], float(terms["range"])) * np.uint64(int(terms["weight"]))
-        vector += mask(seed, len(vector))
+        parts = summands(sums, exchange, {**received.arrays, **own}, received.arrays)
+        words = vector(parts, own, int(terms["weight"]), float(terms["range"]))
+        words += mask(seed, len(words))
         for other in received[SHARES]:
-            vector += pair_mask(masking, keys[other][KEY_BYTES:], self.client, other, len(vector))
+            words += pair_mask(masking, keys[other][KEY_BYTES:], self.client, other, len(words))
         self._remember(MASKED, received, {SHARES: shares, THRESHOLD: known[THRESHOLD]})
-        return {MASKED: {MASKED: as_tensor(vector.tobytes())}}
+        return {MASKED: {MASKED: as_tensor(words.tobytes())}}
 
     def unmask(self, received: Received) -> dict[str, Tensors]:
         """Of each client a share of one of its secrets, never of both; then all is forgotten.

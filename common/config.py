@@ -185,11 +185,10 @@ def load_config(
 
     The option `scenario` may also be a `Scenario`. A bare key is one of the method's hyper-parameters or of the
     run; `scenario.key`, `model.key`, `privacy.key`, `aggregation.key` and `nodes.CLIENT` reach the others;
-    `aggregation` alone is its rule. `preset` puts settings that were found for the method under all of these;
-    the configuration has the settings and not the name. An option that names the file's own method or scenario
-    keeps the file's settings of it. Another scenario comes with its own rounds, participation and model, and
-    `say` is told what of the file is not used. Raises `UserError` with one sentence for the first thing that is
-    wrong.
+    `aggregation` alone is its rule. `preset` puts settings that were found for the method under all of these; the
+    configuration has the settings and not the name. An option that names the file's own method or scenario keeps
+    the file's settings of it. Another scenario comes with its own rounds, participation and model, and `say` is
+    told what of the file is not used. Raises `UserError` with one sentence for the first thing that is wrong.
     """
     try:
         given = {key: value for key, value in (options or {}).items() if value is not None}

@@ -83,10 +83,11 @@ class Clipping(Privacy):
         lt=1,
     )
 
-    def noise(self, clients: int) -> tuple[float, float]:
+    def noise(self, clients: int, mechanisms: int = 1) -> tuple[float, float]:
         """Of the mean over so many clients: the noise multiplier of the updates' sum, and the standard deviation
-        of the noise on the count of unclipped updates."""
-        return self.noise_multiplier, 0.0
+        of the noise on the count of unclipped updates. Where a round has several noised sums, all together cost
+        what z says with `z √mechanisms` on each."""
+        return self.noise_multiplier * sqrt(mechanisms), 0.0
 
     def followed(self, norm: float, unclipped: float) -> float:
         """The next clipping norm, from this one and the noised share of unclipped updates."""
@@ -124,12 +125,12 @@ class AdaptiveClipping(Clipping):
         0.2, "step size of the clipping norm's logarithm", symbol="η_C", source="Andrew et al. 2021", gt=0, le=10
     )
 
-    def noise(self, clients: int) -> tuple[float, float]:
+    def noise(self, clients: int, mechanisms: int = 1) -> tuple[float, float]:
         """z_Δ and σ_b, which together protect as z alone: `z^-2 = z_Δ^-2 + (2 σ_b)^-2` (Theorem 1).
 
         σ_b is a twentieth of the clients, as in the paper, but at least z, so that z_Δ is at most 1.16 z.
         """
-        if not (z := self.noise_multiplier):
+        if not (z := self.noise_multiplier * sqrt(mechanisms)):
             return 0.0, 0.0
         deviation = max(clients / 20, z)
         return (z**-2 - (2 * deviation) ** -2) ** -0.5, deviation

@@ -4,7 +4,9 @@ Vectors are of whole numbers modulo 2^64, so sums are exact and a mask hides a n
 clients' names gives the mask that they have in common its signs.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +17,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from torch import Tensor
 
+from perennial.common.methods.base import Sum
 from perennial.common.models import Tensors
 
 Words = npt.NDArray[np.uint64]
@@ -99,6 +102,70 @@ def restored(total: Words, weight: int, reference: Tensors, limit: float) -> Ten
         name: (before.cpu() + part.reshape(before.shape)).to(before.dtype)
         for (name, before), part in zip(reference.items(), parts, strict=True)
     }
+
+
+@dataclass(frozen=True)
+class Summand:
+    """One record's part of a client's vector."""
+
+    record: str
+    reference: Tensors
+    """What clients were sent, in the order of names; 0 where they were sent nothing of it."""
+    owners: bool
+    """Whether only some clients have it. Then the sum of their weights is one more number of the vector."""
+    bounded: bool = False
+
+    @property
+    def size(self) -> int:
+        """Numbers in the vector."""
+        return sum(tensor.numel() for tensor in self.reference.values()) + self.owners
+
+
+def summands(
+    sums: Iterable[Sum], exchange: str, like: Mapping[str, Tensors], sent: Mapping[str, Tensors]
+) -> list[Summand]:
+    """The parts of a vector, in the order of names, the same at the server and at each client.
+
+    `like` has tensors of the shapes of all records that there may be; `sent` are those of the request.
+    """
+    found = []
+    for name in sorted(like):
+        for each in sums:
+            if each.exchange == exchange and fnmatchcase(name, each.record):
+                before = sent.get(name, {})
+                zeros = {key: torch.zeros_like(like[name][key]) for key in sorted(like[name])}
+                reference = {key: before.get(key, zero) for key, zero in zeros.items()}
+                found.append(Summand(name, reference, each.weight == "owner", each.bounded))
+    return found
+
+
+def vector(parts: Sequence[Summand], own: Mapping[str, Tensors], weight: int, limit: float) -> Words:
+    """A client's weighted updates in whole steps, one after the other; 0 for a record that it does not have.
+
+    Raises `ValueError` where one is out of range (`quantised`), or a record is missing that all have.
+    """
+    words = []
+    for part in parts:
+        there = part.record in own
+        if not there and not part.owners:
+            raise ValueError(f"record {part.record!r} is missing")
+        size = part.size - part.owners
+        update = quantised(own[part.record], part.reference, limit) if there else np.zeros(size, dtype=np.uint64)
+        words += [update * np.uint64(weight), np.array([weight * there][: part.owners], dtype=np.uint64)]
+    return np.concatenate(words)
+
+
+def opened(total: Words, parts: Sequence[Summand], weight: int, limit: float) -> dict[str, Tensors]:
+    """The means of a sum of vectors by record; none of one that nobody has. Raises `ValueError` as `restored`."""
+    found, first = {}, 0
+    for part in parts:
+        own, first = total[first : first + part.size], first + part.size
+        count = int(own[-1]) if part.owners else weight
+        if count > weight:
+            raise ValueError("more clients have a record than there are")
+        if count:
+            found[part.record] = restored(own[: part.size - part.owners], count, part.reference, limit)
+    return found
 
 
 def as_tensor(data: bytes) -> Tensor:

@@ -1,11 +1,11 @@
 """AND-mask, server half: a step where the clients agree which way to go."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
 
-from perennial.common.methods.and_mask import AndMask
+from perennial.common.methods.and_mask import SIGNS, AndMask
 from perennial.common.models import Tensors
 from perennial.common.wire import GRADIENT
 from perennial.strategies.exchange import AcceptedReply
@@ -29,10 +29,14 @@ class AndMaskStrategy(FedSGDStrategy[AndMask]):
             signs.add({name: reply[GRADIENT][name].sign() for name in self.network.parameter_names})
         if not gradient.weight:
             return {}
-        mean = gradient.result()
-        masks = {name: sign.abs() >= self.hparams.agreement for name, sign in signs.result().items()}
+        return {GRADIENT: gradient.result(), SIGNS: signs.result()}
+
+    def update(self, model: Tensors, means: Mapping[str, Tensors]) -> Tensors:
+        """A step along `m ⊙ ḡ`."""
+        mean, signs = means[GRADIENT], means[SIGNS]
+        masks = {name: signs[name].abs() >= self.hparams.agreement for name in self.network.parameter_names}
         agreed = {name: masked(mean[name], mask, self.hparams.rescale) for name, mask in masks.items()}
-        return {GRADIENT: mean | agreed}
+        return super().update(model, {GRADIENT: mean | agreed})
 
 
 def masked(gradient: Tensor, mask: Tensor, rescale: bool) -> Tensor:

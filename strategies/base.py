@@ -108,16 +108,8 @@ class MethodStrategy(Strategy, Generic[H]):
 
         Empty if nobody answered.
         """
-        means: dict[str, StreamingMean | RobustMean] = {}
         sent = self.training_payload(self.sent)
-        starts = {MODEL: self.sent} if callable(sent) else sent
-        for reply in replies:
-            weight = self.weight(reply)
-            for name, tensors in reply.arrays.items():
-                if name not in means:
-                    means[name] = self.mean(starts.get(name))
-                means[name].add(tensors, weight)
-        return {name: mean.result() for name, mean in means.items()}
+        return self._means(replies, {MODEL: self.sent} if callable(sent) else sent, self.weight)
 
     def update(self, model: Tensors, means: Mapping[str, Tensors]) -> Tensors:
         """The next global model, from the one before and what `combined` has found; what else the server has to
@@ -133,7 +125,12 @@ class MethodStrategy(Strategy, Generic[H]):
         self.exchanges.clear()
         self.notes.clear()
         self.sent = from_record(arrays)
-        return self.ask(server_round, self.sample(server_round, grid), grid)
+        cohort = self.sample(server_round, grid)
+        self.prepare(server_round, cohort, grid)
+        return self.ask(server_round, cohort, grid)
+
+    def prepare(self, server_round: int, cohort: list[str], grid: Grid) -> None:
+        """Exchanges of a round before the one that trains, with `exchange` or `averaged`."""
 
     def ask(self, server_round: int, cohort: list[str], grid: Grid) -> list[Message]:
         """The requests to train, whose replies go through `collected`."""
@@ -301,6 +298,20 @@ class MethodStrategy(Strategy, Generic[H]):
         messages = self.messages(server_round, cohort, action, payload, expect=expect, settings=settings)
         return self.accepted(self.send(grid, messages))
 
+    def averaged(
+        self,
+        grid: Grid,
+        server_round: int,
+        cohort: Sequence[str],
+        action: str,
+        payload: Payload,
+        expect: Payload,
+        weight: Callable[[AcceptedReply], float],
+    ) -> dict[str, Tensors]:
+        """The weighted mean of each record that an exchange within a round brings, and nothing else of it."""
+        replies = self.exchange(grid, server_round, cohort, action, payload, expect=expect)
+        return self._means(replies, payload, weight)
+
     def accepted(
         self,
         replies: Iterable[Message],
@@ -319,6 +330,18 @@ class MethodStrategy(Strategy, Generic[H]):
     def send(self, grid: Grid, messages: list[Message]) -> Iterable[Message]:
         """The replies to `messages` that come before the run's deadline."""
         return grid.send_and_receive(messages, timeout=self.run.deadline)
+
+    def _means(
+        self, replies: Iterable[AcceptedReply], sent: Payload, weight: Callable[[AcceptedReply], float]
+    ) -> dict[str, Tensors]:
+        means: dict[str, StreamingMean | RobustMean] = {}
+        for reply in replies:
+            count = weight(reply)
+            for name, tensors in reply.arrays.items():
+                if name not in means:
+                    means[name] = self.mean(sent.get(name))
+                means[name].add(tensors, count)
+        return {name: mean.result() for name, mean in means.items()}
 
     def _requests(
         self, exchange: Exchange, payload: PerClient, settings: Mapping[str, Scalar] | None = None

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping
 from math import ceil
 
 import torch
-from flwr.app import Message
 from flwr.serverapp import Grid
 
 from perennial.common.config import RunConfig
@@ -39,14 +38,21 @@ class FedIIRStrategy(MethodStrategy[FedIIR]):
     def load_state_dict(self, state: Mapping[str, Tensors]) -> None:
         self.anchor, self.updates = state.get("anchor", {}), int(state["updates"]["count"])
 
-    def ask(self, server_round: int, cohort: list[str], grid: Grid) -> list[Message]:
+    def prepare(self, server_round: int, cohort: list[str], grid: Grid) -> None:
         """The gradients first, which make the anchor."""
-        aligned = {name: self.sent[name] for name in self.names}
-        gradients = self.exchange(
-            grid, server_round, cohort, "train.gradient", {MODEL: self.sent}, expect={GRADIENT: aligned}
-        )
-        self.follow(server_round, gradients, like=aligned)
-        return super().ask(server_round, cohort, grid)
+        aligned, sent = {name: self.sent[name] for name in self.names}, {MODEL: self.sent}
+        expect, action = {GRADIENT: aligned}, "train.gradient"
+        if self.run.privacy.mechanism == "none":
+            replies = self.exchange(grid, server_round, cohort, action, sent, expect=expect)
+            self.follow(server_round, replies, like=aligned)
+            return
+        means = self.averaged(grid, server_round, cohort, action, sent, expect, self.share)
+        self.take(server_round, means.get(GRADIENT, {}), like=aligned)
+
+    def share(self, reply: AcceptedReply) -> float:
+        """What a client's gradient counts for in the mean."""
+        batched = self.hparams.anchor_average == "batches"
+        return ceil(reply.num_examples / self.hparams.batch_size) if batched else 1.0
 
     def training_payload(self, model: Tensors) -> Payload:
         return {MODEL: model, ANCHOR: self.corrected()}
@@ -58,27 +64,24 @@ class FedIIRStrategy(MethodStrategy[FedIIR]):
         """Takes the round's mean gradient into the anchor; with no reply at all the anchor stays as it was."""
         mean, squares = self.mean(), StreamingMean()
         for reply in replies:
-            batched = self.hparams.anchor_average == "batches"
-            weight = ceil(reply.num_examples / self.hparams.batch_size) if batched else 1.0
-            mean.add(reply[GRADIENT], weight)
+            mean.add(reply[GRADIENT], weight := self.share(reply))
             squares.add({"norm": _squared_norm(reply[GRADIENT])}, weight)
+        gradient = mean.result() if mean.weight else {}
+        self.take(server_round, gradient, like, squares.result()["norm"].item() if gradient else 0.0)
+
+    def take(self, server_round: int, gradient: Tensors, like: Tensors, norm: float | None = None) -> None:
+        """`g̃ ← v g̃ + (1 − v) ḡ`; `norm` is the mean of the ‖g_c‖², where it is known."""
         self.anchor = self.anchor or {name: torch.zeros_like(tensor) for name, tensor in like.items()}
-        if not mean.weight:
+        if not gradient:
             return
-        gradient = mean.result()
         self.anchor = mix(self.anchor, gradient, 1 - self.hparams.anchor_ema)
         self.updates += 1
-        norm = squares.result()["norm"].item()
-        self.notes.append(
-            {
-                "kind": "anchor",
-                "round": server_round,
-                "norm": _squared_norm(self.anchor).sqrt().item(),
-                "gradient": norm**0.5,
-                # Mean ‖g_c − ḡ‖², which the penalty is to lower, as a share of mean ‖g_c‖².
-                "dispersion": 1 - _squared_norm(gradient).item() / norm if norm else 0.0,
-            }
-        )
+        row = {"kind": "anchor", "round": server_round, "norm": _squared_norm(self.anchor).sqrt().item()}
+        if norm is not None:
+            row["gradient"] = norm**0.5
+            # Mean ‖g_c − ḡ‖², which the penalty is to lower, as a share of mean ‖g_c‖².
+            row["dispersion"] = 1 - _squared_norm(gradient).item() / norm if norm else 0.0
+        self.notes.append(row)
 
     def corrected(self) -> Tensors:
         """What is sent as the anchor: g̃, or `g̃ / (1 − v^t)` after t rounds."""

@@ -1,18 +1,20 @@
 """Client-level differential privacy in place of a method's own mean: clip each update, add noise to their mean."""
 
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import sqrt
 from typing import Any
 
 import numpy as np
 import torch
+from flwr.serverapp import Grid
 
 from perennial.common.config import RunConfig
-from perennial.common.models import Tensors
+from perennial.common.models import Tensors, divided, joined
 from perennial.common.privacy import Clipping
-from perennial.common.wire import MODEL
+from perennial.common.secagg import Summand, summands
 from perennial.strategies.base import MethodStrategy
-from perennial.strategies.exchange import AcceptedReply
+from perennial.strategies.exchange import AcceptedReply, Payload
 from perennial.strategies.mean import StreamingMean
 
 STATE = "privacy"
@@ -29,45 +31,130 @@ class PrivateStrategy(MethodStrategy[Any]):
         super().__init__(run, run_id)
         assert isinstance(run.privacy, Clipping)
         self.privacy = run.privacy
-        self.clipping_norm = run.privacy.clipping_norm
-        """C of the next round."""
+        self.norms: dict[str, float] = {}
+        """C of the next round, by exchange."""
+        exchanges, kinds = ({getattr(each, what) for each in self.hparams.sums} for what in ("exchange", "weight"))
+        bounded = any(each.bounded for each in self.hparams.sums)
+        self.mechanisms = len(exchanges) + (len(kinds) - 1) + bounded
+        """How many noised sums a round has: the updates of each exchange, who has a record, what is bounded."""
         self.entropy = np.random.default_rng()
         """From the operating system's entropy: whoever knew the run's seed, as its clients do, could subtract the
         noise."""
 
+    @property
+    def clipping_norm(self) -> float:
+        """C of the next round's training."""
+        return self.norms.get("train", self.privacy.clipping_norm)
+
     def state_dict(self) -> dict[str, Tensors]:
-        norm = torch.tensor(self.clipping_norm, dtype=torch.float64)
-        return {**super().state_dict(), STATE: {"clipping-norm": norm}}
+        norms = {"train": self.clipping_norm, **self.norms}
+        named = {_place(name): torch.tensor(norm, dtype=torch.float64) for name, norm in norms.items()}
+        return {**super().state_dict(), STATE: named}
 
     def load_state_dict(self, state: Mapping[str, Tensors]) -> None:
-        self.clipping_norm = float(state[STATE]["clipping-norm"])
+        exchanges = {each.exchange for each in self.hparams.sums}
+        self.norms = {name: float(state[STATE][at]) for name in exchanges if (at := _place(name)) in state[STATE]}
         super().load_state_dict({name: tensors for name, tensors in state.items() if name != STATE})
 
+    def averaged(
+        self,
+        grid: Grid,
+        server_round: int,
+        cohort: Sequence[str],
+        action: str,
+        payload: Payload,
+        expect: Payload,
+        weight: Callable[[AcceptedReply], float],
+    ) -> dict[str, Tensors]:
+        replies = self.exchange(grid, server_round, cohort, action, payload, expect=expect)
+        return self.noised(server_round, action, replies, payload, expect)
+
     def combined(self, server_round: int, replies: Iterable[AcceptedReply]) -> dict[str, Tensors]:
-        payload = self.training_payload(self.sent)
-        assert isinstance(payload, Mapping)  # of every method that `averages`
-        fixed = set(self.network.frozen_names)
-        reference = {name: tensor for name, tensor in payload[MODEL].items() if name not in fixed}
-        updates, unclipped = StreamingMean(), 0
+        payload, expect = self.training_payload(self.sent), self.expect(self.sent)
+        assert isinstance(payload, Mapping)  # of every method with `sums`
+        assert isinstance(expect, Mapping)
+        return self.noised(server_round, "train", replies, payload, {**expect, **self.optional()})
+
+    def noised(
+        self, server_round: int, action: str, replies: Iterable[AcceptedReply], sent: Payload, like: Payload
+    ) -> dict[str, Tensors]:
+        """The mean of each record over the clients, or over those that have it, with noise; all of one weight.
+
+        A client that has k of the records that only some have counts for 1/√k in each. So the numbers of owners
+        change by a vector of norm 1 when a client leaves. A record that seems to have no owner is left out.
+        """
+        parts = summands(self.hparams.sums, action, self.hparams.terms(like, defaultdict(float)), sent)
+        plain, shared, bounded = (
+            [part for part in parts if not part.bounded],
+            [part for part in parts if part.owners],
+            [part for part in parts if part.bounded],
+        )
+        norm = self.norms.get(action, self.privacy.clipping_norm)
+        updates, votes, owners, clients, unclipped = StreamingMean(), StreamingMean(), StreamingMean(), 0, 0
+        start = joined({part.record: part.reference for part in plain})
         for reply in replies:
-            trained = {name: reply[MODEL][name] for name in reference}
-            update, small = clipped(trained, reference, self.clipping_norm)
+            own = self.hparams.terms(reply.arrays, _numbers(reply))
+            has = {part.record: float(part.record in own) for part in shared}
+            share = {name: there / sqrt(max(1.0, sum(has.values()))) for name, there in has.items()}
+            after = joined({part.record: _shared(own, part, share) for part in plain})
+            update, small = clipped(after, start, norm)
             updates.add(update)
+            if shared:
+                owners.add({name: torch.tensor(value, dtype=torch.float64) for name, value in share.items()})
+            if bounded:
+                votes.add(joined({part.record: own[part.record] for part in bounded}))
             unclipped += small
-        clients = int(updates.weight)
+            clients += 1
         if not clients:
             return {}
-        multiplier, deviation = self.privacy.noise(clients)
-        model: Tensors = {}
-        for name, mean in updates.result().items():
-            before, shape = reference[name], tuple(mean.shape)
-            noise = self.entropy.normal(0, multiplier * self.clipping_norm / clients, shape)
-            model[name] = (before + mean.cpu() + torch.as_tensor(noise)).to(before.dtype)
-        norm = {"kind": "privacy", "round": server_round, "clients": clients, "clipping_norm": self.clipping_norm}
-        self.notes.append(norm)
-        share = (unclipped + self.entropy.normal(0, deviation)) / clients
-        self.clipping_norm = self.privacy.followed(self.clipping_norm, share)
-        return {MODEL: {name: model.get(name, tensor) for name, tensor in payload[MODEL].items()}}
+        multiplier, deviation = self.privacy.noise(clients, self.mechanisms)
+        each = self.privacy.noise_multiplier * sqrt(self.mechanisms)
+        means = divided(self._with_noise(updates.result(), multiplier * norm / clients))
+        counts = self._with_noise(owners.result(), each / clients) if shared else {}
+        if bounded:
+            most = sqrt(sum(tensor.numel() for part in bounded for tensor in part.reference.values()))
+            means |= divided(self._with_noise(votes.result(), each * most / clients))
+        found: dict[str, Tensors] = {}
+        for part in parts:
+            count = float(counts[part.record]) if part.owners else 1.0
+            if count * clients > 0.5:
+                found[part.record] = {
+                    name: (before.double().cpu() + means[part.record][name] / count).to(before.dtype)
+                    for name, before in part.reference.items()
+                }
+        row = {"kind": "privacy", "round": server_round, "clients": clients, "clipping_norm": norm}
+        self.notes.append(row if action == "train" else {**row, "exchange": action})
+        share_unclipped = (unclipped + self.entropy.normal(0, deviation)) / clients
+        self.norms[action] = self.privacy.followed(norm, share_unclipped)
+        return found
+
+    def _with_noise(self, tensors: Tensors, deviation: float) -> Tensors:
+        """On the CPU, in float64."""
+        return {
+            name: tensor.double().cpu() + torch.as_tensor(self.entropy.normal(0, deviation, tuple(tensor.shape)))
+            for name, tensor in tensors.items()
+        }
+
+
+def _shared(own: Mapping[str, Tensors], part: Summand, share: Mapping[str, float]) -> Tensors:
+    """A client's record, its update scaled to the client's share in it; what was sent, where it has none."""
+    if part.record not in own:
+        return part.reference
+    if not part.owners:
+        return {name: own[part.record][name] for name in part.reference}
+    return {
+        name: before.double() + share[part.record] * (own[part.record][name].double() - before.double())
+        for name, before in part.reference.items()
+    }
+
+
+def _place(exchange: str) -> str:
+    """Of an exchange's clipping norm in a checkpoint."""
+    return "clipping-norm" if exchange == "train" else f"clipping-norm {exchange}"
+
+
+def _numbers(reply: AcceptedReply) -> dict[str, float]:
+    return {name: float(value) for name, value in reply.metrics.items() if not isinstance(value, list)}
 
 
 def clipped(model: Tensors, start: Tensors, norm: float) -> tuple[Tensors, bool]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from perennial.common.config import RunConfig
 from perennial.common.errors import UserError
+from perennial.common.methods.base import ONE_MODEL
 from perennial.common.model_settings import Module
 from perennial.common.modules import defined_in
 from perennial.strategies.base import MethodStrategy
@@ -56,7 +57,8 @@ def strategy_for(run: RunConfig, run_id: str) -> MethodStrategy[Any]:
             "`mean()` for all means and say so"
         )
     if mechanism := MECHANISMS.get(run.privacy.mechanism):
-        if past := going_past(kind):
+        own = {"expect", "optional", "check", "combined", "prepare"} if run.method.sums != ONE_MODEL else set()
+        if past := [name for name in going_past(kind) if name not in own]:
             raise UserError(
                 f"privacy.mechanism: {run.privacy.mechanism!r} is not possible with method {run.method.name!r}, "
                 f"whose server half has its own {', '.join(past)} and so could use replies that the mechanism has "

@@ -1,6 +1,7 @@
 """Secure aggregation in place of a method's own mean: the server sees masked updates and their sum alone."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import ceil
 from typing import Any
 
@@ -33,20 +34,22 @@ from perennial.common.secagg import (
     agreed,
     as_bytes,
     mask,
+    opened,
     pair_mask,
     public,
-    restored,
+    summands,
 )
-from perennial.common.wire import MODEL, NUM_EXAMPLES
+from perennial.common.wire import NUM_EXAMPLES, Scalar
 from perennial.strategies.base import MethodStrategy
 from perennial.strategies.exchange import AcceptedReply, MetricMeans, Payload
 from perennial.strategies.screening import Rejected, Template
 
 
 class SecureStrategy(MethodStrategy[Any]):
-    """`w ← w + Σ_u w_u q_u / Σ_u w_u` over the clients whose vectors arrived, q_u their quantised updates.
+    """`w ← w + Σ_u w_u q_u / Σ_u w_u` over the clients whose vectors arrived, q_u their quantised updates, for
+    each record of the method's `sums`; of those that only some have, w_u is 0 for the others.
 
-    It stands before a method's own class (`strategies.registry`). Four exchanges make a round: public keys, shares
+    It stands before a method's own class (`strategies.registry`). Each exchange becomes four: public keys, shares
     of secrets, masked vectors, shares that take off the masks (Bonawitz et al. 2017, Figure 4).
     """
 
@@ -55,11 +58,45 @@ class SecureStrategy(MethodStrategy[Any]):
         assert isinstance(run.privacy, SecureAggregation)
         self.privacy = run.privacy
 
+    def averaged(
+        self,
+        grid: Grid,
+        server_round: int,
+        cohort: Sequence[str],
+        action: str,
+        payload: Payload,
+        expect: Payload,
+        weight: Callable[[AcceptedReply], float],
+    ) -> dict[str, Tensors]:
+        messages = self.masked(grid, server_round, cohort, action, payload, expect, weight)
+        return self.opened(server_round, action, self.send(grid, messages))[0]
+
     def ask(self, server_round: int, cohort: list[str], grid: Grid) -> list[Message]:
         """Keys, then shares, then the requests to train; the shares go on to those that they are sealed for."""
-        self.grid, payload = grid, self.training_payload(self.sent)
-        assert isinstance(payload, Mapping)  # of every method that `averages`
-        self.reference: Tensors = payload[MODEL]
+        payload, expect = self.training_payload(self.sent), self.expect(self.sent)
+        assert isinstance(payload, Mapping)  # of every method with `sums`
+        assert isinstance(expect, Mapping)
+        like, own = {**expect, **self.optional()}, self.settings(server_round)
+        return self.masked(grid, server_round, cohort, "train", payload, like, self.weight, own)
+
+    def collected(self, server_round: int, replies: Iterable[Message]) -> tuple[dict[str, Tensors], MetricRecord]:
+        return self.opened(server_round, "train", replies)
+
+    def masked(
+        self,
+        grid: Grid,
+        server_round: int,
+        cohort: Sequence[str],
+        action: str,
+        payload: Payload,
+        like: Payload,
+        weight: Callable[[AcceptedReply], float],
+        settings: Mapping[str, Scalar] | None = None,
+    ) -> list[Message]:
+        """The requests of an exchange whose answers are masked vectors, after those that agree on the masks."""
+        self.grid = grid
+        terms = self.hparams.terms(like, defaultdict(float))
+        self.parts = summands(self.hparams.sums, action, terms, payload)
         share = ceil(round(max(self.privacy.threshold, self.run.quorum) * len(cohort), 9))
         self.threshold = max(share, self.privacy.colluders + 2)
         expect = {client: {KEYS: {client: torch.zeros(2 * KEY_BYTES, dtype=torch.uint8)}} for client in cohort}
@@ -69,11 +106,10 @@ class SecureStrategy(MethodStrategy[Any]):
 
         sealed = {client: torch.zeros(SEALED_BYTES, dtype=torch.uint8) for client in answers}
         expect = {client: {SHARES: _without(sealed, client)} for client in answers}
-        settings = {THRESHOLD: self.threshold, COLLUDERS: self.privacy.colluders}
-        answers = self.stage(server_round, list(answers), SHARE, {KEYS: self.public_keys}, expect, settings)
+        agreement = {THRESHOLD: self.threshold, COLLUDERS: self.privacy.colluders}
+        answers = self.stage(server_round, list(answers), SHARE, {KEYS: self.public_keys}, expect, agreement)
 
-        self.weights = {client: self._weight(client) for client in answers}
-        size = sum(tensor.numel() for tensor in self.reference.values())
+        self.weights = {client: self._weight(client, weight) for client in answers}
         limit = torch.tensor(self.privacy.range, dtype=torch.float64)
 
         def request(client: str) -> Payload:
@@ -81,22 +117,24 @@ class SecureStrategy(MethodStrategy[Any]):
             terms = {"weight": torch.tensor(self.weights[client]), "range": limit}
             return {**payload, SHARES: shares, TERMS: terms}
 
+        size = sum(part.size for part in self.parts)
         vector = {MASKED: {MASKED: torch.zeros(8 * size, dtype=torch.uint8)}}
-        own = self.settings(server_round)
-        return self.messages(server_round, list(answers), "train", request, expect=vector, settings=own)
+        return self.messages(server_round, list(answers), action, request, expect=vector, settings=settings)
 
-    def collected(self, server_round: int, replies: Iterable[Message]) -> tuple[dict[str, Tensors], MetricRecord]:
+    def opened(
+        self, server_round: int, action: str, replies: Iterable[Message]
+    ) -> tuple[dict[str, Tensors], MetricRecord]:
+        """The means of each record, of the sum of masked vectors, and of the metrics."""
         total, survivors, metrics = np.zeros(1, dtype=np.uint64), list[str](), MetricMeans()
         for reply in self.accepted(replies, quorum=0.0):
             total = total + np.frombuffer(as_bytes(reply[MASKED][MASKED]), dtype=np.uint64)
             survivors.append(reply.client)
             metrics.add(reply)
-        self._enough(server_round, "train", survivors)
+        self._enough(server_round, action, survivors)
         weight = sum(self.weights[client] for client in survivors)
         try:
             total = total - self.masks(server_round, survivors, len(total))
-            mean = restored(total, weight, self.reference, self.privacy.range)
-            return {MODEL: mean}, metrics.result()
+            return opened(total, self.parts, weight, self.privacy.range), metrics.result()
         except ValueError as error:
             raise RunStopped(
                 f"round {server_round}: the sum under secure aggregation cannot be used ({error}); a client did "
@@ -132,7 +170,7 @@ class SecureStrategy(MethodStrategy[Any]):
     def stage(
         self,
         server_round: int,
-        clients: list[str],
+        clients: Sequence[str],
         action: str,
         payload: Payload,
         expect: Mapping[str, Mapping[str, Template]],
@@ -179,10 +217,10 @@ class SecureStrategy(MethodStrategy[Any]):
     def _masking_key(self, client: str) -> bytes:
         return as_bytes(self.public_keys[client])[KEY_BYTES:]
 
-    def _weight(self, client: str) -> int:
+    def _weight(self, client: str, weight: Callable[[AcceptedReply], float]) -> int:
         """What the method weighs the client with, by the samples that it had when it enrolled."""
         samples = MetricRecord({NUM_EXAMPLES: self.roster.examples(self.roster.nodes[client]) or 0})
-        return round(self.weight(AcceptedReply(client, {}, samples, ConfigRecord())))
+        return round(weight(AcceptedReply(client, {}, samples, ConfigRecord())))
 
 
 def _check_keys(reply: AcceptedReply) -> None:

@@ -1,11 +1,11 @@
 """V-REx, server half: a step that also brings the clients' risks together."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
 import torch
 
-from perennial.common.methods.vrex import VREx
+from perennial.common.methods.vrex import PRODUCT, RISK, VREx
 from perennial.common.models import Tensors
 from perennial.common.wire import GRADIENT
 from perennial.strategies.exchange import AcceptedReply
@@ -44,13 +44,18 @@ class VRExStrategy(FedSGDStrategy[VREx]):
             risks.append(_risk(reply))
         if not risks:
             return {}
-        mean, risk = gradient.result(), self.mean_risk(risks)
+        risk = torch.tensor(self.mean_risk(risks), dtype=torch.float64)
+        return {GRADIENT: gradient.result(), PRODUCT: product.result(), RISK: {RISK: risk}}
+
+    def update(self, model: Tensors, means: Mapping[str, Tensors]) -> Tensors:
+        """A step along `ḡ + 2λ (1/E Σ_e R_e g_e − R̄ ḡ)`."""
+        mean, risk = dict(means[GRADIENT]), float(means[RISK][RISK])
         weight = self.hparams.penalty
-        if server_round <= self.hparams.anneal_rounds:
+        if self.exchanges[-1].round <= self.hparams.anneal_rounds:
             weight = min(weight, 1.0)
-        for name, part in product.result().items():
-            mean[name] += 2 * weight * (part - risk * mean[name])
-        return {GRADIENT: {name: tensor.to(self.sent[name].dtype) for name, tensor in mean.items()}}
+        for name in self.network.parameter_names:
+            mean[name] = mean[name] + 2 * weight * (means[PRODUCT][name] - risk * mean[name])
+        return super().update(model, {GRADIENT: {n: tensor.to(model[n].dtype) for n, tensor in mean.items()}})
 
 
 def _risk(reply: AcceptedReply) -> float:

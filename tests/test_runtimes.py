@@ -22,6 +22,7 @@ from perennial.common.errors import RunStopped, UserError
 from perennial.common.files import load_records
 from perennial.common.methods import METHODS
 from perennial.common.methods.references import FILE
+from perennial.common.secagg import STEPS
 from perennial.server.deployment import remote, state
 from perennial.server.deployment.flower_app import make_app
 from perennial.server.deployment.remote import Connection
@@ -207,6 +208,28 @@ def test_flwr_run_equals_local(local: dict[str, Path], site: Deployment, tmp_pat
     printed = typed(command, site.connection.environment, tmp_path / "fedsdr")
     assert (tmp_path / "fedsdr" / "summary.json").exists(), printed
     assert_equal_runs(local["fedsdr"], tmp_path / "fedsdr")
+
+
+def masked_fedsdr(runtime: str, *settings: str) -> RunConfig:
+    """A round of three clients, under the masks of secure aggregation unless told otherwise."""
+    own = ("scenario.clients=3", "rounds=1", "evaluate_every=1", "privacy.mechanism=secagg", *settings)
+    return config_for("fedsdr", runtime, *own)
+
+
+@pytest.mark.parametrize("runtime", ["simulation", "deployment"])
+def test_masked_fedsdr_gives_the_unmasked_arrays_to_half_a_step(runtime: str, tmp_path: Path) -> None:
+    plain = masked_fedsdr("local", "privacy.mechanism=none")
+    LocalRuntime(plain).run(RunFolder.create(tmp_path / "plain", plain))
+    run, path = masked_fedsdr(runtime), tmp_path / "masked"
+    if runtime == "simulation":
+        list(Simulation(tmp_path).execute(run, path))
+    else:
+        with deployment(tmp_path / "sites", clients=3) as sites:
+            list(sites.connection.execute(run, path))
+    for file in sorted((tmp_path / "plain" / "models").iterdir()):
+        left, right = load_file(file), load_file(path / "models" / file.name)
+        for name in left:
+            torch.testing.assert_close(left[name], right[name], rtol=0, atol=8 / STEPS / 2 + 1e-6)
 
 
 def test_deployment_equals_local(local: dict[str, Path], site: Deployment, tmp_path: Path) -> None:

@@ -1,10 +1,18 @@
 """AND-mask: hyper-parameters."""
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
 
 from perennial.common.data.scenario import Scenario
 from perennial.common.knobs import between, knob
-from perennial.common.methods.fedsgd import ServerTraining
+from perennial.common.methods.base import Sum
+from perennial.common.methods.fedsgd import GRADIENTS, ServerTraining
+
+if TYPE_CHECKING:
+    from perennial.common.models import Tensors
+
+SIGNS = "signs"
+"""What is made of a reply: the signs of its gradient."""
 
 
 class AndMask(ServerTraining):
@@ -14,6 +22,7 @@ class AndMask(ServerTraining):
     summary = "FedSGD that leaves a parameter alone where clients do not agree which way it should go"
     source = "Parascandolo et al. 2021"
     evaluates = ("global",)
+    sums = (*GRADIENTS, Sum("train", SIGNS, bounded=True))
 
     name: Literal["and-mask"] = "and-mask"
     agreement: float = knob(
@@ -30,6 +39,10 @@ class AndMask(ServerTraining):
         "divide a tensor's gradient by the share of its parameters that move",
         source="Parascandolo et al. 2021, their code",
     )
+
+    def terms(self, arrays: Mapping[str, "Tensors"], metrics: Mapping[str, float]) -> Mapping[str, "Tensors"]:
+        """g_e, and its signs."""
+        return {**arrays, SIGNS: {name: part.sign() for name, part in arrays["gradient"].items()}}
 
     def caution(self, scenario: Scenario) -> str:
         return "With one client every sign agrees: this is FedSGD." if scenario.clients == 1 else ""

@@ -3,7 +3,7 @@
 from typing import Literal
 
 from perennial.common.knobs import choice, knob
-from perennial.common.methods.base import LocalTraining
+from perennial.common.methods.base import ONE_MODEL, LocalTraining
 
 
 class APFL(LocalTraining):
@@ -15,7 +15,7 @@ class APFL(LocalTraining):
     summary = "a personal mixture of the global model and an own one; each client learns its proportions"
     source = "Deng et al. 2020"
     evaluates = ("global", "personal")
-    averages = True
+    sums = ONE_MODEL
 
     name: Literal["apfl"] = "apfl"
     mixing: float = knob(

@@ -1,7 +1,8 @@
 """What all hyper-parameter classes have in common."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
@@ -9,10 +10,31 @@ from perennial.common.data.scenario import Scenario
 from perennial.common.knobs import between, choice, knob
 from perennial.common.model_settings import ModelSettings
 
+if TYPE_CHECKING:
+    from perennial.common.models import Tensors
+
 EVERY = "whenever it changes"
 FIRST = "in the first reply"
 CHANGE = "how it changes, since a tensor that is sent changes alike"
 BUFFERS = "its BatchNorm statistics alone, whenever they change"
+
+
+@dataclass(frozen=True)
+class Sum:
+    """What of the replies to one exchange enters the server as a sum over clients, and in no other way."""
+
+    exchange: str
+    """Message type, e.g. "train.gradient"."""
+    record: str
+    """By its name among `Method.terms`; a `*` stands for any letters."""
+    weight: Literal["client", "owner"] = "client"
+    """Each client's weight; or that of those who send the record, whose sum is one more number that enters."""
+    bounded: bool = False
+    """Whether each of its numbers is within ±1, whatever a client does."""
+
+
+ONE_MODEL = (Sum("train", "model"),)
+"""A client sends one model in a round, and the server uses the mean of these alone."""
 
 
 class Method(BaseModel):
@@ -30,9 +52,9 @@ class Method(BaseModel):
     """The models that clients evaluate, the headline one last: of "global", "personal", "ensemble"."""
     actions: ClassVar[tuple[str, ...]] = ("train", "evaluate")
     """Message types that the client half answers, e.g. "train.gradient"."""
-    averages: ClassVar[bool] = False
-    """Whether a client sends one model in a round and nothing else, and the server uses the mean of these alone:
-    what differential privacy and secure aggregation need (docs/privacy.md)."""
+    sums: ClassVar[tuple[Sum, ...]] = ()
+    """All that the server uses of the tensors that clients send in training, where it enters as sums alone: what
+    differential privacy and secure aggregation need (docs/privacy.md). Empty where it is more than sums."""
     fractions: ClassVar[tuple[str, ...]] = ()
     """Settings that count in fractions of all rounds: with more rounds, those before would have been others."""
     keeps: ClassVar[frozenset[str]] = frozenset()
@@ -73,8 +95,12 @@ class Method(BaseModel):
         return ""
 
     def protectable(self) -> bool:
-        """Whether `averages` holds with these settings."""
-        return self.averages
+        """Whether `sums` is all, with these settings."""
+        return bool(self.sums)
+
+    def terms(self, arrays: Mapping[str, "Tensors"], metrics: Mapping[str, float]) -> Mapping[str, "Tensors"]:
+        """What a client's reply to training adds to `sums`, by record: what it sends, and what is made of it."""
+        return arrays
 
     def no_rule(self) -> str:
         """Why no robust rule can stand for the server's means, after the method's name. Empty where one can."""

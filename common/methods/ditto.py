@@ -3,7 +3,7 @@
 from typing import Literal
 
 from perennial.common.knobs import between, choice, knob
-from perennial.common.methods.base import LocalTraining
+from perennial.common.methods.base import ONE_MODEL, LocalTraining
 
 
 class PulledTraining(LocalTraining):
@@ -38,6 +38,6 @@ class Ditto(PulledTraining):
     summary = "FedAvg's global model, and a personal one pulled towards it, kept at the client"
     source = "Li et al. 2021"
     evaluates = ("global", "personal")
-    averages = True
+    sums = ONE_MODEL
 
     name: Literal["ditto"] = "ditto"

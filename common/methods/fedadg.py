@@ -5,7 +5,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
 from perennial.common.knobs import between, choice, knob
-from perennial.common.methods.base import LocalTraining
+from perennial.common.methods.base import ONE_MODEL, LocalTraining
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +43,7 @@ class FedADG(LocalTraining):
     summary = "one global model whose features, class by class, cannot be told from those of a common generator"
     source = "Zhang et al. 2021"
     evaluates = ("global",)
-    averages = True
+    sums = ONE_MODEL
 
     name: Literal["fedadg"] = "fedadg"
     risk_share: float = knob(

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from perennial.common.methods.base import LocalTraining
+from perennial.common.methods.base import ONE_MODEL, LocalTraining
 
 
 class FedAvg(LocalTraining):
@@ -12,6 +12,6 @@ class FedAvg(LocalTraining):
     summary = "one global model, the sample-weighted mean of what clients trained"
     source = "McMahan et al. 2017"
     evaluates = ("global",)
-    averages = True
+    sums = ONE_MODEL
 
     name: Literal["fedavg"] = "fedavg"

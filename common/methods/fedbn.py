@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from perennial.common.methods.base import LocalTraining
+from perennial.common.methods.base import ONE_MODEL, LocalTraining
 from perennial.common.model_settings import ModelSettings, Module
 
 NORMS = "norms"
@@ -18,7 +18,7 @@ class FedBN(LocalTraining):
     summary = "FedAvg whose clients keep their BatchNorm layers to themselves"
     source = "Li et al. 2021"
     evaluates = ("personal",)
-    averages = True
+    sums = ONE_MODEL
     keeps_batch_norm = True
 
     name: Literal["fedbn"] = "fedbn"

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from perennial.common.data.scenario import Scenario
 from perennial.common.knobs import between, choice, knob
-from perennial.common.methods.base import PresetTraining
+from perennial.common.methods.base import ONE_MODEL, PresetTraining, Sum
 
 if TYPE_CHECKING:
     from perennial.common.models import Network
@@ -32,6 +32,7 @@ class FedIIR(PresetTraining):
     source = "Guo et al. 2023"
     evaluates = ("global",)
     actions = ("train", "train.gradient", "evaluate")
+    sums = (Sum("train.gradient", "gradient"), *ONE_MODEL)
 
     name: Literal["fediir"] = "fediir"
     preset: Literal["paper", "code"] = knob(

@@ -4,7 +4,7 @@ from typing import ClassVar, Literal
 
 from perennial.common.data.scenario import Scenario
 from perennial.common.knobs import between, choice, knob
-from perennial.common.methods.base import CHANGE, LocalTraining
+from perennial.common.methods.base import CHANGE, ONE_MODEL, LocalTraining, Sum
 from perennial.common.methods.ditto import PulledTraining
 
 
@@ -14,6 +14,7 @@ class AnchorTraining(LocalTraining):
     fractions: ClassVar[tuple[str, ...]] = ("warm_up",)
     keeps = frozenset({"auxiliary"})
     sends = frozenset({("auxiliary", CHANGE)})
+    sums = (*ONE_MODEL, Sum("train", "auxiliary"))
 
     independence: float = knob(
         25.0,

@@ -3,7 +3,7 @@
 from typing import Literal
 
 from perennial.common.knobs import choice, knob
-from perennial.common.methods.base import LocalTraining
+from perennial.common.methods.base import ONE_MODEL, LocalTraining
 
 
 class AlternatingTraining(LocalTraining):
@@ -38,6 +38,6 @@ class FedRep(AlternatingTraining):
     summary = "one shared featurizer, and a classifier that each client keeps"
     source = "Collins et al. 2021"
     evaluates = ("personal",)
-    averages = True
+    sums = ONE_MODEL
 
     name: Literal["fedrep"] = "fedrep"

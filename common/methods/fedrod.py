@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from perennial.common.methods.base import LocalTraining
+from perennial.common.methods.base import ONE_MODEL, LocalTraining
 
 
 class FedRoD(LocalTraining):
@@ -14,6 +14,6 @@ class FedRoD(LocalTraining):
     summary = "a generic predictor trained on a class-balanced risk, and personal logits added to its own"
     source = "Chen & Chao 2022"
     evaluates = ("global", "personal")
-    averages = True
+    sums = ONE_MODEL
 
     name: Literal["fedrod"] = "fedrod"

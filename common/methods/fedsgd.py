@@ -3,7 +3,7 @@
 from typing import Literal
 
 from perennial.common.knobs import between, choice, knob
-from perennial.common.methods.base import Method
+from perennial.common.methods.base import Method, Sum
 
 
 class ServerTraining(Method):
@@ -33,6 +33,9 @@ class ServerTraining(Method):
     )
 
 
+GRADIENTS = (Sum("train", "gradient"),)
+
+
 class FedSGD(ServerTraining):
     """Gradient descent on the risk over all clients' data."""
 
@@ -40,5 +43,6 @@ class FedSGD(ServerTraining):
     summary = "one global model, one step of the server a round along the gradient on all clients' data"
     source = "McMahan et al. 2017"
     evaluates = ("global",)
+    sums = GRADIENTS
 
     name: Literal["fedsgd"] = "fedsgd"

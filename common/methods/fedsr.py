@@ -3,7 +3,7 @@
 from typing import Literal
 
 from perennial.common.knobs import between, knob
-from perennial.common.methods.base import LocalTraining
+from perennial.common.methods.base import ONE_MODEL, LocalTraining
 
 DISTRIBUTION_WEIGHT, DISTRIBUTION_BIAS = "distribution.weight", "distribution.bias"
 """A linear layer from d features to the d means of z and d numbers whose softplus is its deviations."""
@@ -19,7 +19,7 @@ class FedSR(LocalTraining):
     summary = "a global model on random features whose norm and information on the input are penalised"
     source = "Nguyen et al. 2022"
     evaluates = ("global",)
-    averages = True
+    sums = ONE_MODEL
 
     name: Literal["fedsr"] = "fedsr"
     norm_weight: float = knob(

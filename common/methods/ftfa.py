@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from perennial.common.knobs import between, choice, knob
+from perennial.common.methods.base import ONE_MODEL
 from perennial.common.methods.stateful import StatefulTraining
 
 
@@ -45,6 +46,6 @@ class Ftfa(FineTuning):
     summary = "FedAvg's global model, fine-tuned at every client"
     source = "Cheng et al. 2021"
     evaluates = ("global", "personal")
-    averages = True
+    sums = ONE_MODEL
 
     name: Literal["ftfa"] = "ftfa"

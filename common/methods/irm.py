@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from perennial.common.knobs import between, choice, knob
+from perennial.common.methods.base import ONE_MODEL
 from perennial.common.methods.stateful import StatefulTraining
 
 
@@ -53,6 +54,6 @@ class Irm(InvariantTraining):
     summary = "one global model, invariant risk minimisation with every client as one environment"
     source = "Arjovsky et al. 2019; federated in Tang et al. (PerInvFL) §4.1"
     evaluates = ("global",)
-    averages = True
+    sums = ONE_MODEL
 
     name: Literal["irm"] = "irm"

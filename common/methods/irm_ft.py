@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
+from perennial.common.methods.base import ONE_MODEL
 from perennial.common.methods.ftfa import FineTuning
 from perennial.common.methods.irm import InvariantTraining
 
@@ -16,6 +17,6 @@ class IrmFt(FineTuning, InvariantTraining):
     summary = "federated IRM's global model, fine-tuned at every client: PerInvFL's ablation"
     source = "Tang et al. (PerInvFL) §5.2, Tab 5"
     evaluates = ("global", "personal")
-    averages = True
+    sums = ONE_MODEL
 
     name: Literal["irm-ft"] = "irm-ft"

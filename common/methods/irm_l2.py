@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+from perennial.common.methods.base import ONE_MODEL
 from perennial.common.methods.held import HeldTraining
 
 
@@ -12,6 +13,6 @@ class IrmL2(HeldTraining):
     summary = "federated IRM's global model, and a personal one that is only held near it: PerInvFL's ablation"
     source = "Tang et al. (PerInvFL) §5.2, Tab 5"
     evaluates = ("global", "personal")
-    averages = True
+    sums = ONE_MODEL
 
     name: Literal["irm-l2"] = "irm-l2"

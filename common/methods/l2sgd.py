@@ -4,7 +4,7 @@ from typing import Literal
 
 from perennial.common.data.scenario import Scenario
 from perennial.common.knobs import choice, knob
-from perennial.common.methods.base import EVERY, LocalTraining
+from perennial.common.methods.base import EVERY, ONE_MODEL, LocalTraining
 
 
 class L2SGD(LocalTraining):
@@ -17,7 +17,7 @@ class L2SGD(LocalTraining):
     summary = "personal models that take local steps and, when a common coin says so, steps towards their mean"
     source = "Hanzely and Richtárik 2020"
     evaluates = ("global", "personal")
-    averages = True
+    sums = ONE_MODEL
 
     name: Literal["l2sgd"] = "l2sgd"
     local_steps: int = knob(

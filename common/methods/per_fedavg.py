@@ -3,7 +3,7 @@
 from typing import Literal
 
 from perennial.common.knobs import choice, knob
-from perennial.common.methods.base import LocalTraining
+from perennial.common.methods.base import ONE_MODEL, LocalTraining
 
 
 class PerFedAvg(LocalTraining):
@@ -13,7 +13,7 @@ class PerFedAvg(LocalTraining):
     summary = "a global model trained so that one gradient step on a client's data makes a good personal one"
     source = "Fallah et al. 2020"
     evaluates = ("global", "personal")
-    averages = True
+    sums = ONE_MODEL
 
     name: Literal["per-fedavg"] = "per-fedavg"
     adaptation_rate: float = knob(

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal
 
 from perennial.common.data.scenario import Scenario
 from perennial.common.knobs import between, knob
-from perennial.common.methods.base import FIRST
+from perennial.common.methods.base import FIRST, ONE_MODEL
 from perennial.common.methods.group import GroupTraining
 from perennial.common.methods.held import HeldTraining
 
@@ -22,7 +22,7 @@ class PerInvFL(HeldTraining, GroupTraining):
     summary = "a global invariant model, and a personal one with an invariance loss of its own, held near it"
     source = "Tang et al., Exploiting Personalized Invariance for Better OOD Generalization in FL"
     evaluates = ("global", "personal")
-    averages = True
+    sums = ONE_MODEL
 
     name: Literal["perinvfl"] = "perinvfl"
     invariance: Literal["irm", "groupdro"] = knob(

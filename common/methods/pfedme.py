@@ -3,6 +3,7 @@
 from typing import Literal
 
 from perennial.common.knobs import choice, knob
+from perennial.common.methods.base import ONE_MODEL
 from perennial.common.methods.proximal import ProximalTraining
 
 
@@ -12,7 +13,7 @@ class PFedMe(ProximalTraining):
     title = "pFedMe"
     summary = "one global model that follows personal models, each solved near it (Moreau envelopes)"
     source = "Dinh et al. 2020"
-    averages = True
+    sums = ONE_MODEL
 
     name: Literal["pfedme"] = "pfedme"
     mixing: float = knob(

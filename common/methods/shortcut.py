@@ -4,7 +4,7 @@ from typing import Literal
 
 from perennial.common.data.scenario import Scenario
 from perennial.common.knobs import between, choice, knob
-from perennial.common.methods.base import LocalTraining
+from perennial.common.methods.base import ONE_MODEL, LocalTraining, Sum
 
 SHORTCUT = "shortcut"
 """The shortcut extractor Ψ and its label classifier ω, one model."""
@@ -20,6 +20,7 @@ class ShortcutTraining(LocalTraining):
     """A shortcut extractor that all clients train, and personal models from which it is removed."""
 
     keeps = frozenset({"personal"})
+    sums = (*ONE_MODEL, Sum("train", SHORTCUT), Sum("train", ENVIRONMENT_HEAD + "*", "owner"))
 
     local_steps: int = knob(
         10,

@@ -1,10 +1,18 @@
 """V-REx: hyper-parameters."""
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
 
 from perennial.common.data.scenario import Scenario
 from perennial.common.knobs import between, choice, knob
-from perennial.common.methods.fedsgd import ServerTraining
+from perennial.common.methods.base import Sum
+from perennial.common.methods.fedsgd import GRADIENTS, ServerTraining
+
+if TYPE_CHECKING:
+    from perennial.common.models import Tensors
+
+PRODUCT, RISK = "product", "risk"
+"""What is made of a reply: `R_e g_e` and R_e, which enter as means as g_e does."""
 
 
 class VREx(ServerTraining):
@@ -14,6 +22,7 @@ class VREx(ServerTraining):
     summary = "FedSGD on the mean of the clients' risks and their variance"
     source = "Krueger et al. 2021"
     evaluates = ("global",)
+    sums = (*GRADIENTS, Sum("train", PRODUCT), Sum("train", RISK))
 
     name: Literal["vrex"] = "vrex"
     penalty: float = knob(
@@ -33,6 +42,13 @@ class VREx(ServerTraining):
         le=1_000_000,
         search=choice(0, 10, 50),
     )
+
+    def terms(self, arrays: Mapping[str, "Tensors"], metrics: Mapping[str, float]) -> Mapping[str, "Tensors"]:
+        """g_e, `R_e g_e` and R_e."""
+        gradient, risk = arrays["gradient"], metrics[RISK]
+        like = next(iter(gradient.values()))
+        product = {name: risk * part for name, part in gradient.items()}
+        return {**arrays, PRODUCT: product, RISK: {RISK: like.new_tensor(risk)}}
 
     def caution(self, scenario: Scenario) -> str:
         return "With one client risks have no variance: this is FedSGD." if scenario.clients == 1 else ""

@@ -47,7 +47,8 @@ class Trio:
         self.sealed = {n: c.answer(SHARE, self.share())[SHARES] for n, c in self.clients.items()}
         if stage == SHARE:
             return
-        self.vectors = {n: c.masked(self.train(n), MODELS)[MASKED][MASKED] for n, c in self.clients.items()}
+        own = {MODEL: MODELS}
+        self.vectors = {n: c.masked(self.train(n), own)[MASKED][MASKED] for n, c in self.clients.items()}
 
     def share(self, threshold: int = 2, colluders: int = 0, **changes: Any) -> Received:
         return received({KEYS: {**self.keys, **changes}}, **{THRESHOLD: threshold, COLLUDERS: colluders})
@@ -115,7 +116,7 @@ def test_no_stage_is_answered_twice() -> None:
     trio = Trio(MASKED)
     client = trio.clients[NAMES[0]]
     with pytest.raises(ValueError, match="out of turn"):
-        client.masked(trio.train(NAMES[0]), MODELS)
+        client.masked(trio.train(NAMES[0]), {MODEL: MODELS})
     client.answer(UNMASK, ask(NAMES, []))
     with pytest.raises(ValueError, match="out of turn"):
         client.answer(UNMASK, ask(NAMES[:2], NAMES[2:]))
@@ -155,7 +156,7 @@ def test_shares_that_were_changed_or_are_for_others_are_refused() -> None:
             "strangers": {"client-7": good},
         }[what]
         with pytest.raises(ValueError, match="cannot be opened"):
-            trio.clients["client-0"].masked(trio.train("client-0", **bad), MODELS)
+            trio.clients["client-0"].masked(trio.train("client-0", **bad), {MODEL: MODELS})
 
 
 def test_too_few_others_are_refused() -> None:
@@ -164,7 +165,7 @@ def test_too_few_others_are_refused() -> None:
         client.answer(SHARE, trio.share(3))
         if name == NAMES[2]:
             with pytest.raises(ValueError, match="only 1 clients take part, and the threshold is 3"):
-                client.masked(received({**SEALED, SHARES: {}}), MODELS)
+                client.masked(received({**SEALED, SHARES: {}}), {MODEL: MODELS})
 
 
 @pytest.mark.parametrize(
@@ -194,7 +195,8 @@ def test_too_few_survivors_are_refused() -> None:
 def test_nothing_secret_is_in_an_error() -> None:
     trio = Trio(SHARE)
     known = trio.vault.read("run/client-0")
+    request = trio.train("client-0", **{"client-1": trio.keys["client-1"]})
     with pytest.raises(ValueError, match="cannot be opened") as error:
-        trio.clients["client-0"].masked(trio.train("client-0", **{"client-1": trio.keys["client-1"]}), MODELS)
+        trio.clients["client-0"].masked(request, {MODEL: MODELS})
     assert not any(known[name] in str(error.value) for name in ("sealing", "masking", "seed", "own"))
     assert json.dumps(known)  # what is written is plain text

@@ -19,6 +19,7 @@ from toys import SpoilingGrid, Toy, WireGrid, broken_off, toy_config
 from perennial.common.config import RunConfig
 from perennial.common.errors import RunStopped
 from perennial.common.methods import METHODS
+from perennial.common.methods.base import ONE_MODEL
 from perennial.common.models import Tensors
 from perennial.common.wire import METRICS, MODEL, from_record, to_record
 from perennial.server.folder import RunFolder
@@ -30,7 +31,7 @@ from perennial.strategies.privacy import clipped
 from perennial.strategies.registry import strategy_for
 
 CLIENTS = Toy().client_ids
-AVERAGING = sorted(name for name, method in METHODS.items() if method().averages)
+AVERAGING = sorted(name for name, method in METHODS.items() if method().sums == ONE_MODEL)
 
 
 def config(*settings: str, method: str = "fedavg", mechanism: str = "fixed", **options: Any) -> RunConfig:

@@ -20,6 +20,7 @@ from perennial.client.trainer import Received
 from perennial.common.config import RunConfig, load_config
 from perennial.common.errors import RunStopped, UserError
 from perennial.common.methods import METHODS
+from perennial.common.methods.base import ONE_MODEL, Sum
 from perennial.common.models import Tensors
 from perennial.common.secagg import (
     ACTIONS,
@@ -34,8 +35,11 @@ from perennial.common.secagg import (
     Words,
     as_bytes,
     mask,
+    opened,
     pair_mask,
     restored,
+    summands,
+    vector,
 )
 from perennial.common.wire import CLIENT, CONFIG, METRICS, MODEL, NUM_EXAMPLES, from_record, to_record
 from perennial.server.folder import RunFolder
@@ -46,7 +50,7 @@ from perennial.strategies.base import MethodStrategy
 from perennial.strategies.registry import strategy_for
 
 CLIENTS = Toy().client_ids
-AVERAGING = sorted(name for name, method in METHODS.items() if method().averages)
+AVERAGING = sorted(name for name, method in METHODS.items() if method().sums == ONE_MODEL)
 COUNTS = dict(zip(CLIENTS, (10, 20, 30, 40), strict=True))
 UPDATES = {c: torch.tensor([0.1 * i, -1.0 / 3]) for i, c in enumerate(CLIENTS)}
 BEFORE: Tensors = {"w": torch.tensor([1.0, 2.0])}
@@ -79,7 +83,7 @@ class Federation(LocalGrid):
                 arrays = participant.answer(action, received)
             else:
                 model = {"w": received[MODEL]["w"] + UPDATES[client]}
-                arrays = participant.masked(received, model)
+                arrays = participant.masked(received, {MODEL: model})
             arrays = spoil(client, action, arrays)
             self.seen.append((client, action, arrays))
             records = {name: to_record(tensors) for name, tensors in arrays.items()}
@@ -135,6 +139,92 @@ def test_a_run_comes_to_where_it_comes_without_it(method: str, tmp_path: Path) -
     assert plain.keys() == secure.keys()
     for name, tensor in plain.items():
         assert torch.allclose(tensor, secure[name], atol=1e-4), name
+
+
+SUMMING = sorted(name for name, method in METHODS.items() if method().sums not in ((), ONE_MODEL))
+
+
+@pytest.mark.parametrize("method", SUMMING)
+def test_of_several_records_and_exchanges_each_mean_is_within_half_a_step(method: str, tmp_path: Path) -> None:
+    """Of one round, so that all that clients start from is the same; the step of a server is of its own size."""
+    found = []
+    for name, run in (("plain", toy_config(method, rounds=1)), ("secure", config(method=method, rounds=1))):
+        LocalRuntime(run).run(folder := RunFolder.create(tmp_path / name, run))
+        checkpoint = folder.load_checkpoint()
+        found.append({"arrays": checkpoint.arrays, **checkpoint.strategy})
+    plain, secure = found
+    assert plain.keys() == secure.keys()
+    half = 8.0 / STEPS / 2 + 3e-7
+    for record, tensors in plain.items():
+        assert tensors.keys() == secure[record].keys()
+        for name, tensor in tensors.items():
+            slack = half * (
+                20 if method in ("vrex", "fediir") else 1
+            )  # the penalty's weight, and training at the anchor
+            assert torch.allclose(tensor.double(), secure[record][name].double(), rtol=0, atol=slack), (
+                record,
+                name,
+            )
+
+
+def test_a_record_of_which_nobody_has_a_part_stays() -> None:
+    parts = summands(
+        (Sum("train", "head-*", "owner"),), "train", {"head-0": BEFORE, "head-1": BEFORE}, {"head-1": BEFORE}
+    )
+    own = [{"head-1": {"w": BEFORE["w"] + 1}}, {"head-1": {"w": BEFORE["w"] + 2}}, {}]
+    total = sum((vector(parts, each, 1, 8.0) for each in own), start=np.zeros(6, dtype=np.uint64))
+    assert opened(total, parts, 3, 8.0).keys() == {"head-1"}
+    assert opened(total, parts, 3, 8.0)["head-1"]["w"].tolist() == pytest.approx([2.5, 3.5], abs=1e-6)
+    total[-1] = 4
+    with pytest.raises(ValueError, match="more clients have a record than there are"):
+        opened(total, parts, 3, 8.0)
+
+
+def test_a_record_that_all_have_must_be_there() -> None:
+    parts = summands((Sum("train", "shortcut"),), "train", {"shortcut": BEFORE}, {})
+    with pytest.raises(ValueError, match="record 'shortcut' is missing"):
+        vector(parts, {}, 1, 8.0)
+
+
+def messages_of(method: str, *settings: str, tmp_path: Path) -> dict[str, list[Any]]:
+    """Of each client: all that a reader of its messages sees but for the numbers themselves."""
+    run = toy_config(method, *settings, rounds=2)
+    here, seen = LocalRuntime(run), dict[str, list[Any]]()
+
+    def read(request: Message, reply: Message) -> Message:
+        client = CLIENTS[request.metadata.dst_node_id - 1]
+        for message in (request, reply):
+            shape = {
+                name: sorted(
+                    (key.replace(client, "itself"), array.dtype, tuple(array.shape)) for key, array in r.items()
+                )
+                for name, r in message.content.array_records.items()
+                if name not in (KEYS, SHARES)  # by the names of the others
+            }
+            names = {
+                name: sorted(f"{key} {len(value) if isinstance(value, list) else 1}" for key, value in r.items())
+                for kind in (message.content.metric_records, message.content.config_records)
+                for name, r in kind.items()
+            }
+            seen.setdefault(client, []).append((message.metadata.message_type, shape, names))
+        if MASKED in reply.content.array_records:
+            words = np.frombuffer(as_bytes(payload(reply)[MASKED][MASKED]), dtype=np.uint64)
+            owned.append(words[words < 2**32])
+        return reply
+
+    owned: list[Words] = []
+    here.grid = SpoilingGrid(here.grid, read)  # type: ignore[assignment]
+    here.run(RunFolder.create(tmp_path / "-".join(("run", *settings)), run))
+    assert not sum(len(words) for words in owned), "a number of owners, or a small update, in the clear"
+    return seen
+
+
+def test_no_message_says_which_environment_a_site_has(tmp_path: Path) -> None:
+    """Names, shapes, types and orders of all that goes to and comes from a site are those of every other one."""
+    plain = messages_of("fedsdr", tmp_path=tmp_path)
+    assert plain[CLIENTS[0]] == plain[CLIENTS[2]] != plain[CLIENTS[1]] == plain[CLIENTS[3]]
+    masked = messages_of("fedsdr", "privacy.mechanism=secagg", tmp_path=tmp_path)
+    assert all(masked[client] == masked[CLIENTS[0]] for client in CLIENTS)
 
 
 def test_the_server_is_sent_masked_vectors_and_shares_alone() -> None:
@@ -278,9 +368,9 @@ def test_two_honest_survivors_hide_in_each_other_s_masks() -> None:
     honest = list(CLIENTS[1:3])
     vectors = views(grid, CLIENTS[0], [])
     assert list(vectors) == honest
-    for vector in vectors.values():
+    for one in vectors.values():
         with pytest.raises(ValueError, match="larger than"):
-            restored(vector, 100, BEFORE, 8.0)
+            restored(one, 100, BEFORE, 8.0)
     total = sum(vectors.values(), start=np.zeros(2, dtype=np.uint64))
     found = restored(total, sum(COUNTS[c] for c in honest), BEFORE, 8.0)["w"].tolist()
     assert found == pytest.approx(mean(honest, COUNTS), abs=1e-6)
