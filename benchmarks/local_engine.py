@@ -24,28 +24,29 @@ import sys
 import tempfile
 import threading
 import time
-import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import tomli_w
 import torch
 import torch.nn.functional as F
+from flwr.app import Context, Message
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from perennial.client.state import FileStates
 from perennial.common.config import RunConfig, load_config
 from perennial.common.data.examples import ClientData, Examples
 from perennial.common.data.scenario import Scenario
 from perennial.common.errors import RunStopped, UserError
 from perennial.common.files import load_tensors, save_tensors
 from perennial.common.methods.fedavg import FedAvg
-from perennial.common.models import Tensors, build, network
+from perennial.common.models import Tensors, build, joined, network
 from perennial.common.seeding import torch_generator
+from perennial.common.wire import PERSONAL
 
 TOLERANCE = 1e-6
 CONTENDERS = ("bare", "local", "simulation")
@@ -96,6 +97,18 @@ class Generated(Scenario):
         return ClientData(draw("train", self.samples, 0), draw("validation", 8, 0), {"test": draw("test", 8, -1)})
 
 
+class Skewed(Generated):
+    """Clients with other numbers of samples: client i has `samples / (1 + i mod 10)` of them."""
+
+    name: Literal["benchmark-skewed"] = "benchmark-skewed"  # type: ignore[assignment]
+
+    def client_data(self, client: int, seed: int, data_root: Path | None) -> ClientData:
+        data = super().client_data(client, seed, data_root)
+        count = max(1, self.samples // (1 + client % 10))
+        train = Examples(data.train.x[:count], data.train.y[:count], data.train.environment[:count])
+        return ClientData(train, data.validation, data.test)
+
+
 @dataclass(frozen=True)
 class Case:
     """One amount of work."""
@@ -105,19 +118,15 @@ class Case:
     model: dict[str, Any]
     batch_size: int
     timed_rounds: int
+    method: dict[str, Any] = field(default_factory=lambda: {"name": "fedavg"})
 
-    def config(self, runtime: str) -> RunConfig:
+    def config(self, runtime: str, engine: str = "loop") -> RunConfig:
         """The run: one pass over each client's data a round, evaluated and saved only at the very end."""
         rounds = self.timed_rounds + 2
+        work = {"local_unit": "epoch", "local_steps": 1, "batch_size": self.batch_size, "learning_rate": 0.05}
         return load_config(
             options={
-                "method": {
-                    "name": "fedavg",
-                    "local_unit": "epoch",
-                    "local_steps": 1,
-                    "batch_size": self.batch_size,
-                    "learning_rate": 0.05,
-                },
+                "method": {**work, **self.method},
                 "scenario": {"name": "benchmark", **self.scenario},
                 "model": self.model,
                 "seed": SEED,
@@ -126,6 +135,7 @@ class Case:
                 "checkpoint_every": rounds,
                 "runtime": "local" if runtime == "bare" else runtime,
                 "device": "cpu",
+                "cohort_engine": engine,
             }
         )
 
@@ -165,16 +175,19 @@ class Figures:
 
 
 class Clock:
-    """CPU and wall seconds from the end of the first round to the end of the last but one."""
+    """CPU and wall seconds from the end of the first round to the end of the last but one.
 
-    def __init__(self, rounds: int) -> None:
-        self.rounds = rounds
+    `cpu` says how many CPU seconds there have been so far, by default this process's.
+    """
+
+    def __init__(self, rounds: int, cpu: Callable[[], float] = time.process_time) -> None:
+        self.rounds, self.cpu = rounds, cpu
         self._marks: list[tuple[float, float]] = []
 
     def after(self, round_: int) -> None:
         """To be called after every round."""
         if round_ in (1, self.rounds - 1):
-            self._marks.append((time.process_time(), time.perf_counter()))
+            self._marks.append((self.cpu(), time.perf_counter()))
 
     def seconds(self) -> tuple[float, float]:
         """CPU, wall."""
@@ -198,6 +211,10 @@ class Tree:
         """Stop watching; the CPU seconds of all."""
         self._stop.set()
         self._thread.join()
+        return self.cpu()
+
+    def cpu(self) -> float:
+        """The CPU seconds of all until now."""
         self._look()
         return sum(self._ticks.values()) / os.sysconf("SC_CLK_TCK")
 
@@ -277,18 +294,46 @@ def local(case: Case, out: Path) -> Figures:
 
 
 def simulation(case: Case, out: Path) -> Figures:
-    """The same run on Flower's simulation; what the others call the whole process is all there is to see."""
-    from perennial.server.deployment import remote
+    """The same run on Flower's simulation. The clock is read as the rows of its log come, which is 0.1 s late."""
+    from perennial.server.folder import RunFolder
 
     tree = Tree()
     config = case.config("simulation")
-    remote.APP = _flower_app(out / "app")
-    with remote.simulation(out / "flower") as connection:
-        for _ in connection.execute(config, out / "run"):
-            pass
-    save_tensors(out / "model.safetensors", load_tensors(out / "run" / "models" / "global.safetensors"))
-    cpu = tree.end()
-    return Figures(None, None, cpu, _process_wall(), tree.peak / 2**20)
+    clock = Clock(config.rounds, tree.cpu)
+    for row in in_simulation(config, out):
+        if row["kind"] == "round":
+            clock.after(row["round"])
+    weights = load_tensors(out / "run" / "models" / "global.safetensors")
+    kept = {
+        place.rpartition("/")[2]: versions[-1].kept[PERSONAL]
+        for place, versions in FileStates(RunFolder(out / "run").path / "clients").items()
+    }
+    save_tensors(out / "model.safetensors", joined({"global": weights, **kept}) if kept else weights)
+    cpu, wall = clock.seconds()
+    return Figures(cpu, wall, tree.end(), _process_wall(), tree.peak / 2**20)
+
+
+def in_simulation(config: RunConfig, out: Path) -> Iterator[dict[str, Any]]:
+    """A run whose scenario is of this file, which Ray's processes find by their PYTHONPATH."""
+    from perennial.server.simulation import Simulation
+
+    os.environ["PYTHONPATH"] = str(Path(__file__).parent)
+    command = [sys.executable, "-P", "-c", "import local_engine; local_engine.simulate()"]
+    return Simulation(out / "flower", command).execute(config, out / "run")
+
+
+def simulate() -> None:
+    """The process of the simulation."""
+    from perennial.server.simulation import main
+
+    main(answers)
+
+
+def answers(settings: dict[str, str], message: Message, context: Context) -> Message:
+    """What a simulated client answers; a process that finds this function knows the scenarios of this file."""
+    from perennial.client.node.answer import simulated
+
+    return simulated(settings, message, context)
 
 
 def _finished(out: Path, weights: Tensors, clock: Clock) -> Figures:
@@ -306,36 +351,6 @@ def _peak_mib() -> float:
 def _process_wall() -> float:
     started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     return time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")
-
-
-# Ray's workers import what the ClientApp's handler is defined in, and so get to know the scenario.
-BENCHMARK_APP = """
-import local_engine
-from perennial.client import app
-from perennial.server.app import app as server_app
-
-def handle(message, context):
-    return app.handle(message, context)
-
-clients = app.OneHandlerApp(handle)
-"""
-
-
-def _flower_app(folder: Path) -> Path:
-    """Perennial's Flower app, with this file's scenario known in all of its processes."""
-    here = Path(__file__)
-    project = tomllib.loads((here.parents[1] / "pyproject.toml").read_text())
-    kept = {key: project["project"][key] for key in ("name", "version", "description", "license")}
-    flower = project["tool"]["flwr"]
-    del flower["app"]["fab-include"]
-    flower["app"]["components"] = {"serverapp": "benchmark_app:server_app", "clientapp": "benchmark_app:clients"}
-    folder.mkdir()
-    (folder / "pyproject.toml").write_text(
-        tomli_w.dumps({"project": {**kept, "dependencies": []}, "tool": {"flwr": flower}})
-    )
-    (folder / here.name).write_text(here.read_text())
-    (folder / "benchmark_app.py").write_text(BENCHMARK_APP)
-    return folder
 
 
 # ---------------------------------------------------------------------- the comparison

@@ -19,19 +19,17 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from local_engine import SEED, Clock, Differs, Figures, Generated, _finished, difference
+from local_engine import SEED, Case, Clock, Differs, Figures, Tree, _finished, difference, simulation
 from rich.console import Console
 from rich.table import Table
 
-from perennial.common.config import RunConfig, load_config
-from perennial.common.data.examples import ClientData, Examples
-from perennial.common.files import load_tensors
+from perennial.common.files import load_tensors, save_tensors
 from perennial.common.models import Tensors, build, joined, network
 from perennial.common.seeding import torch_generator
 from perennial.common.wire import PERSONAL
@@ -40,48 +38,12 @@ TOLERANCE = 1e-5
 """Between final parameters: a stack adds up in another order."""
 
 
-class Skewed(Generated):
-    """Clients with other numbers of samples: client i has `samples / (1 + i mod 10)` of them."""
-
-    name: Literal["benchmark-skewed"] = "benchmark-skewed"  # type: ignore[assignment]
-
-    def client_data(self, client: int, seed: int, data_root: Path | None) -> ClientData:
-        data = super().client_data(client, seed, data_root)
-        count = max(1, self.samples // (1 + client % 10))
-        train = Examples(data.train.x[:count], data.train.y[:count], data.train.environment[:count])
-        return ClientData(train, data.validation, data.test)
-
-
 @dataclass(frozen=True)
-class Workload:
+class Workload(Case):
     """One amount of work: one pass over each client's data in a round."""
 
-    title: str
-    scenario: dict[str, Any]
-    model: dict[str, Any]
-    batch_size: int
-    timed_rounds: int
-    method: dict[str, Any] = field(default_factory=lambda: {"name": "fedavg"})
     without: tuple[str, ...] = ()
     """Contenders whose parameters cannot be compared with the others'."""
-
-    def config(self, engine: str = "loop") -> RunConfig:
-        """The run, evaluated and saved at the very end alone."""
-        rounds = self.timed_rounds + 2
-        work = {"local_unit": "epoch", "local_steps": 1, "batch_size": self.batch_size, "learning_rate": 0.05}
-        return load_config(
-            options={
-                "method": {**work, **self.method},
-                "scenario": {"name": "benchmark", **self.scenario},
-                "model": self.model,
-                "seed": SEED,
-                "rounds": rounds,
-                "evaluate_every": rounds,
-                "checkpoint_every": rounds,
-                "device": "cpu",
-                "cohort_engine": engine,
-            }
-        )
 
 
 SMALL = {"name": "mlp", "hidden": (32,)}
@@ -99,7 +61,7 @@ WORKLOADS = {
         "cnn-small, 10 clients x 200 samples of 28x28, batch 20",
         {"clients": 10, "samples": 200, "shape": (1, 28, 28)}, {"name": "cnn-small"},
         # In float64 stack and loop agree; in float32 they were 1e-3 apart after 80 steps, we think by rounding.
-        batch_size=20, timed_rounds=6, without=("stack",),
+        batch_size=20, timed_rounds=6, without=("stack", "flower"),
     ),
     "skewed": Workload(
         "MLP 64-32-10, 50 clients with 8 to 80 samples, batch 8",
@@ -120,7 +82,7 @@ WORKLOADS = {
 def bare(workload: Workload, out: Path) -> Figures:
     """What a careful researcher writes for this one experiment, with nothing around it."""
     torch.set_num_threads(1)
-    config = workload.config()
+    config = workload.config("bare")
     scenario, rate = config.scenario, config.method.learning_rate  # type: ignore[attr-defined]
     data = [scenario.client_data(number, SEED, None).train for number in range(scenario.clients)]
     samples, clock = sum(map(len, data)), Clock(config.rounds)
@@ -154,7 +116,7 @@ def bare(workload: Workload, out: Path) -> Figures:
                         sums[name].add_(tensor, alpha=len(train))
         weights = {name: (tensor / samples).to(weights[name].dtype) for name, tensor in sums.items()}
         clock.after(round_)
-    return _finished(out, joined({"global": weights, **personal}), clock)
+    return _finished(out, joined({"global": weights, **personal}) if personal else weights, clock)
 
 
 def local(workload: Workload, out: Path, engine: str) -> Figures:
@@ -163,14 +125,27 @@ def local(workload: Workload, out: Path, engine: str) -> Figures:
     from perennial.server.folder import RunFolder
     from perennial.server.local import LocalRuntime
 
-    config = workload.config(engine)
+    config = workload.config("local", engine)
     clock = Clock(config.rounds)
     runtime, folder = LocalRuntime(config), RunFolder.create(out / "run", config)
     runtime.run(folder, watch=lambda progress: clock.after(progress.round))
     states = FileStates(folder.clients)
     personal = {place.rpartition("/")[2]: versions[-1].kept[PERSONAL] for place, versions in states.items()}
     weights = load_tensors(folder.path / "models" / "global.safetensors")
-    return _finished(out, joined({"global": weights, **personal}), clock)
+    return _finished(out, joined({"global": weights, **personal}) if personal else weights, clock)
+
+
+def plain_flower(workload: Workload, out: Path) -> Figures:
+    """A simulation app as Flower's users write it."""
+    import plain_flower as app  # its functions are found by this name in Ray's processes
+
+    tree = Tree()
+    config = workload.config("bare")
+    clock = Clock(config.rounds, tree.cpu)
+    weights, personal = app.run(config, clock.after)
+    save_tensors(out / "model.safetensors", joined({"global": weights, **personal}) if personal else weights)
+    cpu, wall = clock.seconds()
+    return Figures(cpu, wall, tree.end(), 0.0, tree.peak / 2**20)
 
 
 CONTENDERS: dict[str, Callable[[Workload, Path], Figures]] = {
@@ -178,6 +153,8 @@ CONTENDERS: dict[str, Callable[[Workload, Path], Figures]] = {
     "loop": lambda workload, out: local(workload, out, "loop"),
     "stack": lambda workload, out: local(workload, out, "stack"),
     "auto": lambda workload, out: local(workload, out, "auto"),
+    "simulation": simulation,
+    "flower": plain_flower,
 }
 """The first is what the others are measured by. Other systems are added here."""
 

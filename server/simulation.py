@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
@@ -36,10 +36,15 @@ LOG = "simulation.log"
 
 
 class Simulation:
-    """Flower's simulation engine as a run is handed to it; `home` is the folder of its log."""
+    """Flower's simulation engine as a run is handed to it.
 
-    def __init__(self, home: Path) -> None:
+    `home` is the folder of its log; `command` is what does the run, by default this file.
+    """
+
+    def __init__(self, home: Path, command: Sequence[str] = ()) -> None:
         self.log = home / LOG
+        # By -P the folder that the command is typed in is none that modules are looked for in.
+        self.command = [*command] or [sys.executable, "-P", "-m", __spec__.name]
 
     def execute(self, config: RunConfig, out: Path, resume: bool = False) -> Iterator[dict[str, Any]]:
         """Start or resume a run and follow it; the rows of its log. Raises `RunStopped` or `UserError`.
@@ -78,11 +83,9 @@ class Simulation:
         asked = {"config": config.model_dump(mode="json"), "out": str(out.resolve()), "resume": resume}
         # Else Ray runs its processes at a niceness of 15, where they starve beside anything else.
         environment = {"RAY_worker_niceness": "0", **flower.environment()}
-        # By -P the folder that the command is typed in is none that modules are looked for in.
-        command = [sys.executable, "-P", "-m", __spec__.name]
         with self.log.open("a") as log:
             process = subprocess.Popen(
-                command, env=environment, stdin=subprocess.PIPE, stdout=log, stderr=log, text=True,
+                self.command, env=environment, stdin=subprocess.PIPE, stdout=log, stderr=log, text=True,
                 start_new_session=True,  # Ctrl-C is for the command, which then ends this
             )  # fmt: skip
         assert process.stdin
@@ -135,8 +138,8 @@ def _show_tracebacks(out: Path) -> None:
 # ---------------------------------------------------------------------- the process
 
 
-def main() -> None:
-    """Do the run that standard input describes."""
+def main(answer: Callable[..., Any] | None = None) -> None:
+    """Do the run that standard input describes. `answer` is what clients do, by default `answer.simulated`."""
     asked = json.loads(sys.stdin.readline())
     Thread(target=_end_with_the_command, daemon=True).start()
     from flwr.app import Context
@@ -169,7 +172,7 @@ def main() -> None:
     try:
         run_simulation(
             app,
-            OneHandlerApp(partial(simulated, clients)),
+            OneHandlerApp(partial(answer or simulated, clients)),
             num_supernodes=len(config.scenario.client_ids),
             backend_config=backend(config),
         )
