@@ -57,7 +57,10 @@ class InUse(UserError):  # noqa: N818 - what is the matter with a folder
     """Another process works in the run folder."""
 
 
-CHANGEABLE = {"rounds", "quorum", "deadline", "wait", "nodes", "checkpoint_every", "device", "data_root"}
+CHANGEABLE = {
+    *("rounds", "quorum", "deadline", "wait", "nodes", "checkpoint_every", "device", "data_root"),
+    *("client_cpus", "client_gpus", "ray_address"),
+}
 """Settings that a run may go on with others of: they say how long, where and how patiently it runs."""
 
 

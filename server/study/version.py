@@ -12,11 +12,14 @@ from perennial.common.data.scenario import Scenario
 from perennial.common.methods.base import Method
 
 ROOT = Path(perennial.__file__).parents[1]
-NO_NUMBER = {"runtime", "device", "data_root", "deadline", "wait", "nodes", "checkpoint_every", "references"}
+NO_NUMBER = {
+    *("runtime", "device", "data_root", "deadline", "wait", "nodes", "checkpoint_every", "references"),
+    *("client_cpus", "client_gpus", "ray_address"),
+}
 """Settings of a run that say where and how patiently it runs. `evaluate_every` is none of them: it decides
 between which rounds `validation` chooses; nor are `quorum`, `largest` and `most_examples`: they decide which runs
 stop, and on which replies a model rests. Where `references` lie is none; that there are some is in the name."""
-LATER = {"left_out", "test_sites", "cohort_engine", "aggregation"}
+LATER = {"left_out", "test_sites", "cohort_engine", "aggregation", "evaluate_clients"}
 """Settings that older runs had without saying so."""
 RULES = {"perennial.server.split"}
 """Modules that only choose between results: studies read the counts anew."""
@@ -49,6 +52,7 @@ def config_digest(config: RunConfig) -> str:
         "test_sites": config.test_sites,
         "cohort_engine": engine,
         "aggregation": rule,
+        "evaluate_clients": config.evaluates_some and config.evaluate_clients,
     }
     values |= {name: value for name, value in later.items() if value}
     return sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]

@@ -80,6 +80,7 @@ CHANGES = {
     "evaluate_every": st.integers(1, 9),
     "quorum": st.floats(0.6, 1),
     "cohort_engine": st.sampled_from(["stack", "auto"]),
+    "evaluate_clients": st.integers(1, 7),
     "largest": st.floats(1e3, 1e8),
     "most_examples": st.integers(10, 10**6),
     "most_items": st.integers(1, 99),
@@ -101,6 +102,9 @@ NO_CHANGES = {
     "deadline": st.floats(1, 99),
     "wait": st.floats(1, 99),
     "checkpoint_every": st.integers(1, 9),
+    "client_cpus": st.floats(0.5, 4),
+    "client_gpus": st.floats(0, 1),
+    "ray_address": st.text("abc:", min_size=1),
 }
 
 
