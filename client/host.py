@@ -19,11 +19,13 @@ from perennial.client.secagg import Participant, Vault
 from perennial.client.serving.snapshot import Snapshot, results_of
 from perennial.client.state import RESIDENT, FileStates, Kept, Version, before_message, digest, needed, valid
 from perennial.client.trainer import Client, Received, Reply, Site
+from perennial.common import plugins
 from perennial.common.asked import name_of
 from perennial.common.config import Engine, Task, parse_task
 from perennial.common.data.examples import ClientData
 from perennial.common.errors import UserError
 from perennial.common.memory import must_fit, samples_must_fit
+from perennial.common.methods.base import Method
 from perennial.common.models import Tensors, network
 from perennial.common.modules import defined_in
 from perennial.common.secagg import ACTIONS, KEYS, TERMS
@@ -32,15 +34,28 @@ from perennial.common.wire import CLIENT, CONFIG, METRICS, NUM_EXAMPLES, from_re
 
 
 @lru_cache
-def client_class(module: str) -> type[Client[Any]]:
-    """The client half of a method: the one `Client` subclass that its file defines."""
-    found: type[Client[Any]] = defined_in(f"perennial.client.methods.{module}", Client)
+def client_class(method: type[Method]) -> type[Client[Any]]:
+    """The client half of a method: a plug-in's own, or the one `Client` subclass of its file in `client/methods/`.
+
+    Raises `UserError` for a plug-in that has none, or two.
+    """
+    found: type[Client[Any]] | None = plugins.half(method, "client", Client)
+    if found:
+        return found
+    for module in plugins.of(method):
+        if not method.family:
+            raise UserError(
+                f"plug-in {module!r}: method {method.model_fields['name'].default!r} has no client half; "
+                f"define a subclass of LocalTrainer or Client in {module} or in {module}.client"
+            )
+    found = defined_in(f"perennial.client.methods.{method.module()}", Client)
+    assert found
     return found
 
 
 def client_half(task: Task, site: Site, kept: Kept) -> Client[Any]:
     """The client half of a task's method, at a site that keeps this."""
-    return client_class(task.method.module())(site, task.method, dict(kept))
+    return client_class(type(task.method))(site, task.method, dict(kept))
 
 
 def pick_device(wish: str) -> torch.device:
@@ -100,6 +115,7 @@ class Host:
         if self._text != text:
             must_fit(task.model, task.scenario.input_shape, task.scenario.classes)
             samples_must_fit(task.scenario.drawn_samples, task.scenario.input_shape)
+            client_class(type(task.method))
             self._sites.clear()  # what the last run needed is let go
             self._stacked.clear()
             self._text = text
@@ -167,7 +183,7 @@ class Host:
             try:
                 request = checked(message)
                 task = parse_task(request.task)
-                if task.model.stacks and stackable(client_class(task.method.module()), message):
+                if task.model.stacks and stackable(client_class(type(task.method)), message):
                     site = self.site(request.task, task, number)
                     work = self._work(message, request, task, site)
                     alike.setdefault(shape(work), []).append((place, work))
@@ -181,7 +197,7 @@ class Host:
 
     def _together(self, stack: Sequence[tuple[int, Work]]) -> dict[int, Message]:
         works = [work for _, work in stack]
-        half = client_class(works[0].task.method.module())
+        half = client_class(type(works[0].task.method))
         try:
             found = answers(half, works, self._stacked.train(works))
         except Exception as error:

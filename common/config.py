@@ -9,9 +9,10 @@ from typing import Any, Literal, Self, TypeVar, get_args
 import tomli_w
 from pydantic import BaseModel, ConfigDict, SerializeAsAny, ValidationError, field_validator, model_validator
 
+from perennial.common import plugins
 from perennial.common.aggregation import Aggregation
 from perennial.common.data.scenario import Scenario
-from perennial.common.data.scenarios import SCENARIOS, scenario_class
+from perennial.common.data.scenarios import SCENARIOS, scenario_class, scenario_preset
 from perennial.common.errors import UserError
 from perennial.common.knobs import knob
 from perennial.common.methods import method_class
@@ -31,12 +32,20 @@ class Task(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    plugins: tuple[str, ...] = knob((), "modules that the method, the scenario or the model are from")
     method: SerializeAsAny[Method]
     scenario: SerializeAsAny[Scenario]
     model: SerializeAsAny[ModelSettings]
     seed: int = knob(0, "keys every random draw of the run, data included", ge=0, le=2**31 - 1)
     left_out: str = knob("", "training environment that nobody trains on; all its samples are held out")
     test_sites: tuple[str, ...] = knob((), "clients that train nothing; all their samples are for testing")
+
+    @field_validator("plugins")  # the first, since those of the others need what they bring
+    @classmethod
+    def _plugins(cls, modules: tuple[str, ...]) -> tuple[str, ...]:
+        for module in modules:
+            plugins.load(module)
+        return modules
 
     @field_validator("method", mode="before")
     @classmethod
@@ -210,6 +219,8 @@ def _load(
     values = {key: value for key, value in values.items() if key not in unused}
     kept = {"method", "scenario"} & values.keys()  # the options name them, too, but without their settings
     values |= {key: value for key, value in options.items() if key not in kept}
+    for module in _modules(values.get("plugins", ())):
+        plugins.ask(module)
     values["method"] = _named(values.get("method", "fedsdr"), "method")
     values["privacy"] = _table(values.get("privacy", {}), "privacy")
     rule = values.get("aggregation", {})
@@ -235,6 +246,8 @@ def _load(
     config = _checked(RunConfig, values)
     if isinstance(config.model, Pretrained):
         config = config.model_copy(update={"model": _settled(config.model, config.scenario)})
+    brought = plugins.of(method, scenario_type, type(config.model))
+    config = config.model_copy(update={"plugins": tuple(dict.fromkeys([*config.plugins, *brought]))})
     if misfit := config.method.misfit(config.scenario):
         raise UserError(f"method.{misfit}")
     if misfit := config.privacy.misfit(config.method, config.model, config.cohort):
@@ -356,6 +369,12 @@ def _read(file: Path) -> dict[str, Any]:
     return values
 
 
+def _modules(value: Any) -> list[str]:
+    if isinstance(value, list | tuple) and all(isinstance(module, str) for module in value):
+        return list(value)
+    raise UserError(f'plugins: {value!r} is not possible; give a list of modules, such as ["my_method"]')
+
+
 def _table(value: Any, what: str) -> dict[str, Any]:
     if isinstance(value, Mapping):
         return dict(value)
@@ -374,9 +393,7 @@ def _named(value: Any, what: str) -> dict[str, Any]:
 
 def _scenario_table(value: Any) -> dict[str, Any]:
     if isinstance(value, str):
-        if value not in SCENARIOS:
-            raise UserError(unknown("scenario", value, SCENARIOS))
-        return SCENARIOS[value].model_dump()
+        return scenario_preset(value).model_dump()
     return _named(value, "scenario")
 
 
@@ -390,6 +407,8 @@ def _assignment(setting: str, method: type[Method], scenario: type[Scenario]) ->
     except ValueError:
         value = text
     part, dot, name = key.partition(".")
+    if key == "plugins":
+        raise UserError("--set plugins is not possible; name them with --plugin or in a configuration file")
     if key == "aggregation":
         return (key, "rule"), value
     if key in ("method", "scenario", "method.name", "scenario.name"):
@@ -401,7 +420,7 @@ def _assignment(setting: str, method: type[Method], scenario: type[Scenario]) ->
     known = set(method.model_fields) - {"name"}
     if key in known:
         return ("method", key), value
-    run = set(RunConfig.model_fields) - {"method", "scenario", "model", "privacy"} | {"preset"}
+    run = set(RunConfig.model_fields) - {"plugins", "method", "scenario", "model", "privacy"} | {"preset"}
     if key in run:
         return ("", key), value
     fields = set(scenario.model_fields) - {"name"}

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
 
+from perennial.common import plugins
 from perennial.common.errors import UserError
 from perennial.common.knobs import knob
 from perennial.common.suggest import unknown
@@ -271,14 +272,15 @@ def model_settings(values: Mapping[str, Any]) -> ModelSettings:
     name = values.get("name")
     if name is None:
         raise UserError(f"a model needs a name (there are: {', '.join(sorted(MODELS))})")
+    if isinstance(name, str) and name not in MODELS and ":" not in name:
+        plugins.look_for("models", name)
     if isinstance(name, str) and ":" in name:
         kind: type[ModelSettings] = Module
     elif isinstance(name, str) and name in MODELS:
         kind = MODELS[name]
     else:
-        raise UserError(
-            f"{unknown('model', name, MODELS)}; one of your own is MODULE:NAME, such as my_package:Net"
-        )
+        named = unknown("model", name, {*MODELS, *plugins.installed("models")})
+        raise UserError(f"{named}; one of your own is MODULE:NAME, such as my_package:Net")
     try:
         return kind(**values)
     except ValidationError as error:

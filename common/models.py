@@ -92,7 +92,10 @@ def build(settings: ModelSettings, input_shape: tuple[int, ...], classes: int) -
     `input_shape` is one sample's; `classes` is the number of logits. Raises `UserError` for a shape that
     the model cannot take.
     """
-    raise NotImplementedError(f"nothing builds {type(settings).__name__}")
+    kind = type(settings).__name__
+    raise UserError(
+        f"model {settings.name!r}: nothing builds it; write a function for {kind} with @build.register"
+    )
 
 
 @build.register

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from perennial.common.data.scenarios import SCENARIOS
+from perennial.common.data.scenarios import SCENARIOS, scenario_preset
 from perennial.common.errors import UserError
 from perennial.common.methods import method_class
 from perennial.common.suggest import unknown
@@ -58,8 +58,7 @@ class Preset(BaseModel):
     @field_validator("scenario")
     @classmethod
     def _known_scenario(cls, name: str) -> str:
-        if name not in SCENARIOS:
-            raise UserError(unknown("scenario", name, SCENARIOS))
+        scenario_preset(name)
         return name
 
     @property

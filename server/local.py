@@ -19,6 +19,7 @@ from perennial.server.grid import LocalGrid
 from perennial.server.loop import run_rounds, start
 from perennial.server.progress import Watcher
 from perennial.server.references import load_references
+from perennial.strategies.registry import strategy_class
 
 
 def number(context: Context) -> int:
@@ -30,7 +31,10 @@ class LocalRuntime:
     """One run's clients in this process, data loaded and networks resident."""
 
     def __init__(self, config: RunConfig) -> None:
-        """Raises `UserError` when the device, data set or references are not there, before anything is written."""
+        """Raises `UserError` when the device, data set, references or a plug-in's half are not there.
+
+        Nothing has been written then.
+        """
         torch.set_num_threads(1)
         if config.cohort_engine != "loop":
             keep_freed()
@@ -39,6 +43,7 @@ class LocalRuntime:
         device = pick_device(config.device)
         self.host = host = Host(self.states, config.data_folder, device, engine=config.cohort_engine)
         self.references = load_references(config)
+        strategy_class(config.method)
         text, scenario = config.task(), config.scenario
         # Each client keeps a model, and those that have been saved need not be in memory.
         kept = min(scenario.clients, max(RESIDENT, config.cohort * config.checkpoint_every))

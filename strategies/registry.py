@@ -5,9 +5,10 @@ from importlib.util import find_spec
 from inspect import getattr_static
 from typing import Any
 
+from perennial.common import plugins
 from perennial.common.config import RunConfig
 from perennial.common.errors import UserError
-from perennial.common.methods.base import ONE_MODEL
+from perennial.common.methods.base import ONE_MODEL, Method
 from perennial.common.model_settings import Module
 from perennial.common.modules import defined_in
 from perennial.strategies.base import MethodStrategy
@@ -35,9 +36,17 @@ FREE = {
 """What a method's server half may override behind a mechanism: none of it sees the tensors of a reply."""
 
 
+def strategy_class(method: Method) -> type[MethodStrategy[Any]]:
+    """A method's server half: a plug-in's own, or the one `MethodStrategy` subclass of its file in `strategies/`.
+
+    Where it has neither, that of the file that its `server()` names. Raises `UserError` if a plug-in has two.
+    """
+    brought: type[MethodStrategy[Any]] | None = plugins.half(type(method), "server", MethodStrategy)
+    return brought or _of_file(method.module(), method.server())
+
+
 @lru_cache
-def strategy_class(module: str, shared: str = "base") -> type[MethodStrategy[Any]]:
-    """The one `MethodStrategy` subclass of `strategies/MODULE.py`; where there is no such file, of SHARED."""
+def _of_file(module: str, shared: str) -> type[MethodStrategy[Any]]:
     own = find_spec(f"perennial.strategies.{module}")
     room = f"perennial.strategies.{module if own else shared}"
     found: type[MethodStrategy[Any]] = defined_in(room, MethodStrategy)
@@ -49,7 +58,7 @@ def strategy_for(run: RunConfig, run_id: str) -> MethodStrategy[Any]:
 
     Raises `UserError` where the method would go past the mechanism, or past the rule of `aggregation`.
     """
-    kind = strategy_class(run.method.module(), run.method.server())
+    kind = strategy_class(run.method)
     if run.aggregation.rule != "mean" and (past := past_the_rule(kind)):
         raise UserError(
             f"aggregation.rule: {run.aggregation.rule!r} is not possible with method {run.method.name!r}, whose "

@@ -172,7 +172,7 @@ def stack_config(method: str, engine: str, *settings: str, **options: Any) -> Ru
 
 def stacking(method: str) -> type[Client[Any]]:
     """The method's client half; a test of stacks is skipped where it trains none."""
-    half = client_class(toy_config(method).method.module())
+    half = client_class(type(toy_config(method).method))
     if "train" not in vars(half).get("stacks", ()):
         pytest.skip("this method's clients train one after the other")
     return half

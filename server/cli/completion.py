@@ -8,8 +8,9 @@ import typer
 def methods(incomplete: str) -> list[str]:
     """Names of methods that begin so."""
     from perennial.common.methods import METHODS
+    from perennial.common.plugins import installed
 
-    return _begin(METHODS, incomplete)
+    return _begin([*METHODS, *installed("methods")], incomplete)
 
 
 def method_list(incomplete: str) -> list[str]:
@@ -21,8 +22,9 @@ def method_list(incomplete: str) -> list[str]:
 def scenarios(incomplete: str) -> list[str]:
     """Names of scenarios that begin so."""
     from perennial.common.data.scenarios import SCENARIOS
+    from perennial.common.plugins import installed
 
-    return _begin(SCENARIOS, incomplete)
+    return _begin([*SCENARIOS, *installed("scenarios")], incomplete)
 
 
 def models(incomplete: str) -> list[str]:

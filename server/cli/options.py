@@ -1,5 +1,6 @@
 """The command line's app, and the options that several commands share."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -8,12 +9,16 @@ import typer
 from typer.core import TyperGroup, TyperOption
 
 from perennial.common.logs import VARIABLE, set_format
+from perennial.common.plugins import ask
 from perennial.server.cli.completion import methods, scenarios
+from perennial.server.cli.console import sentences
 from perennial.server.split import Select
+
+WITH_PLUGINS = {"run", "list", "show", "sweep", "tune", "compare", "check"}
 
 
 class Commands(TyperGroup):
-    """The commands, each with `--log-format`."""
+    """The commands, each with `--log-format`, and those that take names with `--plugin`."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """A command by its name."""
@@ -36,7 +41,25 @@ class Commands(TyperGroup):
                     help="What standard error has: sentences, or an event a line.",
                 )
             )
+        if command and cmd_name in WITH_PLUGINS and all(p.name != "plugin" for p in command.params):
+            command.params.append(
+                TyperOption(
+                    param_decls=["--plugin"],
+                    metavar="MODULE",
+                    multiple=True,
+                    expose_value=False,
+                    is_eager=True,
+                    callback=lambda _, __, modules: _load(modules),
+                    help="Module of this folder, or installed, with a method, scenario or model. Repeatable.",
+                )
+            )
         return command
+
+
+def _load(modules: Iterable[str]) -> None:
+    with sentences():
+        for module in modules:
+            ask(module)
 
 
 app = typer.Typer(

@@ -13,7 +13,6 @@ from rich.table import Table
 from rich.text import Text
 
 from perennial.common.errors import UserError
-from perennial.common.suggest import unknown
 from perennial.server.cli.completion import scenarios, shown
 from perennial.server.cli.console import out, sentences
 from perennial.server.cli.options import Json, Settings, app
@@ -49,8 +48,12 @@ class Thing(StrEnum):
 @app.command("list")
 def list_things(kind: Annotated[Kind, typer.Argument(help="What to list.")], as_json: Json = False) -> None:
     """List what there is, one line each."""
+    from perennial.common.plugins import GROUPS, about
+
     with sentences():
         lines = _lines(kind)
+        for group in GROUPS:
+            lines = {**about(group), **lines} if group == kind else lines
     if as_json:
         out.print_json(data=lines)
         return
@@ -94,11 +97,9 @@ def show(
 
             _show_method(method_class(name), as_json)
         else:
-            from perennial.common.data.scenarios import SCENARIOS
+            from perennial.common.data.scenarios import scenario_preset
 
-            if name not in SCENARIOS:
-                raise UserError(unknown("scenario", name, SCENARIOS))
-            _show_scenario(SCENARIOS[name], as_json)
+            _show_scenario(scenario_preset(name), as_json)
 
 
 def _lines(kind: Kind) -> dict[str, str]:

@@ -13,7 +13,7 @@ from perennial.server.split import Select
 from perennial.server.study.choose import Verdict
 from perennial.server.study.runs import Outcome
 from perennial.server.study.sweep import key_of, search_ranges, trial
-from perennial.server.study.version import code_version
+from perennial.server.study.version import run_name
 
 HEADER = f"""\
 # Settings that `perennial tune … --preset-out common/methods/{FILE.name}` chose by `split` (docs/selection.md).
@@ -65,7 +65,7 @@ def preset_of(
         score=round(found.score, 4),
         error=round(found.error, 4),
         constant=round(found.constant, 4),
-        code=code_version(type(config.method), type(config.scenario), config.method.server()),
+        code=run_name(config).rpartition("-")[2],
     )
 
 

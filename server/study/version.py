@@ -7,18 +7,21 @@ from hashlib import sha256
 from pathlib import Path
 
 import perennial
+from perennial.common import plugins
 from perennial.common.config import RunConfig
 from perennial.common.data.scenario import Scenario
 from perennial.common.methods.base import Method
+from perennial.common.model_settings import ModelSettings
 
 ROOT = Path(perennial.__file__).parents[1]
 NO_NUMBER = {
     *("runtime", "device", "data_root", "deadline", "wait", "nodes", "checkpoint_every", "references"),
-    *("client_cpus", "client_gpus", "ray_address"),
+    *("plugins", "client_cpus", "client_gpus", "ray_address"),
 }
 """Settings of a run that say where and how patiently it runs. `evaluate_every` is none of them: it decides
 between which rounds `validation` chooses; nor are `quorum`, `largest` and `most_examples`: they decide which runs
-stop, and on which replies a model rests. Where `references` lie is none; that there are some is in the name."""
+stop, and on which replies a model rests. Where `references` lie is none; that there are some is in the name. What
+`plugins` hold is in the version of the code."""
 LATER = {"left_out", "test_sites", "cohort_engine", "aggregation", "evaluate_clients"}
 """Settings that older runs had without saying so."""
 RULES = {"perennial.server.split"}
@@ -27,7 +30,8 @@ RULES = {"perennial.server.split"}
 
 def run_name(config: RunConfig) -> str:
     """`METHOD-SCENARIO-sSEED-CONFIGURATION-CODE`, the last two being digests."""
-    code = code_version(type(config.method), type(config.scenario), config.method.server())
+    method = config.method
+    code = code_version(type(method), type(config.scenario), method.server(), type(config.model))
     return f"{name_without_code(config)}-{code}"
 
 
@@ -59,15 +63,22 @@ def config_digest(config: RunConfig) -> str:
 
 
 @cache
-def code_version(method: type[Method], scenario: type[Scenario], server: str = "base") -> str:
-    """8 hex digits over the sources that a run of the method on the scenario imports.
+def code_version(
+    method: type[Method],
+    scenario: type[Scenario],
+    server: str = "base",
+    model: type[ModelSettings] = ModelSettings,
+) -> str:
+    """8 hex digits over the sources that a run of the method on the scenario imports, plug-ins among them.
 
     Other methods and other scenarios are not among them, so that work on one does not ask for another one's runs
     again; neither is what only shows or compares results. `server` is the method's shared server half.
     """
     rooms = (f"strategies.{method.module()}", f"strategies.{server}", f"client.methods.{method.module()}")
-    halves = (f"perennial.{room}" for room in rooms)
-    files = imported("perennial.server.local", method.__module__, scenario.__module__, *halves)
+    halves = [f"perennial.{room}" for room in rooms]
+    halves += [f"{plugin}.{file}" for plugin in plugins.of(method) for file in ("client", "server")]
+    parts = (kind.__module__ for kind in (method, scenario, model))
+    files = imported("perennial.server.local", *parts, *plugins.of(method, scenario, model), *halves)
     digest = sha256()
     for name in sorted(files.keys() - RULES):
         digest.update(name.encode() + b"\0" + files[name].read_bytes() + b"\0")
@@ -75,7 +86,7 @@ def code_version(method: type[Method], scenario: type[Scenario], server: str = "
 
 
 def imported(*modules: str) -> dict[str, Path]:
-    """The project's modules that these import, themselves included, and their files."""
+    """The project's modules and those of plug-ins that these import, themselves included, and their files."""
     found: dict[str, Path] = {}
     waiting = list(modules)
     while waiting:
@@ -94,8 +105,10 @@ def imported(*modules: str) -> dict[str, Path]:
 
 
 def _source(module: str) -> Path | None:
-    top, *_ = parts = module.split(".")
-    if top != perennial.__name__:
-        return None
-    base = ROOT.joinpath(*parts)
-    return next((path for path in (base.with_suffix(".py"), base / "__init__.py") if path.is_file()), None)
+    parts = module.split(".")
+    for root in [ROOT] if parts[0] == perennial.__name__ else plugins.roots(parts[0]):
+        base = root.joinpath(*parts)
+        for path in (base.with_suffix(".py"), base / "__init__.py"):
+            if path.is_file():
+                return path
+    return None

@@ -1,9 +1,10 @@
 """The named scenarios: one class per recipe, and one preset per experiment.
 
 A module of this package holds recipes that belong together, and its `PRESETS` by name. Nothing is registered
-anywhere.
+anywhere. Those of plug-ins are found when they are asked for.
 """
 
+from perennial.common import plugins
 from perennial.common.data.scenario import Scenario
 from perennial.common.errors import UserError
 from perennial.common.modules import members, named_subclasses
@@ -12,12 +13,31 @@ from perennial.common.suggest import unknown
 SCENARIOS: dict[str, Scenario] = {
     name: preset for module in members(__name__, __path__) for name, preset in module.PRESETS.items()
 }
-"""Every preset by name. The `-oracle` ones show what a model without the shortcut can reach."""
+"""Every preset by name, those of loaded plug-ins last. The `-oracle` ones show what a model without the shortcut
+can reach."""
+_OURS = named_subclasses(Scenario)  # type: ignore[type-abstract]
+
+
+def scenario_names() -> set[str]:
+    """Names that are taken, of presets and of classes."""
+    return {*SCENARIOS, *_OURS, *plugins.scenario_classes()}
+
+
+def scenario_preset(name: str) -> Scenario:
+    """A preset by its name. Raises `UserError` for a name that is none."""
+    if name not in SCENARIOS:
+        plugins.look_for("scenarios", name)
+    if name not in SCENARIOS:
+        raise UserError(unknown("scenario", name, {*SCENARIOS, *plugins.installed("scenarios")}))
+    return SCENARIOS[name]
 
 
 def scenario_class(name: str) -> type[Scenario]:
     """The class of a scenario by its `name` field. Raises `UserError` for a name that is none."""
-    classes = named_subclasses(Scenario)  # type: ignore[type-abstract]
+    if name not in scenario_names():
+        plugins.look_for("scenarios", name)
+    # Ours last: a plug-in that was refused has left its classes.
+    classes = {**named_subclasses(Scenario), **plugins.scenario_classes(), **_OURS}  # type: ignore[type-abstract]
     if name not in classes:
         raise UserError(unknown("scenario", name, classes))
     return classes[name]

@@ -129,8 +129,9 @@ def test_what_changes_no_number_does_not(change: tuple[str, Any]) -> None:
 def test_every_run_setting_is_one_or_the_other() -> None:
     parts = {"method", "scenario", "model"}
     told = {key.partition(".")[0] for key in CHANGES} & set(RunConfig.model_fields)
-    # A table of clients, which the scenario must have; a file, of which only that there is one is told.
-    others = {"nodes", "references"}
+    # A table of clients, which the scenario must have; a file, of which only that there is one is told; modules,
+    # whose sources are in the version of the code.
+    others = {"nodes", "references", "plugins"}
     assert set(RunConfig.model_fields) - parts == (told - parts) | set(NO_CHANGES) | others
     assert set(NO_CHANGES) | others == version.NO_NUMBER
 

@@ -1,0 +1,300 @@
+"""Plug-ins: methods, models and scenarios of somebody else's module, found by their names.
+
+A plug-in is a module, or a package, that defines subclasses of `Method`, `ModelSettings` or `Scenario`. It is
+installed, with an entry point for each name in the groups `perennial.methods`, `perennial.models` and
+`perennial.scenarios`. Or its file lies beside somebody's work, and they ask for it (`--plugin MODULE`). Nothing of
+it is imported before that, or before one of its names is asked for. What it brings then stands in `METHODS`,
+`MODELS` and `SCENARIOS` like our own.
+"""
+
+import os
+import sys
+import traceback
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Literal
+
+from perennial.common.errors import UserError
+
+if TYPE_CHECKING:
+    from perennial.common.methods.base import Method
+
+Group = Literal["methods", "models", "scenarios"]
+GROUPS: tuple[Group, ...] = ("methods", "models", "scenarios")
+VARIABLE = "PERENNIAL_PLUGINS"
+"""Files and package folders of plug-ins that this machine's owner trusts, beside the installed ones. Processes
+that this one starts inherit it."""
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """What a module brings."""
+
+    module: ModuleType
+    names: Mapping[Group, Mapping[str, Any]]
+    """Classes of methods and models, and ready scenarios, by name."""
+    scenarios: Mapping[str, type]
+    """Classes of scenarios by their `name`, which differs from that of a preset."""
+
+    @property
+    def kinds(self) -> list[type]:
+        """All its classes."""
+        return [*self.names["methods"].values(), *self.names["models"].values(), *self.scenarios.values()]
+
+
+_loaded: dict[str, Plugin] = {}
+
+
+# ---------------------------------------------------------------------- who may be loaded
+
+
+def installed(group: Group) -> dict[str, list[EntryPoint]]:
+    """The names that installed packages bring, and who brings each; nothing of them is imported."""
+    found: dict[str, list[EntryPoint]] = {}
+    for point in entry_points(group=f"perennial.{group}"):
+        found.setdefault(point.name, []).append(point)
+    return found
+
+
+def about(group: Group) -> dict[str, str]:
+    """A line for each name of an installed plug-in."""
+    lines = {}
+    for name, points in sorted(installed(group).items()):
+        brought = " and ".join(f"{point.dist.name} {point.dist.version}" for point in points if point.dist)
+        lines[name] = f"plug-in of {brought} ({points[0].value})"
+    return lines
+
+
+def look_for(group: Group, name: str) -> None:
+    """Load the installed plug-in that has a name, if one has.
+
+    Raises `UserError` where it is broken, or does not bring what it says.
+    """
+    if not (points := installed(group).get(name)):
+        return
+    if len(points) > 1:
+        both = " and ".join(point.dist.name for point in points if point.dist)
+        raise UserError(f"{both} both bring {name!r} to perennial.{group}; uninstall one of them")
+    brought = load(points[0].module).names[group]
+    if name not in brought:
+        raise UserError(
+            f"plug-in {points[0].module!r} brings no {group[:-1]} {name!r}, though its package says so "
+            f"(it brings: {', '.join(sorted(brought)) or 'none'})"
+        )
+
+
+def ask(module: str) -> None:
+    """Load a plug-in that the person at this machine asks for: of the current folder, or installed.
+
+    Processes that this one starts may load it, too. Raises `UserError`.
+    """
+    if not all(part.isidentifier() for part in module.split(".")):
+        raise UserError(
+            f"plug-in {module!r} is not possible; write a module's name, such as my_method for my_method.py"
+        )
+    top, here = module.partition(".")[0], Path.cwd()
+    beside = here / top / "__init__.py", here / f"{top}.py"
+    places = [here / path.relative_to(here).parts[0] for path in beside if path.is_file()]
+    if not places and not _file(module) and not _is_installed(module):
+        origin = Path(((spec := find_spec(top)) and spec.origin) or "")
+        places = [origin.parent if origin.name == "__init__.py" else origin]
+        if not origin.name:
+            raise UserError(f"plug-in {module!r}: there is no {top}.py in {here}, and no such module is installed")
+    if places and places[0] not in (known := _named_files()):
+        os.environ[VARIABLE] = os.pathsep.join(map(str, [places[0], *known]))
+    load(module)
+
+
+def _named_files() -> list[Path]:
+    return [Path(path) for path in os.environ.get(VARIABLE, "").split(os.pathsep) if path]
+
+
+def _file(module: str) -> Path | None:
+    """The file or folder of a plug-in that `VARIABLE` names; None where it names none."""
+    top = module.partition(".")[0]
+    return next((path for path in _named_files() if path.name in (top, f"{top}.py")), None)
+
+
+def _is_installed(module: str) -> bool:
+    points = (point for group in GROUPS for found in installed(group).values() for point in found)
+    return any(point.module == module for point in points)
+
+
+# ---------------------------------------------------------------------- what they bring
+
+
+def load(module: str) -> Plugin:
+    """An installed or trusted plug-in, imported once, its names taken up.
+
+    Raises `UserError`, and then has taken up nothing.
+    """
+    if module in _loaded:
+        return _loaded[module]
+    place = _file(module)
+    if not place and not _is_installed(
+        module
+    ):  # a server names plug-ins, but what a site imports, its owner decides
+        raise UserError(
+            f"plug-in {module[:100]!r} is not installed here; install the package that has it, "
+            f"or name its file in {VARIABLE}"
+        )
+    if place and str(place.parent) not in sys.path:
+        sys.path.append(str(place.parent))  # at the end: a file beside it must hide nobody else's module
+    found = _imported(module)
+    where = Path(found.__file__ or "").resolve()
+    if place and place.resolve() not in (where, *where.parents):
+        raise UserError(
+            f"plug-in {module!r}: Python has another module of that name ({where}); give {place} another one"
+        )
+    plugin = _read(found)
+    _take(plugin)
+    _loaded[module] = plugin
+    return plugin
+
+
+def of(*kinds: type) -> list[str]:
+    """The plug-ins that classes of methods, models or scenarios are from."""
+    return [name for name, plugin in _loaded.items() if any(kind in plugin.kinds for kind in kinds)]
+
+
+def scenario_classes() -> dict[str, type]:
+    """Classes of all plug-ins' scenarios by their `name`."""
+    return {name: kind for plugin in _loaded.values() for name, kind in plugin.scenarios.items()}
+
+
+def half(method: "type[Method]", file: Literal["client", "server"], base: type) -> Any | None:
+    """The half that a plug-in's method brings: the one subclass of `base` in its module, or in `MODULE.FILE`.
+
+    None for our own methods, and where it brings none. Raises `UserError` for two, and for a file that fails.
+    """
+    for name in of(method):
+        modules = [_loaded[name].module]
+        if hasattr(modules[0], "__path__") and find_spec(f"{name}.{file}"):
+            modules.append(_imported(f"{name}.{file}"))
+        found = {kind: kind.__name__ for module in modules for kind in _defined(module, base, name)}
+        if len(found) > 1:
+            raise UserError(
+                f"plug-in {name!r} has {len(found)} subclasses of {base.__name__}, {', '.join(found.values())}; "
+                "a method has one"
+            )
+        return next(iter(found), None)
+    return None
+
+
+def roots(package: str) -> list[Path]:
+    """Folders in which a package's sources count as a plug-in's.
+
+    They are those of its own package, and what lies beside it if it is not installed.
+    """
+    found = []
+    for name, plugin in _loaded.items():
+        package_above = 1 if hasattr(plugin.module, "__path__") else 0
+        root = Path(str(plugin.module.__file__)).parents[name.count(".") + package_above]
+        if package == name.partition(".")[0] or root.name not in ("site-packages", "dist-packages"):
+            found.append(root)
+    return found
+
+
+def _imported(module: str) -> ModuleType:
+    try:
+        return import_module(module)
+    except (Exception, SystemExit) as error:
+        passed = traceback.extract_tb(error.__traceback__)[1:]
+        frames = [frame for frame in passed if "importlib" not in frame.filename]
+        file, line = (frames[-1].filename, frames[-1].lineno) if frames else ("", 0)
+        if isinstance(error, SyntaxError):
+            file, line = error.filename or "", error.lineno
+        place = f" ({file}, line {line})" if file else ""
+        words = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"plug-in {module!r} cannot be imported: {type(error).__name__}{words and f': {words}'}{place}"
+        ) from None
+
+
+def _defined(module: ModuleType, base: type, plugin: str) -> list[Any]:
+    """The subclasses of a base that are in a module and defined there, or elsewhere in the plug-in."""
+    return [
+        kind
+        for kind in dict.fromkeys(value for value in vars(module).values() if isinstance(value, type))
+        if issubclass(kind, base) and f"{kind.__module__}.".startswith(f"{plugin}.")
+    ]
+
+
+def _read(module: ModuleType) -> Plugin:
+    """What a module brings, looked at as far as that needs no data. Raises `UserError`."""
+    from perennial.common.data.scenario import Scenario
+    from perennial.common.methods.base import Method
+    from perennial.common.model_settings import ModelSettings
+
+    methods, models, scenarios = (_named(module, base) for base in (Method, ModelSettings, Scenario))
+    if len(methods) > 1:
+        raise UserError(
+            f"plug-in {module.__name__!r} has {len(methods)} methods, {' and '.join(methods)}; a module has one, "
+            "with its two halves"
+        )
+    if not (methods or models or scenarios):
+        raise UserError(
+            f"plug-in {module.__name__!r} ({module.__file__}) brings nothing: it defines no subclass of Method, "
+            'ModelSettings or Scenario with a field name: Literal["…"] = "…"'
+        )
+    usual = {name: _made(module, kind) for name, kind in {**methods, **models, **scenarios}.items()}
+    presets = getattr(module, "PRESETS", {name: usual[name] for name in scenarios})
+    if not (isinstance(presets, Mapping) and all(isinstance(preset, Scenario) for preset in presets.values())):
+        raise UserError(f"plug-in {module.__name__!r}: PRESETS must be scenarios by name")
+    return Plugin(module, {"methods": methods, "models": models, "scenarios": presets}, scenarios)
+
+
+def _named(module: ModuleType, base: Any) -> dict[str, Any]:
+    """A module's subclasses of a settings class by their names. Raises `UserError` where one lacks a fact."""
+    found: dict[str, Any] = {}
+    for kind in _defined(module, base, module.__name__):
+        name = kind.model_fields["name"].default
+        if not isinstance(name, str):
+            continue  # a base of others
+        if name in found:
+            raise UserError(f"plug-in {module.__name__!r} has two classes of the name {name!r}")
+        if missing := sorted(fact for fact in kind.__class_vars__ if not hasattr(kind, fact)):
+            raise UserError(f"plug-in {module.__name__!r}: {kind.__name__} lacks {', '.join(missing)}")
+        found[name] = kind
+    return found
+
+
+def _made(module: ModuleType, kind: Any) -> Any:
+    """A settings class with its defaults. Raises `UserError`."""
+    try:
+        return kind()
+    except Exception as error:
+        words = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"plug-in {module.__name__!r}: {kind.__name__} cannot be made with its defaults "
+            f"({type(error).__name__}: {words})"
+        ) from None
+
+
+def _take(plugin: Plugin) -> None:
+    """Put a plug-in's names among ours. Raises `UserError` for one that is taken."""
+    from perennial.common.data.scenarios import SCENARIOS, scenario_names
+    from perennial.common.methods import METHODS, method_names
+    from perennial.common.model_settings import MODELS
+
+    places: dict[Group, tuple[dict[str, Any], Iterable[str]]] = {
+        "methods": (METHODS, method_names()),
+        "models": (MODELS, MODELS),
+        "scenarios": (SCENARIOS, scenario_names()),
+    }
+    for group, (_, taken) in places.items():
+        names = {*plugin.names[group], *(plugin.scenarios if group == "scenarios" else ())}
+        for name in sorted(names.intersection(taken)):
+            other = next((key for key, one in _loaded.items() if name in one.names[group]), "")
+            whose = f"plug-in {other!r}" if other else "Perennial itself"
+            raise UserError(
+                f"plug-in {plugin.module.__name__!r}: the {group[:-1]} name {name!r} is taken by {whose}; "
+                "give yours another one"
+            )
+    for group, (known, _) in places.items():
+        known.update(plugin.names[group])

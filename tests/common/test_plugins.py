@@ -1,0 +1,329 @@
+"""Methods, models and scenarios of other people's modules: found when asked for, and no harm if broken."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plugging import CLIENT, METHOD, MODEL, SCENARIO, SERVER, SETTINGS, install, unloaded, write
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from perennial.client.host import Host, client_class
+from perennial.common import plugins
+from perennial.common.config import RunConfig, load_config, parse_task
+from perennial.common.data.scenarios import SCENARIOS, scenario_class
+from perennial.common.errors import UserError
+from perennial.common.methods import METHODS, method_class
+from perennial.server.cli.main import app
+from perennial.server.folder import RunFolder
+from perennial.server.local import LocalRuntime
+from perennial.server.study import version
+from perennial.server.study.version import run_name
+from perennial.strategies.registry import strategy_class
+
+SMALL = ["--set", "scenario.clients=2", "--rounds", "1", "--scenario", "colored-digits"]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty folder to work in, and nothing left of what a test has loaded."""
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.setenv(plugins.VARIABLE, "")
+    with unloaded():
+        yield tmp_path / "work"
+
+
+def config(method: str = "my-prox", **options: Any) -> RunConfig:
+    size = {"method": method, "scenario": "colored-digits", "rounds": 1}
+    return load_config(options={**size, **options}, settings=["scenario.clients=2"])
+
+
+def perennial(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, list(arguments))
+    return result.exit_code, result.output
+
+
+# ---------------------------------------------------------------------- the ways in
+
+
+def test_a_file_beside_ones_work_runs_as_our_own_method_does(folder: Path) -> None:
+    write(folder, "my_method", METHOD)
+    for name, extra in (("fedprox", []), ("my-prox", ["--plugin", "my_method"])):
+        done = perennial("run", "--method", name, *SMALL, *extra, "--out", name)
+        assert done[0] == 0, done[1]
+    one, other = (load_file(folder / name / "models" / "global.safetensors") for name in ("fedprox", "my-prox"))
+    assert all(one[key].equal(other[key]) for key in one)
+    assert RunFolder(Path("my-prox")).config().plugins == ("my_method",)
+    assert RunFolder(Path("fedprox")).config().plugins == ()
+
+
+def test_a_package_has_its_halves_in_files_of_their_own(folder: Path) -> None:
+    write(folder, "my_package.__init__", SETTINGS)
+    write(folder, "my_package.client", CLIENT)
+    write(folder, "my_package.server", SERVER)
+    found = config(plugins=["my_package"])
+    assert client_class(type(found.method)).__name__ == "MyClient"
+    assert strategy_class(found.method).__name__ == "MyServer"
+
+
+def test_a_plug_in_may_have_one_of_our_halves(folder: Path) -> None:
+    families = (
+        'name: Literal["my-prox"] = "my-prox"',
+        'family = "fedprox"\n    name: Literal["my-prox"] = "my-prox"',
+    )
+    write(folder, "my_method", SETTINGS.replace(*families))
+    write(
+        folder,
+        "my_uniform",
+        METHOD.replace("my-prox", "my-mean") + "    pass\nMyProx.server = lambda _: 'uniform'\n",
+    )
+    assert client_class(type(config(plugins=["my_method"]).method)).__name__ == "FedProxClient"
+    assert strategy_class(config("my-mean", plugins=["my_uniform"]).method).__name__ == "UniformStrategy"
+
+
+def test_an_installed_plug_in_is_found_by_its_names_and_imported_no_sooner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = tmp_path / "site"
+    names = {
+        "methods": {"my-prox": "my_method"},
+        "models": {"my-net": "my_model"},
+        "scenarios": {"my-digits": "my_data"},
+    }
+    install(monkeypatch, site, "my-work", **names)
+    for name, text in (("my_method", METHOD), ("my_model", MODEL), ("my_data", SCENARIO)):
+        write(site, name, text)
+    code, listed = perennial("list", "methods")
+    assert code == 0
+    assert "plug-in of my-work 1.2 (my_method)" in listed
+    assert not {"my_method", "my_model", "my_data"} & sys.modules.keys()
+    found = load_config(options={"method": "my-prox", "scenario": "my-digits", "model": {"name": "my-net"}})
+    assert set(found.plugins) == {"my_method", "my_data", "my_model"}
+    assert parse_task(found.task()).method == found.method
+    assert perennial("show", "method", "my-prox")[1].startswith("MyProx: FedProx again")
+    assert "my_method" not in os.environ[plugins.VARIABLE]
+
+
+def test_a_scenario_and_a_model_train(folder: Path) -> None:
+    write(folder, "my_data", SCENARIO)
+    write(folder, "my_model", MODEL)
+    own = ["--plugin", "my_data", "--plugin", "my_model", "--scenario", "my-digits", "--set", "model.name=my-net"]
+    code, output = perennial("run", "--method", "fedavg", "--rounds", "1", *own, "--out", "run")
+    assert code == 0, output
+    assert load_file("run/models/global.safetensors")["classifier.weight"].shape == (2, 8)
+    assert scenario_class("my-digits").__name__ == "MyDigits"
+    assert SCENARIOS["my-digits"].clients == 2
+
+
+def test_presets_are_scenarios_by_names_of_their_own(folder: Path) -> None:
+    write(folder, "my_data", SCENARIO + '\nPRESETS = {"my-four": MyDigits(clients=4)}\n')
+    found = load_config(options={"method": "fedavg", "scenario": "my-four", "plugins": ["my_data"]})
+    assert (found.scenario.name, found.scenario.clients) == ("my-digits", 4)
+    assert "my-digits" not in SCENARIOS
+
+
+def test_a_file_of_a_run_names_its_plug_ins(folder: Path) -> None:
+    write(folder, "my_method", METHOD)
+    (folder / "run.toml").write_text('plugins = ["my_method"]\nmethod = "my-prox"\nscenario = "colored-digits"\n')
+    code, output = perennial("run", "--config", "run.toml", *SMALL[:4], "--out", "run")
+    assert code == 0, output
+    code, output = perennial("show", "run", "run")
+    assert code == 0, output
+
+
+def test_the_runs_of_a_study_find_it_in_their_processes(folder: Path) -> None:
+    write(folder, "my_method", METHOD)
+    study = [
+        "compare",
+        "--methods",
+        "my-prox",
+        "--trials",
+        "2",
+        "--jobs",
+        "2",
+        "--out",
+        "pool",
+        "--plugin",
+        "my_method",
+    ]
+    code, output = perennial(*study, *SMALL, "--seeds", "1")
+    assert code == 0, output
+    assert "MyProx" in output
+
+
+def test_a_run_goes_on_with_its_plug_in(folder: Path) -> None:
+    """In a new process, as after a crash."""
+    write(folder, "my_method", METHOD)
+    path = folder / "run"
+    found = config(plugins=["my_method"], rounds=2)
+    LocalRuntime(found).run(RunFolder.create(path, found), until=1)
+    program = "from perennial.server.cli.main import main; main()"
+    command = [sys.executable, "-P", "-c", program, "resume", "run"]
+    environment = {**os.environ, plugins.VARIABLE: ""}
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert RunFolder(path).summary()["rounds"] == 2
+
+
+# ---------------------------------------------------------------------- what a study's digest covers
+
+
+@pytest.mark.parametrize("changed", ["my_method", "my_helper"])
+def test_a_change_in_a_plug_in_is_another_version_of_the_code(changed: str, folder: Path) -> None:
+    write(folder, "my_method", "import my_helper\n" + METHOD)
+    write(folder, "my_helper", "WEIGHT = 1\n")
+    found, ours = config(plugins=["my_method"]), config("fedprox")
+    names = run_name(found), run_name(ours)
+    text = (folder / f"{changed}.py").read_text()
+    write(folder, changed, f"{text}# more\n")
+    version.code_version.cache_clear()
+    assert run_name(found).rpartition("-")[0] == names[0].rpartition("-")[0]
+    assert run_name(found) != names[0]
+    assert run_name(ours) == names[1]
+
+
+# ---------------------------------------------------------------------- what can be wrong
+
+TWO = METHOD + "\n\nclass Other(MyProx):\n    name: Literal['other'] = 'other'\n"
+NO_FACTS = METHOD.replace(
+    'title, summary, source, evaluates, averages = "MyProx", "FedProx again",', "source, evaluates, averages ="
+)
+NO_DEFAULT = METHOD.replace("knob(0.01", "knob(...")
+ABSTRACT = """
+from typing import Literal
+
+from perennial.common.data.scenario import Scenario
+
+
+class MyDigits(Scenario):
+    title, source, dataset = "x", "x", "x"
+
+    name: Literal["my-digits"] = "my-digits"
+    clients: int = 2
+"""
+TAKEN = "is taken by Perennial itself"
+WRONG = {
+    "raises": ("1 / 0\n", "plug-in 'my_method' cannot be imported: ZeroDivisionError: division by zero"),
+    "ends": ("raise SystemExit(0)\n", "plug-in 'my_method' cannot be imported: SystemExit: 0"),
+    "syntax": ("def\n", "my_method.py, line 1)"),
+    "needs more": ("import no_such_thing\n", "ModuleNotFoundError: No module named 'no_such_thing'"),
+    "nothing": ("x = 1\n", "brings nothing: it defines no subclass of Method"),
+    "two methods": (TWO, "has 2 methods, my-prox and other; a module has one"),
+    "taken": (METHOD.replace("my-prox", "fedprox"), f"the method name 'fedprox' {TAKEN}"),
+    "hidden": (METHOD.replace("my-prox", "references"), f"the method name 'references' {TAKEN}"),
+    "scenario taken": (SCENARIO.replace("my-digits", "cmnist"), f"the scenario name 'cmnist' {TAKEN}"),
+    "preset taken": (SCENARIO + '\nPRESETS = {"pacs": MyDigits()}', f"the scenario name 'pacs' {TAKEN}"),
+    "model taken": (MODEL.replace("my-net", "mlp"), f"the model name 'mlp' {TAKEN}"),
+    "no facts": (NO_FACTS, "MyProx lacks summary, title"),
+    "no default": (NO_DEFAULT, "MyProx cannot be made with its defaults"),
+    "presets": (SCENARIO + "\nPRESETS = {'a': 1}\n", "PRESETS must be scenarios by name"),
+    "abstract": (
+        ABSTRACT,
+        "MyDigits cannot be made with its defaults (TypeError: Can't instantiate abstract",
+    ),
+    "no client": (SETTINGS, "method 'my-prox' has no client half; define a subclass of LocalTrainer or Client"),
+    "two clients": (METHOD + "\n\nclass Third(MyClient):\n    pass\n", "2 subclasses of Client, MyClient, Third"),
+    "two servers": (METHOD + SERVER + "\n\nclass More(MyServer):\n    pass\n", "2 subclasses of MethodStrategy"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_broken_plug_in_ends_in_a_sentence_and_harms_nothing_else(wrong: str, folder: Path) -> None:
+    text, words = WRONG[wrong]
+    write(folder, "my_method", text)
+    before = dict(METHODS), dict(SCENARIOS)
+    code, output = perennial("run", "--plugin", "my_method", "--method", "my-prox", *SMALL, "--out", "run")
+    assert code == 2, output
+    (line,) = [line for line in output.splitlines() if line.startswith("perennial: ")]
+    assert words in line
+    assert "Traceback" not in output
+    assert not (folder / "run").exists()
+    if "my-prox" not in METHODS:  # refused as a whole
+        assert before == (METHODS, SCENARIOS)
+    assert scenario_class("cmnist").__module__ == "perennial.common.data.scenarios.colored"
+    assert method_class("fedprox").__module__ == "perennial.common.methods.fedprox"
+    code, output = perennial("run", "--method", "fedprox", *SMALL, "--out", "ours")
+    assert code == 0, output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--plugin", "my_method"], "plug-in 'my_method': there is no my_method.py in "),
+        (["--plugin", "my_method.py"], "there is no my_method.py in "),
+        (["--plugin", "./my_method"], "plug-in './my_method' is not possible; write a module's name"),
+        (["--plugin", "colorsys"], "plug-in 'colorsys' (/"),
+        (["--set", "plugins=[]"], "--set plugins is not possible; name them with --plugin"),
+        (["--config", "words.toml"], "plugins: 'my_method' is not possible; give a list of modules"),
+    ],
+)
+def test_a_name_that_is_no_plug_in(arguments: list[str], words: str, folder: Path) -> None:
+    (folder / "words.toml").write_text('plugins = "my_method"\n')
+    code, output = perennial("run", *arguments)
+    assert code == 2
+    assert words in output
+
+
+def test_a_file_that_a_module_of_python_hides_is_named(folder: Path) -> None:
+    write(folder, "colorsys", METHOD)
+    code, output = perennial("run", "--plugin", "colorsys", "--method", "my-prox")
+    assert code == 2
+    assert "Python has another module of that name" in output
+
+
+def test_two_packages_with_one_name_and_one_that_breaks_its_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = tmp_path / "site"
+    install(monkeypatch, site, "my-one", methods={"my-prox": "my_method", "my-other": "my_method"})
+    install(monkeypatch, site, "my-two", methods={"my-prox": "my_method"})
+    write(site, "my_method", METHOD)
+    with pytest.raises(
+        UserError, match=r"my-(one|two) and my-(one|two) both bring 'my-prox' to perennial.methods"
+    ):
+        method_class("my-prox")
+    with pytest.raises(UserError, match="brings no method 'my-other', though its package says so"):
+        method_class("my-other")
+    code, output = perennial("list", "methods")
+    assert code == 0
+    assert "fedavg" in output
+
+
+def test_two_plug_ins_with_one_name(folder: Path) -> None:
+    write(folder, "my_method", METHOD)
+    write(folder, "my_other", METHOD)
+    with pytest.raises(UserError, match="the method name 'my-prox' is taken by plug-in 'my_method'"):
+        config(plugins=["my_method", "my_other"])
+
+
+# ---------------------------------------------------------------------- at a site
+
+
+def test_a_site_imports_only_what_its_owner_installed_or_named(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever a server's task names."""
+    file = write(tmp_path / "elsewhere", "my_method", METHOD)
+    monkeypatch.setenv(plugins.VARIABLE, str(file))
+    with unloaded():
+        task = config(plugins=["my_method"]).task()
+    assert not {"my_method", "antigravity"} & sys.modules.keys()
+    assert parse_task(task).method.name == "my-prox"
+    monkeypatch.setenv(plugins.VARIABLE, "")
+    with pytest.raises(UserError, match="plug-in 'antigravity' is not installed here; install the package"):
+        parse_task(task.replace("my_method", "antigravity"))
+    assert "antigravity" not in sys.modules
+
+
+def test_a_host_without_the_half_says_so_before_it_trains(folder: Path) -> None:
+    write(folder, "my_method", SETTINGS)
+    found = config(plugins=["my_method"])
+    with pytest.raises(UserError, match="has no client half"):
+        Host({}).site(found.task(), parse_task(found.task()), 0)
