@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from hypothesis import strategies as st
-from spoiled import pickles
 from toys import SpoilingGrid, Toy, carried, toy_config
 
 from perennial.client.host import Host
@@ -25,6 +24,7 @@ from perennial.server.local import LocalRuntime
 from perennial.strategies.evaluation import Evaluation
 from perennial.strategies.exchange import AcceptedReply, Exchange
 from perennial.strategies.screening import FLOAT32_MAX, Limits
+from perennial.testing.spoiled import pickles
 
 
 class Ranked(Toy):

@@ -40,7 +40,7 @@ each_device = pytest.mark.parametrize(("device", "method"), cases(sorted(METHODS
 one_of_each_device = pytest.mark.parametrize(("device", "method"), cases(["ditto"]))
 STACKING = [
     method for method in sorted(METHODS)
-    if "train" in vars(client_class(toy_config(method).method.module())).get("stacks", ())
+    if "train" in vars(client_class(type(toy_config(method).method))).get("stacks", ())
 ]  # fmt: skip
 
 

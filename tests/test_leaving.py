@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from flwr.app import Message
-from leaving import Sent, check, same
 from torch import tensor
 from toys import SpoilingGrid, toy_config, toy_site
 from typer.testing import CliRunner
@@ -23,6 +22,7 @@ from perennial.server.cli.main import app
 from perennial.server.cli.show import COUNTS
 from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
+from perennial.testing.leaving import Sent, check, same
 
 DOCS = Path(__file__).parent.parent / "docs"
 INDEX = re.findall(

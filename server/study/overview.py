@@ -43,9 +43,7 @@ class Kept(BaseModel):
     runs: list[str]
 
 
-def keep(
-    name: str, table: Reproduction, comparison: Comparison, quick: bool, by: Select, folder: Path
-) -> Path:
+def keep(name: str, table: Reproduction, comparison: Comparison, quick: bool, by: Select, folder: Path) -> Path:
     """Write what the page needs of a table's comparison; the file. Every rule of a search has one of its own."""
     shown = {*table.columns, *table.beside}
     choices = {choice.label: choice for choice in comparison.choices}

@@ -5,7 +5,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 
 from perennial.common.errors import UserError
 from perennial.common.model_settings import MODELS, model_settings
-from perennial.common.models import Network, Tensors, build, network, part
+from perennial.common.models import Network, Tensors, network, part
 
 # The smallest input that shows each model's layers, for the tests that any model must pass.
 SMALL = {
@@ -99,22 +99,6 @@ def test_batch_norm_layers_have_their_parameters_and_buffers() -> None:
 
 def test_every_model_has_a_small_input() -> None:
     assert set(SMALL) == set(MODELS)
-
-
-@pytest.mark.parametrize("name", SMALL)
-@pytest.mark.parametrize("training", [False, True])
-def test_functional_calls_equal_the_module(name: str, training: bool) -> None:
-    model, x = net(name, SMALL[name], 3), samples(SMALL[name])
-    module = build(model.settings, SMALL[name], 3).train(training)
-    tensors = model.initial(4)
-    module.load_state_dict(tensors)
-    logits = model.predict(tensors, x, training)
-    z = model.features(model.initial(4), x, training)
-    assert logits.shape == (3, 3)
-    assert z.ndim == 2
-    assert model.width == z.shape[1]
-    torch.testing.assert_close(logits, module(x), rtol=0, atol=0)
-    torch.testing.assert_close(model.classify(model.initial(4), z, training), logits, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("small_input", [False, True])

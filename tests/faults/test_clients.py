@@ -16,10 +16,10 @@ from faulty import (
     start_run,
     without,
 )
-from spoiled import BAD_TENSORS, OTHERWISE_BAD
 
 from perennial.server.deployment.testbed import Deployment
 from perennial.server.folder import RunFolder
+from perennial.testing.spoiled import BAD_TENSORS, OTHERWISE_BAD
 
 pytestmark = [pytest.mark.runtimes, pytest.mark.faults]
 

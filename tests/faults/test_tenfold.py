@@ -5,13 +5,13 @@ from pathlib import Path
 import torch
 from flwr.app import Message
 from safetensors.torch import load_file
-from spoiled import spoiled
 from toys import SpoilingGrid, toy_config
 
 from perennial.common.models import Tensors
 from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
 from perennial.server.loop import start
+from perennial.testing.spoiled import spoiled
 
 
 def trained(path: Path, *settings: str, attacked: bool) -> Tensors:

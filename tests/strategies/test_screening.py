@@ -11,7 +11,6 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from spoiled import pickles
 from torch.utils._python_dispatch import TorchDispatchMode
 from toys import toy_config
 
@@ -19,6 +18,7 @@ from perennial.common.models import Tensors
 from perennial.common.wire import to_record
 from perennial.strategies import screening
 from perennial.strategies.screening import Rejected, Template, check_metrics, check_sizes
+from perennial.testing.spoiled import pickles
 
 LIKE = {"w": torch.zeros(2, 3), "n": torch.tensor(0), "b": torch.zeros(3)}
 

@@ -15,7 +15,11 @@ SCENARIOS: dict[str, Scenario] = {
 }
 """Every preset by name, those of loaded plug-ins last. The `-oracle` ones show what a model without the shortcut
 can reach."""
-_OURS = named_subclasses(Scenario)  # type: ignore[type-abstract]
+_OURS = {
+    name: kind
+    for name, kind in named_subclasses(Scenario).items()  # type: ignore[type-abstract]
+    if kind.__module__.startswith(f"{__name__}.")  # a plug-in may have been imported before
+}
 
 
 def scenario_names() -> set[str]:

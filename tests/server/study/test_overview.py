@@ -120,9 +120,7 @@ def test_a_search_is_kept_beside_the_table_s_settings(table: Reproduction, tmp_p
     assert all(line.quick and line.trials == 2 for line in lines)
 
 
-def test_the_page_says_what_is_kept(
-    table: Reproduction, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_page_says_what_is_kept(table: Reproduction, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = "perennial.server.study.overview"
     monkeypatch.setattr(f"{here}.reproductions", lambda: {"t": tmp_path / "t.toml"})
     monkeypatch.setattr(f"{here}.load_reproduction", lambda name: table)

@@ -1,0 +1,253 @@
+"""What every method must keep, whoever wrote it: trains, repeats, resumes, survives bad and missing clients.
+
+Each test takes the name of a method as `method`.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Message
+from safetensors.torch import load_file
+
+from perennial.client import cohort
+from perennial.client.cohort import StackedExamples, Work
+from perennial.client.host import Host, client_class
+from perennial.client.state import FileStates, valid
+from perennial.client.trainer import Client
+from perennial.common import seeding
+from perennial.common.config import RunConfig
+from perennial.common.data.examples import ClientData
+from perennial.common.models import Tensors, joined, network
+from perennial.server.folder import RunFolder
+from perennial.server.local import LocalRuntime
+from perennial.server.loop import run_rounds, start
+from perennial.testing import leaving
+from perennial.testing.spoiled import BAD_TENSORS, OTHERWISE_BAD, spoiled
+from perennial.testing.toys import SpoilingGrid, Toy, WireGrid, toy_config
+
+
+def run(config: RunConfig, path: Path, **how: Any) -> dict[str, Any]:
+    return LocalRuntime(config).run(RunFolder.create(path, config), **how)
+
+
+def files(folder: Path) -> dict[str, Tensors]:
+    """Every tensor file of a run: final model, last checkpoint, what clients keep after it."""
+    last = RunFolder(folder).checkpoints()[-1]
+    places = [folder / "models", folder / "checkpoint" / f"round-{last}"]
+    paths = [path for place in places for path in sorted(place.rglob("*.safetensors"))]
+    found = {f"{path.parent.name}/{path.stem}": load_file(path) for path in paths}
+    for place, versions in FileStates(RunFolder(folder).clients).items():
+        newest = valid(versions, RunFolder(folder).resumes())[-1]
+        found[f"{place.rpartition('/')[2]}/round-{newest.round}"] = joined(newest.kept)
+    return found
+
+
+def assert_same(one: Path, other: Path) -> None:
+    left, right = files(one), files(other)
+    assert left.keys() == right.keys()
+    for name in left:
+        assert left[name].keys() == right[name].keys()
+        assert all(torch.equal(left[name][key], right[name][key]) for key in left[name]), name
+    assert RunFolder(one).rows() == RunFolder(other).rows()
+
+
+def test_trains_and_improves(method: str, tmp_path: Path) -> None:
+    config = toy_config(method, rounds=8)
+    summary = run(config, tmp_path / "run")
+    model = config.method.evaluates[-1]
+    assert summary["models"].keys() == set(config.method.evaluates)
+    assert summary["models"][model]["final"]["validation"] > 0.75
+    assert summary["left_out"] == {}
+    losses = [row["metrics"]["risk"] for row in RunFolder(tmp_path / "run").rows() if row["kind"] == "round"]
+    assert losses[-1] < losses[0]
+
+
+def test_same_seed_same_bits_other_seed_other_bits(method: str, tmp_path: Path) -> None:
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        run(toy_config(method, seed=seed), tmp_path / name)
+    assert_same(tmp_path / "a", tmp_path / "b")
+    assert RunFolder(tmp_path / "a").rows() != RunFolder(tmp_path / "c").rows()
+
+
+def test_the_wire_changes_nothing(method: str, tmp_path: Path) -> None:
+    """Over bytes, in new processes, with replies in another order: the rows and models of the local runtime.
+
+    And of what clients keep, they send what the method declares.
+    """
+    config = toy_config(method, "model.norm=batch", rounds=4, participation=0.75)
+    run(config, tmp_path / "local")
+    folder, grid = RunFolder.create(tmp_path / "wire", config), WireGrid(config, tmp_path / "sites")
+    run_rounds(config, folder, grid, start(config))
+    scenario = config.scenario
+    buffers = network(config.model, scenario.input_shape, scenario.classes).buffer_names
+    leaving.check(type(config.method), grid.sent, buffers)
+    assert RunFolder(tmp_path / "local").rows() == folder.rows()
+    for path in (tmp_path / "local" / "models").iterdir():
+        here, there = load_file(path), load_file(folder.path / "models" / path.name)
+        assert all(torch.equal(here[name], there[name]) for name in here)
+
+
+@pytest.mark.parametrize("stops", [(3,), (1,), (4, 5), (3, 3)])
+def test_resumed_run_equals_unbroken_run(method: str, stops: tuple[int, ...], tmp_path: Path) -> None:
+    """Stopped in rounds between checkpoints, before the first, and twice."""
+    config = toy_config(method, participation=0.5, rounds=7)
+    run(config, tmp_path / "unbroken")
+    broken = RunFolder.create(tmp_path / "broken", config)
+
+    class Killed(Exception):  # noqa: N818
+        pass
+
+    origin = None
+    for stop in stops:
+
+        def kill(progress: Any, stop: int = stop) -> None:
+            if progress.round == stop:
+                raise Killed
+
+        with pytest.raises(Killed):
+            LocalRuntime(config).run(broken, origin, kill)
+        if not broken.checkpoints():  # nothing to resume from: the user starts again
+            broken = RunFolder.create(tmp_path / "again", config)
+            continue
+        origin = broken.load_checkpoint()
+        broken.cut_log(origin.log_bytes)
+    LocalRuntime(config).run(broken, origin)
+    assert_same(tmp_path / "unbroken", broken.path)
+
+
+def test_a_client_that_sends_bad_tensors_is_left_out_and_named(method: str, tmp_path: Path) -> None:
+    """Another fault in every round."""
+    if method == "local":
+        pytest.skip("this method's clients send no arrays")
+    assert_left_out(method, BAD_TENSORS, tmp_path / "run")
+
+
+def test_a_client_that_fails_otherwise_is_left_out_and_named(method: str, tmp_path: Path) -> None:
+    assert_left_out(method, {**OTHERWISE_BAD, "silent": "did not answer"}, tmp_path / "run")
+
+
+def assert_left_out(method: str, faults: dict[str, str], path: Path) -> None:
+    """A run with one of the faults in each round, all of the same client; nothing else happens to it."""
+    config = toy_config(method, rounds=len(faults))
+    here = LocalRuntime(config)
+    bad_node = 2
+
+    def spoil(request: Message, reply: Message) -> Message | None:
+        kind = request.metadata.message_type
+        if request.metadata.dst_node_id != bad_node or not kind.startswith("train"):
+            return reply
+        fault = list(faults)[int(request.metadata.group_id) - 1]
+        return spoiled(fault, request, reply) if fault != "silent" else None
+
+    here.grid = SpoilingGrid(here.grid, spoil)  # type: ignore[assignment]
+    summary = here.run(RunFolder.create(path, config))
+    rows = [row for row in RunFolder(path).rows() if row["kind"] == "round"]
+    for row, word in zip(rows, faults.values(), strict=True):
+        assert row["left_out"].keys() == {"client-1"}
+        assert word in row["left_out"]["client-1"]
+    assert summary["left_out"].keys() == {"client-1"}
+    assert summary["left_out"]["client-1"]["replies"] == summary["rounds"] == config.rounds
+    assert all(torch.isfinite(t).all() for t in load_file(path / "models" / "global.safetensors").values())
+    assert "NaN" not in (path / "summary.json").read_text()
+
+
+def test_an_absent_client_does_no_harm(method: str, tmp_path: Path) -> None:
+    config = toy_config(method, wait=0.01)
+    here = LocalRuntime(config)
+    del here.grid.contexts[3]
+    summary = here.run(RunFolder.create(tmp_path / "run", config))
+    assert summary["left_out"]["client-2"]["last"].endswith("is not connected")
+    assert summary["models"][config.method.evaluates[-1]]["final"]["clients"].keys() == {
+        "client-0", "client-1", "client-3",
+    }  # fmt: skip
+
+
+def stack_config(method: str, engine: str, *settings: str, **options: Any) -> RunConfig:
+    return toy_config(method, "model.norm=batch", f"cohort_engine={engine}", *settings, **options)
+
+
+def stacking(method: str) -> type[Client[Any]]:
+    """The method's client half; a test of stacks is skipped where it trains none."""
+    half = client_class(type(toy_config(method).method))
+    if "train" not in vars(half).get("stacks", ()):
+        pytest.skip("this method's clients train one after the other")
+    return half
+
+
+def test_a_stack_does_what_its_clients_do(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every draw is the same, and every tensor and number but for rounding."""
+    half, draws, done = stacking(method), Counter[tuple[str | int, ...]](), Counter[str]()
+    derive, answers = seeding.derive, cohort.answers
+
+    def counted(seed: int, *key: str | int) -> int:
+        draws[key] += 1
+        return derive(seed, *key)
+
+    def seen(half: type[Client[Any]], works: Sequence[Work], train: StackedExamples) -> Any:
+        found = answers(half, works, train)
+        done[works[0].action] += len(found)
+        return found
+
+    monkeypatch.setattr(seeding, "derive", counted)
+    monkeypatch.setattr("perennial.client.host.answers", seen)
+    drawn = []
+    for engine in ("loop", "stack"):
+        draws.clear()
+        run(stack_config(method, engine, rounds=2), tmp_path / engine)
+        # What is the same for all clients, a stack draws once.
+        drawn.append({key: count if str(key[0]).startswith("client-") else 1 for key, count in draws.items()})
+    assert drawn[0] == drawn[1]
+    assert done.keys() == set(half.stacks)
+    assert done["evaluate"] == 4
+    left, right = files(tmp_path / "loop"), files(tmp_path / "stack")
+    assert left.keys() == right.keys()
+    for name in left:
+        assert left[name].keys() == right[name].keys()
+        for key, tensor in left[name].items():
+            other = right[name][key]
+            assert (tensor.dtype, tensor.shape) == (other.dtype, other.shape)
+            torch.testing.assert_close(other, tensor, rtol=1e-5, atol=1e-5)
+    rows = [RunFolder(tmp_path / engine).rows() for engine in ("loop", "stack")]
+    assert close(*rows)
+
+
+def close(one: Any, other: Any) -> bool:
+    """Whether rows of a log are the same but for rounding."""
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(close(one[key], other[key]) for key in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(close, one, other))
+    return bool(one == pytest.approx(other, rel=1e-4, abs=1e-4) if isinstance(one, float) else one == other)
+
+
+def test_who_fails_in_a_stack_is_named_alone(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others do what they do one by one, to the last bit; of the stack that failed nothing is kept."""
+    stacking(method)
+    client_data, tried = Toy.client_data, []
+
+    def spoiled_data(self: Toy, client: int, seed: int, root: Path | None) -> ClientData:
+        data = client_data(self, client, seed, root)
+        data.train.y[:] = 7 if client == 1 else data.train.y  # of two classes
+        return data
+
+    together = Host._together
+
+    def seen(self: Host, stack: Any) -> dict[int, Message]:
+        replies = together(self, stack)
+        tried.append((stack[0][1].action, len(replies)))
+        return replies
+
+    monkeypatch.setattr(Toy, "client_data", spoiled_data)
+    monkeypatch.setattr(Host, "_together", seen)
+    for engine in ("loop", "stack"):
+        summary = run(stack_config(method, engine, "evaluate_every=9", rounds=1), tmp_path / engine)
+        assert summary["left_out"].keys() == {"client-1"}
+    assert tried[0][1] == 0
+    kept = [files(tmp_path / engine) for engine in ("loop", "stack")]
+    assert kept[0].keys() == kept[1].keys()
+    for name in kept[0]:
+        assert all(torch.equal(kept[0][name][key], kept[1][name][key]) for key in kept[0][name])

@@ -1,0 +1,79 @@
+"""What every scenario must keep: it has what it announces, the same for the same seed, and a method trains on it.
+
+Each test takes the name of a preset as `scenario`.
+"""
+
+from pathlib import Path
+
+import torch
+
+from perennial.common.config import load_config
+from perennial.common.data.examples import ClientData, Examples
+from perennial.common.data.scenario import Scenario
+from perennial.common.data.scenarios import scenario_class, scenario_preset
+from perennial.common.model_settings import model_settings
+from perennial.common.models import network
+from perennial.server.folder import RunFolder
+from perennial.server.local import LocalRuntime
+
+MOST = 8
+"""Clients that are looked at."""
+
+
+def data(scenario: Scenario, seed: int = 0) -> list[ClientData]:
+    return [scenario.client_data(client, seed, None) for client in range(min(MOST, scenario.clients))]
+
+
+def parts(own: ClientData) -> list[Examples]:
+    return [own.train, own.validation, *own.test.values()]
+
+
+def test_a_preset_survives_json_and_its_model_fits(scenario: str) -> None:
+    preset = scenario_preset(scenario)
+    assert scenario_class(preset.name).model_validate_json(preset.model_dump_json()) == preset
+    assert preset.title.count("\n") == 0
+    assert preset.rounds >= 1
+    assert 0 < preset.participation <= 1
+    assert len(set(preset.client_ids)) == preset.clients
+    settings = model_settings(preset.model)
+    net = network(settings, preset.input_shape, preset.classes)
+    logits = net.predict(net.initial(0), torch.zeros(3, *preset.input_shape))
+    assert logits.shape == (3, preset.classes)
+
+
+def test_every_client_has_what_the_scenario_announces(scenario: str) -> None:
+    preset = scenario_preset(scenario)
+    environments = len(preset.train_environments)
+    assert environments
+    assert preset.test_environments
+    for own in data(preset):
+        assert len(own.train)
+        assert list(own.test) == list(preset.test_environments)
+        for part in parts(own):
+            assert part.x.shape == (len(part), *preset.input_shape)
+            assert part.x.dtype == torch.float32
+            assert part.x.isfinite().all()
+            assert part.y.dtype == part.environment.dtype == torch.int64
+            assert part.y.shape == part.environment.shape == (len(part),)
+            assert ((part.y >= 0) & (part.y < preset.classes)).all()
+        for part in (own.train, own.validation):
+            assert ((part.environment >= 0) & (part.environment < environments)).all()
+
+
+def test_the_same_seed_gives_the_same_samples(scenario: str) -> None:
+    preset = scenario_preset(scenario)
+    state = torch.get_rng_state()
+    for one, other in zip(data(preset), data(preset), strict=True):
+        for left, right in zip(parts(one), parts(other), strict=True):
+            assert torch.equal(left.x, right.x)
+            assert torch.equal(left.y, right.y)
+            assert torch.equal(left.environment, right.environment)
+    assert torch.equal(torch.get_rng_state(), state), "a global generator was used"
+
+
+def test_fedavg_trains_on_it(scenario: str, tmp_path: Path) -> None:
+    config = load_config(options={"method": "fedavg", "scenario": scenario, "rounds": 1})
+    summary = LocalRuntime(config).run(RunFolder.create(tmp_path / "run", config))
+    assert summary["left_out"] == {}
+    accuracy = summary["models"]["global"]["final"]["accuracy"]
+    assert set(accuracy) == set(config.scenario.test_environments)

@@ -1,0 +1,8 @@
+"""What every model must keep (`perennial.testing`), of all of ours."""
+
+import pytest
+
+from perennial.common.model_settings import MODELS
+from perennial.testing.models import *  # noqa: F403
+
+pytestmark = pytest.mark.parametrize("model", sorted(MODELS))
