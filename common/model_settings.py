@@ -262,6 +262,8 @@ GIVEN = {
     "MODULE:NAME": "a torch.nn.Module of your own: its class, or a function that makes it (docs/models.md)",
 }
 """A line for each kind of model that is named by where it is."""
+UNLISTED: dict[str, type[ModelSettings]] = {}
+"""Those that nobody chooses by name (common/plain.py)."""
 
 
 def model_settings(values: Mapping[str, Any]) -> ModelSettings:
@@ -272,12 +274,12 @@ def model_settings(values: Mapping[str, Any]) -> ModelSettings:
     name = values.get("name")
     if name is None:
         raise UserError(f"a model needs a name (there are: {', '.join(sorted(MODELS))})")
-    if isinstance(name, str) and name not in MODELS and ":" not in name:
+    if isinstance(name, str) and name not in {*MODELS, *UNLISTED} and ":" not in name:
         plugins.look_for("models", name)
     if isinstance(name, str) and ":" in name:
         kind: type[ModelSettings] = Module
-    elif isinstance(name, str) and name in MODELS:
-        kind = MODELS[name]
+    elif isinstance(name, str) and name in {*MODELS, *UNLISTED}:
+        kind = MODELS.get(name) or UNLISTED[name]
     else:
         named = unknown("model", name, {*MODELS, *plugins.installed("models")})
         raise UserError(f"{named}; one of your own is MODULE:NAME, such as my_package:Net")

@@ -1,13 +1,15 @@
 """Federated learning for clients whose data differ from each other and from what they will meet after training.
 
 `run`, `resume` and `load` give a `Result`; `sweep`, `tune` and `compare` run many; `from_arrays` and
-`from_partitions` make a scenario of data in memory. docs/python.md shows each.
+`from_partitions` make a scenario of data in memory. docs/python.md shows each. `client_app` is a ClientApp for a Flower app of your
+own (docs/plugins.md).
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from perennial.client.plain import client_app
     from perennial.common.errors import RunStopped, UserError
     from perennial.data import InMemory, from_arrays, from_partitions
     from perennial.results import Result
@@ -26,6 +28,7 @@ __all__ = [
     "Search",
     "Table",
     "UserError",
+    "client_app",
     "compare",
     "from_arrays",
     "from_partitions",
@@ -37,6 +40,7 @@ __all__ = [
 ]
 
 ROOMS = {
+    "client.plain": ("client_app",),
     "common.errors": ("RunStopped", "UserError"),
     "data": ("InMemory", "from_arrays", "from_partitions"),
     "results": ("Result",),
