@@ -1,0 +1,27 @@
+"""FedProx (Li et al. 2020), as a plug-in: its hyper-parameters."""
+
+from typing import Literal
+
+from perennial.common.knobs import between, knob
+from perennial.common.methods.base import LocalTraining
+
+
+class MyFedProx(LocalTraining):
+    """FedAvg with a proximal term in the local risk."""
+
+    title = "My FedProx"
+    summary = "FedAvg whose clients are pulled back towards the model they received"
+    source = "Li et al. 2020"
+    evaluates = ("global",)
+    averages = True
+
+    name: Literal["my-fedprox"] = "my-fedprox"
+    proximity: float = knob(
+        0.01,
+        "weight of ½‖w − w^t‖², the pull of the local model w to the received global model w^t",
+        symbol="μ",
+        source="ours",
+        ge=0,
+        le=1e4,
+        search=between(1e-3, 1.0, log=True),
+    )

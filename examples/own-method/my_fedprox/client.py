@@ -1,0 +1,22 @@
+"""FedProx, client half: FedAvg's steps, each pulled back towards the received model."""
+
+from torch import Tensor
+
+from my_fedprox import MyFedProx
+from perennial.client.objectives import squared_distance
+from perennial.client.trainer import LocalTrainer, Metrics, Received
+from perennial.common.data.examples import Examples
+from perennial.common.models import Tensors
+from perennial.common.wire import MODEL
+
+
+class MyFedProxClient(LocalTrainer[MyFedProx]):
+    """`w_u ← w_u − η (∇R(w_u; B) + μ (w_u − w^t))`, `local_steps` times from w^t."""
+
+    stacks = ("train", "evaluate")
+
+    def loss(self, params: Tensors, batch: Examples, received: Received) -> tuple[Tensor, Metrics]:
+        """`R(w; B) + (μ/2) ‖w − w^t‖²`."""
+        risk, metrics = super().loss(params, batch, received)
+        distance = squared_distance(params, received[MODEL], self.network.parameter_names)
+        return risk + self.hparams.proximity / 2 * distance, {**metrics, "distance": distance}
