@@ -95,12 +95,12 @@ class PlainHost(Host):
         if self._text != text:
             self._sites.clear()
             self._text = text
-        if (text, number) not in self._sites:
+        if number not in self._sites:
             data = plain_data(self.given(self.context), len(scenario.train_environments)).to(self.device)
             shape = tuple(data.train.x.shape[1:])
             net = network(self.model, shape, scenario.classes, self.device)
-            self._sites[text, number] = Site(scenario.client_ids[number], data, net, task.seed)
-        return self._sites[text, number]
+            self._sites[number] = Site(scenario.client_ids[number], data, net, task.seed)
+        return self._sites[number]
 
 
 def client_app(

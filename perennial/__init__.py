@@ -1,8 +1,8 @@
 """Federated learning for clients whose data differ from each other and from what they will meet after training.
 
 `run`, `resume` and `load` give a `Result`; `sweep`, `tune` and `compare` run many; `from_arrays` and
-`from_partitions` make a scenario of data in memory. docs/python.md shows each. `client_app` is a ClientApp for a Flower app of your
-own (docs/plugins.md).
+`from_partitions` make a scenario of data in memory. docs/python.md shows each. `client_app` is a ClientApp for a
+Flower app of your own (docs/plugins.md).
 """
 
 from importlib import import_module
