@@ -1,7 +1,7 @@
 """What protects a client's data beyond staying at the client: settings, and what differential privacy promises."""
 
 from collections.abc import Mapping
-from math import exp, log, sqrt
+from math import exp, expm1, log, sqrt
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -199,10 +199,21 @@ def mechanism_class(values: Mapping[str, Any]) -> type[Privacy]:
 
 
 def epsilon(noise_multiplier: float, releases: int, delta: float) -> float:
-    """ε of (ε, δ)-differential privacy after this many Gaussian mechanisms of one noise multiplier z.
+    """The least ε of (ε, δ)-differential privacy of this many Gaussian mechanisms of one noise multiplier z.
 
-    Together they are ρ-zCDP with `ρ = releases / (2 z²)`, which gives `ε = ρ + 2 √(ρ ln(1/δ))` (Bun and Steinke
-    2016, Propositions 1.3 and 1.6, Lemma 1.7).
+    Together they are one of multiplier `z / √releases = 1 / μ`, which has this ε where
+    `δ = Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ)` (Balle and Wang 2018, Theorem 8; Dong et al. 2022, Corollary 3.3). That
+    is below zero-concentrated privacy's `ρ + 2 √(ρ ln(1/δ))`, `ρ = μ²/2` (Bun and Steinke 2016, Lemma 1.7).
     """
-    rho = releases / (2 * noise_multiplier**2)
-    return rho + 2 * sqrt(rho * log(1 / delta))
+    from scipy.optimize import brentq
+    from scipy.special import log_ndtr
+
+    mu = sqrt(releases) / noise_multiplier
+    bound = mu**2 / 2 + 2 * sqrt(mu**2 / 2 * log(1 / delta))
+
+    def excess(at: float) -> float:
+        """ln of the δ at this ε, less that of the δ wanted."""
+        above, below = log_ndtr(mu / 2 - at / mu), at + log_ndtr(-mu / 2 - at / mu)
+        return float(above + log(max(-expm1(min(below - above, 0.0)), 1e-300)) - log(delta))
+
+    return 0.0 if excess(0.0) <= 0 else float(brentq(excess, 0.0, bound, xtol=1e-9))

@@ -1,11 +1,13 @@
 """Which mechanism goes with which method, and what differential privacy promises, in numbers."""
 
 import re
-from math import exp
+from math import exp, log
 from pathlib import Path
 
+import numpy as np
 import pytest
 from flwr.supercore.differential_privacy import compute_adaptive_noise_params
+from scipy.stats import norm
 
 from perennial.common.config import load_config, parse_task
 from perennial.common.errors import UserError
@@ -83,10 +85,27 @@ def test_clients_that_keep_their_batch_norm_may_have_one() -> None:
     assert load_config(options=options).privacy == FixedClipping()
 
 
-def test_epsilon_by_hand() -> None:
-    """z = 2 and 8 rounds are ρ = 8 / (2 · 4) = 1, and ln(1/δ) = 4: ε = 1 + 2 √4."""
-    assert epsilon(2.0, 8, exp(-4)) == pytest.approx(5)
-    assert FixedClipping(noise_multiplier=2, delta=exp(-4)).report(8)["epsilon"] == pytest.approx(5)
+@pytest.mark.parametrize(("multiplier", "releases"), [(2.0, 8), (1.0, 60), (0.02, 8), (30.0, 1), (1.0, 10**6)])
+def test_epsilon_is_where_the_gaussian_mechanism_has_this_delta(multiplier: float, releases: int) -> None:
+    """δ is what the likelier of two unit-variance Gaussians, μ apart, has beyond e^ε of the other: an integral."""
+    found, mu = epsilon(multiplier, releases, 1e-5), releases**0.5 / multiplier
+    x = np.linspace(-15, mu + 15, 2_000_001)
+    one, other = norm.logpdf(x, mu), norm.logpdf(x)
+    beyond = np.where(one > found + other, np.exp(one) - np.exp(np.minimum(found + other, one)), 0.0)
+    assert np.trapezoid(beyond, x) == pytest.approx(1e-5, rel=1e-3)
+    rho = mu**2 / 2
+    assert found < rho + 2 * (rho * log(1e5)) ** 0.5, "that of zero-concentrated privacy"
+
+
+def test_epsilon_is_that_of_a_kept_accountant() -> None:
+    """dp-accounting 0.6.0: PLDAccountant and RdpAccountant after 60 times GaussianDpEvent(1)."""
+    assert epsilon(1.0, 60, 1e-5) == pytest.approx(62.240704891614584, rel=1e-6)
+    assert epsilon(1.0, 60, 1e-5) < 65.42404047319576
+
+
+def test_so_much_noise_that_delta_is_enough() -> None:
+    assert epsilon(1e3, 1, 0.1) == 0
+    assert FixedClipping(noise_multiplier=1).report(60)["epsilon"] == epsilon(1.0, 60, 1e-5)
     assert FixedClipping(noise_multiplier=0).report(8)["epsilon"] is None
     assert NoMechanism().report(8) == {}
 

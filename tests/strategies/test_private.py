@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
 from flwr.supercore.differential_privacy import compute_adaptive_clip_model_update, compute_stdv
 from scripted import ScriptedGrid, content, one_round, payload
@@ -21,12 +21,14 @@ from perennial.common.errors import RunStopped
 from perennial.common.methods import METHODS
 from perennial.common.methods.base import ONE_MODEL
 from perennial.common.models import Tensors
-from perennial.common.wire import METRICS, MODEL, from_record, to_record
+from perennial.common.privacy import epsilon
+from perennial.common.wire import METRICS, MODEL, NUM_EXAMPLES, from_record, to_record
 from perennial.server.folder import RunFolder
 from perennial.server.grid import LocalGrid
 from perennial.server.local import LocalRuntime
 from perennial.server.loop import run_rounds, start
 from perennial.strategies.base import MethodStrategy
+from perennial.strategies.exchange import AcceptedReply
 from perennial.strategies.privacy import clipped
 from perennial.strategies.registry import strategy_for
 
@@ -382,6 +384,84 @@ def test_a_run_learns_under_little_noise_and_says_what_it_promises(tmp_path: Pat
         "noise_multiplier": 0.02,
         "releases": 8,
         "delta": 1e-5,
-        "epsilon": pytest.approx(10_000 + 2 * (10_000 * 11.512925) ** 0.5),
+        "epsilon": epsilon(0.02, 8, 1e-5),
     }
     assert RunFolder(tmp_path / "run").summary()["privacy"] == summary["privacy"]
+
+
+# ---------------------------------------------------------------------- several records and exchanges
+
+SUMMING = sorted(name for name, method in METHODS.items() if method().sums not in ((), ONE_MODEL))
+
+
+@pytest.mark.parametrize("method", SUMMING)
+def test_without_noise_and_clipping_a_method_of_several_sums_is_itself(method: str, tmp_path: Path) -> None:
+    found = []
+    loose = ("privacy.noise_multiplier=0", "privacy.clipping_norm=1e6")
+    for name, run in (("plain", toy_config(method, rounds=1)), ("loose", config(*loose, method=method, rounds=1))):
+        LocalRuntime(run).run(folder := RunFolder.create(tmp_path / name, run))
+        checkpoint = folder.load_checkpoint()
+        found.append({"arrays": checkpoint.arrays, **checkpoint.strategy})
+    plain, private = found
+    assert private.keys() - plain.keys() == {"privacy"}
+    for record, tensors in plain.items():
+        for name, tensor in tensors.items():
+            assert torch.allclose(tensor.double(), private[record][name].double(), atol=1e-5), (record, name)
+
+
+def test_a_client_changes_the_counts_of_owners_by_a_vector_of_norm_one() -> None:
+    """It has j classifiers and counts 1/√j in each; one update with all others' is cut to the norm."""
+    strategy: Any = strategy_for(
+        config("privacy.noise_multiplier=0", "privacy.clipping_norm=2", method="fedsdr"), ""
+    )
+    heads, shortcut = strategy.heads, strategy.shortcut
+    name = min(heads["environment-head-0"])
+
+    def reply(client: str, **moved: float) -> AcceptedReply:
+        arrays = {"shortcut": shortcut}
+        for head, by in moved.items():
+            after = {key: tensor.clone() for key, tensor in heads[head.replace("_", "-")].items()}
+            after[name] = after[name] + by / after[name].numel() ** 0.5
+            arrays[head.replace("_", "-")] = after
+        return AcceptedReply(client, arrays, MetricRecord({NUM_EXAMPLES: 10}), ConfigRecord())
+
+    both = reply("client-0", environment_head_0=1.0, environment_head_1=1.0)
+    one = reply("client-1", environment_head_0=4.0)
+    found = strategy.noised(1, "train", [both, one], strategy.training_payload({}), strategy.training_payload({}))
+    moved = (found["environment-head-0"][name] - heads["environment-head-0"][name]).norm()
+    share = 0.5**0.5
+    assert float(moved) == pytest.approx((share * 1.0 + 1.0 * 2.0) / (share + 1.0), rel=1e-5)
+    assert strategy.mechanisms == 2
+
+
+@pytest.mark.parametrize(
+    ("method", "sums"), [("fedavg", 1), ("fedpin", 1), ("vrex", 1), ("fedsdr", 2), ("fediir", 2), ("and-mask", 2)]
+)
+def test_the_noise_grows_with_the_sums_of_a_round(method: str, sums: int) -> None:
+    strategy: Any = strategy_for(config("privacy.noise_multiplier=1.5", method=method), "")
+    assert strategy.mechanisms == sums
+    multiplier, _ = strategy.privacy.noise(4, sums)
+    assert multiplier == pytest.approx(1.5 * sums**0.5)
+    assert sums / multiplier**2 == pytest.approx(1.5**-2), "in all as one of z"
+
+
+def test_a_classifier_that_nobody_seems_to_have_stays() -> None:
+    strategy: Any = strategy_for(config("privacy.noise_multiplier=0", method="fedsdr"), "")
+    head = "environment-head-0"
+    arrays = {"shortcut": strategy.shortcut, head: strategy.heads[head]}
+    alone = AcceptedReply("client-0", arrays, MetricRecord({NUM_EXAMPLES: 10}), ConfigRecord())
+    payload = strategy.training_payload({})
+    assert strategy.noised(1, "train", [alone], payload, payload).keys() == {"shortcut", "environment-head-0"}
+
+
+def test_a_resumed_run_of_two_exchanges_knows_both_clipping_norms(tmp_path: Path) -> None:
+    settings = ("privacy.noise_multiplier=0", "privacy.clipping_norm=0.01")
+    run = config(*settings, mechanism="adaptive", method="fediir", rounds=6)
+    LocalRuntime(run).run(RunFolder.create(tmp_path / "unbroken", run))
+    folder, origin = broken_off(run, tmp_path / "broken", 3)
+    LocalRuntime(run).run(folder, origin)
+    assert RunFolder(tmp_path / "unbroken").rows() == folder.rows()
+    norms = {
+        row.get("exchange", "train"): row["clipping_norm"] for row in folder.rows() if row["kind"] == "privacy"
+    }
+    assert len(set(norms.values())) == 2

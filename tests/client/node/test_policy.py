@@ -86,11 +86,11 @@ def test_secure_aggregation_is_required_of_the_run_and_of_each_request_and_reply
 
 
 def test_epsilon_is_that_of_all_announced_rounds() -> None:
-    """ρ = T / 2z², ε = ρ + 2 √(ρ ln(1/δ)): for T = 3, z = 4 and δ = 10⁻⁵ that is 2.17; for z = 1 it is 9.81."""
+    """Of the Gaussian mechanism of μ = √T / z: for T = 3, z = 4 and δ = 10⁻⁵ that is 1.70; for z = 1, 8.39."""
     policy = Policy(epsilon=4)
     weak, strong = (run_of("fedavg", "privacy.mechanism=fixed", f"privacy.noise_multiplier={z}") for z in (1, 4))
     policy.must_allow(asked(strong), announced(strong))
-    assert "privacy.mechanism 'fixed' with epsilon 9.81 after 3 rounds; it allows 4" in refused(
+    assert "privacy.mechanism 'fixed' with epsilon 8.39 after 3 rounds; it allows 4" in refused(
         policy, asked(weak), weak
     )
     assert "privacy.mechanism 'none' with no epsilon; it allows 4" in refused(policy, asked(run_of()), run_of())
