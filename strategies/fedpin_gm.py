@@ -36,7 +36,7 @@ class FedPINGMStrategy(MethodStrategy[A]):
         self.auxiliary = state[AUXILIARY] if self.auxiliary else {}
 
     def training_payload(self, model: Tensors) -> Payload:
-        return {MODEL: model, **self.state_dict()}
+        return {MODEL: model, AUXILIARY: self.auxiliary} if self.auxiliary else {MODEL: model}
 
     def weight(self, reply: AcceptedReply) -> float:
         return 1.0
@@ -48,5 +48,5 @@ class FedPINGMStrategy(MethodStrategy[A]):
         return {"independence": min(1.0, alpha) if warming else alpha}
 
     def update(self, model: Tensors, means: Mapping[str, Tensors]) -> Tensors:
-        self.load_state_dict(means)
+        self.auxiliary = means[AUXILIARY] if self.auxiliary else {}
         return means[MODEL]

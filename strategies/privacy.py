@@ -52,8 +52,9 @@ class PrivateStrategy(MethodStrategy[Any]):
         return {**super().state_dict(), STATE: named}
 
     def load_state_dict(self, state: Mapping[str, Tensors]) -> None:
+        norms = state.get(STATE, {})  # none where a method takes up what a round has brought
         exchanges = {each.exchange for each in self.hparams.sums}
-        self.norms = {name: float(state[STATE][at]) for name in exchanges if (at := _place(name)) in state[STATE]}
+        self.norms |= {name: float(norms[at]) for name in exchanges if (at := _place(name)) in norms}
         super().load_state_dict({name: tensors for name, tensors in state.items() if name != STATE})
 
     def averaged(

@@ -41,7 +41,7 @@ class ShortcutStrategy(MethodStrategy[S]):
         self.heads = {name: state[name] for name in self.heads}
 
     def results(self, arrays: ArrayRecord) -> dict[str, Tensors]:
-        return {**super().results(arrays), **self.state_dict()}
+        return {**super().results(arrays), SHORTCUT: self.shortcut, **self.heads}
 
     def payload(self, model: Tensors) -> Payload:
         return {MODEL: model}
@@ -60,7 +60,8 @@ class ShortcutStrategy(MethodStrategy[S]):
         return 1.0
 
     def update(self, model: Tensors, means: Mapping[str, Tensors]) -> Tensors:
-        self.load_state_dict({**self.state_dict(), **means})
+        self.shortcut = means[SHORTCUT]
+        self.heads |= {name: means[name] for name in self.heads if name in means}
         return means.get(MODEL, {})
 
     def check(self, reply: AcceptedReply) -> None:
