@@ -3,6 +3,7 @@
 import json
 import tomllib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -11,12 +12,11 @@ from flwr.app import ArrayRecord, Message
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from perennial.client.request import checked
-from perennial.common.config import RunConfig, Task, load_config, parse_task, sentence
+from perennial.common.config import Task, parse_task, sentence
 from perennial.common.errors import UserError
-from perennial.common.methods import METHODS
-from perennial.common.privacy import Clipping
+from perennial.common.methods import method_class
+from perennial.common.privacy import Clipping, Privacy, mechanism_class
 from perennial.common.secagg import ACTIONS, TERMS
-from perennial.common.suggest import unknown
 from perennial.common.wire import records
 
 
@@ -63,7 +63,7 @@ class Policy(BaseModel):
         if self.require and not hidden and records(reply.content, ArrayRecord):
             raise self._no(f"{message.metadata.message_type!r} without secure aggregation", "requires 'secagg'")
 
-    def _must_allow_run(self, run: RunConfig) -> None:
+    def _must_allow_run(self, run: "Announced") -> None:
         if self.max_rounds and run.rounds > self.max_rounds:
             raise self._no(f"a run of {run.rounds} rounds", f"allows {self.max_rounds}")
         if self.require and run.privacy.mechanism != self.require:
@@ -93,28 +93,51 @@ def read_policy(path: str) -> Policy:
         raise UserError(f"--policy {path}: {sentence(error, Policy.model_fields)}") from None
     except ValueError as error:  # no TOML, or no text
         raise UserError(f"--policy {path}: {error}") from None
-    if strangers := [name for name in policy.methods if name not in METHODS]:
-        raise UserError(f"--policy {path}: {unknown('method', strangers[0], METHODS)}")
+    try:
+        for name in policy.methods:
+            method_class(name)
+    except UserError as error:
+        raise UserError(f"--policy {path}: {error}") from None
     return policy
 
 
+@dataclass(frozen=True)
+class Announced:
+    """What a server says of a whole run."""
+
+    task: Task
+    rounds: int
+    privacy: Privacy
+
+
 @lru_cache(maxsize=8)
-def _run(text: str) -> RunConfig:
-    try:
-        options = json.loads(text)
-    except (ValueError, RecursionError):
-        options = None
-    if not isinstance(options, dict):
+def _run(text: str) -> Announced:
+    """From a run's configuration as JSON. Raises `UserError`.
+
+    Not by `load_config`, which is for what this machine's owner asks for: it loads plug-ins of the current folder.
+    """
+    if not text:
         raise UserError(
             "this site's policy asks for rounds and privacy, which the run does not announce; `perennial run` does"
         )
-    return load_config(options=options)
+    try:
+        values = json.loads(text)
+        task = Task.model_validate({name: values[name] for name in Task.model_fields if name in values})
+        privacy = mechanism_class(values["privacy"]).model_validate(values["privacy"])
+        rounds = values["rounds"]
+        if type(rounds) is not int or rounds < 1:
+            raise ValueError(f"rounds: {rounds!r:.80} is not possible")
+    except ValidationError as error:
+        raise UserError(f"the run that the server announces cannot be read: {sentence(error):.1000}") from None
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise UserError(f"the run that the server announces cannot be read: {error!s:.1000}") from None
+    return Announced(task, rounds, privacy)
 
 
-def _announced(task: Task, of_run: Mapping[str, Any]) -> RunConfig:
+def _announced(task: Task, of_run: Mapping[str, Any]) -> Announced:
     """The run that its server announces. Raises `UserError` where the request is of another one."""
     run = _run(str(of_run.get("config", "")))
-    if parse_task(run.task()) != task:
+    if run.task != task:
         raise UserError(
             "the request is not of the run that the server has announced; this site does nothing for it"
         )

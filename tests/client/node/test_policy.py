@@ -68,6 +68,18 @@ def test_a_server_that_goes_on_longer_or_otherwise_than_it_announced_is_refused(
     assert "which the run does not announce" in refused(policy, asked(run_of()), None)
 
 
+def test_an_announcement_loads_no_module_that_this_site_s_owner_does_not_trust(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server may name a plug-in; that one of this name lies in the site's folder is not the owner's word."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "spy.py").write_text(f"open({str(tmp_path / 'spied')!r}, 'w')\n")
+    values = json.loads(run_of().model_dump_json()) | {"plugins": ["spy"]}
+    with pytest.raises(UserError, match="spy"):
+        Policy(max_rounds=5).must_allow(asked(run_of()), {"config": json.dumps(values)})
+    assert not (tmp_path / "spied").exists()
+
+
 def test_secure_aggregation_is_required_of_the_run_and_of_each_request_and_reply() -> None:
     policy, open_run, hidden = Policy(require="secagg"), run_of(), run_of("fedavg", "privacy.mechanism=secagg")
     terms = {TERMS: {"weight": torch.tensor(1.0)}}
