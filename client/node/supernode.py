@@ -5,7 +5,7 @@
 Both are of this process's group, and the executor ends with the SuperNode. It talks to it at a free port of this
 machine, with a secret that only this user can read. Flower's own files stay as they are, but in this process
 
-- the SuperNode looks for a message every 0.1 s (every second after half a minute without one), not every 3 s,
+- the SuperNode looks for a message after 0.1 s or a fifth of the time that it has waited (1 s at most), not 3 s,
 - and for a reply, and for late parts of a message, every 0.1 s, not every 0.5 s and 1 s.
 
 That leans on names inside Flower 1.34.0; `tests/client/node/test_supernode.py` fails when they move.
@@ -39,8 +39,8 @@ FLOWER = "1.34.0"
 EXECUTOR = [sys.executable, "-P", "-m", "perennial.client.node.executor"]
 PARTITIONS = ("sklearn.datasets",)
 """Modules that take seconds to load and are needed where a site has a part of a scenario, not data of its own."""
-IDLE, IDLE_LOOKS, IDLE_EVERY = 3.0, 300, 1.0
-"""Flower's pause where there is no message; after so many in a row they get this long."""
+IDLE, LONGEST_PAUSE = 3.0, 1.0
+"""Flower's pause where there is no message, and ours at most."""
 LONGEST_REST, LONG_LIFE = 30.0, 60.0
 """Seconds before an executor is started again, at most; and those after which it has not just failed to start."""
 
@@ -49,12 +49,16 @@ class Pauses:
     """What stands in for `time` in the SuperNode's loop."""
 
     def __init__(self) -> None:
-        self.idle = 0
+        self.waited = 0.0
+        """Seconds without a message."""
 
     def sleep(self, seconds: float) -> None:
         """Pause for less than Flower asks."""
-        self.idle = self.idle + 1 if seconds >= IDLE else 0
-        time.sleep(IDLE_EVERY if self.idle > IDLE_LOOKS else min(seconds, LOOK_EVERY))
+        pause = min(seconds, LOOK_EVERY)
+        if seconds >= IDLE:  # every look is a transaction of the SuperLink's database
+            pause = min(max(pause, self.waited / 5), LONGEST_PAUSE)
+        self.waited = self.waited + pause if seconds >= IDLE else 0.0
+        time.sleep(pause)
 
 
 def folder_of(settings: dict[str, str]) -> Path:

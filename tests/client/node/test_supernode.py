@@ -43,9 +43,7 @@ def test_it_refuses_another_flower(monkeypatch: pytest.MonkeyPatch) -> None:
         supernode.main()
 
 
-def test_it_looks_often_and_less_often_after_half_a_minute_without_a_message(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_it_looks_often_and_less_often_the_longer_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     slept = list[float]()
     monkeypatch.setattr(time, "sleep", slept.append)
     pauses = supernode.Pauses()
@@ -53,10 +51,12 @@ def test_it_looks_often_and_less_often_after_half_a_minute_without_a_message(
         pauses.sleep(seconds)
     assert slept == [0.1, 0.1, 0.01]
     slept.clear()
-    for _ in range(supernode.IDLE_LOOKS + 1):
+    for _ in range(40):
         pauses.sleep(3)
-    assert slept == [0.1] * supernode.IDLE_LOOKS + [1.0]
-    pauses.sleep(0.5)
+    assert slept[:6] == [0.1] * 6
+    assert slept[-1] == 1.0
+    assert all(pause <= max(0.1, sum(slept[:number]) / 5) + 1e-9 for number, pause in enumerate(slept))
+    pauses.sleep(0.5)  # a message came
     pauses.sleep(3)
     assert slept[-2:] == [0.1, 0.1]
 
