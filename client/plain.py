@@ -9,7 +9,7 @@ from torch import nn
 
 from perennial.client.app import OneHandlerApp
 from perennial.client.host import Host, client_class, pick_device
-from perennial.client.state import Version
+from perennial.client.state import RESIDENT, Version
 from perennial.client.trainer import Site
 from perennial.common.config import Task
 from perennial.common.errors import UserError
@@ -100,6 +100,9 @@ class PlainHost(Host):
             shape = tuple(data.train.x.shape[1:])
             net = network(self.model, shape, scenario.classes, self.device)
             self._sites[number] = Site(scenario.client_ids[number], data, net, task.seed)
+            if len(self._sites) > RESIDENT:
+                self._sites.popitem(last=False)
+        self._sites.move_to_end(number)
         return self._sites[number]
 
 

@@ -83,17 +83,18 @@ def test_every_method_is_a_strategy_by_the_name_of_its_class() -> None:
         from perennial.strategies import FedNothing  # noqa: F401
 
 
-@pytest.mark.parametrize("method", ["FedIIR", "FedAvg", "Ditto", "FedSDR", "FedRep", "FedADG"])
+@pytest.mark.parametrize("method", ["FedIIR", "FedAvg", "Ditto", "FedSDR", "FedRep"])
 def test_a_method_trains_in_a_plain_app(method: str) -> None:
     name = getattr(strategies, method).method
     _, grid = apps(name)
-    more = {"input_shape": (2,), "noise_size": 8, "projection_size": 16} if method == "FedADG" else {}
-    strategy = getattr(strategies, method)(model=Net, environments=2, learning_rate=0.05, **more)
+    strategy = getattr(strategies, method)(model=Net, environments=2, learning_rate=0.05)
     result = strategy.start(grid, first(), num_rounds=3)
     kept = METHODS[name].keeps
-    if method not in ("FedADG",):
-        assert list(result.arrays) == list(Net().state_dict())
-        Net().load_state_dict(from_record(result.arrays))
+    wanted = [
+        key for key in Net().state_dict() if method != "FedRep" or not key.startswith("fc")
+    ]  # its head stays
+    assert list(result.arrays) == wanted
+    Net().load_state_dict(from_record(result.arrays), strict=method != "FedRep")
     last = result.evaluate_metrics_clientapp[3]
     headline = METHODS[name].evaluates[-1]
     assert float(last[f"{headline}/accuracy"]) > 0.6  # type: ignore[arg-type]
