@@ -19,13 +19,13 @@ SETTINGS = '''
 from typing import Literal
 
 from perennial.common.knobs import between, knob
-from perennial.common.methods.base import LocalTraining
+from perennial.common.methods.base import ONE_MODEL, LocalTraining
 
 
 class MyProx(LocalTraining):
     """FedProx under another name."""
 
-    title, summary, source, evaluates, averages = "MyProx", "FedProx again", "tests", ("global",), True
+    title, summary, source, evaluates, sums = "MyProx", "FedProx again", "tests", ("global",), ONE_MODEL
 
     name: Literal["my-prox"] = "my-prox"
     proximity: float = knob(0.01, "the pull", source="tests", ge=0, le=10, search=between(1e-3, 1.0, log=True))

@@ -192,9 +192,7 @@ def test_a_change_in_a_plug_in_is_another_version_of_the_code(changed: str, fold
 # ---------------------------------------------------------------------- what can be wrong
 
 TWO = METHOD + "\n\nclass Other(MyProx):\n    name: Literal['other'] = 'other'\n"
-NO_FACTS = METHOD.replace(
-    'title, summary, source, evaluates, averages = "MyProx", "FedProx again",', "source, evaluates, averages ="
-)
+NO_FACTS = METHOD.replace("title, summary, ", "").replace('"MyProx", "FedProx again", ', "")
 NO_DEFAULT = METHOD.replace("knob(0.01", "knob(...")
 ABSTRACT = """
 from typing import Literal

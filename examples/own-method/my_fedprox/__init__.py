@@ -3,7 +3,7 @@
 from typing import Literal
 
 from perennial.common.knobs import between, knob
-from perennial.common.methods.base import LocalTraining
+from perennial.common.methods.base import ONE_MODEL, LocalTraining
 
 
 class MyFedProx(LocalTraining):
@@ -13,7 +13,7 @@ class MyFedProx(LocalTraining):
     summary = "FedAvg whose clients are pulled back towards the model they received"
     source = "Li et al. 2020"
     evaluates = ("global",)
-    averages = True
+    sums = ONE_MODEL
 
     name: Literal["my-fedprox"] = "my-fedprox"
     proximity: float = knob(
