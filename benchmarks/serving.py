@@ -48,7 +48,7 @@ def snapshot(folder: Path, model: dict, inputs: tuple[int, ...]) -> None:
 @contextlib.contextmanager
 def serving(state: Path) -> Iterator[tuple[int, str, str]]:
     """A server's process id and addresses, gRPC's and HTTP's."""
-    code = "from server.cli.main import main; main()"
+    code = "from perennial.server.cli.main import main; main()"
     command = [sys.executable, "-c", code, "serve", "--state", str(state), "--device", "cpu", "--port", "0"]
     listener = __import__("socket").create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]

@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-START = "from server.cli.main import main; main()"
+START = "from perennial.server.cli.main import main; main()"
 CASES = {
     "perennial --help": ["-c", START, "--help"],
     "perennial list methods": ["-c", START, "list", "methods"],

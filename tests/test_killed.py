@@ -14,7 +14,7 @@ from perennial.common.config import load_config
 from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
 
-COMMAND = [sys.executable, "-c", "from server.cli.main import main; main()"]
+COMMAND = [sys.executable, "-c", "from perennial.server.cli.main import main; main()"]
 
 
 def test_killed_at_random_moments(tmp_path: Path) -> None:

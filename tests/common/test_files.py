@@ -112,7 +112,8 @@ def test_tensors_outlive_their_file_overwritten_in_place(tmp_path: Path) -> None
     tensors = {"w": torch.arange(5000.0), "none": torch.empty(0, 3)}
     save_tensors(tmp_path / "x", tensors)
     code = (
-        "import sys; from pathlib import Path; from common.files import load_tensors; path = Path(sys.argv[1]); "
+        "import sys; from pathlib import Path; from perennial.common.files import load_tensors; "
+        "path = Path(sys.argv[1]); "
         "tensors = load_tensors(path); path.write_bytes(b''); print(tensors['w'].sum().item())"
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "x")], capture_output=True, text=True)

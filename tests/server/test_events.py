@@ -170,7 +170,7 @@ def test_a_port_that_is_taken_is_said() -> None:
 
 
 def test_with_json_every_line_of_standard_error_is_an_event(tmp_path: Path) -> None:
-    code = "from server.cli.main import main; main()"
+    code = "from perennial.server.cli.main import main; main()"
     out = tmp_path / "run"
     command = ["run", "--method", "fedavg", "--rounds", "1", "--json", "--log-format", "json"]
     command += ["--set", "scenario.clients=2"]

@@ -997,7 +997,7 @@ def test_what_the_command_cannot_do_it_says(state: Path, served: Served, tmp_pat
 
 
 def test_the_command_starts_before_the_training_follows_it_and_ends_on_sigterm(tmp_path: Path) -> None:
-    code = "import toys; from server.cli.main import main; main()"
+    code = "import toys; from perennial.server.cli.main import main; main()"
     command = [sys.executable, "-c", code, "serve", "--state", str(tmp_path / SITE), "--port", "0"]
     path = os.pathsep.join(sys.path)
     with subprocess.Popen(command, stderr=PIPE, text=True, env={**os.environ, "PYTHONPATH": path}) as process:
