@@ -110,7 +110,8 @@ class PlainStrategy(Strategy):
             evaluate_config,
             evaluated if evaluate_fn else None,
         )
-        result.arrays = ArrayRecord({name: array.plain() for name, array in _renamed(result.arrays, back).items()})  # type: ignore[attr-defined]
+        last = _renamed(result.arrays or arrays, back)  # a method whose clients keep all they train sends none
+        result.arrays = ArrayRecord({name: array.plain() for name, array in last.items()})  # type: ignore[attr-defined]
         return result
 
     def _await(self, grid: Grid) -> int:

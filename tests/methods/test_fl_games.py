@@ -580,9 +580,7 @@ def test_under_adam_opposed_clients_cancel_the_shortcut_and_others_do_not(
         train = Examples(x, (y > 0).long(), torch.zeros(len(y), dtype=torch.long))
         config = table.strategy.run
         site = table.runtime.host.site(config.task(), config, k)
-        table.runtime.host._sites[k] = Site(
-            site.client, ClientData(train, train, {}), site.network, site.seed
-        )
+        table.runtime.host._sites[k] = Site(site.client, ClientData(train, train, {}), site.network, site.seed)
     ensemble = table.rounds(300)[-1]
     mean = torch.stack([w["classifier.weight"] for w in ensemble.values()]).mean(dim=0)
     slope = mean[1] - mean[0]
