@@ -101,15 +101,19 @@ class PlainStrategy(Strategy):
             return evaluate_fn(number, _renamed(arrays, back)) if evaluate_fn else None
 
         arrays = _renamed(initial_arrays, self._names)
-        result = super().start(
-            grid,
-            arrays,
-            num_rounds,
-            min(timeout, config.deadline),
-            train_config,
-            evaluate_config,
-            evaluated if evaluate_fn else None,
-        )
+        try:
+            result = super().start(
+                grid,
+                arrays,
+                num_rounds,
+                min(timeout, config.deadline),
+                train_config,
+                evaluate_config,
+                evaluated if evaluate_fn else None,
+            )
+        except RunStopped as error:
+            refused = [f"{name}: {why}" for name, why in self.inner.roster.refused.items()]
+            raise RunStopped("; ".join([str(error), *refused[:3]])) from None
         last = _renamed(result.arrays or arrays, back)  # a method whose clients keep all they train sends none
         result.arrays = ArrayRecord({name: array.plain() for name, array in last.items()})  # type: ignore[attr-defined]
         return result

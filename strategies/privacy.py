@@ -116,11 +116,14 @@ class PrivateStrategy(MethodStrategy[Any]):
             most = sqrt(sum(tensor.numel() for part in bounded for tensor in part.reference.values()))
             means |= divided(self._with_noise(votes.result(), each * most / clients))
         found: dict[str, Tensors] = {}
+        frozen = set(self.network.frozen_names)
         for part in parts:
             count = float(counts[part.record]) if part.owners else 1.0
             if count * clients > 0.5:
                 found[part.record] = {
-                    name: (before.double().cpu() + means[part.record][name] / count).to(before.dtype)
+                    name: before.cpu()
+                    if name in frozen
+                    else (before.double().cpu() + means[part.record][name] / count).to(before.dtype)
                     for name, before in part.reference.items()
                 }
         row = {"kind": "privacy", "round": server_round, "clients": clients, "clipping_norm": norm}

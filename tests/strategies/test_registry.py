@@ -30,6 +30,7 @@ ROOMS = {
     "evaluation",
     "exchange",
     "mean",
+    "plain",
     "privacy",
     "registry",
     "robust",

@@ -409,11 +409,11 @@ def test_a_private_run_says_what_it_promises_and_an_impossible_one_is_refused(he
     private = ["--set", "privacy.mechanism=fixed", "--set", "privacy.noise_multiplier=10"]
     result = call("run", *TOY, "--method", "fedavg", "--rounds", "2", *private, "--out", "one")
     assert result.exit_code == 0, result.output
-    assert "privacy: ε = 0.689 at δ = 1e-05 for everything that a client sent in to 2 models" in result.stdout
+    assert "privacy: ε = 0.497 at δ = 1e-05 for everything that a client sent in to 2 models" in result.stdout
     assert call("run", "--config", "one/config.toml", "--out", "two").exit_code == 0
-    result = call("run", *TOY, "--method", "fediir", *private, "--out", "three")
+    result = call("run", *TOY, "--method", "cgpfl", *private, "--out", "three")
     assert result.exit_code == 2
-    assert "privacy.mechanism: 'fixed' is not possible with method 'fediir'" in result.output
+    assert "privacy.mechanism: 'fixed' is not possible with method 'cgpfl'" in result.output
     assert not (here / "three").exists()
 
 
