@@ -74,8 +74,10 @@ def deployment(
     commands = {"superlink": link}
     for number in range(clients):
         node = f'partition-id={number} num-partitions={clients} state-dir="{folder}/site-{number}"'
+        # Ours takes a free port itself; of Flower's own, two would take the same.
+        own = () if supernode == SUPERNODE else ("--clientappio-api-address", f"127.0.0.1:{free_port()}")
         commands[f"supernode-{number}"] = [
-            *supernode, "--insecure", "--superlink", f"127.0.0.1:{fleet}", "--node-config", node,
+            *supernode, *own, "--insecure", "--superlink", f"127.0.0.1:{fleet}", "--node-config", node,
         ]  # fmt: skip
     found = Deployment(connection, commands, folder, control, fleet)
     try:
