@@ -169,7 +169,7 @@ def test_a_wrong_setting_is_one_sentence(options: dict[str, Any], words: str) ->
 
 def test_arrays_of_another_model_are_refused() -> None:
     _, grid = apps("fediir")
-    with pytest.raises(UserError, match="initial_arrays: 'fc.bias' is in the arrays or in the model"):
+    with pytest.raises(UserError, match=r"initial_arrays: 'fc\.bias' is in the arrays or in the model"):
         FedIIR(model=Net).start(grid, ArrayRecord({"other": torch.zeros(1)}), 1)
 
 
