@@ -187,6 +187,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
         yield site
 
 
+@pytest.mark.parity
 @pytest.mark.parametrize("runtime", ["simulation", "deployment"])
 def test_a_module_of_ones_own_with_weights_equals_local(
     runtime: str, request: pytest.FixtureRequest, tmp_path: Path
@@ -216,6 +217,7 @@ def masked_fedsdr(runtime: str, *settings: str) -> RunConfig:
     return config_for("fedsdr", runtime, *own)
 
 
+@pytest.mark.parity
 @pytest.mark.parametrize("runtime", ["simulation", "deployment"])
 def test_masked_fedsdr_gives_the_unmasked_arrays_to_half_a_step(runtime: str, tmp_path: Path) -> None:
     plain = masked_fedsdr("local", "privacy.mechanism=none")
