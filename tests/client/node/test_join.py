@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from shutil import which
@@ -150,6 +151,16 @@ def test_nothing_secret_and_no_port_of_others_is_on_the_command_line(certs: Path
     assert plain[-2:] == ["--health-server-address", "127.0.0.1:9090"]
 
 
+@pytest.fixture
+def own_process() -> Iterator[None]:
+    """What `main` sets for the whole process is as before afterwards."""
+    umask, handler = os.umask(0o022), signal.getsignal(signal.SIGTERM)
+    yield
+    os.umask(umask)
+    signal.signal(signal.SIGTERM, handler)
+
+
+@pytest.mark.usefixtures("own_process")
 def test_code_that_is_shipped_is_flower_s_own_supernode_and_said_aloud(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -161,9 +172,7 @@ def test_code_that_is_shipped_is_flower_s_own_supernode_and_said_aloud(
     monkeypatch.setattr(join, "keep_running", lambda *_: None)
     for plan in (installed, shipped):
         monkeypatch.setattr(sys, "argv", ["join", json.dumps(asdict(plan))])
-        handler = signal.getsignal(signal.SIGTERM)
         join.main()
-        signal.signal(signal.SIGTERM, handler)
     said = capsys.readouterr().out.splitlines()
     assert [line.partition(" ")[2] for line in said] == [join.SHIPPED]
 
@@ -395,23 +404,17 @@ def test_nothing_is_left_even_of_children_that_do_not_listen(tmp_path: Path) -> 
     assert gone(child)
 
 
-@pytest.mark.usefixtures("quick")
+@pytest.mark.usefixtures("quick", "own_process")
 def test_what_a_site_writes_is_for_its_owner_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The state folder, where it is new; the log, also an old one; and what the SuperNode itself writes."""
-    before = os.umask(0o022)
-    try:
-        plan = prepare(tmp_path, partition=0, insecure=True)
-        assert stat.S_IMODE(plan.state.stat().st_mode) == 0o700
-        (plan.state / join.LOG).touch(0o644)
-        theirs = tmp_path / "flower's"
-        monkeypatch.setattr(Plan, "command", lambda *_: ["touch", str(theirs)])
-        monkeypatch.setattr(join, "keep_running", lambda *arguments: join.run_once(*arguments))
-        monkeypatch.setattr(sys, "argv", ["join", json.dumps(asdict(plan))])
-        handler = signal.getsignal(signal.SIGTERM)
-        join.main()
-        signal.signal(signal.SIGTERM, handler)
-    finally:
-        os.umask(before)
+    plan = prepare(tmp_path, partition=0, insecure=True)
+    assert stat.S_IMODE(plan.state.stat().st_mode) == 0o700
+    (plan.state / join.LOG).touch(0o644)
+    theirs = tmp_path / "flower's"
+    monkeypatch.setattr(Plan, "command", lambda *_: ["touch", str(theirs)])
+    monkeypatch.setattr(join, "keep_running", lambda *arguments: join.run_once(*arguments))
+    monkeypatch.setattr(sys, "argv", ["join", json.dumps(asdict(plan))])
+    join.main()
     assert [stat.S_IMODE(path.stat().st_mode) for path in (plan.state / join.LOG, theirs)] == [0o600, 0o600]
 
 
