@@ -31,8 +31,8 @@ from safetensors.torch import load_file
 
 from perennial.common.config import RunConfig, load_config
 from perennial.common.errors import RunStopped, UserError
-from perennial.common.flower import program
-from perennial.server.deployment.remote import Connection, free_port
+from perennial.common.flower import free_port, program
+from perennial.server.deployment.remote import Connection
 from perennial.server.deployment.testbed import SUPERNODE, Deployment
 from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime

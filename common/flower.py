@@ -1,6 +1,7 @@
 """Flower's own programs, as both the server's side and a site start them."""
 
 import os
+import socket
 import sys
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,14 @@ QUIET = {
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
 }
+
+
+def free_port() -> int:
+    """A TCP port of this machine that nobody listens on now."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+    return port
 
 
 def program(name: str) -> str:

@@ -26,7 +26,6 @@ def summarise(config: RunConfig, rows: list[Row], *, seconds: float, oracle: boo
     the best test average. With references every round picked has its scores of `split`, and `split` says whether
     that selection speaks.
     """
-    drawn = {"clients": list(config.evaluated), "of": len(config.scenario.client_ids)}
     rounds = [row for row in rows if row["kind"] == "round"]
     evaluations = [row for row in rows if row["kind"] in ("evaluation", "ranking", SPLIT)]
     selections = (*SELECTIONS, SPLIT, "oracle") if oracle else (*SELECTIONS, SPLIT)
@@ -49,7 +48,7 @@ def summarise(config: RunConfig, rows: list[Row], *, seconds: float, oracle: boo
         "wall_seconds": round(seconds, 3),
         "bytes_per_client_and_round": _traffic(rounds),
         "models": models,
-        **({"evaluated": drawn} if config.evaluates_some else {}),
+        **_drawn(config),
         "left_out": _left_out(rows),
         **_gate(evaluations),
         **_majorities(rounds, evaluations),
@@ -208,6 +207,13 @@ def _majorities(rounds: Sequence[Row], evaluations: Sequence[Row]) -> dict[str, 
         "test": majority(tested),
     }
     return {"majority": {what: own for what, own in found.items() if own}} if any(found.values()) else {}
+
+
+def _drawn(config: RunConfig) -> dict[str, Any]:
+    """Which clients were evaluated, unless all were."""
+    if not config.evaluates_some:
+        return {}
+    return {"evaluated": {"clients": list(config.evaluated), "of": len(config.scenario.client_ids)}}
 
 
 def _traffic(rounds: list[Row]) -> dict[str, float]:

@@ -17,7 +17,8 @@ from safetensors.torch import load_file
 from toys import SpoilingGrid
 
 from perennial.common.config import RunConfig, load_config
-from perennial.server.deployment.remote import Connection, free_port, program
+from perennial.common.flower import free_port, program
+from perennial.server.deployment.remote import Connection
 from perennial.server.deployment.testbed import Deployment
 from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime

@@ -15,7 +15,6 @@ import hashlib
 import json
 import os
 import secrets
-import socket
 import subprocess
 import sys
 import time
@@ -33,7 +32,7 @@ from flwr.supernode.cli import flower_supernode
 from perennial.client.node.executor import SECRET
 from perennial.client.settings import settings_in
 from perennial.common.files import private_folder
-from perennial.common.flower import LOOK_EVERY, hasten
+from perennial.common.flower import LOOK_EVERY, free_port, hasten
 
 FLOWER = "1.34.0"
 EXECUTOR = [sys.executable, "-P", "-m", "perennial.client.node.executor"]
@@ -65,14 +64,6 @@ def folder_of(settings: dict[str, str]) -> Path:
     """The executor's folder: one for each site that keeps its state in the same place."""
     name = hashlib.sha256(json.dumps(sorted(settings.items())).encode()).hexdigest()[:12]
     return private_folder(Path(settings["state-dir"]) / ".executor" / name)
-
-
-def free_port() -> int:
-    """A TCP port of this machine that nobody listens on now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-    return port
 
 
 def keep_executor(*arguments: str) -> NoReturn:

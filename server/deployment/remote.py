@@ -32,14 +32,6 @@ SILENCE = 180.0
 """Seconds that a SuperLink may be away, to be started again, before a run that is followed counts as stopped."""
 
 
-def free_port() -> int:
-    """A TCP port of this machine that nobody listens on now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-    return port
-
-
 class FlowerFailed(RunStopped):
     """Flower ended the run without a word from Perennial."""
 

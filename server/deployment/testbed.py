@@ -11,8 +11,8 @@ from pathlib import Path
 
 import tomli_w
 
-from perennial.common.flower import program
-from perennial.server.deployment.remote import Connection, await_port, free_port
+from perennial.common.flower import free_port, program
+from perennial.server.deployment.remote import Connection, await_port
 
 Command = list[str]
 SUPERNODE = [sys.executable, "-P", "-m", "perennial.client.node.supernode"]

@@ -22,8 +22,6 @@ NO_NUMBER = {
 between which rounds `validation` chooses; nor are `quorum`, `largest` and `most_examples`: they decide which runs
 stop, and on which replies a model rests. Where `references` lie is none; that there are some is in the name. What
 `plugins` hold is in the version of the code."""
-LATER = {"left_out", "test_sites", "cohort_engine", "aggregation", "evaluate_clients"}
-"""Settings that older runs had without saying so."""
 RULES = {"perennial.server.split"}
 """Modules that only choose between results: studies read the counts anew."""
 
@@ -46,11 +44,9 @@ def config_digest(config: RunConfig) -> str:
 
     A `cohort_engine` other than the loop, which older runs had without saying so, changes the last bits.
     """
-    values = config.model_dump(mode="json", exclude=NO_NUMBER | LATER)
     engine = "" if config.cohort_engine == "loop" else config.cohort_engine
-    # Runs without have no such key.
     rule = config.aggregation.model_dump(mode="json") if config.aggregation.rule != "mean" else {}
-    later = {
+    later = {  # settings that older runs had without saying so: runs without have no such key
         "references": bool(config.references),
         "left_out": config.left_out,
         "test_sites": config.test_sites,
@@ -58,6 +54,7 @@ def config_digest(config: RunConfig) -> str:
         "aggregation": rule,
         "evaluate_clients": config.evaluates_some and config.evaluate_clients,
     }
+    values = config.model_dump(mode="json", exclude=NO_NUMBER | later.keys())
     values |= {name: value for name, value in later.items() if value}
     return sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
 

@@ -15,10 +15,10 @@ from listening import listening
 from typer.testing import CliRunner, Result
 
 from perennial.common.errors import UserError
-from perennial.common.flower import QUIET, program
+from perennial.common.flower import QUIET, free_port, program
 from perennial.server.cli.main import app
 from perennial.server.deployment.certs import make
-from perennial.server.deployment.remote import await_port, connected, free_port
+from perennial.server.deployment.remote import await_port, connected
 
 
 def call(*arguments: str, **environment: str) -> Result:
