@@ -24,47 +24,17 @@ from collections import Counter
 from pathlib import Path
 from threading import Event, Thread
 
-import tomli_w
 import torch
 from rounds import kinds
 from safetensors.torch import load_file
 
 from perennial.common.config import RunConfig, load_config
 from perennial.common.errors import RunStopped, UserError
-from perennial.common.flower import free_port, program
-from perennial.server.deployment.remote import Connection
-from perennial.server.deployment.testbed import SUPERNODE, Deployment
+from perennial.server.deployment.testbed import Deployment, arrange
 from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
 
 SECONDS_TO_START, SECONDS_TO_RESUME = 8.0, 5.0
-
-
-def site(folder: Path, sites: int) -> Deployment:
-    """The deployment, not started yet."""
-    control, fleet, runtime = free_port(), free_port(), free_port()
-    home = folder / "flower"
-    home.mkdir(parents=True)
-    links = {"deployment": {"address": f"127.0.0.1:{control}", "insecure": True}}
-    (home / "config.toml").write_text(tomli_w.dumps({"superlink": links}))
-    api = f"127.0.0.1:{runtime}"
-    commands = {
-        "superlink": [
-            program("flower-superlink"), "--insecure", "--isolation", "process",
-            "--database", f"{folder}/state.db",
-            "--control-api-address", f"127.0.0.1:{control}", "--fleet-api-address", f"127.0.0.1:{fleet}",
-            "--serverappio-api-address", api,
-        ],
-        "superexec": [
-            program("flower-superexec"), "--insecure", "--plugin-type", "serverapp", "--appio-api-address", api,
-        ],
-    }  # fmt: skip
-    for number in range(sites):
-        node = f'partition-id={number} num-partitions={sites} state-dir="{folder}/site-{number}"'
-        link = ["--insecure", "--superlink", f"127.0.0.1:{fleet}", "--node-config", node]
-        commands[f"supernode-{number}"] = [*SUPERNODE, *link]
-    connection = Connection("deployment", {"FLWR_HOME": str(home), "OMP_NUM_THREADS": "1"})
-    return Deployment(connection, commands, folder, control, fleet)
 
 
 def processes(place: Deployment) -> dict[int, str]:
@@ -186,18 +156,16 @@ def main() -> None:
     settings += ["quorum=1", "deadline=150"] if wish.kill else []
     options = {"method": "ditto", "scenario": "colored-digits", "rounds": wish.rounds, "runtime": "deployment"}
     config = load_config(options=options, settings=settings)
-    place = site(wish.folder / "deployment", wish.sites)
-    watch = Watch(place, wish)
-    try:
+    with arrange(wish.folder / "deployment", wish.sites, database=True) as place:
+        watch = Watch(place, wish)
         place.start_all()
         watch.start()
         time.sleep(SECONDS_TO_START)
-        resumed = follow(place, config, wish.folder / "run")
-    finally:
-        watch.over.set()
-        watch.join()
-        for name in list(place.processes):
-            place.kill(name)
+        try:
+            resumed = follow(place, config, wish.folder / "run")
+        finally:
+            watch.over.set()
+            watch.join()
     plot(wish.folder)
     here = config.model_copy(update={"runtime": "local"})
     LocalRuntime(here).run(RunFolder.create(wish.folder / "quiet", here))

@@ -10,16 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import tomli_w
 import torch
 from flwr.app import Message
 from safetensors.torch import load_file
 from toys import SpoilingGrid
 
 from perennial.common.config import RunConfig, load_config
-from perennial.common.flower import free_port, program
-from perennial.server.deployment.remote import Connection
-from perennial.server.deployment.testbed import Deployment
+from perennial.server.deployment.testbed import SUPERNODE, Deployment, arrange
 from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
 
@@ -32,37 +29,13 @@ def federation(folder: Path, clients: int) -> Iterator[Deployment]:
 
     What SuperNode i does wrong is in `mischief-i.json` (tests/mischief.py). Whatever runs at the end is killed.
     """
-    control, fleet, runtime = free_port(), free_port(), free_port()
-    home = folder / "flower"
-    home.mkdir(parents=True)
-    links = {"deployment": {"address": f"127.0.0.1:{control}", "insecure": True}}
-    (home / "config.toml").write_text(tomli_w.dumps({"superlink": links}))
-    connection = Connection("deployment", {"FLWR_HOME": str(home), "OMP_NUM_THREADS": "1"})
-    api = f"127.0.0.1:{runtime}"
-    commands = {
-        "superlink": [
-            program("flower-superlink"), "--insecure", "--isolation", "process",
-            "--database", f"{folder}/state.db", "--control-api-address", f"127.0.0.1:{control}",
-            "--fleet-api-address", f"127.0.0.1:{fleet}",
-            "--serverappio-api-address", api,
-        ],
-        "superexec": [
-            program("flower-superexec"), "--insecure", "--plugin-type", "serverapp", "--appio-api-address", api,
-        ],
-    }  # fmt: skip
+    made = arrange(folder, clients, database=True)
     for number in range(clients):
-        node = f'partition-id={number} num-partitions={clients} state-dir="{folder}/site-{number}"'
-        commands[f"supernode-{number}"] = [
-            "env", f"MISCHIEF={folder}/mischief-{number}.json",
-            sys.executable, str(MISCHIEF), "--insecure", "--superlink", f"127.0.0.1:{fleet}",
-            "--node-config", node,
-        ]  # fmt: skip
-    made = Deployment(connection, commands, folder, control, fleet)
-    try:
+        arguments = made.commands[f"supernode-{number}"][len(SUPERNODE) :]
+        mischief = ["env", f"MISCHIEF={folder}/mischief-{number}.json", sys.executable, str(MISCHIEF)]
+        made.commands[f"supernode-{number}"] = mischief + arguments
+    with made:
         yield made
-    finally:
-        for name in list(made.processes):
-            made.kill(name)
 
 
 @dataclass

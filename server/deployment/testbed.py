@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 import tomli_w
 
@@ -55,12 +56,21 @@ class Deployment:
         os.killpg(process.pid, 9)
         process.wait()
 
+    def __enter__(self) -> Self:
+        return self
 
-@contextmanager
-def deployment(
-    folder: Path, clients: int, supernode: Command = SUPERNODE, **environment: str
-) -> Iterator[Deployment]:
-    """A SuperLink with `clients` SuperNodes for the time of the block, everything below `folder`."""
+    def __exit__(self, *_: object) -> None:
+        for name in list(self.processes):
+            self.kill(name)
+
+
+def arrange(
+    folder: Path, clients: int, supernode: Command = SUPERNODE, *, database: bool = False, **environment: str
+) -> Deployment:
+    """A SuperLink with `clients` SuperNodes below `folder`, not started yet; its `with` block ends what runs.
+
+    With `database` a SuperLink that was killed goes on where it was; its SuperExec is a process of its own.
+    """
     control, fleet, runtime = free_port(), free_port(), free_port()
     home = folder / "flower"
     home.mkdir(parents=True)
@@ -72,6 +82,12 @@ def deployment(
     for api, port in (("control", control), ("fleet", fleet), ("serverappio", runtime)):
         link += [f"--{api}-api-address", f"127.0.0.1:{port}"]
     commands = {"superlink": link}
+    if database:
+        link += ["--isolation", "process", "--database", f"{folder}/state.db"]
+        commands["superexec"] = [
+            program("flower-superexec"), "--insecure", "--plugin-type", "serverapp",
+            "--appio-api-address", f"127.0.0.1:{runtime}",
+        ]  # fmt: skip
     for number in range(clients):
         node = f'partition-id={number} num-partitions={clients} state-dir="{folder}/site-{number}"'
         # Ours takes a free port itself; of Flower's own, two would take the same.
@@ -79,10 +95,14 @@ def deployment(
         commands[f"supernode-{number}"] = [
             *supernode, *own, "--insecure", "--superlink", f"127.0.0.1:{fleet}", "--node-config", node,
         ]  # fmt: skip
-    found = Deployment(connection, commands, folder, control, fleet)
-    try:
+    return Deployment(connection, commands, folder, control, fleet)
+
+
+@contextmanager
+def deployment(
+    folder: Path, clients: int, supernode: Command = SUPERNODE, **environment: str
+) -> Iterator[Deployment]:
+    """A SuperLink with `clients` SuperNodes for the time of the block, everything below `folder`."""
+    with arrange(folder, clients, supernode, database=False, **environment) as found:
         found.start_all()
         yield found
-    finally:
-        for name in list(found.processes):
-            found.kill(name)
