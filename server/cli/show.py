@@ -186,15 +186,7 @@ def _show_scenario(scenario: Scenario, as_json: bool) -> None:
     }
     values, every = json.loads(scenario.model_dump_json()), _fields(type(scenario))
     fields = {name: {**field, "default": values[name]} for name, field in every.items() if name in values}
-    if as_json:
-        out.print_json(data={**facts, "settings": fields})
-        return
-    table = Table(box=None, show_header=False, pad_edge=False)
-    for name, value in facts.items():
-        table.add_row(f"[bold]{name}[/bold]", str(value))
-    out.print(table)
-    out.print()
-    out.print(_field_table(fields))
+    _print_facts(facts, fields, as_json)
 
 
 PICTURES = ("torchvision:", "resnet18")
@@ -245,12 +237,17 @@ def _show_model(name: str, scenario: str | None, settings: list[str], as_json: b
     for key, value in values.items():
         if key != "name":
             fields[key] = {**fields.get(key, {"description": f"argument of {model.name}"}), "default": value}
+    _print_facts(facts, fields, as_json)
+
+
+def _print_facts(facts: dict[str, Any], fields: dict[str, dict[str, Any]], as_json: bool) -> None:
+    """What is said of a thing, and below it its settings."""
     if as_json:
         out.print_json(data={**facts, "settings": fields})
         return
     table = Table(box=None, show_header=False, pad_edge=False)
-    for key, fact in facts.items():
-        table.add_row(f"[bold]{key}[/bold]", Text(fact))
+    for name, fact in facts.items():
+        table.add_row(Text(name, style="bold"), Text(str(fact)))
     out.print(table)
     out.print()
     out.print(_field_table(fields))
