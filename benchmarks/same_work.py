@@ -9,7 +9,8 @@ checkpoint). Efficiency is the bare loop's CPU seconds in them divided by those 
 the repeats, each beside the bare loop of its own repeat.
 
 A contender is a function of a workload and an empty folder, listed in `CONTENDERS`. It runs in a process of its
-own, and gives its figures and final tensors. Needs Linux (`/proc`).
+own, and gives its figures and final tensors. `pfl` is pfl-research, which `uv` installs beside this environment
+when it is first asked for; where it cannot, its row is left out with the reason. Needs Linux (`/proc`).
 """
 
 import argparse
@@ -19,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,8 @@ TOLERANCE = 1e-5
 class Workload(Case):
     """One amount of work: one pass over each client's data in a round."""
 
-    without: tuple[str, ...] = ()
-    """Contenders whose parameters cannot be compared with the others'."""
+    compared: int | None = None
+    """After so many rounds parameters are compared, in shorter runs before the timed ones; None: at the end."""
 
 
 SMALL = {"name": "mlp", "hidden": (32,)}
@@ -60,8 +61,8 @@ WORKLOADS = {
     "cnn": Workload(
         "cnn-small, 10 clients x 200 samples of 28x28, batch 20",
         {"clients": 10, "samples": 200, "shape": (1, 28, 28)}, {"name": "cnn-small"},
-        # In float64 stack and loop agree; in float32 they were 1e-3 apart after 80 steps, we think by rounding.
-        batch_size=20, timed_rounds=6, without=("stack", "flower"),
+        # In float64 stack and loop agree to the end; in float32 rounding grows to 1e-3 in 80 steps.
+        batch_size=20, timed_rounds=6, compared=3,
     ),
     "skewed": Workload(
         "MLP 64-32-10, 50 clients with 8 to 80 samples, batch 8",
@@ -148,6 +149,29 @@ def plain_flower(workload: Workload, out: Path) -> Figures:
     return Figures(cpu, wall, tree.end(), 0.0, tree.peak / 2**20)
 
 
+PFL = ["uv", "run", "--no-sync", "--quiet", "--with", "pfl==0.6.0", "python"]
+"""pfl-research in an environment of its own on top of this one, so that PyTorch is the same."""
+
+
+def pfl(workload: Workload, out: Path) -> Figures:
+    """A simulation in pfl-research."""
+    import pfl_app
+
+    config = workload.config("bare")
+    clock = Clock(config.rounds)
+    weights, personal = pfl_app.run(config, clock.after)
+    return _finished(out, joined({"global": weights, **personal}) if personal else weights, clock)
+
+
+def pfl_absent() -> str:
+    """Why pfl-research cannot take part here; empty where it can."""
+    try:
+        done = subprocess.run([*PFL, "-c", "import pfl"], capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return "there is no uv on the PATH"
+    return done.stderr.strip().splitlines()[-1] if done.returncode else ""
+
+
 CONTENDERS: dict[str, Callable[[Workload, Path], Figures]] = {
     "bare": bare,
     "loop": lambda workload, out: local(workload, out, "loop"),
@@ -155,6 +179,7 @@ CONTENDERS: dict[str, Callable[[Workload, Path], Figures]] = {
     "auto": lambda workload, out: local(workload, out, "auto"),
     "simulation": simulation,
     "flower": plain_flower,
+    "pfl": pfl,
 }
 """The first is what the others are measured by. Other systems are added here."""
 
@@ -162,11 +187,12 @@ CONTENDERS: dict[str, Callable[[Workload, Path], Figures]] = {
 # ---------------------------------------------------------------------- the comparison
 
 
-def measure(contender: str, workload: str, folder: Path) -> tuple[Figures, Tensors]:
+def measure(contender: str, workload: str, folder: Path, rounds: int = 0) -> tuple[Figures, Tensors]:
     """One contender in a process of its own. Raises `Differs` with its last words when it fails."""
     folder.mkdir(parents=True)
-    command = [sys.executable, __file__, "--contender", contender, "--workload", workload, "--out", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    python = PFL if contender == "pfl" else [sys.executable]
+    command = [*python, __file__, "--contender", contender, "--workload", workload, "--out", str(folder)]
+    done = subprocess.run([*command, "--rounds", str(rounds)], capture_output=True, text=True, check=False)
     if done.returncode:
         words = (done.stderr or done.stdout).strip().splitlines()
         raise Differs(f"{contender} failed on {workload}: {words[-1] if words else done.returncode}")
@@ -174,15 +200,24 @@ def measure(contender: str, workload: str, folder: Path) -> tuple[Figures, Tenso
 
 
 def compare(workload: str, contenders: list[str], repeats: int, folder: Path) -> list[dict[str, Any]]:
-    """A row for each contender. Raises `Differs` unless all of them end at the same parameters."""
+    """A row for each contender. Raises `Differs` unless all of them come to the same parameters."""
     found: dict[str, list[Figures]] = {contender: [] for contender in contenders}
     reference: Tensors = {}
+    early = WORKLOADS[workload].compared
+
+    def same(contender: str, model: Tensors) -> None:
+        nonlocal reference
+        reference = reference or model
+        if not (distance := difference(reference, model)) <= TOLERANCE:
+            raise Differs(f"{contender} ends {distance:.1e} away from {contenders[0]} on {workload}")
+
+    for contender in contenders if early else []:
+        same(contender, measure(contender, workload, folder / f"{workload}-early-{contender}", early)[1])
     for repeat in range(repeats):
         for contender in contenders:
             figures, model = measure(contender, workload, folder / f"{workload}-{repeat}-{contender}")
-            reference = reference or model
-            if not (distance := difference(reference, model)) <= TOLERANCE:
-                raise Differs(f"{contender} ends {distance:.1e} away from {contenders[0]} on {workload}")
+            if not early:
+                same(contender, model)
             found[contender].append(figures)
     base, *_ = found.values()
     return [
@@ -221,21 +256,27 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     parser.add_argument("--contender", choices=CONTENDERS, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--rounds", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
     asked = options.contenders.split(",")
     if options.repeats < 1 or not set(asked) <= CONTENDERS.keys():
         parser.error(f"--repeats must be at least 1, and --contenders some of {', '.join(CONTENDERS)}")
     if options.contender:
-        figures = CONTENDERS[options.contender](WORKLOADS[options.workload], options.out)
+        workload = WORKLOADS[options.workload]
+        if options.rounds:
+            workload = replace(workload, timed_rounds=options.rounds - 2)
+        figures = CONTENDERS[options.contender](workload, options.out)
         (options.out / "figures.json").write_text(json.dumps(asdict(figures)))
         return
     contenders = [name for name in CONTENDERS if name == "bare" or name in asked]
+    if "pfl" in contenders and (why := pfl_absent()):
+        contenders.remove("pfl")
+        print(f"same_work: no row for pfl-research: {why}", file=sys.stderr)
     rows = []
     with tempfile.TemporaryDirectory(prefix="perennial-benchmark-") as folder:
         for name in [options.workload] if options.workload else WORKLOADS:
             try:
-                here = [contender for contender in contenders if contender not in WORKLOADS[name].without]
-                found = compare(name, here, options.repeats, Path(folder))
+                found = compare(name, contenders, options.repeats, Path(folder))
             except Differs as error:
                 sys.exit(f"same_work: {error}")
             rows += found

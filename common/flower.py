@@ -1,14 +1,24 @@
 """Flower's own programs, as both the server's side and a site start them."""
 
+from __future__ import annotations
+
 import os
 import socket
 import sys
+import time
 from functools import partial
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from flwr.supercore.retry import RetryInvoker, RetryState
 
 LOOK_EVERY = 0.1
 """Seconds between two looks of a process that waits for another one's work; Flower waits 0.5 to 3."""
+
+PATIENCE = 60.0
+"""Seconds for which a call is repeated that the SuperLink has failed by its own fault."""
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -40,3 +50,27 @@ def environment() -> dict[str, str]:
 def hasten(module: ModuleType) -> None:
     """Have a module of Flower's that pulls a message's parts wait `LOOK_EVERY` for late ones, not 1 s."""
     vars(module)["pull_objects"] = partial(vars(module)["pull_objects"], initial_backoff=LOOK_EVERY)
+
+
+def persist(invoker: RetryInvoker) -> RetryInvoker:
+    """Have an invoker of Flower's repeat, for `PATIENCE` seconds, also what fails inside the SuperLink.
+
+    On a busy machine SQLite's file can be locked for longer than the five seconds that Flower waits for it. Flower
+    then drops the call, and a site's reply with it.
+    """
+    gives_up, on_success, since = invoker.should_giveup, invoker.on_success, list[float]()
+
+    def should_giveup(error: Exception) -> bool:
+        code = getattr(error, "code", None)
+        if code and code().name == "INTERNAL":
+            since.append(time.monotonic())
+            return since[-1] - since[0] > PATIENCE
+        return gives_up is not None and gives_up(error)
+
+    def succeeded(state: RetryState) -> None:
+        since.clear()
+        if on_success:
+            on_success(state)
+
+    invoker.should_giveup, invoker.on_success = should_giveup, succeeded
+    return invoker

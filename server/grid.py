@@ -21,6 +21,7 @@ from flwr.superlink.grid import InMemoryGrid
 
 from perennial.common.asked import ask_again, give_name
 from perennial.common.errors import UserError
+from perennial.common.flower import persist
 from perennial.common.tracebacks import Tracebacks
 from perennial.common.wire import APP_RAISED, BROKEN_REPLY, NO_REPLY
 
@@ -45,7 +46,7 @@ class OrderedGrid(Grid):
         self.inner, self.poll, self.broken = inner, poll, Event()
         invoker = getattr(inner, "_retry_invoker", None)  # a simulation's grid has none
         if isinstance(invoker, RetryInvoker):
-            on_backoff = invoker.on_backoff
+            on_backoff = persist(invoker).on_backoff
 
             def noted(state: RetryState) -> None:
                 self.broken.set()

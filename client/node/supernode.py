@@ -6,7 +6,8 @@ Both are of this process's group, and the executor ends with the SuperNode. It t
 machine, with a secret that only this user can read. Flower's own files stay as they are, but in this process
 
 - the SuperNode looks for a message after 0.1 s or a fifth of the time that it has waited (1 s at most), not 3 s,
-- and for a reply, and for late parts of a message, every 0.1 s, not every 0.5 s and 1 s.
+- and for a reply, and for late parts of a message, every 0.1 s, not every 0.5 s and 1 s,
+- and it repeats a call that fails inside the SuperLink for a minute, instead of dropping what it sent.
 
 That leans on names inside Flower 1.34.0; `tests/client/node/test_supernode.py` fails when they move.
 """
@@ -25,6 +26,7 @@ from typing import NoReturn
 
 from flwr.common import log
 from flwr.common.config import parse_config_args
+from flwr.supercore.retry import make_simple_grpc_retry_invoker
 from flwr.supercore.version import package_version
 from flwr.supernode import start_client_internal
 from flwr.supernode.cli import flower_supernode
@@ -32,7 +34,7 @@ from flwr.supernode.cli import flower_supernode
 from perennial.client.node.executor import SECRET
 from perennial.client.settings import settings_in
 from perennial.common.files import private_folder
-from perennial.common.flower import LOOK_EVERY, free_port, hasten
+from perennial.common.flower import LOOK_EVERY, free_port, hasten, persist
 
 FLOWER = "1.34.0"
 EXECUTOR = [sys.executable, "-P", "-m", "perennial.client.node.executor"]
@@ -93,7 +95,9 @@ def main() -> None:
     own = ["--isolation", "process", "--clientappio-api-address", address]
     sys.argv = ["flower-supernode", *options, *own, "--superexec-auth-secret-file", str(secret)]
     loaded = PARTITIONS if "partition-id" in settings else ()
-    vars(start_client_internal).update(time=Pauses())
+    vars(start_client_internal).update(
+        time=Pauses(), make_simple_grpc_retry_invoker=lambda: persist(make_simple_grpc_retry_invoker())
+    )
     hasten(start_client_internal)
     Thread(target=keep_executor, args=(address, str(folder), *loaded), daemon=True).start()
     flower_supernode()

@@ -11,14 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import flwr
+import grpc
 import pytest
 from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError, pull_objects
+from flwr.supercore.retry import make_simple_grpc_retry_invoker
 from flwr.superlink.grid import grpc_grid
 from flwr.supernode import start_client_internal
 
 from perennial.client.node import supernode
 from perennial.client.node.executor import SECRET
-from perennial.common.flower import hasten
+from perennial.common.flower import hasten, persist
 
 ROOT = Path(__file__).parents[3]
 
@@ -35,6 +37,7 @@ def test_the_pin_has_not_moved() -> None:
     for module in (start_client_internal, grpc_grid):
         assert vars(module)["pull_objects"] is pull_objects
     assert inspect.signature(pull_objects).parameters["initial_backoff"].default == 1
+    assert "retry_invoker = make_simple_grpc_retry_invoker()" in lines
 
 
 def test_it_refuses_another_flower(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,11 +82,44 @@ def test_late_parts_of_a_message_are_waited_for_less(monkeypatch: pytest.MonkeyP
     assert [wait for wait in waits if wait] == [0.1, 0.2]
 
 
+class Failed(grpc.RpcError):
+    def __init__(self, code: grpc.StatusCode) -> None:
+        self.code = lambda: code
+
+
+def test_a_call_that_fails_inside_the_superlink_is_repeated_for_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when its database is locked: Flower's SuperNode drops the reply that it was sending."""
+    now, calls = [0.0], list[grpc.StatusCode]()
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    invoker = persist(make_simple_grpc_retry_invoker())
+
+    def rest(seconds: float) -> None:
+        now[0] += max(seconds, 1.0)
+
+    invoker.wait_function = rest
+
+    def send(code: grpc.StatusCode, times: int) -> str:
+        calls.append(code)
+        if len(calls) <= times:
+            raise Failed(code)
+        return "sent"
+
+    assert invoker.invoke(send, grpc.StatusCode.INTERNAL, 3) == "sent"
+    for code, tries in ((grpc.StatusCode.NOT_FOUND, 1), (grpc.StatusCode.INTERNAL, None)):
+        calls.clear()
+        begun = now[0]
+        with pytest.raises(Failed):
+            invoker.invoke(send, code, 1000)
+        assert len(calls) == tries if tries else 60 < now[0] - begun < 200
+    calls.clear()
+    assert invoker.invoke(send, grpc.StatusCode.UNAVAILABLE, 100) == "sent"
+
+
 def test_the_supernode_gets_a_port_and_a_secret_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen, kept = list[list[str]](), list[Any]()
-    for name in ("time", "pull_objects"):  # to be put back
+    for name in ("time", "pull_objects", "make_simple_grpc_retry_invoker"):  # to be put back
         monkeypatch.setattr(start_client_internal, name, vars(start_client_internal)[name])
     monkeypatch.setattr(supernode, "flower_supernode", lambda: seen.append(sys.argv))
     monkeypatch.setattr(supernode, "keep_executor", lambda *call: kept.append(call))
