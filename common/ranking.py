@@ -64,8 +64,9 @@ class Ranking:
 
 
 def rank(logits: Tensor, labels: Tensor, batch: int) -> Ranking:
-    """The ranking of samples with logits (n, 2) and labels (n,)."""
-    place = F.softsign(logits[:, 1] - logits[:, 0]).double()  # in (-1, 1), fine around 0, and no end to clip at
+    """The ranking of samples with logits (n, 2) and labels (n,). NaN of a diverged model counts as 0."""
+    margin = (logits[:, 1] - logits[:, 0]).nan_to_num()
+    place = F.softsign(margin).double()  # in [-1, 1], fine around 0, and no end to clip at
     bins = ((place + 1) / 2 * BINS).long().clamp(max=BINS - 1)
     negatives, positives = (torch.bincount(bins[labels == c], minlength=BINS).cpu().numpy() for c in (0, 1))
     aurocs, auprcs = hard_areas(logits.argmax(dim=1), labels, batch)

@@ -67,6 +67,14 @@ def test_without_one_of_the_classes_there_is_no_area() -> None:
     assert rank(logits, mixed, 32).measures().keys() == {"auroc", "auroc_error", "auprc"}  # no full batch
 
 
+def test_a_model_that_has_diverged_ranks_nothing() -> None:
+    """Its logits are not numbers, or infinite: no error, which would take the client's other results with it."""
+    labels = torch.tensor([0, 1, 0, 1])
+    assert rank(torch.full((4, 2), torch.nan), labels, 4).measures()["auroc"] == 0.5
+    endless = torch.tensor([[torch.inf, -torch.inf], [-torch.inf, torch.inf], [0.0, 0.0], [0.0, 1.0]])
+    assert rank(endless, labels, 4).measures()["auroc"] == 1.0
+
+
 def test_extreme_margins_have_a_bin() -> None:
     found = rank(torch.tensor([[0.0, 1e30], [1e30, 0.0]]), torch.tensor([1, 0]), 2)
     assert found.positives[BINS - 1] == 1
