@@ -80,7 +80,7 @@ class Cell:
 
 
 def cells() -> Iterator[Cell]:
-    """All runs, the most telling ones first, and those of the slowest method after the others'."""
+    """All runs, the most telling ones first."""
 
     def price(
         second: float, methods: Sequence[str], rules: Sequence[str] = RULES, seed: int = 0
@@ -93,27 +93,16 @@ def cells() -> Iterator[Cell]:
         yield from (Cell(scenario, method, r) for r in rules)
         yield from (Cell(scenario, method, r, a, hostile) for a in ATTACKS for r in rules)
 
-    yield from price(0.1, METHODS[:-1])
-    for hostile in (2, 1, 3):
-        yield from attacks("colored-digits", "fedavg", hostile)
-    for method in ("fediir", "ditto"):
-        yield from attacks("colored-digits", method, 2)
-    yield from attacks("cmnist", "fedavg", 2)
-    yield from price(0.1, METHODS[-1:])
-    yield from price(0.8, METHODS)
-    for hostile in (2, 1, 3):
-        yield from attacks("cmnist", "fedavg", hostile)
-        for method in METHODS:
-            yield from attacks("colored-digits", method, hostile)
-    for seed in (1, 2):
-        yield from price(0.1, METHODS, seed=seed)
-        yield from price(0.8, METHODS, seed=seed)
-    yield from price(0.1, METHODS, MIXED)
-    yield from price(0.8, METHODS, MIXED)
-    for hostile in (2, 1, 3):
-        for method in METHODS:
-            yield from attacks("colored-digits", method, hostile, MIXED)
-            yield from attacks("cmnist", method, hostile)
+    for seed in (0, 1, 2):
+        for second in SECOND[::-1]:
+            yield from price(second, METHODS, seed=seed)
+    for rules, scenarios in ((RULES, ("colored-digits", "cmnist")), (MIXED, ("colored-digits",))):
+        for scenario in scenarios:
+            for method in METHODS:
+                for hostile in (1, 2, 3):
+                    yield from attacks(scenario, method, hostile, rules)
+        for second in SECOND[::-1] if rules is RULES else ():
+            yield from price(second, METHODS, MIXED)
 
 
 def accuracies(folder: RunFolder, model: str, clients: Sequence[str]) -> dict[str, float]:

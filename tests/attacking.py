@@ -40,7 +40,7 @@ def wrong(attack: str, start: Tensors, own: Tensors, honest: Sequence[Tensors]) 
         spread = theirs.std(dim=0) if len(honest) > 1 else torch.zeros_like(mine)
         sent = {
             "sign-flip": -mine,
-            "tenfold": 10 * mine,
+            "tenfold": -10 * mine,
             "alie": theirs.mean(dim=0) - ALIE_DEVIATIONS * spread,
             "ipm": -IPM_SCALE * theirs.mean(dim=0),
         }[attack]

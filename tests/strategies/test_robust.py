@@ -361,7 +361,7 @@ def test_attacks_are_what_their_papers_say() -> None:
     honest = [{"w": torch.tensor(w), "n": torch.tensor(4)} for w in ([2.0, 3.0], [4.0, 5.0])]
     found = {name: wrong(name, start, own, honest)["w"].tolist() for name in ATTACKS[:4]}
     assert found["sign-flip"] == [0, 2]
-    assert found["tenfold"] == [11, -9]
+    assert found["tenfold"] == [-9, 11]
     assert found["alie"] == pytest.approx([3 - 1.5 * 2**0.5, 4 - 1.5 * 2**0.5])
     assert found["ipm"] == [1 - 2 * 2, 1 - 2 * 3]
     assert wrong("tenfold", start, own, honest)["n"].item() == 4
