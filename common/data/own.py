@@ -98,14 +98,14 @@ class Found:
         import numpy as np
 
         from perennial.common.data.columns import CategoryColumn
-        from perennial.common.data.tables import number_cells, number_column, text_cells
+        from perennial.common.data.tables import number_cells, text_cells
 
         if isinstance(column, CategoryColumn):
             return column.features(text_cells(self.x, name, self.name))
-        if column is None or column.fill is None:
-            numbers = number_column(self.x, name, self.name)
-            return numbers[:, None] if column is None else column.features(numbers.astype(np.float64))
-        return column.features(number_cells(self.x, name, self.name))
+        if column and column.fill is not None:
+            return column.features(number_cells(self.x, name, self.name))
+        numbers = number_cells(self.x, name, self.name, may_be_empty=False).astype(np.float32)
+        return column.features(numbers.astype(np.float64)) if column else numbers[:, None]
 
     def _must_have(self, columns: Sequence[str], ignored: Sequence[str]) -> None:
         if not columns:

@@ -43,16 +43,19 @@ EMPTY = ("", "?", "NA", "N/A", "NaN", "nan", "null", "None")
 """What stands for an empty cell, where one is allowed."""
 
 
-def number_cells(table: pa.Table, name: str, file: str) -> npt.NDArray[np.float64]:
+def number_cells(table: pa.Table, name: str, file: str, may_be_empty: bool = True) -> npt.NDArray[np.float64]:
     """A column (n,) of numbers, NaN where a cell is empty. Raises `UserError` naming a row with another."""
-    column = _trimmed(table[name], EMPTY)
+    column = _trimmed(table[name], EMPTY) if may_be_empty else _full(table, name, file)
     try:
         numbers: npt.NDArray[np.float64] = column.cast(pa.float64()).to_numpy()
     except pa.ArrowException:
-        raise UserError(f"{file}: row {_first_text(column)}, column {name!r} is no number") from None
-    if np.isinf(numbers).any():
-        row = int(np.argmax(np.isinf(numbers))) + 1
-        raise UserError(f"{file}: row {row}, column {name!r} is no finite number")
+        rule = "" if may_be_empty else "; every column but those of label and environment must have numbers"
+        raise UserError(f"{file}: row {_first_text(column)}, column {name!r} is no number{rule}") from None
+    with np.errstate(over="ignore"):
+        narrow = numbers.astype(np.float32)  # as what a model is given
+    wrong = np.isinf(narrow) if may_be_empty else ~np.isfinite(narrow)
+    if wrong.any():
+        raise UserError(f"{file}: row {int(np.argmax(wrong)) + 1}, column {name!r} is no finite number")
     return numbers
 
 
@@ -64,24 +67,6 @@ def text_cells(table: pa.Table, name: str, file: str) -> list[str]:
         raise UserError(f"{file}: column {name!r} has neither text nor numbers") from None
     texts: list[str] = pc.replace_substring_regex(column, r"^(-?\d+)\.0+$", r"\1").to_pylist()
     return texts
-
-
-def number_column(table: pa.Table, name: str, file: str) -> npt.NDArray[np.float32]:
-    """A column (n,) of numbers. Raises `UserError` naming the first row that has none."""
-    column = _full(table, name, file)
-    try:
-        wide = column.cast(pa.float64()).to_numpy()
-    except pa.ArrowException:
-        raise UserError(
-            f"{file}: row {_first_text(column)}, column {name!r} is no number; every column but those of label "
-            "and environment must have numbers"
-        ) from None
-    with np.errstate(over="ignore"):
-        numbers: npt.NDArray[np.float32] = wide.astype(np.float32)
-    if not np.isfinite(numbers).all():
-        row = int(np.argmin(np.isfinite(numbers))) + 1
-        raise UserError(f"{file}: row {row}, column {name!r} is no finite number")
-    return numbers
 
 
 def text_column(table: pa.Table, name: str, file: str) -> list[str]:
