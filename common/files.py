@@ -26,6 +26,11 @@ def write_text(path: Path, text: str, mode: int = OPEN) -> None:
     _replace(path, lambda beside: Path(beside).write_text(text), mode)
 
 
+def write_bytes(path: Path, content: bytes, mode: int = OPEN) -> None:
+    """Write a file of bytes."""
+    _replace(path, lambda beside: Path(beside).write_bytes(content), mode)
+
+
 def save_tensors(path: Path, tensors: Tensors, facts: Mapping[str, str] | None = None, mode: int = OPEN) -> None:
     """Write named tensors, and facts about them as text, as a safetensors file."""
     from safetensors.torch import save_file

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from perennial.client.host import client_half, site_data
@@ -14,13 +15,15 @@ from perennial.client.state import FileStates, Kept, valid
 from perennial.client.trainer import Client, Predictor, Received, Site
 from perennial.common.config import RunConfig
 from perennial.common.errors import UserError
+from perennial.common.files import load_tensors
 from perennial.common.models import Network
 from perennial.common.suggest import unknown
-from perennial.common.wire import PERSONAL
-from perennial.server.folder import RunFolder
+from perennial.common.wire import MODEL, PERSONAL
+from perennial.server.folder import RunFolder, reason
 from perennial.strategies.registry import strategy_for
 
 CPU = torch.device("cpu")
+GLOBAL = "global"
 
 
 class Predicting(nn.Module):
@@ -48,14 +51,18 @@ def model_of(folder: RunFolder, config: RunConfig, name: str | None, client: str
     if name == PERSONAL and client is not None:
         predict = _personal(folder, config, client, network)
     else:
-        received = _received(folder, config, client)
+        received = _saved(folder, config) if name == GLOBAL else None
+        received = received or _received(folder, config, client)
         if name == PERSONAL or received is None:
             raise UserError(f"each client has a {name} model of its own; say which, such as client={clients[0]!r}")
         with torch.no_grad():
             predict = _half(config, client or clients[0], network, {}).untrained(received)[name]
-    if isinstance(predict, partial):  # of the network, with these weights
-        return network.module(predict.args[0])
-    return Predicting(predict)
+    return module_of(predict, network)
+
+
+def module_of(predict: Predictor, network: Network) -> nn.Module:
+    """A prediction as a module: the network with its weights, where that is what it is."""
+    return network.module(predict.args[0]) if isinstance(predict, partial) else Predicting(predict)
 
 
 def _personal(folder: RunFolder, config: RunConfig, client: str, network: Network) -> Predictor:
@@ -79,6 +86,17 @@ def _half(config: RunConfig, client: str, network: Network, kept: Kept) -> Clien
     number = config.scenario.client_ids.index(client)
     data = serving.OnDemand(lambda: site_data(config, number, None, config.data_folder))
     return client_half(config, Site(client, data, network, config.seed), kept)
+
+
+def _saved(folder: RunFolder, config: RunConfig) -> Received | None:
+    """What all clients are sent to evaluate the common model, of a run whose checkpoints are gone or elsewhere."""
+    path = folder.path / "models" / f"{GLOBAL}.safetensors"
+    if folder.checkpoints() or not path.is_file():
+        return None
+    try:
+        return Received(config.rounds, {MODEL: load_tensors(path)})
+    except (OSError, ValueError, SafetensorError) as error:
+        raise UserError(f"{path} cannot be read ({reason(error)})") from None
 
 
 def _received(folder: RunFolder, config: RunConfig, client: str | None) -> Received | None:

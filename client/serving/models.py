@@ -54,6 +54,8 @@ class Served:
     """Without its tensors."""
     written: float
     """When, in seconds since 1970."""
+    network: Network
+    """That the models share."""
 
     def logits(self, name: str, x: Tensor) -> Tensor:
         """Logits (n, classes) of samples (n, *input_shape) in the units of the site's data, on the CPU.
@@ -190,6 +192,7 @@ def load(path: Path, data_root: Path | None, device: torch.device) -> Served:
         task.method.name,
         replace(snapshot, received=Received(snapshot.received.round), kept={}),
         path.stat().st_mtime,
+        net,
     )
     served.check()
     return served

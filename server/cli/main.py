@@ -8,7 +8,7 @@ from perennial.server.cli.console import sentences
 
 # In the order of `perennial --help`.
 # isort: off
-from perennial.server.cli import run, demo, show, study, own, sites  # noqa: F401
+from perennial.server.cli import run, demo, show, study, own, sites, export  # noqa: F401
 from perennial.server.cli.options import app
 
 
