@@ -393,7 +393,10 @@ class Network:
 
     @cached_property
     def width(self) -> int:
-        """How many features the featurizer gives of a sample."""
+        """How many features the featurizer gives of a sample. Without a shape of samples, as in somebody's own
+        ServerApp, it is what the classifier's first linear layer takes."""
+        if not self.input_shape:
+            return next(x.in_features for x in self._model.classifier.modules() if isinstance(x, nn.Linear))
         sample = torch.zeros(1, *self.input_shape, device=self.device)
         drawn = {name: tensor.to(self.device) for name, tensor in self._drawn(0).items()}
         return self.features(drawn, sample).shape[1]

@@ -19,6 +19,8 @@ from perennial.strategies.base import MethodStrategy
 from perennial.strategies.registry import strategy_for
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
+MANY = 1000
+"""Clients that settings are checked for as long as nobody knows how many there are."""
 
 
 class PlainStrategy(Strategy):
@@ -45,8 +47,8 @@ class PlainStrategy(Strategy):
 
         Without `clients` there are as many as nodes when `start` begins. `fraction_train` of them are asked in a
         round, drawn by `seed`; of an exchange `quorum` must answer within `deadline` seconds. `environments` is
-        the number of training environments in the federation; `input_shape` is needed by methods whose server runs
-        the model.
+        the number of training environments in the federation. A few methods' servers ask how many features there
+        are. Without `input_shape`, the shape of a sample, they take what the classifier's first linear layer takes.
         """
         settings = plain.registered(model)
         module = plain.module_of(settings)
@@ -55,7 +57,7 @@ class PlainStrategy(Strategy):
         scenario = {"name": "plain", "shape": input_shape, "labels": plain.classes_of(module)}
         self._options: dict[str, Any] = {
             "method": {**hyper_parameters, "name": self.method},
-            "scenario": {**scenario, "environments": environments, "clients": clients or min_available_nodes},
+            "scenario": {**scenario, "environments": environments, "clients": clients or MANY},
             "model": settings.model_dump(),
             "participation": fraction_train,
             "wait": wait,
@@ -86,6 +88,9 @@ class PlainStrategy(Strategy):
     ) -> Result:
         """Flower's loop; the arrays, of the module's own state dict, come back under its own names.
 
+        What a method's server has beside them, as FedADG its generator, stays there; where there is no one model,
+        as with FL Games, all of its models come back.
+
         Raises `UserError` for arrays that are not the model's, and `RunStopped` when too few clients answer.
         """
         if set(initial_arrays) != set(self._names):
@@ -95,10 +100,9 @@ class PlainStrategy(Strategy):
         scenario = {**self._options["scenario"], "clients": self._clients or nodes}
         config = load_config(options={**self._options, "scenario": scenario, "rounds": num_rounds})
         self._inner = strategy_for(config, uuid4().hex[:12])
-        back = {ours: theirs for theirs, ours in self._names.items()}
 
         def evaluated(number: int, arrays: ArrayRecord) -> MetricRecord | None:
-            return evaluate_fn(number, _renamed(arrays, back)) if evaluate_fn else None
+            return evaluate_fn(number, self._back(arrays)) if evaluate_fn else None
 
         arrays = _renamed(initial_arrays, self._names)
         try:
@@ -114,9 +118,15 @@ class PlainStrategy(Strategy):
         except RunStopped as error:
             refused = [f"{name}: {why}" for name, why in self.inner.roster.refused.items()]
             raise RunStopped("; ".join([str(error), *refused[:3]])) from None
-        last = _renamed(result.arrays or arrays, back)  # a method whose clients keep all they train sends none
+        last = self._back(result.arrays or arrays)  # a method whose clients keep all they train sends none
         result.arrays = ArrayRecord({name: array.plain() for name, array in last.items()})  # type: ignore[attr-defined]
         return result
+
+    def _back(self, arrays: ArrayRecord) -> ArrayRecord:
+        """The module's tensors under its own names, or all if none is the module's."""
+        back = {ours: theirs for theirs, ours in self._names.items()}
+        own = {name: array for name, array in arrays.items() if name in back}
+        return _renamed(ArrayRecord(own) if own else arrays, back)
 
     def _await(self, grid: Grid) -> int:
         """How many nodes there are, once they are enough. Raises `RunStopped` after `wait` seconds."""

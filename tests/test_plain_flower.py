@@ -83,11 +83,15 @@ def test_every_method_is_a_strategy_by_the_name_of_its_class() -> None:
         from perennial.strategies import FedNothing  # noqa: F401
 
 
-@pytest.mark.parametrize("method", ["FedIIR", "FedAvg", "Ditto", "FedSDR", "FedRep"])
+SMALL = {"FedADG": {"noise_size": 16, "projection_size": 16}}
+
+
+@pytest.mark.parametrize("method", ["FedIIR", "FedAvg", "Ditto", "FedSDR", "FedRep", "FedADG", "FedSR", "FedPAC"])
 def test_a_method_trains_in_a_plain_app(method: str) -> None:
     name = getattr(strategies, method).method
     _, grid = apps(name)
-    strategy = getattr(strategies, method)(model=Net, environments=2, learning_rate=0.05)
+    options = {"model": Net, "environments": 2, "learning_rate": 0.05, **SMALL.get(method, {})}
+    strategy = getattr(strategies, method)(**options)
     result = strategy.start(grid, first(), num_rounds=3)
     kept = METHODS[name].keeps
     wanted = [
@@ -99,6 +103,13 @@ def test_a_method_trains_in_a_plain_app(method: str) -> None:
     headline = METHODS[name].evaluates[-1]
     assert float(last[f"{headline}/accuracy"]) > 0.6  # type: ignore[arg-type]
     assert any(context.state for context in grid.contexts.values()) == bool(kept)
+
+
+def test_what_depends_on_the_number_of_clients_is_checked_once_they_are_known() -> None:
+    _, grid = apps("cgpfl")
+    assert strategies.CGPFL(model=Net, contexts=4, local_steps=1).start(grid, first(), 1).arrays
+    with pytest.raises(UserError, match=r"method\.contexts: 5 is more than the scenario's 4 clients"):
+        strategies.CGPFL(model=Net, contexts=5).start(grid, first(), 1)
 
 
 def test_it_does_what_the_hyper_parameters_say_and_evaluates_under_the_modules_names() -> None:
