@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from torch import nn
 
 from perennial.client.app import OneHandlerApp
@@ -16,7 +16,7 @@ from perennial.common.errors import UserError
 from perennial.common.methods import method_class
 from perennial.common.models import divided, joined, network
 from perennial.common.plain import PlainModel, module_of, plain_data, registered
-from perennial.common.wire import CLIENT, CONFIG, METRICS, REFUSED, from_record, to_record
+from perennial.common.wire import CLIENT, CONFIG, METRICS, REFUSED, from_record, plain_record, to_record
 
 Data = Callable[[Context], Any]
 """Flower's context to `(train, test)`, each `(x, y)` or `(x, y, environment)`, tensors or arrays."""
@@ -68,11 +68,6 @@ class ContextStates(MutableMapping[str, list[Version]]):
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
-
-
-def plain_record(record: ArrayRecord) -> ArrayRecord:
-    """A record of Flower's own arrays, which its processes hand to each other as they like."""
-    return ArrayRecord({name: array.plain() for name, array in record.items()})  # type: ignore[attr-defined]
 
 
 class PlainHost(Host):

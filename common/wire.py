@@ -92,6 +92,13 @@ def to_record(tensors: Mapping[str, Tensor]) -> ArrayRecord:
     return record
 
 
+def plain_record(record: ArrayRecord) -> ArrayRecord:
+    """A record of Flower's own arrays, which its processes hand to each other as they like."""
+    return ArrayRecord(
+        {name: array.plain() if isinstance(array, TensorArray) else array for name, array in record.items()}
+    )
+
+
 def from_record(record: ArrayRecord) -> Tensors:
     """The tensors of a record, to be read and not changed. Raises nearly anything for bytes that are no array."""
     return {

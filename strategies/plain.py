@@ -14,7 +14,7 @@ from perennial.common import plain
 from perennial.common.config import load_config
 from perennial.common.errors import RunStopped, UserError
 from perennial.common.methods import METHODS
-from perennial.common.wire import from_record, to_record
+from perennial.common.wire import from_record, plain_record, to_record
 from perennial.strategies.base import MethodStrategy
 from perennial.strategies.registry import strategy_for
 
@@ -48,7 +48,7 @@ class PlainStrategy(Strategy):
         Without `clients` there are as many as nodes when `start` begins. `fraction_train` of them are asked in a
         round, drawn by `seed`; of an exchange `quorum` must answer within `deadline` seconds. `environments` is
         the number of training environments in the federation. A few methods' servers ask how many features there
-        are. Without `input_shape`, the shape of a sample, they take what the classifier's first linear layer takes.
+        are; without `input_shape`, the shape of a sample, it is what the classifier's first linear layer takes.
         """
         settings = plain.registered(model)
         module = plain.module_of(settings)
@@ -118,8 +118,8 @@ class PlainStrategy(Strategy):
         except RunStopped as error:
             refused = [f"{name}: {why}" for name, why in self.inner.roster.refused.items()]
             raise RunStopped("; ".join([str(error), *refused[:3]])) from None
-        last = self._back(result.arrays or arrays)  # a method whose clients keep all they train sends none
-        result.arrays = ArrayRecord({name: array.plain() for name, array in last.items()})  # type: ignore[attr-defined]
+        # A method whose clients keep all they train sends none.
+        result.arrays = plain_record(self._back(result.arrays or arrays))
         return result
 
     def _back(self, arrays: ArrayRecord) -> ArrayRecord:
