@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -19,6 +20,8 @@ LOOK_EVERY = 0.1
 
 PATIENCE = 60.0
 """Seconds for which a call is repeated that the SuperLink has failed by its own fault."""
+PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0)
+"""Seconds before a part of a message is sent again that the SuperLink did not store."""
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -74,3 +77,27 @@ def persist(invoker: RetryInvoker) -> RetryInvoker:
 
     invoker.should_giveup, invoker.on_success = should_giveup, succeeded
     return invoker
+
+
+def insist(module: ModuleType, name: str) -> None:
+    """Have a module's function that pushes a message's parts send again those that the SuperLink did not store.
+
+    It says so of a session that is over, for which another try does nothing, and where its database is locked.
+    """
+    push: Callable[..., None] = vars(module)[name]
+
+    def pushing(parts: object, push_object_fn: Callable[[str, bytes], None], **options: object) -> None:
+        push(parts, partial(_stored, push_object_fn), **options)
+
+    vars(module)[name] = pushing
+
+
+def _stored(push: Callable[[str, bytes], None], name: str, content: bytes) -> None:
+    from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
+
+    for pause in PAUSES:
+        try:
+            return push(name, content)
+        except ObjectPushError:
+            time.sleep(pause)
+    return push(name, content)

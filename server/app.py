@@ -14,7 +14,7 @@ from flwr.superlink.grid import InMemoryGrid, grpc_grid
 from perennial.common.config import RunConfig, load_config
 from perennial.common.errors import RunStopped, UserError, printable
 from perennial.common.files import write_text
-from perennial.common.flower import LOOK_EVERY, hasten
+from perennial.common.flower import LOOK_EVERY, hasten, insist
 from perennial.common.logs import is_json, set_format
 from perennial.server.deployment.desk import sending
 from perennial.server.folder import InUse, RunFolder, default_out, taken_over
@@ -33,6 +33,7 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Start or resume the run that the run configuration describes."""
     hasten(grpc_grid)
+    insist(grpc_grid, "push_objects")
     serve(OrderedGrid(grid, poll=LOOK_EVERY), {key: str(value) for key, value in context.run_config.items()})
 
 

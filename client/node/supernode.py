@@ -7,7 +7,7 @@ machine, with a secret that only this user can read. Flower's own files stay as 
 
 - the SuperNode looks for a message after 0.1 s or a fifth of the time that it has waited (1 s at most), not 3 s,
 - and for a reply, and for late parts of a message, every 0.1 s, not every 0.5 s and 1 s,
-- and it repeats a call that fails inside the SuperLink for a minute, instead of dropping what it sent.
+- and what the SuperLink itself fails to do is asked again, for a minute, instead of dropping the message.
 
 That leans on names inside Flower 1.34.0; `tests/client/node/test_supernode.py` fails when they move.
 """
@@ -34,7 +34,7 @@ from flwr.supernode.cli import flower_supernode
 from perennial.client.node.executor import SECRET
 from perennial.client.settings import settings_in
 from perennial.common.files import private_folder
-from perennial.common.flower import LOOK_EVERY, free_port, hasten, persist
+from perennial.common.flower import LOOK_EVERY, free_port, hasten, insist, persist
 
 FLOWER = "1.34.0"
 EXECUTOR = [sys.executable, "-P", "-m", "perennial.client.node.executor"]
@@ -99,6 +99,7 @@ def main() -> None:
         time=Pauses(), make_simple_grpc_retry_invoker=lambda: persist(make_simple_grpc_retry_invoker())
     )
     hasten(start_client_internal)
+    insist(start_client_internal, "push_object_contents_from_iterable")
     Thread(target=keep_executor, args=(address, str(folder), *loaded), daemon=True).start()
     flower_supernode()
 

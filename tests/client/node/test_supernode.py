@@ -7,20 +7,22 @@ import sys
 import threading
 import time
 import tomllib
+from collections import Counter
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import flwr
 import grpc
 import pytest
-from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError, pull_objects
+from flwr.supercore.inflatable.inflatable_utils import ObjectPushError, ObjectUnavailableError, pull_objects
 from flwr.supercore.retry import make_simple_grpc_retry_invoker
 from flwr.superlink.grid import grpc_grid
 from flwr.supernode import start_client_internal
 
 from perennial.client.node import supernode
 from perennial.client.node.executor import SECRET
-from perennial.common.flower import hasten, persist
+from perennial.common.flower import hasten, insist, persist
 
 ROOT = Path(__file__).parents[3]
 
@@ -115,11 +117,44 @@ def test_a_call_that_fails_inside_the_superlink_is_repeated_for_a_minute(monkeyp
     assert invoker.invoke(send, grpc.StatusCode.UNAVAILABLE, 100) == "sent"
 
 
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [(start_client_internal, "push_object_contents_from_iterable"), (grpc_grid, "push_objects")],
+)
+def test_a_part_that_the_superlink_did_not_store_is_sent_again(
+    module: ModuleType, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So it says where its database was locked, and where the message is not wanted any more."""
+    monkeypatch.setattr(module, name, vars(module)[name])  # to be put back
+    waits, tries = list[float](), Counter[str]()
+    monkeypatch.setattr(time, "sleep", waits.append)
+    insist(module, name)
+
+    def push(part: str, content: bytes) -> None:
+        tries[part] += 1
+        if content == b"never" or tries[part] < 3:
+            raise ObjectPushError(part, 1, "session")
+
+    class Part:
+        def __init__(self, content: bytes) -> None:
+            self.deflate = lambda: content
+
+    def parts(**named: bytes) -> Any:
+        return {n: Part(c) for n, c in named.items()} if name == "push_objects" else named.items()
+
+    vars(module)[name](parts(a=b"late"), push_object_fn=push)
+    assert (tries["a"], waits) == (3, [0.5, 1])
+    with pytest.raises(ObjectPushError):
+        vars(module)[name](parts(b=b"never"), push_object_fn=push)
+    assert tries["b"] == 6
+
+
 def test_the_supernode_gets_a_port_and_a_secret_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen, kept = list[list[str]](), list[Any]()
-    for name in ("time", "pull_objects", "make_simple_grpc_retry_invoker"):  # to be put back
+    changed = ("time", "pull_objects", "make_simple_grpc_retry_invoker", "push_object_contents_from_iterable")
+    for name in changed:  # to be put back
         monkeypatch.setattr(start_client_internal, name, vars(start_client_internal)[name])
     monkeypatch.setattr(supernode, "flower_supernode", lambda: seen.append(sys.argv))
     monkeypatch.setattr(supernode, "keep_executor", lambda *call: kept.append(call))
