@@ -64,9 +64,10 @@ class Work:
 # ---------------------------------------------------------------------- which clients make a stack
 
 
-def shape(work: Work) -> Hashable:
-    """What must be equal for works to make one stack."""
+def shape(work: Work, half: type[Client[Any]]) -> Hashable:
+    """What must be equal for works of a half to make one stack."""
     return (
+        _environments(work) if half.by_environment and work.action != "evaluate" else (),
         work.action,
         work.request.task,
         work.request.run,
@@ -127,6 +128,12 @@ def _forms(records: Mapping[str, Tensors]) -> Hashable:
     )
 
 
+def _environments(work: Work) -> Hashable:
+    """How many training samples there are of each environment."""
+    found, counts = torch.unique(work.site.data.train.environment, return_counts=True)
+    return tuple(found.tolist()), tuple(counts.tolist())
+
+
 def _parts(work: Work) -> list[tuple[str, Examples]]:
     """The samples that an action may look at."""
     data = work.site.data
@@ -145,18 +152,25 @@ class StackedExamples(Examples):
         return self.y.shape[1]
 
     def __getitem__(self, index: Tensor) -> "StackedExamples":
-        """By number: the same of each client (b,), or each client's own (clients, b)."""
+        """By number: the same of each client (b,) or its own (clients, b); or by a condition (clients, n)."""
         if index.dtype == torch.bool:
-            raise TypeError("the clients of a stack cannot choose samples by a condition")
+            counts = index.sum(dim=1).tolist()
+            if len(set(counts)) > 1:
+                raise TypeError("the clients of a stack must choose as many samples each")
+            x, y, environment = (
+                values[index].view(len(counts), counts[0], *values.shape[2:])
+                for values in (self.x, self.y, self.environment)
+            )
+            return StackedExamples(x, y, environment)
         if index.dim() == 1:
             index = index.expand(len(self.y), -1)
         first = torch.arange(len(self.y), device=index.device)[:, None] * len(self)
         rows, size = (first + index).flatten(), index.shape
 
-        def chosen(values: Tensor) -> Tensor:
+        def own(values: Tensor) -> Tensor:
             return values.flatten(0, 1).index_select(0, rows).view(*size, *values.shape[2:])
 
-        return StackedExamples(chosen(self.x), chosen(self.y), chosen(self.environment))
+        return StackedExamples(own(self.x), own(self.y), own(self.environment))
 
 
 register_pytree_node(  # within `vmap` one client's samples

@@ -183,10 +183,11 @@ class Host:
             try:
                 request = checked(message)
                 task = parse_task(request.task)
-                if task.model.stacks and stackable(client_class(type(task.method)), message):
+                half = client_class(type(task.method))
+                if task.model.stacks and stackable(half, message):
                     site = self.site(request.task, task, number)
                     work = self._work(message, request, task, site)
-                    alike.setdefault(shape(work), []).append((place, work))
+                    alike.setdefault(shape(work, half), []).append((place, work))
             except Exception:  # this client's own trouble, which it has again where it is asked alone
                 continue
         replies: dict[int, Message] = {}

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from perennial.client.objectives import centred, class_means, conditional_dependence, disagreement
-from perennial.client.trainer import LocalTrainer, Loss, Means, Metrics, Received, Reply
+from perennial.client.trainer import LocalTrainer, Means, Metrics, Received, Reply
 from perennial.client.working import Momentum, Working
 from perennial.common.data.examples import Examples
 from perennial.common.methods.shortcut import ENVIRONMENT_HEAD, SHORTCUT, ShortcutTraining, environment_head
@@ -28,6 +28,8 @@ S = TypeVar("S", bound=ShortcutTraining)
 
 class ShortcutTrainer(LocalTrainer[S]):
     """Removal with the received Ψ^t, then discovery from it (thesis Algorithms 2 to 4)."""
+
+    by_environment = True
 
     def train(self, received: Received) -> Reply:
         models, metrics = self.remove(received)
@@ -64,46 +66,45 @@ class ShortcutTrainer(LocalTrainer[S]):
         """R times: `(Ψ, ω) ← (Ψ, ω) − β ∇l_SD` with all ω_i frozen, then L steps of each own ω_i with Ψ frozen
         (thesis (4.5), (4.6)). Classifiers of other environments stay as they came."""
         hparams, net = self.hparams, self.network
-        own = {environment_head(int(part.environment[0])): part for part in self.data.train.by_environment()}
-        heads = {name: received[name] for name in sorted(received.arrays) if name.startswith(ENVIRONMENT_HEAD)}
+        parts = self.data.train.by_environment()
+        own = {environment_head(int(part.environment.flatten()[0])): part for part in parts}
         shortcut = Working(received[SHORTCUT], net.parameter_names)
-        own_heads = {name: Working(heads[name], net.classifier_names) for name in own}
+        own_heads = {name: Working(received[name], net.classifier_names) for name in own}
         samples = {name: self.stream(part, received.round, name) for name, part in own.items()}
-        discovery_loss = self.discovery_loss({**heads, **{name: head.tensors for name, head in own_heads.items()}})
-
-        def head_risk(params: Tensors, batch: Examples, _: Received) -> tuple[Tensor, Metrics]:
-            with torch.no_grad():
-                features = net.features(shortcut.tensors, batch.x)
-            return F.cross_entropy(net.classify(params, features), batch.y), {}
-
+        # What each of them is while the other is trained: the same memory.
+        trained = {SHORTCUT: shortcut.tensors, **{name: head.tensors for name, head in own_heads.items()}}
+        present = replace(received, arrays={**received.arrays, **trained})
         momentum, means = Momentum(hparams.momentum), Means()
         for batch in self.batches(hparams.local_steps, received.round):
-            gradient, metrics = self.gradient(shortcut, discovery_loss, batch, received)
+            gradient, metrics = self.gradient(shortcut, self.discovery_loss, batch, present)
             shortcut.step(momentum.direction(gradient), hparams.learning_rate)
             means.add(metrics)
             for name, head in own_heads.items():
                 for part in islice(samples[name], hparams.environment_steps):
-                    gradient, _ = self.gradient(head, head_risk, part, received)
+                    gradient, _ = self.gradient(head, self.head_risk, part, present)
                     head.step(gradient, hparams.learning_rate)
         trained = {SHORTCUT: shortcut.result(), **{name: head.result() for name, head in own_heads.items()}}
         return trained, means.result()
 
-    def discovery_loss(self, heads: dict[str, Tensors]) -> Loss:
+    def head_risk(self, params: Tensors, batch: Examples, present: Received) -> tuple[Tensor, Metrics]:
+        """`R(ω_i∘Ψ)` with Ψ frozen (thesis (4.6))."""
+        with torch.no_grad():
+            features = self.network.features(present[SHORTCUT], batch.x)
+        return F.cross_entropy(self.network.classify(params, features), batch.y), {}
+
+    def discovery_loss(self, params: Tensors, batch: Examples, present: Received) -> tuple[Tensor, Metrics]:
         """`l_SD(Ψ, ω) = R(ω∘Ψ) − min(α, λ l_dis(Ψ))` (thesis (4.5) and the text below it)."""
         hparams, net = self.hparams, self.network
+        heads = [present[name] for name in sorted(present.arrays) if name.startswith(ENVIRONMENT_HEAD)]
+        features = net.features(params, batch.x, training=True)
+        risk = F.cross_entropy(net.classify(params, features, training=True), batch.y)
+        logits = torch.stack([net.classify(head, features) for head in heads])
         pairs = max(1, len(heads) * (len(heads) - 1)) if hparams.pairs == "mean" else 1
-
-        def loss(params: Tensors, batch: Examples, _: Received) -> tuple[Tensor, Metrics]:
-            features = net.features(params, batch.x, training=True)
-            risk = F.cross_entropy(net.classify(params, features, training=True), batch.y)
-            logits = torch.stack([net.classify(head, features) for head in heads.values()])
-            distance = disagreement(logits, hparams.disagreement) / pairs
-            gain = hparams.discovery * distance
-            capped = (gain >= hparams.discovery_cap).to(gain)
-            metrics = {"shortcut-risk": risk, "disagreement": distance, "capped": capped}
-            return risk - gain.clamp(max=hparams.discovery_cap), metrics
-
-        return loss
+        distance = disagreement(logits, hparams.disagreement) / pairs
+        gain = hparams.discovery * distance
+        capped = (gain >= hparams.discovery_cap).to(gain)
+        metrics = {"shortcut-risk": risk, "disagreement": distance, "capped": capped}
+        return risk - gain.clamp(max=hparams.discovery_cap), metrics
 
 
 def within_classes(features: Tensor, labels: Tensor, classes: int) -> Tensors:

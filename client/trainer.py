@@ -114,6 +114,8 @@ class Client(Generic[H]):
 
     stacks: ClassVar[tuple[str, ...]] = ()
     """The actions that this half can do for a stack of clients. Said anew by each class: it is not inherited."""
+    by_environment: ClassVar[bool] = False
+    """Whether it looks at samples of each environment apart: then a stack's clients have as many of each."""
 
     def __init__(self, site: Site, hparams: H, kept: dict[str, Tensors]) -> None:
         self.client, self.data, self.network, self.seed = site.client, site.data, site.network, site.seed

@@ -10,7 +10,7 @@ from perennial.common.wire import PERSONAL
 class FedSDRClient(ShortcutTrainer[FedSDR]):
     """K steps `f_u ← f_u − η ∇l_SR(f_u; B)` with Ψ^t, from where f_u was left (thesis Algorithm 2)."""
 
-    stacks = ("evaluate",)
+    stacks = ("train", "evaluate")
 
     def remove(self, received: Received) -> tuple[dict[str, Tensors], dict[str, float]]:
         hparams = self.hparams

@@ -10,7 +10,7 @@ from perennial.common.wire import MODEL, PERSONAL
 class FedSDRFedAvgClient(ShortcutTrainer[FedSDRFedAvg]):
     """R steps `f_u ← f_u − η ∇l_SR(f_u; B)` with Ψ^t, from f^t; f_u is kept and sent (thesis Algorithm 3)."""
 
-    stacks = ("evaluate",)
+    stacks = ("train", "evaluate")
 
     def remove(self, received: Received) -> tuple[dict[str, Tensors], dict[str, float]]:
         rate = self.hparams.personal_learning_rate

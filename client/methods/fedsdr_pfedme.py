@@ -16,7 +16,7 @@ class FedSDRPFedMeClient(ShortcutTrainer[FedSDRPFedMe]):
     w starts from f^t and is sent, f_u starts from where it was left and is kept (thesis Algorithm 4).
     """
 
-    stacks = ("evaluate",)
+    stacks = ("train", "evaluate")
 
     def remove(self, received: Received) -> tuple[dict[str, Tensors], dict[str, float]]:
         hparams, constants = self.hparams, self.constants(received)

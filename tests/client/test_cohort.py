@@ -80,8 +80,21 @@ def test_each_client_of_a_stack_gets_its_own_samples() -> None:
     assert own.environment.tolist() == [[-3, 0], [-5, -5]]
     assert torch.equal(own.x, torch.stack([x[0][[3, 0]], x[1][[1, 1]]]))
     assert same.y.tolist() == [[2], [6]]
-    with pytest.raises(TypeError, match="cannot choose samples by a condition"):
-        examples.by_environment()
+    with pytest.raises(TypeError, match="must choose as many samples each"):
+        examples[torch.tensor([[True, False, False, False], [True, True, False, False]])]
+
+
+def test_each_client_of_a_stack_has_its_own_samples_of_an_environment() -> None:
+    x, y, places = (
+        torch.arange(24.0).view(2, 4, 3),
+        torch.arange(8).view(2, 4),
+        torch.tensor([[1, 0, 0, 0], [0, 0, 1, 0]]),
+    )
+    zero, one = StackedExamples(x, y, places).by_environment()
+    assert (zero.y.tolist(), one.y.tolist()) == ([[1, 2, 3], [4, 5, 7]], [[0], [6]])
+    for number in (0, 1):
+        alone = Examples(x[number], y[number], places[number]).by_environment()
+        assert [part.x[number].tolist() for part in (zero, one)] == [part.x.tolist() for part in alone]
 
 
 def test_stacks_of_a_bounded_size_come_out_the_same_each_time(
