@@ -14,9 +14,13 @@ from test_contract import close, files
 from toys import broken_off, toy_config
 
 from perennial.client.host import Host, client_class
-from perennial.client.trainer import Reply
+from perennial.client.serving.models import load, newest
+from perennial.client.serving.snapshot import Snapshot
+from perennial.client.trainer import Received, Reply
 from perennial.common.config import RunConfig
 from perennial.common.methods import METHODS
+from perennial.common.models import network
+from perennial.common.wire import MODEL, PERSONAL
 from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
 
@@ -122,6 +126,24 @@ def test_a_run_goes_on_there(device: str, tmp_path: Path) -> None:
     folder, origin = broken_off(config, tmp_path / "broken", 3)
     LocalRuntime(config).run(folder, origin)
     assert_alike(whole, folder, device)
+
+
+@one_method
+def test_what_is_served_there_is_what_is_served_on_the_cpu(device: str, tmp_path: Path) -> None:
+    """Both models of a snapshot, one of which the site keeps; samples come from the CPU and answers go there."""
+    config = small("ditto", "cpu")
+    net = network(config.model, config.scenario.input_shape, config.scenario.classes)
+    received, kept = Received(3, {MODEL: net.initial(1)}), {PERSONAL: net.initial(1, "own")}
+    Snapshot(config.task(), "client-0", None, received, kept, run="run").save(tmp_path / "run" / "client-0")
+    path = newest(tmp_path, None, None)
+    assert path
+    x = torch.randn(5, *config.scenario.input_shape, generator=torch.Generator().manual_seed(0))
+    here, there = (load(path, None, torch.device(name)) for name in ("cpu", device))
+    assert there.models.keys() == set(config.method.evaluates)
+    for name in there.models:
+        found = there.logits(name, x)
+        assert found.device.type == "cpu"
+        torch.testing.assert_close(found, here.logits(name, x), rtol=TOLERANCE[device], atol=TOLERANCE[device])
 
 
 @one_method
