@@ -5,7 +5,7 @@
 A SuperLink with a database, its SuperExec and N SuperNodes with their executors on this machine, over gRPC.
 
 Without `--kill`, the run is left alone. Every second the resident size of each kind of process (the largest of its
-kind) goes to FOLDER/memory.csv, and at the end to FOLDER/memory.png.
+kind) goes to FOLDER/memory.csv, and at the end to FOLDER/memory.svg.
 
 With `--kill`, every so many seconds a random one of all processes gets `kill -9`, for so many minutes. A
 SuperLink, SuperExec or SuperNode is started again, as its service would do it, and an executor by its SuperNode. A
@@ -124,7 +124,8 @@ def plot(folder: Path) -> None:
     """The figure of memory over time."""
     import matplotlib
 
-    matplotlib.use("Agg")
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "perennial"
     from matplotlib import pyplot
 
     lines: dict[str, list[tuple[float, float]]] = {}
@@ -137,7 +138,7 @@ def plot(folder: Path) -> None:
     axes.set(xlabel="minutes", ylabel="resident MiB, largest of the kind", ylim=(0, None))
     axes.legend()
     figure.tight_layout()
-    figure.savefig(folder / "memory.png", dpi=120)
+    figure.savefig(folder / "memory.svg", metadata={"Date": None})
 
 
 def main() -> None:
