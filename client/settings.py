@@ -2,12 +2,21 @@
 
 import os
 from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 SETTINGS = {"state-dir": "PERENNIAL_STATE", "data-root": "PERENNIAL_DATA", "device": "PERENNIAL_DEVICE"}
 """As `--node-config` knows them, and the environment's names for them."""
 DEFAULTS = {"state-dir": str(Path.home() / ".perennial" / "state"), "data-root": "", "device": "auto"}
+
+
+class Consent(StrEnum):
+    """What a site tells a survey: nothing; names and counts; also sums, squares and bins of numbers."""
+
+    none = "none"
+    counts = "counts"
+    full = "full"
 
 
 def settings_in(node_config: Mapping[str, Any], of_run: Mapping[str, Any] | None = None) -> dict[str, str]:

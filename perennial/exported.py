@@ -51,7 +51,7 @@ class Taken:
     @property
     def scenario(self) -> Scenario:
         """Whose samples it takes."""
-        return self.task.scenario
+        return self.task.scenario.at(self.client)
 
     def about(self) -> dict[str, Any]:
         """What somebody needs to know who has the file alone."""

@@ -1,6 +1,7 @@
 """The Flower ServerApp: a run on Flower's simulation or on a SuperLink."""
 
 import json
+import tempfile
 import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -21,6 +22,7 @@ from perennial.server.folder import InUse, RunFolder, default_out, taken_over
 from perennial.server.grid import OrderedGrid
 from perennial.server.loop import run_rounds, start
 from perennial.server.progress import Progress, progress_line
+from perennial.server.survey import carried_out
 
 INFO, ERROR = 20, 40
 NODES_SETTLE = 1.0
@@ -34,7 +36,12 @@ def main(grid: Grid, context: Context) -> None:
     """Start or resume the run that the run configuration describes."""
     hasten(grpc_grid)
     insist(grpc_grid, "push_objects")
-    serve(OrderedGrid(grid, poll=LOOK_EVERY), {key: str(value) for key, value in context.run_config.items()})
+    ordered = OrderedGrid(grid, poll=LOOK_EVERY)
+    settings = {key: str(value) for key, value in context.run_config.items()}
+    if settings.get("survey"):
+        ask_sites(ordered, settings)
+    else:
+        serve(ordered, settings)
 
 
 def serve(grid: OrderedGrid, settings: dict[str, str]) -> None:
@@ -82,6 +89,24 @@ def serve(grid: OrderedGrid, settings: dict[str, str]) -> None:
         raise
     finally:
         sent.close()
+
+
+def ask_sites(grid: OrderedGrid, settings: dict[str, str]) -> None:
+    """Carry out the survey that these settings describe; what came of it is the run's summary."""
+    torch.set_num_threads(1)
+    if is_json():
+        set_format("json")
+    here = Path(settings["desk"]).exists()
+    with tempfile.TemporaryDirectory(prefix="perennial-") as folder, ExitStack() as sent:
+        path = Path(settings["out"]) if here else Path(folder)
+        if not here:
+            sent.enter_context(sending(grid.inner._stub, path))  # type: ignore[attr-defined]
+        try:
+            found = carried_out(grid, settings["survey"])
+        except RunStopped as error:
+            leave_word(path, str(error))
+            raise
+        write_text(path / "summary.json", json.dumps(found, ensure_ascii=False))
 
 
 def _empty(path: Path) -> Path:

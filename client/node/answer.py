@@ -11,6 +11,7 @@ from flwr.common import log
 
 from perennial.client.host import Host, pick_device
 from perennial.client.node.site import OwnSite
+from perennial.client.node.survey import of_survey, respond
 from perennial.client.state import FileStates
 from perennial.common.config import parse_task
 from perennial.common.errors import UserError
@@ -30,6 +31,8 @@ def answer(
     try:
         must_be_allowed()
         own = own_site(settings)
+        if of_survey(message):
+            return respond(message, own, settings)
         number = 0 if own else partition(settings)
         host = _host(settings["state-dir"], settings["data-root"], settings["device"], own)
         reply = host.handle(message, number)

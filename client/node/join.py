@@ -24,6 +24,7 @@ from typing import IO, Any, NoReturn
 
 import tomli_w
 
+from perennial.client.settings import Consent
 from perennial.common.errors import UserError
 from perennial.common.flower import environment, program
 from perennial.common.logs import is_json, set_format, tell
@@ -102,6 +103,8 @@ def prepare(
     metrics: str,
     policy: Path | None = None,
     code: str = "installed",
+    survey: Consent = Consent.none,
+    least: int | None = None,
 ) -> Plan:
     """The plan of a site whose flags, key, data and device are all right. Raises `UserError`."""
     from perennial.client.host import pick_device
@@ -129,8 +132,8 @@ def prepare(
         settings["policy"] = str(policy.expanduser().absolute())
         read_policy(str(settings["policy"])).must_allow_server(superlink)
     if partition is not None:
-        if name or label_column or environment_column:
-            raise UserError("--name, --label-column and --environment-column go with --data PATH")
+        if name or label_column or environment_column or survey != Consent.none:
+            raise UserError("--name, --label-column, --environment-column and --survey go with --data PATH")
         settings["partition-id"] = partition
     else:
         assert data is not None
@@ -142,6 +145,7 @@ def prepare(
         settings["name"] = name or (key or data).stem
         if not SITE.fullmatch(str(settings["name"])):
             raise UserError(f"--name {settings['name']!r} is not possible; take {SITE_TEXT}")
+        settings |= {"survey": survey.value} | ({"survey-least": least} if least else {})
         columns = {"label-column": label_column, "environment-column": environment_column}
         settings |= {key: column for key, column in columns.items() if column}
     files = [str(path.expanduser().absolute()) if path else "" for path in (ca, key)]
@@ -230,7 +234,7 @@ class Narrator:
             return f"connected to {self.superlink} as node {found[1]}; waiting for a run"
         if found := re.fullmatch(r"\[RUN \d+, ROUND (\d+)\]", text):
             self._round = found[1]
-        if (found := re.match(r"(Receiving|Sending): (\S+) message", text)) and found[2] != "query":
+        if (found := re.match(r"(Receiving|Sending): (\S+) message", text)) and not found[2].startswith("query"):
             self.known = {"round": int(self._round or 0), "action": found[2]}
             if found[1] == "Sending":
                 self.seconds = round(time.monotonic() - self._begun, 3)

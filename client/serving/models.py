@@ -176,6 +176,7 @@ def load(path: Path, data_root: Path | None, device: torch.device) -> Served:
     snapshot = Snapshot.load(path, device)
     task = parse_task(snapshot.task)
     scenario = task.scenario
+    scenario = scenario.at(snapshot.client)
     number, root = scenario.client_ids.index(snapshot.client), data_root or snapshot.data_root
     data = OnDemand(lambda: site_data(task, number, snapshot.own, root).to(device))
     # A network of its own: the one before goes on serving while this one may be fine-tuned.

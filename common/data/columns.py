@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 MOST_CATEGORIES = 100
 """Of a column; beyond it, one feature for each is rarely of use."""
+LEAST = 10
+"""Rows of a site; it tells a survey nothing of fewer, unless server and site agree on another number."""
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 

@@ -86,6 +86,10 @@ class Scenario(BaseModel, ABC):
         """What becomes of each column's cells; empty where all are numbers, or samples are no rows."""
         return {}
 
+    def at(self, client: str) -> "Scenario":
+        """The scenario as one client prepares its samples."""
+        return self
+
     @property
     def class_names(self) -> tuple[str, ...]:
         """Names of the classes, in the order of their numbers; empty where they have none."""

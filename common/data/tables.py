@@ -11,6 +11,11 @@ from pyarrow import csv, parquet
 
 from perennial.common.errors import UserError
 
+
+class NotNumbers(UserError):  # noqa: N818 - what a column is not
+    """A cell has text where a number must be."""
+
+
 UNREADABLE = (OSError, ValueError, pa.ArrowException)
 """What reading a file that is no table raises."""
 
@@ -50,7 +55,7 @@ def number_cells(table: pa.Table, name: str, file: str, may_be_empty: bool = Tru
         numbers: npt.NDArray[np.float64] = column.cast(pa.float64()).to_numpy()
     except pa.ArrowException:
         rule = "" if may_be_empty else "; every column but those of label and environment must have numbers"
-        raise UserError(f"{file}: row {_first_text(column)}, column {name!r} is no number{rule}") from None
+        raise NotNumbers(f"{file}: row {_first_text(column)}, column {name!r} is no number{rule}") from None
     with np.errstate(over="ignore"):
         narrow = numbers.astype(np.float32)  # as what a model is given
     wrong = np.isinf(narrow) if may_be_empty else ~np.isfinite(narrow)

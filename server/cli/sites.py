@@ -1,14 +1,17 @@
-"""`perennial certs`, `register`, `describe`, `join` and `serve`: a deployment and its sites."""
+"""`perennial certs`, `register`, `describe`, `survey`, `join` and `serve`: a deployment and its sites."""
 
 import json
+import tempfile
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
-from perennial.client.settings import DEFAULTS
+from perennial.client.settings import DEFAULTS, Consent
+from perennial.common.data.columns import LEAST
 from perennial.common.data.own import LABEL
 from perennial.common.errors import UserError
 from perennial.common.files import write_text
@@ -25,6 +28,9 @@ from perennial.server.cli.options import (
     SuperLink,
     app,
 )
+
+if TYPE_CHECKING:
+    from perennial.server.survey import Surveyed
 
 
 @app.command("certs")
@@ -116,6 +122,39 @@ def stop_run(
         out.print(f"run {run} is stopped", highlight=False)
 
 
+Impute = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="[COLUMN=]RULE", help="An empty cell counts as median, mean or most-frequent. Repeatable."
+    ),
+]
+Category = Annotated[
+    list[str] | None,
+    typer.Option("--category", metavar="COLUMN", help="Its numbers are names. Repeatable."),
+]
+Drop = Annotated[list[str] | None, typer.Option("--drop", metavar="COLUMN", help="Nobody uses it. Repeatable.")]
+Least = Annotated[
+    int,
+    typer.Option("--at-least", min=1, metavar="ROWS", help="Of fewer rows of a site, nothing is told."),
+]
+OutFile = Annotated[
+    Path | None, typer.Option("--out", "-o", metavar="FILE", help="File to write, once all is described.")
+]
+
+
+class Scope(StrEnum):
+    """Whose numbers a column is scaled and filled by."""
+
+    all = "all"
+    site = "site"
+
+
+Scoped = Annotated[
+    Scope,
+    typer.Option("--scope", help="Whose numbers columns are scaled and filled by: all sites', or each's own."),
+]
+
+
 @app.command("describe")
 def describe_data(
     path: Annotated[
@@ -123,50 +162,113 @@ def describe_data(
         typer.Argument(help="Folder of pictures, .csv, .parquet or .npz file; or folder of the sites' tables."),
     ],
     sites: Annotated[list[str] | None, typer.Option("--site", help="Name of a site. Repeatable.")] = None,
-    impute: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="[COLUMN=]RULE", help="An empty cell counts as median, mean or most-frequent. Repeatable."
-        ),
-    ] = None,
-    category: Annotated[
-        list[str] | None,
-        typer.Option("--category", metavar="COLUMN", help="Its numbers are names. Repeatable."),
-    ] = None,
-    drop: Annotated[
-        list[str] | None, typer.Option("--drop", metavar="COLUMN", help="Nobody uses it. Repeatable.")
-    ] = None,
+    impute: Impute = None,
+    category: Category = None,
+    drop: Drop = None,
     label_column: LabelColumn = LABEL,
     environment_column: EnvironmentColumn = "",
-    file: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="File to write, once all is described.")
-    ] = None,
+    least: Least = LEAST,
+    scope: Scoped = Scope.all,
+    file: OutFile = None,
     as_json: Json = False,
 ) -> None:
-    """Describe data as the server announces them to sites: the scenario of a run's configuration, as TOML."""
-    from perennial.client.node.describe import announcement, describe, wanted
+    """Describe data as the server announces them to sites: the scenario of a run's configuration, as TOML.
+
+    Of a folder of tables it is what `perennial survey` would write if each were a site's.
+    """
+    from perennial.server.describe import describe, question
 
     with sentences():
-        asked = wanted(impute or [], category or [], drop or [])
-        scenario, notes = describe(path, sites or [], label_column, environment_column, asked)
-        found = announcement(scenario)
-        text = json.dumps({"scenario": found}, indent=2, ensure_ascii=False) if as_json else _toml(found)
-        for note in notes:
-            remark(note)
-        if file:
-            write_text(file, f"{text}\n")
-        else:
-            print(text)
+        asked = question(
+            impute or [],
+            category or [],
+            drop or [],
+            label_column=label_column,
+            environment_column=environment_column,
+            least=least,
+        )
+        _announce(describe(path, sites or [], asked, scope is Scope.site), file, as_json)
 
 
-def _toml(announced: dict[str, Any]) -> str:
+@app.command("survey")
+def survey_sites(
+    superlink: SuperLink = "deployment",
+    sites: Annotated[
+        list[str] | None,
+        typer.Option("--site", help=r"Name of a site to ask. Repeatable.  \[default: all that are connected]"),
+    ] = None,
+    impute: Impute = None,
+    category: Category = None,
+    drop: Drop = None,
+    label_column: LabelColumn = LABEL,
+    environment_column: EnvironmentColumn = "",
+    least: Least = LEAST,
+    scope: Scoped = Scope.all,
+    secure: Annotated[
+        bool,
+        typer.Option("--secure-aggregation", help="See sums over all sites alone; three sites or more."),
+    ] = False,
+    wait: Annotated[float, typer.Option(min=0, help="Seconds for sites that are not connected yet.")] = 30.0,
+    file: OutFile = None,
+    ca: Ca = None,
+    insecure: Insecure = False,
+    as_json: Json = False,
+) -> None:
+    """Ask joined sites about their tables, and write what the server announces: a run's configuration, as TOML.
+
+    Each site tells no more than its owner allows (`perennial join --survey`). docs/privacy.md says what is told.
+    """
+    from perennial.server.deployment.remote import connected
+    from perennial.server.describe import question
+    from perennial.server.survey import Order, surveyed
+
+    with sentences(), tempfile.TemporaryDirectory(prefix="perennial-") as folder:
+        asked = question(
+            impute or [],
+            category or [],
+            drop or [],
+            label_column=label_column,
+            environment_column=environment_column,
+            least=least,
+            secure=secure,
+        )
+        order = Order(question=asked, sites=tuple(sites or ()), wait=wait, per_site=scope is Scope.site)
+        with connected(superlink, ca, insecure) as connection:
+            answer = connection.survey(order.model_dump_json(), Path(folder) / "survey")
+        _announce(surveyed(answer), file, as_json)
+
+
+def _announce(found: "Surveyed", file: Path | None, as_json: bool) -> None:
+    """Write what was found, and say what should be looked at."""
+    from perennial.server.describe import announcement
+
+    scenario = announcement(found.scenario)
+    facts = [f"# {fact}" for fact in found.facts]
+    text = json.dumps({"scenario": scenario}, indent=2, ensure_ascii=False) if as_json else _toml(scenario, facts)
+    for site, told in sorted(found.sites.items()):
+        remark(f"{site}: {told}")
+    for site, reason in sorted(found.left_out.items()):
+        remark(f"left out {site}: {reason}")
+    for one in found.remarks:
+        remark(one)
+    if file:
+        write_text(file, f"{text}\n")
+    else:
+        print(text)
+
+
+def _toml(announced: dict[str, Any], facts: list[str]) -> str:
     """One line for each setting, and one for each column. A list in JSON is one in TOML, too."""
-    lines = [f"{key} = {_text(value)}" for key, value in announced.items() if key != "columns"]
-    columns = [
-        f"{_text(name)} = {{ {', '.join(f'{key} = {_text(value)}' for key, value in column.items())} }}"
-        for name, column in announced.get("columns", {}).items()
-    ]
-    return "\n".join(["[scenario]", *lines, *(["", "[scenario.columns]", *columns] if columns else [])])
+    parts = {"columns": announced.pop("columns", {})}
+    parts |= {f"own_columns.{_text(site)}": own for site, own in announced.pop("own_columns", {}).items()}
+    lines = [*facts, "[scenario]", *(f"{key} = {_text(value)}" for key, value in announced.items())]
+    for part, columns in parts.items():
+        lines += ["", f"[scenario.{part}]"] if columns else []
+        lines += [
+            f"{_text(name)} = {{ {', '.join(f'{key} = {_text(value)}' for key, value in column.items())} }}"
+            for name, column in columns.items()
+        ]
+    return "\n".join(lines)
 
 
 def _text(value: object) -> str:
@@ -213,6 +315,11 @@ def join_runs(
     code: Annotated[
         str, typer.Option(help="installed: this site's own code alone. shipped: what the server sends.")
     ] = "installed",
+    survey: Annotated[
+        Consent,
+        typer.Option(help="What a survey is told: nothing; names and counts; or also sums of numbers."),
+    ] = Consent.none,
+    least: Least = LEAST,
 ) -> None:
     """Take part in a SuperLink's runs, until Ctrl-C or SIGTERM.
 
@@ -237,6 +344,8 @@ def join_runs(
             metrics=metrics,
             policy=policy,
             code=code,
+            survey=survey,
+            least=least,
         )
     become(plan)
 

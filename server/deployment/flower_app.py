@@ -28,6 +28,7 @@ APP: dict[str, Any] = {
         "device": "",
         "code": "",
         "desk": "",
+        "survey": "",
     },
 }
 """As in pyproject.toml, which `flwr run .` reads."""

@@ -54,12 +54,20 @@ class Connection:
 
     def submit(self, config: RunConfig, out: Path, resume: bool = False) -> str:
         """Start a run; its Flower run id. Raises `UserError` with Flower's reason."""
-        settings = {
-            "config": config.model_dump_json(),
-            "out": str(out.resolve()),
-            "resume": str(place_of(out)) if resume else "",
-            "desk": str(_marker(out)),
-        }
+        return self._submit(out, config=config.model_dump_json(), resume=str(place_of(out)) if resume else "")
+
+    def survey(self, asked: str, out: Path) -> dict[str, Any]:
+        """Carry out a survey (`perennial.server.survey`), and what came of it. Raises as `execute`."""
+        try:
+            run_id = self._submit(out, survey=asked)
+            with Receiver(self.control(), run_id, out) as receiver:
+                list(self.follow(run_id, out, receiver))
+        finally:
+            _marker(out).unlink(missing_ok=True)
+        return RunFolder(out).summary()
+
+    def _submit(self, out: Path, **settings: str) -> str:
+        settings |= {"out": str(out.resolve()), "desk": str(_marker(out))}
         with tempfile.TemporaryDirectory(prefix="perennial-") as folder:
             asked = Path(folder) / "settings.toml"
             asked.write_text(tomli_w.dumps(settings), encoding="utf-8")

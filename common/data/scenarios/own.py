@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, ValidationInfo, field_validator, model_validator
 
-from perennial.common.data.columns import AnyColumn, Column, width
+from perennial.common.data.columns import AnyColumn, Column, NumberColumn, width
 from perennial.common.data.datasets import resolve_root
 from perennial.common.data.examples import ClientData, Examples
 from perennial.common.data.own import LABEL, Found, place_of, read
@@ -80,6 +80,13 @@ class Sites(Scenario):
     def model(self) -> dict[str, Any]:
         return {"name": "cnn-small"} if len(self.input_shape) == 3 else {"name": "mlp", "hidden": (64,)}
 
+    def at(self, client: str) -> "OwnData":
+        return self.model_copy(update={"columns": self.columns_of(client), "own_columns": {}})
+
+    def columns_of(self, site: str) -> dict[str, AnyColumn]:
+        """What becomes of each column's cells at a site."""
+        return {**self.columns, **self.own_columns.get(site, {})}
+
     @property
     def input_shape(self) -> tuple[int, ...]:
         return _shape(self.inputs)
@@ -136,6 +143,7 @@ class OwnData(Sites):
     mean: tuple[Number, ...] = knob((), "what is subtracted from each feature or channel; empty: nothing")
     scale: tuple[Positive, ...] = knob((), "what each is then divided by; empty: nothing")
     columns: dict[str, Column] = knob({}, "of a table what becomes of each column's cells; none: all are numbers")
+    own_columns: dict[str, dict[str, NumberColumn]] = knob({}, "of a site, other means, scales and fills")
     ignored: tuple[str, ...] = knob((), "columns of a table that nobody uses")
 
     @field_validator("columns")
@@ -148,6 +156,21 @@ class OwnData(Sites):
         if columns and (info.data.get("mean") or info.data.get("scale")):
             raise ValueError("with columns, mean and scale belong to each column; leave out those of all")
         return {name: columns[name] for name in inputs} if columns else {}
+
+    @field_validator("own_columns")
+    @classmethod
+    def _check_own(
+        cls, own: dict[str, dict[str, NumberColumn]], info: ValidationInfo
+    ) -> dict[str, dict[str, NumberColumn]]:
+        sites, columns = info.data.get("sites", ()), info.data.get("columns", {})
+        for site, changed in own.items():
+            if site not in sites:
+                raise ValueError(f"{site!r} is none of the sites")
+            for name, column in changed.items():
+                of_all = columns.get(name)
+                if not isinstance(of_all, NumberColumn) or of_all.missing != column.missing:
+                    raise ValueError(f"column {name!r} must be one of numbers in columns, and missing as there")
+        return own
 
     @field_validator("mean", "scale")
     @classmethod
@@ -191,7 +214,7 @@ class OwnData(Sites):
         """A site's samples as `divide` has them. Raises `UserError` where they are not what is announced."""
         environment = found.numbers("environment", self._environments(site, found), self.environments)
         every = Examples(
-            self.prepare(found.tensor(self.input_shape, self.column_names, self.columns, self.ignored)),
+            self.prepare(found.tensor(self.input_shape, self.column_names, self.columns_of(site), self.ignored)),
             found.numbers("class", found.labels, self.labels),
             environment,
         )

@@ -441,15 +441,15 @@ def test_an_empty_file_does_not_run_something_else(here: Path) -> None:
 
 def test_a_description_is_written_when_it_has_succeeded(here: Path) -> None:
     (here / "data.csv").write_text("a,label\n1,x\n2,y\n3,x\n")
-    assert call("describe", "data.csv", "--site", "süd", "--out", "run.toml").exit_code == 2
+    assert call("describe", "data.csv", "--at-least", "1", "--site", "süd", "--out", "run.toml").exit_code == 2
     assert not (here / "run.toml").exists()
     (here / "run.toml").write_text("before")
-    assert call("describe", "data.csv", "--site", "süd", "--out", "run.toml").exit_code == 2
+    assert call("describe", "data.csv", "--at-least", "1", "--site", "süd", "--out", "run.toml").exit_code == 2
     assert (here / "run.toml").read_text() == "before"
-    shown = call("describe", "data.csv", "--site", "sued")
-    assert call("describe", "data.csv", "--site", "sued", "--out", "run.toml").stdout == ""
+    shown = call("describe", "data.csv", "--at-least", "1", "--site", "sued")
+    assert call("describe", "data.csv", "--at-least", "1", "--site", "sued", "--out", "run.toml").stdout == ""
     assert (here / "run.toml").read_text() == shown.stdout
-    call("describe", "data.csv", "--site", "sued", "--json", "--out", "run.json")
+    call("describe", "data.csv", "--at-least", "1", "--site", "sued", "--json", "--out", "run.json")
     assert json.loads((here / "run.json").read_text())["scenario"]["sites"] == ["sued"]
 
 

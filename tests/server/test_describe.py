@@ -11,11 +11,11 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner, Result
 
-from perennial.client.node.describe import announcement, describe
 from perennial.common.config import load_config
 from perennial.common.data.own import read
 from perennial.common.errors import UserError
 from perennial.server.cli.main import app
+from perennial.server.describe import announcement, describe
 
 TABLE = "age,sick,ward,one\n10,yes,b,1\n20,no,a,1\n30,no,a,1\n"
 
@@ -31,7 +31,8 @@ def table(tmp_path: Path) -> Path:
     return path
 
 
-FLAGS = ("--label-column", "sick", "--environment-column", "ward", "--site", "b", "--site", "a")
+SMALL = ("--at-least", "1")
+FLAGS = (*SMALL, "--label-column", "sick", "--environment-column", "ward", "--site", "b", "--site", "a")
 
 
 def test_a_table_is_described_as_a_runs_configuration(table: Path) -> None:
@@ -66,7 +67,7 @@ def test_what_is_described_can_be_rehearsed(table: Path, tmp_path: Path) -> None
 
 def test_classes_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=np.zeros((3, 2)), y=np.array([10, 9, 0]))
-    assert describe(tmp_path / "a.npz", [])[0].labels == ("0", "9", "10")
+    assert describe(tmp_path / "a.npz").scenario.labels == ("0", "9", "10")
 
 
 def pictures(folder: Path, size: tuple[int, int], mode: str = "RGB") -> Path:
@@ -86,14 +87,14 @@ def test_pictures_are_of_their_most_frequent_size_or_smaller(
     folder = pictures(tmp_path / "p", size, mode)
     Image.new(mode, size).save(folder / "cat" / "2.png")
     Image.new(mode, (7, 7)).save(folder / "cat" / "3.png")
-    found, _ = describe(folder, [])
+    found = describe(folder).scenario
     assert found.input_shape == shape
     assert announcement(found).keys() == {"name", "sites", "inputs", "labels", "environments", "mean", "scale"}
 
 
 def test_channels_are_normalised_to_mean_0_and_deviation_1(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=np.random.default_rng(0).normal(3, 2, (50, 2, 4, 4)), y=np.arange(50) % 2)
-    found, _ = describe(tmp_path / "a.npz", [])
+    found = describe(tmp_path / "a.npz").scenario
     x = found.prepare(read(tmp_path / "a.npz").tensor(found.input_shape))
     std, mean = torch.std_mean(x, dim=(0, 2, 3), correction=0)
     torch.testing.assert_close(mean, torch.zeros(2), rtol=0, atol=1e-4)
@@ -104,7 +105,7 @@ def test_channels_are_normalised_to_mean_0_and_deviation_1(tmp_path: Path) -> No
     ("flags", "sentence"),
     [
         ((), "t.csv has no column 'label' for the label; it has age, sick, ward, one"),
-        (("--label-column", "one", "--environment-column", "ward"), "t.csv has samples of class '1' alone"),
+        ((*SMALL, "--label-column", "one", "--environment-column", "ward"), "has samples of class '1' alone"),
         ((*FLAGS, "--site", "a/b"), "sites: ['b', 'a', 'a/b'] is not possible"),
     ],
 )
@@ -118,7 +119,7 @@ def test_what_cannot_be_described_is_one_sentence(flags: tuple[Any, ...], senten
 def test_one_class_is_no_task(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=np.zeros((3, 2)), y=np.array([1, 1, 1]))
     with pytest.raises(UserError, match=r"a\.npz has samples of class '1' alone; there must be two or more"):
-        describe(tmp_path / "a.npz", [])
+        describe(tmp_path / "a.npz")
 
 
 # ---------------------------------------------------------------------- messy tables
@@ -147,7 +148,7 @@ def test_empty_cells_and_text_are_announced(messy: Path) -> None:
     assert scenario["ignored"] == ["id", "note", "when"]
     assert scenario["columns"] == {
         "age": {
-            "kind": "number", "missing": True, "fill": float(np.median(ages)),
+            "kind": "number", "missing": True, "fill": pytest.approx(np.median(ages), abs=np.std(ages) / 16),
             "mean": pytest.approx(np.mean(ages), rel=1e-5), "scale": pytest.approx(np.std(ages), rel=1e-5),
         },
         "pain": {"kind": "category", "categories": ["none", "typical"]},
@@ -179,11 +180,11 @@ def test_a_folder_of_tables_is_a_rehearsal_of_all_sites(messy: Path, tmp_path: P
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        ((), "column 'age' is empty; say what empty cells count as, such as --impute median"),
+        (("--drop", "note", "--drop", "when"), "column 'age' has 9 empty cells; say what empty cells count as"),
         (("--impute", "best"), "--impute best: unknown rule 'best'"),
         (("--impute", "pains=mean"), "--impute: unknown column 'pains'; did you mean 'pain'"),
         (("--impute", "mean", "--drop", "note"), "column 'when' has dates; make numbers of them"),
-        (("--impute", "mean", "--drop", "when"), "column 'note' has 60 different texts in 60 rows"),
+        (("--impute", "mean", "--drop", "when"), "column 'note' has too many different texts"),
         (("--impute", "mean", "--category", "agee"), "--category: unknown column 'agee'"),
     ],
 )
@@ -205,13 +206,19 @@ def test_sites_that_do_not_fit_together(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("x,label\n1,u\n2,v\n")
     other = tmp_path / "b.csv"
     other.write_text("x,label\nlow,u\nhigh,v\n")
-    mixed = call("describe", tmp_path)
-    assert "column 'x' has numbers in a.csv and text in b.csv" in mixed.stderr
-    assert call("describe", tmp_path, "--category", "x").exit_code == 0
+    mixed = call("describe", tmp_path, *SMALL)
+    assert "column 'x' has numbers in a and text in b" in mixed.stderr
+    assert call("describe", tmp_path, *SMALL, "--category", "x").exit_code == 0
     other.write_text("y,label\n1,u\n2,v\n")
-    assert "a.csv and b.csv must have the same columns; only one has 'x'" in call("describe", tmp_path).stderr
+    assert "a and b must have the same columns; only one has 'x'" in call("describe", tmp_path, *SMALL).stderr
     other.rename(tmp_path / "a.parquet")
     assert "has two tables of a site 'a'" in call("describe", tmp_path).stderr
     other.write_text("x,label\n")
     (tmp_path / "a.parquet").unlink()
     assert "b.csv has no rows" in call("describe", tmp_path).stderr
+    (tmp_path / "a.csv").write_text("x,label\n" + "1,u\n2,v\n" * 20)
+    (tmp_path / "c.csv").write_text("x,label\n" + "1,u\n2,v\n" * 20)
+    others = call("describe", tmp_path)
+    assert others.exit_code == 0
+    assert "left out b: b.csv has no rows" in others.stderr
+    assert tomllib.loads(others.stdout)["scenario"]["sites"] == ["a", "c"]

@@ -1,0 +1,310 @@
+"""A site's half of a survey (`common/survey.py`): what it tells of its table, and what it keeps to itself."""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from logging import INFO
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.common import log
+from pydantic import ValidationError
+
+from perennial.client.node.site import OwnSite
+from perennial.client.secagg import Participant, Vault
+from perennial.client.settings import Consent
+from perennial.client.trainer import Received
+from perennial.common.config import sentence
+from perennial.common.data.columns import LEAST, MOST_CATEGORIES
+from perennial.common.data.own import Found, read
+from perennial.common.data.tables import NotNumbers, number_cells, text_cells
+from perennial.common.errors import UserError
+from perennial.common.models import Tensors
+from perennial.common.secagg import ACTIONS, TERMS
+from perennial.common.survey import (
+    BINS,
+    RECORD,
+    SHAPE,
+    SUMS,
+    SURVEY,
+    TOLD,
+    Asked,
+    ColumnShape,
+    Entry,
+    Question,
+    Request,
+    Shape,
+    edges,
+    limbs,
+)
+from perennial.common.wire import (
+    CLIENT,
+    CONFIG,
+    LONGEST_NAME,
+    METRICS,
+    NUM_EXAMPLES,
+    REFUSED,
+    ROUND,
+    RUN,
+    from_record,
+    records,
+    to_record,
+)
+
+Numbers = npt.NDArray[np.float64]
+FEW = 20
+"""Different texts that a column may have in any case; beyond, more than half of the rows is free text."""
+DATE = re.compile(r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4}")
+RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+@dataclass
+class Table:
+    """One site's table, of which each column is read once."""
+
+    found: Found
+    question: Question
+    consent: Consent = Consent.full
+    least: int = LEAST
+    """Rows of which the site tells something."""
+    _cells: dict[str, Numbers | list[str]] = field(default_factory=dict)
+
+    def shape(self) -> Shape:
+        """Names and kinds. Raises `UserError` where there is nothing to tell."""
+        environments = self.found.environments
+        try:
+            return Shape(
+                classes=self._enough(self.found.labels),
+                environments=None if environments is None else self._enough(environments),
+                columns={name: self._column(name) for name in self.found.columns},
+            )
+        except ValidationError:
+            raise UserError(
+                f"{self.found.name} has a name of a column or class that is empty, has more than {LONGEST_NAME} "
+                "letters or some that cannot be shown"
+            ) from None
+
+    def sums(self, asked: Asked) -> list[float]:
+        """One number for each of `asked.entries()`; 0 where less than `least` rows would be in it.
+
+        Raises `UserError` for a column that the table does not have.
+        """
+        if asked.step == "counts":
+            found = self._counts(asked)
+        elif asked.step == "squares":
+            found = {("square", name, 0): self._square(name, mean) for name, mean in asked.means.items()}
+        else:
+            bins = {name: self._bins(name, *ends) for name, ends in asked.bins.items()}
+            found = {("bin", name, place): count for name, own in bins.items() for place, count in enumerate(own)}
+        return [found[entry] for entry in asked.entries()]
+
+    # ------------------------------------------------------------------ inside
+
+    def _column(self, name: str) -> ColumnShape:
+        if name in self.question.drop:
+            return ColumnShape(kind="dropped")
+        cells = self._read(name)
+        if isinstance(cells, list):
+            texts = [text for text in cells if text]
+            kind = _kind(texts)
+            return ColumnShape(kind=kind, names=self._enough(texts) if kind == "category" else ())
+        known = np.sort(cells[~np.isnan(cells)])
+        if not len(known):
+            return ColumnShape(kind="empty")
+        wanted = self.consent == Consent.full and self.question.rule(name) == "most-frequent"
+        return ColumnShape(
+            kind="number",
+            values=tuple(self._enough(known.tolist())[:MOST_CATEGORIES]) if wanted else (),
+            counts_rows=bool(len(known) > FEW and (np.diff(known) == 1).all()),
+        )
+
+    def _counts(self, asked: Asked) -> dict[Entry, float]:
+        labels, environments = Counter(self.found.labels), Counter(self.found.environments)
+        found: dict[Entry, float] = {("rows", "", 0): len(self.found.labels)}
+        found |= {("class", name, 0): self._told(labels[name]) for name in asked.classes}
+        found |= {("environment", name, 0): self._told(environments[name]) for name in asked.environments}
+        for name in asked.columns:
+            cells = self._read(name)
+            empty = cells.count("") if isinstance(cells, list) else int(np.isnan(cells).sum())
+            found["empty", name, 0] = empty
+        for name in asked.numbers:
+            known = self._known(name)
+            found |= {("count", name, 0): len(known), ("sum", name, 0): math.fsum(known)}
+        for name, values in asked.values.items():
+            known = self._known(name)
+            found |= {("value", name, value): self._told(int((known == value).sum())) for value in values}
+        return found
+
+    def _square(self, name: str, mean: float) -> float:
+        return math.fsum((self._known(name) - mean) ** 2)
+
+    def _bins(self, name: str, low: float, high: float) -> list[float]:
+        """How many numbers each bin has; so many neighbours as have `least` numbers share them alike."""
+        known = self._known(name)
+        counts = np.bincount(np.searchsorted(edges(low, high), known, side="right"), minlength=BINS + 2)
+        ends, inside = [0], 0
+        for place, count in enumerate(counts.tolist(), start=1):
+            inside += count
+            if inside >= self.least:
+                ends, inside = [*ends, place], 0
+        ends = [*ends[: -1 if len(ends) > 1 else None], BINS + 2]  # what is left goes with the last
+        return [
+            counts[first:end].sum() / (end - first) for first, end in pairwise(ends) for _ in range(first, end)
+        ]
+
+    def _known(self, name: str) -> Numbers:
+        """A column's numbers; none where the site does not tell of them, or has not enough."""
+        cells = self._read(name)
+        known = np.empty(0) if isinstance(cells, list) else cells[~np.isnan(cells)]
+        return known if self.consent == Consent.full and len(known) >= self.least else np.empty(0)
+
+    def _read(self, name: str) -> Numbers | list[str]:
+        """A column's cells: numbers, NaN where one is empty; or texts, "" where one is."""
+        if name not in self.found.columns or name in self.question.drop:
+            raise UserError(f"{self.found.name} has no column {name[:LONGEST_NAME]!r} of which it would tell")
+        if name not in self._cells:
+            self._cells[name] = self._parsed(name)
+        return self._cells[name]
+
+    def _parsed(self, name: str) -> Numbers | list[str]:
+        if name not in self.question.categories:
+            with suppress(NotNumbers):
+                return number_cells(self.found.x, name, self.found.name)
+        return text_cells(self.found.x, name, self.found.name)
+
+    def _enough(self, names: Iterable[Any]) -> tuple[Any, ...]:
+        return tuple(sorted(name for name, count in Counter(names).items() if count >= self.least))
+
+    def _told(self, count: int) -> int:
+        return count if count >= self.least else 0
+
+
+def _kind(known: Sequence[str]) -> Literal["category", "dates", "text", "empty"]:
+    """What a column of text is, by the texts in it that are not empty."""
+    if not known:
+        return "empty"
+    if all(DATE.match(text) for text in known):
+        return "dates"
+    different = set(known)
+    longest = max(map(len, different))
+    if longest > LONGEST_NAME or len(different) > min(MOST_CATEGORIES, max(FEW, len(known) // 2)):
+        return "text"
+    return "category"
+
+
+@dataclass
+class Respondent:
+    """Answers the messages of a survey as one site."""
+
+    name: str
+    load: Callable[[Question], Found]
+    """The site's data. Raises `UserError`."""
+    consent: Consent
+    least: int
+    """Fewest rows of which anything is told, whatever the server asks."""
+    vault: Vault = field(default_factory=Vault)
+
+    def answer(self, message: Message) -> Message:
+        """The reply; to the first message one that says why, where the site tells nothing.
+
+        Raises `UserError` or `ValueError` for any other that it cannot answer.
+        """
+        request, number, run = asked_in(message)
+        action = message.metadata.message_type
+        if action == SHAPE:
+            return Message(RecordDict({CONFIG: self._shape(request), METRICS: MetricRecord()}), reply_to=message)
+        arrays = {name: from_record(record) for name, record in records(message.content, ArrayRecord).items()}
+        settings: Any = dict(records(message.content, ConfigRecord)[CONFIG])
+        received = Received(number, arrays, settings)
+        participant = Participant(f"{run}/{self.name}", self.vault)
+        found: Mapping[str, Tensors]
+        if action in ACTIONS:
+            found = participant.answer(action, received)
+        elif action != SUMS or request.asked is None:
+            raise ValueError(f"{action:.80} is no part of a survey")
+        else:
+            numbers = self.table(request.question).sums(request.asked)
+            if (TERMS in arrays) != request.question.secure:
+                raise UserError("the sums are asked for otherwise than the survey was announced")
+            if request.question.secure:
+                own = {SUMS: {SUMS: torch.from_numpy(limbs(numbers))}}
+                found = participant.masked(received, own, RECORD, SUMS)
+            else:
+                found = {SUMS: {SUMS: torch.tensor(numbers, dtype=torch.float64)}}
+        content = {name: to_record(tensors) for name, tensors in found.items()}
+        # Replies to `train` count samples; this is nobody's number of them.
+        metrics = MetricRecord({NUM_EXAMPLES: 1} if action in ACTIONS else {})
+        return Message(RecordDict({**content, METRICS: metrics}), reply_to=message)
+
+    def table(self, question: Question) -> Table:
+        """What is told, as a function of what is asked. Raises `UserError` where the site tells nothing at all."""
+        if self.consent == Consent.none:
+            raise UserError("this site takes part in no survey; `perennial join --survey full` does")
+        key = question.model_dump_json()
+        if key not in self._tables:
+            self._tables.clear()
+            found, least = self.load(question), max(self.least, question.least)
+            if not found.columns:
+                raise UserError(f"{found.name} is no table, and a survey is of tables")
+            if len(found.labels) < least:
+                raise UserError(f"{found.name} has fewer than {least} rows, so nothing is told of them")
+            self._tables[key] = Table(found, question, self.consent, least)
+        return self._tables[key]
+
+    @cached_property
+    def _tables(self) -> dict[str, Table]:
+        return {}
+
+    def _shape(self, request: Request) -> ConfigRecord:
+        try:
+            shape = self.table(request.question).shape()
+        except UserError as error:
+            return ConfigRecord({CLIENT: self.name, REFUSED: str(error)})
+        return ConfigRecord({CLIENT: self.name, TOLD: shape.model_dump_json(exclude_defaults=True)})
+
+
+def asked_in(message: Message) -> tuple[Request, int, str]:
+    """A message's question, its number and the survey's id. Raises `ValueError` for one that nobody here sends."""
+    config = records(message.content, ConfigRecord).get(CONFIG, ConfigRecord())
+    text, number, run = (config.get(key) for key in (SURVEY, ROUND, RUN))
+    if not isinstance(run, str) or not RUN_ID.fullmatch(run) or type(number) is not int or not 0 <= number < 10:
+        raise ValueError("the survey has no id, or no number of a step")
+    if not isinstance(text, str) or len(text) > 2**20:
+        raise ValueError("the survey's question is no text, or too long")
+    try:
+        return Request.model_validate_json(text), number, run
+    except ValidationError as error:
+        raise ValueError(f"the survey's question cannot be read: {sentence(error):.300}") from None
+
+
+def of_survey(message: Message) -> bool:
+    """Whether a message is one of a survey."""
+    return SURVEY in records(message.content, ConfigRecord).get(CONFIG, ConfigRecord())
+
+
+def respond(message: Message, own: OwnSite | None, settings: Mapping[str, str]) -> Message:
+    """Answer a message of a survey at a node with these settings. Raises as `Respondent.answer`."""
+    if own is None:
+        raise UserError("this site has a part of a scenario, and no table of its own")
+
+    def load(question: Question) -> Found:
+        label = own.label_column or question.label_column
+        return read(own.data, label, own.environment_column or question.environment_column)
+
+    consent = Consent(settings.get("survey", Consent.none))
+    least = int(settings.get("survey-least", LEAST))
+    reply = Respondent(own.name, load, consent, least, Vault(Path(settings["state-dir"]))).answer(message)
+    if message.metadata.message_type == SHAPE:
+        refusal = records(reply.content, ConfigRecord)[CONFIG].get(REFUSED)
+        told = {Consent.counts: "names and counts", Consent.full: "names, counts and sums"}.get(consent)
+        log(INFO, "perennial: a survey: %s", refusal or f"{own.name} tells {told}, of {least} rows or more")
+    return reply

@@ -1,0 +1,171 @@
+"""A survey: what a server asks sites about their tables, and what they tell. Each side checks the other's words.
+
+First each site tells the *shape* of its table: names and kinds of columns, names of classes and categories. Then
+it tells *sums*, up to three times: counts and sums of numbers, squares around the means, counts in bins. A name
+leaves a site only if it has so many rows of it or more (`Question.least`), a sum only if it is of so many numbers.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Literal
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
+
+from perennial.common.data.columns import LEAST, MOST_CATEGORIES, Finite
+from perennial.common.data.own import LABEL
+from perennial.common.methods.base import Sum
+from perennial.common.wire import LONGEST_NAME
+
+SHAPE, SUMS = "query.shape", "query.sums"
+"""Message types."""
+SURVEY = "survey"
+"""Key of a request's settings: what is asked, as JSON."""
+TOLD = "table"
+"""Key of a reply's settings: a `Shape` as JSON."""
+RECORD = (Sum(SUMS, SUMS),)
+"""The record of sums, which secure aggregation can hide."""
+BINS = 128
+"""Of equal width within `REACH` deviations of the mean, beside one on either side."""
+REACH = 2.0
+
+Name = Annotated[str, StringConstraints(min_length=1, max_length=LONGEST_NAME)]
+Rule = Literal["median", "mean", "most-frequent"]
+"""What an empty cell may count as."""
+Entry = tuple[str, str, float]
+"""One of the sums: what it is, of which class or column, and of which value or bin where there are several."""
+
+
+class Part(BaseModel):
+    """Has no other keys, and names that a terminal can show."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @field_validator("*")
+    @classmethod
+    def _check_names(cls, value: object) -> object:
+        names = value if isinstance(value, (tuple, dict)) else ()
+        if any(isinstance(name, str) and not name.isprintable() for name in names):
+            raise ValueError("a name has letters that cannot be shown")
+        return value
+
+
+class Question(Part):
+    """What the operator wants to know of tables."""
+
+    label_column: str = LABEL
+    environment_column: str = ""
+    impute: dict[str, Rule] = {}
+    """By column, or by "" for all others."""
+    categories: tuple[Name, ...] = ()
+    """Columns whose numbers are names."""
+    drop: tuple[Name, ...] = ()
+    """Columns that nobody uses."""
+    least: int = Field(default=LEAST, ge=1)
+    secure: bool = False
+    """Whether sums are to be told under secure aggregation alone."""
+
+    def rule(self, column: str) -> Rule | None:
+        """What an empty cell of a column of numbers counts as; None: there must be none."""
+        return self.impute.get(column, self.impute.get(""))
+
+
+class ColumnShape(Part):
+    """What a site tells of a column. Of one that is dropped it tells nothing, and has not looked at it."""
+
+    kind: Literal["number", "category", "dates", "text", "empty", "dropped"]
+    names: tuple[Name, ...] = Field(default=(), max_length=MOST_CATEGORIES)
+    """Categories that enough rows have."""
+    values: tuple[Finite, ...] = Field(default=(), max_length=MOST_CATEGORIES)
+    """Numbers that enough rows have, where the most frequent one is asked for."""
+    counts_rows: bool = False
+    """Whether its numbers are consecutive whole ones, all different, as those of an identifier."""
+
+
+class Shape(Part):
+    """What a site tells first."""
+
+    classes: tuple[Name, ...]
+    """Those that enough rows have."""
+    environments: tuple[Name, ...] | None = None
+    columns: dict[Name, ColumnShape] = Field(min_length=1)
+
+
+class Asked(Part):
+    """Sums that are asked for, in the order of `entries`."""
+
+    step: Literal["counts", "squares", "bins"]
+    classes: tuple[Name, ...] = ()
+    environments: tuple[Name, ...] = ()
+    columns: tuple[Name, ...] = ()
+    """Whose empty cells are counted."""
+    numbers: tuple[Name, ...] = ()
+    values: dict[Name, tuple[Finite, ...]] = {}
+    """Of columns of numbers, values to be counted."""
+    means: dict[Name, Finite] = {}
+    """By column of numbers, what squares are around."""
+    bins: dict[Name, tuple[Finite, Finite]] = {}
+    """By column of numbers, where the equal bins begin and end."""
+
+    def entries(self) -> Iterator[Entry]:
+        """What each number of the vector is."""
+        if self.step == "counts":
+            yield "rows", "", 0
+            yield from (("class", name, 0) for name in self.classes)
+            yield from (("environment", name, 0) for name in self.environments)
+            yield from (("empty", name, 0) for name in self.columns)
+            yield from (("count", name, 0) for name in self.numbers)
+            yield from (("sum", name, 0) for name in self.numbers)
+            yield from (("value", name, value) for name, values in self.values.items() for value in values)
+        elif self.step == "squares":
+            yield from (("square", name, 0) for name in self.means)
+        else:
+            yield from (("bin", name, number) for name in self.bins for number in range(BINS + 2))
+
+
+class Request(Part):
+    """All of a request's question."""
+
+    question: Question
+    asked: Asked | None = None
+
+
+def edges(low: float, high: float) -> npt.NDArray[np.float64]:
+    """The `BINS` + 1 numbers between bins."""
+    return np.linspace(low, high, BINS + 1)
+
+
+# ---------------------------------------------------------------------- whole numbers, for secure aggregation
+
+LIMB, LIMBS, FRACTION = 16, 10, 64
+"""A number goes as so many whole ones of so many bits, from a 2^64th up to ± 2^95: the sum is exact."""
+LIMIT = float(2**LIMB)
+
+
+def limbs(values: Sequence[float]) -> npt.NDArray[np.float64]:
+    """Numbers as (n · LIMBS) whole ones from 0 to 2^16 − 1. Raises `ValueError` for one that is too large."""
+    if any(abs(value) >= 2.0 ** (LIMB * LIMBS - FRACTION - LIMB) for value in values):
+        raise ValueError("a sum is too large for secure aggregation")
+    steps = [int(value * 2.0**FRACTION) % 2 ** (LIMB * LIMBS) for value in values]
+    return np.array([step >> (LIMB * place) & (2**LIMB - 1) for step in steps for place in range(LIMBS)], float)
+
+
+def whole(sums: Sequence[float]) -> list[float]:
+    """What `limbs` was given, summed over sites, from the sums of limbs."""
+    found = []
+    for first in range(0, len(sums), LIMBS):
+        total = sum(round(part) << (LIMB * place) for place, part in enumerate(sums[first : first + LIMBS]))
+        total %= 2 ** (LIMB * LIMBS)
+        found.append((total - 2 ** (LIMB * LIMBS) * (total >> (LIMB * LIMBS - 1))) / 2**FRACTION)
+    return found
+
+
+def entered(asked: Asked, vector: Sequence[float]) -> dict[Entry, float]:
+    """A vector's numbers by what they are."""
+    return dict(zip(asked.entries(), vector, strict=True))
+
+
+def total(tables: Mapping[str, Mapping[Entry, float]]) -> dict[Entry, float]:
+    """Sums over sites, in the order of their names."""
+    every = [tables[site] for site in sorted(tables)]
+    return {entry: float(sum(table[entry] for table in every)) for entry in every[0]} if every else {}

@@ -1,0 +1,153 @@
+"""From files on this machine to what the server announces of them: `perennial describe`.
+
+Tables are surveyed as those of sites are, in this process; pictures and arrays are measured.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import torch
+from flwr.app import Context, Message
+from PIL import Image
+from pydantic import ValidationError
+
+from perennial.client.app import OneHandlerApp
+from perennial.client.node.survey import Respondent
+from perennial.client.settings import Consent
+from perennial.common.config import sentence
+from perennial.common.data.columns import LEAST
+from perennial.common.data.own import LABEL, TABLES, Found, read
+from perennial.common.data.scenarios.own import SITE, SITE_TEXT, OwnData
+from perennial.common.errors import UserError
+from perennial.common.suggest import unknown
+from perennial.common.survey import Question, Rule
+from perennial.server.grid import LocalGrid
+from perennial.server.local import number
+from perennial.server.survey import Surveyed, announced, short, survey, union
+
+LONGEST = 64
+"""Pixels of a picture's longer side, unless its owner announces more."""
+
+
+def question(
+    impute: Sequence[str] = (),
+    categories: Collection[str] = (),
+    drop: Collection[str] = (),
+    *,
+    label_column: str = LABEL,
+    environment_column: str = "",
+    least: int = LEAST,
+    secure: bool = False,
+) -> Question:
+    """From `RULE` and `COLUMN=RULE`, as the command line has them. Raises `UserError`."""
+    rules = {}
+    for text in impute:
+        column, _, rule = text.rpartition("=")
+        if rule not in get_args(Rule):
+            raise UserError(f"--impute {text}: {unknown('rule', rule, get_args(Rule))}")
+        rules[column] = rule
+    try:
+        return Question.model_validate(
+            {
+                "impute": rules,
+                "categories": tuple(sorted(set(categories))),
+                "drop": tuple(sorted(set(drop))),
+                "label_column": label_column,
+                "environment_column": environment_column,
+                "least": least,
+                "secure": secure,
+            }
+        )
+    except ValidationError as error:
+        raise UserError(sentence(error)) from None
+
+
+def describe(
+    path: Path, sites: Sequence[str] = (), asked: Question | None = None, per_site: bool = False
+) -> Surveyed:
+    """The scenario whose shapes, names and preparation are those of these data, and what should be looked at.
+
+    `path` is one site's data, or a folder with a table of each site; `sites` are names in place of the tables'.
+    Raises `UserError`.
+    """
+    asked = asked or question()
+    files = _files(path)
+    if files[0].suffix not in TABLES:
+        found = read(files[0], asked.label_column, asked.environment_column)
+        return Surveyed(_measured(found, sites))
+    names = [file.stem for file in files]
+    if len(files) == 1:
+        names, sites = ["table"], sites or OwnData().sites
+    elif strange := [name for name in names if not SITE.fullmatch(name)]:
+        raise UserError(f"{path} has a table of {strange[0]!r}, which is no name of a site; take {SITE_TEXT}")
+    loads = [partial(_load, file) for file in files]
+    respondents = [Respondent(name, load, Consent.full, 1) for name, load in zip(names, loads, strict=True)]
+
+    def reply(message: Message, context: Context) -> Message:
+        return respondents[number(context)].answer(message)
+
+    return survey(LocalGrid(OneHandlerApp(reply), len(files)), asked, named=sites, per_site=per_site)
+
+
+def _load(file: Path, asked: Question) -> Found:
+    return read(file, asked.label_column, asked.environment_column)
+
+
+def _files(path: Path) -> list[Path]:
+    """The data themselves, or the tables of a folder of several sites, one each."""
+    tables = sorted(file for file in path.iterdir() if file.suffix in TABLES) if path.is_dir() else []
+    names = [file.stem for file in tables]
+    if double := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"{path} has two tables of a site {double[0]!r}; one site is one file")
+    return tables or [path]
+
+
+def announcement(scenario: OwnData) -> dict[str, Any]:
+    """What of it belongs into a run's configuration; what nobody has to say is left out."""
+    of_tables = set[str]() if scenario.column_names else {"label_column"}
+    every = scenario.model_dump(mode="json", exclude={"test_fraction", "validation_fraction"} | of_tables)
+    for columns in (every["columns"], *every["own_columns"].values()):
+        for name, column in columns.items():
+            columns[name] = {key: value for key, value in column.items() if value is not None}
+    return {key: value for key, value in every.items() if value not in ("", [], {})}
+
+
+# ---------------------------------------------------------------------- pictures and arrays
+
+
+def _measured(found: Found, sites: Sequence[str]) -> OwnData:
+    """Shape, and mean and deviation of each channel."""
+    shape = _shape(found)
+    x = found.tensor(shape)
+    std, mean = torch.std_mean(x, dim=[dim for dim in range(x.ndim) if dim != 1], correction=0)
+    given: dict[str, Any] = {"labels": union([found.labels]), "inputs": shape}
+    if len(given["labels"]) < 2:
+        raise UserError(f"{found.name} has samples of class {found.labels[0]!r} alone; there must be two or more")
+    if sites:
+        given["sites"] = sites
+    if found.environments is not None:
+        given["environments"] = union([found.environments])
+    given["mean"] = [short(value) for value in mean.tolist()]
+    given["scale"] = [short(value) or 1.0 for value in std.tolist()]
+    return announced(given)
+
+
+def _shape(found: Found) -> tuple[int, ...]:
+    """A sample's; of pictures the most frequent size, made smaller where it is large, and grey if all are."""
+    if not found.of_pictures:
+        return tuple(np.asarray(found.x).shape[1:])
+    sizes, modes = Counter[tuple[int, int]](), set[str]()
+    for path in found.x:
+        try:
+            with Image.open(path) as picture:
+                sizes[picture.size] += 1
+                modes.add(picture.mode)
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+            raise UserError(f"picture {path} cannot be read ({error})") from None
+    width, height = max(sizes, key=lambda size: (sizes[size], size))
+    smaller = min(1.0, LONGEST / max(width, height))
+    return 1 if modes <= {"1", "L"} else 3, max(1, round(height * smaller)), max(1, round(width * smaller))

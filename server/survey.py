@@ -1,0 +1,635 @@
+"""The server's half of a survey (`common/survey.py`): from what sites tell to the scenario that is announced.
+
+All statistics are functions of sums over sites. `perennial describe` is the same survey of files in one process
+(`server/describe.py`), so that a rehearsal and a deployment write the same configuration.
+"""
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal, TypeVar
+from uuid import uuid4
+
+import numpy as np
+import torch
+from flwr.app import ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from perennial.common.config import load_config, sentence
+from perennial.common.data.columns import MOST_CATEGORIES, AnyColumn, CategoryColumn, NumberColumn
+from perennial.common.data.scenarios.own import SITE, OwnData
+from perennial.common.errors import RunStopped, UserError
+from perennial.common.methods.base import Method
+from perennial.common.suggest import unknown
+from perennial.common.survey import (
+    LIMBS,
+    LIMIT,
+    REACH,
+    RECORD,
+    SHAPE,
+    SUMS,
+    SURVEY,
+    TOLD,
+    Asked,
+    Entry,
+    Question,
+    Request,
+    Shape,
+    edges,
+    entered,
+    total,
+    whole,
+)
+from perennial.common.wire import CLIENT, NUM_EXAMPLES, REFUSED, ROUND, RUN, Scalar
+from perennial.strategies.base import MethodStrategy
+from perennial.strategies.exchange import AcceptedReply, Exchange, PerClient
+from perennial.strategies.screening import FLOAT32_MAX, Rejected
+from perennial.strategies.secagg import SecureStrategy
+
+V = TypeVar("V")
+Sums = Mapping[Entry, float]
+COUNTED = ("rows", "class", "environment", "empty", "count", "value")
+"""Entries that are whole numbers."""
+THRESHOLDED = ("rows", "class", "environment", "count", "value")
+"""Those that are 0 or at least the least."""
+
+
+@dataclass
+class Surveyed:
+    """What came of a survey."""
+
+    scenario: OwnData
+    facts: Sequence[str] = ()
+    """Rows, classes, empty cells, in words."""
+    remarks: Sequence[str] = ()
+    """What should be looked at."""
+    sites: Mapping[str, str] = field(default_factory=dict)
+    """Rows and classes by site, in words; none where only sums are known."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Why a site is not in it."""
+
+
+@dataclass
+class Taking:
+    """The sites that take part, and why others do not."""
+
+    nodes: dict[str, int] = field(default_factory=dict)
+    shapes: dict[str, Shape] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+
+    def leave_out(self, site: str, reason: str) -> None:
+        """Go on without a site."""
+        self.shapes.pop(site, None)
+        self.nodes.pop(site, None)
+        self.left_out[site] = str(Rejected(reason))
+
+    def must_be_some(self) -> None:
+        """Raises `UserError` where nobody is left."""
+        if not self.shapes:
+            reasons = [f"{site}: {reason}" for site, reason in sorted(self.left_out.items())]
+            only = next(iter(self.left_out.values())) if len(reasons) == 1 else ""
+            raise UserError(only or f"no site can be surveyed ({'; '.join(reasons[:3]) or 'none is connected'})")
+
+
+def survey(
+    grid: Grid,
+    question: Question,
+    sites: Collection[str] = (),
+    *,
+    named: Sequence[str] = (),
+    wait: float = 0.0,
+    per_site: bool = False,
+) -> Surveyed:
+    """Ask the sites of these names, or all that are connected; a scenario that fits all who tell enough.
+
+    Its sites are those `named`, or else those who told. Sites that are not there yet are given `wait` seconds;
+    without names, the first one is. With `per_site`, each site's numbers are prepared by its own sums. Raises
+    `UserError` where the answers make no scenario, and `RunStopped` where secure aggregation cannot go on.
+    """
+    if per_site and question.secure:
+        raise UserError(
+            "--scope site needs each site's own sums, which secure aggregation hides; choose one of them"
+        )
+    survey_id = uuid4().hex[:12]
+    taking = _shapes(grid, question, sites, wait, survey_id)
+    taking.must_be_some()
+    _must_know(question, taking.shapes)
+    kinds = agreed(taking, question)
+    shapes = list(taking.shapes.values())
+    classes = union(shape.classes for shape in shapes)
+    if len(classes) < 2:
+        has = f"samples of class {classes[0]!r} alone" if classes else f"no class that has {question.least} rows"
+        raise UserError(f"{_some(taking.shapes)} has {has}; there must be two or more")
+    numbers = tuple(name for name, kind in kinds.items() if kind == "number")
+    asks = _Asks(grid, question, taking, survey_id)
+    counts = Asked(
+        step="counts",
+        classes=classes,
+        environments=union(shape.environments or () for shape in shapes),
+        columns=tuple(kinds),
+        numbers=numbers,
+        values={
+            name: tuple(sorted({value for shape in shapes for value in shape.columns[name].values}))
+            for name in numbers
+        },
+    )
+    asks.sums(counts)
+    found = asks.total()
+    means = {name: found["sum", name, 0] / n for name in numbers if (n := found["count", name, 0])}
+    asks.sums(Asked(step="squares", means=means))
+    found = asks.total()
+    bins = {}
+    for name, mean in means.items():
+        deviation = math.sqrt(found["square", name, 0] / found["count", name, 0])
+        if deviation and question.rule(name) == "median":
+            bins[name] = (mean - REACH * deviation, mean + REACH * deviation)
+    asks.sums(Asked(step="bins", bins=bins))
+    found = asks.total()
+
+    fit = _Fit(question, means, bins)
+    remarks = list[str]()
+    columns = dict[str, AnyColumn]()
+    for name, kind in kinds.items():
+        told = [shape.columns[name] for shape in taking.shapes.values()]
+        if kind == "number":
+            columns[name] = fit.number(name, found, remarks)
+            if all(own.counts_rows for own in told if own.kind == "number"):
+                remarks.append(
+                    f"column {name!r} counts rows; an identifier tells nothing about others (--drop {name})"
+                )
+        else:
+            columns[name] = CategoryColumn(categories=union(own.names for own in told))
+            if len(columns[name].categories) < 2:  # type: ignore[union-attr]
+                remarks.append(f"column {name!r} has the same text in every row that counts")
+    rows, known = (sum(found[entry] for entry in found if entry[0] == kind) for kind in ("rows", "class"))
+    if rows > known:
+        remarks.append(
+            f"{rows - known:.0f} rows have a class that their site has in fewer than {question.least} rows; if no "
+            "site has more of it, it is not among the labels, and sites that have it cannot take part in a run"
+        )
+    by_site = {} if question.secure else {site: _site(sums) for site, sums in asks.tables.items()}
+    own_columns = {
+        site: {
+            name: fit.number(name, sums, []).model_copy(update={"missing": columns[name].missing})
+            for name in numbers
+            if sums["count", name, 0]
+        }
+        for site, sums in asks.tables.items()
+        if per_site
+    }
+    scenario = _scenario(question, named or sorted(taking.shapes), counts, columns, own_columns)
+    return Surveyed(scenario, _facts(found, len(taking.shapes)), remarks, by_site, taking.left_out)
+
+
+class Order(BaseModel):
+    """A survey as a command asks the ServerApp for it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    question: Question
+    sites: tuple[str, ...] = ()
+    wait: float = 0.0
+    per_site: bool = False
+
+
+def carried_out(grid: Grid, order: str) -> dict[str, Any]:
+    """What came of the survey that an `Order` as JSON asks for: `Surveyed`, or `error` with a sentence.
+
+    Raises `RunStopped`.
+    """
+    asked = Order.model_validate_json(order)
+    try:
+        found = survey(
+            grid, asked.question, asked.sites, named=asked.sites, wait=asked.wait, per_site=asked.per_site
+        )
+    except UserError as error:
+        return {"error": str(error)}
+    return {**asdict(found), "scenario": found.scenario.model_dump(mode="json", exclude={"clients"})}
+
+
+def surveyed(answer: dict[str, Any]) -> Surveyed:
+    """What `carried_out` has told. Raises `UserError`."""
+    if error := answer.get("error"):
+        raise UserError(error)
+    return Surveyed(**{**answer, "scenario": announced(answer["scenario"])})
+
+
+# ---------------------------------------------------------------------- from sums to the announcement
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """From sums to what becomes of a column of numbers."""
+
+    question: Question
+    means: Mapping[str, float]
+    """What squares are around."""
+    bins: Mapping[str, tuple[float, float]]
+
+    def number(self, name: str, sums: Sums, remarks: list[str]) -> NumberColumn:
+        """Mean and deviation are those of the cells that are not empty."""
+        n, empty, rule = sums["count", name, 0], sums["empty", name, 0], self.question.rule(name)
+        if empty and not rule:
+            raise UserError(
+                f"column {name!r} has {empty:.0f} empty cells; say what empty cells count as, such as "
+                f"--impute median, or leave the column out with --drop {name}"
+            )
+        if not n:
+            if empty:
+                raise UserError(
+                    f"column {name!r} has empty cells, and no site tells sums of {self.question.least} numbers of "
+                    f"it, so nothing is known that they could count as; leave it out with --drop {name}"
+                )
+            remarks.append(f"column {name!r} is not scaled: no site tells sums of it")
+            return NumberColumn()
+        mean = sums["sum", name, 0] / n
+        # Around another mean m than their own, squares are larger by n (mean − m)².
+        variance = max(0.0, sums["square", name, 0] / n - (mean - self.means[name]) ** 2)
+        eps = float(np.finfo(np.float64).eps)
+        if variance <= n * eps * variance + (n * mean * eps) ** 2:  # as scikit-learn's StandardScaler has it
+            variance = 0.0
+            if n > 1:
+                remarks.append(f"column {name!r} has the same number in every row")
+        return NumberColumn(
+            mean=short(mean),
+            scale=short(math.sqrt(variance)) or 1.0,
+            fill=None if rule is None else short(self._fill(rule, name, sums, mean)),
+            missing=bool(empty),
+        )
+
+    def _fill(self, rule: str, name: str, sums: Sums, mean: float) -> float:
+        if rule == "median":
+            return median(_of(sums, "bin", name), *self.bins[name]) if name in self.bins else mean
+        if rule == "mean":
+            return mean
+        counts = {entry[2]: count for entry, count in sums.items() if entry[:2] == ("value", name)}
+        if not counts or not max(counts.values()):
+            raise UserError(
+                f"column {name!r} has no number that a site has in {self.question.least} rows, so none is the "
+                f"most frequent; say --impute {name}=median"
+            )
+        return min(counts, key=lambda value: (-counts[value], value))
+
+
+def median(counts: Sequence[float], low: float, high: float) -> float:
+    """Where half of the numbers are below, by bins of equal width from `low` to `high` and one on either side.
+
+    It is never more than a deviation from the mean (Hotelling and Solomons 1932), so well inside.
+    """
+    half, below, ends = sum(counts) / 2, 0.0, edges(low, high)
+    for place, count in enumerate(counts):
+        if count and below + count >= half:
+            if place == 0 or place == len(ends):
+                break
+            return float(ends[place - 1] + (half - below) / count * (ends[place] - ends[place - 1]))
+        below += count
+    return float(low if place == 0 else high)
+
+
+def _scenario(
+    question: Question,
+    sites: Sequence[str],
+    counts: Asked,
+    columns: Mapping[str, AnyColumn],
+    own_columns: Mapping[str, Mapping[str, NumberColumn]],
+) -> OwnData:
+    given: dict[str, Any] = {
+        "labels": counts.classes,
+        "label_column": question.label_column,
+        "environment_column": question.environment_column,
+        "sites": sites,
+        "inputs": tuple(columns),
+        "ignored": tuple(sorted(question.drop)),
+    }
+    if counts.environments:
+        given["environments"] = counts.environments
+    plain = [own for own in columns.values() if isinstance(own, NumberColumn) and own.fill is None]
+    if len(plain) == len(columns) and not own_columns:
+        given |= {"mean": [own.mean for own in plain], "scale": [own.scale for own in plain]}
+    else:
+        given["columns"] = dict(columns)
+    if own_columns:
+        given["own_columns"] = own_columns
+    return announced(given)
+
+
+def announced(given: Mapping[str, Any]) -> OwnData:
+    """The scenario of these settings. Raises `UserError` where there can be none."""
+    try:
+        return OwnData(**given)
+    except ValidationError as error:
+        raise UserError(sentence(error)) from None
+
+
+def _facts(sums: Sums, sites: int) -> list[str]:
+    rows = sums["rows", "", 0]
+    facts = [f"{rows:.0f} rows at {sites} site{'s'[: sites > 1]}"]
+    for what, title in (("class", "classes"), ("environment", "environments")):
+        told = [f"{name} {count:.0f}" for (kind, name, _), count in sums.items() if kind == what]
+        facts += [f"{title}: {', '.join(told)}"] if told else []
+    empty = [f"{name} {100 * n / rows:.1f} %" for (kind, name, _), n in sums.items() if kind == "empty" and n]
+    return facts + ([f"empty cells: {', '.join(empty)}"] if empty else [])
+
+
+def _site(sums: Sums) -> str:
+    classes = ", ".join(f"{name} {count:.0f}" for (kind, name, _), count in sums.items() if kind == "class")
+    return f"{sums['rows', '', 0]:.0f} rows; {classes}"
+
+
+# ---------------------------------------------------------------------- what sites agree on
+
+
+def agreed(taking: Taking, question: Question) -> dict[str, Literal["number", "category"]]:
+    """The kind of each column at most sites; those where it is another are left out.
+
+    Raises `UserError` where no more sites have the one than the other, and for columns that cannot be used.
+    """
+    used = {
+        site: frozenset(name for name, own in shape.columns.items() if own.kind != "dropped")
+        for site, shape in taking.shapes.items()
+    }
+    most = _most(used)
+    if most is None:
+        one, *others = sorted(used)
+        other = next(site for site in others if used[site] != used[one])
+        alone = min(used[one] ^ used[other])
+        raise UserError(f"{one} and {other} must have the same columns; only one has {alone!r}")
+    if not most:
+        raise UserError(f"{_some(used)} has no columns of features that are not dropped")
+    for site, names in used.items():
+        if names != most:
+            alone = min(names ^ most)
+            has, have = ("has", "do not have") if alone in names else ("lacks", "have")
+            taking.leave_out(site, f"it {has} column {alone!r}, which most sites {have}")
+    found = dict[str, Literal["number", "category"]]()
+    for name in next(shape for _, shape in sorted(taking.shapes.items())).columns:
+        if name in most:
+            found[name] = _kind(name, taking, question)
+    return found
+
+
+def _kind(name: str, taking: Taking, question: Question) -> Literal["number", "category"]:
+    out = f"; leave it out with --drop {name}"
+    kinds = {site: shape.columns[name].kind for site, shape in taking.shapes.items()}
+    kinds = {site: kind for site, kind in kinds.items() if kind != "empty"}
+    if not kinds:
+        raise UserError(f"{_some(taking.shapes)}: column {name!r} is empty in every row{out}")
+    words = {"number": "numbers", "category": "text", "dates": "dates", "text": "free text"}
+    kind = _most(kinds)
+    if kind is None:
+        one, *others = sorted(kinds, key=lambda site: (kinds[site] != "number", site))
+        other = next(site for site in others if kinds[site] != kinds[one])
+        raise UserError(
+            f"column {name!r} has {words[kinds[one]]} in {one} and {words[kinds[other]]} in {other}; "
+            f"put that right, or say --category {name} or --drop {name}"
+        )
+    for site, own in kinds.items():
+        if own != kind:
+            taking.leave_out(site, f"column {name!r} has {words[own]}, and {words[kind]} at most sites")
+    if kind == "number":
+        return kind
+    if kind == "category":
+        names = union(shape.columns[name].names for shape in taking.shapes.values())
+        if not names:
+            raise UserError(f"column {name!r} has no text that a site has in {question.least} rows{out}")
+        if len(names) > MOST_CATEGORIES:
+            raise UserError(f"column {name!r} has {len(names)} texts at all sites together{out}")
+        return kind
+    where = _some([site for site, own in kinds.items() if own == kind])
+    if kind == "dates":
+        raise UserError(f"{where}: column {name!r} has dates; make numbers of them, such as days{out}")
+    raise UserError(
+        f"{where}: column {name!r} has too many different texts, so it is free text or an identifier{out}"
+    )
+
+
+def _must_know(question: Question, shapes: Mapping[str, Shape]) -> None:
+    known = {name for shape in shapes.values() for name in shape.columns}
+    options = {"category": question.categories, "impute": question.impute.keys() - {""}, "drop": question.drop}
+    for option, own in options.items():
+        if strange := sorted(set(own) - known):
+            raise UserError(f"--{option}: {unknown('column', strange[0], known)}")
+
+
+def _most(values: Mapping[str, V]) -> V | None:
+    """What more sites have than anything else."""
+    (first, count), *others = Counter(values.values()).most_common(2)
+    return None if others and others[0][1] == count else first
+
+
+def union(every: Iterable[Iterable[str]]) -> tuple[str, ...]:
+    """Each name once; numbers by their size."""
+    names = {name for names in every for name in names}
+    return tuple(sorted(names, key=lambda name: (int(name), "") if name.isdecimal() else (10**18, name)))
+
+
+def _some(sites: Collection[str]) -> str:
+    first, *others = sorted(sites)
+    return f"{first} and {len(others)} more" if others else first
+
+
+def short(value: float) -> float:
+    return float(f"{value:.6g}")
+
+
+def _of(sums: Sums, what: str, name: str) -> list[float]:
+    return [count for entry, count in sums.items() if entry[:2] == (what, name)]
+
+
+# ---------------------------------------------------------------------- the exchanges
+
+
+class _Surveys(Method):
+    """What secure aggregation has to know of a survey."""
+
+    title, summary, source = "survey", "", ""
+    evaluates = ()
+    sums = RECORD
+    listed = False
+    name: Literal["survey"] = "survey"
+
+
+class _Asking(MethodStrategy[Any]):
+    """The toolbox of all methods, for requests that bring a question in place of a task."""
+
+    def __init__(self, settings: Sequence[str], survey_id: str, nodes: Mapping[str, int]) -> None:
+        sites = sorted(nodes) if all(map(SITE.fullmatch, nodes)) else ["any"]
+        options: dict[str, Any] = {"method": "fedavg", "scenario": {"name": "own-data", "sites": sites}}
+        super().__init__(load_config(options=options, settings=["largest=1e100", *settings]), survey_id)
+        self.roster.nodes = dict(nodes)
+        self.hparams = _Surveys()
+        self.text = ""
+        """The request, as JSON."""
+
+    def _requests(
+        self, exchange: Exchange, payload: PerClient, settings: Mapping[str, Scalar] | None = None
+    ) -> list[Message]:
+        self.exchanges.append(exchange)
+        asked: dict[str, Any] = {RUN: self.run_id, ROUND: exchange.round, SURVEY: self.text}
+        return exchange.requests(payload, ConfigRecord({**asked, **(settings or {})}))
+
+
+class _Masked(_Asking, SecureStrategy):
+    """The same under secure aggregation, in which every site counts as one."""
+
+    def accepted(self, *args: Any, **options: Any) -> Iterator[AcceptedReply]:
+        for reply in super().accepted(*args, **options):
+            yield replace(reply, metrics=MetricRecord({NUM_EXAMPLES: 1}))
+
+
+def _shapes(grid: Grid, question: Question, sites: Collection[str], wait: float, survey_id: str) -> Taking:
+    """Who is there, and what they tell of their tables."""
+    taking, end = Taking(), time.monotonic() + wait
+    seen, holders = set[int](), dict[str, list[int]]()
+    while True:
+        if new := sorted(set(grid.get_node_ids()) - seen):
+            seen |= {*new}
+            _ask_shapes(grid, question, new, survey_id, taking, holders)
+        there = {*holders, *taking.left_out}
+        if time.monotonic() >= end or (there.issuperset(sites) if sites else seen):
+            break
+        time.sleep(min(1.0, max(0.0, end - time.monotonic())))
+    for site, nodes in holders.items():
+        if len(nodes) > 1:
+            who = " and ".join(f"node {node}" for node in nodes)
+            taking.leave_out(site, f"{who} say that they are {site}; every site needs a name of its own")
+        elif sites and site not in sites:
+            taking.leave_out(site, "is none of the sites that were asked for (--site)")
+    for site in {*sites} - {*holders, *taking.left_out}:
+        taking.leave_out(site, "is not connected")
+    return taking
+
+
+def _ask_shapes(
+    grid: Grid,
+    question: Question,
+    nodes: Sequence[int],
+    survey_id: str,
+    taking: Taking,
+    holders: dict[str, list[int]],
+) -> None:
+    asking = _Asking([], survey_id, {f"node {node}": node for node in nodes})
+    asking.text = Request(question=question).model_dump_json(exclude_defaults=True)
+    messages = asking.messages(0, list(asking.roster.nodes), SHAPE, {})
+    for reply in asking.accepted(asking.send(grid, messages), quorum=0.0):
+        site, node = str(reply.settings.get(CLIENT, "")), asking.roster.nodes[reply.client]
+        if not SITE.fullmatch(site):
+            taking.leave_out(reply.client, "does not say which site it is")
+            continue
+        holders.setdefault(site, []).append(node)
+        if refusal := reply.settings.get(REFUSED):
+            taking.leave_out(site, str(refusal))
+            continue
+        try:
+            shape = Shape.model_validate_json(str(reply.settings.get(TOLD, "")))
+        except ValidationError as error:
+            taking.leave_out(site, f"what it tells of its table cannot be read: {sentence(error)}")
+            continue
+        taking.shapes[site], taking.nodes[site] = shape, node
+    for name, reason in asking.exchanges[-1].left_out.items():
+        taking.leave_out(name, reason)
+
+
+class _Asks:
+    """Asks the sites for sums, one step after the other, and remembers those of sites that stay to the end."""
+
+    def __init__(self, grid: Grid, question: Question, taking: Taking, survey_id: str) -> None:
+        self.grid, self.question, self.taking = grid, question, taking
+        self.tables: dict[str, dict[Entry, float]] = {}
+        """By site; under secure aggregation those of all by one name."""
+        if question.secure:
+            secure = ["privacy.mechanism=secagg", f"privacy.range={LIMIT:g}"]
+            self.asking: _Asking = _Masked(secure, survey_id, taking.nodes)
+        else:
+            self.asking = _Asking([], survey_id, taking.nodes)
+        self.step = 0
+
+    def total(self) -> dict[Entry, float]:
+        """Sums over all sites that are left."""
+        return total(self.tables)
+
+    def sums(self, asked: Asked) -> None:
+        """Ask for sums; sites that do not answer as they should are left out. Raises `UserError`, `RunStopped`."""
+        self.step += 1
+        if not list(asked.entries()):
+            return
+        self.asking.text = Request(question=self.question, asked=asked).model_dump_json(exclude_defaults=True)
+        collect: Callable[[Asked], dict[str, dict[Entry, float]]] = (
+            self._masked if isinstance(self.asking, _Masked) else self._plain
+        )
+        found = collect(asked)
+        self.tables = {
+            site: {**self.tables.get(site, {}), **sums}
+            for site, sums in found.items()
+            if self.step == 1 or site in self.tables
+        }
+        self.taking.must_be_some()
+
+    def _plain(self, asked: Asked) -> dict[str, dict[Entry, float]]:
+        vector = torch.zeros(len(list(asked.entries())), dtype=torch.float64)
+        messages = self.asking.messages(
+            self.step, sorted(self.taking.nodes), SUMS, {}, expect={SUMS: {SUMS: vector}}
+        )
+
+        def check(reply: AcceptedReply) -> None:
+            sums = {**self.tables.get(reply.client, {}), **entered(asked, reply[SUMS][SUMS].tolist())}
+            if wrong := implausible(sums, asked, self.question.least):
+                raise Rejected(wrong)
+
+        replies = self.asking.accepted(self.asking.send(self.grid, messages), quorum=0.0, check=check)
+        found = {reply.client: entered(asked, reply[SUMS][SUMS].tolist()) for reply in replies}
+        for site, reason in self.asking.exchanges[-1].left_out.items():
+            self.taking.leave_out(site, reason)
+        return found
+
+    def _masked(self, asked: Asked) -> dict[str, dict[Entry, float]]:
+        numbers = torch.zeros(len(list(asked.entries())) * LIMBS, dtype=torch.float64)
+        before, like = sorted(self.taking.nodes), {SUMS: {SUMS: numbers}}
+        first = len(self.asking.exchanges)
+        means = self.asking.averaged(self.grid, self.step, before, SUMS, {}, like, lambda _: 1.0)[SUMS][SUMS]
+        exchanges = self.asking.exchanges[first:]
+        (vectors,) = (exchange for exchange in exchanges if exchange.action == SUMS)
+        lost = {site: reason for exchange in exchanges for site, reason in exchange.left_out.items()}
+        survivors = sorted({*vectors.clients.values()} - vectors.left_out.keys())
+        for site in set(before) - {*survivors}:
+            self.taking.leave_out(site, lost.get(site, "did not stay to the end"))
+            if self.step > 1:  # the sums of before have its numbers, and new ones without would tell them
+                raise RunStopped(f"{site} has left the survey in its midst: {self.taking.left_out[site]}")
+        sums = entered(asked, whole((means * len(survivors)).tolist()))
+        if wrong := implausible({**self.total(), **sums}, asked, 0):
+            raise RunStopped(f"the sites' sums cannot be right: {wrong}; whose they are cannot be seen")
+        return {"": sums}
+
+
+def implausible(sums: Sums, asked: Asked, least: int) -> str:
+    """Why no table has these sums, in a few words; empty where one may."""
+    for (what, name, _), value in sums.items():
+        if what in COUNTED and not (value >= 0 and value == int(value)):
+            return f"its count of {what} {name} is {value:g}"
+        if what in THRESHOLDED and 0 < value < least:
+            return f"it tells of {value:g} rows, and {least} are the least"
+    rows = sums["rows", "", 0]
+    if rows < max(1, least):
+        return f"it has {rows:g} rows"
+    for what in ("class", "environment"):
+        if sum(value for (kind, _, _), value in sums.items() if kind == what) > rows:
+            return f"it counts more of {what} than rows"
+    counts = {name: value for (what, name, _), value in sums.items() if what == "count"}
+    empty = {name: value for (what, name, _), value in sums.items() if what == "empty"}
+    if worst := next((name for name in empty if empty[name] + counts.get(name, 0) > rows), ""):
+        return f"column {worst!r} has more cells than rows"
+    most = float(FLOAT32_MAX)
+    for (what, name, _), value in sums.items():
+        if what == "sum" and not abs(value) <= counts[name] * most:
+            return f"column {name!r} has a sum of {value:g} of {counts[name]:g} numbers"
+        if what == "square" and not 0 <= value <= counts[name] * (2 * most) ** 2:
+            return f"column {name!r} has a sum of squares of {value:g} of {counts[name]:g} numbers"
+        if what == "bin" and value < 0:
+            return f"column {name!r} has {value:g} numbers in a bin"
+    for name in asked.bins:
+        if abs((inside := sum(_of(sums, "bin", name))) - counts[name]) > 1e-6 * counts[name] + 1e-6:
+            return f"column {name!r} has {inside:g} numbers in bins and {counts[name]:g} in all"
+    return ""
