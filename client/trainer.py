@@ -29,6 +29,8 @@ from perennial.common.methods.base import LocalTraining, Method
 from perennial.common.metrics import Score, column, plain, score
 from perennial.common.models import Network, Tensors
 from perennial.common.ranking import BATCH, columns, rank
+from perennial.common.scores import SCORES, counted
+from perennial.common.scores import columns as score_columns
 from perennial.common.seeding import torch_generator
 from perennial.common.split import SPLIT, tally
 from perennial.common.split import columns as split_columns
@@ -45,7 +47,7 @@ Predictor = Callable[[Tensor], Tensor]
 """Inputs (n, *input_shape) to logits (n, classes)."""
 
 EVALUATION_BATCH = 4096
-VALIDATION = "validation"
+VALIDATION, TEST = "validation", "test"
 
 
 @dataclass(frozen=True)
@@ -221,11 +223,12 @@ class Client(Generic[H]):
         """Counts and summed losses of each model on held-out training data and on each test environment.
 
         Metrics are lists `MODEL/SPLIT/{count,correct,loss}`, one entry per environment, and where the request has
-        `BATCH` the columns of rankings; the settings of the reply name the environments of each split. Where the
-        request has references, the columns of `common/split.py` are there as well, from held-out data alone.
+        `BATCH` the columns of rankings, and where it has `SCORES` those of test samples by score; the settings of
+        the reply name the environments of each split. Where the request has references, the columns of
+        `common/split.py` are there as well, from held-out data alone.
         """
         batch = int(received.settings.get(BATCH, 0))  # type: ignore[arg-type]
-        splits = {VALIDATION: {VALIDATION: self.data.validation}, "test": self.data.test}
+        splits = {VALIDATION: {VALIDATION: self.data.validation}, TEST: self.data.test}
         metrics: dict[str, int | float | list[int] | list[float] | Tensor] = {}
         held_out = self.data.validation
         known = [self.right(self.predictor(tensors), held_out) for tensors in received.references]
@@ -236,6 +239,9 @@ class Client(Generic[H]):
                 metrics[f"{model}/{split}/count"] = [s.count for s in scores]
                 metrics[f"{model}/{split}/correct"] = column([s.correct for s in scores])
                 metrics[f"{model}/{split}/loss"] = column([s.loss for s in scores])
+                if SCORES in received.settings and split == TEST:
+                    counts = self.lists(_by_score, answers)
+                    metrics |= {f"{model}/{split}/{name}": values for name, values in counts.items()}
                 if batch:
                     found = self.lists(partial(_rankings, batch=batch), answers)
                     metrics |= {f"{model}/{split}/{name}": values for name, values in found.items()}
@@ -249,6 +255,10 @@ class Client(Generic[H]):
 
 def _rankings(answers: Sequence[tuple[Tensor, Tensor]], batch: int) -> dict[str, list[int] | list[float]]:
     return columns([rank(logits, labels, batch) for logits, labels in answers])
+
+
+def _by_score(answers: Sequence[tuple[Tensor, Tensor]]) -> dict[str, list[int]]:
+    return score_columns([counted(logits, labels) for logits, labels in answers])
 
 
 def _tallies(known: Sequence[Tensor], right: Tensor, examples: Examples, classes: int) -> dict[str, list[int]]:

@@ -127,8 +127,21 @@ class RunConfig(Task):
     )
     data_root: str = knob("", "folder of the raw data sets; empty: PERENNIAL_DATA")
     references: str = knob("", "file of models with which clients tell held-out samples apart, for `split`")
+    scores: Literal["auto", "on", "off"] = knob(
+        "auto",
+        "whether evaluations of two classes also count samples by score, for sensitivity, AUROC, calibration; "
+        "auto: on own data, without a privacy mechanism",
+    )
     privacy: SerializeAsAny[Privacy] = NoMechanism()
     aggregation: Aggregation = Aggregation()
+
+    @property
+    def scored(self) -> bool:
+        """Whether evaluations count test samples by score (`common/scores.py`)."""
+        if self.scores != "auto":
+            return self.scores == "on"
+        own = self.scenario.dataset == "own" and self.scenario.classes == 2
+        return own and self.privacy.mechanism == "none"
 
     @property
     def cohort(self) -> int:
@@ -263,6 +276,9 @@ def _load(
         raise UserError(f"left_out: {config.left_out!r} is not possible with {why_not}")
     if config.test_sites and (why_not := config.all_train()):
         raise UserError(f"test_sites: {', '.join(config.test_sites)} is not possible with {why_not}")
+    if config.scores == "on" and config.scenario.classes != 2:
+        classes = config.scenario.classes
+        raise UserError(f"scores: 'on' is for two classes, and {config.scenario.name} has {classes}; leave it out")
     for client in config.nodes:
         if client not in config.scenario.client_ids:
             raise UserError(f"nodes: {unknown('client', client, config.scenario.client_ids)}")

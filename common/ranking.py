@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from perennial.common.scores import area, whole
+
 BINS = 4096
 BATCH = "ranking-batch"
 """Setting of an evaluation request: the size of the batches of `hard_areas`; without it no areas are asked for."""
@@ -49,10 +51,7 @@ class Ranking:
         found = {}
         positives, negatives = int(self.positives.sum()), int(self.negatives.sum())
         if positives and negatives:
-            below = self.negatives.cumsum() - self.negatives / 2
-            found["auroc"] = float(self.positives @ below) / positives / negatives
-            # In floats: the product of all clients' counts may be more than 63 bits hold.
-            found["auroc_error"] = float(self.positives @ self.negatives.astype(float)) / 2 / positives / negatives
+            found["auroc"], found["auroc_error"] = area(self.negatives, self.positives)
             # Average precision: of each bin as a threshold, the precision times the recall that it adds.
             right = self.positives[::-1].cumsum()
             taken = right + self.negatives[::-1].cumsum()
@@ -126,11 +125,3 @@ def from_columns(given: Mapping[str, Any], counts: Sequence[int], batch: int) ->
         if not all(0 <= total <= found.batches + 1e-6 for total in (found.hard_auroc, found.hard_auprc)):
             raise ValueError("an area above 1")
     return rankings
-
-
-def whole(values: Sequence[Any], most: int) -> Sequence[int]:
-    """The values, if each is a whole number from 0 to `most`. Raises `ValueError`."""
-    for value in values:
-        if type(value) is not int or not 0 <= value <= most:
-            raise ValueError(f"{value!r:.40} is no whole number from 0 to {most}")
-    return values

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from perennial.common.ranking import whole
+from perennial.common.scores import whole
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -6,6 +6,7 @@ from importlib import metadata
 from typing import Any
 
 from perennial.common.config import RunConfig
+from perennial.common.scores import SCORE, Scores, added
 from perennial.server.split import Score, first, gate, score, shut
 
 Row = dict[str, Any]
@@ -27,7 +28,7 @@ def summarise(config: RunConfig, rows: list[Row], *, seconds: float, oracle: boo
     that selection speaks.
     """
     rounds = [row for row in rows if row["kind"] == "round"]
-    evaluations = [row for row in rows if row["kind"] in ("evaluation", "ranking", SPLIT)]
+    evaluations = [row for row in rows if row["kind"] in ("evaluation", "ranking", SCORE, SPLIT)]
     selections = (*SELECTIONS, SPLIT, "oracle") if oracle else (*SELECTIONS, SPLIT)
     models: dict[str, Any] = {}
     for model in config.method.evaluates:
@@ -96,10 +97,23 @@ class Evaluation:
         """Areas over the test samples of all clients, by environment; empty where the scenario has none."""
         self.split: Row | None = None
         """Counts of the held-out samples that references know and do not know."""
+        self.scores: dict[str, dict[str, Scores]] = {}
+        """Test samples by score, by client and environment; empty where they were not asked for."""
+        self.positive = ""
+        """The class that a score is the probability of."""
         right = total = 0
         for row in rows:
             if row.get("kind") == SPLIT:
                 self.split = row
+                continue
+            if row.get("kind") == SCORE:
+                self.positive = row["positive"]
+                import numpy as np
+
+                parts = zip(row["environment"], row["negatives"], row["positives"], strict=True)
+                self.scores[row["client"]] = {
+                    name: Scores(np.array(negatives), np.array(positives)) for name, negatives, positives in parts
+                }
                 continue
             if row.get("kind") == "ranking":
                 if row["split"] == "test":
@@ -125,7 +139,8 @@ class Evaluation:
     def summary(self) -> dict[str, Any]:
         """Accuracy per test environment, worst, average, pooled, per client, and on held-out training data.
 
-        Beside them the test losses and areas, and the mean over environments of each.
+        Beside them the test losses and areas, and the mean over environments of each; where test samples were
+        counted by score, what that says.
         """
         test = self.client_mean("test")
         found = score(self.split) if self.split else None
@@ -140,7 +155,22 @@ class Evaluation:
             "losses": losses,
             "areas": self.areas,
             "clients": self.accuracy["test"],
+            **({"scores": self._scores()} if self.scores else {}),
             **({SPLIT: found.json()} if found else {}),
+        }
+
+    def _scores(self) -> dict[str, Any]:
+        """Measures of the test samples by score: of all of them, by environment, and by client."""
+        environments = dict.fromkeys(name for own in self.scores.values() for name in own)
+        clients = {client: added(list(own.values())) for client, own in self.scores.items()}
+        return {
+            "positive": self.positive,
+            "all": added(list(clients.values())).measures(),
+            "environments": {
+                name: added([own[name] for own in self.scores.values() if name in own]).measures()
+                for name in environments
+            },
+            "clients": {client: own.measures() for client, own in clients.items()},
         }
 
     def score(self) -> Score | None:

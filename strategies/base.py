@@ -19,6 +19,7 @@ from perennial.common.config import RunConfig
 from perennial.common.methods.base import Method
 from perennial.common.models import Network, Tensors, network
 from perennial.common.ranking import BATCH
+from perennial.common.scores import BINS, SCORES
 from perennial.common.seeding import numpy_generator, torch_generator
 from perennial.common.split import References
 from perennial.common.wire import KEPT, MODEL, RESUMED, ROUND, RUN, TASK, Scalar, from_record, to_record
@@ -170,7 +171,7 @@ class MethodStrategy(Strategy, Generic[H]):
         evaluated = self.run.evaluated
         self.enrol(grid, evaluated)
         batch = self.run.scenario.ranking_batch
-        settings = {BATCH: batch} if batch else {}
+        settings = {**({BATCH: batch} if batch else {}), **({SCORES: BINS} if self.run.scored else {})}
         payload, references = self.payload(from_record(arrays)), self.references.records if self.references else {}
 
         def both(client: str) -> Payload:

@@ -1,12 +1,15 @@
 """Evaluation replies as rows of the log."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from perennial.common.config import RunConfig
-from perennial.common.ranking import COLUMNS, Ranking, from_columns, whole
+from perennial.common.ranking import COLUMNS, Ranking, from_columns
+from perennial.common.scores import COLUMNS as SCORE_COLUMNS
+from perennial.common.scores import SCORE, Scores, whole
+from perennial.common.scores import from_columns as from_score_columns
 from perennial.common.split import COLUMNS as SPLIT_COLUMNS
 from perennial.common.split import SPLIT, References, Tally
 from perennial.common.split import from_columns as from_split_columns
@@ -26,6 +29,7 @@ class Evaluation:
         self._references, self._apart = references, Apart(len(run.scenario.train_environments))
         self._run, self._round = run, server_round
         self._rankings: dict[tuple[str, str, str], Ranking] = {}
+        self._scores: list[Row] = []
 
     def add(self, reply: AcceptedReply) -> None:
         """Take in a client's reply. Raises `Rejected`, and has taken nothing, where its columns do not fit."""
@@ -35,6 +39,8 @@ class Evaluation:
             for name, found in zip(row["environment"], row.pop("rankings"), strict=False):
                 key = row["model"], row["split"], name
                 self._rankings[key] = self._rankings[key] + found if key in self._rankings else found
+            if scores := row.pop("scores"):
+                self._scores.append(self._score_row(row, scores))
         self.clients += rows
 
     def rows(self) -> list[Row]:
@@ -50,7 +56,17 @@ class Evaluation:
             }
             for (model, split, name), ranking in self._rankings.items()
         ]
-        return [*self.clients, *areas, *self._split_rows()]
+        return [*self.clients, *areas, *self._scores, *self._split_rows()]
+
+    def _score_row(self, row: Row, scores: Sequence[Scores]) -> Row:
+        """A client's test samples by score, environment after environment."""
+        about = {"kind": SCORE, **{name: row[name] for name in ("round", "client", "model", "environment")}}
+        names = self._run.scenario.class_names
+        counts = {
+            "negatives": [own.negatives.tolist() for own in scores],
+            "positives": [own.positives.tolist() for own in scores],
+        }
+        return {**about, "positive": names[1] if names else "1", **counts}
 
     def _split_rows(self) -> list[Row]:
         """What the selection `split` rests on: sums over clients, per model."""
@@ -85,8 +101,8 @@ class Evaluation:
         return {name: sum(values) / len(values) for name, values in accuracy.items()}
 
     def _read(self, reply: AcceptedReply) -> tuple[list[Row], dict[str, Tally]]:
-        """A reply as one row per model and split, with `rankings` by environment if they were asked for, and the
-        tallies of its models."""
+        """A reply as one row per model and split, with `rankings` and `scores` by environment if they were asked
+        for, and the tallies of its models."""
         scenario, method = self._run.scenario, self._run.method
         ranked = COLUMNS if scenario.ranking_batch else ()
         environments = {"validation": {"validation"}, "test": set(scenario.test_environments)}
@@ -100,7 +116,8 @@ class Evaluation:
                 columns.setdefault((model, split), {})[column] = values
             tallies = self._tallies(columns) if self._references else {}
             for (model, split), row in columns.items():
-                if model not in method.evaluates or row.keys() != {*COUNTED, *ranked}:
+                scored = SCORE_COLUMNS if self._run.scored and split == "test" else ()
+                if model not in method.evaluates or row.keys() != {*COUNTED, *ranked, *scored}:
                     raise ValueError(f"{model}/{split} was not asked for")
                 names = reply.settings[split]
                 if not isinstance(names, list) or not environments[split].issuperset(names):
@@ -112,9 +129,11 @@ class Evaluation:
                     raise ValueError("more correct answers than samples")
                 given = {column: row.pop(column) for column in ranked}
                 rankings = from_columns(given, counts, scenario.ranking_batch) if given else []
+                by_score = {column: row.pop(column) for column in scored}
+                scores = from_score_columns(by_score, counts, corrects) if scored else []
                 named = {"kind": "evaluation", "round": self._round, "client": reply.client}
                 where = {"model": model, "split": split, "environment": names}
-                rows.append({**named, **where, **row, "rankings": rankings})
+                rows.append({**named, **where, **row, "rankings": rankings, "scores": scores})
         except (KeyError, TypeError, ValueError) as error:
             raise Rejected(f"its evaluation cannot be read ({str(error)[:LONGEST_REASON]})") from None
         return rows, tallies

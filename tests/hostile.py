@@ -41,9 +41,10 @@ SPECIAL = {
     "fedavg+secagg": ("fedavg", "toy", "privacy.mechanism=secagg"),
     "fedavg+fixed": ("fedavg", "toy", "privacy.mechanism=fixed"),
     "fedavg+areas": ("fedavg", "toy-with-areas"),
+    "fedavg+scores": ("fedavg", "toy", "scores=on"),
 }
 SUBJECTS = [*sorted(METHODS), *SPECIAL]
-"""Every method, one in the two kinds of privacy, and one with rankings."""
+"""Every method, one in the two kinds of privacy, one with rankings, and one with counts by score."""
 
 # ---------------------------------------------------------------------- honest exchanges
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
+from perennial.common.scores import BINS, GROUPS, SCORE_MEASURES
 from perennial.server.cli.console import out
 from perennial.server.cli.references import reference_lines
 from perennial.server.folder import RunFolder, understood
@@ -39,6 +40,8 @@ def _print(folder: RunFolder, as_json: bool, oracle: bool) -> None:
         out.print_json(data=summary)
         return
     out.print(accuracy_table(summary))
+    if scores := score_table(summary):
+        out.print(scores)
     if clusters := cluster_table(folder.rows()):
         out.print(clusters)
     for line in reference_lines(folder.path, config, summary):
@@ -115,6 +118,34 @@ def accuracy_table(summary: dict[str, Any]) -> Table:
         for title, name in (("split", "score"), ("its standard error", "error"), ("best constant", "constant")):
             table.add_row(title, *(percent(found.get(SPLIT, {}).get(name)) for _, found in columns))
     table.add_row("round", *(str(found["round"]) for _, found in columns))
+    return table
+
+
+def score_table(summary: Mapping[str, Any]) -> Table | None:
+    """What test samples by score say of each model after the last round; None where they were not counted."""
+    finals = {model: found["final"] for model, found in summary["models"].items()}
+    every = {model: found["scores"] for model, found in finals.items() if "scores" in found}
+    if not every:
+        return None
+    positive = next(iter(every.values()))["positive"]
+    own, where = ("clients", "site") if summary["scenario"] == "own-data" else ("environments", "environment")
+    parts = {model: {**scores[own], "all": scores["all"]} for model, scores in every.items()}
+    errors = [found["auroc_error"] or 0.0 for rows in parts.values() for found in rows.values()]
+    table = Table(
+        title=f"class {positive} against the other, after round {summary['rounds']}",
+        caption=f"in % of the test samples; AUROC from {BINS} bins of the score, by which it can be off by "
+        f"{percent(max(errors))} at most; calibration error in {GROUPS} groups of bins",
+    )
+    table.add_column("model", no_wrap=True)
+    table.add_column(where, no_wrap=True)
+    for title in (f"{positive},\nof all", "sensi-\ntivity", "speci-\nficity", "AUROC", "calibr.\nerror"):
+        table.add_column(title, justify="right", overflow="fold")
+    for model, rows in parts.items():
+        for name, found in rows.items():
+            values = (percent(found[measure]) for measure in SCORE_MEASURES)
+            counts = f"{found['positives']} of {found['samples']}"
+            table.add_row(model, name, counts, *values, style="bold" if name == "all" else "")
+        table.add_section()
     return table
 
 

@@ -74,12 +74,25 @@ class Line:
 
 
 def line_figure(
-    key: str, lines: Sequence[Line], xlabel: str, ylabel: str, *, names: Sequence[str] = (), percent: bool = True
+    key: str,
+    lines: Sequence[Line],
+    xlabel: str,
+    ylabel: str,
+    *,
+    names: Sequence[str] = (),
+    percent: bool = True,
+    diagonal: bool = False,
 ) -> str:
-    """Curves in one panel; `names` label the x positions 0, 1, … `key` tells this figure's ids from others'."""
+    """Curves in one panel; `names` label the x positions 0, 1, … `key` tells this figure's ids from others'.
+
+    `diagonal`: where both axes are the same quantity, from 0 to 100, also the line of equal values.
+    """
     with _look():
         figure = Figure(figsize=(4.2, 2.9), layout="constrained")
-        _panel(figure, lines, xlabel, ylabel, names, percent)
+        axes = _panel(figure, lines, xlabel, ylabel, names, percent)
+        if diagonal:
+            axes.plot([0, 100], [0, 100], color=INK, linewidth=0.8, zorder=0)
+            axes.set(xlim=(-2, 102), ylim=(-2, 102))
         return _svg(figure, key)
 
 

@@ -6,6 +6,7 @@ from math import nan
 
 import numpy as np
 
+from perennial.common.scores import GROUPS
 from perennial.server.report import figures
 from perennial.server.report.load import Run
 from perennial.server.report.results import Result, over_seeds
@@ -73,6 +74,11 @@ def scenario_figures(key: str, shown: Sequence[Result], selections: Sequence[str
         label = "% of the clients, from the worst to the best"
         svg = figures.line_figure(f"{key}c{selection}", lines, label, "accuracy (%)")
         made.append(Figure(f"Accuracy of the clients, {titled(selection)}", svg))
+    reliable = [line for style, result in enumerate(shown) if (line := _reliability_line(style, result))]
+    if reliable:
+        labels = "score (%)", "share of positives among samples of this score (%)"
+        svg = figures.line_figure(f"{key}s", reliable, *labels, diagonal=True)
+        made.append(Figure("Reliability of the scores after the last round, all clients together", svg))
     return made
 
 
@@ -112,6 +118,21 @@ def _client_line(style: int, picked: Iterable[Selected]) -> figures.Line:
     )
     shares = [100 * (index + 0.5) / len(accuracies) for index in range(len(accuracies))]
     return figures.Line(style, shares, [100 * value for value in accuracies])
+
+
+def _reliability_line(style: int, result: Result) -> figures.Line | None:
+    """The share of positives against the mean score of each group of scores, the samples of all seeds together."""
+    groups: dict[int, list[tuple[int, float, float]]] = {}
+    for one in result.picked("final"):
+        for group in one.scores.all.reliability if one.scores else ():
+            groups.setdefault(int(group[1] * GROUPS), []).append(group)
+    if not groups:
+        return None
+    points = []
+    for _, own in sorted(groups.items()):
+        count = sum(samples for samples, _, _ in own)
+        points.append([sum(100 * group[0] * group[place] for group in own) / count for place in (1, 2)])
+    return figures.Line(style, *map(list, zip(*points, strict=True)))
 
 
 def round_means(result: Result, kind: str) -> dict[int, Spread | None]:

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
+from perennial.common.scores import BINS, SCORE_MEASURES
 from perennial.server.report.load import Run, settings
-from perennial.server.report.results import Result, by_scenario, part, telling
+from perennial.server.report.results import Result, by_scenario, over_seeds, part, telling
 from perennial.server.study.compare import Spread
 from perennial.server.summary import SPLIT
 from perennial.server.words import members, size
@@ -47,7 +48,7 @@ def tables(found: Sequence[Result], selections: Sequence[str]) -> dict[str, list
         scenario: [
             summary_table(own, selections),
             environment_table(own, selections),
-            *(table for table in [settings_table(own)] if table),
+            *(table for table in [site_table(own, selections), score_table(own), settings_table(own)] if table),
             *(membership_table(result, result.runs[0]) for result in clustered(own)),
         ]
         for scenario, own in by_scenario(found).items()
@@ -82,6 +83,38 @@ def environment_table(found: Sequence[Result], selections: Sequence[str]) -> Tab
     ]
     head = ["method", "model", "selection", *names, "held-out training", "round"]
     return Table("Test accuracy in % by environment", head, rows, 3)
+
+
+def site_table(found: Sequence[Result], selections: Sequence[str]) -> Table | None:
+    """Accuracy at every site with data of its own; None where there are none."""
+    sites = sites_of(found)
+    rows = []
+    for result in found:
+        for selection in selections:
+            picked = result.picked(selection)
+            known = [[value for one in picked if (value := one.site(name)) is not None] for name in sites]
+            rows.append([result.method, result.model, titled(selection), *(_cell(over_seeds(v)) for v in known)])
+    head = ["method", "model", "selection", *sites]
+    return Table("Test accuracy in % by site", head, rows, 3) if sites else None
+
+
+def score_table(found: Sequence[Result]) -> Table | None:
+    """What test samples by score say after the last round; None where they were not counted."""
+    rows, sites = [], sites_of(found)
+    for result in found:
+        scores = [one.scores for one in result.picked("final") if one.scores]
+        names = dict.fromkeys(name for own in scores for name in (own.clients if sites else own.environments))
+        for name in [*names, *(["all"] if scores else [])]:
+            parts = [{**own.environments, **own.clients, "all": own.all}.get(name) for own in scores]
+            spreads = (
+                over_seeds(value for part in parts if part and (value := getattr(part, measure)) is not None)
+                for measure in SCORE_MEASURES
+            )
+            rows.append([result.method, result.model, scores[0].positive, name, *map(_cell, spreads)])
+    where = "site" if sites else "environment"
+    head = ["method", "model", "positive class", where, *SCORE_MEASURES.values()]
+    title = f"Test samples by score after the last round, in %; AUROC and calibration error from {BINS} bins"
+    return Table(title, head, rows, 4) if rows else None
 
 
 def membership_table(result: Result, run: Run) -> Table:
@@ -244,6 +277,12 @@ def _cell(value: Spread | None) -> str:
 def titled(selection: str) -> str:
     """A selection's name; one on test data says so."""
     return "oracle (chosen on test data)" if selection == "oracle" else selection
+
+
+def sites_of(found: Iterable[Result]) -> list[str]:
+    """The sites of results on data of their own; none where clients are parts of a data set."""
+    scenarios = (result.runs[0].config.scenario for result in found)
+    return list(dict.fromkeys(name for own in scenarios if own.dataset == "own" for name in own.client_ids))
 
 
 def environments_of(found: Iterable[Result]) -> list[str]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 from shutil import rmtree
+from statistics import fmean
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -24,6 +25,29 @@ from perennial.server.folder import PRUNED, RunFolder
 from perennial.server.split import Select
 from perennial.server.study.version import name_without_code, run_name
 from perennial.server.words import duration, percent
+
+
+class Scored(BaseModel):
+    """What samples by score say (`common/scores.py`); None where a class is missing."""
+
+    samples: int
+    positives: int
+    sensitivity: float | None
+    specificity: float | None
+    auroc: float | None
+    auroc_error: float | None
+    calibration_error: float | None
+    reliability: list[tuple[int, float, float]]
+    """Of each group of scores: samples, their mean score, the share of positives."""
+
+
+class Scores(BaseModel):
+    """The same of all test samples, by environment and by client."""
+
+    positive: str
+    all: Scored
+    environments: dict[str, Scored]
+    clients: dict[str, Scored]
 
 
 class Selected(BaseModel):
@@ -43,6 +67,13 @@ class Selected(BaseModel):
     areas: dict[str, dict[str, float]] = {}
     """By test environment: areas of a binary task, all clients' samples together."""
     clients: dict[str, dict[str, float]]
+    scores: Scores | None = None
+    """Of test samples counted by score, where they were."""
+
+    def site(self, name: str) -> float | None:
+        """A client's accuracy, the mean over its test environments."""
+        own = self.clients.get(name)
+        return fmean(own.values()) if own else None
 
 
 class Summary(BaseModel):

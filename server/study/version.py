@@ -53,6 +53,7 @@ def config_digest(config: RunConfig) -> str:
         "cohort_engine": engine,
         "aggregation": rule,
         "evaluate_clients": config.evaluates_some and config.evaluate_clients,
+        "scores": "" if config.scores == "auto" else config.scores,
     }
     values = config.model_dump(mode="json", exclude=NO_NUMBER | later.keys())
     values |= {name: value for name, value in later.items() if value}

@@ -88,6 +88,7 @@ CHANGES = {
     "most_metric_bytes": st.integers(1, 10**6),
     "most_setting_bytes": st.integers(1, 10**6),
     "test_sites": st.just(["client-0"]),
+    "scores": st.sampled_from(["on", "off"]),
     "privacy.mechanism": st.just("adaptive"),
     "aggregation.rule": st.sampled_from(["median", "trimmed-mean"]),
     "learning_rate": st.floats(0.1, 1),

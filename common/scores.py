@@ -1,0 +1,156 @@
+"""How well the scores of a binary task are placed: counts of samples by score, which add up over clients.
+
+The score of a sample is the probability that the model gives to the second class, which is the positive one.
+Clients send how many negatives and positives have a score in each of `BINS` bins of the same width,
+((b − 1)/BINS, b/BINS], and never a score. In the upper half are the samples that the model calls positive. From
+the counts come sensitivity and specificity, exactly; the area under the ROC curve, with the most that the bins can
+hide of it; and how far scores are from the share of positives among the samples that have them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    from torch import Tensor
+
+    Counts = npt.NDArray[np.int64]
+
+BINS = 100
+GROUPS = 10
+"""Groups of bins in which scores are compared with shares, each 0.1 wide."""
+SCORES = "score-bins"
+"""Setting of an evaluation request: the number of bins; without it no counts are asked for."""
+SCORE = "score"
+"""Kind of the rows of the log that have a client's test samples by score."""
+COLUMNS = ("negatives by score", "positives by score")
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Samples of one model by score."""
+
+    negatives: Counts
+    """(BINS,), from the lowest score to the highest."""
+    positives: Counts
+
+    def __add__(self, other: Scores) -> Scores:
+        return Scores(self.negatives + other.negatives, self.positives + other.positives)
+
+    @property
+    def right(self) -> int:
+        """Samples whose class the model tells."""
+        half = BINS // 2
+        return int(self.positives[half:].sum() + self.negatives[:half].sum())
+
+    def measures(self) -> dict[str, Any]:
+        """How many samples and positives there are, and `SCORE_MEASURES`; None where a class is missing.
+
+        `auroc_error` is how much the bins can change the area at most; the calibration error can be off by half a
+        bin, 0.005. `reliability`: of each group of bins that has samples how many it has, their mean score, and
+        the share of positives.
+        """
+        positives, negatives = int(self.positives.sum()), int(self.negatives.sum())
+        half, both = BINS // 2, bool(positives and negatives)
+        auroc, error = area(self.negatives, self.positives) if both else (None, None)
+        groups = self._reliability()
+        far = sum(count * abs(share - score) for count, score, share in groups)
+        return {
+            "samples": positives + negatives,
+            "positives": positives,
+            "sensitivity": int(self.positives[half:].sum()) / positives if positives else None,
+            "specificity": int(self.negatives[:half].sum()) / negatives if negatives else None,
+            "auroc": auroc,
+            "auroc_error": error,
+            "calibration_error": far / (positives + negatives) if positives + negatives else None,
+            "reliability": groups,
+        }
+
+    def _reliability(self) -> list[tuple[int, float, float]]:
+        import numpy as np
+
+        middle = (np.arange(BINS) + 0.5) / BINS
+        every = self.negatives + self.positives
+        groups = zip(*(np.split(part, GROUPS) for part in (every, every * middle, self.positives)), strict=True)
+        return [
+            (int(count.sum()), float(score.sum() / count.sum()), float(right.sum() / count.sum()))
+            for count, score, right in groups
+            if count.sum()
+        ]
+
+
+def added(found: Sequence[Scores]) -> Scores:
+    """The sum of counts, of one at least."""
+    return sum(found[1:], found[0])
+
+
+SCORE_MEASURES = {
+    "sensitivity": "sensitivity",
+    "specificity": "specificity",
+    "auroc": "AUROC",
+    "calibration_error": "calibration error",
+}
+"""What people call the measures."""
+
+
+def area(negatives: Counts, positives: Counts) -> tuple[float, float]:
+    """The area under the ROC curve of counts by score (bins,), and how much the binning can change it at most."""
+    pairs = int(positives.sum()), int(negatives.sum())
+    below = negatives.cumsum() - negatives / 2
+    # In floats: the product of all clients' counts may be more than 63 bits hold.
+    within = float(positives @ negatives.astype(float))
+    return float(positives @ below) / pairs[0] / pairs[1], within / 2 / pairs[0] / pairs[1]
+
+
+def counted(logits: Tensor, labels: Tensor) -> Scores:
+    """Samples with logits (n, 2) and labels (n,) by score."""
+    import torch
+
+    margin = logits[:, 1].double() - logits[:, 0].double()
+    bins = (margin.sigmoid() * BINS).ceil().long().clamp(1, BINS) - 1
+    # A margin too small for the sigmoid to differ from 1/2 still decides what the model says.
+    half = BINS // 2
+    bins = torch.where(margin > 0, bins.clamp(min=half), bins.clamp(max=half - 1))
+    return Scores(*(torch.bincount(bins[labels == c], minlength=BINS).cpu().numpy() for c in (0, 1)))
+
+
+# ---------------------------------------------------------------------- on the wire
+
+
+def columns(found: Sequence[Scores]) -> dict[str, list[int]]:
+    """Counts in several environments as `COLUMNS`, lists of plain numbers, environment after environment."""
+    parts = {COLUMNS[0]: [own.negatives for own in found], COLUMNS[1]: [own.positives for own in found]}
+    return {name: [int(count) for part in own for count in part] for name, own in parts.items()}
+
+
+def from_columns(given: Mapping[str, Any], counts: Sequence[int], right: Sequence[int]) -> list[Scores]:
+    """What `columns` made, of environments with so many samples, of which the model has so many right.
+
+    Raises `ValueError`, `KeyError` or `TypeError` where it cannot be.
+    """
+    import numpy as np
+
+    most = max(counts, default=0)
+    for name in COLUMNS:
+        if len(given[name]) != len(counts) * BINS:
+            raise ValueError(f"{name} has another length than the environments and bins")
+    bins = [np.array(whole(given[name], most), np.int64).reshape(len(counts), BINS) for name in COLUMNS]
+    found = [Scores(*own) for own in zip(*bins, strict=True)]
+    for own, count, correct in zip(found, counts, right, strict=True):
+        if int(own.negatives.sum() + own.positives.sum()) != count:
+            raise ValueError("the bins of the score have other counts than there are samples")
+        if own.right != correct:
+            raise ValueError("the bins of the score have other right answers than were counted")
+    return found
+
+
+def whole(values: Sequence[Any], most: int) -> Sequence[int]:
+    """The values, if each is a whole number from 0 to `most`. Raises `ValueError`."""
+    for value in values:
+        if type(value) is not int or not 0 <= value <= most:
+            raise ValueError(f"{value!r:.40} is no whole number from 0 to {most}")
+    return values
