@@ -49,11 +49,12 @@ def config(runtime: str, root: Path) -> RunConfig:
 class Site:
     """A `perennial join` of a person at a terminal."""
 
-    def __init__(self, name: str, folder: Path, port: int) -> None:
+    def __init__(self, name: str, folder: Path, port: int, *more: str) -> None:
         self.state, self.output = folder / f"state of {name}", folder / f"{name}.out"
         command = [
             str(Path(sys.executable).parent / "perennial"), "join", "--superlink", f"127.0.0.1:{port}",
             "--data", str(folder / "all data" / f"{name}.csv"), "--state", str(self.state), "--device", "cpu",
+            *more,
         ]  # fmt: skip
         with self.output.open("w") as output:
             self.process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)

@@ -1,0 +1,321 @@
+"""A survey: what leaves the sites, what is computed of it, and what becomes of answers that cannot be used."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from tables import SITES, hospitals
+
+from perennial.client.app import OneHandlerApp
+from perennial.client.node.survey import Respondent
+from perennial.client.settings import Consent
+from perennial.common.data.own import read
+from perennial.common.errors import UserError
+from perennial.common.secagg import ACTIONS
+from perennial.common.survey import SHAPE, SUMS, SURVEY, TOLD, Asked, Request, entered, limbs, whole
+from perennial.common.wire import CLIENT, CONFIG, METRICS, REFUSED, from_record, records, to_record
+from perennial.server.describe import announcement, question
+from perennial.server.grid import LocalGrid
+from perennial.server.local import number
+from perennial.server.survey import Surveyed, median, survey
+
+Spoil = Callable[[Message, Message], Message]
+"""From a request and the honest reply to what is sent."""
+MEDIAN = question(["median"])
+
+
+class Federation(LocalGrid):
+    """Sites with a table each, whose messages are kept as they are on the wire."""
+
+    def __init__(self, folder: Path, spoil: dict[str, Spoil] | None = None, **consents: Consent) -> None:
+        self.wire: list[tuple[str, Message, Message]] = []
+        files = sorted(folder.glob("*.csv"))
+
+        def load(file: Path) -> Callable[[Any], Any]:
+            return lambda asked: read(file, asked.label_column, asked.environment_column)
+
+        sites = [Respondent(file.stem, load(file), consents.get(file.stem, Consent.full), 10) for file in files]
+
+        def reply(message: Message, context: Context) -> Message:
+            site = sites[number(context)]
+            try:
+                answer = site.answer(message)
+            except UserError as error:  # as at a node
+                raise RuntimeError(str(error)) from None
+            answer = (spoil or {}).get(site.name, lambda _, honest: honest)(message, answer)
+            self.wire.append((site.name, message, answer))
+            return answer
+
+        super().__init__(OneHandlerApp(reply), len(files))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    hospitals(tmp_path / "sites")
+    return tmp_path / "sites"
+
+
+def rows(folder: Path, site: str, change: Callable[[str], str]) -> None:
+    """Change each row of a site's table."""
+    head, *lines = (folder / f"{site}.csv").read_text().splitlines()
+    (folder / f"{site}.csv").write_text("\n".join([head, *map(change, lines)]) + "\n")
+
+
+def test_statistics_are_those_of_all_rows(folder: Path) -> None:
+    found = survey(Federation(folder), MEDIAN).scenario
+    tables = [
+        np.genfromtxt(folder / f"{site}.csv", delimiter=",", skip_header=1, usecols=(0, 1)) for site in SITES
+    ]
+    for place, name in enumerate(("age", "pressure")):
+        values = np.concatenate(tables)[:, place]
+        column = announcement(found)["columns"][name]
+        assert column["mean"] == pytest.approx(np.nanmean(values), rel=1e-5)
+        assert column["scale"] == pytest.approx(np.nanstd(values), rel=1e-5)
+        assert column["fill"] == pytest.approx(np.nanmedian(values), abs=np.nanstd(values) / 4)  # in tens of rows
+    assert found.sites == SITES
+
+
+def test_secure_aggregation_gives_the_same_and_hides_each_site(folder: Path) -> None:
+    plain, grid = survey(Federation(folder), MEDIAN), Federation(folder)
+    secure = survey(grid, question(["median"], secure=True))
+    assert (secure.scenario, secure.facts) == (plain.scenario, plain.facts)
+    assert (set(plain.sites), secure.sites) == (set(SITES), {})
+    sent = {name for _, message, reply in grid.wire if message.metadata.message_type == SUMS
+            for name in records(reply.content, ArrayRecord)}  # fmt: skip
+    assert sent == {"masked"}
+
+
+@pytest.mark.parametrize("values", [[0.0, -1.5, 1e20, 2.0**-60], [3.25, 7.5, -1e20, 0.1]])
+def test_whole_numbers_for_secure_aggregation_are_exact(values: list[float]) -> None:
+    assert whole(limbs(values).tolist()) == pytest.approx(values, abs=2**-63)
+    twice = whole((limbs(values) + limbs(values)).tolist())
+    assert twice == pytest.approx([2 * value for value in values], abs=2**-62)
+    with pytest.raises(ValueError, match="too large"):
+        limbs([1e30])
+
+
+def test_a_median_is_found_by_bins() -> None:
+    counts = [0.0] * 130
+    counts[65] = 4.0  # from 0 to 1/32
+    assert median(counts, -2, 2) == pytest.approx(1 / 64)
+
+
+# ---------------------------------------------------------------------- what is on the wire
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_nothing_but_what_the_page_says_is_on_the_wire(folder: Path, secure: bool) -> None:
+    """Names that ten rows have, counts of none or of ten rows and more, and sums of ten numbers and more."""
+    rows(folder, "va", lambda row: row.replace("fixed", "rare-disease") if row.startswith("6") else row)
+    grid = Federation(folder)
+    survey(grid, question(["median"], secure=secure))
+    for site, message, reply in grid.wire:
+        config = records(reply.content, ConfigRecord).get(CONFIG, ConfigRecord())
+        arrays = records(reply.content, ArrayRecord)
+        action = message.metadata.message_type
+        if action == SHAPE:
+            assert not arrays
+            assert set(config) == {CLIENT, TOLD}
+            told = json.loads(str(config[TOLD]))
+            assert set(told) <= {"classes", "columns", "environments"}
+            text = (folder / f"{site}.csv").read_text()
+            names = [name for own in told["columns"].values() for name in own.get("names", ())]
+            assert all(text.count(name) >= 10 for name in [*names, *told["classes"]])
+            assert "rare-disease" not in str(config[TOLD])
+            continue
+        assert not config
+        assert set(records(reply.content, MetricRecord)) == {METRICS}
+        if secure:
+            assert action in (*ACTIONS, SUMS)
+            assert set(arrays) <= {"keys", "shares", "masked"}
+            continue
+        assert (action, set(arrays)) == (SUMS, {SUMS})
+        asked = Request.model_validate_json(str(records(message.content, ConfigRecord)[CONFIG][SURVEY])).asked
+        assert asked
+        for (what, _, _), value in entered(asked, from_record(arrays[SUMS])[SUMS].tolist()).items():
+            assert what in ("rows", "class", "empty", "count", "sum", "square", "bin")
+            if what in ("rows", "class", "count"):
+                assert value == 0 or value >= 10
+
+
+def test_every_group_of_bins_has_enough_rows(folder: Path) -> None:
+    grid = Federation(folder)
+    survey(grid, MEDIAN)
+    for _, message, reply in grid.wire:
+        if message.metadata.message_type != SUMS:
+            continue
+        asked = Request.model_validate_json(str(records(message.content, ConfigRecord)[CONFIG][SURVEY])).asked
+        assert asked
+        if asked.step == "bins":
+            sums = entered(asked, from_record(records(reply.content, ArrayRecord)[SUMS])[SUMS].tolist())
+            for name in asked.bins:
+                own = [value for (_, column, _), value in sums.items() if column == name]
+                groups = np.split(own, np.flatnonzero(np.diff(own)) + 1)
+                assert all(math.isclose(group.sum(), round(group.sum())) and group.sum() >= 10 for group in groups)
+
+
+def test_consent(folder: Path) -> None:
+    grid = Federation(folder, va=Consent.none, hungary=Consent.counts)
+    found = survey(grid, MEDIAN)
+    assert found.left_out == {"va": "this site takes part in no survey; `perennial join --survey full` does"}
+    assert "hungary: 40 rows" in "".join(f"{site}: {told}" for site, told in found.sites.items())
+    for site, message, reply in grid.wire:
+        if site == "va":
+            assert set(records(reply.content, ConfigRecord)[CONFIG]) == {CLIENT, REFUSED}
+        if site == "hungary" and message.metadata.message_type == SUMS:
+            asked = Request.model_validate_json(str(records(message.content, ConfigRecord)[CONFIG][SURVEY])).asked
+            assert asked
+            sums = entered(asked, from_record(records(reply.content, ArrayRecord)[SUMS])[SUMS].tolist())
+            assert not any(
+                value for (what, _, _), value in sums.items() if what in ("count", "sum", "square", "bin")
+            )
+
+
+def test_a_site_keeps_to_its_own_least(folder: Path) -> None:
+    """Whatever the server asks for."""
+    grid = Federation(folder)
+    rows(folder, "va", lambda row: row.replace("fixed", "seldom") if row.startswith("6") else row)
+    survey(grid, question(["median"], least=1))
+    assert all("seldom" not in str(records(reply.content, ConfigRecord).get(CONFIG)) for _, _, reply in grid.wire)
+
+
+# ---------------------------------------------------------------------- each site's own scale
+
+
+def test_each_site_may_have_its_own_scale(folder: Path) -> None:
+    rows(
+        folder,
+        "va",
+        lambda row: ",".join([row.split(",")[0] and str(1000 + float(row.split(",")[0])), *row.split(",")[1:]]),
+    )
+    found = survey(Federation(folder), MEDIAN, per_site=True).scenario
+    assert found.columns_of("va")["age"].mean > 1000  # type: ignore[union-attr]
+    assert found.columns_of("cleveland")["age"].mean < 100  # type: ignore[union-attr]
+    x = found.divided("va", 0, read(folder / "va.csv")).train.x
+    assert abs(float(x[:, 0].mean())) < 0.5
+    assert found.at("va").cells["age"] == found.columns_of("va")["age"]
+    with pytest.raises(UserError, match="--scope site needs each site's own sums"):
+        survey(Federation(folder), question(["median"], secure=True), per_site=True)
+
+
+# ---------------------------------------------------------------------- what cannot be used
+
+
+def others_go_on(found: Surveyed, site: str, reason: str) -> None:
+    assert reason in found.left_out[site]
+    assert found.scenario.sites == tuple(other for other in SITES if other != site)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "va.csv cannot be read"),
+        ("age,pressure,pain,thal,label\n", "va.csv has no rows"),
+        ("age,pressure,pain,thal,label\n1,2,none,fixed,ill\n", "va.csv has fewer than 10 rows"),
+        ("age,pain,thal,label\n" + "1,none,fixed,ill\n" * 20, "it lacks column 'pressure', which most sites have"),
+        ("age,pressure,pain,thal,label\n" + "old,2,none,fixed,ill\n" * 20, "column 'age' has text, and numbers"),
+        ("age,pressure,pain,thal,label\n" + "2020-01-02,2,none,fixed,ill\n" * 20, "column 'age' has dates"),
+        ("age,pressure,pain,thal,label\n" + "1e999,2,none,fixed,ill\n" * 20, "column 'age' is no finite number"),
+    ],
+)
+def test_a_table_that_does_not_fit(text: str, reason: str, folder: Path) -> None:
+    (folder / "va.csv").write_text(text)
+    others_go_on(survey(Federation(folder), MEDIAN), "va", reason)
+
+
+def test_one_class_here_and_two_there(folder: Path) -> None:
+    rows(folder, "va", lambda row: row.replace("well", "ill"))
+    assert survey(Federation(folder), MEDIAN).scenario.labels == ("ill", "well")
+    for site in SITES:
+        rows(folder, site, lambda row: row.replace("well", "ill"))
+    with pytest.raises(UserError, match="has samples of class 'ill' alone"):
+        survey(Federation(folder), MEDIAN)
+
+
+def changed(place: int, value: float, step: str = "counts") -> Spoil:
+    """One number of a step's sums is another."""
+
+    def spoil(request: Message, reply: Message) -> Message:
+        if request.metadata.message_type != SUMS:
+            return reply
+        asked = Request.model_validate_json(str(records(request.content, ConfigRecord)[CONFIG][SURVEY])).asked
+        assert asked
+        if asked.step != step:
+            return reply
+        sums = from_record(records(reply.content, ArrayRecord)[SUMS])[SUMS].clone()
+        sums[place] = value
+        content = RecordDict({SUMS: to_record({SUMS: sums}), METRICS: MetricRecord()})
+        return Message(content, reply_to=request)
+
+    return spoil
+
+
+def saying(key: str, text: str) -> Spoil:
+    """Another first answer."""
+
+    def spoil(request: Message, reply: Message) -> Message:
+        if request.metadata.message_type == SHAPE:
+            config = ConfigRecord({**records(reply.content, ConfigRecord)[CONFIG], key: text})
+            return Message(RecordDict({CONFIG: config, METRICS: MetricRecord()}), reply_to=request)
+        return reply
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (changed(0, -40), "its count of rows  is -40"),
+        (changed(0, 7), "it tells of 7 rows, and 10 are the least"),
+        (changed(1, 10.5), "its count of class ill is 10.5"),
+        (changed(1, 1000), "it counts more of class than rows"),
+        (changed(3, 1000), "has more cells than rows"),
+        (changed(9, float("nan")), "is not finite"),
+        (changed(9, 1e90), "has a sum of 1e+90"),
+        (changed(0, -1, "squares"), "has a sum of squares of -1"),
+        (changed(5, -3, "bins"), "has -3 numbers in a bin"),
+        (changed(5, 300, "bins"), "numbers in bins"),
+        (saying(TOLD, "no JSON"), "what it tells of its table cannot be read"),
+        (saying(TOLD, '{"classes": ["a\\u0007b"], "columns": {"age": {"kind": "number"}}}'), "cannot be shown"),
+        (saying(TOLD, '{"classes": ["ill"], "columns": {"x": {"kind": "number"}}}'), "which most sites"),
+    ],
+)
+def test_a_hostile_or_broken_answer(spoil: Spoil, reason: str, folder: Path) -> None:
+    found = survey(Federation(folder, {"va": spoil}), MEDIAN)
+    others_go_on(found, "va", reason)
+    (folder / "va.csv").unlink()
+    assert found.scenario == survey(Federation(folder), MEDIAN).scenario
+
+
+def test_two_sites_of_one_name(folder: Path) -> None:
+    found = survey(Federation(folder, {"va": saying(CLIENT, "hungary")}), MEDIAN)
+    assert "node 2 and node 4 say that they are hungary" in found.left_out["hungary"]
+    assert found.scenario.sites == ("cleveland", "switzerland")
+
+
+def test_who_is_asked_for(folder: Path) -> None:
+    found = survey(Federation(folder), MEDIAN, ("va", "hungary", "north"), named=("va", "hungary", "north"))
+    assert found.left_out["north"] == "is not connected"
+    assert "--site" in found.left_out["cleveland"]
+    assert found.scenario.sites == ("hungary", "north", "va")
+    with pytest.raises(UserError, match="is not connected"):
+        survey(Federation(folder), MEDIAN, ("north",))
+
+
+def test_under_secure_aggregation_two_sites_are_too_few(folder: Path) -> None:
+    with pytest.raises(UserError, match="takes at least 3"):
+        survey(Federation(folder, va=Consent.none, hungary=Consent.none), question(["median"], secure=True))
+
+
+def test_a_question_that_is_none() -> None:
+    assert [entry[0] for entry in Asked(step="squares", means={"a": 0}).entries()] == ["square"]
+    respondent = Respondent("a", lambda _: pytest.fail("nothing is read"), Consent.full, 10)
+    for config in ({}, {SURVEY: "{}", "run": "../x", "round": 0}, {SURVEY: "[]", "run": "x", "round": 0}):
+        message = Message(RecordDict({CONFIG: ConfigRecord(config)}), 1, SHAPE)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="survey"):
+            respondent.answer(message)
