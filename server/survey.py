@@ -119,15 +119,11 @@ def survey(
     _must_know(question, taking.shapes)
     kinds = agreed(taking, question)
     shapes = list(taking.shapes.values())
-    classes = union(shape.classes for shape in shapes)
-    if len(classes) < 2:
-        has = f"samples of class {classes[0]!r} alone" if classes else f"no class that has {question.least} rows"
-        raise UserError(f"{_some(taking.shapes)} has {has}; there must be two or more")
     numbers = tuple(name for name, kind in kinds.items() if kind == "number")
     asks = _Asks(grid, question, taking, survey_id)
     counts = Asked(
         step="counts",
-        classes=classes,
+        classes=_classes(taking, question),
         environments=union(shape.environments or () for shape in shapes),
         columns=tuple(kinds),
         numbers=numbers,
@@ -143,7 +139,7 @@ def survey(
     found = asks.total()
     bins = {}
     for name, mean in means.items():
-        deviation = math.sqrt(found["square", name, 0] / found["count", name, 0])
+        deviation = math.sqrt(found["square", name, 0] / max(1.0, found["count", name, 0]))
         if deviation and question.rule(name) == "median":
             bins[name] = (mean - REACH * deviation, mean + REACH * deviation)
     asks.sums(Asked(step="bins", bins=bins))
@@ -161,7 +157,7 @@ def survey(
                     f"column {name!r} counts rows; an identifier tells nothing about others (--drop {name})"
                 )
         else:
-            columns[name] = CategoryColumn(categories=union(own.names for own in told))
+            columns[name] = CategoryColumn(categories=_categories(name, taking, question))
             if len(columns[name].categories) < 2:  # type: ignore[union-attr]
                 remarks.append(f"column {name!r} has the same text in every row that counts")
     rows, known = (sum(found[entry] for entry in found if entry[0] == kind) for kind in ("rows", "class"))
@@ -180,7 +176,10 @@ def survey(
         for site, sums in asks.tables.items()
         if per_site
     }
-    scenario = _scenario(question, named or sorted(taking.shapes), counts, columns, own_columns)
+    # Without the names of sites that were left out since.
+    environments = union(shape.environments or () for shape in taking.shapes.values())
+    names = {"labels": _classes(taking, question), "environments": environments}
+    scenario = _scenario(question, named or sorted(taking.shapes), names, columns, own_columns)
     return Surveyed(scenario, _facts(found, len(taking.shapes)), remarks, by_site, taking.left_out)
 
 
@@ -292,20 +291,18 @@ def median(counts: Sequence[float], low: float, high: float) -> float:
 def _scenario(
     question: Question,
     sites: Sequence[str],
-    counts: Asked,
+    names: Mapping[str, Sequence[str]],
     columns: Mapping[str, AnyColumn],
     own_columns: Mapping[str, Mapping[str, NumberColumn]],
 ) -> OwnData:
     given: dict[str, Any] = {
-        "labels": counts.classes,
+        **{key: value for key, value in names.items() if value},
         "label_column": question.label_column,
         "environment_column": question.environment_column,
         "sites": sites,
         "inputs": tuple(columns),
         "ignored": tuple(sorted(question.drop)),
     }
-    if counts.environments:
-        given["environments"] = counts.environments
     plain = [own for own in columns.values() if isinstance(own, NumberColumn) and own.fill is None]
     if len(plain) == len(columns) and not own_columns:
         given |= {"mean": [own.mean for own in plain], "scale": [own.scale for own in plain]}
@@ -392,11 +389,7 @@ def _kind(name: str, taking: Taking, question: Question) -> Literal["number", "c
     if kind == "number":
         return kind
     if kind == "category":
-        names = union(shape.columns[name].names for shape in taking.shapes.values())
-        if not names:
-            raise UserError(f"column {name!r} has no text that a site has in {question.least} rows{out}")
-        if len(names) > MOST_CATEGORIES:
-            raise UserError(f"column {name!r} has {len(names)} texts at all sites together{out}")
+        _categories(name, taking, question)
         return kind
     where = _some([site for site, own in kinds.items() if own == kind])
     if kind == "dates":
@@ -404,6 +397,27 @@ def _kind(name: str, taking: Taking, question: Question) -> Literal["number", "c
     raise UserError(
         f"{where}: column {name!r} has too many different texts, so it is free text or an identifier{out}"
     )
+
+
+def _classes(taking: Taking, question: Question) -> tuple[str, ...]:
+    """Of all sites. Raises `UserError` where there are not two."""
+    classes = union(shape.classes for shape in taking.shapes.values())
+    if len(classes) < 2:
+        has = f"samples of class {classes[0]!r} alone" if classes else f"no class that has {question.least} rows"
+        raise UserError(f"{_some(taking.shapes)} has {has}; there must be two or more")
+    return classes
+
+
+def _categories(name: str, taking: Taking, question: Question) -> tuple[str, ...]:
+    """A column's names at all sites. Raises `UserError` where there are none, or too many."""
+    names, out = union(shape.columns[name].names for shape in taking.shapes.values()), f"--drop {name}"
+    if not names:
+        raise UserError(
+            f"column {name!r} has no text that a site has in {question.least} rows; leave it out with {out}"
+        )
+    if len(names) > MOST_CATEGORIES:
+        raise UserError(f"column {name!r} has {len(names)} texts at all sites; leave it out with {out}")
+    return names
 
 
 def _must_know(question: Question, shapes: Mapping[str, Shape]) -> None:
