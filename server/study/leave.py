@@ -78,7 +78,7 @@ def without(config: RunConfig) -> list[RunConfig]:
 
 def judge(outcomes: Sequence[Outcome]) -> LeftOut | None:
     """The score of one configuration from its runs; None where one of them says nothing."""
-    counts = {outcome.config.left_out: _counts(outcome) for outcome in outcomes}
+    counts = {run.config.left_out: run.counts(run.config.method.evaluates[-1], "validation") for run in outcomes}
     if not all(total for _, total in counts.values()):
         return None
     accuracy = {environment: right / total for environment, (right, total) in counts.items()}
@@ -89,13 +89,3 @@ def judge(outcomes: Sequence[Outcome]) -> LeftOut | None:
         environments=accuracy,
         samples=sum(total for _, total in counts.values()),
     )
-
-
-def _counts(outcome: Outcome) -> tuple[int, int]:
-    """Of the environment left out: samples that the headline model gets right after the last round, and all."""
-    if not outcome.summary:
-        return 0, 0
-    model = outcome.config.method.evaluates[-1]
-    wanted = {"kind": "evaluation", "round": outcome.summary.rounds, "model": model, "split": "validation"}
-    own = [row for row in outcome.rows() if all(row.get(name) == value for name, value in wanted.items())]
-    return sum(sum(row["correct"]) for row in own), sum(sum(row["count"]) for row in own)

@@ -123,6 +123,15 @@ class Outcome:
         except UserError:
             return []
 
+    def counts(self, model: str, split: str, client: str | None = None) -> tuple[int, int]:
+        """Of a split's samples, all clients' or one's: those that a model gets right at the end, and all."""
+        if not self.summary:
+            return 0, 0
+        wanted = {"kind": "evaluation", "round": self.summary.rounds, "model": model, "split": split}
+        wanted |= {"client": client} if client else {}
+        own = [row for row in self.rows() if all(row.get(name) == value for name, value in wanted.items())]
+        return sum(sum(row["correct"]) for row in own), sum(sum(row["count"]) for row in own)
+
     @property
     def waits(self) -> bool:
         """Whether there are rounds to come, in a search that may yet stop it."""

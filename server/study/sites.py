@@ -80,6 +80,8 @@ def constant_cells(config: RunConfig) -> list[Cell]:
     """The predictor that always says one label: the other sites' most frequent one, and the site's own."""
     import torch
 
+    from perennial.server.study.constant import constant_rows
+
     scenario, cells = config.scenario, []
     data = [scenario.client_data(number, config.seed, config.data_folder) for number in range(scenario.clients)]
     labels = [torch.bincount(own.train.y, minlength=scenario.classes) for own in data]
@@ -88,35 +90,23 @@ def constant_cells(config: RunConfig) -> list[Cell]:
         others = int((sum(labels) - labels[number]).argmax())
         samples = sum(len(part) for part in tested)
         unseen = sum(int((part.y == others).sum()) for part in tested) / samples
-        test = data[number].test.values()
-        own = sum(int((part.y == labels[number].argmax()).sum()) for part in test)
-        here = sum(len(part) for part in test)
+        own = [row for row in constant_rows(site, data[number]) if row["split"] == "test"]
+        right, here = (sum(sum(row[name]) for row in own) for name in ("correct", "count"))
         low, high = interval(unseen, samples)
-        cells.append(Cell(site, CONSTANT, unseen, low, high, samples, own / here if here else None))
+        cells.append(Cell(site, CONSTANT, unseen, low, high, samples, right / here if here else None))
     return cells
 
 
 def _cell(site: str, method: str, whole: Sequence[Outcome], without: Sequence[Outcome]) -> Cell:
     common = [name for name in without[0].config.method.evaluates if name != "personal"]
     headline = whole[0].config.method.evaluates[-1]
-    unseen = [counts(run, site, common[0]) for run in without] if common else []
+    unseen = [run.counts(common[0], "test", site) for run in without] if common else []
     unseen = [(right, total) for right, total in unseen if total]
-    own = [right / total for right, total in (counts(run, site, headline) for run in whole) if total]
+    own = [right / total for right, total in (run.counts(headline, "test", site) for run in whole) if total]
     samples = unseen[0][1] if unseen else 0
     mean = fmean(right / total for right, total in unseen) if unseen else None
     low, high = (None, None) if mean is None else interval(mean, samples)
     return Cell(site, method, mean, low, high, samples, fmean(own) if own else None)
-
-
-def counts(outcome: Outcome, site: str, model: str) -> tuple[int, int]:
-    """Of a site's test samples: how many a model gets right after the last round, and how many there are."""
-    if not outcome.summary:
-        return 0, 0
-    wanted = {
-        "kind": "evaluation", "round": outcome.summary.rounds, "model": model, "split": "test", "client": site,
-    }  # fmt: skip
-    own = [row for row in outcome.rows() if all(row.get(name) == value for name, value in wanted.items())]
-    return sum(sum(row["correct"]) for row in own), sum(sum(row["count"]) for row in own)
 
 
 def interval(accuracy: float, samples: int) -> tuple[float, float]:
