@@ -101,6 +101,8 @@ class Row:
     `variance` and `entropy` of the environments' accuracies, and areas."""
     seeds: int
     """How many seeds the means are over; fewer than planned where runs have trouble."""
+    sites: dict[str, Spread] = field(default_factory=dict)
+    """Accuracies of sites with data of their own, each the mean over its test environments."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +144,8 @@ class Comparison:
     """Folders that another version of the code made; not read."""
     advice: str = ""
     """Which method is first by `split`, if that was asked for."""
+    sites: list[str] = field(default_factory=list)
+    """Those with data of their own; none where clients are parts of a data set."""
 
     def json(self) -> dict[str, Any]:
         """Everything, fractions instead of percent."""
@@ -233,6 +237,7 @@ def compare(plan: Plan, out: Path, jobs: int, watch: Watch = lambda _: None) -> 
     selections = (*SELECTIONS, *([SPLIT] if places else []), *(["oracle"] if plan.oracle else []))
     choices, rows = [], []
     troubles = [outcome.trouble for outcome in _flat(searched) if outcome.trouble]
+    sites = list(first.scenario.client_ids) if first.scenario.dataset == "own" else []
     for entry in entries:
         label, number = entry.label, chosen[entry.label]
         if number is None:
@@ -248,9 +253,9 @@ def compare(plan: Plan, out: Path, jobs: int, watch: Watch = lambda _: None) -> 
         choices.append(Choice(label, entry.method, number, drawn, runs, tied, by, verdict.sentence, pruned))
         for selection in selections:
             picked = [_pick(outcome, selection, troubles) for outcome in outcomes[label]]
-            rows += _rows(label, bases[label].method.evaluates[-1], selection, [s for s in picked if s])
+            rows += _rows(label, bases[label].method.evaluates[-1], selection, [s for s in picked if s], sites)
     troubles += [outcome.trouble for outcome in _flat(outcomes) if outcome.trouble]
-    rows += _rows(CONSTANT, "constant", NO_SELECTION, constant)
+    rows += _rows(CONSTANT, "constant", NO_SELECTION, constant, sites)
     every = [config for configs in (*tried.values(), *final.values()) for config in configs]
     return Comparison(
         scenario=plan.scenario_name,
@@ -263,6 +268,7 @@ def compare(plan: Plan, out: Path, jobs: int, watch: Watch = lambda _: None) -> 
         troubles=list(dict.fromkeys(troubles)),
         older=[str(path) for path in older(every, out)],
         advice=(advice(outcomes) if places else f"{SHUT}: {why_not}" if why_not else ""),
+        sites=sites,
     )
 
 
@@ -334,7 +340,7 @@ AREAS_TEXT = (
 
 
 def comparison_tables(comparison: Comparison) -> list[terminal.Table]:
-    """The summary, the accuracies per test environment, and where there are areas these and the losses."""
+    """The summary, the accuracies per test environment and per site, areas and losses where there are areas."""
     seeds = f"{comparison.seeds} seed{'s' if comparison.seeds > 1 else ''}"
     spread_text = "mean ± standard deviation (n − 1) over seeds" if comparison.seeds > 1 else "one seed"
     summary = terminal.Table(
@@ -351,6 +357,9 @@ def comparison_tables(comparison: Comparison) -> list[terminal.Table]:
     tables: list[tuple[terminal.Table, Sequence[str]]] = [(summary, OVERALL), (details, comparison.environments)]
     if any("auroc" in row.measures for row in comparison.rows):
         tables.append((areas, ("loss", *AREAS)))
+    if comparison.sites:
+        caption = f"test accuracy in %, of a site its mean over the test environments, {spread_text}"
+        tables.append((terminal.Table(title="per site", caption=caption), comparison.sites))
     for table, columns in tables:
         table.add_column("method (model)")
         table.add_column("selection")
@@ -360,7 +369,8 @@ def comparison_tables(comparison: Comparison) -> list[terminal.Table]:
             last = number + 1 == len(comparison.rows) or comparison.rows[number + 1].label != row.label
             name = row.label if row.label == CONSTANT else f"{row.label} ({row.model})"
             name += "" if row.seeds == comparison.seeds else f", {row.seeds} of {seeds}"
-            values = [text(column, row.measures.get(column)) for column in columns]
+            shown = row.sites if columns is comparison.sites else row.measures
+            values = [text(column, shown.get(column)) for column in columns]
             table.add_row(name, row.selection, *values, end_section=last)
     return [table for table, _ in tables]
 
@@ -491,14 +501,15 @@ def _pick(outcome: Outcome, selection: str, troubles: list[str]) -> Selected | N
     return Selected.model_validate(found[selection]) if selection in found else None
 
 
-def _rows(label: str, model: str, selection: str, found: list[Selected]) -> list[Row]:
+def _rows(label: str, model: str, selection: str, found: list[Selected], sites: Sequence[str]) -> list[Row]:
     if not found:
         return []
+    known = {site: [value for one in found if (value := one.site(site)) is not None] for site in sites}
+    own = {site: spread(values) for site, values in known.items() if values}
     seeds = [measures(selected) for selected in found]
     names = [name for name in seeds[0] if all(name in seed for seed in seeds)]
-    return [
-        Row(label, model, selection, {name: spread([seed[name] for seed in seeds]) for name in names}, len(seeds))
-    ]
+    means = {name: spread([seed[name] for seed in seeds]) for name in names}
+    return [Row(label, model, selection, means, len(seeds), own)]
 
 
 def _has_oracle(comparison: Comparison) -> bool:
