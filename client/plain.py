@@ -76,6 +76,7 @@ class PlainHost(Host):
     def __init__(self, method: str, data: Data, model: PlainModel, device: torch.device) -> None:
         super().__init__({}, device=device)
         self.method, self.given, self.model = method, data, model
+        self.module = module_of(model)
         self.context: Context
 
     def site(self, text: str, task: Task, number: int) -> Site:
@@ -93,6 +94,7 @@ class PlainHost(Host):
         if number not in self._sites:
             data = plain_data(self.given(self.context), len(scenario.train_environments)).to(self.device)
             shape = tuple(data.train.x.shape[1:])
+            registered(self.module)  # Flower's simulation carries this host to processes that know none
             net = network(self.model, shape, scenario.classes, self.device)
             self._sites[number] = Site(scenario.client_ids[number], data, net, task.seed)
             if len(self._sites) > RESIDENT:

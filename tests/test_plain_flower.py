@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -15,8 +16,10 @@ from torch import nn
 import perennial
 from perennial import strategies
 from perennial.client.app import OneHandlerApp
+from perennial.common import plain
 from perennial.common.errors import RunStopped, UserError
 from perennial.common.methods import METHODS
+from perennial.common.models import network
 from perennial.common.wire import from_record
 from perennial.server.grid import LocalGrid
 from perennial.strategies import FedAvg, FedIIR
@@ -64,6 +67,20 @@ class PlainGrid(LocalGrid):
                 continue
             replies.append(Message(carried(reply.content), reply_to=message))
         return replies[::-1]
+
+
+class Elsewhere(PlainGrid):
+    """The ClientApp in another process, to which Flower's simulation has carried it."""
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:  # type: ignore[override]
+        network.cache_clear()
+        with patch.dict(plain._modules, clear=True):
+            return super().send_and_receive(messages, timeout=timeout)
+
+
+def test_a_client_app_knows_its_model_in_another_process() -> None:
+    app = perennial.client_app(method="fedavg", data=toy_data, model=Net, device="cpu")
+    assert FedAvg(model=Net).start(Elsewhere(app, 4), first(), 1).arrays
 
 
 def apps(method: str, **options: Any) -> tuple[OneHandlerApp, PlainGrid]:
