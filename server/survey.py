@@ -157,8 +157,8 @@ def survey(
                     f"column {name!r} counts rows; an identifier tells nothing about others (--drop {name})"
                 )
         else:
-            columns[name] = CategoryColumn(categories=_categories(name, taking, question))
-            if len(columns[name].categories) < 2:  # type: ignore[union-attr]
+            columns[name] = category = CategoryColumn(categories=_categories(name, taking, question))
+            if len(category.categories) < 2:
                 remarks.append(f"column {name!r} has the same text in every row that counts")
     rows, known = (sum(found[entry] for entry in found if entry[0] == kind) for kind in ("rows", "class"))
     if rows > known:
@@ -169,7 +169,7 @@ def survey(
     by_site = {} if question.secure else {site: _site(sums) for site, sums in asks.tables.items()}
     own_columns = {
         site: {
-            name: fit.number(name, sums, []).model_copy(update={"missing": columns[name].missing})
+            name: fit.number(name, sums, []).model_copy(update={"missing": bool(found["empty", name, 0])})
             for name in numbers
             if sums["count", name, 0]
         }

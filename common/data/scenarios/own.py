@@ -80,13 +80,6 @@ class Sites(Scenario):
     def model(self) -> dict[str, Any]:
         return {"name": "cnn-small"} if len(self.input_shape) == 3 else {"name": "mlp", "hidden": (64,)}
 
-    def at(self, client: str) -> "OwnData":
-        return self.model_copy(update={"columns": self.columns_of(client), "own_columns": {}})
-
-    def columns_of(self, site: str) -> dict[str, AnyColumn]:
-        """What becomes of each column's cells at a site."""
-        return {**self.columns, **self.own_columns.get(site, {})}
-
     @property
     def input_shape(self) -> tuple[int, ...]:
         return _shape(self.inputs)
@@ -178,6 +171,13 @@ class OwnData(Sites):
         if "inputs" in info.data and len(values) not in (0, (features := _shape(info.data["inputs"])[0])):
             raise ValueError(f"there must be one for each of {features} features or channels, or none")
         return values
+
+    def at(self, client: str) -> "OwnData":
+        return self.model_copy(update={"columns": self.columns_of(client), "own_columns": {}})
+
+    def columns_of(self, site: str) -> dict[str, AnyColumn]:
+        """What becomes of each column's cells at a site."""
+        return {**self.columns, **self.own_columns.get(site, {})}
 
     @property
     def column_names(self) -> tuple[str, ...]:
