@@ -51,9 +51,9 @@ from perennial.strategies.secagg import SecureStrategy
 
 V = TypeVar("V")
 Sums = Mapping[Entry, float]
-COUNTED = ("rows", "class", "environment", "empty", "count", "value")
+COUNTED = ("rows", "class", "environment", "empty", "count", "value", "bin")
 """Entries that are whole numbers."""
-THRESHOLDED = ("rows", "class", "environment", "count", "value")
+THRESHOLDED = ("rows", "class", "environment", "count", "value", "bin")
 """Those that are 0 or at least the least."""
 
 
@@ -255,13 +255,14 @@ class _Fit:
         return NumberColumn(
             mean=short(mean),
             scale=short(math.sqrt(variance)) or 1.0,
-            fill=None if rule is None else short(self._fill(rule, name, sums, mean)),
+            fill=None if rule is None else short(self._fill(rule, name, sums, mean, math.sqrt(variance))),
             missing=bool(empty),
         )
 
-    def _fill(self, rule: str, name: str, sums: Sums, mean: float) -> float:
+    def _fill(self, rule: str, name: str, sums: Sums, mean: float, deviation: float) -> float:
         if rule == "median":
-            return median(_of(sums, "bin", name), *self.bins[name]) if name in self.bins else mean
+            found = median(_of(sums, "bin", name), *self.bins[name]) if name in self.bins else mean
+            return min(max(found, mean - deviation), mean + deviation)  # Hotelling and Solomons 1932
         if rule == "mean":
             return mean
         counts = {entry[2]: count for entry, count in sums.items() if entry[:2] == ("value", name)}
@@ -274,18 +275,14 @@ class _Fit:
 
 
 def median(counts: Sequence[float], low: float, high: float) -> float:
-    """Where half of the numbers are below, by bins of equal width from `low` to `high` and one on either side.
-
-    It is never more than a deviation from the mean (Hotelling and Solomons 1932), so well inside.
-    """
-    half, below, ends = sum(counts) / 2, 0.0, edges(low, high)
-    for place, count in enumerate(counts):
-        if count and below + count >= half:
-            if place == 0 or place == len(ends):
-                break
-            return float(ends[place - 1] + (half - below) / count * (ends[place] - ends[place - 1]))
-        below += count
-    return float(low if place == 0 else high)
+    """Where half of the numbers are below, by bins of equal width from `low` to `high` and one on either side."""
+    half, below, before = sum(counts) / 2, 0.0, low
+    ends = [low, *edges(low, high).tolist(), high]
+    for count, begin, end in zip(counts, ends, ends[1:], strict=False):
+        if count and below + count > half:
+            return (before + begin) / 2 if below == half else begin + (half - below) / count * (end - begin)
+        below, before = below + count, end if count else before
+    return high
 
 
 def _scenario(
@@ -641,9 +638,7 @@ def implausible(sums: Sums, asked: Asked, least: int) -> str:
             return f"column {name!r} has a sum of {value:g} of {counts[name]:g} numbers"
         if what == "square" and not 0 <= value <= counts[name] * (2 * most) ** 2:
             return f"column {name!r} has a sum of squares of {value:g} of {counts[name]:g} numbers"
-        if what == "bin" and value < 0:
-            return f"column {name!r} has {value:g} numbers in a bin"
     for name in asked.bins:
-        if abs((inside := sum(_of(sums, "bin", name))) - counts[name]) > 1e-6 * counts[name] + 1e-6:
+        if (inside := sum(_of(sums, "bin", name))) != counts[name]:
             return f"column {name!r} has {inside:g} numbers in bins and {counts[name]:g} in all"
     return ""

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
 from logging import INFO
 from pathlib import Path
 from typing import Any, Literal
@@ -148,18 +147,12 @@ class Table:
         return math.fsum((self._known(name) - mean) ** 2)
 
     def _bins(self, name: str, low: float, high: float) -> list[float]:
-        """How many numbers each bin has; so many neighbours as have `least` numbers share them alike."""
-        known = self._known(name)
-        counts = np.bincount(np.searchsorted(edges(low, high), known, side="right"), minlength=BINS + 2)
-        ends, inside = [0], 0
-        for place, count in enumerate(counts.tolist(), start=1):
-            inside += count
-            if inside >= self.least:
-                ends, inside = [*ends, place], 0
-        ends = [*ends[: -1 if len(ends) > 1 else None], BINS + 2]  # what is left goes with the last
-        return [
-            counts[first:end].sum() / (end - first) for first, end in pairwise(ends) for _ in range(first, end)
-        ]
+        """How many numbers each bin has, where as many neighbours as `least` all count as their mean."""
+        known, found = np.sort(self._known(name)), np.zeros(BINS + 2)
+        for group in np.array_split(known, max(1, len(known) // self.least)):
+            if len(group):
+                found[np.searchsorted(edges(low, high), group.mean(), side="right")] += len(group)
+        return [float(count) for count in found]
 
     def _known(self, name: str) -> Numbers:
         """A column's numbers; none where the site does not tell of them, or has not enough."""

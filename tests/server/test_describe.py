@@ -164,7 +164,7 @@ def test_a_folder_of_tables_is_a_rehearsal_of_all_sites(messy: Path, tmp_path: P
     head, *rows = MESSY.splitlines()
     for site, part in (("north", rows[:35]), ("south", rows[35:])):
         (folder / f"{site}.csv").write_text("\n".join([head, *part]) + "\n")
-    flags = (*OUT, "--impute", "median")
+    flags = (*OUT, *SMALL, "--impute", "median")
     one, both = (tomllib.loads(call("describe", path, *flags).stdout)["scenario"] for path in (messy, folder))
     assert both["sites"] == ["north", "south"]
     assert {**one, "sites": []} == {**both, "sites": []}
