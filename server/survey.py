@@ -277,7 +277,7 @@ class _Fit:
 def median(counts: Sequence[float], low: float, high: float) -> float:
     """Where half of the numbers are below, by bins of equal width from `low` to `high` and one on either side."""
     half, below, before = sum(counts) / 2, 0.0, low
-    ends = [low, *edges(low, high).tolist(), high]
+    ends: list[float] = [low, *edges(low, high).tolist(), high]
     for count, begin, end in zip(counts, ends, ends[1:], strict=False):
         if count and below + count > half:
             return (before + begin) / 2 if below == half else begin + (half - below) / count * (end - begin)
