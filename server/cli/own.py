@@ -92,7 +92,7 @@ def check_own(
     """Test that a method, model or scenario keeps what all must keep."""
     with sentences():
         if find_spec("pytest") is None:
-            raise UserError("perennial check needs pytest; pip install 'perennial[testing]'")
+            raise UserError("perennial check needs pytest: pip install pytest")
         kinds = _kinds(name)
         failed = [kind for kind in kinds if not _passes(kind, name, settings or [])]
     for kind in kinds:
