@@ -99,6 +99,7 @@ def ask_sites(grid: OrderedGrid, settings: dict[str, str]) -> None:
     here = Path(settings["desk"]).exists()
     with tempfile.TemporaryDirectory(prefix="perennial-") as folder, ExitStack() as sent:
         path = Path(settings["out"]) if here else Path(folder)
+        path.mkdir(parents=True, exist_ok=True)
         if not here:
             sent.enter_context(sending(grid.inner._stub, path))  # type: ignore[attr-defined]
         try:
