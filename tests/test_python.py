@@ -379,3 +379,22 @@ def test_a_run_folder_is_not_written_twice(ditto: Result, scenario: InMemory) ->
     with pytest.raises(UserError, match="already holds a run"):
         perennial.run("ditto", scenario, rounds=1, out=ditto.folder)
     assert RunFolder(ditto.folder).rows() == before
+
+
+# ---------------------------------------------------------------------- in Flower's simulation
+
+
+@pytest.mark.runtimes
+@pytest.mark.parity
+def test_arrays_of_a_program_are_the_same_in_a_simulation(scenario: InMemory, tmp_path: Path) -> None:
+    local, simulated = (
+        perennial.run("ditto", scenario, rounds=2, settings=FEW, runtime=runtime, out=tmp_path / runtime)
+        for runtime in ("local", "simulation")
+    )
+    left, right = (
+        load_tensors(tmp_path / name / "models" / "global.safetensors") for name in ("local", "simulation")
+    )
+    for name in left:
+        torch.testing.assert_close(left[name], right[name], rtol=0, atol=1e-6)
+    assert local.summary["models"] == simulated.summary["models"]
+    assert simulated.summary["left_out"] == {}

@@ -145,7 +145,8 @@ def prepare(
         settings["name"] = name or (key or data).stem
         if not SITE.fullmatch(str(settings["name"])):
             raise UserError(f"--name {settings['name']!r} is not possible; take {SITE_TEXT}")
-        settings |= {"survey": survey.value} | ({"survey-least": least} if least else {})
+        settings |= {"survey": survey.value} if survey != Consent.none else {}
+        settings |= {"survey-least": least} if least else {}
         columns = {"label-column": label_column, "environment-column": environment_column}
         settings |= {key: column for key, column in columns.items() if column}
     files = [str(path.expanduser().absolute()) if path else "" for path in (ca, key)]

@@ -25,6 +25,7 @@ from typer.testing import CliRunner
 
 from perennial.client.node import join
 from perennial.client.node.join import NOT_REGISTERED, NOT_TAKEN, Narrator, Plan, Teller
+from perennial.client.settings import Consent
 from perennial.common.errors import UserError
 from perennial.common.flower import program
 from perennial.common.logs import set_format
@@ -85,7 +86,8 @@ def test_a_site_is_called_as_it_says_or_as_its_key_or_as_its_data(
     [
         ({}, "say what this site has: --data PATH, or --partition N of a run's scenario, one of the two"),
         ({"data": "north.csv", "partition": 0}, "say what this site has"),
-        ({"partition": 0, "name": "a"}, "--name, --label-column and --environment-column go with --data"),
+        ({"partition": 0, "name": "a"}, "--name, --label-column, --environment-column and --survey go with"),
+        ({"partition": 0, "survey": Consent.full}, "--name, --label-column, --environment-column and --survey go"),
         ({"partition": 0, "superlink": "somewhere"}, "--superlink 'somewhere' is no address; write HOST:PORT"),
         ({"partition": 0, "superlink": "far.example:9092"}, "far.example:9092 is another machine: give --ca FILE"),
         ({"partition": 0, "ca": "ca.crt", "insecure": True}, "--ca asks for TLS and --insecure for plaintext"),
