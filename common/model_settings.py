@@ -275,6 +275,8 @@ def model_settings(values: Mapping[str, Any]) -> ModelSettings:
     if name is None:
         raise UserError(f"a model needs a name (there are: {', '.join(sorted(MODELS))})")
     if isinstance(name, str) and name not in {*MODELS, *UNLISTED} and ":" not in name:
+        if module := plugins.named("models", name):
+            return model_settings({**values, "name": module})
         plugins.look_for("models", name)
     if isinstance(name, str) and ":" in name:
         kind: type[ModelSettings] = Module

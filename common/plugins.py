@@ -70,6 +70,12 @@ def about(group: Group) -> dict[str, str]:
     return lines
 
 
+def named(group: Group, name: str) -> str:
+    """`MODULE:NAME`, where an installed package's entry point of this name is one; empty where it is a module."""
+    points = installed(group).get(name, [])
+    return points[0].value if len(points) == 1 and points[0].attr else ""
+
+
 def look_for(group: Group, name: str) -> None:
     """Load the installed plug-in that has a name, if one has.
 

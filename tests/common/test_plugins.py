@@ -109,6 +109,27 @@ def test_an_installed_plug_in_is_found_by_its_names_and_imported_no_sooner(
     assert "my_method" not in os.environ[plugins.VARIABLE]
 
 
+NET = """
+from torch import nn
+
+
+class Net(nn.Sequential):
+    def __init__(self, classes: int) -> None:
+        super().__init__(nn.Flatten(), nn.LazyLinear(4), nn.ReLU(), nn.Linear(4, classes))
+"""
+
+
+def test_an_installed_model_may_be_an_ordinary_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, tmp_path / "site", "my-nets", models={"my-net": "my_nets:Net"})
+    write(tmp_path / "site", "my_nets", NET)
+    found = load_config(options={"method": "fedavg", "scenario": "colored-digits", "model": {"name": "my-net"}})
+    assert found.model.name == "my_nets:Net"
+    assert "my-net" in perennial("list", "models")[1]
+    code, shown = perennial("show", "model", "my-net")
+    assert code == 0, shown
+    assert "my_nets:Net" in shown
+
+
 def test_a_scenario_and_a_model_train(folder: Path) -> None:
     write(folder, "my_data", SCENARIO)
     write(folder, "my_model", MODEL)
