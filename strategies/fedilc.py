@@ -37,9 +37,11 @@ class FedILCStrategy(FedSGDStrategy[FedILC]):
         self.fishr = self.hparams if isinstance(self.hparams, Fishr) and self.hparams.penalty else None
         self.mode = self.fishr.fishr_mode if self.fishr else ""
         if self.fishr and set(self.network.classifier_names) != {"classifier.weight", "classifier.bias"}:
+            fields = type(run.model).model_fields
+            knobs = [f"model.{name}=0" for name in ("head_hidden", "head_layers") if name in fields]
             raise UserError(
                 f"model {run.model.name!r}: {self.hparams.name} needs a classifier of one linear layer, whose "
-                "gradients' variances have a closed form; take model.head_hidden=0 or model.head_layers=0"
+                f"gradients' variances have a closed form; take {knobs[0] if knobs else 'another model.classifier'}"
             )
         if self.mode == "central" and run.runtime != "local":
             raise UserError(
