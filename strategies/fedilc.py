@@ -39,9 +39,10 @@ class FedILCStrategy(FedSGDStrategy[FedILC]):
         if self.fishr and set(self.network.classifier_names) != {"classifier.weight", "classifier.bias"}:
             fields = type(run.model).model_fields
             knobs = [f"model.{name}=0" for name in ("head_hidden", "head_layers") if name in fields]
+            other = knobs[0] if knobs else "another model.classifier"
             raise UserError(
                 f"model {run.model.name!r}: {self.hparams.name} needs a classifier of one linear layer, whose "
-                f"gradients' variances have a closed form; take {knobs[0] if knobs else 'another model.classifier'}"
+                f"gradients' variances have a closed form; take {other}"
             )
         if self.mode == "central" and run.runtime != "local":
             raise UserError(
