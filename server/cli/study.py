@@ -262,6 +262,9 @@ def reproduce_table(
         typer.Option("--trials", min=1, help="Search budget in place of the table's; 1 is its settings."),
     ] = None,
     select: Annotated[Select, typer.Option("--select", help="What a search chooses by.")] = Select.held_out,
+    only: Annotated[
+        list[str] | None, typer.Option("--row", help="This row alone, and FedAvg and Local; may be repeated.")
+    ] = None,
     jobs: Jobs = None,
     folder: Pool = POOL,
     figures: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Also write figures there.")] = None,
@@ -290,8 +293,9 @@ def reproduce_table(
 
     if name == regret.NAME:
         with sentences():
-            if figures:
-                raise UserError(f"--figures {figures} is not possible; {name} has tables alone")
+            if figures or only:
+                option = f"--figures {figures}" if figures else f"--row {(only or [''])[0]}"
+                raise UserError(f"{option} is not possible; {name} has its two tables alone")
         full = regret.QUICK if quick else regret.Size()
         size = replace(full, rounds=rounds or full.rounds, seeds=seeds or full.seeds, trials=count or full.trials)
         _print_regret(size, folder, jobs, data_root, device, as_json)
@@ -307,7 +311,9 @@ def reproduce_table(
 
     with sentences(), watching_runs(as_json) as watch:
         table = load_reproduction(name or "")
-        plan = table.plan(quick, data_root, device, rounds=rounds, seeds=seeds, trials=count, select=select)
+        plan = table.plan(
+            quick, data_root, device, rounds=rounds, seeds=seeds, trials=count, select=select, only=only or ()
+        )
         comparison = compare(plan, folder, jobs or cores(), watch)
         if results:
             from perennial.server.study.overview import keep

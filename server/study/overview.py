@@ -44,7 +44,10 @@ class Kept(BaseModel):
 
 
 def keep(name: str, table: Reproduction, comparison: Comparison, quick: bool, by: Select, folder: Path) -> Path:
-    """Write what the page needs of a table's comparison; the file. Every rule of a search has one of its own."""
+    """Write what the page needs of a table's comparison; the file. Every rule of a search has one of its own.
+
+    Rows that the comparison lacks stay in the file if they are of its size; so a long table is made row by row.
+    """
     shown = {*table.columns, *table.beside}
     choices = {choice.label: choice for choice in comparison.choices}
     lines = [
@@ -63,6 +66,12 @@ def keep(name: str, table: Reproduction, comparison: Comparison, quick: bool, by
     ]
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / (f"{name}.jsonl" if comparison.trials == 1 else f"{name}-{by}.jsonl")
+    made = {line.row for line in lines}
+    size = (comparison.rounds, comparison.trials, quick)
+    there = _read(file) if file.is_file() else []
+    lines += [line for line in there if line.row not in made and (line.rounds, line.trials, line.quick) == size]
+    order = {row.title: number for number, row in enumerate(table.rows)}
+    lines.sort(key=lambda line: order.get(line.row, len(order)))
     write_text(file, "".join(f"{line.model_dump_json()}\n" for line in lines))
     return file
 

@@ -3,7 +3,7 @@
 import json
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +20,16 @@ from perennial.common.errors import UserError
 from perennial.common.methods import METHODS
 from perennial.common.suggest import unknown
 from perennial.server.split import Select
-from perennial.server.study.compare import AREAS_TEXT, DECIMALS, Comparison, Entry, Plan, Spread, as_shown
+from perennial.server.study.compare import (
+    AREAS_TEXT,
+    BASELINES,
+    DECIMALS,
+    Comparison,
+    Entry,
+    Plan,
+    Spread,
+    as_shown,
+)
 from perennial.server.summary import AREAS, SELECTIONS
 
 FOLDER = Path(__file__).parents[2] / "reproduce"
@@ -165,14 +174,24 @@ class Reproduction(Part):
         seeds: int | None = None,
         trials: int | None = None,
         select: Select = Select.held_out,
+        only: Sequence[str] = (),
     ) -> Plan:
-        """The comparison that makes our side of the table; `rounds`, `seeds`, `trials` in place of the table's."""
+        """The comparison that makes our side of the table; `rounds`, `seeds`, `trials` in place of the table's.
+
+        With `only` of the rows with these titles or names, and of the baselines. Raises `UserError` for another.
+        """
         size = self.quick if quick else self
         settings = {**self.settings, **size.settings}
+        rows = [row for row in self.rows if row.implemented]
+        if only:
+            wanted = {row_name(title).casefold() for title in only}
+            known = {row.name.casefold(): row.name for row in rows}
+            for title in only:
+                if row_name(title).casefold() not in known:
+                    raise UserError(unknown("row", title, known.values()))
+            rows = [row for row in rows if row.name.casefold() in wanted or row.method in BASELINES]
         return Plan(
-            entries=tuple(
-                Entry(row.title, row.method, row.settings, row.model) for row in self.rows if row.implemented
-            ),
+            entries=tuple(Entry(row.title, row.method, row.settings, row.model) for row in rows),
             scenario=self.scenario,
             seeds=seeds or size.seeds,
             trials=trials or size.trials,

@@ -120,6 +120,20 @@ def test_a_search_is_kept_beside_the_table_s_settings(table: Reproduction, tmp_p
     assert all(line.quick and line.trials == 2 for line in lines)
 
 
+def test_a_table_is_made_row_by_row(table: Reproduction, tmp_path: Path) -> None:
+    def kept_of(only: str, rounds: int) -> dict[str, int]:
+        comparison = compare(table.plan(quick=False, rounds=rounds, only=[only]), tmp_path / "pool", 1)
+        keep("t", table, comparison, False, Select.held_out, tmp_path)
+        return {line.row: line.rounds for line in kept("t", tmp_path)[0] if line.selection in ("final", "–")}
+
+    assert kept_of("FedAvg", 2) == {"FedAvg": 2, "Local": 2, "Constant": 2}
+    assert list(kept_of("ditto", 2)) == ["FedAvg", "Ditto", "Local", "Constant"]
+    assert list(kept_of("FedAvg", 2)) == ["FedAvg", "Ditto", "Local", "Constant"]
+    assert "Ditto" not in kept_of("FedAvg", 3)
+    with pytest.raises(UserError, match="unknown row 'Dito'; did you mean 'Ditto'"):
+        table.plan(quick=False, only=["Dito"])
+
+
 def test_the_page_says_what_is_kept(table: Reproduction, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = "perennial.server.study.overview"
     monkeypatch.setattr(f"{here}.reproductions", lambda: {"t": tmp_path / "t.toml"})
