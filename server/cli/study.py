@@ -9,6 +9,7 @@ import typer
 
 from perennial.common.errors import UserError
 from perennial.common.files import write_text
+from perennial.common.suggest import unknown
 from perennial.runs import POOL
 from perennial.server.cli.completion import method_list, tables
 from perennial.server.cli.console import err, out, print_tables, print_troubles, sentences, watching_runs
@@ -263,7 +264,7 @@ def reproduce_table(
     ] = None,
     select: Annotated[Select, typer.Option("--select", help="What a search chooses by.")] = Select.held_out,
     only: Annotated[
-        list[str] | None, typer.Option("--row", help="This row alone, and FedAvg and Local; may be repeated.")
+        list[str] | None, typer.Option("--row", help="This row alone, beside FedAvg and Local; may be repeated.")
     ] = None,
     jobs: Jobs = None,
     folder: Pool = POOL,
@@ -293,12 +294,15 @@ def reproduce_table(
 
     if name == regret.NAME:
         with sentences():
-            if figures or only:
-                option = f"--figures {figures}" if figures else f"--row {(only or [''])[0]}"
-                raise UserError(f"{option} is not possible; {name} has its two tables alone")
-        full = regret.QUICK if quick else regret.Size()
+            if figures:
+                raise UserError(f"--figures {figures} is not possible; {name} has tables alone")
+            full = regret.QUICK if quick else regret.Size()
+            for row in only or ():
+                if row not in full.methods:
+                    raise UserError(unknown("row", row, full.methods))
         size = replace(full, rounds=rounds or full.rounds, seeds=seeds or full.seeds, trials=count or full.trials)
-        _print_regret(size, folder, jobs, data_root, device, as_json)
+        size = replace(size, methods=tuple(only or full.methods))
+        _print_regret(size, folder, jobs, data_root, device, as_json, results)
         return
     from perennial.server.study.compare import compare, comparison_lines, trouble_lines
     from perennial.server.study.reproduce import (
@@ -357,13 +361,19 @@ def _one_method(named: str | None, method: str | None) -> str:
 
 
 def _print_regret(
-    size: "Size", folder: Path, jobs: int | None, data_root: str | None, device: str | None, as_json: bool
+    size: "Size",
+    folder: Path,
+    jobs: int | None,
+    data_root: str | None,
+    device: str | None,
+    as_json: bool,
+    results: Path | None,
 ) -> None:
     from perennial.server.study.regret import harm_table, measure, regret_json, regret_table
     from perennial.server.study.runs import cores
 
     with sentences(), watching_runs(as_json) as watch:
-        cases, troubles = measure(size, folder, jobs or cores(), watch, data_root, device)
+        cases, troubles = measure(size, folder, jobs or cores(), watch, data_root, device, results)
     if as_json:
         out.print_json(data=regret_json(cases))
     else:

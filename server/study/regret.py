@@ -3,15 +3,19 @@
 Nothing here chooses on test data but the oracle, which is what the others are compared with.
 """
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
 from rich.table import Table
 
-from perennial.common.config import RunConfig, load_config
+from perennial.common.config import RunConfig, load_config, sentence
+from perennial.common.errors import UserError
+from perennial.common.files import write_text
 from perennial.server.split import Select
 from perennial.server.study.choose import choose, with_references
 from perennial.server.study.runs import Outcome, Standing, Watch, run_all
@@ -55,6 +59,13 @@ class Case:
     sentence: str
     constant: float
     """Of the constant predictor, on the test data."""
+    rounds: int
+    trials: int
+
+    @property
+    def key(self) -> tuple[str, str, int, int, int]:
+        """What there is one case of."""
+        return self.method, self.scenario, self.seed, self.rounds, self.trials
 
     @property
     def choice(self) -> bool:
@@ -73,32 +84,69 @@ class Case:
 
 
 def measure(
-    size: Size, out: Path, jobs: int, watch: Watch, data_root: str | None = None, device: str | None = None
+    size: Size,
+    out: Path,
+    jobs: int,
+    watch: Watch,
+    data_root: str | None = None,
+    device: str | None = None,
+    results: Path | None = None,
 ) -> tuple[list[Case], list[str]]:
     """Every case, scenario by scenario, and a sentence for each that has no trial to be judged.
 
-    Runs that are there are not run again. Raises as `run_all` does.
+    Runs that are there are not run again. With `results`, cases of this size that its file holds are not run, and
+    each new one is kept there at once: so the study can go on without the runs, on another machine. Raises as
+    `run_all` does, and `UserError` for a file that does not fit.
     """
+    file = results / f"{NAME}.jsonl" if results else None
+    there = {case.key: case for case in _kept(file)} if file else {}
     cases, troubles = [], list[str]()
-    for scenario in [name for plain in size.scenarios for name in (plain, f"{plain}-oracle")]:
-        keys = [(method, seed) for method in size.methods for seed in range(size.seeds)]
+    for scenario, method in _pairs(size):
+        missing = []
+        for seed in range(size.seeds):
+            if case := there.get((method, scenario, seed, size.rounds, size.trials)):
+                cases.append(case)
+            else:
+                missing.append(seed)
+        if not missing:
+            continue
         tried = []
-        for method, seed in keys:
+        for seed in missing:
             options = {"method": method, "scenario": scenario, "rounds": size.rounds, "seed": seed}
             base = load_config(options={**options, "data_root": data_root, "device": device})
             tried.append(trials(base, size.trials))
         every = [config for configs in tried for config in configs]
-        watch(Standing(0, 0, 0, 0, doing=f"{scenario}: {len(every)} runs and their references"))
+        watch(Standing(0, 0, 0, 0, doing=f"{method} on {scenario}: {len(every)} runs and their references"))
         configs, why_not = with_references(every, out, jobs, watch)
         outcomes = run_all(configs, out, jobs, watch)
-        constants = [_constant(every[0], seed) for seed in range(size.seeds)]
-        for number, (method, seed) in enumerate(keys):
+        for number, seed in enumerate(missing):
             own = outcomes[number * size.trials : (number + 1) * size.trials]
-            if case := judge(own, method, scenario, seed, constants[seed], why_not):
+            if case := judge(own, method, scenario, seed, _constant(every[0], seed), why_not):
                 cases.append(case)
+                there[case.key] = case
             else:
                 troubles.append(f"{method} on {scenario}, seed {seed}: no trial can be judged")
+        if file:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_text(file, "".join(f"{json.dumps(asdict(case))}\n" for case in there.values()))
     return cases, troubles
+
+
+def _pairs(size: Size) -> Iterator[tuple[str, str]]:
+    for plain in size.scenarios:
+        for scenario in (plain, f"{plain}-oracle"):
+            for method in size.methods:
+                yield scenario, method
+
+
+def _kept(file: Path) -> list[Case]:
+    found, line = [], TypeAdapter(Case)
+    for number, text in enumerate(file.read_text(encoding="utf-8").splitlines() if file.is_file() else (), 1):
+        try:
+            found.append(line.validate_json(text))
+        except ValidationError as error:
+            raise UserError(f"{file}, line {number}: {sentence(error)}") from None
+    return found
 
 
 def judge(
@@ -120,6 +168,8 @@ def judge(
         by=verdict.by.value,
         sentence=verdict.sentence,
         constant=constant,
+        rounds=outcomes[0].config.rounds,
+        trials=len(outcomes),
     )
 
 

@@ -31,7 +31,7 @@ def test_a_case_by_hand(tmp_path: Path) -> None:
     each = [(0.8, 0.1, 0.9, 0.2), (0.9, 0.0, 1.0, 0.0), (0.7, 0.48, 0.72, 0.7), (0.7, 0.52, 0.7, 0.68)]
     outcomes = [trial(tmp_path / str(number), *one) for number, one in enumerate(each)]
     case = judge(outcomes, "fedavg", "cmnist", 0, constant=0.5)
-    assert case == Case("fedavg", "cmnist", 0, 0.1, 0.0, 0.48, 0.52, "split", "", 0.5)
+    assert case == Case("fedavg", "cmnist", 0, 0.1, 0.0, 0.48, 0.52, "split", "", 0.5, 6, 4)
     assert case.regret == pytest.approx(0.04)
     assert case.harm == pytest.approx(-0.48)
     assert case.choice
@@ -39,10 +39,10 @@ def test_a_case_by_hand(tmp_path: Path) -> None:
 
 def test_the_tables_average_over_seeds() -> None:
     cases = [
-        Case("fedsdr", "cmnist", 0, 0.5, 0.0, 0.5, 0.55, "split", "", 0.5),
-        Case("fedsdr", "cmnist", 1, 0.5, 0.0, 0.5, 0.51, "held-out", "why", 0.5),
-        Case("fedavg", "cmnist", 0, 0.0, 0.0, 0.0, 0.4, "held-out", "why", 0.5),  # nothing to choose
-        Case("fedsdr", "cmnist-oracle", 0, 0.7, 0.72, 0.71, 0.73, "held-out", "why", 0.5),
+        Case("fedsdr", "cmnist", 0, 0.5, 0.0, 0.5, 0.55, "split", "", 0.5, 30, 4),
+        Case("fedsdr", "cmnist", 1, 0.5, 0.0, 0.5, 0.51, "held-out", "why", 0.5, 30, 4),
+        Case("fedavg", "cmnist", 0, 0.0, 0.0, 0.0, 0.4, "held-out", "why", 0.5, 30, 4),  # nothing to choose
+        Case("fedsdr", "cmnist-oracle", 0, 0.7, 0.72, 0.71, 0.73, "held-out", "why", 0.5, 30, 4),
     ]
     console = Console(width=200)
     with console.capture() as capture:
@@ -69,3 +69,32 @@ def test_reproduce_selection_runs_and_continues(tmp_path: Path, monkeypatch: pyt
     assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/summary.json")} == runs
     refused = CliRunner().invoke(app, [*command, "--figures", str(tmp_path)])
     assert refused.exit_code == 2
+
+
+def test_what_is_kept_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A study goes on where its runs are gone, from the numbers alone."""
+    monkeypatch.setitem(scenarios.SCENARIOS, "toy", Toy())
+    monkeypatch.setitem(scenarios.SCENARIOS, "toy-oracle", Toy(oracle=True))
+    monkeypatch.setattr(regret, "QUICK", Size(("fedavg", "ditto"), ("toy",), rounds=1, seeds=1, trials=2))
+    kept = tmp_path / "results" / "selection.jsonl"
+
+    def reproduced(pool: str, *more: str) -> str:
+        command = ["reproduce", "selection", "--quick", "--jobs", "1", "--keep", str(kept.parent)]
+        ended = CliRunner().invoke(app, [*command, "--out", str(tmp_path / pool), *more])
+        assert ended.exit_code == 0, ended.output
+        return ended.stdout
+
+    reproduced("one", "--row", "ditto")
+    assert len(kept.read_text().splitlines()) == 2
+    shown = reproduced("two")
+    assert len(kept.read_text().splitlines()) == 4
+    assert not list((tmp_path / "two").glob("ditto*"))
+    assert reproduced("three") == shown
+    assert not (tmp_path / "three").exists()
+    kept.write_text('{"method": "fedavg"}\n')
+    damaged = CliRunner().invoke(app, ["reproduce", "selection", "--keep", str(kept.parent)])
+    assert damaged.exit_code == 2
+    assert "selection.jsonl, line 1: scenario" in " ".join(damaged.stderr.split())
+    other = CliRunner().invoke(app, ["reproduce", "selection", "--row", "fedsdrr"])
+    assert other.exit_code == 2
+    assert "unknown row 'fedsdrr'" in other.stderr
