@@ -263,6 +263,7 @@ def answers(half: type[Client[Any]], works: Sequence[Work], train: StackedExampl
         _network(net.settings, net.input_shape, net.classes, net.device),
         first.site.seed,
         tuple(work.site.client for work in works),
+        first.site.class_weights,
     )
     before = _stacked([work.before for work in works])
     received = replace(

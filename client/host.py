@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common import log
+from torch import Tensor
 
 from perennial.client.cohort import StackedData, Work, answers, evenly, shape, stackable, stacks, window
 from perennial.client.node.site import OwnSite
@@ -23,6 +24,7 @@ from perennial.common import plugins
 from perennial.common.asked import name_of
 from perennial.common.config import Engine, Task, parse_task
 from perennial.common.data.examples import ClientData
+from perennial.common.data.scenario import Scenario
 from perennial.common.errors import UserError
 from perennial.common.memory import must_fit, samples_must_fit
 from perennial.common.methods.base import Method
@@ -89,6 +91,11 @@ def site_data(task: Task, number: int, own: OwnSite | None, data_root: Path | No
     return data
 
 
+def class_weights(scenario: Scenario, device: torch.device) -> Tensor | None:
+    """What a sample of each class counts in the loss (classes,); None where all count the same."""
+    return torch.tensor(scenario.loss_weights, device=device) if scenario.loss_weights else None
+
+
 @dataclass
 class Host:
     """Serves one or many clients in this process: data, networks and kept state stay resident.
@@ -122,7 +129,10 @@ class Host:
         if number not in self._sites:
             data = site_data(task, number, self.own, self.data_root).to(self.device)
             net = network(task.model, task.scenario.input_shape, task.scenario.classes, self.device)
-            self._sites[number] = Site(task.scenario.client_ids[number], data, net, task.seed)
+            weights = class_weights(task.scenario, self.device)
+            self._sites[number] = Site(
+                task.scenario.client_ids[number], data, net, task.seed, class_weights=weights
+            )
             if len(self._sites) > RESIDENT:
                 self._sites.popitem(last=False)
         self._sites.move_to_end(number)

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from typing import TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from perennial.client.objectives import squared_norm
@@ -57,7 +56,7 @@ class StatefulTrainer(LocalTrainer[S]):
 
     def risk(self, params: Tensors, part: Examples) -> Tensor:
         """Mean cross-entropy of samples."""
-        return F.cross_entropy(self.network.predict(params, part.x, training=True), part.y)
+        return self.cross_entropy(self.network.predict(params, part.x, training=True), part.y)
 
     def decayed(self, value: Tensor, params: Tensors) -> Tensor:
         """`value + (weight_decay/2) ‖θ‖²`. Part of the loss here, since IRM's rescaling divides it, too."""

@@ -18,11 +18,11 @@ from typing import Any, ClassVar, Generic, ParamSpec, TypeVar
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.func import vmap
 from torch.utils._pytree import register_pytree_node, tree_map
 
+from perennial.client.objectives import cross_entropy
 from perennial.client.working import Momentum, Working
 from perennial.common.data.examples import ClientData, Examples
 from perennial.common.methods.base import LocalTraining, Method
@@ -99,6 +99,8 @@ class Site:
     seed: int
     stack: tuple[str, ...] = ()
     """The clients of a stack, in the order of its tensors' first axis; empty where it is one client's site."""
+    class_weights: Tensor | None = None
+    """What a sample of each class counts in the loss (classes,); None: all count 1."""
 
     def drawing(self, round_: int, action: str) -> AbstractContextManager[None]:
         """In which the model's own draws, as dropout's, are this client's for the action in this round."""
@@ -121,7 +123,7 @@ class Client(Generic[H]):
 
     def __init__(self, site: Site, hparams: H, kept: dict[str, Tensors]) -> None:
         self.client, self.data, self.network, self.seed = site.client, site.data, site.network, site.seed
-        self.stack = site.stack
+        self.stack, self.class_weights = site.stack, site.class_weights
         self.hparams = hparams
         self.kept = kept
         """Tensors that this client keeps between rounds, by record name; stored once the action has succeeded."""
@@ -166,8 +168,12 @@ class Client(Generic[H]):
 
     def loss(self, params: Tensors, batch: Examples, received: Received) -> tuple[Tensor, Metrics]:
         """Mean cross-entropy of a mini-batch: the empirical risk R(f; D)."""
-        risk = F.cross_entropy(self.network.predict(params, batch.x, training=True), batch.y)
+        risk = self.cross_entropy(self.network.predict(params, batch.x, training=True), batch.y)
         return risk, {"risk": risk}
+
+    def cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Mean cross-entropy (), to which every sample adds as its class counts in the run."""
+        return cross_entropy(logits, labels, self.class_weights)
 
     def full_gradient(
         self, model: Working, loss: Loss, received: Received, *, size: int, equal_pieces: bool = False
@@ -200,8 +206,8 @@ class Client(Generic[H]):
         return torch.cat([function(piece) for piece in pieces], dim=1)
 
     def score(self, predict: Predictor, examples: Examples) -> Score:
-        """How a model does on samples, which go through it in pieces."""
-        return score(self.outputs(predict, examples.x), examples.y)
+        """How a model does on samples, which go through it in pieces; in its loss classes count as in training."""
+        return score(self.outputs(predict, examples.x), examples.y, self.class_weights)
 
     def right(self, predict: Predictor, examples: Examples) -> Tensor:
         """Of which samples a model tells the label (n,)."""

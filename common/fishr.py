@@ -8,23 +8,30 @@ from perennial.common.data.examples import Examples
 from perennial.common.models import Network, Tensors
 
 
-def gradient_sums(features: Tensor, logits: Tensor, labels: Tensor, outputs: int) -> tuple[Tensor, Tensor]:
+def gradient_sums(
+    features: Tensor, logits: Tensor, labels: Tensor, outputs: int, weights: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """`Σ_i g_i` and `Σ_i g_i²` of each sample's gradient of the cross-entropy by a linear classifier.
 
     `g_i = (d_i h_iᵀ, d_i)`, (outputs · (width + 1),), weights first and biases last, of features h (n, width) and
     residuals `d = softmax(z) − onehot(y)` of logits z (n, classes) and labels (n,). A classifier of one output has
-    logits (0, z), and only the last residual, `σ(z) − y`, is its own.
+    logits (0, z), and only the last residual, `σ(z) − y`, is its own. With weights (classes,) a sample's
+    cross-entropy, and so its d, is its class's weight times as much.
     """
     d = (logits.softmax(dim=1) - F.one_hot(labels, logits.shape[1]))[:, -outputs:]
+    if weights is not None:
+        d = weights[labels, None] * d
     first = torch.cat([(d.T @ features).flatten(), d.sum(dim=0)])
     d = d.square()
     return first, torch.cat([(d.T @ features.square()).flatten(), d.sum(dim=0)])
 
 
-def head_sums(network: Network, model: Tensors, part: Examples) -> tuple[Tensor, Tensor]:
+def head_sums(
+    network: Network, model: Tensors, part: Examples, weights: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """`gradient_sums` of a model over samples; they depend on its featurizer, too."""
     z = network.features(model, part.x)
-    return gradient_sums(z, network.classify(model, z), part.y, len(model["classifier.weight"]))
+    return gradient_sums(z, network.classify(model, z), part.y, len(model["classifier.weight"]), weights)
 
 
 def variance(first: Tensor, second: Tensor, count: int) -> Tensor:

@@ -22,9 +22,14 @@ class Score:
 
 
 @torch.no_grad()
-def score(logits: Tensor, labels: Tensor) -> Score:
-    """Score of `logits` (..., n, classes) against `labels` (..., n); the loss is summed in float64."""
+def score(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Score:
+    """Score of `logits` (..., n, classes) against `labels` (..., n); the loss is summed in float64.
+
+    With `weights` (classes,) a sample's loss counts as its class does.
+    """
     losses = F.cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction="none").view(labels.shape)
+    if weights is not None:
+        losses = weights[labels] * losses
     return Score(
         count=labels.shape[-1],
         correct=plain((logits.argmax(dim=-1) == labels).sum(dim=-1)),

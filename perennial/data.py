@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from perennial.common.errors import UserError
 
@@ -45,6 +46,7 @@ def from_arrays(
     test: Mapping[str, Samples | Mapping[str, Samples]] | None = None,
     *,
     classes: Sequence[str] | None = None,
+    class_weights: Sequence[float] | Literal["balanced"] = (),
     validation_fraction: float = 0.1,
     test_fraction: float | None = None,
 ) -> InMemory:
@@ -54,7 +56,8 @@ def from_arrays(
     numbers or texts. `environment`: (n,) whole numbers or texts, or one text for all; without it there is one
     environment. `test`: by environment `(x, y)`, with which every client is tested, or `{"site-a": (x, y), …}`.
     Without `test`, `test_fraction` (0.2) of each environment of a client is for testing. `validation_fraction` is
-    held out. `classes`: names of the classes 0, 1, …, or in their order those that `y` has.
+    held out. `classes`: names of the classes 0, 1, …, or in their order those that `y` has. `class_weights`: what
+    a sample of each counts in training; "balanced": as in scikit-learn, by the classes of all clients.
 
     Raises `UserError` with one sentence for data that do not fit together.
     """
@@ -62,6 +65,7 @@ def from_arrays(
 
     from perennial.common.config import sentence
     from perennial.common.data.scenarios.arrays import TRAIN, Arrays, digest_of
+    from perennial.common.data.scenarios.own import BALANCED, balanced
 
     if not isinstance(clients, Mapping) or not clients:
         raise UserError('there must be at least one client, as in {"site-a": (x, y, environment)}')
@@ -87,6 +91,12 @@ def from_arrays(
         )
     environments = _in_order(value for part in sites.values() for value in (part.environment or [ONLY]))
     labels = _labels(list(sites.values()), every, classes)
+    weights = class_weights if isinstance(class_weights, str) else tuple(class_weights)
+    if weights == BALANCED:
+        counts = Counter(value for part in sites.values() for value in part.y)
+        if absent := [name for value, name in labels.items() if not counts[value]]:
+            raise UserError(f"class_weights: no client has a sample of class {absent[0]!r}; give numbers")
+        weights = tuple(balanced({name: counts[value] for value, name in labels.items()}).values())
     records: dict[str, dict[str, Tensors]] = {
         name: {TRAIN: part.tensors(labels, environments)} for name, part in sites.items()
     }
@@ -101,6 +111,7 @@ def from_arrays(
                 "sites": tuple(sites),
                 "inputs": tuple(shape),
                 "labels": tuple(labels.values()),
+                "class_weights": weights,
                 "environments": tuple(environments),
                 "tests": tuple(tests),
                 "parts": tuple(digests.values()),
@@ -123,6 +134,7 @@ def from_partitions(
     environment: str | None = None,
     split: str = "train",
     test: Any = None,
+    class_weights: Sequence[float] | Literal["balanced"] = (),
     validation_fraction: float = 0.1,
     test_fraction: float | None = None,
 ) -> InMemory:
@@ -165,6 +177,7 @@ def from_partitions(
         clients,
         tests,
         classes=getattr(feature, "names", None),
+        class_weights=class_weights,
         validation_fraction=validation_fraction,
         test_fraction=test_fraction,
     )

@@ -9,7 +9,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from perennial.client.host import client_half, site_data
+from perennial.client.host import class_weights, client_half, site_data
 from perennial.client.serving import models as serving
 from perennial.client.state import FileStates, Kept, valid
 from perennial.client.trainer import Client, Predictor, Received, Site
@@ -85,7 +85,8 @@ def _personal(folder: RunFolder, config: RunConfig, client: str, network: Networ
 def _half(config: RunConfig, client: str, network: Network, kept: Kept) -> Client[Any]:
     number = config.scenario.client_ids.index(client)
     data = serving.OnDemand(lambda: site_data(config, number, None, config.data_folder))
-    return client_half(config, Site(client, data, network, config.seed), kept)
+    weights = class_weights(config.scenario, CPU)
+    return client_half(config, Site(client, data, network, config.seed, class_weights=weights), kept)
 
 
 def _saved(folder: RunFolder, config: RunConfig) -> Received | None:

@@ -27,7 +27,7 @@ from perennial.common.suggest import unknown
 from perennial.common.survey import Question, Rule
 from perennial.server.grid import LocalGrid
 from perennial.server.local import number
-from perennial.server.survey import Surveyed, announced, short, survey, union
+from perennial.server.survey import Surveyed, announced, balancing, short, survey, union
 
 LONGEST = 64
 """Pixels of a picture's longer side, unless its owner announces more."""
@@ -67,18 +67,22 @@ def question(
 
 
 def describe(
-    path: Path, sites: Sequence[str] = (), asked: Question | None = None, per_site: bool = False
+    path: Path,
+    sites: Sequence[str] = (),
+    asked: Question | None = None,
+    per_site: bool = False,
+    balance: bool = False,
 ) -> Surveyed:
     """The scenario whose shapes, names and preparation are those of these data, and what should be looked at.
 
     `path` is one site's data, or a folder with a table of each site; `sites` are names in place of the tables'.
-    Raises `UserError`.
+    With `balance`, rare classes count more, until all count the same. Raises `UserError`.
     """
     asked = asked or question()
     files = _files(path)
     if files[0].suffix not in TABLES:
         found = read(files[0], asked.label_column, asked.environment_column)
-        return Surveyed(_measured(found, sites))
+        return Surveyed(_measured(found, sites, balance))
     names = [file.stem for file in files]
     if len(files) == 1:
         names, sites = ["table"], sites or OwnData().sites
@@ -90,7 +94,8 @@ def describe(
     def reply(message: Message, context: Context) -> Message:
         return respondents[number(context)].answer(message)
 
-    return survey(LocalGrid(OneHandlerApp(reply), len(files)), asked, named=sites, per_site=per_site)
+    grid = LocalGrid(OneHandlerApp(reply), len(files))
+    return survey(grid, asked, named=sites, per_site=per_site, balance=balance)
 
 
 def _load(file: Path, asked: Question) -> Found:
@@ -119,7 +124,7 @@ def announcement(scenario: OwnData) -> dict[str, Any]:
 # ---------------------------------------------------------------------- pictures and arrays
 
 
-def _measured(found: Found, sites: Sequence[str]) -> OwnData:
+def _measured(found: Found, sites: Sequence[str], balance: bool) -> OwnData:
     """Shape, and mean and deviation of each channel."""
     shape = _shape(found)
     x = found.tensor(shape)
@@ -131,6 +136,9 @@ def _measured(found: Found, sites: Sequence[str]) -> OwnData:
         given["sites"] = sites
     if found.environments is not None:
         given["environments"] = union([found.environments])
+    if balance:
+        counts = Counter(found.labels)
+        given["class_weights"] = balancing({name: counts[name] for name in given["labels"]})
     given["mean"] = [short(value) for value in mean.tolist()]
     given["scale"] = [short(value) or 1.0 for value in std.tolist()]
     return announced(given)

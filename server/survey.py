@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from perennial.common.config import load_config, sentence
 from perennial.common.data.columns import MOST_CATEGORIES, AnyColumn, CategoryColumn, NumberColumn
-from perennial.common.data.scenarios.own import SITE, OwnData
+from perennial.common.data.scenarios.own import SITE, OwnData, balanced
 from perennial.common.errors import RunStopped, UserError
 from perennial.common.methods.base import Method
 from perennial.common.suggest import unknown
@@ -102,12 +102,14 @@ def survey(
     named: Sequence[str] = (),
     wait: float = 0.0,
     per_site: bool = False,
+    balance: bool = False,
 ) -> Surveyed:
     """Ask the sites of these names, or all that are connected; a scenario that fits all who tell enough.
 
     Its sites are those `named`, or else those who told. Sites that are not there yet are given `wait` seconds;
-    without names, the first one is. With `per_site`, each site's numbers are prepared by its own sums. Raises
-    `UserError` where the answers make no scenario, and `RunStopped` where secure aggregation cannot go on.
+    without names, the first one is. With `per_site`, each site's numbers are prepared by its own sums. With
+    `balance`, classes count in training as `balanced` has it, by the rows of all sites. Raises `UserError` where
+    the answers make no scenario, and `RunStopped` where secure aggregation cannot go on.
     """
     if per_site and question.secure:
         raise UserError(
@@ -178,8 +180,10 @@ def survey(
     }
     # Without the names of sites that were left out since.
     environments = union(shape.environments or () for shape in taking.shapes.values())
-    names = {"labels": _classes(taking, question), "environments": environments}
-    scenario = _scenario(question, named or sorted(taking.shapes), names, columns, own_columns)
+    labels = _classes(taking, question)
+    names = {"labels": labels, "environments": environments}
+    weights = balancing({name: found["class", name, 0] for name in labels}) if balance else ()
+    scenario = _scenario(question, named or sorted(taking.shapes), names, columns, own_columns, weights)
     return Surveyed(scenario, _facts(found, len(taking.shapes)), remarks, by_site, taking.left_out)
 
 
@@ -192,6 +196,7 @@ class Order(BaseModel):
     sites: tuple[str, ...] = ()
     wait: float = 0.0
     per_site: bool = False
+    balance: bool = False
 
 
 def carried_out(grid: Grid, order: str) -> dict[str, Any]:
@@ -202,7 +207,13 @@ def carried_out(grid: Grid, order: str) -> dict[str, Any]:
     asked = Order.model_validate_json(order)
     try:
         found = survey(
-            grid, asked.question, asked.sites, named=asked.sites, wait=asked.wait, per_site=asked.per_site
+            grid,
+            asked.question,
+            asked.sites,
+            named=asked.sites,
+            wait=asked.wait,
+            per_site=asked.per_site,
+            balance=asked.balance,
         )
     except UserError as error:
         return {"error": str(error)}
@@ -291,6 +302,7 @@ def _scenario(
     names: Mapping[str, Sequence[str]],
     columns: Mapping[str, AnyColumn],
     own_columns: Mapping[str, Mapping[str, NumberColumn]],
+    weights: Sequence[float],
 ) -> OwnData:
     given: dict[str, Any] = {
         **{key: value for key, value in names.items() if value},
@@ -299,6 +311,7 @@ def _scenario(
         "sites": sites,
         "inputs": tuple(columns),
         "ignored": tuple(sorted(question.drop)),
+        "class_weights": weights,
     }
     plain = [own for own in columns.values() if isinstance(own, NumberColumn) and own.fill is None]
     if len(plain) == len(columns) and not own_columns:
@@ -308,6 +321,13 @@ def _scenario(
     if own_columns:
         given["own_columns"] = own_columns
     return announced(given)
+
+
+def balancing(counts: Mapping[str, float]) -> tuple[float, ...]:
+    """The weights by which classes with so many rows count the same. Raises `UserError`."""
+    if lacking := next((name for name in counts if not counts[name]), None):
+        raise UserError(f"--class-weights balanced: no site tells how many rows it has of class {lacking!r}")
+    return tuple(short(weight) for weight in balanced(counts).values())
 
 
 def announced(given: Mapping[str, Any]) -> OwnData:

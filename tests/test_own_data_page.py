@@ -26,7 +26,9 @@ def test_every_command_of_the_page_runs(here: Path) -> None:
     commands = re.findall(r"^perennial (.+)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     # Those of joined sites run in test_survey_deployed.py.
     commands = [command for command in commands if command.split()[0] not in ("join", "survey")]
-    assert [command.split()[0] for command in commands] == ["describe", "run", "compare", "run", "tune", "export"]
+    assert [command.split()[0] for command in commands] == [
+        "describe", "run", "describe", "compare", "run", "tune", "export",
+    ]  # fmt: skip
     said = {}
     for command in commands:
         words = shlex.split(command.replace('["va"]', "'[\"va\"]'"))
@@ -37,4 +39,5 @@ def test_every_command_of_the_page_runs(here: Path) -> None:
         said[words[0]] = result.stdout
     assert all(site in said["compare"] for site in SITES)
     assert "Constant" in said["compare"]
+    assert "class_weights" in (here / "weighted.toml").read_text()
     assert (here / "runs" / "without-va" / "summary.json").is_file()

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from perennial.client.objectives import cross_entropy
 from perennial.client.trainer import LocalTrainer, Means, Metrics, Received, Reply
 from perennial.client.working import Momentum, Working
 from perennial.common.data.examples import Examples
@@ -72,7 +73,8 @@ class FedADGClient(LocalTrainer[FedADG]):
 
     def smoothed(self, logits: Tensor, batch: Examples) -> Tensor:
         """R of a mini-batch's logits."""
-        return F.cross_entropy(logits, batch.y, label_smoothing=self.hparams.label_smoothing)
+        smoothing = self.hparams.label_smoothing
+        return cross_entropy(logits, batch.y, self.class_weights, smoothing=smoothing)
 
     def discriminator(self) -> Tensors:
         """D; before this client's first round, a draw of its own."""

@@ -2,7 +2,6 @@
 
 from functools import partial
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from perennial.client.objectives import gradient_alignment
@@ -52,5 +51,5 @@ class FedIIRClient(LocalTrainer[FedIIR]):
 
     def risk(self, params: Tensors, batch: Examples, training: bool) -> tuple[Tensor, Metrics]:
         """Mean cross-entropy; `training` says whether BatchNorm takes the statistics of the mini-batch."""
-        risk = F.cross_entropy(self.network.predict(params, batch.x, training=training), batch.y)
+        risk = self.cross_entropy(self.network.predict(params, batch.x, training=training), batch.y)
         return risk, {"risk": risk}

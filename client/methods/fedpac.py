@@ -1,6 +1,5 @@
 """FedPAC, client half: FedRep's two phases, the second with features pulled to the global class centroids."""
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from perennial.client.methods.fedrep import FedRepClient
@@ -27,7 +26,7 @@ class FedPACClient(FedRepClient[FedPAC]):
     def aligned_loss(self, params: Tensors, batch: Examples, received: Received) -> tuple[Tensor, Metrics]:
         """`R(h∘φ; B) + λ/(n d) Σ_i ‖φ(x_i) − c_{y_i}‖²`."""
         z = self.network.features(params, batch.x, training=True)
-        risk = F.cross_entropy(self.network.classify(params, z, training=True), batch.y)
+        risk = self.cross_entropy(self.network.classify(params, z, training=True), batch.y)
         centroids = received[CENTROIDS]
         distance = centroid_distance(z, batch.y, centroids["mean"], centroids["count"])
         return risk + self.hparams.alignment * distance, {"risk": risk, "alignment": distance}

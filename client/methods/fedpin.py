@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from perennial.client.methods.fedpin_gm import FedPINGMClient
@@ -50,7 +49,7 @@ class FedPINClient(FedPINGMClient[FedPIN]):
             anchors = net.features(constants[MODEL], batch.x)
             negatives = net.features(constants[PLAIN], batch.x)
         z = net.features(params, batch.x, training=True)
-        risk = F.cross_entropy(net.classify(params, z, training=True), batch.y)
+        risk = self.cross_entropy(net.classify(params, z, training=True), batch.y)
         contrast = contrastive_loss(z, anchors, negatives, hparams.temperature)
         variance = total_variance(z)
         value = risk + hparams.contrast * contrast + hparams.variance * variance

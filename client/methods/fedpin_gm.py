@@ -4,7 +4,6 @@ from functools import partial
 from typing import TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from perennial.client.objectives import anchored, client_information
@@ -69,14 +68,15 @@ class FedPINGMClient(LocalTrainer[A]):
 
     def aware_risk(self, auxiliary: Tensors, z: Tensor, logits: Tensor, y: Tensor) -> Tensor:
         """`R(ω_a(Φ_g, u))`, ω_a's own risk on features."""
-        return F.cross_entropy(self.aware(auxiliary, z, logits), y)
+        return self.cross_entropy(self.aware(auxiliary, z, logits), y)
 
     def anchor_loss(self, logits: Tensor, aware: Tensor, y: Tensor, alpha: float) -> tuple[Tensor, Metrics]:
         """`L_g(Φ_g, ω_g, ω_a; B) / (1 + α)` from the logits of ω_g and of ω_a.
 
         With `auxiliary=scale` negative information, which says only that ω_a is behind, counts as none.
         """
-        risk, information = F.cross_entropy(logits, y), client_information(logits, aware, y)
+        risk = self.cross_entropy(logits, y)
+        information = client_information(logits, aware, y, self.class_weights)
         counted = information.clamp(min=0) if self.hparams.auxiliary == "scale" else information
         return anchored(risk, counted, alpha), {"risk": risk, "information": information}
 

@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Iterator
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from perennial.client.objectives import cross_entropy
 from perennial.client.trainer import EVALUATION_BATCH, LocalTrainer, Metrics, Predictor, Received, Reply
 from perennial.client.working import Working
 from perennial.common.adam import Adam
@@ -53,7 +53,7 @@ class FLGamesClient(LocalTrainer[FLGames]):
             answered = self._answered(received, current, z)
         own = self.play(params, z, training=True)
         divisor = self.hparams.divisor(len(played), remembered if self.hparams.buffer else 0)
-        risk = F.cross_entropy((own + answered) / divisor, batch.y)
+        risk = self.cross_entropy((own + answered) / divisor, batch.y)
         ensemble = own.detach() + _sum(current.values())
         return risk, {"risk": risk, "accuracy": (ensemble.argmax(dim=1) == batch.y).float().mean()}
 
@@ -65,7 +65,7 @@ class FLGamesClient(LocalTrainer[FLGames]):
         for batch in self._representation_data(received.round):
             z = self.network.features(phi.tensors, batch.x)
             logits = self._sum_of_outputs(received, z, own) / len(_played(received))
-            risk = F.cross_entropy(logits, batch.y, reduction="sum")
+            risk = cross_entropy(logits, batch.y, self.class_weights, reduction="sum")
             torch._foreach_add_(total, phi.gradient(risk))
             count, loss = count + len(batch), loss + float(risk.detach())
             correct += int((logits.argmax(dim=1) == batch.y).sum())

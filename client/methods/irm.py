@@ -2,7 +2,6 @@
 
 from typing import TypeVar
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from perennial.client.objectives import irm_penalty
@@ -30,7 +29,8 @@ class IrmClient(StatefulTrainer[I]):
         """R and g² on samples of one environment."""
         logits = self.network.predict(params, part.x, training=True)
         halves = self.hparams.penalty_estimator == "halves"
-        return F.cross_entropy(logits, part.y), irm_penalty(logits, part.y, halves)
+        penalty = irm_penalty(logits, part.y, halves, self.class_weights)
+        return self.cross_entropy(logits, part.y), penalty
 
     def risk(self, params: Tensors, part: Examples) -> Tensor:
         return self.risk_and_penalty(params, part)[0]

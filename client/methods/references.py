@@ -15,7 +15,8 @@ class ReferencesClient(LocalTrainer[References]):
         counts: dict[str, int] = {NUM_EXAMPLES: len(self.data.train)}
         for part in self.data.train.by_environment():
             environment = int(part.environment[0])
-            site = Site(self.client, replace(self.data, train=part), self.network, self.seed)
+            data = replace(self.data, train=part)
+            site = Site(self.client, data, self.network, self.seed, class_weights=self.class_weights)
             start = {MODEL: received[model_of(environment)]}
             reply = LocalTrainer(site, self.hparams, {}).train(Received(received.round, start))
             trained[model_of(environment)] = reply.arrays[MODEL]

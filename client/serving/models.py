@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from perennial.client.host import client_half, pick_device, site_data
+from perennial.client.host import class_weights, client_half, pick_device, site_data
 from perennial.client.serving.snapshot import FILE, HELD, Snapshot, held, named, put, written
 from perennial.client.trainer import Predictor, Received, Site, in_pieces
 from perennial.common.config import parse_task
@@ -181,7 +181,8 @@ def load(path: Path, data_root: Path | None, device: torch.device) -> Served:
     data = OnDemand(lambda: site_data(task, number, snapshot.own, root).to(device))
     # A network of its own: the one before goes on serving while this one may be fine-tuned.
     net = Network(task.model, scenario.input_shape, scenario.classes, device)
-    site = Site(snapshot.client, data, net, task.seed)
+    weights = class_weights(scenario, device)
+    site = Site(snapshot.client, data, net, task.seed, class_weights=weights)
     with site.drawing(snapshot.received.round, "evaluate"):
         models = client_half(task, site, snapshot.kept).models(snapshot.received)
     served = Served(

@@ -95,6 +95,11 @@ class Scenario(BaseModel, ABC):
         """Names of the classes, in the order of their numbers; empty where they have none."""
         return ()
 
+    @property
+    def loss_weights(self) -> tuple[float, ...]:
+        """What a sample of each class counts in the loss, in the order of classes; empty: all count the same."""
+        return ()
+
     def prepare(self, x: "Tensor") -> "Tensor":
         """Samples (n, *input_shape) in the units of the raw data, as the models take them."""
         return x

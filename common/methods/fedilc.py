@@ -128,6 +128,11 @@ class Fishr(FedILC):
         """The weight of the mean of `J_eᵀ (c_e − c̄)` over clients in the step: 2λ, or 2λ times their number."""
         return 2 * self.penalty * (clients if self.reduction == "sum" else 1)
 
+    def misfit(self, scenario: Scenario) -> str:
+        if scenario.loss_weights and self.fishr_mode == "central":
+            return "fishr_mode: 'central' has no class weights; take 'exact', or leave out scenario.class_weights"
+        return super().misfit(scenario)
+
     def caution(self, scenario: Scenario) -> str:
         return "With one client gradient variances have no spread." if scenario.clients == 1 else ""
 

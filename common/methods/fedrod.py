@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+from perennial.common.data.scenario import Scenario
 from perennial.common.methods.base import ONE_MODEL, LocalTraining
 
 
@@ -17,3 +18,8 @@ class FedRoD(LocalTraining):
     sums = ONE_MODEL
 
     name: Literal["fedrod"] = "fedrod"
+
+    def misfit(self, scenario: Scenario) -> str:
+        if scenario.loss_weights:
+            return f"name: {self.name!r} balances classes itself; leave out scenario.class_weights"
+        return super().misfit(scenario)

@@ -155,6 +155,19 @@ Scoped = Annotated[
 ]
 
 
+class Weights(StrEnum):
+    """What a row of each class counts in training."""
+
+    none = "none"
+    balanced = "balanced"
+
+
+Weighed = Annotated[
+    Weights,
+    typer.Option("--class-weights", help="balanced: rare classes count more, until all count the same."),
+]
+
+
 @app.command("describe")
 def describe_data(
     path: Annotated[
@@ -169,6 +182,7 @@ def describe_data(
     environment_column: EnvironmentColumn = "",
     least: Least = LEAST,
     scope: Scoped = Scope.all,
+    weights: Weighed = Weights.none,
     file: OutFile = None,
     as_json: Json = False,
 ) -> None:
@@ -187,7 +201,8 @@ def describe_data(
             environment_column=environment_column,
             least=least,
         )
-        _announce(describe(path, sites or [], asked, scope is Scope.site), file, as_json)
+        found = describe(path, sites or [], asked, scope is Scope.site, weights is Weights.balanced)
+        _announce(found, file, as_json)
 
 
 @app.command("survey")
@@ -204,6 +219,7 @@ def survey_sites(
     environment_column: EnvironmentColumn = "",
     least: Least = LEAST,
     scope: Scoped = Scope.all,
+    weights: Weighed = Weights.none,
     secure: Annotated[
         bool,
         typer.Option("--secure-aggregation", help="See sums over all sites alone; three sites or more."),
@@ -232,7 +248,13 @@ def survey_sites(
             least=least,
             secure=secure,
         )
-        order = Order(question=asked, sites=tuple(sites or ()), wait=wait, per_site=scope is Scope.site)
+        order = Order(
+            question=asked,
+            sites=tuple(sites or ()),
+            wait=wait,
+            per_site=scope is Scope.site,
+            balance=weights is Weights.balanced,
+        )
         with connected(superlink, ca, insecure) as connection:
             answer = connection.survey(order.model_dump_json(), Path(folder) / "survey")
         _announce(surveyed(answer), file, as_json)

@@ -16,6 +16,7 @@ from perennial.common.data.own import read
 from perennial.common.errors import UserError
 from perennial.server.cli.main import app
 from perennial.server.describe import announcement, describe
+from perennial.server.survey import announced
 
 TABLE = "age,sick,ward,one\n10,yes,b,1\n20,no,a,1\n30,no,a,1\n"
 
@@ -193,6 +194,25 @@ def test_what_a_messy_table_needs_is_one_sentence(flags: tuple[str, ...], senten
     assert result.exit_code == 2
     assert sentence in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+def test_balanced_weights_of_classes_are_announced(tmp_path: Path) -> None:
+    """By the rows of all sites, of classes that a site has in few rows by those of the others."""
+    for site, (ill, well) in {"a": (30, 50), "b": (4, 120)}.items():
+        rows = [f"{n},ill" for n in range(ill)] + [f"{n},well" for n in range(well)]
+        (tmp_path / f"{site}.csv").write_text("\n".join(["x,label", *rows]) + "\n")
+    result = call("describe", tmp_path, "--class-weights", "balanced")
+    assert result.exit_code == 0, result.output
+    told = tomllib.loads(result.stdout)["scenario"]
+    assert told["labels"] == ["ill", "well"]
+    assert told["class_weights"] == pytest.approx([200 / 60, 200 / 340], rel=1e-5)
+    assert "class_weights" not in call("describe", tmp_path).stdout
+    weights = announced(told).loss_weights
+    assert weights == tuple(told["class_weights"])
+
+    np.savez(tmp_path / "a.npz", x=np.zeros((5, 2)), y=np.array([0, 1, 1, 1, 1]))
+    told = tomllib.loads(call("describe", tmp_path / "a.npz", "--class-weights", "balanced").stdout)["scenario"]
+    assert told["class_weights"] == [2.5, 0.625]
 
 
 def test_an_identifier_is_pointed_out(tmp_path: Path) -> None:

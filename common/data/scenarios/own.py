@@ -1,7 +1,7 @@
 """Sites that bring their own data: what the server announces of them."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -23,8 +23,11 @@ if TYPE_CHECKING:
 SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """What a site may be called: its name is a folder's name, too, on every kind of disk."""
 SITE_TEXT = "letters (a to z, A to Z), digits, '.', '_' and '-', at most 64, the first one a letter or a digit"
+BALANCED = "balanced"
+"""A rule for weights of classes, which is everybody's name for it."""
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Weight = Annotated[float, Field(ge=1e-6, le=1e6)]
 
 
 class Sites(Scenario):
@@ -43,6 +46,9 @@ class Sites(Scenario):
     )
     labels: tuple[str, ...] = knob(("0", "1"), "names of the classes", min_length=2)
     environments: tuple[str, ...] = knob(("own",), "names of the environments", min_length=1)
+    class_weights: tuple[Weight, ...] = knob(
+        (), "what a row of each class counts in training, in the order of labels; empty: all count the same"
+    )
     test_fraction: float = knob(0.2, "part of an environment's samples that is for testing", ge=0, lt=1)
     validation_fraction: float = knob(0.1, "part that is held out for validation", ge=0, lt=1)
 
@@ -69,6 +75,22 @@ class Sites(Scenario):
                 raise ValueError(f"{site!r} is no name of a site; take {SITE_TEXT}")
         return tuple(sorted(sites))  # as all client ids
 
+    @field_validator("class_weights", mode="before")
+    @classmethod
+    def _check_numbers(cls, weights: object) -> object:
+        if isinstance(weights, str):
+            raise ValueError(
+                f"write a number for each class; perennial describe --class-weights {BALANCED} writes them"
+            )
+        return weights
+
+    @field_validator("class_weights")
+    @classmethod
+    def _check_weights(cls, weights: tuple[float, ...], info: ValidationInfo) -> tuple[float, ...]:
+        if "labels" in info.data and len(weights) not in (0, classes := len(info.data["labels"])):
+            raise ValueError(f"there must be one for each of {classes} classes, or none")
+        return weights
+
     @field_validator("validation_fraction")
     @classmethod
     def _check_fractions(cls, fraction: float, info: ValidationInfo) -> float:
@@ -91,6 +113,10 @@ class Sites(Scenario):
     @property
     def class_names(self) -> tuple[str, ...]:
         return self.labels
+
+    @property
+    def loss_weights(self) -> tuple[float, ...]:
+        return self.class_weights
 
     @property
     def train_environments(self) -> tuple[str, ...]:
@@ -231,6 +257,15 @@ class OwnData(Sites):
                 f"{', '.join(self.environments)}"
             )
         return [*only] * len(found.labels)
+
+
+def balanced(counts: Mapping[str, float]) -> dict[str, float]:
+    """`w_c = n / (k n_c)` of n rows of k classes, n_c of class c, as scikit-learn's `class_weight="balanced"`.
+
+    All classes then add up to the same, and their weights have the mean 1 over rows.
+    """
+    rows = sum(counts.values())
+    return {name: rows / (len(counts) * count) for name, count in counts.items()}
 
 
 def _shape(inputs: Sequence[int | str]) -> tuple[int, ...]:
