@@ -256,7 +256,7 @@ class Host:
             method = work.task.method
             numbers = {name: float(v) for name, v in reply.metrics.items() if isinstance(v, (int, float))}
             own = method.terms(reply.arrays, numbers)
-            reply = replace(reply, arrays=participant.masked(work.received, own, method.sums, work.action))
+            reply = replace(reply, arrays=participant.masked(work.received, own, method.summed(), work.action))
         self._store(work, client.kept, reply)
         return reply
 

@@ -23,11 +23,10 @@ class Privacy(BaseModel):
     def misfit(self, method: Method, model: ModelSettings, cohort: int) -> str:
         """Why this cannot protect a run that asks `cohort` clients in a round: the field, the value, what would be
         right. Empty where it can."""
-        if not method.protectable():
+        if not method.summed():
             return (
                 f"mechanism: {self.mechanism!r} is not possible with method {method.name!r} as set here, whose "
-                "server needs more than the mean of one model from each client; docs/privacy.md lists the methods "
-                "with which it is"
+                "server needs more than sums over clients; docs/privacy.md lists the methods with which it is"
             )
         if model.moving_statistics and not method.keeps_batch_norm:
             return self.no_batch_norm(model)

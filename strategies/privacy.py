@@ -33,8 +33,9 @@ class PrivateStrategy(MethodStrategy[Any]):
         self.privacy = run.privacy
         self.norms: dict[str, float] = {}
         """C of the next round, by exchange."""
-        exchanges, kinds = ({getattr(each, what) for each in self.hparams.sums} for what in ("exchange", "weight"))
-        bounded = any(each.bounded for each in self.hparams.sums)
+        sums = self.hparams.summed()
+        exchanges, kinds = ({getattr(each, what) for each in sums} for what in ("exchange", "weight"))
+        bounded = any(each.bounded for each in sums)
         self.mechanisms = len(exchanges) + (len(kinds) - 1) + bounded
         """How many noised sums a round has: the updates of each exchange, who has a record, what is bounded."""
         self.entropy = np.random.default_rng()
@@ -53,7 +54,7 @@ class PrivateStrategy(MethodStrategy[Any]):
 
     def load_state_dict(self, state: Mapping[str, Tensors]) -> None:
         norms = state.get(STATE, {})  # none where a method takes up what a round has brought
-        exchanges = {each.exchange for each in self.hparams.sums}
+        exchanges = {each.exchange for each in self.hparams.summed()}
         self.norms |= {name: float(norms[at]) for name in exchanges if (at := _place(name)) in norms}
         super().load_state_dict({name: tensors for name, tensors in state.items() if name != STATE})
 
@@ -84,7 +85,7 @@ class PrivateStrategy(MethodStrategy[Any]):
         A client that has k of the records that only some have counts for 1/√k in each. So the numbers of owners
         change by a vector of norm 1 when a client leaves. A record that seems to have no owner is left out.
         """
-        parts = summands(self.hparams.sums, action, self.hparams.terms(like, defaultdict(float)), sent)
+        parts = summands(self.hparams.summed(), action, self.hparams.terms(like, defaultdict(float)), sent)
         plain, shared, bounded = (
             [part for part in parts if not part.bounded],
             [part for part in parts if part.owners],
@@ -103,7 +104,8 @@ class PrivateStrategy(MethodStrategy[Any]):
             if shared:
                 owners.add({name: torch.tensor(value, dtype=torch.float64) for name, value in share.items()})
             if bounded:
-                votes.add(joined({part.record: own[part.record] for part in bounded}))
+                within = joined({part.record: own[part.record] for part in bounded})
+                votes.add({name: tensor.clamp(-1, 1) for name, tensor in within.items()})
             unclipped += small
             clients += 1
         if not clients:

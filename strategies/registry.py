@@ -66,7 +66,7 @@ def strategy_for(run: RunConfig, run_id: str) -> MethodStrategy[Any]:
             "`mean()` for all means and say so"
         )
     if mechanism := MECHANISMS.get(run.privacy.mechanism):
-        own = {"expect", "optional", "check", "combined", "prepare"} if run.method.sums != ONE_MODEL else set()
+        own = {"expect", "optional", "check", "combined", "prepare"} if run.method.summed() != ONE_MODEL else set()
         if past := [name for name in going_past(kind) if name not in own]:
             raise UserError(
                 f"privacy.mechanism: {run.privacy.mechanism!r} is not possible with method {run.method.name!r}, "

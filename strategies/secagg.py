@@ -96,7 +96,7 @@ class SecureStrategy(MethodStrategy[Any]):
         """The requests of an exchange whose answers are masked vectors, after those that agree on the masks."""
         self.grid = grid
         terms = self.hparams.terms(like, defaultdict(float))
-        self.parts = summands(self.hparams.sums, action, terms, payload)
+        self.parts = summands(self.hparams.summed(), action, terms, payload)
         share = ceil(round(max(self.privacy.threshold, self.run.quorum) * len(cohort), 9))
         self.threshold = max(share, self.privacy.colluders + 2)
         expect = {client: {KEYS: {client: torch.zeros(2 * KEY_BYTES, dtype=torch.uint8)}} for client in cohort}

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from perennial.client.methods.groupdro import weighted_loss, with_risk
+from perennial.client.methods.groupdro import weighted_loss, with_risk, with_weight
 from perennial.client.methods.irm_l2 import IrmL2Client
 from perennial.client.objectives import contrast
 from perennial.client.stateful import OWN, SHARED
@@ -23,8 +23,10 @@ class PerInvFLClient(IrmL2Client[PerInvFL]):
     `θ ← θ − η ∇[Σ_j (R(θ; e_j) + λ g_j(θ)²) + β ‖θ − v‖²]` (Algorithm 1)."""
 
     def train(self, received: Received) -> Reply:
-        reply = super().train(received)
-        return with_risk(reply, self, received) if self.hparams.invariance == "groupdro" else reply
+        if self.hparams.invariance == "irm":
+            return super().train(received)
+        received = with_weight(self, received)
+        return with_risk(super().train(received), self, received)
 
     def loss(self, params: Tensors, batch: Examples, received: Received) -> tuple[Tensor, Metrics]:
         """Of the shared model: federated GroupDRO's or IRM's."""

@@ -94,9 +94,9 @@ class Method(BaseModel):
         """Why this cannot run on the scenario: the field, the value, what would be right. Empty where it can."""
         return ""
 
-    def protectable(self) -> bool:
-        """Whether `sums` is all, with these settings."""
-        return bool(self.sums)
+    def summed(self) -> tuple[Sum, ...]:
+        """`sums`, with these settings."""
+        return self.sums
 
     def terms(self, arrays: Mapping[str, "Tensors"], metrics: Mapping[str, float]) -> Mapping[str, "Tensors"]:
         """What a client's reply to training adds to `sums`, by record: what it sends, and what is made of it."""

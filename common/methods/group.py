@@ -1,10 +1,17 @@
 """What GroupDRO and PerInvFL have in common: hyper-parameters, the name of a record."""
 
 from perennial.common.knobs import between, knob
+from perennial.common.methods.base import ONE_MODEL, Sum
 from perennial.common.methods.stateful import StatefulTraining
 
 GROUP = "group"
-"""The record of the clients' weights (down) and risks (up)."""
+"""The record of the clients' weights (down) and risks (up); where the server may see sums alone, of what a client
+finds its weight with (down), and of its weight before and after the round (up)."""
+MASS = "mass"
+"""The record that a client then keeps: ln of its part of the weights, before normalisation."""
+GROUP_SUMS = (*ONE_MODEL, Sum("train", GROUP, bounded=True))
+HEAVIEST = 8.0
+"""The largest `N q_i` under differential privacy. What a client adds to the sum of weights is bounded by it."""
 
 
 class GroupTraining(StatefulTraining):

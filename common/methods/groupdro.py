@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from perennial.common.methods.group import GroupTraining
+from perennial.common.methods.base import Sum
+from perennial.common.methods.group import GROUP_SUMS, MASS, GroupTraining
 
 
 class GroupDRO(GroupTraining):
@@ -16,4 +17,10 @@ class GroupDRO(GroupTraining):
     source = "Sagawa et al. 2020; federated in Tang et al. (PerInvFL) §4.1"
     evaluates = ("global",)
 
+    keeps = GroupTraining.keeps | {MASS}
+    sums = GROUP_SUMS
+
     name: Literal["groupdro"] = "groupdro"
+
+    def summed(self) -> tuple[Sum, ...]:
+        return GROUP_SUMS if self.preset == "paper" else ()  # the code weighs models by q, which nobody may see

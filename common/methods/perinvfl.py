@@ -5,15 +5,15 @@ from typing import Any, ClassVar, Literal
 
 from perennial.common.data.scenario import Scenario
 from perennial.common.knobs import between, knob
-from perennial.common.methods.base import FIRST, ONE_MODEL
-from perennial.common.methods.group import GroupTraining
+from perennial.common.methods.base import FIRST, ONE_MODEL, Sum
+from perennial.common.methods.group import GROUP_SUMS, MASS, GroupTraining
 from perennial.common.methods.held import HeldTraining
 
 
 class PerInvFL(HeldTraining, GroupTraining):
     """A personal model held by an invariance loss of its own and near a global invariant one."""
 
-    keeps = HeldTraining.keeps | {"auxiliary"}
+    keeps = HeldTraining.keeps | {"auxiliary", MASS}
     sends = frozenset({("personal", FIRST)})
 
     CODE: ClassVar[Mapping[str, Any]] = HeldTraining.CODE
@@ -57,8 +57,8 @@ class PerInvFL(HeldTraining, GroupTraining):
             return "invariance: groupdro is not in the authors' code; take irm or preset=paper"
         return super().misfit(scenario)
 
-    def protectable(self) -> bool:
-        return self.invariance == "irm"  # with groupdro, clients send their risks, too
+    def summed(self) -> tuple[Sum, ...]:
+        return GROUP_SUMS if self.invariance == "groupdro" else ONE_MODEL
 
     def caution(self, scenario: Scenario) -> str:
         if self.preset == "code":

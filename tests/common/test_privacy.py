@@ -74,10 +74,10 @@ def test_every_setting_is_documented(mechanism: str) -> None:
 
 
 def test_settings_of_a_method_can_make_it_impossible() -> None:
-    options = {**MODEL, "method": "perinvfl", "privacy": {"mechanism": "fixed"}}
+    options = {**MODEL, "method": "groupdro", "privacy": {"mechanism": "fixed"}}
     assert load_config(options=options).privacy == FixedClipping()
-    with pytest.raises(UserError, match="not possible with method 'perinvfl' as set here"):
-        load_config(options=options, settings=["invariance=groupdro"])
+    with pytest.raises(UserError, match="not possible with method 'groupdro' as set here"):
+        load_config(options=options, settings=["preset=code"])
 
 
 def test_clients_that_keep_their_batch_norm_may_have_one() -> None:

@@ -12,8 +12,9 @@ from toys import toy_config, toy_site
 from perennial.client.methods.fedavg import FedAvgClient
 from perennial.client.methods.groupdro import GroupDROClient
 from perennial.client.trainer import Received
+from perennial.common.errors import UserError
 from perennial.common.methods.fedavg import FedAvg
-from perennial.common.methods.group import GROUP
+from perennial.common.methods.group import GROUP, MASS
 from perennial.common.methods.groupdro import GroupDRO
 from perennial.common.wire import MODEL, to_record
 from perennial.server.folder import RunFolder
@@ -156,3 +157,102 @@ def test_perinvfl_trains_with_this_loss(tmp_path: Any) -> None:
     assert summary["left_out"] == {}
     kinds = [row["kind"] for row in RunFolder(tmp_path).rows()]
     assert kinds.count("groups") == 6
+
+
+# ---------------------------------------------------------------------- where the server may see sums alone
+
+PRIVATE = {
+    "secagg": ("privacy.mechanism=secagg",),
+    "fixed": ("privacy.mechanism=fixed", "privacy.noise_multiplier=0", "privacy.clipping_norm=1e6"),
+}
+
+
+@pytest.mark.parametrize("mechanism", PRIVATE)
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("groupdro", ()),
+        ("groupdro", ("participation=0.75", "literal_weights=true")),
+        ("perinvfl", ("invariance=groupdro",)),
+    ],
+)
+def test_clients_that_keep_their_weights_have_those_that_the_server_would_keep(
+    method: str, settings: tuple[str, ...], mechanism: str, tmp_path: Any
+) -> None:
+    """Three rounds, also where one of four clients is absent from each."""
+    config = toy_config(method, "group_rate=0.5", *settings, rounds=3)
+    LocalRuntime(config).run(plain := RunFolder.create(tmp_path / "plain", config))
+    q = [row["q"] for row in plain.rows() if row["kind"] == "groups"][-1]
+    assert max(q.values()) - min(q.values()) > 0.01
+
+    config = toy_config(method, "group_rate=0.5", *settings, *PRIVATE[mechanism], rounds=3)
+    here = LocalRuntime(config)
+    folder = RunFolder.create(tmp_path / "private", config)
+    assert here.run(folder)["left_out"] == {}
+    kept = {place.split("/")[-1]: versions[-1].kept[MASS][MASS].item() for place, versions in here.states.items()}
+    level = [row["level"] for row in folder.rows() if row["kind"] == "groups"][-1]
+    assert {client: math.exp(mass - level) / 4 for client, mass in kept.items()} == pytest.approx(q, abs=1e-5)
+    for name, tensor in plain.load_checkpoint().arrays.items():
+        assert torch.allclose(tensor, folder.load_checkpoint().arrays[name], atol=1e-5), name
+
+
+def test_behind_a_mechanism_every_client_is_sent_the_same_and_its_weight_is_no_part_of_it() -> None:
+    strategy = strategy_for(toy_config("groupdro", *PRIVATE["fixed"]), "run")
+
+    def answer(client: str, _: Message) -> RecordDict:
+        own = torch.tensor(0.1 * int(client[-1]), dtype=torch.float64)
+        return content({MODEL: model(1), GROUP: {"before": own, "after": 2 * own}})
+
+    grid = ScriptedGrid(strategy, answer)
+    for number in (1, 2):
+        one_round(strategy, grid, to_record(model(9)), number)
+        found = [records[GROUP] for records in grid.of("train").values()]
+        assert all(each == found[0] for each in found)
+        assert found[0].keys() == {"level", "most", "top", "scale"}
+    # Twice the mean of 2 most (0 + 0.1 + 0.2 + 0.3) / 4, with most = 4.
+    assert strategy.level == pytest.approx(2 * math.log(1.2))  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("after", [1e8, -1e8])
+def test_behind_clipping_no_client_moves_the_weights_by_more_than_its_share(after: float) -> None:
+    strategy: Any = strategy_for(toy_config("groupdro", *PRIVATE["fixed"]), "run")
+
+    def answer(client: str, _: Message) -> RecordDict:
+        own = torch.tensor(after if client == "client-0" else 0.25, dtype=torch.float64)
+        return content({MODEL: model(1), GROUP: {"before": own, "after": own}})
+
+    one_round(strategy, ScriptedGrid(strategy, answer), to_record(model(9)))
+    change = (1 if after > 0 else -1) - 0.25
+    assert strategy.level == pytest.approx(math.log(max(1 + change, 0.5)))
+
+
+def test_no_client_weighs_more_than_most_and_it_comes_down_again() -> None:
+    site = toy_site()
+    start = site.network.initial(0)
+    client = GroupDROClient(site, GroupDRO(group_rate=50.0), {})
+
+    def received(level: float) -> Received:
+        found = {"level": level, "most": 4.0, "top": 4.0, "scale": 1.0}
+        return Received(1, {MODEL: start, GROUP: {k: torch.tensor(v).double() for k, v in found.items()}})
+
+    sent = client.train(received(0.0)).arrays[GROUP]
+    assert (sent["before"].item(), sent["after"].item()) == (0.25, 1.0)
+    assert client.train(received(0.0)).arrays[GROUP]["before"].item() == pytest.approx(1.0)
+    assert client.train(received(1000.0)).arrays[GROUP]["before"].item() < 1e-9
+
+
+def test_the_authors_code_is_refused_behind_a_mechanism() -> None:
+    """It weighs the models by q, which nobody but the client may know."""
+    with pytest.raises(UserError, match="'secagg' is not possible with method 'groupdro' as set here"):
+        toy_config("groupdro", "preset=code", *PRIVATE["secagg"])
+
+
+def test_a_stack_of_clients_keeps_the_weights_that_its_clients_keep_one_by_one(tmp_path: Any) -> None:
+    rows = []
+    for engine in ("loop", "stack"):
+        settings = ("group_rate=0.5", f"cohort_engine={engine}", *PRIVATE["fixed"])
+        config = toy_config("groupdro", *settings, rounds=3)
+        LocalRuntime(config).run(folder := RunFolder.create(tmp_path / engine, config))
+        rows.append([row["level"] for row in folder.rows() if row["kind"] == "groups"])
+    assert rows[0] == pytest.approx(rows[1], abs=1e-6)
+    assert rows[0][-1] > 0.1
