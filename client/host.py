@@ -1,7 +1,7 @@
 """From a Flower message to a method's client half and back; holds what lasts as long as the process."""
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator, MutableMapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from logging import WARNING
@@ -27,10 +27,11 @@ from perennial.common.data.examples import ClientData
 from perennial.common.data.scenario import Scenario
 from perennial.common.errors import UserError
 from perennial.common.memory import must_fit, samples_must_fit
-from perennial.common.methods.base import Method
+from perennial.common.methods.base import Method, Sum
 from perennial.common.models import Tensors, network
 from perennial.common.modules import defined_in
 from perennial.common.secagg import ACTIONS, KEYS, TERMS
+from perennial.common.split import SUMS, summed
 from perennial.common.split import record as reference
 from perennial.common.wire import CLIENT, CONFIG, METRICS, NUM_EXAMPLES, from_record, records, to_record
 
@@ -253,10 +254,9 @@ class Host:
             reply = client.answer(work.action, work.received)
         if TERMS in work.received.arrays:
             participant = Participant(work.place, self._vault)
-            method = work.task.method
-            numbers = {name: float(v) for name, v in reply.metrics.items() if isinstance(v, (int, float))}
-            own = method.terms(reply.arrays, numbers)
-            reply = replace(reply, arrays=participant.masked(work.received, own, method.summed(), work.action))
+            own, sums, metrics = _terms(work, reply)
+            masked = participant.masked(work.received, own, sums, work.action)
+            reply = replace(reply, arrays=masked, metrics=metrics)
         self._store(work, client.kept, reply)
         return reply
 
@@ -267,7 +267,7 @@ class Host:
             part = versions[-1].part + 1 if versions and versions[-1].round == request.round else 0
             newest = Version(request.round, len(request.resumed), after, part, work.made_by)
             self.states[place] = needed([*versions, newest], request.checkpoints)
-        if work.action == "evaluate":
+        if work.action == "evaluate" and TERMS not in work.received.arrays:
             self._vault.forget(place)  # of a round that went on without this client
         if work.action == "evaluate" and isinstance(self.states, FileStates):
             results, client = results_of(reply), work.site.client
@@ -282,6 +282,16 @@ class Host:
 
     def _here(self, tensors: Tensors) -> Tensors:
         return {name: tensor.to(self.device) for name, tensor in tensors.items()}
+
+
+def _terms(work: Work, reply: Reply) -> tuple[Mapping[str, Tensors], Sequence[Sum], Mapping[str, Any]]:
+    """The records of a reply that leave as parts of sums, which these are, and the metrics beside them."""
+    scenario, method = work.task.scenario, work.task.method
+    if work.action == "evaluate":
+        own, metrics = summed(reply.metrics, method.evaluates, len(scenario.train_environments), scenario.classes)
+        return own, SUMS, metrics
+    numbers = {name: float(v) for name, v in reply.metrics.items() if isinstance(v, (int, float))}
+    return method.terms(reply.arrays, numbers), method.summed(), reply.metrics
 
 
 def _content(reply: Reply) -> RecordDict:

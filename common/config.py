@@ -267,11 +267,8 @@ def _load(
         raise UserError(f"privacy.{misfit}")
     if misfit := config.aggregation.misfit(config.method, config.privacy, config.cohort):
         raise UserError(f"aggregation.{misfit}")
-    if config.references and config.privacy.mechanism != "none":
-        raise UserError(
-            f"references: {config.references!r} is not possible with privacy.mechanism="
-            f"{config.privacy.mechanism}, which they were made without; leave it out"
-        )
+    if config.references and (why_not := config.privacy.no_counts(len(config.evaluated))):
+        raise UserError(f"references: {config.references!r} is not possible with {why_not}")
     if config.left_out and (why_not := config.all_train()):
         raise UserError(f"left_out: {config.left_out!r} is not possible with {why_not}")
     if config.test_sites and (why_not := config.all_train()):

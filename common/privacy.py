@@ -39,6 +39,10 @@ class Privacy(BaseModel):
             f"counters travel with model {model.name!r}; take a model without it, or method 'fedbn'"
         )
 
+    def no_counts(self, clients: int) -> str:
+        """What it is that cannot do with the counts for `split` of so many clients. Empty where all can."""
+        return ""
+
     def report(self, releases: int) -> dict[str, Any]:
         """What the summary of a run says that sent out this many models made from the clients' updates."""
         return {}
@@ -91,6 +95,9 @@ class Clipping(Privacy):
     def followed(self, norm: float, unclipped: float) -> float:
         """The next clipping norm, from this one and the noised share of unclipped updates."""
         return norm
+
+    def no_counts(self, clients: int) -> str:
+        return f"privacy.mechanism={self.mechanism}, since the counts would have no noise; leave it out"
 
     def report(self, releases: int) -> dict[str, Any]:
         return {
@@ -178,6 +185,11 @@ class SecureAggregation(Privacy):
                 f"honest; at most {cohort - 2} is"
             )
         return super().misfit(method, model, cohort)
+
+    def no_counts(self, clients: int) -> str:
+        if clients < (least := max(3, self.colluders + 2)):
+            return f"privacy.mechanism=secagg and evaluate_clients={clients}; at least {least} must count together"
+        return ""
 
 
 MECHANISMS: dict[str, type[Privacy]] = {

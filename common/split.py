@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from perennial.common.methods.base import Sum
 from perennial.common.scores import whole
 
 if TYPE_CHECKING:
@@ -79,6 +80,50 @@ def tally(known: Sequence[Tensor], correct: Tensor, examples: Examples, classes:
         cells.append([torch.bincount(own, minlength=size).numpy() for own in (cell, cell[correct.cpu()])])
     samples, hits = (np.stack([cell[part] for cell in cells]).reshape(place) for part in (0, 1))
     return Tally(samples, hits)
+
+
+# ---------------------------------------------------------------------- what is added up over clients
+
+SUMS = (Sum("evaluate", SPLIT),)
+"""The record of `added` counts, where secure aggregation hides each client's."""
+STEPS = 2**22
+"""Of a client's accuracy: sums of whole numbers are the same in every order, and under masks."""
+
+
+def added(
+    tallies: Mapping[str, Tally], models: Sequence[str], environments: int, classes: int
+) -> dict[str, Counts]:
+    """What a client adds to the sums over clients, by name: counts, and accuracies of the references in `STEPS`.
+
+    Of its models those that have a tally; 0 for the others, and everywhere where it has held nothing out.
+    """
+    place = shape(environments, classes)
+    nothing = Tally(np.zeros(place, np.int64), np.zeros(place, np.int64))
+    samples = next(iter(tallies.values()), nothing).samples  # the references do not depend on the model
+    right, every = samples[..., 0].sum(axis=2), samples.sum(axis=(2, 3))
+    accuracy = right / every.clip(min=1)
+    return {
+        "samples": samples,
+        "clients": (every[0] > 0).astype(np.int64),
+        "accuracy": np.rint(accuracy * STEPS).astype(np.int64),
+        "squares": np.rint(accuracy**2 * STEPS).astype(np.int64),
+        **{f"{model}/correct": tallies.get(model, nothing).correct for model in models},
+    }
+
+
+def summed(
+    metrics: Mapping[str, Any], models: Sequence[str], environments: int, classes: int
+) -> tuple[dict[str, Tensors], dict[str, Any]]:
+    """A client's own answer without the counts, and these as the record of `SUMS`."""
+    import torch
+
+    place, tallies, rest = shape(environments, classes), dict[str, Tally](), dict(metrics)
+    for model in models:
+        names = [f"{model}/{SPLIT}/{name}" for name in COLUMNS]
+        if all(name in rest for name in names):
+            tallies[model] = Tally(*(np.array(rest.pop(name), np.int64).reshape(place) for name in names))
+    found = added(tallies, models, environments, classes)
+    return {SPLIT: {name: torch.from_numpy(counts).double() for name, counts in found.items()}}, rest
 
 
 # ---------------------------------------------------------------------- on the wire

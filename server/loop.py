@@ -97,10 +97,10 @@ def _run_rounds(
         clock.done("train", strategy.exchanges)
         last = number == config.rounds
         if last or number % config.evaluate_every == 0:
-            evaluated, exchange = _evaluate(strategy, number, arrays, grid, config)
+            evaluated, exchanges = _evaluate(strategy, number, arrays, grid, config)
             trained |= evaluated
-            rows += [*strategy.evaluation, _exchange_row("evaluation-traffic", number, [exchange])]
-            clock.done("evaluate", [exchange])
+            rows += [*strategy.evaluation, _exchange_row("evaluation-traffic", number, exchanges)]
+            clock.done("evaluate", exchanges)
             clock.evaluated(strategy.evaluation)
         folder.append(rows)
         if number == end or number % config.checkpoint_every == 0:
@@ -227,11 +227,11 @@ def await_clients(strategy: MethodStrategy[Any], grid: Grid, config: RunConfig) 
 
 def _evaluate(
     strategy: MethodStrategy[Any], number: int, arrays: ArrayRecord, grid: Grid, config: RunConfig
-) -> tuple[dict[str, float], Exchange]:
+) -> tuple[dict[str, float], list[Exchange]]:
+    before = len(strategy.exchanges)
     requests = strategy.configure_evaluate(number, arrays, ConfigRecord(), grid)
-    exchange = strategy.exchanges[-1]
     metrics = strategy.aggregate_evaluate(number, grid.send_and_receive(requests, timeout=config.deadline))
-    return _numbers(metrics), exchange
+    return _numbers(metrics), [exchange for exchange in strategy.exchanges[before:] if exchange.action != "query"]
 
 
 def _numbers(metrics: MetricRecord | None) -> dict[str, float]:

@@ -168,6 +168,13 @@ class MethodStrategy(Strategy, Generic[H]):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Ask every client to evaluate its models, or those that are drawn for it (`RunConfig.evaluated`)."""
+        clients, payload, settings = self.evaluation_request(arrays, grid)
+        return self.messages(server_round, clients, "evaluate", payload, settings=settings)
+
+    def evaluation_request(
+        self, arrays: ArrayRecord, grid: Grid
+    ) -> tuple[list[str], PerClient, Mapping[str, Scalar]]:
+        """The clients that evaluate and are there, what they need, and what they are to count."""
         evaluated = self.run.evaluated
         self.enrol(grid, evaluated)
         batch = self.run.scenario.ranking_batch
@@ -178,8 +185,7 @@ class MethodStrategy(Strategy, Generic[H]):
             return {**(payload(client) if callable(payload) else payload), **references}
 
         nodes = self.roster.nodes
-        there = [client for client in evaluated if client in nodes]
-        return self.messages(server_round, there, "evaluate", both, settings=settings)
+        return [client for client in evaluated if client in nodes], both, settings
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Rows of counts and sums into `evaluation`; returns each model's client-mean test accuracy.
@@ -189,6 +195,10 @@ class MethodStrategy(Strategy, Generic[H]):
         found = Evaluation(self.run, server_round, self.references)
         for _ in self.accepted(replies, check=found.add):
             pass  # taken in as it was checked
+        return self.evaluated(found)
+
+    def evaluated(self, found: Evaluation) -> MetricRecord:
+        """Each model's client-mean test accuracy, once the rows are in `evaluation`."""
         self.evaluation = found.rows()
         return MetricRecord({f"{name}/accuracy": value for name, value in found.accuracies().items()})
 

@@ -1,9 +1,8 @@
 """Evaluation replies as rows of the log."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
-
-import numpy as np
 
 from perennial.common.config import RunConfig
 from perennial.common.ranking import COLUMNS, Ranking, from_columns
@@ -11,7 +10,7 @@ from perennial.common.scores import COLUMNS as SCORE_COLUMNS
 from perennial.common.scores import SCORE, Scores, whole
 from perennial.common.scores import from_columns as from_score_columns
 from perennial.common.split import COLUMNS as SPLIT_COLUMNS
-from perennial.common.split import SPLIT, References, Tally
+from perennial.common.split import SPLIT, STEPS, Counts, References, Tally, added
 from perennial.common.split import from_columns as from_split_columns
 from perennial.strategies.exchange import AcceptedReply
 from perennial.strategies.screening import LONGEST_REASON, Rejected
@@ -24,9 +23,14 @@ COUNTED = ("count", "correct", "loss")
 class Evaluation:
     """Counts and sums, one row per client, model and split; rankings and tallies as sums over clients."""
 
-    def __init__(self, run: RunConfig, server_round: int, references: References | None = None) -> None:
+    def __init__(
+        self, run: RunConfig, server_round: int, references: References | None = None, masked: bool = False
+    ) -> None:
+        """With `masked`, each client's counts for `split` come as a part of a sum that `apart` is given later."""
         self.clients: list[Row] = []
-        self._references, self._apart = references, Apart(len(run.scenario.train_environments))
+        self._references, self._counted = references, references is not None and not masked
+        self.apart: dict[str, Counts] = {}
+        """Sums over clients, as `common.split.added`."""
         self._run, self._round = run, server_round
         self._rankings: dict[tuple[str, str, str], Ranking] = {}
         self._scores: list[Row] = []
@@ -34,7 +38,11 @@ class Evaluation:
     def add(self, reply: AcceptedReply) -> None:
         """Take in a client's reply. Raises `Rejected`, and has taken nothing, where its columns do not fit."""
         rows, tallies = self._read(reply)
-        self._apart.add(tallies)
+        if self._counted:
+            scenario = self._run.scenario
+            place = len(scenario.train_environments), scenario.classes
+            own = added(tallies, self._run.method.evaluates, *place)
+            self.apart = {name: self.apart.get(name, 0) + counts for name, counts in own.items()}
         for row in rows:
             for name, found in zip(row["environment"], row.pop("rankings"), strict=False):
                 key = row["model"], row["split"], name
@@ -42,6 +50,31 @@ class Evaluation:
             if scores := row.pop("scores"):
                 self._scores.append(self._score_row(row, scores))
         self.clients += rows
+
+    def take_sums(self, sums: Mapping[str, Counts], clients: int) -> str:
+        """Take in the sums over clients of what each has `added`; why they cannot be, in a few words, or nothing.
+
+        They must fit what the clients say in the clear: how many samples they have held out, and how many of these
+        each model gets right.
+        """
+        self.apart = dict(sums)
+        samples, held_out = sums["samples"], Counter[tuple[str, str]]()
+        for row in self.clients:
+            if row["split"] == "validation":
+                held_out += Counter({(row["model"], name): sum(row[name]) for name in ("count", "correct")})
+        for model in self._run.method.evaluates:
+            hits = sums[f"{model}/correct"]
+            if (hits < 0).any() or (hits > samples).any():
+                return "more correct answers than samples"
+            for name, found in (("count", samples), ("correct", hits)):
+                each = found.sum(axis=3)  # the same samples, told apart by another reference
+                if (each != each[0]).any() or each[0].sum() != held_out[model, name]:
+                    return f"counts that do not add up to the {held_out[model, name]} held-out ones"
+        most = {"clients": clients, "accuracy": clients * STEPS, "squares": clients * STEPS}
+        for name, limit in most.items():
+            if (sums[name] < 0).any() or (sums[name] > limit).any():
+                return f"more {name} than {clients} clients have"
+        return ""
 
     def rows(self) -> list[Row]:
         """All rows: those of the clients, and the areas under the curves of all clients together."""
@@ -70,22 +103,25 @@ class Evaluation:
 
     def _split_rows(self) -> list[Row]:
         """What the selection `split` rests on: sums over clients, per model."""
-        if not self._references:
+        if not self._references or not self.apart:
             return []
         about = {
             "environments": list(self._run.scenario.train_environments),
             "references": self._references.digest,
         }
+        sums = {name: self.apart[name].tolist() for name in ("samples", "clients")}
+        shares = {name: (self.apart[name] / STEPS).tolist() for name in ("accuracy", "squares")}
         return [
             {
                 "kind": SPLIT,
                 "round": self._round,
                 "model": model,
                 **about,
-                **{name: getattr(found, name).tolist() for name in SPLIT_COLUMNS},
-                **self._apart.row(),
+                **sums,
+                "correct": self.apart[f"{model}/correct"].tolist(),
+                **shares,
             }
-            for model, found in self._apart.tallies.items()
+            for model in self._run.method.evaluates
         ]
 
     def accuracies(self) -> dict[str, float]:
@@ -114,7 +150,7 @@ class Evaluation:
             for key, values in reply.metrics.items():
                 model, split, column = key.split("/")
                 columns.setdefault((model, split), {})[column] = values
-            tallies = self._tallies(columns) if self._references else {}
+            tallies = self._tallies(columns) if self._counted else {}
             for (model, split), row in columns.items():
                 scored = SCORE_COLUMNS if self._run.scored and split == "test" else ()
                 if model not in method.evaluates or row.keys() != {*COUNTED, *ranked, *scored}:
@@ -152,29 +188,3 @@ class Evaluation:
             if (found[model].samples != next(iter(found.values())).samples).any():
                 raise ValueError("its models have other held-out samples each")
         return found
-
-
-class Apart:
-    """Sums over clients: every model's tally, and how well the references do in each environment."""
-
-    def __init__(self, environments: int) -> None:
-        self.tallies: dict[str, Tally] = {}
-        self._clients = np.zeros(environments, np.int64)
-        """How many have held-out samples of an environment."""
-        self._sums = np.zeros((2, environments, environments))
-        """Of the clients' accuracies, and of their squares, by reference and environment."""
-
-    def add(self, tallies: Mapping[str, Tally]) -> None:
-        """Take in a client's."""
-        for model, found in tallies.items():
-            self.tallies[model] = self.tallies[model] + found if model in self.tallies else found
-        for found in list(tallies.values())[:1]:  # the references do not depend on the model
-            right, every = found.samples[..., 0].sum(axis=2), found.samples.sum(axis=(2, 3))
-            accuracy = right / every.clip(min=1)
-            self._clients += every[0] > 0
-            self._sums += np.stack([accuracy, accuracy**2])
-
-    def row(self) -> Row:
-        """As lists of plain numbers."""
-        accuracy, squares = self._sums.tolist()
-        return {"clients": self._clients.tolist(), "accuracy": accuracy, "squares": squares}

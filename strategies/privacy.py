@@ -1,9 +1,7 @@
 """Client-level differential privacy in place of a method's own mean: clip each update, add noise to their mean."""
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import sqrt
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,15 +10,15 @@ from flwr.serverapp import Grid
 from perennial.common.config import RunConfig
 from perennial.common.models import Tensors, divided, joined
 from perennial.common.privacy import Clipping
-from perennial.common.secagg import Summand, summands
-from perennial.strategies.base import MethodStrategy
+from perennial.common.secagg import Summand
 from perennial.strategies.exchange import AcceptedReply, Payload
 from perennial.strategies.mean import StreamingMean
+from perennial.strategies.summing import SummingStrategy
 
 STATE = "privacy"
 
 
-class PrivateStrategy(MethodStrategy[Any]):
+class PrivateStrategy(SummingStrategy):
     """`w ← w + 1/m (Σ_u clip(w_u − w, C) + N(0, z² C² I))` over the m clients that answered, all of one weight.
 
     What the model has frozen gets no noise. The class stands before a method's own class, which sees no other mean
@@ -69,23 +67,20 @@ class PrivateStrategy(MethodStrategy[Any]):
         weight: Callable[[AcceptedReply], float],
     ) -> dict[str, Tensors]:
         replies = self.exchange(grid, server_round, cohort, action, payload, expect=expect)
-        return self.noised(server_round, action, replies, payload, expect)
+        return self.noised(server_round, action, replies, self.parts_of(action, payload, expect))
 
     def combined(self, server_round: int, replies: Iterable[AcceptedReply]) -> dict[str, Tensors]:
-        payload, expect = self.training_payload(self.sent), self.expect(self.sent)
-        assert isinstance(payload, Mapping)  # of every method with `sums`
-        assert isinstance(expect, Mapping)
-        return self.noised(server_round, "train", replies, payload, {**expect, **self.optional()})
+        _, parts = self.training()
+        return self.noised(server_round, "train", replies, parts)
 
     def noised(
-        self, server_round: int, action: str, replies: Iterable[AcceptedReply], sent: Payload, like: Payload
+        self, server_round: int, action: str, replies: Iterable[AcceptedReply], parts: Sequence[Summand]
     ) -> dict[str, Tensors]:
         """The mean of each record over the clients, or over those that have it, with noise; all of one weight.
 
         A client that has k of the records that only some have counts for 1/√k in each. So the numbers of owners
         change by a vector of norm 1 when a client leaves. A record that seems to have no owner is left out.
         """
-        parts = summands(self.hparams.summed(), action, self.hparams.terms(like, defaultdict(float)), sent)
         plain, shared, bounded = (
             [part for part in parts if not part.bounded],
             [part for part in parts if part.owners],

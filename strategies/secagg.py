@@ -1,13 +1,12 @@
 """Secure aggregation in place of a method's own mean: the server sees masked updates and their sum alone."""
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import ceil
 from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common.secure_aggregation.crypto.shamir import combine_shares
 from flwr.serverapp import Grid
 
@@ -26,10 +25,12 @@ from perennial.common.secagg import (
     SHARE,
     SHARE_BYTES,
     SHARES,
+    STEPS,
     SURVIVORS,
     TERMS,
     THRESHOLD,
     UNMASK,
+    Summand,
     Words,
     agreed,
     as_bytes,
@@ -39,13 +40,15 @@ from perennial.common.secagg import (
     public,
     summands,
 )
+from perennial.common.split import SPLIT, SUMS, summed
 from perennial.common.wire import NUM_EXAMPLES, Scalar
-from perennial.strategies.base import MethodStrategy
-from perennial.strategies.exchange import AcceptedReply, MetricMeans, Payload
+from perennial.strategies.evaluation import Evaluation
+from perennial.strategies.exchange import AcceptedReply, MetricMeans, Payload, PerClient
 from perennial.strategies.screening import Rejected, Template
+from perennial.strategies.summing import SummingStrategy
 
 
-class SecureStrategy(MethodStrategy[Any]):
+class SecureStrategy(SummingStrategy):
     """`w ← w + Σ_u w_u q_u / Σ_u w_u` over the clients whose vectors arrived, q_u their quantised updates, for
     each record of the method's `sums`; of those that only some have, w_u is 0 for the others.
 
@@ -68,19 +71,43 @@ class SecureStrategy(MethodStrategy[Any]):
         expect: Payload,
         weight: Callable[[AcceptedReply], float],
     ) -> dict[str, Tensors]:
-        messages = self.masked(grid, server_round, cohort, action, payload, expect, weight)
-        return self.opened(server_round, action, self.send(grid, messages))[0]
+        parts = self.parts_of(action, payload, expect)
+        messages = self.masked(grid, server_round, cohort, action, payload, parts, weight)
+        return self.opened(server_round, action, self.send(grid, messages))
 
     def ask(self, server_round: int, cohort: list[str], grid: Grid) -> list[Message]:
         """Keys, then shares, then the requests to train; the shares go on to those that they are sealed for."""
-        payload, expect = self.training_payload(self.sent), self.expect(self.sent)
-        assert isinstance(payload, Mapping)  # of every method with `sums`
-        assert isinstance(expect, Mapping)
-        like, own = {**expect, **self.optional()}, self.settings(server_round)
-        return self.masked(grid, server_round, cohort, "train", payload, like, self.weight, own)
+        payload, parts = self.training()
+        own = self.settings(server_round)
+        return self.masked(grid, server_round, cohort, "train", payload, parts, self.weight, settings=own)
 
     def collected(self, server_round: int, replies: Iterable[Message]) -> tuple[dict[str, Tensors], MetricRecord]:
-        return self.opened(server_round, "train", replies)
+        metrics = MetricMeans()
+        return self.opened(server_round, "train", replies, metrics.add), metrics.result()
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """As without masks; where clients count for `split`, keys and shares come first."""
+        clients, payload, settings = self.evaluation_request(arrays, grid)
+        if not self.references:
+            return self.messages(server_round, clients, "evaluate", payload, settings=settings)
+        scenario = self.run.scenario
+        record, _ = summed({}, self.hparams.evaluates, len(scenario.train_environments), scenario.classes)
+        parts = summands(SUMS, "evaluate", record, {})
+        return self.masked(
+            grid, server_round, clients, "evaluate", payload, parts, lambda _: 1.0, float(STEPS), settings
+        )
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        if not self.references:
+            return super().aggregate_evaluate(server_round, replies)
+        found = Evaluation(self.run, server_round, self.references, masked=True)
+        means = self.opened(server_round, "evaluate", replies, found.add)[SPLIT]
+        counts = {name: (mean * len(self.survivors)).round().long().numpy() for name, mean in means.items()}
+        if wrong := found.take_sums(counts, len(self.survivors)):
+            raise self.not_kept(server_round, wrong)
+        return self.evaluated(found)
 
     def masked(
         self,
@@ -88,15 +115,17 @@ class SecureStrategy(MethodStrategy[Any]):
         server_round: int,
         cohort: Sequence[str],
         action: str,
-        payload: Payload,
-        like: Payload,
+        payload: Payload | PerClient,
+        parts: Sequence[Summand],
         weight: Callable[[AcceptedReply], float],
+        limit: float = 0.0,
         settings: Mapping[str, Scalar] | None = None,
     ) -> list[Message]:
-        """The requests of an exchange whose answers are masked vectors, after those that agree on the masks."""
-        self.grid = grid
-        terms = self.hparams.terms(like, defaultdict(float))
-        self.parts = summands(self.hparams.summed(), action, terms, payload)
+        """The requests of an exchange whose answers are masked vectors, after those that agree on the masks.
+
+        Numbers are within ± `limit`, by default `privacy.range`.
+        """
+        self.grid, self.parts, self.limit = grid, parts, limit or self.privacy.range
         share = ceil(round(max(self.privacy.threshold, self.run.quorum) * len(cohort), 9))
         self.threshold = max(share, self.privacy.colluders + 2)
         expect = {client: {KEYS: {client: torch.zeros(2 * KEY_BYTES, dtype=torch.uint8)}} for client in cohort}
@@ -110,36 +139,45 @@ class SecureStrategy(MethodStrategy[Any]):
         answers = self.stage(server_round, list(answers), SHARE, {KEYS: self.public_keys}, expect, agreement)
 
         self.weights = {client: self._weight(client, weight) for client in answers}
-        limit = torch.tensor(self.privacy.range, dtype=torch.float64)
+        most = torch.tensor(self.limit, dtype=torch.float64)
 
         def request(client: str) -> Payload:
             shares = {sender: reply[SHARES][client] for sender, reply in answers.items() if sender != client}
-            terms = {"weight": torch.tensor(self.weights[client]), "range": limit}
-            return {**payload, SHARES: shares, TERMS: terms}
+            terms = {"weight": torch.tensor(self.weights[client]), "range": most}
+            return {**(payload(client) if callable(payload) else payload), SHARES: shares, TERMS: terms}
 
         size = sum(part.size for part in self.parts)
         vector = {MASKED: {MASKED: torch.zeros(8 * size, dtype=torch.uint8)}}
         return self.messages(server_round, list(answers), action, request, expect=vector, settings=settings)
 
     def opened(
-        self, server_round: int, action: str, replies: Iterable[Message]
-    ) -> tuple[dict[str, Tensors], MetricRecord]:
-        """The means of each record, of the sum of masked vectors, and of the metrics."""
-        total, survivors, metrics = np.zeros(1, dtype=np.uint64), list[str](), MetricMeans()
-        for reply in self.accepted(replies, quorum=0.0):
+        self,
+        server_round: int,
+        action: str,
+        replies: Iterable[Message],
+        take: Callable[[AcceptedReply], object] = lambda _: None,
+    ) -> dict[str, Tensors]:
+        """The means of each record, of the sum of masked vectors. `take` is given what comes in the clear beside
+        them, and raises `Rejected` as a check does."""
+        total, survivors = np.zeros(1, dtype=np.uint64), list[str]()
+        for reply in self.accepted(replies, quorum=0.0, check=take):
             total = total + np.frombuffer(as_bytes(reply[MASKED][MASKED]), dtype=np.uint64)
             survivors.append(reply.client)
-            metrics.add(reply)
         self._enough(server_round, action, survivors)
+        self.survivors = survivors
         weight = sum(self.weights[client] for client in survivors)
         try:
             total = total - self.masks(server_round, survivors, len(total))
-            return opened(total, self.parts, weight, self.privacy.range), metrics.result()
+            return opened(total, self.parts, weight, self.limit)
         except ValueError as error:
-            raise RunStopped(
-                f"round {server_round}: the sum under secure aggregation cannot be used ({error}); a client did "
-                "not keep to the protocol, and which one cannot be seen"
-            ) from None
+            raise self.not_kept(server_round, str(error)) from None
+
+    def not_kept(self, server_round: int, wrong: str) -> RunStopped:
+        """What stops a run whose sums cannot be."""
+        return RunStopped(
+            f"round {server_round}: the sum under secure aggregation cannot be used ({wrong}); a client did not "
+            "keep to the protocol, and which one cannot be seen"
+        )
 
     def masks(self, server_round: int, survivors: list[str], size: int) -> Words:
         """All masks in the sum of the survivors' vectors, from the shares that they now give of their secrets.

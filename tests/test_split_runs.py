@@ -6,10 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from counts import own_tables
-from flwr.app import Message, MetricRecord, RecordDict
+from flwr.app import Error, Message, MetricRecord, RecordDict
 from toys import SpoilingGrid, Toy, WireGrid, toy_config, toy_site
 
 from perennial.client.methods.fedavg import FedAvgClient
@@ -17,12 +18,14 @@ from perennial.client.methods.references import ReferencesClient
 from perennial.client.trainer import Received, Site
 from perennial.common.config import load_config
 from perennial.common.data.examples import ClientData, join
-from perennial.common.errors import UserError
+from perennial.common.errors import RunStopped, UserError
 from perennial.common.files import load_records, load_tensors, save_records
+from perennial.common.methods import METHODS
 from perennial.common.methods.fedavg import FedAvg
 from perennial.common.methods.references import FILE, References, model_of, samples_of
+from perennial.common.secagg import MASKED, as_bytes
 from perennial.common.split import record
-from perennial.common.wire import MODEL, NUM_EXAMPLES
+from perennial.common.wire import MODEL, NUM_EXAMPLES, from_record
 from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
 from perennial.server.loop import run_rounds, start
@@ -296,6 +299,91 @@ def test_references_that_are_not_finite(references: Path, tmp_path: Path) -> Non
         LocalRuntime(toy_config("fedavg", f"references='{tmp_path / 'nan'}'"))
 
 
-def test_references_do_not_go_with_a_privacy_mechanism(references: Path) -> None:
-    with pytest.raises(UserError, match=r"references: .* is not possible with privacy\.mechanism=fixed"):
+def test_references_do_not_go_with_noise(references: Path) -> None:
+    with pytest.raises(UserError, match=r"references: .* is not possible with privacy\.mechanism=fixed, since"):
         toy_config("fedavg", f"references='{references}'", "privacy.mechanism=fixed")
+
+
+def test_two_clients_cannot_hide_in_a_sum(references: Path) -> None:
+    with pytest.raises(UserError, match=r"references: .*evaluate_clients=2; at least 3 must count together"):
+        toy_config("fedavg", *SIZE, f"references='{references}'", SECURE, "evaluate_clients=2")
+
+
+# ---------------------------------------------------------------------- under secure aggregation
+
+SECURE = "privacy.mechanism=secagg"
+
+
+def spied(
+    path: Path, method: str, *settings: str, spoil: Callable[..., Any] | None = None
+) -> tuple[RunFolder, list[tuple[Message, Message]]]:
+    """A run, and all messages of it."""
+    config = toy_config(method, *SIZE, *settings, rounds=2)
+    here, seen = LocalRuntime(config), list[tuple[Message, Message]]()
+
+    def read(request: Message, reply: Message) -> Message:
+        reply = spoil(request, reply) if spoil else reply
+        seen.append((request, reply))
+        return reply
+
+    here.grid = SpoilingGrid(here.grid, read)  # type: ignore[assignment]
+    here.run(RunFolder.create(path, config))
+    return RunFolder(path), seen
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedsdr", "ditto"])
+def test_masked_counts_have_the_sums_of_plain_ones(method: str, references: Path, tmp_path: Path) -> None:
+    """With steps so small that models stay what they are: masked training alone is good to half a step."""
+    settings = (f"references='{references}'", "learning_rate=1e-12")
+    plain, _ = spied(tmp_path / "plain", method, *settings)
+    masked, seen = spied(tmp_path / "masked", method, *settings, SECURE)
+    assert split_rows(plain) == split_rows(masked)
+    assert split_rows(masked)[0]["clients"] == [3, 3]
+    (row,) = [row for row in masked.rows() if row["kind"] == "evaluation-traffic"]
+    assert row["exchanges"] == ["train.keys", "train.shares", "evaluate", "train.unmask"]
+    answered = [reply for request, reply in seen if request.metadata.message_type == "evaluate"]
+    assert len(answered) == 6
+    for reply in answered:
+        names = {name for record in reply.content.metric_records.values() for name in record}
+        assert not any("split" in name for name in names), "counts in the clear"
+        assert reply.content.array_records.keys() == {MASKED}
+        words = np.frombuffer(as_bytes(from_record(reply.content.array_records[MASKED])[MASKED]), dtype=np.uint64)
+        assert len(words) == 2 + 2 * 4 + 16 * (1 + len(METHODS[method].evaluates))
+        assert words.min() > 2**32, "a count in the clear"
+
+
+def test_a_client_that_drops_out_of_the_counting_is_not_in_the_sums(references: Path, tmp_path: Path) -> None:
+    def spoil(request: Message, reply: Message) -> Message:
+        if (request.metadata.dst_node_id, request.metadata.message_type) == (2, "evaluate"):
+            return Message(Error(code=2, reason="gone"), reply_to=request)
+        return reply
+
+    folder, _ = spied(tmp_path / "run", "fedavg", f"references='{references}'", SECURE, spoil=spoil)
+    (row,) = split_rows(folder)
+    assert row["clients"] == [3, 2]
+    assert sum(sum(map(sum, own)) for own in row["samples"][0]) == 5 * 300
+
+
+@pytest.mark.parametrize(("column", "change"), [("validation/count", 1), ("validation/correct", -1)])
+def test_sums_that_cannot_be_stop_the_run(column: str, change: int, references: Path, tmp_path: Path) -> None:
+    def spoil(request: Message, reply: Message) -> Message:
+        if (request.metadata.dst_node_id, request.metadata.message_type) == (2, "evaluate"):
+            metrics = dict(reply.content.metric_records["metrics"])
+            (value,) = metrics[f"global/{column}"]  # type: ignore[misc]
+            return changed_reply(request, reply, {**metrics, f"global/{column}": [value + change]})  # type: ignore[operator]
+        return reply
+
+    sentence = (
+        r"round 2: the sum under secure aggregation cannot be used \(counts that do not add up to the \d+ held"
+    )
+    with pytest.raises(RunStopped, match=sentence):
+        spied(tmp_path / "run", "fedavg", f"references='{references}'", SECURE, spoil=spoil)
+
+
+def test_masked_counts_are_the_same_over_the_wire(references: Path, tmp_path: Path) -> None:
+    config = toy_config("fedsdr", *SIZE, f"references='{references}'", SECURE, rounds=2)
+    LocalRuntime(config).run(RunFolder.create(tmp_path / "local", config))
+    folder = RunFolder.create(tmp_path / "wire", config)
+    run_rounds(config, folder, WireGrid(config, tmp_path / "sites"), start(config))
+    assert split_rows(folder) == split_rows(RunFolder(tmp_path / "local"))
+    assert not list((tmp_path / "sites").rglob("secagg.json")), "keys that nobody needs any more"

@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from flwr.app import ArrayRecord, Message
+from flwr.app import ArrayRecord, Message, MetricRecord
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from perennial.client.node.survey import of_survey
@@ -18,6 +18,7 @@ from perennial.common.errors import UserError
 from perennial.common.methods import method_class
 from perennial.common.privacy import Clipping, Privacy, mechanism_class
 from perennial.common.secagg import ACTIONS, TERMS
+from perennial.common.split import SPLIT
 from perennial.common.wire import records
 
 
@@ -59,9 +60,11 @@ class Policy(BaseModel):
             self._must_allow_run(_announced(task, announced))
 
     def must_allow_reply(self, message: Message, reply: Message) -> None:
-        """Raises `UserError` for a reply with arrays that secure aggregation does not hide."""
+        """Raises `UserError` for a reply with arrays, or counts for `split`, that nothing hides."""
         hidden = message.metadata.message_type in ACTIONS or TERMS in records(message.content, ArrayRecord)
-        if self.require and not hidden and records(reply.content, ArrayRecord):
+        names = (name for record in records(reply.content, MetricRecord).values() for name in record)
+        counts = any(f"/{SPLIT}/" in name for name in names)
+        if self.require and (counts or (not hidden and records(reply.content, ArrayRecord))):
             raise self._no(f"{message.metadata.message_type!r} without secure aggregation", "requires 'secagg'")
 
     def _must_allow_run(self, run: "Announced") -> None:

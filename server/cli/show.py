@@ -153,7 +153,8 @@ def _show_method(method: type[Method], as_json: bool) -> None:
         return
     out.print(f"[bold]{method.title}[/bold]: {method.summary}\n{method.source}")
     out.print(f"Of what a client keeps from round to round, it sends: {method.leaving()}")
-    out.print(f"With references (docs/selection.md) it also sends, at each evaluation, {COUNTS}.\n")
+    out.print(f"With references (docs/selection.md) it also sends, at each evaluation, {COUNTS}.")
+    out.print("Under secure aggregation only sums of these counts over clients are seen.\n")
     out.print(_field_table(fields))
     for preset in tuned:
         _print_preset(preset)

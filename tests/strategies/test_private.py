@@ -436,7 +436,7 @@ def test_a_client_changes_the_counts_of_owners_by_a_vector_of_norm_one() -> None
 
     both = reply("client-0", environment_head_0=1.0, environment_head_1=1.0)
     one = reply("client-1", environment_head_0=4.0)
-    found = strategy.noised(1, "train", [both, one], strategy.training_payload({}), strategy.training_payload({}))
+    found = strategy.noised(1, "train", [both, one], strategy.training()[1])
     moved = (found["environment-head-0"][name] - heads["environment-head-0"][name]).norm()
     share = 0.5**0.5
     assert float(moved) == pytest.approx((share * 1.0 + 1.0 * 2.0) / (share + 1.0), rel=1e-5)
@@ -469,8 +469,10 @@ def test_a_classifier_that_nobody_seems_to_have_stays() -> None:
     head = "environment-head-0"
     arrays = {"shortcut": strategy.shortcut, head: strategy.heads[head]}
     alone = AcceptedReply("client-0", arrays, MetricRecord({NUM_EXAMPLES: 10}), ConfigRecord())
-    payload = strategy.training_payload({})
-    assert strategy.noised(1, "train", [alone], payload, payload).keys() == {"shortcut", "environment-head-0"}
+    assert strategy.noised(1, "train", [alone], strategy.training()[1]).keys() == {
+        "shortcut",
+        "environment-head-0",
+    }
 
 
 def test_a_resumed_run_of_two_exchanges_knows_both_clipping_norms(tmp_path: Path) -> None:

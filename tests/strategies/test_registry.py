@@ -37,6 +37,7 @@ ROOMS = {
     "roster",
     "screening",
     "secagg",
+    "summing",
 }
 SHARED = {"shortcut", "simplex", "uniform"}
 UNLISTED = {"references"}

@@ -93,6 +93,9 @@ def test_secure_aggregation_is_required_of_the_run_and_of_each_request_and_reply
     with pytest.raises(UserError, match="'evaluate' without secure aggregation"):
         policy.must_allow_reply(evaluate, Message(model, reply_to=evaluate))
     policy.must_allow_reply(evaluate, Message(RecordDict({METRICS: MetricRecord()}), reply_to=evaluate))
+    counts = RecordDict({METRICS: MetricRecord({"global/split/samples": [1, 2]})})
+    with pytest.raises(UserError, match="'evaluate' without secure aggregation"):
+        policy.must_allow_reply(evaluate, Message(counts, reply_to=evaluate))
     masked = asked(hidden, **terms)
     policy.must_allow_reply(masked, Message(model, reply_to=masked))
 
