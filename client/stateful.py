@@ -1,6 +1,7 @@
 """Local training with an optimizer whose state may last: for PerInvFL, its ablations and its baselines."""
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import TypeVar
 
 import torch
@@ -74,12 +75,29 @@ class StatefulTrainer(LocalTrainer[S]):
             self._optimizers[name] = Adam(self.kept.get(name)) if adam else Momentum(self.hparams.momentum)
         return self._optimizers[name]
 
-    def batches(self, steps: int, round_: int, purpose: str = "batches") -> Iterator[Examples]:
+    def batches(
+        self, steps: int, round_: int, purpose: str = "batches", of: Examples | None = None
+    ) -> Iterator[Examples]:
         """As in the base class; in sequential order, number (round − 1) · steps of one endless sequence and on."""
         if self.hparams.batch_order == "shuffled":
-            yield from super().batches(steps, round_, purpose)
+            yield from super().batches(steps, round_, purpose, of)
             return
-        train, count = self.data.train, self.mini_batches(steps)
+        train, count = self.data.train if of is None else of, self.mini_batches(steps)
         pieces = torch.split(torch.arange(len(train), device=train.y.device), self.hparams.batch_size)
         for number in range((round_ - 1) * count, round_ * count):
             yield train[pieces[number % len(pieces)]]
+
+    def contexts(self, round_: int) -> Iterator[tuple[Examples, list[Examples]]]:
+        """The round's mini-batches, each with its samples by environment.
+
+        Which samples these are is found out beforehand, on the host: so a step does not wait for the device.
+        """
+        train = self.data.train
+        rows = torch.arange(len(train))
+        drawn = self.batches(self.hparams.local_steps, round_, of=Examples(rows, rows, train.environment.cpu()))
+        found = [[batch.x, *(part.x for part in batch.by_environment())] for batch in drawn]
+        each = torch.cat([own for parts in found for own in parts]).to(train.y.device)
+        pieces = iter(torch.split(each, [len(own) for parts in found for own in parts]))
+        for parts in found:
+            batch, *own = (train[index] for index in islice(pieces, len(parts)))
+            yield batch, own

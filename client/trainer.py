@@ -279,12 +279,16 @@ class LocalTrainer(Client[T]):
         trained, metrics = self.descend(received[MODEL], self.loss, received)
         return Reply({MODEL: trained}, {NUM_EXAMPLES: len(self.data.train), **metrics})
 
-    def batches(self, steps: int, round_: int, purpose: str = "batches") -> Iterator[Examples]:
+    def batches(
+        self, steps: int, round_: int, purpose: str = "batches", of: Examples | None = None
+    ) -> Iterator[Examples]:
         """`steps` local updates' worth of mini-batches, reshuffled at the end of each pass over the data.
 
-        With `local_unit` "epoch", `steps` counts passes. The same (round, purpose) gives the same batches.
+        With `local_unit` "epoch", `steps` counts passes. The same (round, purpose) gives the same batches; `of` is
+        something else that there is for each training sample.
         """
-        return islice(self.stream(self.data.train, round_, purpose), self.mini_batches(steps))
+        train = self.data.train if of is None else of
+        return islice(self.stream(train, round_, purpose), self.mini_batches(steps))
 
     def stream(self, examples: Examples, round_: int, purpose: str) -> Iterator[Examples]:
         """Mini-batches of some of the client's samples without end, reshuffled at the end of each pass."""

@@ -84,16 +84,11 @@ def test_a_stack_does_there_what_it_does_on_the_cpu(device: str, method: str, tm
     assert_alike(one, other, device)
 
 
-LOOKS = pytest.mark.xfail(strict=True, reason="a step asks which samples of a mini-batch an environment has")
-
-
 def stepping() -> list[Any]:
     """Methods that take steps, marked."""
     found = []
     for method in sorted(METHODS):
         marks = [] if method in FEW else [pytest.mark.devices]
-        if method in ("irm-l2", "perinvfl"):
-            marks.append(LOOKS)  # type: ignore[arg-type]
         if "local_steps" in METHODS[method].model_fields:
             found.append(pytest.param(method, marks=marks))
     return found

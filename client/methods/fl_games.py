@@ -85,12 +85,14 @@ class FLGamesClient(LocalTrainer[FLGames]):
         players = len(_predictors(received))  # here all of them
         return {ENSEMBLE: lambda x: self._sum_of_outputs(received, self.represent(received, x)) / players}
 
-    def batches(self, steps: int, round_: int, purpose: str = "batches") -> Iterator[Examples]:
+    def batches(
+        self, steps: int, round_: int, purpose: str = "batches", of: Examples | None = None
+    ) -> Iterator[Examples]:
         """A round's mini-batches: drawn anew, or the next of shuffled passes, in which every round moves on."""
         if self.hparams.sampling == "fresh":
-            yield from super().batches(steps, round_, purpose)
+            yield from super().batches(steps, round_, purpose, of)
             return
-        train, count = self.data.train, self.mini_batches(steps)
+        train, count = self.data.train if of is None else of, self.mini_batches(steps)
         for number in range((round_ - 1) * count, round_ * count):
             epoch, place = divmod(number, self.per_pass)
             order = torch.randperm(len(train), generator=torch_generator(self.seed, self.client, epoch, "epoch"))

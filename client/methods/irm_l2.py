@@ -35,8 +35,7 @@ class IrmL2Client(IrmClient[P]):
         """
         hparams, means = self.hparams, Means()
         v, theta = self.working(received[MODEL]), self.working(self.personal(received))
-        for batch in self.batches(hparams.local_steps, received.round):
-            contexts = batch.by_environment()
+        for batch, contexts in self.contexts(received.round):
             for _ in range(hparams.personal_steps):
                 value = self.personal_loss(theta.tensors, v.tensors, contexts, received)
                 theta.descend(value, self.optimizer(OWN), hparams.personal_learning_rate)
