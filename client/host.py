@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common import log
-from torch import Tensor
 
 from perennial.client.cohort import StackedData, Work, answers, evenly, shape, stackable, stacks, window
 from perennial.client.node.site import OwnSite
@@ -19,18 +18,18 @@ from perennial.client.request import Request, checked
 from perennial.client.secagg import Participant, Vault
 from perennial.client.serving.snapshot import Snapshot, results_of
 from perennial.client.state import RESIDENT, FileStates, Kept, Version, before_message, digest, needed, valid
-from perennial.client.trainer import Client, Received, Reply, Site
+from perennial.client.trainer import Client, Received, Reply, Role, Site
 from perennial.common import plugins
 from perennial.common.asked import name_of
 from perennial.common.config import Engine, Task, parse_task
 from perennial.common.data.examples import ClientData
-from perennial.common.data.scenario import Scenario
 from perennial.common.errors import UserError
 from perennial.common.memory import must_fit, samples_must_fit
 from perennial.common.methods.base import Method, Sum
-from perennial.common.models import Tensors, network
+from perennial.common.models import Network, Tensors, network
 from perennial.common.modules import defined_in
 from perennial.common.secagg import ACTIONS, KEYS, TERMS
+from perennial.common.seeding import torch_generator
 from perennial.common.split import SUMS, summed
 from perennial.common.split import record as reference
 from perennial.common.wire import CLIENT, CONFIG, METRICS, NUM_EXAMPLES, from_record, records, to_record
@@ -84,7 +83,7 @@ def site_data(task: Task, number: int, own: OwnSite | None, data_root: Path | No
         raise UserError(f"partition-id {number} is not possible; the scenario has clients 0 to {len(ids) - 1}")
     data = own.load(task) if own else task.scenario.client_data(number, task.seed, data_root)
     if ids[number] in task.test_sites:
-        return data.for_testing(task.scenario.train_environments, task.scenario.test_environments)
+        return _for_testing(data, task, ids[number])
     if task.left_out:
         return data.without(task.scenario.train_environments.index(task.left_out))
     if not len(data.train):
@@ -92,9 +91,25 @@ def site_data(task: Task, number: int, own: OwnSite | None, data_root: Path | No
     return data
 
 
-def class_weights(scenario: Scenario, device: torch.device) -> Tensor | None:
-    """What a sample of each class counts in the loss (classes,); None where all count the same."""
-    return torch.tensor(scenario.loss_weights, device=device) if scenario.loss_weights else None
+def _for_testing(data: ClientData, task: Task, client: str) -> ClientData:
+    there = len(data.train) + len(data.validation)
+    if task.adapt and task.adapt >= there:
+        raise UserError(
+            f"adapt: {task.adapt} is not possible at {client}; it must be less than its {there} samples"
+        )
+    order = torch.randperm(there, generator=torch_generator(task.seed, client, "adapt"))
+    train, test = task.scenario.train_environments, task.scenario.test_environments
+    return data.for_testing(train, test, order[: task.adapt])
+
+
+def site_of(task: Task, client: str, data: ClientData, net: Network) -> Site:
+    """What stands at a client of a task."""
+    weights = task.scenario.loss_weights
+    role: Role = "trains"
+    if client in task.test_sites:
+        role = "adapts" if task.adapt else "tests"
+    counted = torch.tensor(weights, device=net.device) if weights else None
+    return Site(client, data, net, task.seed, class_weights=counted, role=role)
 
 
 @dataclass
@@ -130,10 +145,7 @@ class Host:
         if number not in self._sites:
             data = site_data(task, number, self.own, self.data_root).to(self.device)
             net = network(task.model, task.scenario.input_shape, task.scenario.classes, self.device)
-            weights = class_weights(task.scenario, self.device)
-            self._sites[number] = Site(
-                task.scenario.client_ids[number], data, net, task.seed, class_weights=weights
-            )
+            self._sites[number] = site_of(task, task.scenario.client_ids[number], data, net)
             if len(self._sites) > RESIDENT:
                 self._sites.popitem(last=False)
         self._sites.move_to_end(number)
@@ -153,12 +165,15 @@ class Host:
                 self._sites.clear()
         site = self.site(request.task, task, number)
         if action == "query":
-            count = {NUM_EXAMPLES: len(site.data.train)} if len(site.data.train) else {}
+            trains = site.role == "trains" and len(site.data.train)
+            count = {NUM_EXAMPLES: len(site.data.train)} if trains else {}
             reply = Reply(metrics=count, settings={CLIENT: site.client})
         elif action in ACTIONS:
             participant = Participant(f"{request.run}/{site.client}", self._vault)
             received = self._received(message, request, task)
             reply = Reply(participant.answer(action, received), {NUM_EXAMPLES: len(site.data.train)})
+        elif action != "evaluate" and site.role != "trains":
+            raise ValueError(f"{site.client} trains nothing in this run, and {action[:80]!r} is asked for")
         elif action in task.method.actions:
             reply = self._act(self._work(message, request, task, site))
         else:
@@ -197,6 +212,8 @@ class Host:
                 half = client_class(type(task.method))
                 if task.model.stacks and stackable(half, message):
                     site = self.site(request.task, task, number)
+                    if site.role == "adapts":  # which trains, whatever it is asked for
+                        continue
                     work = self._work(message, request, task, site)
                     alike.setdefault(shape(work, half), []).append((place, work))
             except Exception:  # this client's own trouble, which it has again where it is asked alone

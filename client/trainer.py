@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from operator import itemgetter
-from typing import Any, ClassVar, Generic, ParamSpec, TypeVar
+from typing import Any, ClassVar, Generic, Literal, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -45,6 +45,9 @@ Metrics = dict[str, Tensor]
 """Named scalars of one mini-batch; what a round reports is their mean over its steps."""
 Predictor = Callable[[Tensor], Tensor]
 """Inputs (n, *input_shape) to logits (n, classes)."""
+
+Role = Literal["trains", "tests", "adapts"]
+"""What a client does: it may train nothing but test, with or without a personal model of a few samples."""
 
 EVALUATION_BATCH = 4096
 VALIDATION, TEST = "validation", "test"
@@ -101,6 +104,7 @@ class Site:
     """The clients of a stack, in the order of its tensors' first axis; empty where it is one client's site."""
     class_weights: Tensor | None = None
     """What a sample of each class counts in the loss (classes,); None: all count 1."""
+    role: Role = "trains"
 
     def drawing(self, round_: int, action: str) -> AbstractContextManager[None]:
         """In which the model's own draws, as dropout's, are this client's for the action in this round."""
@@ -124,6 +128,7 @@ class Client(Generic[H]):
     def __init__(self, site: Site, hparams: H, kept: dict[str, Tensors]) -> None:
         self.client, self.data, self.network, self.seed = site.client, site.data, site.network, site.seed
         self.stack, self.class_weights = site.stack, site.class_weights
+        self.role = site.role
         self.hparams = hparams
         self.kept = kept
         """Tensors that this client keeps between rounds, by record name; stored once the action has succeeded."""
@@ -160,6 +165,25 @@ class Client(Generic[H]):
         if "personal" not in self.hparams.evaluates:
             return self.models(received)
         return {name: self.predictor(received[MODEL]) for name in self.hparams.evaluates if name != "personal"}
+
+    def evaluated(self, received: Received) -> dict[str, Predictor]:
+        """The models that this client evaluates, by what it does in the run."""
+        if self.role == "adapts":
+            return self.visited(received)
+        return self.models(received) if self.role == "trains" else self.untrained(received)
+
+    @torch.enable_grad()
+    def visited(self, received: Received) -> dict[str, Predictor]:
+        """`models` after a visit to a client that keeps nothing of it."""
+        before = dict(self.kept)
+        self.visit(received)
+        models = self.models(received)
+        self.kept = before
+        return models
+
+    def visit(self, received: Received) -> None:
+        """Make what `models` needs of a client that was never asked to train: as it would do if it were, once."""
+        self.answer("train", received)
 
     def personal(self, received: Received) -> Tensors:
         """This client's personal model; before its first round, the received or the initial one."""
@@ -238,7 +262,7 @@ class Client(Generic[H]):
         metrics: dict[str, int | float | list[int] | list[float] | Tensor] = {}
         held_out = self.data.validation
         known = [self.right(self.predictor(tensors), held_out) for tensors in received.references]
-        for model, predict in (self.models if len(self.data.train) else self.untrained)(received).items():
+        for model, predict in (self.evaluated if len(self.data.train) else self.untrained)(received).items():
             for split, environments in splits.items():
                 answers = [(self.outputs(predict, part.x), part.y) for part in environments.values()]
                 scores = [score(logits, labels) for logits, labels in answers]

@@ -39,6 +39,9 @@ class Task(BaseModel):
     seed: int = knob(0, "keys every random draw of the run, data included", ge=0, le=2**31 - 1)
     left_out: str = knob("", "training environment that nobody trains on; all its samples are held out")
     test_sites: tuple[str, ...] = knob((), "clients that train nothing; all their samples are for testing")
+    adapt: int = knob(
+        0, "samples of each of test_sites of which it makes a personal model; the others are for testing", ge=0
+    )
 
     @field_validator("plugins")  # the first, since those of the others need what they bring
     @classmethod
@@ -79,6 +82,8 @@ class Task(BaseModel):
                 raise ValueError(f"test_sites: {unknown('client', strangers[0], clients)}")
             if len({*self.test_sites}) == len(clients):
                 raise ValueError(f"test_sites: all of {', '.join(clients)} are among them; somebody must train")
+        elif self.adapt:
+            raise ValueError(f"adapt: {self.adapt} is for sites that train nothing; name some in test_sites")
         return self
 
 
@@ -273,6 +278,8 @@ def _load(
         raise UserError(f"left_out: {config.left_out!r} is not possible with {why_not}")
     if config.test_sites and (why_not := config.all_train()):
         raise UserError(f"test_sites: {', '.join(config.test_sites)} is not possible with {why_not}")
+    if config.adapt and (why_not := config.method.cannot_adapt()):
+        raise UserError(f"adapt: {config.adapt} is not possible with the method {config.method.name}, {why_not}")
     if config.scores == "on" and config.scenario.classes != 2:
         classes = config.scenario.classes
         raise UserError(f"scores: 'on' is for two classes, and {config.scenario.name} has {classes}; leave it out")

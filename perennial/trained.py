@@ -9,10 +9,10 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from perennial.client.host import class_weights, client_half, site_data
+from perennial.client.host import client_half, site_data, site_of
 from perennial.client.serving import models as serving
 from perennial.client.state import FileStates, Kept, valid
-from perennial.client.trainer import Client, Predictor, Received, Site
+from perennial.client.trainer import Client, Predictor, Received
 from perennial.common.config import RunConfig
 from perennial.common.errors import UserError
 from perennial.common.files import load_tensors
@@ -79,14 +79,16 @@ def _personal(folder: RunFolder, config: RunConfig, client: str, network: Networ
     kept = FileStates(folder.clients).get(f"{last.run_id}/{client}", [])
     versions = [version for version in valid(kept, folder.resumes()) if version.round <= last.round]
     with torch.no_grad():
-        return _half(config, client, network, versions[-1].kept if versions else {}).models(received)[PERSONAL]
+        found = _half(config, client, network, versions[-1].kept if versions else {}).evaluated(received)
+    if PERSONAL not in found:
+        raise UserError(f"{client} only tests in this run, and has no personal model; adapt=N makes one")
+    return found[PERSONAL]
 
 
 def _half(config: RunConfig, client: str, network: Network, kept: Kept) -> Client[Any]:
     number = config.scenario.client_ids.index(client)
     data = serving.OnDemand(lambda: site_data(config, number, None, config.data_folder))
-    weights = class_weights(config.scenario, CPU)
-    return client_half(config, Site(client, data, network, config.seed, class_weights=weights), kept)
+    return client_half(config, site_of(config, client, data, network), kept)
 
 
 def _saved(folder: RunFolder, config: RunConfig) -> Received | None:

@@ -9,6 +9,7 @@ from tables import SITES, hospitals
 from typer.testing import CliRunner
 
 from perennial.server.cli.main import app
+from perennial.server.folder import RunFolder
 
 PAGE = Path(__file__).parents[1] / "docs" / "own-data.md"
 
@@ -27,7 +28,7 @@ def test_every_command_of_the_page_runs(here: Path) -> None:
     # Those of joined sites run in test_survey_deployed.py.
     commands = [command for command in commands if command.split()[0] not in ("join", "survey")]
     assert [command.split()[0] for command in commands] == [
-        "describe", "run", "describe", "compare", "run", "tune", "export",
+        "describe", "run", "describe", "compare", "run", "run", "tune", "export",
     ]  # fmt: skip
     said = {}
     for command in commands:
@@ -39,5 +40,10 @@ def test_every_command_of_the_page_runs(here: Path) -> None:
         said[words[0]] = result.stdout
     assert all(site in said["compare"] for site in SITES)
     assert "Constant" in said["compare"]
+    rows = RunFolder(here / "runs" / "adapted").rows()
+    at_va = [
+        row for row in rows if row["kind"] == "evaluation" and row["client"] == "va" and row["split"] == "test"
+    ]
+    assert {(row["model"], sum(row["count"])) for row in at_va} == {("global", 28), ("personal", 28)}
     assert "class_weights" in (here / "weighted.toml").read_text()
     assert (here / "runs" / "without-va" / "summary.json").is_file()

@@ -30,14 +30,23 @@ class FedPINClient(FedPINGMClient[FedPIN]):
     def train(self, received: Received) -> Reply:
         if not received.settings["personal"]:
             return super().train(received)
+        own, metrics = self.own_side(received)
+        reply = super().train(received)
+        self.kept |= own
+        return Reply(reply.arrays, {**metrics, **reply.metrics})
+
+    def visit(self, received: Received) -> None:
+        own, _ = self.own_side(received)
+        self.kept |= own
+
+    def own_side(self, received: Received) -> tuple[dict[str, Tensors], dict[str, float]]:
+        """(Ψ_u, ω_ψu) and (Φ_u, ω_u) after their steps, to be kept, and the latter's metrics."""
         steps, rate = self.hparams.personal_steps, self.hparams.personal_learning_rate
         plain, _ = self.descend(self.own(PLAIN, received), self.loss, received, steps=steps, rate=rate)
         constants = replace(received, arrays={**received.arrays, PLAIN: plain})
         start = self.own(PERSONAL, received)
         personal, metrics = self.descend(start, self.local_loss, constants, steps=steps, rate=rate)
-        reply = super().train(received)
-        self.kept |= {PLAIN: self.finite(plain), PERSONAL: self.finite(personal)}
-        return Reply(reply.arrays, {**metrics, **reply.metrics})
+        return {PLAIN: self.finite(plain), PERSONAL: self.finite(personal)}, metrics
 
     def local_loss(self, params: Tensors, batch: Examples, constants: Received) -> tuple[Tensor, Metrics]:
         """`L_loc = R(ω_u(Φ_u); B) + λ L_con(Φ_u; Φ_g^t, Ψ_u) + γ Var(Φ_u(x))` (thesis (5.11)).

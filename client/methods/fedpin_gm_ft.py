@@ -25,5 +25,8 @@ class FedPINGMFTClient(FedPINGMClient[FedPINGMFT]):
         rate, start = hparams.personal_learning_rate, received[MODEL]
         return self.descend(start, self.loss, received, steps=steps, rate=rate, purpose="fine-tuning")[0]
 
+    def visit(self, received: Received) -> None:
+        """Nothing: `models` does it all."""
+
     def models(self, received: Received) -> dict[str, Predictor]:
         return {**super().models(received), "personal": self.predictor(self.fine_tuned(received))}

@@ -14,5 +14,8 @@ class FedPINGML2Client(FedPINGMClient[FedPINGML2]):
 
     def train(self, received: Received) -> Reply:
         reply = super().train(received)
-        self.kept[PERSONAL] = pulled(self, received)
+        self.visit(received)
         return reply
+
+    def visit(self, received: Received) -> None:
+        self.kept[PERSONAL] = pulled(self, received)

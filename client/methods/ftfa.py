@@ -40,6 +40,10 @@ class FtfaClient(StatefulTrainer[F]):
         self.kept[PERSONAL] = theta.result()
         return self.finish(v, means)
 
+    def visit(self, received: Received) -> None:
+        if self.hparams.preset != "paper":  # otherwise `models` does it all
+            super().visit(received)
+
     @torch.enable_grad()
     def fine_tuned(self, received: Received) -> Tensors:
         """The received model after `fine_tuning_steps` steps on the local risk."""

@@ -22,5 +22,8 @@ class IFCAClient(LocalTrainer[IFCA]):
         risks = [self.score(predict, self.data.train).loss for predict in models]
         return risks.index(min(risks))
 
+    def visit(self, received: Received) -> None:
+        """Nothing: `models` does it all."""
+
     def models(self, received: Received) -> dict[str, Predictor]:
         return {"personal": self.predictor(received[self.hparams.model_names[self.cluster(received)]])}

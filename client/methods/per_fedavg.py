@@ -55,6 +55,9 @@ class PerFedAvgClient(LocalTrainer[PerFedAvg]):
         h = torch._foreach_div(torch._foreach_sub(ahead, behind), 2 * EPSILON)
         return list(torch._foreach_add(u, h, alpha=-a)), metrics
 
+    def visit(self, received: Received) -> None:
+        """Nothing: `models` does it all."""
+
     def models(self, received: Received) -> dict[str, Predictor]:
         return {**super().models(received), "personal": self.predictor(self.adapted(received))}
 

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from perennial.client.host import class_weights, client_half, pick_device, site_data
+from perennial.client.host import client_half, pick_device, site_data, site_of
 from perennial.client.serving.snapshot import FILE, HELD, Snapshot, held, named, put, written
-from perennial.client.trainer import Predictor, Received, Site, in_pieces
+from perennial.client.trainer import Predictor, Received, in_pieces
 from perennial.common.config import parse_task
 from perennial.common.data.examples import ClientData
 from perennial.common.data.scenario import Scenario
@@ -181,16 +181,18 @@ def load(path: Path, data_root: Path | None, device: torch.device) -> Served:
     data = OnDemand(lambda: site_data(task, number, snapshot.own, root).to(device))
     # A network of its own: the one before goes on serving while this one may be fine-tuned.
     net = Network(task.model, scenario.input_shape, scenario.classes, device)
-    weights = class_weights(scenario, device)
-    site = Site(snapshot.client, data, net, task.seed, class_weights=weights)
+    site = site_of(task, snapshot.client, data, net)
     with site.drawing(snapshot.received.round, "evaluate"):
-        models = client_half(task, site, snapshot.kept).models(snapshot.received)
+        models = client_half(task, site, snapshot.kept).evaluated(snapshot.received)
+    if not models:
+        raise UserError(f"{snapshot.client} only tests in this run, and has no model of its own to be served")
+    headline = task.method.evaluates[-1]
     served = Served(
         models,
         scenario,
         str(snapshot.received.round),
         device,
-        task.method.evaluates[-1],
+        headline if headline in models else next(iter(models)),
         task.method.name,
         replace(snapshot, received=Received(snapshot.received.round), kept={}),
         path.stat().st_mtime,

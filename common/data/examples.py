@@ -62,19 +62,26 @@ class ClientData:
             {name: part.to(device) for name, part in self.test.items()},
         )
 
-    def for_testing(self, train: Sequence[str], test: Sequence[str]) -> ClientData:
+    def for_testing(self, train: Sequence[str], test: Sequence[str], few: Tensor | None = None) -> ClientData:
         """Nothing to train on: samples of a training environment that is also a test environment are tested.
 
-        `train` and `test` are the names of the environments.
+        `train` and `test` are the names of the environments. `few` are the places, among training and held-out
+        samples, of those that the client may learn from all the same.
         """
+        import torch
+
         every, tests = join([self.train, self.validation]), dict(self.test)
+        known = torch.zeros(len(every), dtype=torch.bool)
+        if few is not None:
+            known[few] = True
+        kept, every = every[known], every[~known]
         for number, name in enumerate(train):
             own = every[every.environment == number]
             if name in test and len(own):
                 own = replace(own, environment=own.environment.new_full((len(own),), -1))
                 tests[name] = join([tests[name], own]) if name in tests else own
         none = every[every.environment < -1]
-        return ClientData(none, none, tests)
+        return ClientData(kept, none, tests)
 
     def without(self, environment: int) -> ClientData:
         """Without a training environment, whose samples, of both kinds, become the held-out ones."""

@@ -9,6 +9,7 @@ from perennial.common.methods.base import ONE_MODEL, LocalTraining
 class APFL(LocalTraining):
     """A mixture of the global model and one of the client's own, in proportions that each client learns."""
 
+    adapts = True
     keeps = frozenset({"personal", "mixing"})
 
     title = "APFL"

@@ -63,6 +63,9 @@ class Method(BaseModel):
     """Those that it also sends, and when: `EVERY`, `FIRST`, `CHANGE` or `BUFFERS`. Tests look at what was sent."""
     keeps_batch_norm: ClassVar[bool] = False
     """Whether BatchNorm layers, parameters and statistics, are among what clients keep and do not send."""
+    adapts: ClassVar[bool] = False
+    """Whether a client that trains nothing can make a personal model of a few samples with `Client.visit`, of what
+    a request to evaluate brings."""
     listed: ClassVar[bool] = True
     """Whether it is a method to be chosen, and not only a part of the machinery that trains like one."""
     family: ClassVar[str] = ""
@@ -105,6 +108,12 @@ class Method(BaseModel):
     def no_rule(self) -> str:
         """Why no robust rule can stand for the server's means, after the method's name. Empty where one can."""
         return ""
+
+    def cannot_adapt(self) -> str:
+        """Why clients cannot make a personal model of a few samples, after the method's name. Empty: they can."""
+        if "personal" not in self.evaluates:
+            return "which has no personal model"
+        return "" if self.adapts else "whose personal model is made of more than a request to evaluate brings"
 
     def caution(self, scenario: Scenario) -> str:
         """What to know before believing the numbers of this combination, one sentence. Empty: nothing."""

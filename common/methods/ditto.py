@@ -9,6 +9,7 @@ from perennial.common.methods.base import ONE_MODEL, LocalTraining
 class PulledTraining(LocalTraining):
     """A personal model beside the global one, pulled towards it."""
 
+    adapts = True
     keeps = frozenset({"personal"})
 
     proximity: float = knob(

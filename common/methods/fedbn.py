@@ -12,6 +12,7 @@ NORMS = "norms"
 class FedBN(LocalTraining):
     """Clients whose features are scaled differently, each with its own normalisation."""
 
+    adapts = True
     keeps = frozenset({"norms"})
 
     title = "FedBN"

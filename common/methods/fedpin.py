@@ -81,6 +81,7 @@ class AnchorTraining(LocalTraining):
 class FedPIN(AnchorTraining):
     """Personal models drawn to the features of a global invariant one, and away from those of plain training."""
 
+    adapts = True
     keeps = frozenset({"personal", "plain", "auxiliary"})
 
     title = "FedPIN"
@@ -160,6 +161,7 @@ class FedPINGM(AnchorTraining):
 class FedPINGMFT(AnchorTraining):
     """FedPIN's global model, fine-tuned."""
 
+    adapts = True
     title = "FedPIN GM-FT"
     summary = "FedPIN's global invariant model, fine-tuned at every client"
     source = "Tang 2025 (thesis), Table 5.2"

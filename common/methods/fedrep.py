@@ -32,6 +32,7 @@ class AlternatingTraining(LocalTraining):
 class FedRep(AlternatingTraining):
     """A shared featurizer under classifiers that stay with the clients."""
 
+    adapts = True
     keeps = frozenset({"head"})
 
     title = "FedRep"

@@ -9,6 +9,7 @@ from perennial.common.methods.base import ONE_MODEL, LocalTraining
 class FedRoD(LocalTraining):
     """A generic predictor that is fair to all classes, and a personal one on top of it."""
 
+    adapts = True
     keeps = frozenset({"head"})
 
     title = "FedRoD"

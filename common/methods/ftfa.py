@@ -11,6 +11,7 @@ from perennial.common.methods.stateful import StatefulTraining
 class FineTuning(StatefulTraining):
     """What methods have in common whose personal model is some steps away from the shared one."""
 
+    adapts = True
     keeps = frozenset({"optimizer-shared", "optimizer-personal", "personal"})
 
     CODE: ClassVar[Mapping[str, Any]] = {

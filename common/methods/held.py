@@ -10,6 +10,7 @@ from perennial.common.methods.irm import InvariantTraining
 class HeldTraining(InvariantTraining):
     """What PerInvFL and IRM-L2 have in common: a personal model θ held near the local copy v of the shared one."""
 
+    adapts = True
     keeps = frozenset({"optimizer-shared", "optimizer-personal", "personal"})
 
     CODE: ClassVar[Mapping[str, Any]] = {

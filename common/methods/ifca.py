@@ -10,6 +10,7 @@ from perennial.common.methods.base import LocalTraining
 class IFCA(LocalTraining):
     """Several models; each client trains the one that fits its data best."""
 
+    adapts = True
     title = "IFCA"
     summary = "K models, of which each client trains, in every round, the one with the least risk on its data"
     source = "Ghosh et al. 2020"

@@ -10,6 +10,7 @@ from perennial.common.methods.base import EVERY, ONE_MODEL, LocalTraining
 class L2SGD(LocalTraining):
     """Personal models that are pulled towards their mean at random times (L2GD with mini-batches)."""
 
+    adapts = True
     keeps = frozenset({"personal"})
     sends = frozenset({("personal", EVERY)})
 

@@ -8,6 +8,7 @@ from perennial.common.methods.base import LocalTraining
 class Local(LocalTraining):
     """Every client for itself."""
 
+    adapts = True
     keeps = frozenset({"personal"})
 
     title = "Local"

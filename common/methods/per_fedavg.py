@@ -9,6 +9,7 @@ from perennial.common.methods.base import ONE_MODEL, LocalTraining
 class PerFedAvg(LocalTraining):
     """A global model made to be adapted: one gradient step turns it into a client's own."""
 
+    adapts = True
     title = "Per-FedAvg"
     summary = "a global model trained so that one gradient step on a client's data makes a good personal one"
     source = "Fallah et al. 2020"

@@ -60,6 +60,11 @@ class PerInvFL(HeldTraining, GroupTraining):
     def summed(self) -> tuple[Sum, ...]:
         return GROUP_SUMS if self.invariance == "groupdro" else ONE_MODEL
 
+    def cannot_adapt(self) -> str:
+        if self.invariance == "groupdro":
+            return "whose invariance=groupdro has weights that come with requests to train alone; take irm"
+        return super().cannot_adapt()
+
     def caution(self, scenario: Scenario) -> str:
         if self.preset == "code":
             return (

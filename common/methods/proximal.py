@@ -22,6 +22,7 @@ def diverging(rate: float, pull: float, momentum: float) -> str:
 class ProximalTraining(LocalTraining):
     """What pFedMe and CGPFL have in common: a personal model θ solved around a local copy ω̃ that follows it."""
 
+    adapts = True
     keeps = frozenset({"personal"})
     sends = frozenset({("personal", BUFFERS)})
 

@@ -179,7 +179,7 @@ HEAD = """# What the papers claim, and what our runs say
 
 This page is made by `perennial reproduce --overview docs/results.md` from the files in `results/`, never by hand.
 A file has one line for each row of a paper's table, with one number for each seed. You can compute every verdict.
-With `--row FedSDR` a command makes this row alone, beside FedAvg and Local, and the file keeps the rows that it has.
+With `--row FedSDR` a command makes this row alone, beside FedAvg and Local, and the file keeps its other rows.
 
 A claim is "this method is better than that one in this column". The **verdict** follows from the runs by one rule.
 It is about the last round, which nobody chose:

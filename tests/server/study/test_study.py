@@ -132,6 +132,7 @@ def test_what_changes_no_number_does_not(change: tuple[str, Any]) -> None:
 def test_every_run_setting_is_one_or_the_other() -> None:
     parts = {"method", "scenario", "model"}
     told = {key.partition(".")[0] for key in CHANGES} & set(RunConfig.model_fields)
+    told |= {"adapt"}  # which is nothing without `test_sites`
     # A table of clients, which the scenario must have; a file, of which only that there is one is told; modules,
     # whose sources are in the version of the code.
     others = {"nodes", "references", "plugins"}
