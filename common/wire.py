@@ -37,9 +37,11 @@ ROUND = "round"
 KEPT = "kept"
 RESUMED = "resumed"
 
-# Keys of the settings in the answer to a `query`: which client this is, and why it cannot take part.
+# Keys of the settings in the answer to a `query`: which client this is, why it cannot take part, and on what
+# protection its policy insists.
 CLIENT = "client"
 REFUSED = "refused"
+INSISTS = "insists"
 
 # Flower's codes of errors: the ClientApp raised, the reply is not whole, none came, the heartbeat stopped.
 APP_RAISED, BROKEN_REPLY, NO_REPLY, NODE_UNAVAILABLE = 2, 3, 4, 5

@@ -243,6 +243,8 @@ def _round_row(number: int, strategy: MethodStrategy[Any], trained: dict[str, fl
     row = _exchange_row("round", number, work)
     if found := majority(next((exchange.samples for exchange in reversed(work) if exchange.samples), {})):
         row["majority"] = found
+    if insists := strategy.roster.insists:
+        row["insists"] = insists
     return {**row, "left_out": {**strategy.roster.refused, **row["left_out"]}, "metrics": trained}
 
 

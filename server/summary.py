@@ -23,6 +23,7 @@ def summarise(config: RunConfig, rows: list[Row], *, seconds: float, oracle: boo
     For each model and selection: accuracy per test environment as the mean over clients, their minimum (`worst`)
     and mean (`average`), the share of all test samples that is right (`pooled`), and each client's accuracies; the
     losses likewise; and areas where the scenario has them. `evaluated`: which clients were, unless all were.
+    `insists`: the protection without which a site takes part in no run, of the sites that have such a policy.
     `changed`: with which other settings a resumed run went on, and from which round. `oracle` adds the round with
     the best test average. With references every round picked has its scores of `split`, and `split` says whether
     that selection speaks.
@@ -51,6 +52,7 @@ def summarise(config: RunConfig, rows: list[Row], *, seconds: float, oracle: boo
         "models": models,
         **_drawn(config),
         "left_out": _left_out(rows),
+        **_insists(rounds),
         **_gate(evaluations),
         **_majorities(rounds, evaluations),
         "changed": [
@@ -237,6 +239,12 @@ def _majorities(rounds: Sequence[Row], evaluations: Sequence[Row]) -> dict[str, 
         "test": majority(tested),
     }
     return {"majority": {what: own for what, own in found.items() if own}} if any(found.values()) else {}
+
+
+def _insists(rounds: Sequence[Row]) -> dict[str, Any]:
+    """`insists`: by site, on what protection it insisted, as it said last; nothing where no site did."""
+    found = {site: said for row in rounds for site, said in row.get("insists", {}).items()}
+    return {"insists": found} if found else {}
 
 
 def _drawn(config: RunConfig) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from perennial.common.errors import printable
-from perennial.common.wire import CLIENT, LONGEST_NAME, NUM_EXAMPLES, REFUSED
+from perennial.common.wire import CLIENT, INSISTS, LONGEST_NAME, NUM_EXAMPLES, REFUSED
 from perennial.strategies.exchange import AcceptedReply, Exchange
 from perennial.strategies.screening import LONGEST_REASON, Rejected
 
@@ -28,6 +28,8 @@ class Claim:
     examples: int = 0
     silent: bool = False
     """It has not said anything yet."""
+    insists: str = ""
+    """The protection without which it takes part in no run."""
 
 
 class Roster:
@@ -72,6 +74,12 @@ class Roster:
         claim = self._claims.get(node)
         return claim.examples if claim else None
 
+    @property
+    def insists(self) -> dict[str, str]:
+        """On what protection the clients that are there insist, of those that do."""
+        found = {client: self._claims[node].insists for client, node in self.nodes.items() if node in self._claims}
+        return {client: insists for client, insists in found.items() if insists}
+
     def _seat(self) -> None:
         """Who is which client, into `nodes` and `refused`."""
         claimants: dict[str, list[int]] = {}
@@ -112,7 +120,8 @@ def claims(exchange: Exchange, replies: Iterable[AcceptedReply]) -> dict[int, Cl
             count = reply.num_examples if NUM_EXAMPLES in reply.metrics else 0
             if refusal:  # which may be all blanks
                 refusal = printable(refusal[: 2 * LONGEST_REASON]).strip() or "takes no part and gives no reason"
-            found[nodes[reply.client]] = Claim(client[:LONGEST_NAME], refusal, count)
+            insists = printable(str(reply.settings.get(INSISTS, ""))[:LONGEST_NAME]).strip()
+            found[nodes[reply.client]] = Claim(client[:LONGEST_NAME], refusal, count, insists=insists)
         else:
             found[nodes[reply.client]] = Claim("", "does not say in words which client it is")
     for name, reason in exchange.left_out.items():

@@ -18,7 +18,7 @@ from perennial.client.settings import settings_in
 from perennial.common.code import code_digest
 from perennial.common.config import parse_task
 from perennial.common.errors import UserError
-from perennial.common.wire import CONFIG, REFUSED, ROUND, RUN, TASK, record_bytes, records
+from perennial.common.wire import CONFIG, INSISTS, REFUSED, ROUND, RUN, TASK, record_bytes, records
 
 AUDIT = "audit.jsonl"
 """In a site's state folder: a line for every request, append-only."""
@@ -42,6 +42,8 @@ def answer(message: Message, context: Context, run: Run) -> Message:
         log(WARNING, "perennial: the server's code is not this site's, which runs its own and looks at no other")
     reply = node.answer(message, settings, must_be_allowed)
     policy.must_allow_reply(message, reply)
+    if message.metadata.message_type == "query" and policy.insists:
+        records(reply.content, ConfigRecord)[CONFIG][INSISTS] = policy.insists
     return reply
 
 

@@ -36,6 +36,12 @@ class Policy(BaseModel):
     epsilon: float | None = Field(default=None, gt=0)
     """The largest ε of the differential privacy that the server announces for all of the run."""
 
+    @property
+    def insists(self) -> str:
+        """The protection without which this site takes part in no run, in a few words; or nothing."""
+        words = ("secure aggregation" if self.require else "", f"epsilon {self.epsilon:g}" if self.epsilon else "")
+        return " and ".join(filter(None, words))
+
     def must_allow_server(self, superlink: str) -> None:
         """Raises `UserError` for a SuperLink that is not on the list."""
         if self.servers and superlink not in self.servers:

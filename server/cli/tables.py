@@ -49,6 +49,8 @@ def _print(folder: RunFolder, as_json: bool, oracle: bool) -> None:
     out.print(f"{traffic_line(summary)}; {summary['wall_seconds']:.1f} s", highlight=False)
     if line := privacy_line(summary):
         out.print(line, highlight=False, soft_wrap=True)
+    if line := insists_line(summary):
+        out.print(line, markup=False, highlight=False, soft_wrap=True)
     if line := split_line(summary):
         out.print(line, markup=False, highlight=False, soft_wrap=True)
     for line in changed_lines(summary):
@@ -185,6 +187,15 @@ def privacy_line(summary: dict[str, Any]) -> str:
         f"privacy: ε = {found['epsilon']:.3g} at δ = {found['delta']:g} for everything that a client sent in to "
         f"{found['releases']} models (docs/privacy.md)"
     )
+
+
+def insists_line(summary: Mapping[str, Any]) -> str:
+    """Which sites take part in no run without protection, and what it is; empty where none says so."""
+    sites: dict[str, list[str]] = {}
+    for site, said in sorted(summary.get("insists", {}).items()):
+        sites.setdefault(said, []).append(site)
+    said = "; ".join(f"on {what}: {', '.join(names)}" for what, names in sorted(sites.items()))
+    return f"sites that insist {said}" if said else ""
 
 
 def split_line(summary: Mapping[str, Any]) -> str:

@@ -9,6 +9,8 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.supercore.run import Run
+from toys import carried, toy_config
+from typer.testing import CliRunner
 
 import perennial
 from perennial.client.node import installed
@@ -17,8 +19,27 @@ from perennial.common.code import code_digest
 from perennial.common.config import RunConfig, load_config
 from perennial.common.errors import UserError
 from perennial.common.models import Tensors
+from perennial.common.privacy import epsilon
 from perennial.common.secagg import TERMS
-from perennial.common.wire import CLIENT, CONFIG, KEPT, METRICS, REFUSED, RESUMED, ROUND, RUN, TASK, to_record
+from perennial.common.wire import (
+    CLIENT,
+    CONFIG,
+    INSISTS,
+    KEPT,
+    METRICS,
+    REFUSED,
+    RESUMED,
+    ROUND,
+    RUN,
+    TASK,
+    to_record,
+)
+from perennial.server.cli.main import app
+from perennial.server.folder import RunFolder
+from perennial.server.grid import LocalGrid
+from perennial.server.loop import run_rounds, start
+from perennial.strategies.exchange import AcceptedReply, Exchange
+from perennial.strategies.roster import claims
 
 
 def run_of(method: str = "fedavg", *settings: str, rounds: int = 3) -> RunConfig:
@@ -211,3 +232,77 @@ def test_an_audit_file_that_leads_elsewhere_is_not_followed(tmp_path: Path) -> N
             False,
         )
     assert not (tmp_path / "elsewhere").exists()
+
+
+# ---------------------------------------------------------------------- which sites insist
+
+
+class Sites(LocalGrid):
+    """Sites with policies, which answer with installed code; every message travels as bytes."""
+
+    def __init__(self, config: RunConfig, path: Path, policies: dict[int, str]) -> None:
+        self.said: list[Message] = []
+        contexts = {}
+        for number in range(len(config.scenario.client_ids)):
+            folder = path / str(number)
+            folder.mkdir(parents=True)
+            (folder / "policy.toml").write_text(policies.get(number, ""))
+            settings = {"partition-id": number, "policy": str(folder / "policy.toml"), "data-root": ""}
+            contexts[number] = context_of(folder, config, **settings)
+
+        def answer(message: Message, context: Context) -> Message:
+            own = contexts[int(context.node_config["partition-id"])]
+            metadata = message.metadata
+            sent = Message(
+                carried(message.content), metadata.dst_node_id, metadata.message_type, group_id=metadata.group_id
+            )
+            reply = Message(carried(installed.answer(sent, own, flower_run()).content), reply_to=message)
+            self.said.append(reply)
+            return reply
+
+        super().__init__(answer, len(contexts))  # type: ignore[arg-type]
+
+
+def test_a_run_shows_which_sites_insist_on_its_protection(tmp_path: Path) -> None:
+    config = toy_config("fedavg", "privacy.mechanism=secagg", rounds=2)
+    policies = {0: 'require = "secagg"\n', 2: 'require = "secagg"\nmax_rounds = 9\n', 3: 'methods = ["fedavg"]\n'}
+    grid, folder = Sites(config, tmp_path / "sites", policies), RunFolder.create(tmp_path / "run", config)
+    summary = run_rounds(config, folder, grid, start(config))
+    insists = {"client-0": "secure aggregation", "client-2": "secure aggregation"}
+    assert summary["insists"] == folder.summary()["insists"] == insists
+    assert summary["left_out"] == {}
+    shown = CliRunner().invoke(app, ["show", "run", str(folder.path)])
+    assert "sites that insist on secure aggregation: client-0, client-2" in " ".join(shown.output.split())
+    said = [reply.content.config_records.get(CONFIG, {}).get(INSISTS) for reply in grid.said]
+    assert sorted(filter(None, said)) == ["secure aggregation"] * 2, "once, when the run begins"
+
+
+def test_a_site_that_insists_on_epsilon_is_shown_and_another_that_gets_less_is_left_out(tmp_path: Path) -> None:
+    config = toy_config("fedavg", "privacy.mechanism=fixed", "privacy.noise_multiplier=4", rounds=2)
+    policies = {0: "epsilon = 4\n", 1: "epsilon = 0.1\n", 2: 'require = "secagg"\n'}
+    grid, folder = Sites(config, tmp_path / "sites", policies), RunFolder.create(tmp_path / "run", config)
+    summary = run_rounds(config, folder, grid, start(config))
+    assert summary["insists"] == {"client-0": "epsilon 4"}
+    assert summary["left_out"].keys() == {"client-1", "client-2"}
+    assert summary["left_out"]["client-1"]["last"].endswith(
+        f"epsilon {epsilon(4, 2, 1e-5):.3g} after 2 rounds; it allows 0.1"
+    )
+
+
+def test_of_sites_that_insist_on_nothing_nothing_is_said(tmp_path: Path) -> None:
+    config = toy_config("fedavg", rounds=1)
+    folder = RunFolder.create(tmp_path / "run", config)
+    assert "insists" not in run_rounds(config, folder, Sites(config, tmp_path / "sites", {}), start(config))
+    assert "sites that insist" not in CliRunner().invoke(app, ["show", "run", str(folder.path)]).output
+
+
+def test_what_a_site_says_that_it_insists_on_is_cut(tmp_path: Path) -> None:
+    exchange = Exchange("query", 0, {7: "node 7", 8: "node 8"}, lambda _: {})
+    said = [("node 7", "\x1b[2J" + 500 * "x"), ("node 8", 5)]
+    replies = [
+        AcceptedReply(node, {}, MetricRecord(), ConfigRecord({CLIENT: node, INSISTS: text})) for node, text in said
+    ]
+    found = {node: claim.insists for node, claim in claims(exchange, replies).items()}
+    assert len(found[7]) <= 100
+    assert found[7].isprintable()
+    assert found[8] == "5"
