@@ -154,6 +154,11 @@ class RunConfig(Task):
         return max(1, round(self.participation * len(self.scenario.client_ids)))
 
     @property
+    def sites_with_data(self) -> Sequence[str]:
+        """The clients that have data of their own, and so a place in tables; none where they share a data set."""
+        return self.scenario.client_ids if self.scenario.dataset == "own" else ()
+
+    @property
     def evaluates_some(self) -> bool:
         """Whether not all clients are evaluated."""
         return self.evaluate_clients < len(self.scenario.client_ids)

@@ -68,7 +68,7 @@ def sweep_method(
     """Random search over a method's search ranges. Started again, it continues."""
     from perennial import studies
     from perennial.server.study.runs import cores
-    from perennial.server.study.sweep import sweep_table
+    from perennial.server.study.sweep import sweep_tables
 
     with sentences():
         name = _one_method(named, method)
@@ -92,7 +92,7 @@ def sweep_method(
     if as_json:
         out.print_json(data=found.table)
     else:
-        print_tables(sweep_table(found.outcomes, found.verdict))
+        print_tables(*sweep_tables(found.outcomes, found.verdict))
         if found.verdict.sentence:
             out.print(found.verdict.sentence, markup=False, highlight=False, soft_wrap=True)
         print_troubles(found.troubles)
@@ -124,7 +124,7 @@ def tune_method(
     from perennial import studies
     from perennial.server.study.presets import add_preset
     from perennial.server.study.runs import cores
-    from perennial.server.study.sweep import sweep_table
+    from perennial.server.study.sweep import sweep_tables
 
     with sentences():
         name = _one_method(named, method)
@@ -153,7 +153,7 @@ def tune_method(
         files = [str(file) for file in found.files]
         out.print_json(data={"trials": found.table, "by": found.verdict.by, "why": lines, "files": files})
     else:
-        print_tables(sweep_table(found.outcomes, found.verdict))
+        print_tables(*sweep_tables(found.outcomes, found.verdict))
         lines += [f"written: {file}" for file in found.files]
         out.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
         print_troubles(found.troubles)
@@ -276,6 +276,7 @@ def reproduce_table(
         Path | None,
         typer.Option("--overview", metavar="FILE", help="No table: the page of all claims, from what is kept."),
     ] = None,
+    config: Annotated[Path | None, typer.Option("--config", hidden=True)] = None,
     check: Annotated[
         bool, typer.Option("--check", help="With --overview: write nothing, fail if the page is another one.")
     ] = False,
@@ -284,6 +285,12 @@ def reproduce_table(
     as_json: Json = False,
 ) -> None:
     """A table of a paper beside ours; runs what is missing. Started again, it continues."""
+    if config:
+        with sentences():
+            raise UserError(
+                f"--config {config} is not possible; a paper's table belongs to the paper's own scenario, and "
+                f"`perennial compare --methods … --config {config}` is for data of your own"
+            )
     if (name is None) == (page is None):
         with sentences():
             raise UserError("TABLE: name one table, or ask for the page of all claims with --overview FILE")

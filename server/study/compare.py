@@ -237,7 +237,7 @@ def compare(plan: Plan, out: Path, jobs: int, watch: Watch = lambda _: None) -> 
     selections = (*SELECTIONS, *([SPLIT] if places else []), *(["oracle"] if plan.oracle else []))
     choices, rows = [], []
     troubles = [outcome.trouble for outcome in _flat(searched) if outcome.trouble]
-    sites = list(first.scenario.client_ids) if first.scenario.dataset == "own" else []
+    sites = list(first.sites_with_data)
     for entry in entries:
         label, number = entry.label, chosen[entry.label]
         if number is None:

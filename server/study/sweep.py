@@ -108,6 +108,7 @@ def differences(config: RunConfig, base: RunConfig) -> dict[str, Any]:
 def sweep_rows(outcomes: Sequence[Outcome], verdict: "Verdict") -> list[dict[str, Any]]:
     """One row per trial, as plain data: hyper-parameters, accuracies after the last round, folder."""
     rows: list[dict[str, Any]] = []
+    sites = outcomes[0].config.sites_with_data
     for number, outcome in enumerate(outcomes):
         last = outcome.selected("final")
         rows.append(
@@ -121,6 +122,7 @@ def sweep_rows(outcomes: Sequence[Outcome], verdict: "Verdict") -> list[dict[str
                 "held-out": last.validation if last else None,
                 "worst": last.worst if last else None,
                 "average": last.average if last else None,
+                **({"sites": {site: last.site(site) if last else None for site in sites}} if sites else {}),
                 "pruned": asdict(outcome.pruned) if outcome.pruned else None,
                 "run": str(outcome.path),
                 "trouble": outcome.trouble,
@@ -157,6 +159,22 @@ def sweep_table(outcomes: Sequence[Outcome], verdict: "Verdict") -> Table:
         style = "bold" if mark else "dim" if stopped else ""
         table.add_row(f"{mark}{row['trial']}", *values, *scores, *accuracies, style=style)
     return table
+
+
+def sweep_tables(outcomes: Sequence[Outcome], verdict: "Verdict") -> list[Table]:
+    """`sweep_table`, and where sites have data of their own every trial at every site."""
+    trials, sites = sweep_table(outcomes, verdict), outcomes[0].config.sites_with_data
+    if not sites:
+        return [trials]
+    caption = "test accuracy in % after the last round, of a site its mean over the test environments"
+    table = Table(title="per site", caption=caption)
+    for heading in ("trial", *sites):
+        table.add_column(heading, justify="right")
+    for row in sweep_rows(outcomes, verdict):
+        mark = "*" if row["chosen"] else ""
+        values = [percent(row["sites"][site]) for site in sites]
+        table.add_row(f"{mark}{row['trial']}", *values, style="bold" if mark else "")
+    return [trials, table]
 
 
 def _searched(outcomes: Sequence[Outcome]) -> list[str]:

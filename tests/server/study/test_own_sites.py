@@ -1,29 +1,71 @@
 """Own data in a comparison: a row for each site in the tables."""
 
+import json
 from pathlib import Path
 
 import pytest
+from click.testing import Result
 from rich.console import Console
 from tables import SITES, hospitals
 from typer.testing import CliRunner
 
 from perennial import studies
+from perennial.common.config import load_config
 from perennial.server.cli.main import app
+from perennial.server.split import Select
+from perennial.server.study.choose import Verdict
 from perennial.server.study.compare import CONSTANT, comparison_tables
-from perennial.server.study.runs import Selected
+from perennial.server.study.runs import Outcome, Selected
+from perennial.server.study.sweep import sweep_rows, sweep_tables
+
+
+def call(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def described(folder: Path) -> Path:
+    """The configuration of runs with four tables, which lie beside it."""
+    hospitals(folder / "hospitals")
+    file = folder / "run.toml"
+    assert call("describe", folder / "hospitals", "--impute", "median", "--out", file).exit_code == 0
+    return file
+
+
+@pytest.mark.parametrize("command", ["sweep", "tune"])
+def test_every_site_is_in_a_search(command: str, tmp_path: Path) -> None:
+    data = ("--config", described(tmp_path), "--data-root", tmp_path / "hospitals", "--out", tmp_path / "pool")
+    options = (*data, "--trials", 2, "--rounds", 1, "--jobs", 1, "--set", "local_steps=1", "--device", "cpu")
+    found = json.loads(call(command, "fedavg", *options, "--json").stdout)
+    rows = found["trials"] if command == "tune" else found
+    for row in rows:
+        assert tuple(row["sites"]) == SITES
+        # Every site has the one environment, so the mean over sites is that over clients.
+        assert sum(row["sites"].values()) / 4 == pytest.approx(row["average"])
+    shown = call(command, "fedavg", *options).stdout
+    assert "per site" in shown
+    assert all(site in shown for site in SITES)
+    assert f"{100 * rows[1]['sites']['va']:.2f}" in shown.partition("per site")[2]
+
+
+def test_clients_that_share_a_data_set_have_no_table_of_sites() -> None:
+    config = load_config(options={"method": "fedavg", "scenario": "colored-digits"})
+    trials = [Outcome(config, Path("x"), None, "it stopped")]
+    verdict = Verdict(None, Select.held_out, "", {})
+    assert len(sweep_tables(trials, verdict)) == 1
+    assert "sites" not in sweep_rows(trials, verdict)[0]
+
+
+def test_a_table_of_a_paper_takes_no_data_of_ones_own() -> None:
+    result = call("reproduce", "cmnist-8", "--config", "own.toml")
+    assert result.exit_code == 2
+    assert (
+        "--config own.toml is not possible; a paper's table belongs to the paper's own scenario" in result.stderr
+    )
+    assert len(result.stderr.splitlines()) == 1
 
 
 def test_every_site_is_in_the_comparison(tmp_path: Path) -> None:
-    hospitals(tmp_path / "hospitals")
-    described = [
-        "describe",
-        str(tmp_path / "hospitals"),
-        "--impute",
-        "median",
-        "--out",
-        str(tmp_path / "run.toml"),
-    ]
-    assert CliRunner().invoke(app, described).exit_code == 0
+    described(tmp_path)
     found = studies.compare(
         ["fedavg"],
         None,
