@@ -21,6 +21,7 @@ from perennial.common.config import RunConfig, load_config
 from perennial.common.errors import RunStopped, UserError
 from perennial.common.methods import METHODS
 from perennial.common.methods.base import ONE_MODEL, Sum
+from perennial.common.methods.references import FILE
 from perennial.common.models import Tensors
 from perennial.common.secagg import (
     ACTIONS,
@@ -193,45 +194,66 @@ def test_a_record_that_all_have_must_be_there() -> None:
         vector(parts, {}, 1, 8.0)
 
 
+RESULTS = {"risk", "dependence", "shortcut-risk", "disagreement", "capped"}
+"""FedSDR's losses and their like; with accuracies they travel in the clear (docs/privacy.md)."""
+
+
+def said(message: Message, client: str, hidden: set[str]) -> list[Any]:
+    """All that is in a message, names, types and numbers, but for losses, accuracies and the numbers of records
+    that are `hidden`; of those the sizes."""
+    found: list[Any] = [message.metadata.message_type, sorted(message.content)]
+    for name, arrays in sorted(message.content.array_records.items()):
+        tensors = from_record(arrays)
+        for key, tensor in sorted(tensors.items()):
+            numbers = b"" if name in hidden else as_bytes(tensor)
+            # Shares have the names of all others, and a client's key has its own.
+            own = len(tensors) if name in hidden else key
+            found.append((name, own, tensor.dtype, tuple(tensor.shape), numbers))
+    for kind in (message.content.metric_records, message.content.config_records):
+        for name, record in sorted(kind.items()):
+            for key, value in sorted(record.items()):
+                result = key in RESULTS or key.endswith(("/correct", "/loss"))
+                size = len(value) if isinstance(value, list) else 1
+                found.append((name, key, size if result else "itself" if value == client else value))
+    return found
+
+
 def messages_of(method: str, *settings: str, tmp_path: Path) -> dict[str, list[Any]]:
-    """Of each client: all that a reader of its messages sees but for the numbers themselves."""
+    """Of each client: all that a reader of all messages of a run sees of it, but for losses and accuracies."""
     run = toy_config(method, *settings, rounds=2)
     here, seen = LocalRuntime(run), dict[str, list[Any]]()
 
     def read(request: Message, reply: Message) -> Message:
         client = CLIENTS[request.metadata.dst_node_id - 1]
-        for message in (request, reply):
-            shape = {
-                name: sorted(
-                    (key.replace(client, "itself"), array.dtype, tuple(array.shape)) for key, array in r.items()
-                )
-                for name, r in message.content.array_records.items()
-                if name not in (KEYS, SHARES)  # by the names of the others
-            }
-            names = {
-                name: sorted(f"{key} {len(value) if isinstance(value, list) else 1}" for key, value in r.items())
-                for kind in (message.content.metric_records, message.content.config_records)
-                for name, r in kind.items()
-            }
-            seen.setdefault(client, []).append((message.metadata.message_type, shape, names))
+        secret = {KEYS, SHARES, MASKED}  # what a client draws or has masked
+        assert run.privacy.mechanism == "none" or reply.content.array_records.keys() <= secret
+        seen.setdefault(client, []).extend([said(request, client, {SHARES}), said(reply, client, secret)])
         if MASKED in reply.content.array_records:
             words = np.frombuffer(as_bytes(payload(reply)[MASKED][MASKED]), dtype=np.uint64)
-            owned.append(words[words < 2**32])
+            assert words.min() > 2**32, "a count, or a small update, in the clear"
         return reply
 
-    owned: list[Words] = []
     here.grid = SpoilingGrid(here.grid, read)  # type: ignore[assignment]
-    here.run(RunFolder.create(tmp_path / "-".join(("run", *settings)), run))
-    assert not sum(len(words) for words in owned), "a number of owners, or a small update, in the clear"
+    here.run(RunFolder.create(tmp_path / f"run-{len(list(tmp_path.iterdir()))}", run))
     return seen
 
 
-def test_no_message_says_which_environment_a_site_has(tmp_path: Path) -> None:
-    """Names, shapes, types and orders of all that goes to and comes from a site are those of every other one."""
-    plain = messages_of("fedsdr", tmp_path=tmp_path)
-    assert plain[CLIENTS[0]] == plain[CLIENTS[2]] != plain[CLIENTS[1]] == plain[CLIENTS[3]]
-    masked = messages_of("fedsdr", "privacy.mechanism=secagg", tmp_path=tmp_path)
-    assert all(masked[client] == masked[CLIENTS[0]] for client in CLIENTS)
+@pytest.mark.parametrize("method", ["fedsdr", "fedsdr-fedavg", "fedsdr-pfedme"])
+def test_no_message_says_which_environment_a_site_has(method: str, tmp_path: Path) -> None:
+    """Of a whole run, evaluations and counts for `split` included: all that goes to and comes from a site, losses
+    and accuracies apart, is what goes to and comes from every other one, or has a number of its own that is drawn
+    at random."""
+    made = toy_config("references", rounds=1)
+    LocalRuntime(made).run(RunFolder.create(tmp_path / "made", made))
+    references = f"references='{tmp_path / 'made' / FILE}'"
+    plain = messages_of(method, references, tmp_path=tmp_path)
+    names = [[content[:2] for content in plain[client]] for client in CLIENTS]
+    assert names[0] == names[2] != names[1] == names[3], "without masks it is told by the classifiers sent"
+    masked = messages_of(method, references, "privacy.mechanism=secagg", tmp_path=tmp_path)
+    assert {content[0] for content in masked[CLIENTS[0]]} == {"query", *ACTIONS, "train", "evaluate"}
+    for client in CLIENTS:
+        for one, other in zip(masked[client], masked[CLIENTS[0]], strict=True):
+            assert one == other, client
 
 
 def test_the_server_is_sent_masked_vectors_and_shares_alone() -> None:
