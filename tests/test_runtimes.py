@@ -220,9 +220,14 @@ def masked_fedsdr(runtime: str, *settings: str) -> RunConfig:
 @pytest.mark.parity
 @pytest.mark.parametrize("runtime", ["simulation", "deployment"])
 def test_masked_fedsdr_gives_the_unmasked_arrays_to_half_a_step(runtime: str, tmp_path: Path) -> None:
-    plain = masked_fedsdr("local", "privacy.mechanism=none")
-    LocalRuntime(plain).run(RunFolder.create(tmp_path / "plain", plain))
-    run, path = masked_fedsdr(runtime), tmp_path / "masked"
+    """And the counts for `split`, which are masked, too, are those of a local run."""
+    made = config_for("references", "local", "scenario.clients=3", "rounds=1", "evaluate_every=1")
+    LocalRuntime(made).run(RunFolder.create(tmp_path / "made", made))
+    references = f"references='{tmp_path / 'made' / FILE}'"
+    for name, settings in (("plain", ("privacy.mechanism=none",)), ("local", ())):
+        here = masked_fedsdr("local", references, *settings)
+        LocalRuntime(here).run(RunFolder.create(tmp_path / name, here))
+    run, path = masked_fedsdr(runtime, references), tmp_path / "masked"
     if runtime == "simulation":
         list(Simulation(tmp_path).execute(run, path))
     else:
@@ -232,6 +237,11 @@ def test_masked_fedsdr_gives_the_unmasked_arrays_to_half_a_step(runtime: str, tm
         left, right = load_file(file), load_file(path / "models" / file.name)
         for name in left:
             torch.testing.assert_close(left[name], right[name], rtol=0, atol=8 / STEPS / 2 + 1e-6)
+    counts = [
+        [row for row in RunFolder(own).rows() if row["kind"] == "split"] for own in (tmp_path / "local", path)
+    ]
+    assert counts[0] == counts[1]
+    assert len(counts[0]) == 1
 
 
 def test_deployment_equals_local(local: dict[str, Path], site: Deployment, tmp_path: Path) -> None:
