@@ -97,7 +97,7 @@ class Clipping(Privacy):
         return norm
 
     def no_counts(self, clients: int) -> str:
-        return f"privacy.mechanism={self.mechanism}, since the counts would have no noise; leave it out"
+        return f"privacy.mechanism={self.mechanism}, since the counts would have no noise"
 
     def report(self, releases: int) -> dict[str, Any]:
         return {

@@ -2,13 +2,15 @@
 
 from collections.abc import Iterable, Mapping
 
+import torch
 from flwr.app import ArrayRecord
 
 from perennial.common.config import RunConfig
-from perennial.common.methods.references import References, model_of, samples_of
+from perennial.common.errors import UserError
+from perennial.common.methods.references import PARTS, SHARED, References, model_of, samples_of
 from perennial.common.models import Tensors, joined
 from perennial.common.split import record
-from perennial.common.wire import from_record
+from perennial.common.wire import Scalar, from_record
 from perennial.strategies.base import MethodStrategy
 from perennial.strategies.exchange import AcceptedReply, Payload
 from perennial.strategies.screening import Rejected
@@ -18,12 +20,22 @@ class ReferencesStrategy(MethodStrategy[References]):
     """`f_e ← Σ_u (n_{u,e} / Σ n_{·,e}) f_{u,e}` over the clients u that have samples of environment e.
 
     The global arrays stay as drawn, and every f_e starts from them; one that no client has samples of stays there.
+
+    Under secure aggregation each client adds `n_{u,e} / n_u (f_{u,e} − f_e)` of every environment, and its shares
+    `n_{u,e} / n_u`. The quotient of their means, weighted by n_u, is the same step, and nobody sees who has which.
     """
 
     robust = True
 
     def __init__(self, run: RunConfig, run_id: str) -> None:
+        """Raises `UserError` for a mechanism that would divide noise by noise."""
         super().__init__(run, run_id)
+        if run.privacy.mechanism not in ("none", "secagg"):
+            raise UserError(
+                f"privacy.mechanism: {run.privacy.mechanism!r} is not possible with method 'references', whose "
+                "models are quotients of two sums; take 'secagg' or 'none'"
+            )
+        self.shared = run.privacy.mechanism == "secagg"
         self.environments = range(len(run.scenario.train_environments))
         self.trained: dict[str, Tensors] = {}
         """f_e by record name, once somebody has trained it."""
@@ -42,12 +54,18 @@ class ReferencesStrategy(MethodStrategy[References]):
     def payload(self, model: Tensors) -> Payload:
         return {name: self.trained.get(name, model) for name in map(model_of, self.environments)}
 
+    def settings(self, server_round: int) -> dict[str, Scalar]:
+        return {SHARED: True} if self.shared else {}
+
     def expect(self, model: Tensors) -> Payload:
-        """Models only of the environments that a client has."""
-        return {}
+        """Models only of the environments that a client has; or what it adds to those of all."""
+        if not self.shared:
+            return {}
+        shares = {model_of(e): torch.zeros((), dtype=torch.float64) for e in self.environments}
+        return {**self.payload(model), PARTS: shares}
 
     def optional(self) -> Payload:
-        return self.payload(self.sent)
+        return {} if self.shared else self.payload(self.sent)
 
     def check(self, reply: AcceptedReply) -> None:
         self.samples(reply)
@@ -61,8 +79,19 @@ class ReferencesStrategy(MethodStrategy[References]):
         return {name: mean.result() for name, mean in means.items() if mean.weight}
 
     def update(self, model: Tensors, means: Mapping[str, Tensors]) -> Tensors:
-        self.trained |= means
+        self.trained |= self.apart(means) if self.shared else means
         return {}
+
+    def apart(self, means: Mapping[str, Tensors]) -> dict[str, Tensors]:
+        """Each environment's model, from the means of what all clients add; none of one that nobody has."""
+        found = {}
+        for name, start in self.payload(self.sent).items():
+            if (share := float(means[PARTS][name])) > 0:
+                found[name] = {
+                    key: (before.double() + (means[name][key].double() - before) / share).to(before.dtype)
+                    for key, before in start.items()
+                }
+        return found
 
     def samples(self, reply: AcceptedReply) -> dict[str, int]:
         """Training samples of each environment whose model the reply has, by that record's name.

@@ -31,6 +31,7 @@ from perennial.server.local import LocalRuntime
 from perennial.server.loop import run_rounds, start
 from perennial.server.split import score, shut
 from perennial.server.study.choose import with_references
+from perennial.strategies.registry import strategy_for
 
 SIZE = ("scenario.clients=6", "scenario.samples=300")
 
@@ -350,6 +351,44 @@ def test_masked_counts_have_the_sums_of_plain_ones(method: str, references: Path
         words = np.frombuffer(as_bytes(from_record(reply.content.array_records[MASKED])[MASKED]), dtype=np.uint64)
         assert len(words) == 2 + 2 * 4 + 16 * (1 + len(METHODS[method].evaluates))
         assert words.min() > 2**32, "a count in the clear"
+
+
+def test_references_can_be_made_under_masks(references: Path, tmp_path: Path) -> None:
+    """Each model within half a step, over its environment's share, of the one made without; who has which
+    environment is no part of any message."""
+    folder, seen = spied(tmp_path / "plain", "references")
+    masked, hidden = spied(tmp_path / "masked", "references", SECURE)
+    one, other = (load_records(own.path / FILE) for own in (folder, masked))
+    for name, tensors in one.items():
+        for key, tensor in tensors.items():
+            torch.testing.assert_close(other[name][key], tensor, rtol=0, atol=2 * 2 * (8 / 2**23 / 2 + 2e-7))
+
+    def told(messages: list[tuple[Message, Message]]) -> set[tuple[str, ...]]:
+        replies = [reply for request, reply in messages if request.metadata.message_type == "train"]
+        return {
+            (*sorted(reply.content.array_records), *sorted(reply.content.metric_records["metrics"]))
+            for reply in replies
+        }
+
+    assert told(hidden) == {("masked", "num-examples", "risk")}
+    assert len(told(seen)) == 2, "without masks, by environment"
+
+
+def test_references_do_not_divide_noise_by_noise() -> None:
+    config = toy_config("references", "privacy.mechanism=fixed")
+    with pytest.raises(
+        UserError, match="'fixed' is not possible with method 'references', whose models are quotients"
+    ):
+        strategy_for(config, "run")
+
+
+def test_a_search_under_secure_aggregation_makes_its_references_so(tmp_path: Path) -> None:
+    (config,), why_not = with_references([toy_config("fedavg", *SIZE, SECURE, rounds=2)], tmp_path / "pool", 1)
+    assert why_not == ""
+    (made,) = (path for path in (tmp_path / "pool").iterdir() if path.is_dir())
+    assert RunFolder(made).config().privacy == config.privacy
+    LocalRuntime(config).run(folder := RunFolder.create(tmp_path / "run", config))
+    assert split_rows(folder)
 
 
 def test_a_client_that_drops_out_of_the_counting_is_not_in_the_sums(references: Path, tmp_path: Path) -> None:

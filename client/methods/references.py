@@ -2,8 +2,11 @@
 
 from dataclasses import replace
 
+import torch
+
 from perennial.client.trainer import LocalTrainer, Predictor, Received, Reply, Site
-from perennial.common.methods.references import References, model_of, samples_of
+from perennial.common.methods.references import PARTS, SHARED, References, model_of, samples_of
+from perennial.common.models import Tensors
 from perennial.common.wire import MODEL, NUM_EXAMPLES
 
 
@@ -11,6 +14,26 @@ class ReferencesClient(LocalTrainer[References]):
     """FedAvg's local steps on f_e with the client's samples of environment e, for each that it has."""
 
     def train(self, received: Received) -> Reply:
+        """The models of its environments; or what all models, and its shares in them, enter sums with."""
+        reply = self.own_models(received)
+        if not received.settings.get(SHARED):
+            return reply
+        found: dict[str, Tensors] = {}
+        parts: Tensors = {}
+        while (name := model_of(len(parts))) in received.arrays:
+            start, after = received[name], reply.arrays.get(name, received[name])
+            count = int(reply.metrics.get(samples_of(len(parts)), 0))  # type: ignore[arg-type]
+            share = count / len(self.data.train)
+            parts[name] = torch.tensor(share, dtype=torch.float64)
+            found[name] = {
+                key: before.double() + share * (after[key].double() - before.double())
+                for key, before in start.items()
+            }
+        told = {name: reply.metrics[name] for name in (NUM_EXAMPLES, "risk")}
+        return Reply({**found, PARTS: parts}, told)
+
+    def own_models(self, received: Received) -> Reply:
+        """The models of the client's environments, and how many samples it has of each."""
         trained, risks = {}, []
         counts: dict[str, int] = {NUM_EXAMPLES: len(self.data.train)}
         for part in self.data.train.by_environment():

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from perennial.common.methods.base import LocalTraining
+from perennial.common.methods.base import LocalTraining, Sum
 
 ROUNDS = 10
 """Rounds in which studies make them: a shortcut is what is learnt first."""
@@ -11,6 +11,12 @@ ROUNDS = 10
 
 FILE = Path("models") / "references.safetensors"
 """The models, in the run folder."""
+
+
+SHARED = "shared"
+"""Setting of a request: whether a client's models are to enter as sums, which secure aggregation can hide."""
+PARTS = "parts"
+"""The record of the environments' shares in a client's samples, by the name of the environment's model."""
 
 
 def model_of(environment: int) -> str:
@@ -31,5 +37,6 @@ class References(LocalTraining):
     source = "after Bao, Chang and Barzilay 2021"
     evaluates = ("personal",)
     listed = False
+    sums = (Sum("train", "model-*"), Sum("train", PARTS))
 
     name: Literal["references"] = "references"

@@ -115,8 +115,8 @@ def without(config: RunConfig) -> str:
         return f"there is one training environment, {environments[0]}, and two are needed"
     if len(environments) > MOST_REFERENCES:
         return f"there are {len(environments)} training environments, and references for at most {MOST_REFERENCES}"
-    if config.privacy.mechanism != "none":
-        return f"references are made without privacy.mechanism={config.privacy.mechanism}"
+    if why := config.privacy.no_counts(len(config.evaluated)):
+        return f"references are not possible with {why}"
     return ""
 
 
@@ -132,6 +132,7 @@ def maker(config: RunConfig) -> RunConfig:
         runtime=config.runtime,
         device=config.device,
         data_root=config.data_root,
+        privacy=config.privacy,
     )
 
 

@@ -178,7 +178,8 @@ def test_where_there_can_be_no_references() -> None:
     own = load_config(options={"method": "fedavg", "scenario": "own-data"})
     assert without(own) == "there is one training environment, own, and two are needed"
     private = toy_config("fedavg", "privacy.mechanism=fixed")
-    assert without(private) == "references are made without privacy.mechanism=fixed"
+    sentence = "references are not possible with privacy.mechanism=fixed, since the counts would have no noise"
+    assert without(private) == sentence
     many = load_config(options={"method": "fedavg", "scenario": "eicu-synthetic"})
     assert without(many) == "there are 20 training environments, and references for at most 12"
     assert with_references([own], Path("unused"), 1) == ([own], without(own))
