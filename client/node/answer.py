@@ -15,6 +15,7 @@ from perennial.client.node.survey import of_survey, respond
 from perennial.client.state import FileStates
 from perennial.common.config import parse_task
 from perennial.common.errors import UserError
+from perennial.common.survey import SHAPE
 from perennial.common.tracebacks import NAME, Tracebacks
 from perennial.common.wire import CLIENT, CONFIG, METRICS, NUM_EXAMPLES, REFUSED, RUN, TASK, records
 
@@ -24,10 +25,10 @@ def answer(
 ) -> Message:
     """Answer a message at a node with these settings (`perennial.client.settings`). Raises `UserError`.
 
-    A site that cannot or, by `must_be_allowed`, may not take part in a run is told so, and its answer to the run's
-    `query` says why.
+    A site that cannot or, by `must_be_allowed`, may not take part in a run or a survey is told so, and its first
+    answer says why.
     """
-    query = message.metadata.message_type == "query"
+    first = message.metadata.message_type in ("query", SHAPE)
     try:
         must_be_allowed()
         own = own_site(settings)
@@ -37,9 +38,10 @@ def answer(
         host = _host(settings["state-dir"], settings["data-root"], settings["device"], own)
         reply = host.handle(message, number)
     except UserError as error:
-        if not query:
+        if not first:
             raise
-        log(ERROR, "perennial: this site takes no part in the run: %s", error)
+        what = "survey" if of_survey(message) else "run"
+        log(ERROR, "perennial: this site takes no part in the %s: %s", what, error)
         who = ConfigRecord({CLIENT: _client(message, settings), REFUSED: str(error)})
         return Message(RecordDict({CONFIG: who, METRICS: MetricRecord()}), reply_to=message)
     except OSError as error:  # a full disk, say; what the site kept before is still there
@@ -48,7 +50,7 @@ def answer(
     except Exception as error:
         _tracebacks(settings["state-dir"]).first(error)  # stays here; the server gets kind and message
         raise
-    if query:
+    if first:
         _say_hello(message, reply)
     return reply
 
@@ -106,6 +108,7 @@ def _client(message: Message, settings: Mapping[str, str]) -> str:
 def _say_hello(message: Message, reply: Message) -> None:
     config = records(message.content, ConfigRecord)[CONFIG]
     task, client = parse_task(str(config[TASK])), records(reply.content, ConfigRecord)[CONFIG][CLIENT]
-    samples = records(reply.content, MetricRecord)[METRICS][NUM_EXAMPLES]
+    samples = records(reply.content, MetricRecord)[METRICS].get(NUM_EXAMPLES)
+    does = f"with {samples} training samples" if samples else "and only tests"
     what = f"{task.method.name} on {task.scenario.name}"
-    log(INFO, "perennial: %s is in run %s, %s, with %s training samples", client, config[RUN], what, samples)
+    log(INFO, "perennial: %s is in run %s, %s, %s", client, config[RUN], what, does)

@@ -160,6 +160,25 @@ def test_own_data_are_of_no_use_in_a_run_on_parts_of_a_scenario(settings: dict[s
     assert "has data of its own, but the run is on parts of 'toy'" in str(reply[REFUSED])
 
 
+def test_a_site_that_only_tests_says_so_and_not_how_many_rows_it_has(
+    settings: dict[str, str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    for adapt in (0, 12):
+        run = config("ditto", "test_sites=['south']", f"adapt={adapt}")
+        reply = node.answer(message(run), settings)
+        assert told(reply) == {CLIENT: "south"}
+        assert dict(reply.content.metric_records[METRICS]) == {}
+        with pytest.raises(ValueError, match="south trains nothing in this run, and 'train' is asked for"):
+            node.answer(message(run, "train", **{MODEL: start(run).arrays}), settings)
+        answers = node.answer(message(run, "evaluate", **{MODEL: start(run).arrays}), settings)
+        found = answers.content.metric_records[METRICS]
+        counts = {name: found[name] for name in found if name.endswith("test/count")}
+        assert counts == {f"{name}/test/count": [60 - adapt] for name in ("global", "personal")[: 1 + (adapt > 0)]}
+    assert caplog.messages.count("perennial: south is in run run, ditto on own-data, and only tests") == 2
+    assert not [name for name in FileStates(Path(settings["state-dir"])).values() if name]
+
+
 def test_a_site_reads_its_data_anew_for_every_run(settings: dict[str, str], tmp_path: Path) -> None:
     first = node.answer(message(config()), settings)
     table(tmp_path / "south.csv", rows=80)
