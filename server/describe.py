@@ -72,11 +72,13 @@ def describe(
     asked: Question | None = None,
     per_site: bool = False,
     balance: bool = False,
+    quantiles: bool = False,
 ) -> Surveyed:
     """The scenario whose shapes, names and preparation are those of these data, and what should be looked at.
 
     `path` is one site's data, or a folder with a table of each site; `sites` are names in place of the tables'.
-    With `balance`, rare classes count more, until all count the same. Raises `UserError`.
+    With `balance`, rare classes count more, until all count the same; with `quantiles`, the facts have those of
+    columns of numbers. Raises `UserError`.
     """
     asked = asked or question()
     files = _files(path)
@@ -95,7 +97,7 @@ def describe(
         return respondents[number(context)].answer(message)
 
     grid = LocalGrid(OneHandlerApp(reply), len(files))
-    return survey(grid, asked, named=sites, per_site=per_site, balance=balance)
+    return survey(grid, asked, named=sites, per_site=per_site, balance=balance, quantiles=quantiles)
 
 
 def _load(file: Path, asked: Question) -> Found:

@@ -51,6 +51,8 @@ from perennial.strategies.secagg import SecureStrategy
 
 V = TypeVar("V")
 Sums = Mapping[Entry, float]
+SHARES = (0.05, 0.25, 0.5, 0.75, 0.95)
+"""Of the numbers that are below each of the quantiles that are told."""
 COUNTED = ("rows", "class", "environment", "empty", "count", "value", "bin")
 """Entries that are whole numbers."""
 THRESHOLDED = ("rows", "class", "environment", "count", "value", "bin")
@@ -103,13 +105,15 @@ def survey(
     wait: float = 0.0,
     per_site: bool = False,
     balance: bool = False,
+    quantiles: bool = False,
 ) -> Surveyed:
     """Ask the sites of these names, or all that are connected; a scenario that fits all who tell enough.
 
     Its sites are those `named`, or else those who told. Sites that are not there yet are given `wait` seconds;
     without names, the first one is. With `per_site`, each site's numbers are prepared by its own sums. With
-    `balance`, classes count in training as `balanced` has it, by the rows of all sites. Raises `UserError` where
-    the answers make no scenario, and `RunStopped` where secure aggregation cannot go on.
+    `balance`, classes count in training as `balanced` has it, by the rows of all sites. With `quantiles`, the
+    facts have those of all columns of numbers. Raises `UserError` where the answers make no scenario, and
+    `RunStopped` where secure aggregation cannot go on.
     """
     if per_site and question.secure:
         raise UserError(
@@ -142,7 +146,7 @@ def survey(
     bins = {}
     for name, mean in means.items():
         deviation = math.sqrt(found["square", name, 0] / max(1.0, found["count", name, 0]))
-        if deviation and question.rule(name) == "median":
+        if deviation and (quantiles or question.rule(name) == "median"):
             bins[name] = (mean - REACH * deviation, mean + REACH * deviation)
     asks.sums(Asked(step="bins", bins=bins))
     found = asks.total()
@@ -184,7 +188,8 @@ def survey(
     names = {"labels": labels, "environments": environments}
     weights = balancing({name: found["class", name, 0] for name in labels}) if balance else ()
     scenario = _scenario(question, named or sorted(taking.shapes), names, columns, own_columns, weights)
-    return Surveyed(scenario, _facts(found, len(taking.shapes)), remarks, by_site, taking.left_out)
+    facts = [*_facts(found, len(taking.shapes)), *_quantiles(found, bins)]
+    return Surveyed(scenario, facts, remarks, by_site, taking.left_out)
 
 
 class Order(BaseModel):
@@ -197,6 +202,7 @@ class Order(BaseModel):
     wait: float = 0.0
     per_site: bool = False
     balance: bool = False
+    quantiles: bool = False
 
 
 def carried_out(grid: Grid, order: str) -> dict[str, Any]:
@@ -214,6 +220,7 @@ def carried_out(grid: Grid, order: str) -> dict[str, Any]:
             wait=asked.wait,
             per_site=asked.per_site,
             balance=asked.balance,
+            quantiles=asked.quantiles,
         )
     except UserError as error:
         return {"error": str(error)}
@@ -272,7 +279,7 @@ class _Fit:
 
     def _fill(self, rule: str, name: str, sums: Sums, mean: float, deviation: float) -> float:
         if rule == "median":
-            found = median(_of(sums, "bin", name), *self.bins[name]) if name in self.bins else mean
+            found = quantile(_of(sums, "bin", name), *self.bins[name]) if name in self.bins else mean
             return min(max(found, mean - deviation), mean + deviation)  # Hotelling and Solomons 1932
         if rule == "mean":
             return mean
@@ -285,13 +292,16 @@ class _Fit:
         return min(counts, key=lambda value: (-counts[value], value))
 
 
-def median(counts: Sequence[float], low: float, high: float) -> float:
-    """Where half of the numbers are below, by bins of equal width from `low` to `high` and one on either side."""
-    half, below, before = sum(counts) / 2, 0.0, low
+def quantile(counts: Sequence[float], low: float, high: float, share: float = 0.5) -> float:
+    """Below which so many of the numbers are, by bins of equal width from `low` to `high` and one on either side.
+
+    `low` or `high` where it is in one of these two.
+    """
+    wanted, below, before = share * sum(counts), 0.0, low
     ends: list[float] = [low, *edges(low, high).tolist(), high]
     for count, begin, end in zip(counts, ends, ends[1:], strict=False):
-        if count and below + count > half:
-            return (before + begin) / 2 if below == half else begin + (half - below) / count * (end - begin)
+        if count and below + count > wanted:
+            return (before + begin) / 2 if below == wanted else begin + (wanted - below) / count * (end - begin)
         below, before = below + count, end if count else before
     return high
 
@@ -346,6 +356,18 @@ def _facts(sums: Sums, sites: int) -> list[str]:
         facts += [f"{title}: {', '.join(told)}"] if told else []
     empty = [f"{name} {100 * n / rows:.1f} %" for (kind, name, _), n in sums.items() if kind == "empty" and n]
     return facts + ([f"empty cells: {', '.join(empty)}"] if empty else [])
+
+
+def _quantiles(sums: Sums, bins: Mapping[str, tuple[float, float]]) -> list[str]:
+    """A line for each column in bins. What is below the first bin's begin or above the last one's end says so."""
+
+    def text(name: str, share: float) -> str:
+        low, high = bins[name]
+        found = quantile(_of(sums, "bin", name), low, high, share)
+        beyond = "≤ " if found <= low else "≥ " if found >= high else ""
+        return f"{100 * share:.0f} % {beyond}{found:.4g}"
+
+    return [f"quantiles of {name}: {', '.join(text(name, share) for share in SHARES)}" for name in bins]
 
 
 def _site(sums: Sums) -> str:

@@ -11,12 +11,13 @@ from typing import Any, Literal
 from flwr.app import ArrayRecord, Message, MetricRecord
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from perennial.client.node.survey import of_survey
+from perennial.client.node.survey import asked_in, of_survey
 from perennial.client.request import checked
 from perennial.common.config import Task, parse_task, sentence
 from perennial.common.errors import UserError
 from perennial.common.methods import method_class
 from perennial.common.privacy import Clipping, Privacy, mechanism_class
+from perennial.common.scores import SCORES
 from perennial.common.secagg import ACTIONS, TERMS
 from perennial.common.split import SPLIT
 from perennial.common.wire import records
@@ -51,7 +52,11 @@ class Policy(BaseModel):
 
     def must_allow(self, message: Message, announced: Mapping[str, Any]) -> None:
         """Raises `UserError` for a request that is not allowed, of a run with this Flower configuration."""
-        if self == Policy() or of_survey(message):  # a survey's numbers are looked at as they leave
+        if self == Policy():
+            return
+        if of_survey(message):
+            if self.require and not asked_in(message)[0].question.secure:
+                raise self._no("a survey without secure aggregation", f"requires {self.require!r}")
             return
         request = checked(message)
         task, action = parse_task(request.task), message.metadata.message_type
@@ -62,6 +67,8 @@ class Policy(BaseModel):
         harmless = action in ("query", "evaluate", *ACTIONS)
         if self.require and not harmless and TERMS not in records(message.content, ArrayRecord):
             raise self._no(f"{action!r} without secure aggregation", "requires 'secagg'")
+        if self.require and SCORES in request.settings:
+            raise self._no("counts of test rows by score (scores=on)", f"requires {self.require!r}")
         if self.max_rounds or self.require or self.epsilon:
             self._must_allow_run(_announced(task, announced))
 
@@ -78,6 +85,8 @@ class Policy(BaseModel):
             raise self._no(f"a run of {run.rounds} rounds", f"allows {self.max_rounds}")
         if self.require and run.privacy.mechanism != self.require:
             raise self._no(f"privacy.mechanism {run.privacy.mechanism!r}", f"requires {self.require!r}")
+        if self.require and run.scores == "on":
+            raise self._no("scores=on", f"requires {self.require!r}, and counts of test rows are not hidden by it")
         if self.epsilon:
             privacy = run.privacy
             spent = privacy.report(run.rounds)["epsilon"] if isinstance(privacy, Clipping) else None
@@ -118,6 +127,8 @@ class Announced:
     task: Task
     rounds: int
     privacy: Privacy
+    scores: str
+    """Whether evaluations count test rows by score: "on", "off" or "auto"."""
 
 
 @lru_cache(maxsize=8)
@@ -141,7 +152,7 @@ def _run(text: str) -> Announced:
         raise UserError(f"the run that the server announces cannot be read: {sentence(error):.1000}") from None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise UserError(f"the run that the server announces cannot be read: {error!s:.1000}") from None
-    return Announced(task, rounds, privacy)
+    return Announced(task, rounds, privacy, str(values.get("scores", "auto")))
 
 
 def _announced(task: Task, of_run: Mapping[str, Any]) -> Announced:

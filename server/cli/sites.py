@@ -168,6 +168,12 @@ Weighed = Annotated[
 ]
 
 
+Quantiles = Annotated[
+    bool,
+    typer.Option("--quantiles", help="Also tell those of columns of numbers, 5 to 95 %, as comments."),
+]
+
+
 @app.command("describe")
 def describe_data(
     path: Annotated[
@@ -183,6 +189,7 @@ def describe_data(
     least: Least = LEAST,
     scope: Scoped = Scope.all,
     weights: Weighed = Weights.none,
+    quantiles: Quantiles = False,
     file: OutFile = None,
     as_json: Json = False,
 ) -> None:
@@ -201,7 +208,7 @@ def describe_data(
             environment_column=environment_column,
             least=least,
         )
-        found = describe(path, sites or [], asked, scope is Scope.site, weights is Weights.balanced)
+        found = describe(path, sites or [], asked, scope is Scope.site, weights is Weights.balanced, quantiles)
         _announce(found, file, as_json)
 
 
@@ -220,6 +227,7 @@ def survey_sites(
     least: Least = LEAST,
     scope: Scoped = Scope.all,
     weights: Weighed = Weights.none,
+    quantiles: Quantiles = False,
     secure: Annotated[
         bool,
         typer.Option("--secure-aggregation", help="See sums over all sites alone; three sites or more."),
@@ -254,6 +262,7 @@ def survey_sites(
             wait=wait,
             per_site=scope is Scope.site,
             balance=weights is Weights.balanced,
+            quantiles=quantiles,
         )
         with connected(superlink, ca, insecure) as connection:
             answer = connection.survey(order.model_dump_json(), Path(folder) / "survey")

@@ -1,6 +1,7 @@
 """A survey: what leaves the sites, what is computed of it, and what becomes of answers that cannot be used."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from tables import SITES, hospitals
 
 from perennial.client.app import OneHandlerApp
+from perennial.client.node.policy import Policy
 from perennial.client.node.survey import Respondent
 from perennial.client.settings import Consent
 from perennial.common.data.columns import NumberColumn
@@ -22,7 +24,7 @@ from perennial.common.wire import CLIENT, CONFIG, METRICS, REFUSED, from_record,
 from perennial.server.describe import announcement, question
 from perennial.server.grid import LocalGrid
 from perennial.server.local import number
-from perennial.server.survey import Surveyed, median, survey
+from perennial.server.survey import SHARES, Surveyed, quantile, survey
 
 Spoil = Callable[[Message, Message], Message]
 """From a request and the honest reply to what is sent."""
@@ -32,7 +34,13 @@ MEDIAN = question(["median"])
 class Federation(LocalGrid):
     """Sites with a table each, whose messages are kept as they are on the wire."""
 
-    def __init__(self, folder: Path, spoil: dict[str, Spoil] | None = None, **consents: Consent) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        spoil: dict[str, Spoil] | None = None,
+        policies: dict[str, Policy] | None = None,
+        **consents: Consent,
+    ) -> None:
         self.wire: list[tuple[str, Message, Message]] = []
         files = sorted(folder.glob("*.csv"))
 
@@ -44,7 +52,10 @@ class Federation(LocalGrid):
         def reply(message: Message, context: Context) -> Message:
             site = sites[number(context)]
             try:
+                policy = (policies or {}).get(site.name, Policy())
+                policy.must_allow(message, {})
                 answer = site.answer(message)
+                policy.must_allow_reply(message, answer)
             except UserError as error:  # as at a node
                 raise RuntimeError(str(error)) from None
             answer = (spoil or {}).get(site.name, lambda _, honest: honest)(message, answer)
@@ -52,6 +63,12 @@ class Federation(LocalGrid):
             return answer
 
         super().__init__(OneHandlerApp(reply), len(files))
+
+
+def steps(grid: Federation) -> set[str]:
+    """Which sums were asked for."""
+    texts = [str(records(message.content, ConfigRecord)[CONFIG][SURVEY]) for _, message, _ in grid.wire]
+    return {request.asked.step for text in texts if (request := Request.model_validate_json(text)).asked}
 
 
 @pytest.fixture
@@ -102,10 +119,50 @@ def test_whole_numbers_for_secure_aggregation_are_exact(values: list[float]) -> 
 def test_a_median_is_found_by_bins() -> None:
     counts = [0.0] * 130
     counts[65] = 4.0  # from 0 to 1/32
-    assert median(counts, -2, 2) == pytest.approx(1 / 64)
+    assert quantile(counts, -2, 2) == pytest.approx(1 / 64)
     counts[0] = 4.0  # as many below −2
-    assert median(counts, -2, 2) == pytest.approx(-1)
-    assert median([0.0] * 129 + [1.0], -2, 2) == 2
+    assert quantile(counts, -2, 2) == pytest.approx(-1)
+    assert quantile([0.0] * 129 + [1.0], -2, 2) == 2
+
+
+def test_quantiles_are_found_by_bins() -> None:
+    """Of 640 numbers from −2 to 2 that are equally far apart, five in each bin."""
+    counts = [0.0, *[5.0] * 128, 0.0]
+    for share in SHARES:
+        assert quantile(counts, -2, 2, share) == pytest.approx(-2 + 4 * share)
+
+
+def test_quantiles_are_told_where_they_are_asked_for(tmp_path: Path) -> None:
+    """Of thousands of rows, in which groups of ten neighbours are narrow; a tail beyond the bins is told so."""
+    random = np.random.default_rng(0)
+    for site in ("a", "b", "c"):
+        values = np.stack([random.normal(50, 10, 2000), random.pareto(2.1, 2000)], axis=1)
+        lines = [f"{age:.6f},{cost:.6f},{'ill' if age > 50 else 'well'}" for age, cost in values]
+        (tmp_path / f"{site}.csv").write_text("\n".join(["age,cost,label", *lines]) + "\n")
+    tables = [np.genfromtxt(tmp_path / f"{s}.csv", delimiter=",", skip_header=1, usecols=(0, 1)) for s in "abc"]
+    every = np.concatenate(tables)
+    plain, grid, more = question(), Federation(tmp_path), Federation(tmp_path)
+    assert not any("quantiles" in fact for fact in survey(grid, plain).facts)
+    found = survey(more, plain, quantiles=True)
+    assert (steps(grid), steps(more)) == ({"counts", "squares"}, {"counts", "squares", "bins"})
+
+    secure = survey(Federation(tmp_path), question(secure=True), quantiles=True)
+    assert (secure.facts, secure.scenario) == (found.facts, found.scenario)
+    for place, name in enumerate(("age", "cost")):
+        (line,) = (fact for fact in found.facts if fact.startswith(f"quantiles of {name}: "))
+        told = re.findall(r"(\d+) % (≥ |≤ )?([-\d.e]+)", line)
+        assert [int(share) for share, _, _ in told] == [5, 25, 50, 75, 95]
+        deviation = every[:, place].std()
+        for share, beyond, value in told:
+            exact = np.percentile(every[:, place], int(share))
+            if not beyond:
+                assert float(value) == pytest.approx(exact, abs=deviation / 16)
+            else:
+                assert exact >= float(value) if beyond == "≥ " else exact <= float(value)
+    wide = survey(Federation(tmp_path), question(["median"]))
+    assert [fact for fact in wide.facts if "quantiles" in fact] == [
+        fact for fact in found.facts if "quantil" in fact
+    ]
 
 
 # ---------------------------------------------------------------------- what is on the wire
@@ -161,6 +218,24 @@ def test_consent(folder: Path) -> None:
             assert not any(
                 value for (what, _, _), value in sums.items() if what in ("count", "sum", "square", "bin")
             )
+
+
+def test_a_site_whose_policy_requires_secure_aggregation_tells_sums_in_no_other_way(folder: Path) -> None:
+    """And takes part in a survey that has it, and in one beside others that do not require it."""
+    hidden = {"va": Policy(require="secagg", methods=("ditto",), max_rounds=1)}
+    grid = Federation(folder, policies=hidden)
+    found = survey(grid, MEDIAN)
+    (reason,) = found.left_out.values()
+    assert "this site's policy does not allow a survey without secure aggregation; it requires 'secagg'" in reason
+    assert found.scenario.sites == ("cleveland", "hungary", "switzerland")
+    assert "va" not in {site for site, _, _ in grid.wire}  # not even a name has left it
+    message = Message(RecordDict(), 1, SUMS)
+    with pytest.raises(UserError, match=r"does not allow 'query\.sums' without secure aggregation"):
+        hidden["va"].must_allow_reply(message, Message(RecordDict({SUMS: ArrayRecord()}), reply_to=message))
+
+    secure = survey(Federation(folder, policies=hidden), question(["median"], secure=True))
+    assert secure.left_out == {}
+    assert secure.scenario == survey(Federation(folder), MEDIAN).scenario
 
 
 def test_a_site_keeps_to_its_own_least(folder: Path) -> None:

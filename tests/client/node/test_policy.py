@@ -20,6 +20,7 @@ from perennial.common.config import RunConfig, load_config
 from perennial.common.errors import UserError
 from perennial.common.models import Tensors
 from perennial.common.privacy import epsilon
+from perennial.common.scores import SCORES
 from perennial.common.secagg import TERMS
 from perennial.common.wire import (
     CLIENT,
@@ -119,6 +120,21 @@ def test_secure_aggregation_is_required_of_the_run_and_of_each_request_and_reply
         policy.must_allow_reply(evaluate, Message(counts, reply_to=evaluate))
     masked = asked(hidden, **terms)
     policy.must_allow_reply(masked, Message(model, reply_to=masked))
+
+
+def test_where_secure_aggregation_is_required_no_test_rows_are_counted_by_score() -> None:
+    """Neither in a run that announces it, nor for a server that asks otherwise than it has announced."""
+    policy, secure = Policy(require="secagg"), "privacy.mechanism=secagg"
+    counting, quiet = run_of("fedavg", secure, "scores=on"), run_of("fedavg", secure)
+    sentence = refused(policy, asked(counting, "query", 0), counting)
+    assert sentence.startswith(
+        "this site's policy does not allow scores=on; it requires 'secagg', and counts of test"
+    )
+    policy.must_allow(asked(quiet, "evaluate"), announced(quiet))
+    message = asked(quiet, "evaluate")
+    message.content.config_records[CONFIG][SCORES] = 100
+    assert "counts of test rows by score (scores=on); it requires 'secagg'" in refused(policy, message, quiet)
+    Policy(max_rounds=9).must_allow(asked(counting, "evaluate"), announced(counting))
 
 
 def test_epsilon_is_that_of_all_announced_rounds() -> None:
