@@ -313,7 +313,7 @@ def test_an_absent_client_counts_as_half_an_unclipped_one(absent: str) -> None:
 # ---------------------------------------------------------------------- whole runs
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedsr"])
+@pytest.mark.parametrize("method", ["fedavg", "fedsr", "groupdro"])
 def test_the_wire_changes_nothing(method: str, tmp_path: Path) -> None:
     run = config(
         "privacy.noise_multiplier=0", "privacy.clipping_norm=0.1", method=method, mechanism="adaptive", rounds=4

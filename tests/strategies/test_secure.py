@@ -511,7 +511,7 @@ def test_clients_whose_update_is_out_of_range_say_so(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- whole runs
 
 
-@pytest.mark.parametrize("method", ["ditto", "fedsr"])
+@pytest.mark.parametrize("method", ["ditto", "fedsr", "groupdro", "references"])
 def test_the_wire_changes_nothing(method: str, tmp_path: Path) -> None:
     """Every message meets a new process; what lasts between stages lies in a file, which is gone in the end."""
     run = config(method=method, rounds=3, participation=0.75)
