@@ -106,7 +106,8 @@ def cells() -> Iterator[Cell]:
                     for hostile in (1, 2, 3):
                         yield from attacks(scenario, method, hostile, rules)
             for second in SECOND[::-1] if rules is MIXED else ():
-                yield from price(second, methods, MIXED)
+                for seed in (0, 1, 2):
+                    yield from price(second, methods, MIXED, seed)
     for hostile in (1, 2, 3):
         yield from attacks("cmnist", slow, hostile)
 
@@ -178,10 +179,19 @@ def tables(pool: Mapping[Cell, Mapping[str, Any]]) -> Iterator[str]:
             if any(line):
                 yield f"| {rule} | " + " | ".join(line) + " |"
     for scenario in ("colored-digits", "cmnist"):
+        yield f"\n**Attacks, {scenario}** (held-out accuracy of the honest; mean / rules)\n"
+        yield "| method | none | " + " | ".join(ATTACKS) + " |\n|---|" + "--:|" * (1 + len(ATTACKS))
         for method in METHODS:
-            found = [cell for cell in pool if (cell.scenario, cell.method) == (scenario, method) and cell.hostile]
-            if not found:
-                continue
+            own = {cell: row for cell, row in pool.items() if (cell.scenario, cell.method) == (scenario, method)}
+            line = []
+            for name in ("none", *ATTACKS):
+                kinds = [[r for c, r in own.items() if c.attack == name and (c.rule == "mean") == plain]
+                         for plain in (True, False)]  # fmt: skip
+                line.append(" / ".join(_least(rows) for rows in kinds))
+            yield f"| {method} | " + " | ".join(line) + " |"
+    yield "\n<details><summary>Every rule and number of hostile clients</summary>"
+    for scenario in ("colored-digits", "cmnist"):
+        for method in METHODS:
             columns = [(a, n) for a in ATTACKS for n in (1, 2, 3)]
             yield f"\n**{method} on {scenario}** (held-out accuracy of the honest; 1 / 2 / 3 of 8 hostile)\n"
             yield "| rule | none | " + " | ".join(ATTACKS) + " |\n|---|" + "--:|" * (1 + len(ATTACKS))
@@ -191,6 +201,15 @@ def tables(pool: Mapping[Cell, Mapping[str, Any]]) -> Iterator[str]:
                 line += [" / ".join(cells_[a, n] or "·" for n in (1, 2, 3)) for a in ATTACKS]
                 if any(cells_.values()):
                     yield f"| {rule} | " + " | ".join(line) + " |"
+    yield "\n</details>"
+
+
+def _least(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Of several runs, refused ones apart."""
+    if any("stopped" in row for row in rows):
+        return "stopped"
+    found = [row["held-out"] for row in rows if "held-out" in row]
+    return f"{min(found):.0f}" if found else "·"
 
 
 def _mean(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
