@@ -168,7 +168,7 @@ class Client(Generic[H]):
 
     def evaluated(self, received: Received) -> dict[str, Predictor]:
         """The models that this client evaluates, by what it does in the run."""
-        if self.role == "adapts":
+        if self.role == "adapts" and "personal" in self.hparams.evaluates:
             return self.visited(received)
         return self.models(received) if self.role == "trains" else self.untrained(received)
 

@@ -110,10 +110,10 @@ class Method(BaseModel):
         return ""
 
     def cannot_adapt(self) -> str:
-        """Why clients cannot make a personal model of a few samples, after the method's name. Empty: they can."""
-        if "personal" not in self.evaluates:
-            return "which has no personal model"
-        return "" if self.adapts else "whose personal model is made of more than a request to evaluate brings"
+        """Why clients cannot make its personal model of a few samples, after its name. Empty if there is none."""
+        if self.adapts or "personal" not in self.evaluates:
+            return ""
+        return "whose personal model is made of more than a request to evaluate brings"
 
     def caution(self, scenario: Scenario) -> str:
         """What to know before believing the numbers of this combination, one sentence. Empty: nothing."""

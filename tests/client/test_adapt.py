@@ -85,15 +85,29 @@ def test_the_page_names_them() -> None:
     assert re.findall(r"`([^`]+)`", names) == able()
 
 
+def test_a_method_without_a_personal_model_tests_its_common_one_on_the_same_rows(
+    tables: Path, tmp_path: Path
+) -> None:
+    config = config_of("fedavg", tables, *ADAPTING)
+    folder = RunFolder.create(tmp_path / "run", config)
+    LocalRuntime(config).run(folder)
+    model = load_file(folder.path / "models" / "global.safetensors")
+    (test,) = site_data(config_of("ditto", tables, *ADAPTING), 2, None, tables).test.values()
+    right = network(config.model, (2,), 2).predict(model, test.x).argmax(dim=1) == test.y
+    assert (at(folder, "c", "global")["correct"], len(test)) == ([int(right.sum())], ROWS + 2 - FEW)
+
+
 def test_methods_that_cannot_say_why(tables: Path) -> None:
-    unable = {name: method() for name, method in METHODS.items() if not method.adapts}  # type: ignore[call-arg]
-    for name, method in unable.items():
-        why = "which has no personal model" if "personal" not in method.evaluates else "is made of more than a"
-        if "ensemble" in method.evaluates:
-            why = "whose ensemble has a part of every client"
-        with pytest.raises(UserError, match=why):
-            config_of(name, tables, *ADAPTING)
-    assert {"fedsdr", "fedpac", "fedavg"} <= unable.keys()
+    for name, method in METHODS.items():
+        if "personal" in method.evaluates and not method.adapts:
+            with pytest.raises(
+                UserError, match=f"^adapt: 12 is not possible with the method {name}, whose personal"
+            ):
+                config_of(name, tables, *ADAPTING)
+    for name in ("fedsdr", "fedsdr-fedavg", "fedsdr-pfedme", "fedpac"):
+        assert METHODS[name](name=name).cannot_adapt()
+    with pytest.raises(UserError, match="whose ensemble has a part of every client"):
+        config_of("f-fl-games", tables, *ADAPTING)
     with pytest.raises(
         UserError, match=r"^adapt: 12 is not possible with the method perinvfl, whose invariance=gr"
     ):

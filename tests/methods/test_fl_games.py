@@ -1,7 +1,6 @@
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
@@ -156,7 +155,7 @@ def zeros(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def tug(monkeypatch: pytest.MonkeyPatch, *settings: str, risk: Any = pull, **scenario: Any) -> Table:
     """A quadratic game in plain gradient steps."""
-    monkeypatch.setattr("perennial.client.methods.fl_games.F", SimpleNamespace(cross_entropy=risk))
+    monkeypatch.setattr(FLGamesClient, "cross_entropy", lambda _, logits, y: risk(logits, y))
     options = {"method": "f-fl-games", "scenario": {"name": "tug", **scenario}}
     return Table(load_config(options=options, settings=["optimizer=sgd", "termination=0", *settings]))
 
