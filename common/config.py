@@ -370,6 +370,10 @@ def sentence(error: ValidationError, known: Iterable[str] = ()) -> str:
         value = repr(first["input"])
         value = value if len(value) <= LONGEST else f"{value[:LONGEST]}…"
         why = first["msg"].removeprefix("Value error, ")
+        if first["type"] == "tuple_type":
+            why = 'write a list, such as ["a", "b"]'
+        elif first["input"] != first["input"]:  # NaN fails whichever bound comes first
+            why = "it must be a number"
         text = f"{where}: {value} is not possible; {why[0].lower()}{why[1:]}"
     return text + (f" (and {len(others)} more)" if others else "")
 
@@ -430,6 +434,11 @@ def _assignment(setting: str, method: type[Method], scenario: type[Scenario]) ->
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except ValueError:
+        if text.startswith(("[", "{")):  # what a shell leaves of a list of names without quotes around it
+            raise UserError(
+                f"--set {key}: {text[:LONGEST]} is no list or table of TOML; names in it stand in double quotes, "
+                f"""and all of it in single ones, as in --set '{key}=["a", "b"]'"""
+            ) from None
         value = text
     part, dot, name = key.partition(".")
     if key == "plugins":

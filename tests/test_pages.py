@@ -66,3 +66,9 @@ def test_a_cite_of_a_file_that_is_not_there_is_found() -> None:
     assert not any(is_there(cite, page, {page, "b/c.py"}) for cite in found)
     assert is_there("c.py", page, {"b/c.py"})
     assert is_there("methods/README.md", page, set())
+
+
+def test_a_list_on_a_command_line_stands_in_quotes() -> None:
+    pages = [name for name in listed() if name.endswith(".md")]
+    bare = [name for name in pages if re.search(r"--set [\w.]+=[\[{]", (ROOT / name).read_text(encoding="utf-8"))]
+    assert not bare, "a shell takes brackets and double quotes for itself"

@@ -70,6 +70,12 @@ def test_another_model_drops_the_scenarios_settings() -> None:
         (["scenario.colour=1"], ["scenario.colour", "no such setting"]),
         (["participation=0"], ["participation", "greater than 0"]),
         (["learning_rate=-1", "momentum=2"], ["method.learning_rate", "and 1 more"]),
+        (
+            ["test_sites=[client-0]"],
+            ["--set test_sites: [client-0] is no list", """--set 'test_sites=["a", "b"]'"""],
+        ),
+        (["test_sites=client-0"], ['test_sites: \'client-0\' is not possible; write a list, such as ["a", "b"]']),
+        (["learning_rate=nan"], ["method.learning_rate: nan is not possible; it must be a number"]),
     ],
 )
 def test_sentences(settings: list[str], words: list[str]) -> None:
