@@ -308,7 +308,13 @@ def _follow(config: RunConfig, path: Path, link: Link, watch: Watcher, resume: b
 def _add_constant(here: LocalRuntime, folder: RunFolder, summary: dict[str, Any]) -> None:
     """Write the constant predictor's accuracies into the summary; the data are in this process."""
     from perennial.server.study.constant import constant_summary
+    from perennial.server.summary import worst_site
 
     found = constant_summary(here.data())
     if found["worst"] is not None:  # there are test data
-        folder.write_summary({**summary, "constant": {name: found[name] for name in ("worst", "average")}})
+        constant = {
+            "worst_site": worst_site(found["clients"]),
+            "worst": found["worst"],
+            "average": found["average"],
+        }
+        folder.write_summary({**summary, "constant": constant})

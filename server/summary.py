@@ -70,6 +70,11 @@ def majority(samples: Mapping[str, int]) -> dict[str, float]:
     return {client: share} if share > 0.5 else {}
 
 
+def worst_site(clients: Mapping[str, Mapping[str, float]]) -> float | None:
+    """The least of the clients' means over their test environments; none where nobody has test samples."""
+    return min((_mean(own.values()) for own in clients.values() if own), default=None)
+
+
 def changed_line(round_: int, settings: Mapping[str, Sequence[str]]) -> str:
     """One line for settings with which a run went on from a round."""
     said = ", ".join(f"{name} {old} → {new}" for name, (old, new) in settings.items())

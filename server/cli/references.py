@@ -11,6 +11,7 @@ from perennial.common.config import RunConfig, load_config
 from perennial.common.methods import method_class
 from perennial.server.folder import RunFolder
 from perennial.server.study.version import NO_NUMBER
+from perennial.server.summary import worst_site
 from perennial.server.words import percent
 
 REFERENCE = "fedavg"
@@ -24,7 +25,7 @@ def reference_lines(path: Path, config: RunConfig, summary: Mapping[str, Any]) -
     lines = []
     if constant := summary.get("constant"):
         about = "a client's most frequent training label; every local run has it"
-        lines.append(f"reference: a constant prediction has {_overall(constant)} ({about})")
+        lines.append(f"reference: a constant prediction has {_overall(config, constant)} ({about})")
     if config.method.name == REFERENCE:
         return lines
     if found := fedavg_beside(path, config):
@@ -33,7 +34,8 @@ def reference_lines(path: Path, config: RunConfig, summary: Mapping[str, Any]) -
         values = made.config().method.model_dump(mode="json")
         own = "".join(f"{key}={value}, " for key, value in values.items() if value != usual.get(key))
         command = shlex.join(["perennial", "run", "--config", str(found / "config.toml")])
-        numbers = _overall(made.summary()["models"]["global"]["final"])
+        final = made.summary()["models"]["global"]["final"]
+        numbers = _overall(config, {**final, "worst_site": worst_site(final["clients"])})
         lines.append(f"reference: FedAvg has {numbers} ({own}made by: {command})")
     else:
         command = shlex.join(["perennial", "run", "--method", REFERENCE, "--config", str(path / "config.toml")])
@@ -51,7 +53,8 @@ def fedavg_beside(path: Path, config: RunConfig) -> Path | None:
             if values["method"]["name"] != REFERENCE or _others(values) != wanted:
                 continue
             summary = json.loads(file.with_name("summary.json").read_bytes())
-            _overall(summary["models"]["global"]["final"])
+            final = summary["models"]["global"]["final"]
+            _overall(config, {**final, "worst_site": worst_site(final["clients"])})
             if summary["rounds"] == config.rounds:
                 found[file.with_name("summary.json").stat().st_mtime] = file.parent
         except (OSError, ValueError, KeyError, TypeError):  # damaged or unfinished, and not what is shown here
@@ -69,5 +72,9 @@ def _others(values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key not in {"method", *NO_NUMBER}}
 
 
-def _overall(found: Mapping[str, Any]) -> str:
-    return f"worst {percent(found['worst'])}, average {percent(found['average'])}"
+def _overall(config: RunConfig, found: Mapping[str, Any]) -> str:
+    """The rows of the run's table that hold for all: of sites, the worst of which may be far below the average."""
+    sites = config.scenario.name == "own-data"
+    several = len(config.scenario.test_environments) > 1
+    rows = ("worst_site",) * sites + ("worst",) * (several or not sites) + ("average",)
+    return ", ".join(f"{row.replace('_', ' ')} {percent(found.get(row))}" for row in rows)

@@ -12,7 +12,7 @@ from perennial.common.scores import BINS, GROUPS, SCORE_MEASURES
 from perennial.server.cli.console import out
 from perennial.server.cli.references import reference_lines
 from perennial.server.folder import RunFolder, understood
-from perennial.server.summary import AREAS, SPLIT, changed_line, summarise
+from perennial.server.summary import AREAS, SPLIT, changed_line, summarise, worst_site
 from perennial.server.words import members, percent, size
 
 
@@ -103,8 +103,7 @@ def accuracy_table(summary: dict[str, Any]) -> Table:
         table.add_row(row, *(percent(found["accuracy"].get(name)) for _, found in columns))
     table.add_section()
     if sites:
-        known = [[value for site in sites if (value := _site(found, site)) is not None] for _, found in columns]
-        table.add_row("worst site", *(percent(min(values, default=None)) for values in known), style="bold")
+        table.add_row("worst site", *(percent(worst_site(found["clients"])) for _, found in columns), style="bold")
     # Where clients' test sets are of one size, the two means are the same number.
     unequal = any(percent(found["pooled"]) != percent(found["average"]) for _, found in columns)
     for row in ("worst",) * (several or not sites) + ("average",) + ("pooled",) * unequal:

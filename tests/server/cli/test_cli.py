@@ -6,6 +6,7 @@ import re
 import shlex
 import shutil
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
 from safetensors.torch import load_file
+from tables import hospitals
 from toys import Toy
 from typer.testing import CliRunner, Result
 
@@ -80,6 +82,25 @@ def test_a_recipe_runs_with_its_row_and_says_what_it_is_not(here: Path) -> None:
     values = config.model_dump()
     assert (config.method.name, config.scenario.name) == ("fedavg", table.scenario)
     assert (config.rounds, config.seed, values["method"]["learning_rate"]) == (1, 3, 0.02)
+
+
+def test_below_the_table_of_sites_stand_their_references_of_the_worst_site(here: Path) -> None:
+    hospitals(here / "hospitals")
+    assert call("describe", "hospitals", "--impute", "median", "--out", "own.toml").exit_code == 0
+    words = ["run", "--config", "own.toml", "--data-root", "hospitals", "--rounds", "2"]
+    fedavg = call(*words, "--method", "fedavg", "--out", "runs/fedavg")
+    assert fedavg.exit_code == 0, fedavg.output
+    scenario = RunFolder(here / "runs" / "fedavg").config().scenario
+    data = [scenario.client_data(number, 0, here / "hospitals") for number in range(scenario.clients)]
+    right = [100 * float((one.test["own"].y == one.train.y.mode().values).float().mean()) for one in data]
+    assert min(right) < fmean(right)
+    said = f"reference: a constant prediction has worst site {min(right):.2f}, average {fmean(right):.2f} ("
+    assert said in fedavg.stdout
+
+    final = RunFolder(here / "runs" / "fedavg").summary()["models"]["global"]["final"]
+    sites = [100 * own["own"] for own in final["clients"].values()]
+    ditto = call(*words, "--method", "ditto", "--out", "runs/ditto")
+    assert f"reference: FedAvg has worst site {min(sites):.2f}, average {fmean(sites):.2f} (" in ditto.stdout
 
 
 def test_below_the_table_stand_a_constant_and_fedavg_with_its_command(here: Path) -> None:
