@@ -20,6 +20,7 @@ from perennial.common.errors import UserError
 from perennial.common.methods import METHODS
 from perennial.common.suggest import unknown
 from perennial.server.split import Select
+from perennial.server.study import regret
 from perennial.server.study.compare import (
     AREAS_TEXT,
     BASELINES,
@@ -212,7 +213,7 @@ def load_reproduction(name: str, folder: Path = FOLDER) -> Reproduction:
     """A table of a paper. Raises `UserError` for an unknown name and for a file that does not fit."""
     files = reproductions(folder)
     if name not in files:
-        raise UserError(unknown("reproduction", name, files))
+        raise UserError(unknown("reproduction", name, [*files, regret.NAME]))
     try:
         return Reproduction.model_validate(tomllib.loads(files[name].read_text()))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -77,6 +77,7 @@ COMMANDS: list[tuple[list[str], int, str]] = [
     (["sweep", "--method", "nope", "--scenario", "cmnist", "--trials", "2"], 2, "unknown method 'nope'"),
     (["compare", "--methods", "nope", "--scenario", "cmnist"], 2, "unknown method 'nope'"),
     (["reproduce", "nope"], 2, "nope"),
+    (["reproduce", "selecton"], 2, "did you mean 'selection'?"),
 ]
 
 
