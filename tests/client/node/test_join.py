@@ -344,8 +344,12 @@ def test_what_waiting_cannot_mend_ends_the_site_unless_it_was_connected(monkeypa
 @pytest.mark.parametrize(
     ("before", "first", "later"),
     [
-        (False, "either the site's last session has not expired yet", "this key is not registered"),
-        (True, "the site's last session has not expired yet", "it is connected from elsewhere, or this key"),
+        (
+            False,
+            "either the site's last session has not expired yet",
+            "the site is connected from elsewhere, or this key",
+        ),
+        (True, "the site's last session has not expired yet", "the site is connected from elsewhere, or this key"),
     ],
 )
 def test_a_key_that_is_not_taken_is_tried_again_and_the_reason_gets_clearer(
