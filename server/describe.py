@@ -81,6 +81,8 @@ def describe(
     columns of numbers. Raises `UserError`.
     """
     asked = asked or question()
+    if not path.exists():  # readers name no folders, because a site's sentences leave it
+        raise UserError(f"there is no file or folder {path}")
     files = _files(path)
     if files[0].suffix not in TABLES:
         found = read(files[0], asked.label_column, asked.environment_column)

@@ -117,6 +117,12 @@ def test_what_cannot_be_described_is_one_sentence(flags: tuple[Any, ...], senten
     assert len(result.stderr.splitlines()) == 1
 
 
+def test_data_that_are_not_there_are_named_with_their_folder(tmp_path: Path) -> None:
+    for path in (tmp_path / "hospitals", tmp_path / "hospitals" / "a.csv"):
+        with pytest.raises(UserError, match=f"^there is no file or folder {path}$"):
+            describe(path)
+
+
 def test_one_class_is_no_task(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=np.zeros((3, 2)), y=np.array([1, 1, 1]))
     with pytest.raises(UserError, match=r"a\.npz has samples of class '1' alone; there must be two or more"):
