@@ -243,14 +243,25 @@ def figure(pool: Mapping[Cell, Mapping[str, Any]], path: Path) -> None:
     drawing.savefig(path, metadata={"Date": None})
 
 
+def made(file: Path) -> dict[Cell, dict[str, Any]]:
+    """The runs that a pool has."""
+    rows = map(json.loads, file.read_text().splitlines() if file.exists() else ())
+    return {Cell(**{n: v for n, v in row.items() if n in Cell.__dataclass_fields__}): row for row in rows}
+
+
+def text(pool: Mapping[Cell, Mapping[str, Any]]) -> str:
+    """What stands between the page's markers."""
+    wanted = list(dict.fromkeys(cells()))
+    count = sum(cell in pool for cell in wanted)
+    head = f"{count} of {len(wanted)} runs are made; an empty cell or a dot is a run that is not."
+    return "\n".join([head, *tables(pool)])
+
+
 def write(pool: Mapping[Cell, Mapping[str, Any]], page: Path, picture: Path) -> None:
     """The tables between the page's markers, and the figure."""
     begin, end = "<!-- attacks.py: begin -->", "<!-- attacks.py: end -->"
     head, _, rest = page.read_text().partition(begin)
-    wanted = list(dict.fromkeys(cells()))
-    made = sum(cell in pool for cell in wanted)
-    lines = [f"{made} of {len(wanted)} runs are made; an empty cell or a dot is a run that is not.", *tables(pool)]
-    page.write_text(head + begin + "\n" + "\n".join(lines) + "\n\n" + end + rest.partition(end)[2])
+    page.write_text(head + begin + "\n" + text(pool) + "\n\n" + end + rest.partition(end)[2])
     figure(pool, picture)
 
 
@@ -263,9 +274,7 @@ def main() -> None:
     arguments.add_argument("--dry", action="store_true", help="make no run")
     given = arguments.parse_args()
     torch.set_num_threads(1)
-    lines = given.pool.read_text().splitlines() if given.pool.exists() else []
-    names = Cell.__dataclass_fields__
-    pool = {Cell(**{n: v for n, v in row.items() if n in names}): row for row in map(json.loads, lines)}
+    pool = made(given.pool)
     end = time.monotonic() + 60 * given.minutes
     for cell in () if given.dry else dict.fromkeys(cells()):
         if cell in pool or (cell.scenario == "cmnist" and not os.environ.get("PERENNIAL_DATA")):

@@ -1,8 +1,10 @@
 """Pages, sources and docstrings cite no file that the repository does not have."""
 
+import importlib.util
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
@@ -72,3 +74,12 @@ def test_a_list_on_a_command_line_stands_in_quotes() -> None:
     pages = [name for name in listed() if name.endswith(".md")]
     bare = [name for name in pages if re.search(r"--set [\w.]+=[\[{]", (ROOT / name).read_text(encoding="utf-8"))]
     assert not bare, "a shell takes brackets and double quotes for itself"
+
+
+def test_the_tables_of_robust_rules_are_what_the_kept_runs_say() -> None:
+    spec = importlib.util.spec_from_file_location("attacks", ROOT / "benchmarks" / "attacks.py")
+    assert spec
+    assert spec.loader
+    attacks = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(attacks)
+    assert attacks.text(attacks.made(attacks.POOL)) in (ROOT / "docs" / "robust.md").read_text()

@@ -33,12 +33,12 @@ def reference_lines(path: Path, config: RunConfig, summary: Mapping[str, Any]) -
         made = RunFolder.open(found)
         values = made.config().method.model_dump(mode="json")
         own = "".join(f"{key}={value}, " for key, value in values.items() if value != usual.get(key))
-        command = shlex.join(["perennial", "run", "--config", str(found / "config.toml")])
+        command = _command(config, "--config", str(found / "config.toml"))
         final = made.summary()["models"]["global"]["final"]
         numbers = _overall(config, {**final, "worst_site": worst_site(final["clients"])})
         lines.append(f"reference: FedAvg has {numbers} ({own}made by: {command})")
     else:
-        command = shlex.join(["perennial", "run", "--method", REFERENCE, "--config", str(path / "config.toml")])
+        command = _command(config, "--method", REFERENCE, "--config", str(path / "config.toml"))
         lines.append(f"reference: FedAvg is made by: {command}")
     return lines
 
@@ -70,6 +70,12 @@ def reference_config(path: Path) -> RunConfig:
 def _others(values: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that a run and its reference must share."""
     return {key: value for key, value in values.items() if key not in {"method", *NO_NUMBER}}
+
+
+def _command(config: RunConfig, *arguments: str) -> str:
+    """What makes a run; where a SuperLink is, no file of a run says."""
+    where = " --superlink ADDRESS" if config.runtime == "deployment" else ""
+    return shlex.join(["perennial", "run", *arguments]) + where
 
 
 def _overall(config: RunConfig, found: Mapping[str, Any]) -> str:

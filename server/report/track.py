@@ -31,7 +31,7 @@ def require(kind: str | None) -> Any:
     except ImportError as error:
         raise UserError(
             f"--track {kind} needs the extra perennial[{kind}], which is not installed ({error}); "
-            f"in the project's folder: uv pip install -e '.[{kind}]'"
+            f"in the project's folder: uv sync --extra {kind}"
         ) from None
 
 

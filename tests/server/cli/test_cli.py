@@ -18,11 +18,13 @@ from tables import hospitals
 from toys import Toy
 from typer.testing import CliRunner, Result
 
+from perennial.common.config import load_config
 from perennial.common.errors import UserError
 from perennial.common.methods.fedavg import FedAvg
 from perennial.server.app import main as serverapp
 from perennial.server.cli import show
 from perennial.server.cli.main import app, main
+from perennial.server.cli.references import reference_lines
 from perennial.server.folder import InUse, RunFolder
 from perennial.server.grid import LocalGrid
 from perennial.server.local import LocalRuntime
@@ -136,6 +138,12 @@ def test_below_the_table_stand_a_constant_and_fedavg_with_its_command(here: Path
     assert f"(learning_rate=0.07, {again.format('three')}" in call("show", "run", "runs/one run").stdout
     (here / "runs" / "three" / "summary.json").unlink()  # as of a run that has not ended
     assert line in call("show", "run", "runs/one run").stdout
+
+
+def test_what_makes_a_reference_at_sites_says_that_it_takes_a_superlink(tmp_path: Path) -> None:
+    config = load_config(options={"method": "ditto", "scenario": "colored-digits", "runtime": "deployment"})
+    (line,) = reference_lines(tmp_path / "run", config, {})
+    assert line.endswith(f"perennial run --method fedavg --config {tmp_path}/run/config.toml --superlink ADDRESS")
 
 
 def test_the_first_command_has_its_references_below_the_table(here: Path) -> None:
