@@ -6,14 +6,13 @@ from math import sqrt
 from pathlib import Path
 from statistics import fmean, stdev
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
-from perennial.common.config import sentence
-from perennial.common.errors import UserError
 from perennial.common.files import write_text
 from perennial.server.split import Select
 from perennial.server.study.compare import CONSTANT, DECIMALS, Comparison, as_shown, spread
 from perennial.server.study.reproduce import LESS_IS_BETTER, Claim, Reproduction, load_reproduction, reproductions
+from perennial.server.study.runs import kept_lines
 
 SELECTION = "final"
 """Verdicts are about the last round, which nobody chose."""
@@ -68,7 +67,7 @@ def keep(name: str, table: Reproduction, comparison: Comparison, quick: bool, by
     file = folder / (f"{name}.jsonl" if comparison.trials == 1 else f"{name}-{by}.jsonl")
     made = {line.row for line in lines}
     size = (comparison.rounds, comparison.trials, quick)
-    there = _read(file) if file.is_file() else []
+    there = kept_lines(file, Kept)
     lines += [line for line in there if line.row not in made and (line.rounds, line.trials, line.quick) == size]
     order = {row.title: number for number, row in enumerate(table.rows)}
     lines.sort(key=lambda line: order.get(line.row, len(order)))
@@ -79,17 +78,7 @@ def keep(name: str, table: Reproduction, comparison: Comparison, quick: bool, by
 def kept(name: str, folder: Path) -> list[list[Kept]]:
     """What is there of a table, one list for each file. Raises `UserError` for a line that does not fit."""
     files = [folder / f"{name}.jsonl", *(folder / f"{name}-{by}.jsonl" for by in Select)]
-    return [_read(file) for file in files if file.is_file()]
-
-
-def _read(file: Path) -> list[Kept]:
-    found = []
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
-        try:
-            found.append(Kept.model_validate_json(line))
-        except ValidationError as error:
-            raise UserError(f"{file}, line {number}: {sentence(error)}") from None
-    return found
+    return [kept_lines(file, Kept) for file in files if file.is_file()]
 
 
 # ---------------------------------------------------------------------- the verdict

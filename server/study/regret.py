@@ -10,15 +10,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
 from rich.table import Table
 
-from perennial.common.config import RunConfig, load_config, sentence
-from perennial.common.errors import UserError
+from perennial.common.config import RunConfig, load_config
 from perennial.common.files import write_text
 from perennial.server.split import Select
 from perennial.server.study.choose import choose, with_references
-from perennial.server.study.runs import Outcome, Standing, Watch, run_all
+from perennial.server.study.runs import Outcome, Standing, Watch, kept_lines, run_all
 from perennial.server.study.sweep import trials
 
 NAME = "selection"
@@ -99,7 +97,7 @@ def measure(
     `run_all` does, and `UserError` for a file that does not fit.
     """
     file = results / f"{NAME}.jsonl" if results else None
-    there = {case.key: case for case in _kept(file)} if file else {}
+    there = {case.key: case for case in kept_lines(file, Case)} if file else {}
     cases, troubles = [], list[str]()
     for scenario, method in _pairs(size):
         missing = []
@@ -137,16 +135,6 @@ def _pairs(size: Size) -> Iterator[tuple[str, str]]:
         for scenario in (plain, f"{plain}-oracle"):
             for method in size.methods:
                 yield scenario, method
-
-
-def _kept(file: Path) -> list[Case]:
-    found, line = [], TypeAdapter(Case)
-    for number, text in enumerate(file.read_text(encoding="utf-8").splitlines() if file.is_file() else (), 1):
-        try:
-            found.append(line.validate_json(text))
-        except ValidationError as error:
-            raise UserError(f"{file}, line {number}: {sentence(error)}") from None
-    return found
 
 
 def judge(

@@ -14,9 +14,9 @@ from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 from shutil import rmtree
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from perennial.common.config import RunConfig, sentence
 from perennial.common.errors import RunStopped, UserError
@@ -25,6 +25,8 @@ from perennial.server.folder import PRUNED, RunFolder
 from perennial.server.split import Select
 from perennial.server.study.version import name_without_code, run_name
 from perennial.server.words import duration, percent
+
+T = TypeVar("T")
 
 
 class Scored(BaseModel):
@@ -261,6 +263,20 @@ def look(config: RunConfig, path: Path, until: int | None = None) -> Outcome | N
     if until and max(folder.checkpoints(), default=0) >= until:
         return Outcome(config, path)
     return None
+
+
+def kept_lines(file: Path, kind: type[T]) -> list[T]:
+    """What a file of kept numbers has, line by line; nothing where there is none.
+
+    Raises `UserError` for a line that does not fit.
+    """
+    found, line = [], TypeAdapter(kind)
+    for number, text in enumerate(file.read_text(encoding="utf-8").splitlines() if file.is_file() else (), 1):
+        try:
+            found.append(line.validate_json(text))
+        except ValidationError as error:
+            raise UserError(f"{file}, line {number}: {sentence(error)}") from None
+    return found
 
 
 def older(configs: Sequence[RunConfig], out: Path) -> list[Path]:
