@@ -34,8 +34,7 @@ def reference_lines(path: Path, config: RunConfig, summary: Mapping[str, Any]) -
         values = made.config().method.model_dump(mode="json")
         own = "".join(f"{key}={value}, " for key, value in values.items() if value != usual.get(key))
         command = _command(config, "--config", str(found / "config.toml"))
-        final = made.summary()["models"]["global"]["final"]
-        numbers = _overall(config, {**final, "worst_site": worst_site(final["clients"])})
+        numbers = _overall(config, _final(made.summary()))
         lines.append(f"reference: FedAvg has {numbers} ({own}made by: {command})")
     else:
         command = _command(config, "--method", REFERENCE, "--config", str(path / "config.toml"))
@@ -53,8 +52,7 @@ def fedavg_beside(path: Path, config: RunConfig) -> Path | None:
             if values["method"]["name"] != REFERENCE or _others(values) != wanted:
                 continue
             summary = json.loads(file.with_name("summary.json").read_bytes())
-            final = summary["models"]["global"]["final"]
-            _overall(config, {**final, "worst_site": worst_site(final["clients"])})
+            _overall(config, _final(summary))
             if summary["rounds"] == config.rounds:
                 found[file.with_name("summary.json").stat().st_mtime] = file.parent
         except (OSError, ValueError, KeyError, TypeError):  # damaged or unfinished, and not what is shown here
@@ -76,6 +74,12 @@ def _command(config: RunConfig, *arguments: str) -> str:
     """What makes a run; where a SuperLink is, no file of a run says."""
     where = " --superlink ADDRESS" if config.runtime == "deployment" else ""
     return shlex.join(["perennial", "run", *arguments]) + where
+
+
+def _final(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """What FedAvg's model has after the last round."""
+    final = summary["models"]["global"]["final"]
+    return {**final, "worst_site": worst_site(final["clients"])}
 
 
 def _overall(config: RunConfig, found: Mapping[str, Any]) -> str:
