@@ -200,9 +200,9 @@ class Clock:
 
 
 def await_clients(strategy: MethodStrategy[Any], grid: Grid, config: RunConfig) -> None:
-    """Wait until all of the scenario's clients are there, at most `wait` seconds.
+    """Wait until all of the scenario's clients are there or have declined, at most `wait` seconds.
 
-    Raises `RunStopped` when then fewer than the quorum are.
+    Raises `RunStopped` when then fewer than the quorum are there.
     """
     if isinstance(grid, Seated) and config.evaluates_some:
         return  # all are there, and each round asks whom it needs
@@ -213,15 +213,17 @@ def await_clients(strategy: MethodStrategy[Any], grid: Grid, config: RunConfig) 
         while len(list(grid.get_node_ids())) < wanted and time.monotonic() < end:
             time.sleep(min(1.0, max(0.0, end - time.monotonic())))
         strategy.enrol(grid)
-        if len(strategy.roster.nodes) >= wanted or time.monotonic() >= end:
+        decided = len(strategy.roster.nodes) + len(strategy.roster.declined) >= wanted
+        if decided or time.monotonic() >= end:
             break
         time.sleep(min(1.0, max(0.0, end - time.monotonic())))
     there = len(strategy.roster.nodes)
     if there < max(1, round(config.quorum * wanted, 9)):
         reasons = [f"{name}: {reason}" for name, reason in strategy.roster.refused.items()]
+        when = "take part" if decided else f"were there after wait={config.wait:g} seconds"
         raise RunStopped(
-            f"only {there} of {wanted} clients were there after wait={config.wait:g} seconds, and "
-            f"quorum={config.quorum:g} of them is needed" + (f" ({reasons[-1]})" if reasons else "")
+            f"only {there} of {wanted} clients {when}, and quorum={config.quorum:g} of them is needed"
+            + (f" ({reasons[-1]})" if reasons else "")
         )
 
 

@@ -43,6 +43,8 @@ class Roster:
         """Node id by client id, in the order of client ids."""
         self.refused: dict[str, str] = {}
         """Why nodes that are there take no part, by client id or as `node 123`."""
+        self.declined: set[str] = set()
+        """Of them the clients that are there and say themselves that they take no part."""
         self.numbers = {client: number for number, client in enumerate(clients)}
         """The number of each client by its id."""
         self._bound = bound
@@ -81,9 +83,9 @@ class Roster:
         return {client: insists for client, insists in found.items() if insists}
 
     def _seat(self) -> None:
-        """Who is which client, into `nodes` and `refused`."""
+        """Who is which client, into `nodes`, `refused` and `declined`."""
         claimants: dict[str, list[int]] = {}
-        self.nodes, self.refused = {}, {}
+        self.nodes, self.refused, self.declined = {}, {}, set()
         for node, claim in sorted(self._claims.items()):
             owner = self._bound.get(claim.client, node)
             if claim.client not in self.numbers:
@@ -108,6 +110,7 @@ class Roster:
                 self.refused[client] = f"{who} say that they are {client}; the setting nodes can tell which one is"
             else:
                 self.refused[client] = str(Rejected(self._claims[nodes[0]].refusal))
+                self.declined.add(client)
 
 
 def claims(exchange: Exchange, replies: Iterable[AcceptedReply]) -> dict[int, Claim]:

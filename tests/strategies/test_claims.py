@@ -1,5 +1,6 @@
 """Which node is which client, when several say that they are the same one, or are nobody's."""
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +13,7 @@ from scripted import content
 from toys import SpoilingGrid, toy_config
 
 from perennial.common.config import load_config
-from perennial.common.errors import UserError
+from perennial.common.errors import RunStopped, UserError
 from perennial.common.wire import CLIENT, CONFIG, METRICS, MODEL, NUM_EXAMPLES, REFUSED, to_record
 from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
@@ -155,6 +156,29 @@ def test_who_is_refused_is_in_the_log_and_in_the_summary(tmp_path: Any) -> None:
     assert summary["left_out"].keys() == {NAMES[0], NAMES[1]}
     assert "node 1 and node 2 say that they are client-0" in summary["left_out"][NAMES[0]]["last"]
     assert summary["left_out"][NAMES[1]]["last"].endswith("is not connected")
+
+
+@pytest.mark.parametrize("quorum", [0.5, 1.0])
+def test_a_client_that_takes_no_part_is_not_waited_for(tmp_path: Any, quorum: float) -> None:
+    """With the default `wait` of two minutes, in which nothing would change."""
+    config = toy_config("fedavg", f"quorum={quorum}", rounds=1)
+    here = LocalRuntime(config)
+
+    def refuse(request: Message, reply: Message) -> Message:
+        if request.metadata.dst_node_id == 2 and request.metadata.message_type == "query":
+            reply.content.config_records[CONFIG][REFUSED] = "its policy says no"
+        return reply
+
+    here.grid = SpoilingGrid(here.grid, refuse)  # type: ignore[assignment]
+    folder = RunFolder.create(tmp_path / "run", config)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("perennial.server.loop.time.sleep", lambda seconds: pytest.fail("waited"))
+        if quorum == 0.5:
+            assert here.run(folder)["left_out"][NAMES[1]]["last"].endswith("its policy says no")
+            return
+        said = "only 3 of 4 clients take part, and quorum=1 of them is needed (client-1: its policy says no)"
+        with pytest.raises(RunStopped, match=re.escape(said)):
+            here.run(folder)
 
 
 def test_a_refusal_without_a_word_is_said_to_be_one() -> None:
