@@ -55,6 +55,7 @@ SHARES = (0.05, 0.25, 0.5, 0.75, 0.95)
 """Of the numbers that are below each of the quantiles that are told."""
 COUNTED = ("rows", "class", "environment", "empty", "count", "value", "bin")
 """Entries that are whole numbers."""
+NOT_ASKED_FOR = "is none of the sites that were asked for (--site)"
 THRESHOLDED = ("rows", "class", "environment", "count", "value", "bin")
 """Those that are 0 or at least the least."""
 
@@ -91,7 +92,8 @@ class Taking:
     def must_be_some(self) -> None:
         """Raises `UserError` where nobody is left."""
         if not self.shapes:
-            reasons = [f"{site}: {reason}" for site, reason in sorted(self.left_out.items())]
+            order = sorted(self.left_out, key=lambda site: (self.left_out[site] == NOT_ASKED_FOR, site))
+            reasons = [f"{site}: {self.left_out[site]}" for site in order]
             only = next(iter(self.left_out.values())) if len(reasons) == 1 else ""
             raise UserError(only or f"no site can be surveyed ({'; '.join(reasons[:3]) or 'none is connected'})")
 
@@ -550,7 +552,7 @@ def _shapes(grid: Grid, question: Question, sites: Collection[str], wait: float,
             who = " and ".join(f"node {node}" for node in nodes)
             taking.leave_out(site, f"{who} say that they are {site}; every site needs a name of its own")
         elif sites and site not in sites:
-            taking.leave_out(site, "is none of the sites that were asked for (--site)")
+            taking.leave_out(site, NOT_ASKED_FOR)
     for site in {*sites} - {*holders, *taking.left_out}:
         taking.leave_out(site, "is not connected")
     return taking

@@ -372,8 +372,8 @@ def test_who_is_asked_for(folder: Path) -> None:
     assert found.left_out["north"] == "is not connected"
     assert "--site" in found.left_out["cleveland"]
     assert found.scenario.sites == ("hungary", "north", "va")
-    with pytest.raises(UserError, match="is not connected"):
-        survey(Federation(folder), MEDIAN, ("north",))
+    with pytest.raises(UserError, match=r"can be surveyed \(west: is not connected; cleveland: is none"):
+        survey(Federation(folder), MEDIAN, ("west",))
 
 
 def test_under_secure_aggregation_two_sites_are_too_few(folder: Path) -> None:
