@@ -1,6 +1,6 @@
 """Every claim of the papers on one page: what a table's runs said is kept as numbers, and judged by one rule."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
@@ -9,13 +9,17 @@ from statistics import fmean, stdev
 from pydantic import BaseModel, ConfigDict
 
 from perennial.common.files import write_text
+from perennial.server.folder import RunFolder
 from perennial.server.split import Select
-from perennial.server.study.compare import CONSTANT, DECIMALS, Comparison, as_shown, spread
+from perennial.server.study.compare import CONSTANT, DECIMALS, NO_SELECTION, Comparison, as_shown, spread
 from perennial.server.study.reproduce import LESS_IS_BETTER, Claim, Reproduction, load_reproduction, reproductions
 from perennial.server.study.runs import kept_lines
+from perennial.server.summary import SPLIT
 
 SELECTION = "final"
 """Verdicts are about the last round, which nobody chose."""
+EQUILIBRIUM = "equilibrium"
+"""Kind of the row of a run's log that says in which round a game ended."""
 LEVEL = 2.0
 """Standard errors that a difference must be above."""
 
@@ -40,6 +44,8 @@ class Kept(BaseModel):
     measures: dict[str, list[float]]
     """One number for each seed: fractions, but those of `DECIMALS` as they are."""
     runs: list[str]
+    ended: list[int | None] = []
+    """The round in which a game ended, for each seed; None where it did not. Nothing for other methods."""
 
 
 def keep(name: str, table: Reproduction, comparison: Comparison, quick: bool, by: Select, folder: Path) -> Path:
@@ -49,6 +55,7 @@ def keep(name: str, table: Reproduction, comparison: Comparison, quick: bool, by
     """
     shown = {*table.columns, *table.beside}
     choices = {choice.label: choice for choice in comparison.choices}
+    ended = {label: [_ended(Path(run)) for run in choice.runs] for label, choice in choices.items()}
     lines = [
         Kept(
             row=row.label,
@@ -60,6 +67,7 @@ def keep(name: str, table: Reproduction, comparison: Comparison, quick: bool, by
             settings=choices[row.label].settings if row.label in choices else {},
             measures={column: list(own.values) for column, own in row.measures.items() if column in shown},
             runs=[Path(run).name for run in choices[row.label].runs] if row.label in choices else [],
+            ended=own if any(own := ended.get(row.label, [])) else [],
         )
         for row in comparison.rows
     ]
@@ -73,6 +81,10 @@ def keep(name: str, table: Reproduction, comparison: Comparison, quick: bool, by
     lines.sort(key=lambda line: order.get(line.row, len(order)))
     write_text(file, "".join(f"{line.model_dump_json()}\n" for line in lines))
     return file
+
+
+def _ended(run: Path) -> int | None:
+    return next((row["round"] for row in RunFolder(run).rows() if row["kind"] == EQUILIBRIUM), None)
 
 
 def kept(name: str, folder: Path) -> list[list[Kept]]:
@@ -132,7 +144,7 @@ class Finding:
 
 def findings(table: Reproduction, lines: Sequence[Kept] = ()) -> Iterator[Finding]:
     """Every claim of a table with the numbers of one file."""
-    rows = {line.row: line for line in lines if line.selection in (SELECTION, "–")}
+    rows = {line.row: line for line in lines if line.selection in (SELECTION, NO_SELECTION)}
     of_paper = {row.title: row for row in table.rows}
     for claim in table.claims:
         pair = of_paper[claim.row], of_paper[claim.than]
@@ -178,6 +190,9 @@ It is about the last round, which nobody chose:
 - **not**: not better by more than two standard errors
 - *not run*: there are no runs of two seeds or more yet
 
+Below a table's claims are **all its rows** that were run, and what the paper has, in brackets. Rows without
+brackets are not in the paper.
+
 Accuracies are in percent, as mean over seeds ± standard deviation. The difference is ours, ± its standard error.
 *Constant* is a predictor that always says the most frequent class. A method below it has learnt nothing that is of
 use there, whatever the verdict.
@@ -188,22 +203,20 @@ def overview(folder: Path) -> str:
     """The page. Raises `UserError` for a file that does not fit."""
     tables = {name: load_reproduction(name) for name in reproductions()}
     claimed = {name: table for name, table in tables.items() if table.claims}
-    found = {
-        name: [list(findings(table, own)) for own in kept(name, folder) or [[]]] for name, table in claimed.items()
-    }
-    every = [finding for files in found.values() for finding in files[0]]
+    files = {name: kept(name, folder) or [[]] for name in claimed}
+    every = [finding for name, table in claimed.items() for finding in findings(table, files[name][0])]
     verdicts = [finding.verdict for finding in every]
     counts = ", ".join(f"{verdicts.count(name)} {name}" for name in ("confirmed", "partly", "not", "not run"))
     parts = [HEAD, f"Of {len(every)} claims: {counts}.\n"]
-    for name, files in found.items():
-        table = claimed[name]
+    for name, table in claimed.items():
         parts.append(f"## {name}\n\n{table.title} ({table.source}).\n")
-        for own in files:
-            parts.append(_section(name, table, own))
+        for lines in files[name]:
+            parts.append(_section(name, table, lines))
     return "\n".join(parts)
 
 
-def _section(name: str, table: Reproduction, own: Sequence[Finding]) -> str:
+def _section(name: str, table: Reproduction, kept_rows: Sequence[Kept]) -> str:
+    own = list(findings(table, kept_rows))
     ran = next((finding for finding in own if finding.rounds), None)
     if ran is None:
         why = f": {table.unrun}" if table.unrun else ""
@@ -218,8 +231,52 @@ def _section(name: str, table: Reproduction, own: Sequence[Finding]) -> str:
         "|---|---|---|---|---|---|---|",
         *map(_line, own),
         "",
+        *_rows(table, kept_rows),
     ]
     return "\n".join(lines)
+
+
+def _rows(table: Reproduction, lines: Sequence[Kept]) -> list[str]:
+    """All rows of two seeds or more, the paper's numbers in brackets; also those of rounds that `split` chose."""
+    chosen = (SELECTION, SPLIT, NO_SELECTION)
+    lines = [line for line in lines if line.selection in chosen and _seeds(line) > 1]
+    if not lines:
+        return []
+    of_paper = {row.title: row.paper for row in table.rows}
+    columns = [*table.columns, *table.beside]
+    games = any(line.ended for line in lines)
+    several = any(line.selection == SPLIT for line in lines)
+    heads = ["row", *["round"] * several, *columns, *["ended in round"] * games, "seeds"]
+    cells = [
+        [
+            line.row,
+            *[line.selection] * several,
+            *(_cell(line, column, of_paper.get(line.row, {})) for column in columns),
+            *[_endings(line.ended)] * games,
+            str(_seeds(line)),
+        ]
+        for line in lines
+    ]
+    return [f"| {' | '.join(row)} |" for row in (heads, ["---"] * len(heads), *cells)] + [""]
+
+
+def _seeds(line: Kept) -> int:
+    return min(map(len, line.measures.values()), default=0)
+
+
+def _cell(line: Kept, column: str, paper: Mapping[str, float]) -> str:
+    places = DECIMALS.get(column, 2)
+    ours = spread(_shown(line, column)).text(places) if column in line.measures else "–"
+    return f"{ours} ({paper[column]:.{places}f})" if column in paper else ours
+
+
+def _endings(ended: Sequence[int | None]) -> str:
+    rounds = [number for number in ended if number]
+    if not ended:
+        return "–"
+    if not rounds:
+        return f"none of {len(ended)}"
+    return f"{spread(rounds).text(0)}" + ("" if len(rounds) == len(ended) else f" ({len(rounds)} of {len(ended)})")
 
 
 def _command(name: str, table: Reproduction, ran: Finding) -> str:

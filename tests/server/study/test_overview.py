@@ -11,10 +11,11 @@ from typer.testing import CliRunner
 from perennial.common.data import scenarios
 from perennial.common.errors import UserError
 from perennial.server.cli.main import app
+from perennial.server.folder import RunFolder
 from perennial.server.split import Select
 from perennial.server.study import reproduce
 from perennial.server.study.compare import compare
-from perennial.server.study.overview import Finding, findings, keep, kept, overview
+from perennial.server.study.overview import Finding, _endings, findings, keep, kept, overview
 from perennial.server.study.reproduce import LESS_IS_BETTER, Claim, Reproduction, load_reproduction, reproductions
 
 ROOT = Path(__file__).parents[3]
@@ -154,8 +155,34 @@ def test_the_page_says_what_is_kept(table: Reproduction, tmp_path: Path, monkeyp
     line = next(line for line in said.splitlines() if line.startswith("| FedAvg > Ditto, worst | 60.00 / 50.00 |"))
     assert f"{found.difference:+.2f} ± {found.error:.2f} | 2 |" in line
     assert f"{found.constant:.2f}" in line
+    shown = [own for own in kept("t", results)[0] if own.selection != "validation"]
+    assert [own.row for own in shown] == ["FedAvg", "Ditto", "Local", "Constant"]
+    for own in shown:
+        mean, deviation = 100 * fmean(own.measures["worst"]), 100 * stdev(own.measures["worst"])
+        in_paper = {"FedAvg": " (60.00)", "Ditto": " (50.00)"}.get(own.row, "")
+        assert said.count(f"| {own.row} | {mean:.2f} ±{deviation:.2f}{in_paper} | ") == 1
+        assert said.count(f"\n| {own.row} | ") == 1
     page.write_text(said.replace("worst |", "best |"))
     assert CliRunner().invoke(app, [*make, "--check"]).exit_code == 1
+
+
+def test_the_rounds_in_which_games_ended(table: Reproduction, tmp_path: Path) -> None:
+    """Of two seeds the game of the second did not end."""
+    comparison = compare(table.plan(quick=False, rounds=2), tmp_path / "pool", 1)
+    games = next(choice for choice in comparison.choices if choice.label == "Ditto")
+    RunFolder(Path(games.runs[0])).append([{"kind": "equilibrium", "round": 1, "accuracy": 0.5}])
+    keep("t", table, comparison, False, Select.held_out, tmp_path)
+    (lines,) = kept("t", tmp_path)
+    assert {line.row: line.ended for line in lines} == {
+        "FedAvg": [],
+        "Ditto": [1, None],
+        "Local": [],
+        "Constant": [],
+    }
+    assert _endings([100, 200, None]) == "150 ±71 (2 of 3)"
+    assert _endings([100, 200]) == "150 ±71"
+    assert _endings([None]) == "none of 1"
+    assert _endings([]) == "–"
 
 
 def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
