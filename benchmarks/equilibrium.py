@@ -4,9 +4,9 @@
         [--out POOL] [--figures FOLDER] [--json]
 
 Runs what is missing of the rows of `reproduce/TABLE.toml`, one after another, in the same pool and under the same
-names as `perennial reproduce`, which has no row without all others. The figures are `equilibrium.svg`, where more
-than one table has a row, and `TABLE-training.svg`. A game that has not ended by the last round counts neither in
-the mean nor in the figure; the table says how many did end.
+names as `perennial reproduce`. The figures are `equilibrium.svg`, where more than one table has a row, and
+`TABLE-training.svg`. A game that has not ended by the last round counts neither in the mean nor in the figure; the
+table says how many did end.
 """
 
 import argparse
@@ -18,11 +18,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from perennial.server.folder import RunFolder
 from perennial.server.report.figures import Line, standalone_figure
 from perennial.server.report.load import load
 from perennial.server.report.pictures import training_picture
 from perennial.server.study.compare import base_config, spread
+from perennial.server.study.overview import ended_in
 from perennial.server.study.reproduce import load_reproduction
 from perennial.server.study.runs import Outcome, run_all
 
@@ -44,11 +44,6 @@ def outcomes(
                 [base.model_copy(update={"seed": seed}) for seed in range(plan.seeds)], out, jobs=1
             )
     return found
-
-
-def ending(run: Path) -> int | None:
-    """The round in which a game ended."""
-    return next((row["round"] for row in RunFolder.open(run).rows() if row["kind"] == "equilibrium"), None)
 
 
 def lasted(row: dict[str, Any]) -> list[int]:
@@ -88,7 +83,7 @@ def main() -> None:
                     "table": name,
                     "row": title,
                     "clients": runs[0].config.scenario.clients,
-                    "ended": [ending(run.path) for run in runs],
+                    "ended": [ended_in(run.path) for run in runs],
                     "held-out": [100 * (one.validation or 0.0) for one in final],
                     "test": [100 * one.pooled for one in final],
                 }

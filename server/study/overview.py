@@ -55,7 +55,7 @@ def keep(name: str, table: Reproduction, comparison: Comparison, quick: bool, by
     """
     shown = {*table.columns, *table.beside}
     choices = {choice.label: choice for choice in comparison.choices}
-    ended = {label: [_ended(Path(run)) for run in choice.runs] for label, choice in choices.items()}
+    endings = {label: [ended_in(Path(run)) for run in choice.runs] for label, choice in choices.items()}
     lines = [
         Kept(
             row=row.label,
@@ -67,7 +67,7 @@ def keep(name: str, table: Reproduction, comparison: Comparison, quick: bool, by
             settings=choices[row.label].settings if row.label in choices else {},
             measures={column: list(own.values) for column, own in row.measures.items() if column in shown},
             runs=[Path(run).name for run in choices[row.label].runs] if row.label in choices else [],
-            ended=own if any(own := ended.get(row.label, [])) else [],
+            ended=own if any(own := endings.get(row.label, [])) else [],
         )
         for row in comparison.rows
     ]
@@ -83,8 +83,11 @@ def keep(name: str, table: Reproduction, comparison: Comparison, quick: bool, by
     return file
 
 
-def _ended(run: Path) -> int | None:
-    return next((row["round"] for row in RunFolder(run).rows() if row["kind"] == EQUILIBRIUM), None)
+def ended_in(run: Path) -> int | None:
+    """The round in which a game ended; None where it did not, or there was none."""
+    folder = RunFolder(run)
+    rows = folder.rows() if folder.log.is_file() else []
+    return next((row["round"] for row in rows if row["kind"] == EQUILIBRIUM), None)
 
 
 def kept(name: str, folder: Path) -> list[list[Kept]]:
