@@ -301,15 +301,13 @@ def reproduce_table(
 
     if name == regret.NAME:
         with sentences():
-            if figures:
-                raise UserError(f"--figures {figures} is not possible; {name} has tables alone")
             full = regret.QUICK if quick else regret.Size()
             for row in only or ():
                 if row not in full.methods:
                     raise UserError(unknown("row", row, full.methods))
         size = replace(full, rounds=rounds or full.rounds, seeds=seeds or full.seeds, trials=count or full.trials)
         size = replace(size, methods=tuple(only or full.methods))
-        _print_regret(size, folder, jobs, data_root, device, as_json, results)
+        _print_regret(size, folder, jobs, data_root, device, as_json, results, figures)
         return
     from perennial.server.study.compare import compare, comparison_lines, trouble_lines
     from perennial.server.study.reproduce import (
@@ -375,12 +373,16 @@ def _print_regret(
     device: str | None,
     as_json: bool,
     results: Path | None,
+    figures: Path | None,
 ) -> None:
-    from perennial.server.study.regret import harm_table, measure, regret_json, regret_table
+    from perennial.server.study.regret import harm_table, measure, regret_figure, regret_json, regret_table
     from perennial.server.study.runs import cores
 
     with sentences(), watching_runs(as_json) as watch:
         cases, troubles = measure(size, folder, jobs or cores(), watch, data_root, device, results)
+        if figures:
+            figures.mkdir(parents=True, exist_ok=True)
+            write_text(figures / "selection.svg", regret_figure(cases))
     if as_json:
         out.print_json(data=regret_json(cases))
     else:

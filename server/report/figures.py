@@ -162,6 +162,28 @@ def knob_figure(
         return _file(figure)
 
 
+def points_figure(
+    points: Mapping[str, Sequence[tuple[float, float]]], xlabel: str, ylabel: str, mark: float, marked: str
+) -> str:
+    """Points of two accuracies in percent as a whole SVG file, with the line of equal values.
+
+    Each of the names in `points` has a ring within the one before, so that equal points are seen. A dashed line is
+    at x = `mark`, and the legend calls it `marked`.
+    """
+    with _look():
+        figure = Figure(figsize=(6.2, 3.8), layout="constrained")
+        axes: Axes = figure.subplots()
+        axes.plot([0, 100], [0, 100], color=INK, linewidth=0.8, zorder=0)
+        axes.axvline(mark, color=INK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=0, label=marked)
+        for number, (name, own) in enumerate(points.items()):
+            x, y = zip(*own, strict=True) if own else ((), ())
+            size = 9 - 4 * number
+            axes.plot(x, y, "o", markersize=size, markerfacecolor="none", color=_colour(number), label=name)
+        axes.set(xlim=(-2, 102), ylim=(-2, 102), xlabel=xlabel, ylabel=ylabel, aspect="equal")
+        figure.legend(loc="outside right upper", frameon=False)
+        return _file(figure)
+
+
 def swatch(key: str, style: int) -> str:
     """A piece of a curve for the legend; `key` as above."""
     with _look():

@@ -206,6 +206,23 @@ def harm_table(cases: Sequence[Case]) -> Table:
     return table
 
 
+def regret_figure(cases: Sequence[Case]) -> str:
+    """Scenarios with a shortcut: what was chosen against what test data would choose, as a whole SVG file."""
+    from perennial.server.report.figures import points_figure  # matplotlib takes its time
+
+    coloured = [case for case in cases if not case.scenario.endswith(ORACLE)]
+    return points_figure(
+        {
+            "chosen by held-out": [(100 * case.oracle, 100 * case.held_out) for case in coloured],
+            "chosen by split": [(100 * case.oracle, 100 * case.split) for case in coloured],
+        },
+        "worst test environment of the best trial (%)",
+        "of the trial chosen (%)",
+        100 * fmean(case.constant for case in coloured) if coloured else 50.0,
+        "a constant predictor",
+    )
+
+
 def regret_json(cases: Sequence[Case]) -> list[dict[str, Any]]:
     """Every case as plain data, fractions instead of percent."""
     return [

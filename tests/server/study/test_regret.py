@@ -14,7 +14,7 @@ from perennial.common.data import scenarios
 from perennial.server.cli.main import app
 from perennial.server.folder import RunFolder
 from perennial.server.study import regret
-from perennial.server.study.regret import Case, Size, harm_table, judge, regret_table
+from perennial.server.study.regret import Case, Size, harm_table, judge, regret_figure, regret_table
 from perennial.server.study.runs import Outcome, Selected, Summary
 
 
@@ -67,8 +67,17 @@ def test_reproduce_selection_runs_and_continues(tmp_path: Path, monkeypatch: pyt
     assert len(runs) == 6  # two trials and the references of either
     assert "Regret" in CliRunner().invoke(app, command).stdout
     assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/summary.json")} == runs
-    refused = CliRunner().invoke(app, [*command, "--figures", str(tmp_path)])
-    assert refused.exit_code == 2
+    assert CliRunner().invoke(app, [*command, "--figures", str(tmp_path / "figures")]).exit_code == 0
+    assert "chosen by split" in (tmp_path / "figures" / "selection.svg").read_text()
+
+
+def test_the_figure_has_a_ring_for_each_case_and_way_of_choosing() -> None:
+    cases = [Case("fedsdr", "cmnist", seed, 0.5, 0.0, 0.5, 0.55, "split", "", 0.5, 30, 4) for seed in range(3)]
+    picture = regret_figure(cases)
+    other = regret_figure([*cases, Case("fedsdr", "cmnist", 3, 0.5, 0.0, 0.5, 0.6, "split", "", 0.5, 30, 4)])
+    oracle = regret_figure([*cases, Case("fedsdr", "cmnist-oracle", 3, 0.5, 0, 0.5, 0.6, "split", "", 0.5, 30, 4)])
+    assert other.count("<use ") - picture.count("<use ") == 2
+    assert oracle == picture
 
 
 def test_what_is_kept_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
