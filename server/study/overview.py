@@ -1,6 +1,6 @@
 """Every claim of the papers on one page: what a table's runs said is kept as numbers, and judged by one rule."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
@@ -18,6 +18,7 @@ from perennial.server.summary import SPLIT
 
 SELECTION = "final"
 """Verdicts are about the last round, which nobody chose."""
+VERDICTS = ("confirmed", "partly", "not", "not run")
 EQUILIBRIUM = "equilibrium"
 """Kind of the row of a run's log that says in which round a game ended."""
 LEVEL = 2.0
@@ -207,36 +208,41 @@ def overview(folder: Path) -> str:
     tables = {name: load_reproduction(name) for name in reproductions()}
     claimed = {name: table for name, table in tables.items() if table.claims}
     files = {name: kept(name, folder) or [[]] for name in claimed}
-    every = [finding for name, table in claimed.items() for finding in findings(table, files[name][0])]
-    verdicts = [finding.verdict for finding in every]
-    counts = ", ".join(f"{verdicts.count(name)} {name}" for name in ("confirmed", "partly", "not", "not run"))
-    parts = [HEAD, f"Of {len(every)} claims: {counts}.\n"]
-    for name, table in claimed.items():
-        parts.append(f"## {name}\n\n{table.title} ({table.source}).\n")
-        for lines in files[name]:
-            parts.append(_section(name, table, lines))
-    return "\n".join(parts)
+    verdicts = {
+        name: [finding.verdict for finding in findings(table, files[name][0])] for name, table in claimed.items()
+    }
+    order = sorted(claimed, key=lambda name: {*verdicts[name]} == {VERDICTS[-1]})  # what was run comes first
+    every = [verdict for own in verdicts.values() for verdict in own]
+    counts = ", ".join(f"{every.count(name)} {name}" for name in VERDICTS)
+    heads = ["table", "paper", *VERDICTS]
+    cells = [
+        [f"[{name}](#{name})", claimed[name].source, *(str(verdicts[name].count(verdict)) for verdict in VERDICTS)]
+        for name in order
+    ]
+    parts = [HEAD, f"Of {len(every)} claims: {counts}.\n", *_table(heads, cells)]
+    for name in order:
+        table = claimed[name]
+        parts.append(f"\n## {name}\n\n{table.title} ({table.source}).\n")
+        parts += ["\n".join(_section(name, table, lines)) for lines in files[name]]
+    return "\n".join(parts) + "\n"
 
 
-def _section(name: str, table: Reproduction, kept_rows: Sequence[Kept]) -> str:
-    own = list(findings(table, kept_rows))
-    ran = next((finding for finding in own if finding.rounds), None)
+def _section(name: str, table: Reproduction, lines: Sequence[Kept]) -> list[str]:
+    found = list(findings(table, lines))
+    ran = next((finding for finding in found if finding.rounds), None)
     if ran is None:
         why = f": {table.unrun}" if table.unrun else ""
-        lines = [f"Not run yet{why}. The command is `perennial reproduce {name} --keep results`."]
+        said = f"Not run yet{why}. The command is `perennial reproduce {name} --keep results`."
     else:
         size = "the paper's" if ran.whole else f"{ran.rounds} of {table.rounds} rounds"
         size += "" if ran.whole or ran.rounds < table.rounds else ", other data than the paper's"
-        lines = [f"Size: {size}. Settings: {ran.chosen}. Command: `{_command(name, table, ran)}`"]
-    lines += [
-        "",
-        "| claim | paper | ours | difference | seeds | constant | verdict |",
-        "|---|---|---|---|---|---|---|",
-        *map(_line, own),
-        "",
-        *_rows(table, kept_rows),
-    ]
-    return "\n".join(lines)
+        said = f"Size: {size}. Settings: {ran.chosen}. Command: `{_command(name, table, ran)}`"
+    heads = ["claim", "paper", "ours", "difference", "seeds", "constant", "verdict"]
+    return [said, "", *_table(heads, map(_cells, found)), "", *_rows(table, lines)]
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    return [f"| {' | '.join(row)} |" for row in (heads, ["---"] * len(heads), *rows)]
 
 
 def _rows(table: Reproduction, lines: Sequence[Kept]) -> list[str]:
@@ -260,7 +266,7 @@ def _rows(table: Reproduction, lines: Sequence[Kept]) -> list[str]:
         ]
         for line in lines
     ]
-    return [f"| {' | '.join(row)} |" for row in (heads, ["---"] * len(heads), *cells)] + [""]
+    return [*_table(heads, cells), ""]
 
 
 def _seeds(line: Kept) -> int:
@@ -293,7 +299,7 @@ def _command(name: str, table: Reproduction, ran: Finding) -> str:
     return " ".join([*filter(None, words), "--keep results"])
 
 
-def _line(finding: Finding) -> str:
+def _cells(finding: Finding) -> list[str]:
     claim, places = finding.claim, DECIMALS.get(finding.claim.column, 2)
     paper = " / ".join(f"{number:.{places}f}" for number in finding.paper)
     cells = [f"{claim.row} > {claim.than}, {claim.column}", paper]
@@ -305,4 +311,4 @@ def _line(finding: Finding) -> str:
         verdict = "*partly*" if finding.verdict == "partly" else f"**{finding.verdict}**"
         difference = f"{finding.difference:+.{places}f} ± {finding.error:.{places}f}"
         cells += [" / ".join(ours), difference, str(finding.seeds), constant, verdict]
-    return f"| {' | '.join(cells)} |"
+    return cells
