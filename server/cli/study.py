@@ -348,6 +348,8 @@ def _overview(page: Path, results: Path, check: bool) -> None:
     from perennial.server.study.overview import overview
 
     with sentences():
+        if not results.is_dir():
+            raise UserError(f"--keep {results}: there is no such folder; it is the one with a file for each table")
         text = overview(results)
         if not check:
             write_text(page, text)

@@ -106,6 +106,8 @@ def measure(
     `run_all` does, and `UserError` for a file that does not fit.
     """
     file = results / f"{NAME}.jsonl" if results else None
+    if results:
+        results.mkdir(parents=True, exist_ok=True)
     there = {case.key: case for case in kept_lines(file, Case)} if file else {}
     cases, troubles = list[Case](), list[str]()
     for scenario, method in _pairs(size):
@@ -135,7 +137,6 @@ def measure(
             else:
                 troubles.append(f"{method} on {scenario}, seed {seed}: no trial can be judged")
         if file:
-            file.parent.mkdir(parents=True, exist_ok=True)
             write_text(file, "".join(f"{json.dumps(asdict(case))}\n" for case in there.values()))
     return cases, troubles
 

@@ -17,7 +17,7 @@ from perennial.common.config import sentence
 from perennial.common.data.scenario import Scenario
 from perennial.common.data.scenarios import SCENARIOS
 from perennial.common.errors import UserError
-from perennial.common.methods import METHODS
+from perennial.common.methods import METHODS, method_class
 from perennial.common.suggest import unknown
 from perennial.server.split import Select
 from perennial.server.study import regret
@@ -190,7 +190,10 @@ class Reproduction(Part):
             for title in only:
                 if row_name(title).casefold() not in known:
                     raise UserError(unknown("row", title, known.values()))
-            rows = [row for row in rows if row.name.casefold() in wanted or row.method in BASELINES]
+            every, rows = rows, [row for row in rows if row.name.casefold() in wanted or row.method in BASELINES]
+            of_others = {name for row in every for name in method_class(row.method).model_fields}
+            own = {name for row in rows for name in method_class(row.method).model_fields}
+            settings = {name: value for name, value in settings.items() if name in own or name not in of_others}
         return Plan(
             entries=tuple(Entry(row.title, row.method, row.settings, row.model) for row in rows),
             scenario=self.scenario,

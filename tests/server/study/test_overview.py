@@ -189,6 +189,11 @@ def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "cmnist-8.jsonl").write_text("{}\n")
     with pytest.raises(UserError, match=r"cmnist-8\.jsonl, line 1: row: a value is missing"):
         overview(tmp_path)
+    none = CliRunner().invoke(
+        app, ["reproduce", "--overview", str(tmp_path / "p.md"), "--keep", str(tmp_path / "no")]
+    )
+    assert none.exit_code == 2
+    assert "there is no such folder" in " ".join(none.stderr.split())
     both = CliRunner().invoke(app, ["reproduce", "cmnist-8", "--overview", str(tmp_path / "page.md")])
     neither = CliRunner().invoke(app, ["reproduce"])
     for ended in (both, neither):

@@ -512,6 +512,19 @@ def test_every_file_fits(name: str) -> None:
             assert all(getattr(config.method, key) == value for key, value in entry.settings.items())
 
 
+@pytest.mark.parametrize("name", sorted(reproduce.reproductions()))
+def test_every_row_of_a_table_can_be_made_alone(name: str) -> None:
+    """Though the table's settings may be of methods that the row and the baselines are not."""
+    table = reproduce.load_reproduction(name)
+    whole = comparing.with_baselines(table.plan(quick=False).entries)
+    for row in filter(lambda row: row.implemented, table.rows):
+        plan = table.plan(quick=False, only=[row.title])
+        entries = comparing.with_baselines(plan.entries)
+        (entry,) = (entry for entry in entries if entry.label == row.title)
+        alone, together = (comparing.base_config(plan, entry, own) for own in (entries, whole))
+        assert alone == together == comparing.base_config(table.plan(quick=False), entry, whole)
+
+
 GOOD = """
 title = "T"
 source = "S"
