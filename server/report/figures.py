@@ -177,7 +177,7 @@ def points_figure(
         axes.axvline(mark, color=INK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=0, label=marked)
         for number, (name, own) in enumerate(points.items()):
             x, y = zip(*own, strict=True) if own else ((), ())
-            size = 9 - 4 * number
+            size = 10 - 3 * number
             axes.plot(x, y, "o", markersize=size, markerfacecolor="none", color=_colour(number), label=name)
         axes.set(xlim=(-2, 102), ylim=(-2, 102), xlabel=xlabel, ylabel=ylabel, aspect="equal")
         figure.legend(loc="outside right upper", frameon=False)

@@ -51,20 +51,22 @@ def leave_one_out(
 ) -> tuple[list[LeftOut | None], str]:
     """Run every configuration once without each training environment; the score of each.
 
-    The runs are kept in `out`. None: a configuration that cannot be judged, because a run stopped or no client has
-    its headline model and samples of an environment left out. Where that is all of them, a sentence says why.
-    Raises as `run_all` does.
+    The configurations are trials of one method. The runs are kept in `out`. None: a configuration that cannot be
+    judged, because a run stopped or no client has its headline model and samples of an environment left out. Where
+    that is all of them, a sentence says why. Raises as `run_all` does.
     """
     if reason := next(filter(None, map(not_possible, configs)), ""):
         return [None] * len(configs), reason
-    runs = [without(config) for config in configs]
-    outcomes = run_all([run for own in runs for run in own], out, jobs, watch)
-    waiting = iter(outcomes)
-    found = [judge([next(waiting) for _ in own]) for own in runs]
-    if any(found):
-        return found, ""
-    model, trouble = configs[0].method.evaluates[-1], next((own.trouble for own in outcomes if own.trouble), "")
-    return found, trouble or f"no client has a {model} model and samples of an environment that it has not seen"
+    first, *others = [without(config) for config in configs]
+    outcomes = run_all(first, out, jobs, watch)
+    found, trouble = [judge(outcomes)], next((own.trouble for own in outcomes if own.trouble), "")
+    if not any(found) and not trouble:  # and so it is with every other one
+        model = configs[0].method.evaluates[-1]
+        reason = f"no client has a {model} model and samples of an environment that it has not seen"
+        return [None] * len(configs), reason
+    waiting = iter(run_all([run for own in others for run in own], out, jobs, watch))
+    found += [judge([next(waiting) for _ in own]) for own in others]
+    return found, "" if any(found) else trouble
 
 
 def without(config: RunConfig) -> list[RunConfig]:

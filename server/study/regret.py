@@ -16,6 +16,7 @@ from perennial.common.config import RunConfig, load_config
 from perennial.common.files import write_text
 from perennial.server.split import Select
 from perennial.server.study.choose import SHUT, choose, with_references
+from perennial.server.study.leave import LeftOut, leave_one_out
 from perennial.server.study.runs import Outcome, Standing, Watch, kept_lines, run_all
 from perennial.server.study.sweep import trials
 
@@ -23,6 +24,7 @@ NAME = "selection"
 TITLE = "What the selection split loses to the test oracle, and whether it harms where there is no shortcut"
 METHODS = ("fedsdr", "fedpin", "irm", "perinvfl", "groupdro", "fediir", "drfa", "f-fl-games", "fedavg")
 ORACLE = "-oracle"
+HEADINGS = {"held_out": "held-out", "left_out": "leave-one-out"}
 COLOURED = ("cmnist", "cfmnist", "rc-mnist", "color-mnist-ilc")
 
 
@@ -60,11 +62,20 @@ class Case:
     """Of the constant predictor, on the test data."""
     rounds: int
     trials: int
+    left_out: float | None = None
+    """By leaving one environment out, where that can judge."""
+    why_not: str = ""
+    """Why it cannot."""
 
     @property
     def key(self) -> tuple[str, str, int, int, int]:
         """What there is one case of."""
         return self.method, self.scenario, self.seed, self.rounds, self.trials
+
+    @property
+    def whole(self) -> bool:
+        """Whether leaving one environment out was tried, which is of interest where there is a shortcut."""
+        return self.left_out is not None or bool(self.why_not) or self.scenario.endswith(ORACLE)
 
     @property
     def shut(self) -> bool:
@@ -114,7 +125,8 @@ def measure(
         missing = []
         shut = {(case.scenario, case.seed) for case in cases if case.shut and case.scenario.endswith(ORACLE)}
         for seed in range(size.seeds):
-            if case := there.get((method, scenario, seed, size.rounds, size.trials)):
+            case = there.get((method, scenario, seed, size.rounds, size.trials))
+            if case and case.whole:
                 cases.append(case)
             elif (scenario, seed) not in shut:
                 missing.append(seed)
@@ -129,9 +141,13 @@ def measure(
         watch(Standing(0, 0, 0, 0, doing=f"{method} on {scenario}: {len(every)} runs and their references"))
         configs, why_not = with_references(every, out, jobs, watch)
         outcomes = run_all(configs, out, jobs, watch)
+        left, leave_not = list[LeftOut | None](), ""
+        if not scenario.endswith(ORACLE):
+            left, leave_not = leave_one_out(every, out, jobs, watch)
         for number, seed in enumerate(missing):
-            own = outcomes[number * size.trials : (number + 1) * size.trials]
-            if case := judge(own, method, scenario, seed, _constant(every[0], seed), why_not):
+            part = slice(number * size.trials, (number + 1) * size.trials)
+            constant = _constant(every[0], seed)
+            if case := judge(outcomes[part], scenario, seed, constant, why_not, left[part], leave_not):
                 cases.append(case)
                 there[case.key] = case
             else:
@@ -150,15 +166,25 @@ def _pairs(size: Size) -> Iterator[tuple[str, str]]:
 
 
 def judge(
-    outcomes: Sequence[Outcome], method: str, scenario: str, seed: int, constant: float, why_not: str = ""
+    outcomes: Sequence[Outcome],
+    scenario: str,
+    seed: int,
+    constant: float,
+    why_not: str = "",
+    left: Sequence[LeftOut | None] = (),
+    leave_not: str = "",
 ) -> Case | None:
-    """One case from its trials; None where none can be judged."""
+    """One case from its trials, and what leaving one environment out said of them; None where none can be judged.
+
+    `why_not`: why there are no references; `leave_not`: why no environment was left out.
+    """
     verdict, held_out = choose(outcomes, Select.by_split, why_not), choose(outcomes, Select.held_out)
+    leaving = choose(outcomes, Select.leave_one_out, leave_not, left)
     worst = {n: found.worst for n, own in enumerate(outcomes) if (found := own.selected("final"))}
     if verdict.trial is None or held_out.trial is None or 0 not in worst:
         return None
     return Case(
-        method=method,
+        method=outcomes[0].config.method.name,
         scenario=scenario,
         seed=seed,
         default=worst[0],
@@ -170,6 +196,8 @@ def judge(
         constant=constant,
         rounds=outcomes[0].config.rounds,
         trials=len(outcomes),
+        left_out=worst[leaving.trial] if leaving.trial is not None and leaving.left_out else None,
+        why_not=leaving.sentence,
     )
 
 
@@ -182,11 +210,12 @@ def _constant(config: RunConfig, seed: int) -> float:
 def regret_table(cases: Sequence[Case]) -> Table:
     """Scenarios with a shortcut: what `split` loses to the oracle."""
     coloured = [case for case in cases if not case.scenario.endswith(ORACLE)]
-    table = _table("Regret", "regret", coloured)
+    table = _table("Regret", ("default", "held_out", "left_out", "split", "oracle", "regret"), coloured)
     choices = [case.regret for case in coloured if case.choice]
     mean = f"{100 * fmean(choices):.2f}" if choices else "–"
     table.caption = (
         "test worst in % of the trial chosen, after the last round, mean over seeds; oracle: chosen on test data; "
+        "leave-one-out: –, where no environment can be left out; "
         f"regret where some trial is better than a constant: {mean} in the mean over {len(choices)} cases"
     )
     return table
@@ -195,7 +224,7 @@ def regret_table(cases: Sequence[Case]) -> Table:
 def harm_table(cases: Sequence[Case]) -> Table:
     """Scenarios without one: what `split` loses to held-out selection."""
     plain = [case for case in cases if case.scenario.endswith(ORACLE)]
-    table = _table("No harm", "harm", plain)
+    table = _table("No harm", ("default", "held_out", "split", "oracle", "harm"), plain)
     for scenario in dict.fromkeys(case.scenario for case in plain):
         if seeds := {case.seed for case in plain if case.scenario == scenario and case.shut}:
             table.add_row(scenario, "all others", "–", "–", "–", "–", "0.00", f"0 of {len(seeds)}")
@@ -215,6 +244,9 @@ def regret_figure(cases: Sequence[Case]) -> str:
     return points_figure(
         {
             "chosen by held-out": [(100 * case.oracle, 100 * case.held_out) for case in coloured],
+            "chosen by leave-one-out": [
+                (100 * case.oracle, 100 * case.left_out) for case in coloured if case.left_out is not None
+            ],
             "chosen by split": [(100 * case.oracle, 100 * case.split) for case in coloured],
         },
         "worst test environment of the best trial (%)",
@@ -232,15 +264,16 @@ def regret_json(cases: Sequence[Case]) -> list[dict[str, Any]]:
     ]
 
 
-def _table(title: str, last: str, cases: Sequence[Case]) -> Table:
+def _table(title: str, ways: Sequence[str], cases: Sequence[Case]) -> Table:
     table = Table(title=title)
-    for heading in ("scenario", "method", "default", "held-out", "split", "oracle", last, "split spoke"):
-        table.add_column(heading, justify="left" if heading in ("scenario", "method") else "right")
+    for heading in ("scenario", "method"):
+        table.add_column(heading)
+    for way in (*ways, "split spoke"):
+        table.add_column(HEADINGS.get(way, way), justify="right")
     for scenario, method in dict.fromkeys((case.scenario, case.method) for case in cases):
         own = [case for case in cases if (case.scenario, case.method) == (scenario, method)]
-        ways = ("default", "held_out", "split", "oracle", last)
-        numbers = [[getattr(case, way) for case in own] for way in ways]
+        numbers = [[value for case in own if (value := getattr(case, way)) is not None] for way in ways]
         spoke = sum(case.by == Select.by_split for case in own)
-        cells = [f"{100 * fmean(values):.2f}" for values in numbers]
+        cells = [f"{100 * fmean(values):.2f}" if values else "–" for values in numbers]
         table.add_row(scenario, method, *cells, f"{spoke} of {len(own)}")
     return table

@@ -227,9 +227,11 @@ def test_where_it_is_not_possible_a_sentence_says_why(tmp_path: Path) -> None:
     assert "the method f-fl-games, whose ensemble" in not_possible(config_of("f-fl-games"))
     assert "privacy.mechanism=fixed" in not_possible(config_of("fedavg", "rc-digits", "privacy.mechanism=fixed"))
     assert not_possible(config_of()) == ""
-    found, why_not = leave_one_out([config_of("ditto")], tmp_path, 1)
-    assert found == [None]
+    trials = [config_of("ditto"), config_of("ditto", "rc-digits", "learning_rate=0.02")]
+    found, why_not = leave_one_out(trials, tmp_path, 1)
+    assert found == [None, None]
     assert why_not == "no client has a personal model and samples of an environment that it has not seen"
+    assert len(list(tmp_path.glob("ditto-*"))) == 4, "the first trial's runs say so for all"
 
 
 # ---------------------------------------------------------------------- a site that only tests

@@ -14,6 +14,7 @@ from perennial.common.data import scenarios
 from perennial.server.cli.main import app
 from perennial.server.folder import RunFolder
 from perennial.server.study import regret
+from perennial.server.study.leave import LeftOut
 from perennial.server.study.regret import Case, Size, harm_table, judge, regret_figure, regret_table
 from perennial.server.study.runs import Outcome, Selected, Summary
 
@@ -30,16 +31,22 @@ def test_a_case_by_hand(tmp_path: Path) -> None:
     """Trial 1 is best on held-out data, 2 by split, 3 in the test."""
     each = [(0.8, 0.1, 0.9, 0.2), (0.9, 0.0, 1.0, 0.0), (0.7, 0.48, 0.72, 0.7), (0.7, 0.52, 0.7, 0.68)]
     outcomes = [trial(tmp_path / str(number), *one) for number, one in enumerate(each)]
-    case = judge(outcomes, "fedavg", "cmnist", 0, constant=0.5)
-    assert case == Case("fedavg", "cmnist", 0, 0.1, 0.0, 0.48, 0.52, "split", "", 0.5, 6, 4)
+    case = judge(outcomes, "cmnist", 0, constant=0.5, leave_not="nobody is left")
+    why_not = "leave-one-out does not speak: nobody is left; held-out data decided"
+    assert case == Case("fedavg", "cmnist", 0, 0.1, 0.0, 0.48, 0.52, "split", "", 0.5, 6, 4, None, why_not)
+    assert case.whole
     assert case.regret == pytest.approx(0.04)
     assert case.harm == pytest.approx(-0.48)
     assert case.choice
+    left = [LeftOut(score, 0.01, {}, 10) for score in (0.6, 0.5, 0.5, 0.4)]
+    case = judge(outcomes, "cmnist", 0, constant=0.5, left=left)
+    assert case
+    assert (case.left_out, case.why_not, case.whole) == (0.1, "", True)
 
 
 def test_the_tables_average_over_seeds() -> None:
     cases = [
-        Case("fedsdr", "cmnist", 0, 0.5, 0.0, 0.5, 0.55, "split", "", 0.5, 30, 4),
+        Case("fedsdr", "cmnist", 0, 0.5, 0.0, 0.5, 0.55, "split", "", 0.5, 30, 4, 0.3),
         Case("fedsdr", "cmnist", 1, 0.5, 0.0, 0.5, 0.51, "held-out", "why", 0.5, 30, 4),
         Case("fedavg", "cmnist", 0, 0.0, 0.0, 0.0, 0.4, "held-out", "why", 0.5, 30, 4),  # nothing to choose
         Case("fedsdr", "cmnist-oracle", 0, 0.7, 0.72, 0.71, 0.73, "held-out", "why", 0.5, 30, 4),
@@ -48,7 +55,7 @@ def test_the_tables_average_over_seeds() -> None:
     with console.capture() as capture:
         console.print(regret_table(cases), harm_table(cases))
     text = " ".join(capture.get().split())
-    assert "cmnist │ fedsdr │ 50.00 │ 0.00 │ 50.00 │ 53.00 │ 3.00 │ 1 of 2" in text
+    assert "cmnist │ fedsdr │ 50.00 │ 0.00 │ 30.00 │ 50.00 │ 53.00 │ 3.00 │ 1 of 2" in text
     assert "3.00 in the mean over 2 cases" in text
     assert "cmnist-oracle │ fedsdr │ 70.00 │ 72.00 │ 71.00 │ 73.00 │ 1.00 │ 0 of 1" in text
     assert "the largest of a single seed is 1.00" in text
