@@ -10,6 +10,9 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
+from perennial.server.study.regret import Case, harm_table, regret_table
+from perennial.server.study.runs import kept_lines
+
 ROOT = Path(__file__).parents[1]
 NOTES = "spec" + "/"
 """Where the project's working notes are, which are not in the repository."""
@@ -83,3 +86,13 @@ def test_the_tables_of_robust_rules_are_what_the_kept_runs_say() -> None:
     attacks = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(attacks)
     assert attacks.text(attacks.made(attacks.POOL)) in (ROOT / "docs" / "robust.md").read_text()
+
+
+def test_the_tables_of_the_study_of_split_are_what_the_kept_cases_say() -> None:
+    page = (ROOT / "docs" / "selection.md").read_text()
+    cases = [case for case in kept_lines(ROOT / "results" / "selection.jsonl", Case) if case.trials == 4]
+    for table in (regret_table(cases), harm_table(cases)):
+        rows = list(zip(*(column.cells for column in table.columns), strict=True))
+        assert len(rows) > 4
+        missing = [row for row in rows if f"| {' | '.join(map(str, row))} |" not in page]
+        assert not missing

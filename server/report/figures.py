@@ -171,7 +171,7 @@ def points_figure(
     at x = `mark`, and the legend calls it `marked`.
     """
     with _look():
-        figure = Figure(figsize=(6.2, 3.8), layout="constrained")
+        figure = Figure(figsize=(6.8, 4.0), layout="constrained")
         axes: Axes = figure.subplots()
         axes.plot([0, 100], [0, 100], color=INK, linewidth=0.8, zorder=0)
         axes.axvline(mark, color=INK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=0, label=marked)
@@ -179,7 +179,7 @@ def points_figure(
             x, y = zip(*own, strict=True) if own else ((), ())
             size = 10 - 3 * number
             axes.plot(x, y, "o", markersize=size, markerfacecolor="none", color=_colour(number), label=name)
-        axes.set(xlim=(-2, 102), ylim=(-2, 102), xlabel=xlabel, ylabel=ylabel, aspect="equal")
+        axes.set(xlim=(-2, 102), ylim=(-2, 102), xlabel=xlabel, ylabel=ylabel, box_aspect=1)
         figure.legend(loc="outside right upper", frameon=False)
         return _file(figure)
 
