@@ -328,13 +328,15 @@ def test_killed_deployment_resumes_to_the_same_arrays(long: Path, site: Deployme
 
 @pytest.fixture(scope="module", params=("simulation", "deployment"))
 def elsewhere(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Elsewhere]:
-    """Another runtime than the local one, with four clients."""
+    """Another runtime than the local one, with four clients, whose data of their own are in PERENNIAL_DATA."""
     folder = tmp_path_factory.mktemp(request.param)
-    if request.param == "simulation":
-        yield request.param, Simulation(folder)
-    else:
-        with deployment(folder, clients=4) as site:
-            yield request.param, site.connection
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PERENNIAL_DATA", str(folder / "tables"))
+        if request.param == "simulation":
+            yield request.param, Simulation(folder)
+        else:
+            with deployment(folder, clients=4) as site:
+                yield request.param, site.connection
 
 
 @pytest.mark.parity
@@ -354,10 +356,11 @@ def test_split_counts_and_chooses_as_locally(data: str, elsewhere: Elsewhere, tm
     """References, counts of two trials, and the choice between them."""
     runtime, connection = elsewhere
     size = ["scenario.clients=4"] if data == "colored-digits" else []
-    scenario = own_tables(tmp_path / "tables") if data == "own" else "colored-digits"
+    tables = Path(os.environ["PERENNIAL_DATA"])
+    scenario = own_tables(tables) if data == "own" else "colored-digits"
 
     def finished(method: str, here: str, path: Path, *settings: str) -> Outcome:
-        own = {"runtime": here, "data_root": str(tmp_path / "tables") if data == "own" else None}
+        own = {"runtime": here, "data_root": str(tables) if data == "own" else None}
         options = {"method": method, "scenario": scenario, "rounds": 2, **own}
         config = load_config(options=options, settings=["evaluate_every=2", *size, *settings])
         if here == "local":
