@@ -120,7 +120,8 @@ def test_a_parameter_that_the_module_has_frozen_stays(tmp_path: Path, monkeypatc
     model = run(config, tmp_path / "run")["global"]
     before = network(config.model, (2,), 2).initial(0)
     same = {name for name in model if torch.equal(model[name], before[name])}
-    assert same == {"featurizer.inner.weight"}
+    # The bias before a normalisation has no gradient but rounding, which some processors do not leave.
+    assert same - {"featurizer.inner.bias"} == {"featurizer.inner.weight"}
 
 
 @pytest.mark.parametrize("name", ["squeezenet1_1", "shufflenet_v2_x0_5", "googlenet", "mobilenet_v3_small"])
