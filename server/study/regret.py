@@ -123,7 +123,9 @@ def measure(
     cases, troubles = list[Case](), list[str]()
     for scenario, method in _pairs(size):
         missing = []
-        shut = {(case.scenario, case.seed) for case in cases if case.shut and case.scenario.endswith(ORACLE)}
+        shut = {
+            (case.scenario, case.seed) for case in there.values() if case.shut and case.scenario.endswith(ORACLE)
+        }
         for seed in range(size.seeds):
             case = there.get((method, scenario, seed, size.rounds, size.trials))
             if case and case.whole:
