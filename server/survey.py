@@ -55,9 +55,9 @@ SHARES = (0.05, 0.25, 0.5, 0.75, 0.95)
 """Of the numbers that are below each of the quantiles that are told."""
 COUNTED = ("rows", "class", "environment", "empty", "count", "value", "bin")
 """Entries that are whole numbers."""
-NOT_ASKED_FOR = "is none of the sites that were asked for (--site)"
 THRESHOLDED = ("rows", "class", "environment", "count", "value", "bin")
 """Those that are 0 or at least the least."""
+NOT_ASKED_FOR = "is none of the sites that were asked for (--site)"
 
 
 @dataclass

@@ -91,8 +91,7 @@ def line_figure(
         figure = Figure(figsize=(4.2, 2.9), layout="constrained")
         axes = _panel(figure, lines, xlabel, ylabel, names, percent)
         if diagonal:
-            axes.plot([0, 100], [0, 100], color=INK, linewidth=0.8, zorder=0)
-            axes.set(xlim=(-2, 102), ylim=(-2, 102))
+            _equal_values(axes)
         return _svg(figure, key)
 
 
@@ -173,13 +172,13 @@ def points_figure(
     with _look():
         figure = Figure(figsize=(6.8, 4.0), layout="constrained")
         axes: Axes = figure.subplots()
-        axes.plot([0, 100], [0, 100], color=INK, linewidth=0.8, zorder=0)
+        _equal_values(axes)
         axes.axvline(mark, color=INK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=0, label=marked)
         for number, (name, own) in enumerate(points.items()):
             x, y = zip(*own, strict=True) if own else ((), ())
             size = 10 - 3 * number
             axes.plot(x, y, "o", markersize=size, markerfacecolor="none", color=_colour(number), label=name)
-        axes.set(xlim=(-2, 102), ylim=(-2, 102), xlabel=xlabel, ylabel=ylabel, box_aspect=1)
+        axes.set(xlabel=xlabel, ylabel=ylabel, box_aspect=1)
         figure.legend(loc="outside right upper", frameon=False)
         return _file(figure)
 
@@ -283,6 +282,12 @@ def _draw(axes: Axes, line: Line, every: list[int] | None = None) -> None:
 
 def _around(line: Line) -> Array:
     return np.nan_to_num(np.asarray(line.spread, dtype=float)) if len(line.spread) else np.zeros(len(line.y))
+
+
+def _equal_values(axes: Axes) -> None:
+    """The line on which both axes have the same percentage."""
+    axes.plot([0, 100], [0, 100], color=INK, linewidth=0.8, zorder=0)
+    axes.set(xlim=(-2, 102), ylim=(-2, 102))
 
 
 def _percent_axis(axes: Axes, values: Array) -> None:

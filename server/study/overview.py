@@ -19,8 +19,6 @@ from perennial.server.summary import SPLIT
 SELECTION = "final"
 """Verdicts are about the last round, which nobody chose."""
 VERDICTS = ("confirmed", "partly", "not", "not run")
-EQUILIBRIUM = "equilibrium"
-"""Kind of the row of a run's log that says in which round a game ended."""
 LEVEL = 2.0
 """Standard errors that a difference must be above."""
 
@@ -88,7 +86,7 @@ def ended_in(run: Path) -> int | None:
     """The round in which a game ended; None where it did not, or there was none."""
     folder = RunFolder(run)
     rows = folder.rows() if folder.log.is_file() else []
-    return next((row["round"] for row in rows if row["kind"] == EQUILIBRIUM), None)
+    return next((row["round"] for row in rows if row["kind"] == "equilibrium"), None)
 
 
 def kept(name: str, folder: Path) -> list[list[Kept]]:
@@ -285,7 +283,7 @@ def _endings(ended: Sequence[int | None]) -> str:
         return "–"
     if not rounds:
         return f"none of {len(ended)}"
-    return f"{spread(rounds).text(0)}" + ("" if len(rounds) == len(ended) else f" ({len(rounds)} of {len(ended)})")
+    return spread(rounds).text(0) + ("" if len(rounds) == len(ended) else f" ({len(rounds)} of {len(ended)})")
 
 
 def _command(name: str, table: Reproduction, ran: Finding) -> str:

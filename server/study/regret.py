@@ -73,9 +73,14 @@ class Case:
         return self.method, self.scenario, self.seed, self.rounds, self.trials
 
     @property
+    def coloured(self) -> bool:
+        """Whether there is a shortcut."""
+        return not self.scenario.endswith(ORACLE)
+
+    @property
     def whole(self) -> bool:
         """Whether leaving one environment out was tried, which is of interest where there is a shortcut."""
-        return self.left_out is not None or bool(self.why_not) or self.scenario.endswith(ORACLE)
+        return self.left_out is not None or bool(self.why_not) or not self.coloured
 
     @property
     def shut(self) -> bool:
@@ -123,9 +128,7 @@ def measure(
     cases, troubles = list[Case](), list[str]()
     for scenario, method in _pairs(size):
         missing = []
-        shut = {
-            (case.scenario, case.seed) for case in there.values() if case.shut and case.scenario.endswith(ORACLE)
-        }
+        shut = {(case.scenario, case.seed) for case in there.values() if case.shut and not case.coloured}
         for seed in range(size.seeds):
             case = there.get((method, scenario, seed, size.rounds, size.trials))
             if case and case.whole:
@@ -211,7 +214,7 @@ def _constant(config: RunConfig, seed: int) -> float:
 
 def regret_table(cases: Sequence[Case]) -> Table:
     """Scenarios with a shortcut: what `split` loses to the oracle."""
-    coloured = [case for case in cases if not case.scenario.endswith(ORACLE)]
+    coloured = [case for case in cases if case.coloured]
     table = _table("Regret", ("default", "held_out", "left_out", "split", "oracle", "regret"), coloured)
     choices = [case.regret for case in coloured if case.choice]
     mean = f"{100 * fmean(choices):.2f}" if choices else "–"
@@ -225,7 +228,7 @@ def regret_table(cases: Sequence[Case]) -> Table:
 
 def harm_table(cases: Sequence[Case]) -> Table:
     """Scenarios without one: what `split` loses to held-out selection."""
-    plain = [case for case in cases if case.scenario.endswith(ORACLE)]
+    plain = [case for case in cases if not case.coloured]
     table = _table("No harm", ("default", "held_out", "split", "oracle", "harm"), plain)
     for scenario in dict.fromkeys(case.scenario for case in plain):
         if seeds := {case.seed for case in plain if case.scenario == scenario and case.shut}:
@@ -242,7 +245,7 @@ def regret_figure(cases: Sequence[Case]) -> str:
     """Scenarios with a shortcut: what was chosen against what test data would choose, as a whole SVG file."""
     from perennial.server.report.figures import points_figure  # matplotlib takes its time
 
-    coloured = [case for case in cases if not case.scenario.endswith(ORACLE)]
+    coloured = [case for case in cases if case.coloured]
     return points_figure(
         {
             "chosen by held-out": [(100 * case.oracle, 100 * case.held_out) for case in coloured],

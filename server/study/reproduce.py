@@ -191,9 +191,10 @@ class Reproduction(Part):
                 if row_name(title).casefold() not in known:
                     raise UserError(unknown("row", title, known.values()))
             every, rows = rows, [row for row in rows if row.name.casefold() in wanted or row.method in BASELINES]
-            of_others = {name for row in every for name in method_class(row.method).model_fields}
-            own = {name for row in rows for name in method_class(row.method).model_fields}
-            settings = {name: value for name, value in settings.items() if name in own or name not in of_others}
+            of_any, own = (
+                {name for row in part for name in method_class(row.method).model_fields} for part in (every, rows)
+            )
+            settings = {name: value for name, value in settings.items() if name not in of_any - own}
         return Plan(
             entries=tuple(Entry(row.title, row.method, row.settings, row.model) for row in rows),
             scenario=self.scenario,
