@@ -173,6 +173,7 @@ def compare(
     config: Path | str | None = None,
     seeds: int = 3,
     trials: int = 1,
+    trial_rounds: int | None = None,
     select: str = Select.by_split.value,
     prune: bool = False,
     rounds: int | None = None,
@@ -186,12 +187,12 @@ def compare(
 ) -> Comparison:
     """Methods side by side, tuned alike; FedAvg, Local and a constant prediction are always in. It continues, too.
 
-    Each method's settings are chosen of `trials` with seed 0, and run with the seeds 0, 1, … `oracle` adds the
-    round that is best on test data, labelled so. The rest, and the errors, are as with `sweep`.
-    `Comparison.table` has the numbers.
+    Each method's settings are chosen of `trials` with seed 0, and run with the seeds 0, 1, … A trial has
+    `trial_rounds`, where that is given, in place of all. `oracle` adds the round that is best on test data,
+    labelled so. The rest, and the errors, are as with `sweep`. `Comparison.table` has the numbers.
     """
-    for name, value in (("seeds", seeds), ("trials", trials)):
-        if value < 1:
+    for name, value in (("seeds", seeds), ("trials", trials), ("trial_rounds", trial_rounds)):
+        if value is not None and value < 1:
             raise UserError(f"{name}: {value} is not possible; it must be at least 1")
     scenario, rounds, said = _problem(scenario, config, rounds, settings)
     plan = comparing.Plan(
@@ -199,6 +200,7 @@ def compare(
         scenario=plain(scenario),
         seeds=seeds,
         trials=trials,
+        trial_rounds=trial_rounds,
         rounds=rounds,
         settings=said,
         data_root=root_of(scenario, data_root, out),

@@ -134,5 +134,9 @@ Prune = Annotated[
         help="Stop trials whose score is below the median after a third of the rounds (docs/selection.md).",
     ),
 ]
+TrialRounds = Annotated[
+    int | None,
+    typer.Option(min=1, help="Rounds of each trial of a search, if fewer; what it chooses runs them all."),
+]
 Jobs = Annotated[int | None, typer.Option(min=1, help=r"Runs at a time.  \[default: one per core]")]
 Pool = Annotated[Path, typer.Option("--out", help="Folder of the run folders; studies may share it.")]

@@ -27,6 +27,7 @@ from perennial.server.cli.options import (
     ScenarioName,
     Selected,
     Settings,
+    TrialRounds,
     app,
 )
 from perennial.server.split import Select
@@ -174,6 +175,7 @@ def compare_methods(
     count: Annotated[
         int, typer.Option("--trials", min=1, help="Search budget of every method, with seed 0; 1 is the defaults.")
     ] = 1,
+    trial_rounds: TrialRounds = None,
     select: Selected = Select.by_split,
     prune: Prune = False,
     rounds: Rounds = None,
@@ -228,6 +230,7 @@ def compare_methods(
             config=config,
             seeds=seeds,
             trials=count,
+            trial_rounds=trial_rounds,
             select=select.value,
             prune=prune,
             rounds=rounds,
@@ -262,7 +265,10 @@ def reproduce_table(
         int | None,
         typer.Option("--trials", min=1, help="Search budget in place of the table's; 1 is its settings."),
     ] = None,
-    select: Annotated[Select, typer.Option("--select", help="What a search chooses by.")] = Select.held_out,
+    trial_rounds: TrialRounds = None,
+    select: Annotated[
+        Select | None, typer.Option("--select", help=r"What a search chooses by.  \[default: the table's]")
+    ] = None,
     only: Annotated[
         list[str] | None, typer.Option("--row", help="This row alone, beside FedAvg and Local; may be repeated.")
     ] = None,
@@ -321,13 +327,21 @@ def reproduce_table(
     with sentences(), watching_runs(as_json) as watch:
         table = load_reproduction(name or "")
         plan = table.plan(
-            quick, data_root, device, rounds=rounds, seeds=seeds, trials=count, select=select, only=only or ()
+            quick,
+            data_root,
+            device,
+            rounds=rounds,
+            seeds=seeds,
+            trials=count,
+            trial_rounds=trial_rounds,
+            select=select,
+            only=only or (),
         )
         comparison = compare(plan, folder, jobs or cores(), watch)
         if results:
             from perennial.server.study.overview import keep
 
-            keep(name or "", table, comparison, quick, select, results)
+            keep(name or "", table, comparison, quick, plan.select, results)
         if figures:
             from perennial.server.report.pictures import pictures
 

@@ -52,12 +52,16 @@ class Plan:
     seeds: int
     trials: int = 1
     rounds: int | None = None
+    trial_rounds: int | None = None
+    """Of each trial of a search, which seldom needs as many as what it chooses; None: `rounds`."""
     settings: tuple[str, ...] = ()
     data_root: str | None = None
     device: str | None = None
     oracle: bool = False
     select: Select = Select.held_out
     """What a trial is chosen by."""
+    counted: bool = False
+    """Whether `split` judges the runs where another rule chooses, too: the same trials then serve both."""
     prune: bool = False
     """Whether hopeless trials stop early (`server/study/prune.py`)."""
 
@@ -136,6 +140,8 @@ class Comparison:
     rounds: int
     seeds: int
     trials: int
+    trial_rounds: int | None
+    """Where trials had fewer than `rounds`."""
     choices: list[Choice]
     rows: list[Row]
     troubles: list[str]
@@ -187,6 +193,11 @@ def compare(plan: Plan, out: Path, jobs: int, watch: Watch = lambda _: None) -> 
     entries = with_baselines(plan.entries)
     bases = {entry.label: base_config(plan, entry, entries) for entry in entries}
     first = next(iter(bases.values()))
+    short = plan.trial_rounds
+    if short and plan.trials == 1:
+        raise UserError(f"trial_rounds: {short} is not possible with trials=1, which is no search; say how many")
+    if short and short >= first.rounds:
+        raise UserError(f"trial_rounds: {short} is not possible; a run has {first.rounds}, and a trial fewer")
     seeds = f"{plan.seeds} seed{'s' * (plan.seeds > 1)}"
     methods = f"{len(entries)} methods on {plan.scenario_name}"
     watch(Standing(0, 0, 0, 0, doing=f"{methods}, {seeds}: loading PyTorch and the data"))
@@ -196,11 +207,15 @@ def compare(plan: Plan, out: Path, jobs: int, watch: Watch = lambda _: None) -> 
 
     places, why_not = _references(plan, bases, out, jobs, watch)
 
-    def seeded(label: str, config: RunConfig, seed: int) -> RunConfig:
-        return config.model_copy(update={"seed": seed, "references": places.get((label, seed), "")})
+    def seeded(label: str, config: RunConfig, seed: int, rounds: int = first.rounds) -> RunConfig:
+        references = places.get((label, seed), "")
+        return config.model_copy(update={"seed": seed, "rounds": rounds, "references": references})
 
     tried = {
-        label: [seeded(label, config, SEARCH_SEED) for config in trials_of(plan, entry, bases[label])]
+        label: [
+            seeded(label, config, SEARCH_SEED, short or first.rounds)
+            for config in trials_of(plan, entry, bases[label])
+        ]
         for label, entry in zip(bases, entries, strict=True)
     }
     standing = Standing()
@@ -215,7 +230,7 @@ def compare(plan: Plan, out: Path, jobs: int, watch: Watch = lambda _: None) -> 
     verdicts: dict[str, Verdict] = {}
     if plan.trials > 1:
         searching = [config for configs in tried.values() for config in configs]
-        later = [first.rounds] * (len(set(map(run_name, bases.values()))) * (plan.seeds - 1))
+        later = [first.rounds] * (len(set(map(run_name, bases.values()))) * (plan.seeds - (not short)))
         groups = list(tried.values())
         found = search_each(groups, plan.select, plan.prune, out, jobs, follow, later, why_not)
         searched = {label: own for label, (own, _) in zip(tried, found, strict=True)}
@@ -227,13 +242,15 @@ def compare(plan: Plan, out: Path, jobs: int, watch: Watch = lambda _: None) -> 
         for label, number in chosen.items()
         if number is not None
     }
-    # The chosen trials are the runs with seed 0.
-    ended = {label: [searched[label][number]] for label in searched if (number := chosen[label]) is not None}
+    # Trials of all rounds that were chosen are the runs with seed 0.
+    whole = {} if short else searched
+    ended = {label: [whole[label][number]] for label in whole if (number := chosen[label]) is not None}
     rest = {label: configs[len(ended.get(label, ())) :] for label, configs in final.items()}
     others = run_all([config for configs in rest.values() for config in configs], out, jobs, follow, standing)
     by_label = zip(rest, grouped(others, rest.values()), strict=True)
     outcomes = {label: ended.get(label, []) + own for label, own in by_label}
 
+    wanted = plan.select is Select.by_split
     selections = (*SELECTIONS, *([SPLIT] if places else []), *(["oracle"] if plan.oracle else []))
     choices, rows = [], []
     troubles = [outcome.trouble for outcome in _flat(searched) if outcome.trouble]
@@ -263,11 +280,12 @@ def compare(plan: Plan, out: Path, jobs: int, watch: Watch = lambda _: None) -> 
         rounds=first.rounds,
         seeds=plan.seeds,
         trials=plan.trials,
+        trial_rounds=short,
         choices=choices,
         rows=rows,
         troubles=list(dict.fromkeys(troubles)),
         older=[str(path) for path in older(every, out)],
-        advice=(advice(outcomes) if places else f"{SHUT}: {why_not}" if why_not else ""),
+        advice=(advice(outcomes) if places else f"{SHUT}: {why_not}" if wanted and why_not else ""),
         sites=sites,
     )
 
@@ -345,7 +363,7 @@ def comparison_tables(comparison: Comparison) -> list[terminal.Table]:
     spread_text = "mean ± standard deviation (n − 1) over seeds" if comparison.seeds > 1 else "one seed"
     summary = terminal.Table(
         title=f"{comparison.scenario}, {comparison.rounds} rounds, {seeds}, "
-        f"{comparison.trials} trial{'s' if comparison.trials > 1 else ''} per method",
+        f"{budget(comparison.trials, comparison.trial_rounds)} per method",
         caption=f"test accuracy in %, {spread_text}; a client's accuracy is its mean over the test "
         "environments, the bottom decile the mean of the worst tenth of the clients"
         + ("; oracle: the round that is best on test data" if _has_oracle(comparison) else ""),
@@ -373,6 +391,11 @@ def comparison_tables(comparison: Comparison) -> list[terminal.Table]:
             values = [text(column, shown.get(column)) for column in columns]
             table.add_row(name, row.selection, *values, end_section=last)
     return [table for table, _ in tables]
+
+
+def budget(trials: int, rounds: int | None) -> str:
+    """What a search may spend on a method."""
+    return f"{trials} trial{'' if trials == 1 else 's'}" + (f" of {rounds} rounds" if rounds else "")
 
 
 def comparison_lines(comparison: Comparison) -> list[str]:
@@ -452,7 +475,7 @@ def _references(
     plan: Plan, bases: Mapping[str, RunConfig], out: Path, jobs: int, watch: Watch
 ) -> tuple[dict[tuple[str, int], str], str]:
     """The file of references of each label and seed; none, and why, where `split` cannot or need not speak."""
-    if plan.select is not Select.by_split:
+    if plan.select is not Select.by_split and not plan.counted:
         return {}, ""
     keys = [(label, seed) for label in bases for seed in range(plan.seeds)]
     configs = [bases[label].model_copy(update={"seed": seed}) for label, seed in keys]

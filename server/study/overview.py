@@ -11,7 +11,15 @@ from pydantic import BaseModel, ConfigDict
 from perennial.common.files import write_text
 from perennial.server.folder import RunFolder
 from perennial.server.split import Select
-from perennial.server.study.compare import CONSTANT, DECIMALS, NO_SELECTION, Comparison, as_shown, spread
+from perennial.server.study.compare import (
+    CONSTANT,
+    DECIMALS,
+    NO_SELECTION,
+    Comparison,
+    as_shown,
+    budget,
+    spread,
+)
 from perennial.server.study.reproduce import LESS_IS_BETTER, Claim, Reproduction, load_reproduction, reproductions
 from perennial.server.study.runs import kept_lines
 from perennial.server.summary import SPLIT
@@ -43,8 +51,22 @@ class Kept(BaseModel):
     measures: dict[str, list[float]]
     """One number for each seed: fractions, but those of `DECIMALS` as they are."""
     runs: list[str]
+    trial_rounds: int | None = None
+    """Where trials had fewer than `rounds`."""
     ended: list[int | None] = []
     """The round in which a game ended, for each seed; None where it did not. Nothing for other methods."""
+
+    @property
+    def size(self) -> tuple[int, int, int | None, bool]:
+        """What the rows of a file have in common."""
+        return self.rounds, self.trials, self.trial_rounds, self.quick
+
+    @property
+    def chosen(self) -> str:
+        """How its settings were chosen."""
+        if self.trials == 1:
+            return "the table's settings"
+        return f"{budget(self.trials, self.trial_rounds)} by {self.by}"
 
 
 def keep(name: str, table: Reproduction, comparison: Comparison, quick: bool, by: Select, folder: Path) -> Path:
@@ -61,6 +83,7 @@ def keep(name: str, table: Reproduction, comparison: Comparison, quick: bool, by
             selection=row.selection,
             rounds=comparison.rounds,
             trials=comparison.trials,
+            trial_rounds=comparison.trial_rounds,
             by=by,
             quick=quick,
             settings=choices[row.label].settings if row.label in choices else {},
@@ -73,9 +96,8 @@ def keep(name: str, table: Reproduction, comparison: Comparison, quick: bool, by
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / (f"{name}.jsonl" if comparison.trials == 1 else f"{name}-{by}.jsonl")
     made = {line.row for line in lines}
-    size = (comparison.rounds, comparison.trials, quick)
     there = kept_lines(file, Kept)
-    lines += [line for line in there if line.row not in made and (line.rounds, line.trials, line.quick) == size]
+    lines += [line for line in there if line.row not in made and line.size == lines[0].size]
     order = {row.title: number for number, row in enumerate(table.rows)}
     lines.sort(key=lambda line: order.get(line.row, len(order)))
     write_text(file, "".join(f"{line.model_dump_json()}\n" for line in lines))
@@ -90,8 +112,12 @@ def ended_in(run: Path) -> int | None:
 
 
 def kept(name: str, folder: Path) -> list[list[Kept]]:
-    """What is there of a table, one list for each file. Raises `UserError` for a line that does not fit."""
-    files = [folder / f"{name}.jsonl", *(folder / f"{name}-{by}.jsonl" for by in Select)]
+    """What is there of a table, one list for each file. Raises `UserError` for a line that does not fit.
+
+    Searches come after the table's own settings, that by `split` before the others.
+    """
+    rules = sorted(Select, key=lambda by: by is not Select.by_split)
+    files = [folder / f"{name}.jsonl", *(folder / f"{name}-{by}.jsonl" for by in rules)]
     return [kept_lines(file, Kept) for file in files if file.is_file()]
 
 
@@ -108,12 +134,10 @@ class Finding:
     """By seed."""
     reference: Sequence[float] = ()
     constant: float | None = None
-    rounds: int = 0
-    """0: there are no runs."""
+    made: Kept | None = None
+    """The method's line; None: there are no runs."""
     whole: bool = False
     """Whether rounds and data are the paper's."""
-    chosen: str = ""
-    """How its settings were chosen."""
 
     @property
     def difference(self) -> float:
@@ -162,18 +186,13 @@ def findings(table: Reproduction, lines: Sequence[Kept] = ()) -> Iterator[Findin
             _shown(method, claim.column),
             _shown(reference, claim.column),
             fmean(constant) if constant else None,
-            method.rounds,
+            method,
             method.rounds >= table.rounds and not method.quick and all(row.comparable for row in pair),
-            _chosen(method),
         )
 
 
 def _shown(line: Kept, column: str) -> list[float]:
     return [as_shown(column, spread([value])).mean for value in line.measures.get(column, ())]
-
-
-def _chosen(line: Kept) -> str:
-    return "the table's settings" if line.trials == 1 else f"{line.trials} trials by {line.by}"
 
 
 # ---------------------------------------------------------------------- the page
@@ -227,14 +246,16 @@ def overview(folder: Path) -> str:
 
 def _section(name: str, table: Reproduction, lines: Sequence[Kept]) -> list[str]:
     found = list(findings(table, lines))
-    ran = next((finding for finding in found if finding.rounds), None)
-    if ran is None:
+    ran = next((finding for finding in found if finding.made), None)
+    if ran is None or ran.made is None:
         why = f": {table.unrun}" if table.unrun else ""
         said = f"Not run yet{why}. The command is `perennial reproduce {name} --keep results`."
     else:
-        size = "the paper's" if ran.whole else f"{ran.rounds} of {table.rounds} rounds"
-        size += "" if ran.whole or ran.rounds < table.rounds else ", other data than the paper's"
-        said = f"Size: {size}. Settings: {ran.chosen}. Command: `{_command(name, table, ran)}`"
+        rounds = ran.made.rounds
+        size = "the paper's" if ran.whole else f"{rounds} of {table.rounds} rounds"
+        size += "" if ran.whole or rounds < table.rounds else ", other data than the paper's"
+        command = _command(name, table, ran.made, ran.seeds)
+        said = f"Size: {size}. Settings: {ran.made.chosen}. Command: `{command}`"
     heads = ["claim", "paper", "ours", "difference", "seeds", "constant", "verdict"]
     return [said, "", *_table(heads, map(_cells, found)), "", *_rows(table, lines)]
 
@@ -286,15 +307,13 @@ def _endings(ended: Sequence[int | None]) -> str:
     return spread(rounds).text(0) + ("" if len(rounds) == len(ended) else f" ({len(rounds)} of {len(ended)})")
 
 
-def _command(name: str, table: Reproduction, ran: Finding) -> str:
-    words = [f"perennial reproduce {name}"]
-    if ran.rounds != table.rounds:
-        words.append(f"--rounds {ran.rounds}")
-    if ran.seeds != table.seeds:
-        words.append(f"--seeds {ran.seeds}")
-    trials, _, by = ran.chosen.partition(" trials by ")
-    words.append(f"--trials {trials} --select {by}" if by else "--trials 1" if table.trials != 1 else "")
-    return " ".join([*filter(None, words), "--keep results"])
+def _command(name: str, table: Reproduction, made: Kept, seeds: int) -> str:
+    """With what differs from the table; a search's rule belongs to a search."""
+    search = {"trial_rounds": made.trial_rounds, "select": made.by} if made.trials > 1 else {}
+    asked = {"rounds": made.rounds, "seeds": seeds, "trials": made.trials, **search}
+    other = {key: value for key, value in asked.items() if value not in (None, getattr(table, key))}
+    options = [f"--{key.replace('_', '-')} {value}" for key, value in other.items()]
+    return " ".join([f"perennial reproduce {name}", *options, "--keep results"])
 
 
 def _cells(finding: Finding) -> list[str]:

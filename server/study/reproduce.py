@@ -30,6 +30,7 @@ from perennial.server.study.compare import (
     Plan,
     Spread,
     as_shown,
+    budget,
 )
 from perennial.server.summary import AREAS, SELECTIONS
 
@@ -115,6 +116,10 @@ class Reproduction(Part):
     rounds: int = Field(ge=1)
     seeds: int = Field(ge=1)
     trials: int = Field(ge=1)
+    trial_rounds: int | None = Field(None, ge=1)
+    """Of each trial of a search; None: all."""
+    select: Select = Select.held_out
+    """What a search chooses by."""
     columns: tuple[str, ...] = Field(min_length=1)
     """Test environments, `worst`, `average`, `pooled`, `held-out`, `loss`, areas: what a comparison measures."""
     beside: tuple[str, ...] = ()
@@ -174,10 +179,11 @@ class Reproduction(Part):
         rounds: int | None = None,
         seeds: int | None = None,
         trials: int | None = None,
-        select: Select = Select.held_out,
+        trial_rounds: int | None = None,
+        select: Select | None = None,
         only: Sequence[str] = (),
     ) -> Plan:
-        """The comparison that makes our side of the table; `rounds`, `seeds`, `trials` in place of the table's.
+        """The comparison that makes our side of the table; what is given in place of the table's own.
 
         With `only` of the rows with these titles or names, and of the baselines. Raises `UserError` for another.
         """
@@ -195,16 +201,21 @@ class Reproduction(Part):
                 {name for row in part for name in method_class(row.method).model_fields} for part in (every, rows)
             )
             settings = {name: value for name, value in settings.items() if name not in of_any - own}
+        rounds, trials = rounds or size.rounds, trials or size.trials
+        if not trial_rounds and trials > 1 and not quick and (self.trial_rounds or rounds) < rounds:
+            trial_rounds = self.trial_rounds
         return Plan(
             entries=tuple(Entry(row.title, row.method, row.settings, row.model) for row in rows),
             scenario=self.scenario,
             seeds=seeds or size.seeds,
-            trials=trials or size.trials,
-            rounds=rounds or size.rounds,
+            trials=trials,
+            trial_rounds=trial_rounds,
+            rounds=rounds,
             settings=assignments(settings),
             data_root=data_root,
             device=device,
-            select=select,
+            select=select or self.select,
+            counted=trials > 1,
         )
 
 
@@ -278,20 +289,19 @@ def side_by_side(table: Reproduction, comparison: Comparison) -> list[Line]:
 
 
 def is_smaller(table: Reproduction, comparison: Comparison) -> bool:
-    """Whether other rounds or a smaller search make the numbers another thing than the paper's."""
-    return (comparison.rounds, comparison.trials) != (table.rounds, table.trials)
+    """Whether other rounds or another search make the numbers another thing than the paper's."""
+    search = (table.trials, table.trial_rounds if table.trials > 1 else None)
+    return (comparison.rounds, comparison.trials, comparison.trial_rounds) != (table.rounds, *search)
 
 
 def reproduction_table(table: Reproduction, comparison: Comparison) -> Table:
     """The paper's table with ours beside it."""
-    sizes = {"round": table.rounds, "seed": table.seeds, "trial": table.trials}
-    used = {"round": comparison.rounds, "seed": comparison.seeds, "trial": comparison.trials}
-    title = table.title + "\n" + ", ".join(_count(number, thing) for thing, number in used.items())
+    used, whole = _size(comparison), _size(table)
+    title = f"{table.title}\n{used}"
     smaller = is_smaller(table, comparison)
-    if used != sizes:
-        instead = ", ".join(_count(number, thing) for thing, number in sizes.items())
+    if used != whole:
         title += "\nQUICK VERSION, not comparable with the paper" if smaller else ""
-        title += f" (whole: {instead})"
+        title += f" (whole: {whole})"
     areas = f"; {AREAS_TEXT}" if set(AREAS) & {*table.columns, *table.beside} else ""
     caption = f"accuracy in %{areas}; Δ: ours less the paper's, in brackets if not comparable"
     shown = Table(title=title, caption=caption)
@@ -341,5 +351,6 @@ def _cells(line: Line, selection: str, bracketed: bool) -> tuple[str, str]:
     return ours.text(line.decimals) if ours else "–", f"({signed})" if signed and bracketed else signed
 
 
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}{'' if number == 1 else 's'}"
+def _size(of: Reproduction | Comparison) -> str:
+    one = of.seeds == 1
+    return f"{of.rounds} rounds, {of.seeds} seed{'' if one else 's'}, {budget(of.trials, of.trial_rounds)}"

@@ -54,7 +54,7 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Reproduction:
 
 
 def finding(method: list[float], reference: list[float], whole: bool = True, claim: Claim = CLAIM) -> Finding:
-    return Finding(claim, (60.0, 50.0), method, reference, whole=whole, rounds=4)
+    return Finding(claim, (60.0, 50.0), method, reference, whole=whole)
 
 
 def test_the_difference_and_its_error_seed_by_seed() -> None:
