@@ -271,6 +271,7 @@ def _rows(table: Reproduction, lines: Sequence[Kept]) -> list[str]:
     if not lines:
         return []
     of_paper = {row.title: row.paper for row in table.rows}
+    papers_games = {row.title: row.ended for row in table.rows}
     columns = [*table.columns, *table.beside]
     games = any(line.ended for line in lines)
     several = any(line.selection == SPLIT for line in lines)
@@ -280,7 +281,7 @@ def _rows(table: Reproduction, lines: Sequence[Kept]) -> list[str]:
             line.row,
             *[line.selection] * several,
             *(_cell(line, column, of_paper.get(line.row, {})) for column in columns),
-            *[_endings(line.ended)] * games,
+            *[_endings(line.ended, papers_games.get(line.row))] * games,
             str(_seeds(line)),
         ]
         for line in lines
@@ -298,13 +299,13 @@ def _cell(line: Kept, column: str, paper: Mapping[str, float]) -> str:
     return f"{ours} ({paper[column]:.{places}f})" if column in paper else ours
 
 
-def _endings(ended: Sequence[int | None]) -> str:
+def _endings(ended: Sequence[int | None], paper: float | None) -> str:
     rounds = [number for number in ended if number]
     if not ended:
         return "–"
-    if not rounds:
-        return f"none of {len(ended)}"
-    return spread(rounds).text(0) + ("" if len(rounds) == len(ended) else f" ({len(rounds)} of {len(ended)})")
+    words = [spread(rounds).text(0)] if rounds else []
+    words += [f"{len(rounds)} of {len(ended)}"] if len(rounds) < len(ended) else []
+    return ", ".join(words) + (f" ({paper:.0f})" if paper else "")
 
 
 def _command(name: str, table: Reproduction, made: Kept, seeds: int) -> str:

@@ -69,6 +69,8 @@ class PaperRow(Part):
     method: str
     paper: dict[str, float] = Field(default_factory=dict)
     """By column: in percent, but `loss`, `variance` and `entropy` as they are. None where it has a figure."""
+    ended: float | None = None
+    """The round in which the paper's games ended, in the mean."""
     settings: dict[str, Any] = Field(default_factory=dict)
     """Hyper-parameters that the paper gives; the search leaves them alone."""
     model: dict[str, Any] = Field(default_factory=dict)

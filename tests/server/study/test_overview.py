@@ -179,10 +179,10 @@ def test_the_rounds_in_which_games_ended(table: Reproduction, tmp_path: Path) ->
         "Local": [],
         "Constant": [],
     }
-    assert _endings([100, 200, None]) == "150 ±71 (2 of 3)"
-    assert _endings([100, 200]) == "150 ±71"
-    assert _endings([None]) == "none of 1"
-    assert _endings([]) == "–"
+    assert _endings([100, 200, None], 92.2) == "150 ±71, 2 of 3 (92)"
+    assert _endings([100, 200], None) == "150 ±71"
+    assert _endings([None], None) == "0 of 1"
+    assert _endings([], 92.2) == "–"
 
 
 def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
