@@ -96,7 +96,7 @@ COMPLETED: list[tuple[str, list[str]]] = [
     ("perennial compare --methods ditto,apf", ["ditto,apfl"]),
     ("perennial show method dit", ["ditto"]),
     ("perennial show scenario cmnist-8", ["cmnist-80", "cmnist-80-oracle"]),
-    ("perennial reproduce cifar", ["cifar10-3class"]),
+    ("perennial reproduce cifar", ["cifar10-3class", "cifar10-3class-subset"]),
     (
         "perennial run --recipe cmnist-games-5",
         ["cmnist-games-5/F-FL-Games-parallel", "cmnist-games-5/F-FL-Games-sequential"],
