@@ -68,3 +68,17 @@ def quadratic_site(centres: Any, curvatures: Any = None, client: str = "client-0
 def theta(*values: float) -> Tensors:
     """A model of a `Quadratic`."""
     return {"theta": torch.tensor(values, dtype=torch.float64)}
+
+
+TWO_ROWS = """
+[[rows]]
+title = "FedAvg"
+method = "fedavg"
+paper = { worst = 60.0, average = 60.0 }
+
+[[rows]]
+title = "Ditto"
+method = "ditto"
+paper = { worst = 50.0, average = 50.0 }
+"""
+"""Of a paper's table with the columns `worst` and `average`."""

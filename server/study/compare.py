@@ -250,7 +250,6 @@ def compare(plan: Plan, out: Path, jobs: int, watch: Watch = lambda _: None) -> 
     by_label = zip(rest, grouped(others, rest.values()), strict=True)
     outcomes = {label: ended.get(label, []) + own for label, own in by_label}
 
-    wanted = plan.select is Select.by_split
     selections = (*SELECTIONS, *([SPLIT] if places else []), *(["oracle"] if plan.oracle else []))
     choices, rows = [], []
     troubles = [outcome.trouble for outcome in _flat(searched) if outcome.trouble]
@@ -285,7 +284,7 @@ def compare(plan: Plan, out: Path, jobs: int, watch: Watch = lambda _: None) -> 
         rows=rows,
         troubles=list(dict.fromkeys(troubles)),
         older=[str(path) for path in older(every, out)],
-        advice=(advice(outcomes) if places else f"{SHUT}: {why_not}" if wanted and why_not else ""),
+        advice=(advice(outcomes) if places else f"{SHUT}: {why_not}" if why_not else ""),
         sites=sites,
     )
 
@@ -474,14 +473,17 @@ def entry_config(
 def _references(
     plan: Plan, bases: Mapping[str, RunConfig], out: Path, jobs: int, watch: Watch
 ) -> tuple[dict[tuple[str, int], str], str]:
-    """The file of references of each label and seed; none, and why, where `split` cannot or need not speak."""
-    if plan.select is not Select.by_split and not plan.counted:
+    """The file of references of each label and seed; none where `split` cannot or need not speak. Also why it
+    cannot, where it was to choose."""
+    wanted = plan.select is Select.by_split
+    if not (wanted or plan.counted):
         return {}, ""
     keys = [(label, seed) for label in bases for seed in range(plan.seeds)]
     configs = [bases[label].model_copy(update={"seed": seed}) for label, seed in keys]
     found, why_not = with_references(configs, out, jobs, watch)
-    places = [config.references for config in found]
-    return ({}, why_not) if why_not else (dict(zip(keys, places, strict=True)), "")
+    if why_not:
+        return {}, why_not if wanted else ""
+    return dict(zip(keys, (config.references for config in found), strict=True)), ""
 
 
 def _settings_for(plan: Plan, entry: Entry, entries: tuple[Entry, ...]) -> list[str]:

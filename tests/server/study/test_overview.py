@@ -5,7 +5,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 import pytest
-from toys import Toy
+from toys import TWO_ROWS, Toy
 from typer.testing import CliRunner
 
 from perennial.common.data import scenarios
@@ -33,23 +33,13 @@ claims = [{ row = "FedAvg", than = "Ditto", column = "worst" }]
 
 [quick]
 rounds = 2
-
-[[rows]]
-title = "FedAvg"
-method = "fedavg"
-paper = { worst = 60.0, average = 60.0 }
-
-[[rows]]
-title = "Ditto"
-method = "ditto"
-paper = { worst = 50.0, average = 50.0 }
 """
 
 
 @pytest.fixture
 def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Reproduction:
     monkeypatch.setitem(scenarios.SCENARIOS, "toy", Toy())
-    (tmp_path / "t.toml").write_text(TABLE)
+    (tmp_path / "t.toml").write_text(TABLE + TWO_ROWS)
     return load_reproduction("t", tmp_path)
 
 

@@ -4,7 +4,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from toys import Toy
+from toys import TWO_ROWS, Toy
 from typer.testing import CliRunner
 
 from perennial import studies
@@ -46,16 +46,6 @@ local_steps = 5
 
 [quick]
 rounds = 2
-
-[[rows]]
-title = "FedAvg"
-method = "fedavg"
-paper = { worst = 60.0, average = 60.0 }
-
-[[rows]]
-title = "Ditto"
-method = "ditto"
-paper = { worst = 50.0, average = 50.0 }
 """
 
 
@@ -66,7 +56,7 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def table(tmp_path: Path) -> Reproduction:
-    (tmp_path / "t.toml").write_text(TABLE)
+    (tmp_path / "t.toml").write_text(TABLE + TWO_ROWS)
     return load_reproduction("t", tmp_path)
 
 
