@@ -202,8 +202,10 @@ def compare_methods(
     names = [name.strip() for name in methods.split(",")]
     if each_site:
         with sentences(), watching_runs(as_json) as watch:
-            if count > 1 or oracle:
-                raise UserError("--leave-one-site-out is not possible with --trials or --oracle; tune first")
+            if count > 1 or trial_rounds or oracle:
+                raise UserError(
+                    "--leave-one-site-out is not possible with --trials, --trial-rounds or --oracle; tune first"
+                )
             cells, troubles = studies.leave_one_site_out(
                 names,
                 scenario,
@@ -307,6 +309,8 @@ def reproduce_table(
 
     if name == regret.NAME:
         with sentences():
+            if trial_rounds or select:
+                raise UserError(f"{name}: --trial-rounds and --select are not possible; it compares all rules")
             full = regret.QUICK if quick else regret.Size()
             for row in only or ():
                 if row not in full.methods:

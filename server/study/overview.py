@@ -207,12 +207,12 @@ A claim is "this method is better than that one in this column". The **verdict**
 It is about the last round, which nobody chose:
 
 - **confirmed**: better by more than two standard errors, with the paper's rounds and data
-- *partly*: the same with fewer rounds or other data; *size* says which
+- *partly*: the same with fewer rounds or other data, which *size* says, or a row that is not the paper's
 - **not**: not better by more than two standard errors
 - *not run*: there are no runs of two seeds or more yet
 
-Below a table's claims are **all its rows** that were run, and what the paper has, in brackets. Rows without
-brackets are not in the paper.
+Below a table's claims is **why** one is not so here, and what shows it, and which rows are not the paper's. Then come
+**all its rows** that were run, and what the paper has, in brackets. Rows without brackets are not in the paper.
 
 Accuracies are in percent, as mean over seeds ± standard deviation. The difference is ours, ± its standard error.
 *Constant* is a predictor that always says the most frequent class. A method below it has learnt nothing that is of
@@ -257,7 +257,19 @@ def _section(name: str, table: Reproduction, lines: Sequence[Kept]) -> list[str]
         command = _command(name, table, ran.made, ran.seeds)
         said = f"Size: {size}. Settings: {ran.made.chosen}. Command: `{command}`"
     heads = ["claim", "paper", "ours", "difference", "seeds", "constant", "verdict"]
-    return [said, "", *_table(heads, map(_cells, found)), "", *_rows(table, lines)]
+    return [said, "", *_table(heads, map(_cells, found)), "", *_reasons(table, found), *_rows(table, lines)]
+
+
+def _reasons(table: Reproduction, found: Sequence[Finding]) -> list[str]:
+    """Why claims are not what we find, those with the same reason in one line; and which rows are not the paper's."""
+    reasons: dict[str, list[str]] = {}
+    for finding in found:
+        if finding.verdict == "not" and finding.claim.why:
+            reasons.setdefault(finding.claim.why, []).append(f"{finding.claim.row} > {finding.claim.than}")
+    lines = [f"- **not** {'; '.join(claims)}: {why}" for why, claims in reasons.items()]
+    ran = {row for finding in found if finding.made for row in (finding.claim.row, finding.claim.than)}
+    lines += [f"- {row.title}: {row.remark}" for row in table.rows if row.title in ran and not row.comparable]
+    return [*lines, ""] if lines else []
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

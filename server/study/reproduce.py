@@ -97,6 +97,8 @@ class Claim(Part):
     row: str
     than: str
     column: str
+    why: str = ""
+    """Why it is not so in our runs, for the page; what carries the explanation is named in it."""
 
 
 class Quick(Part):

@@ -102,6 +102,7 @@ def test_the_command_takes_the_file_that_describe_writes(folder: Path, tmp_path:
         ((), "scenario: name one, or a configuration file that has one, one of the two"),
         (("--scenario", "rc-digits", "--config", "x.toml"), "one of the two"),
         (("--scenario", "rc-digits", "--leave-one-site-out", "--trials", "2"), "not possible with --trials"),
+        (("--scenario", "rc-digits", "--leave-one-site-out", "--trial-rounds", "2"), "not possible with --trials"),
         (("--scenario", "rc-digits", "--leave-one-site-out", "--methods", "f-fl-games"), "whose ensemble"),
     ],
 )

@@ -1,5 +1,6 @@
 """The page of all claims: what is kept of a table, the rule of the verdict, and that the page is what is kept."""
 
+from dataclasses import replace
 from math import sqrt
 from pathlib import Path
 from statistics import fmean, stdev
@@ -15,7 +16,7 @@ from perennial.server.folder import RunFolder
 from perennial.server.split import Select
 from perennial.server.study import reproduce
 from perennial.server.study.compare import compare
-from perennial.server.study.overview import Finding, _endings, findings, keep, kept, overview
+from perennial.server.study.overview import Finding, Kept, _endings, _reasons, findings, keep, kept, overview
 from perennial.server.study.reproduce import LESS_IS_BETTER, Claim, Reproduction, load_reproduction, reproductions
 
 ROOT = Path(__file__).parents[3]
@@ -156,6 +157,28 @@ def test_the_page_says_what_is_kept(table: Reproduction, tmp_path: Path, monkeyp
     assert CliRunner().invoke(app, [*make, "--check"]).exit_code == 1
 
 
+def test_a_claim_that_is_not_so_has_its_reason(table: Reproduction) -> None:
+    """One line for each reason, none for a claim that is so or was not run; and one for a row that is not the paper's."""
+    claims = [Claim(row=row, than=than, column="worst", why="B.") for row, than in ("AB", "CB", "BA")]
+    found = [finding([0.5, 0.5], [0.6, 0.7], claim=claim) for claim in claims[:2]]
+    found += [finding([0.6, 0.7], [0.5, 0.5], claim=claims[2]), finding([], [], claim=claims[2])]
+    assert _reasons(table, found) == ["- **not** A > B; C > B: B.", ""]
+    assert _reasons(table, found[2:]) == []
+    (ditto,) = (row for row in table.rows if row.title == "Ditto")
+    other = ditto.model_copy(update={"comparable": False, "remark": "Other steps."})
+    changed = table.model_copy(update={"rows": (*(row for row in table.rows if row is not ditto), other)})
+    (claim,) = table.claims
+    line = Kept(
+        row="FedAvg", selection="final", rounds=4, trials=1, by=Select.held_out, quick=False,
+        settings={}, measures={}, runs=[],
+    )
+    assert _reasons(changed, [replace(finding([0.7, 0.7], [0.6, 0.6], claim=claim), made=line)]) == [
+        "- Ditto: Other steps.",
+        "",
+    ]
+    assert _reasons(changed, [finding([], [], claim=claim)]) == []
+
+
 def test_the_rounds_in_which_games_ended(table: Reproduction, tmp_path: Path) -> None:
     """Of two seeds the game of the second did not end."""
     comparison = compare(table.plan(quick=False, rounds=2), tmp_path / "pool", 1)
@@ -207,3 +230,13 @@ def test_the_page_of_the_repository_is_what_its_results_say() -> None:
     assert all(file.startswith(tuple(tables)) for file in files)
     for lines in (lines for name in tables for lines in kept(name, ROOT / "results")):
         assert all(line.measures for line in lines)
+
+
+def test_no_claim_of_the_repository_fails_or_waits_without_a_reason() -> None:
+    """What a reader would ask first; why one fails names the file or the row that carries it."""
+    for name in reproductions():
+        table, files = load_reproduction(name), kept(name, ROOT / "results")
+        assert files or table.unrun or not table.claims, name
+        for lines in files:
+            failed = [found.claim for found in findings(table, lines) if found.verdict == "not"]
+            assert all("docs/" in claim.why or "row" in claim.why for claim in failed), (name, failed)

@@ -115,3 +115,6 @@ def test_what_is_kept_is_not_run_again(tmp_path: Path, monkeypatch: pytest.Monke
     other = CliRunner().invoke(app, ["reproduce", "selection", "--row", "fedsdrr"])
     assert other.exit_code == 2
     assert "unknown row 'fedsdrr'" in other.stderr
+    rule = CliRunner().invoke(app, ["reproduce", "selection", "--select", "split"])
+    assert rule.exit_code == 2
+    assert "--trial-rounds and --select are not possible" in rule.stderr
