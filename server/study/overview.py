@@ -211,7 +211,7 @@ It is about the last round, which nobody chose:
 - **not**: not better by more than two standard errors
 - *not run*: there are no runs of two seeds or more yet
 
-Below a table's claims is **why** one is not so here, and what shows it, and which rows are not the paper's. Then come
+Below a table's claims is **why** one is not so here, what shows it, and which rows are not the paper's. Then come
 **all its rows** that were run, and what the paper has, in brackets. Rows without brackets are not in the paper.
 
 Accuracies are in percent, as mean over seeds ± standard deviation. The difference is ours, ± its standard error.
@@ -261,7 +261,7 @@ def _section(name: str, table: Reproduction, lines: Sequence[Kept]) -> list[str]
 
 
 def _reasons(table: Reproduction, found: Sequence[Finding]) -> list[str]:
-    """Why claims are not what we find, those with the same reason in one line; and which rows are not the paper's."""
+    """Why claims are not what we find, one line for each reason; and which rows are not the paper's."""
     reasons: dict[str, list[str]] = {}
     for finding in found:
         if finding.verdict == "not" and finding.claim.why:

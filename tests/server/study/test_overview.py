@@ -158,7 +158,7 @@ def test_the_page_says_what_is_kept(table: Reproduction, tmp_path: Path, monkeyp
 
 
 def test_a_claim_that_is_not_so_has_its_reason(table: Reproduction) -> None:
-    """One line for each reason, none for a claim that is so or was not run; and one for a row that is not the paper's."""
+    """One line for each reason, and one for a row that is not the paper's; none of what is so or was not run."""
     claims = [Claim(row=row, than=than, column="worst", why="B.") for row, than in ("AB", "CB", "BA")]
     found = [finding([0.5, 0.5], [0.6, 0.7], claim=claim) for claim in claims[:2]]
     found += [finding([0.6, 0.7], [0.5, 0.5], claim=claims[2]), finding([], [], claim=claims[2])]
@@ -169,8 +169,15 @@ def test_a_claim_that_is_not_so_has_its_reason(table: Reproduction) -> None:
     changed = table.model_copy(update={"rows": (*(row for row in table.rows if row is not ditto), other)})
     (claim,) = table.claims
     line = Kept(
-        row="FedAvg", selection="final", rounds=4, trials=1, by=Select.held_out, quick=False,
-        settings={}, measures={}, runs=[],
+        row="FedAvg",
+        selection="final",
+        rounds=4,
+        trials=1,
+        by=Select.held_out,
+        quick=False,
+        settings={},
+        measures={},
+        runs=[],
     )
     assert _reasons(changed, [replace(finding([0.7, 0.7], [0.6, 0.6], claim=claim), made=line)]) == [
         "- Ditto: Other steps.",
