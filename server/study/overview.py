@@ -207,7 +207,7 @@ A claim is "this method is better than that one in this column". The **verdict**
 It is about the last round, which nobody chose:
 
 - **confirmed**: better by more than two standard errors, with the paper's rounds and data
-- *partly*: the same with fewer rounds or other data, which *size* says, or a row that is not the paper's
+- *partly*: the same with fewer rounds, other data or a small network, which *size* says, or a row not the paper's
 - **not**: not better by more than two standard errors
 - *not run*: there are no runs of two seeds or more yet
 
@@ -251,13 +251,20 @@ def _section(name: str, table: Reproduction, lines: Sequence[Kept]) -> list[str]
         why = f": {table.unrun}" if table.unrun else ""
         said = f"Not run yet{why}. The command is `perennial reproduce {name} --keep results`."
     else:
-        rounds = ran.made.rounds
-        size = "the paper's" if ran.whole else f"{rounds} of {table.rounds} rounds"
-        size += "" if ran.whole or rounds < table.rounds else ", other data than the paper's"
         command = _command(name, table, ran.made, ran.seeds)
-        said = f"Size: {size}. Settings: {ran.made.chosen}. Command: `{command}`"
+        said = f"Size: {_size(table, ran.made, ran.whole)}. Settings: {ran.made.chosen}. Command: `{command}`"
     heads = ["claim", "paper", "ours", "difference", "seeds", "constant", "verdict"]
     return [said, "", *_table(heads, map(_cells, found)), "", *_reasons(table, found), *_rows(table, lines)]
+
+
+def _size(table: Reproduction, made: Kept, whole: bool) -> str:
+    if whole:
+        return "the paper's"
+    rounds = f"{made.rounds} of {table.rounds} rounds"
+    if made.quick:
+        changed = ", ".join(f"{key}={value}" for key, value in table.quick.settings.items())
+        return f"the small version ({changed}), {rounds}" if changed else f"the small version, {rounds}"
+    return rounds if made.rounds < table.rounds else f"{rounds}, other data than the paper's"
 
 
 def _reasons(table: Reproduction, found: Sequence[Finding]) -> list[str]:
@@ -324,8 +331,9 @@ def _command(name: str, table: Reproduction, made: Kept, seeds: int) -> str:
     """With what differs from the table; a search's rule belongs to a search."""
     search = {"trial_rounds": made.trial_rounds, "select": made.by} if made.trials > 1 else {}
     asked = {"rounds": made.rounds, "seeds": seeds, "trials": made.trials, **search}
-    other = {key: value for key, value in asked.items() if value not in (None, getattr(table, key))}
-    options = [f"--{key.replace('_', '-')} {value}" for key, value in other.items()]
+    of_table = table.quick if made.quick else table
+    other = {key: value for key, value in asked.items() if value not in (None, getattr(of_table, key, None))}
+    options = ["--quick"] * made.quick + [f"--{key.replace('_', '-')} {value}" for key, value in other.items()]
     return " ".join([f"perennial reproduce {name}", *options, "--keep results"])
 
 

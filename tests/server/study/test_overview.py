@@ -4,6 +4,7 @@ from dataclasses import replace
 from math import sqrt
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import Any
 
 import pytest
 from toys import TWO_ROWS, Toy
@@ -16,7 +17,18 @@ from perennial.server.folder import RunFolder
 from perennial.server.split import Select
 from perennial.server.study import reproduce
 from perennial.server.study.compare import compare
-from perennial.server.study.overview import Finding, Kept, _endings, _reasons, findings, keep, kept, overview
+from perennial.server.study.overview import (
+    Finding,
+    Kept,
+    _command,
+    _endings,
+    _reasons,
+    _size,
+    findings,
+    keep,
+    kept,
+    overview,
+)
 from perennial.server.study.reproduce import LESS_IS_BETTER, Claim, Reproduction, load_reproduction, reproductions
 
 ROOT = Path(__file__).parents[3]
@@ -42,6 +54,12 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Reproduction:
     monkeypatch.setitem(scenarios.SCENARIOS, "toy", Toy())
     (tmp_path / "t.toml").write_text(TABLE + TWO_ROWS)
     return load_reproduction("t", tmp_path)
+
+
+def made(**changes: Any) -> Kept:
+    """A line of `results/T.jsonl`."""
+    line = {"selection": "final", "rounds": 4, "trials": 1, "by": "held-out", "quick": False}
+    return Kept.model_validate({"row": "FedAvg", "settings": {}, "measures": {}, "runs": [], **line, **changes})
 
 
 def finding(method: list[float], reference: list[float], whole: bool = True, claim: Claim = CLAIM) -> Finding:
@@ -168,22 +186,22 @@ def test_a_claim_that_is_not_so_has_its_reason(table: Reproduction) -> None:
     other = ditto.model_copy(update={"comparable": False, "remark": "Other steps."})
     changed = table.model_copy(update={"rows": (*(row for row in table.rows if row is not ditto), other)})
     (claim,) = table.claims
-    line = Kept(
-        row="FedAvg",
-        selection="final",
-        rounds=4,
-        trials=1,
-        by=Select.held_out,
-        quick=False,
-        settings={},
-        measures={},
-        runs=[],
-    )
-    assert _reasons(changed, [replace(finding([0.7, 0.7], [0.6, 0.6], claim=claim), made=line)]) == [
+    assert _reasons(changed, [replace(finding([0.7, 0.7], [0.6, 0.6], claim=claim), made=made())]) == [
         "- Ditto: Other steps.",
         "",
     ]
     assert _reasons(changed, [finding([], [], claim=claim)]) == []
+
+
+def test_the_size_and_the_command_of_the_small_version(table: Reproduction) -> None:
+    quick = table.quick.model_copy(update={"settings": {"model.name": "cnn-small"}})
+    changed = table.model_copy(update={"quick": quick})
+    assert _size(changed, made(quick=True), False) == "the small version (model.name=cnn-small), 4 of 4 rounds"
+    assert _size(table, made(quick=True, rounds=2), False) == "the small version, 2 of 4 rounds"
+    assert _size(table, made(), False) == "4 of 4 rounds, other data than the paper's"
+    command = "perennial reproduce t --quick {}--keep results"
+    assert _command("t", table, made(quick=True, rounds=2), 1) == command.format("")
+    assert _command("t", table, made(quick=True), 3) == command.format("--rounds 4 --seeds 3 ")
 
 
 def test_the_rounds_in_which_games_ended(table: Reproduction, tmp_path: Path) -> None:
