@@ -61,13 +61,6 @@ class Kept(BaseModel):
         """What the rows of a file have in common."""
         return self.rounds, self.trials, self.trial_rounds, self.quick
 
-    @property
-    def chosen(self) -> str:
-        """How its settings were chosen."""
-        if self.trials == 1:
-            return "the table's settings"
-        return f"{budget(self.trials, self.trial_rounds)} by {self.by}"
-
 
 def keep(name: str, table: Reproduction, comparison: Comparison, quick: bool, by: Select, folder: Path) -> Path:
     """Write what the page needs of a table's comparison; the file. Every rule of a search has one of its own.
@@ -252,7 +245,9 @@ def _section(name: str, table: Reproduction, lines: Sequence[Kept]) -> list[str]
         said = f"Not run yet{why}. The command is `perennial reproduce {name} --keep results`."
     else:
         command = _command(name, table, ran.made, ran.seeds)
-        said = f"Size: {_size(table, ran.made, ran.whole)}. Settings: {ran.made.chosen}. Command: `{command}`"
+        search = f"{budget(ran.made.trials, ran.made.trial_rounds)} by {ran.made.by}"
+        chosen = table.chosen if ran.made.trials == 1 else search
+        said = f"Size: {_size(table, ran.made, ran.whole)}. Settings: {chosen}. Command: `{command}`"
     heads = ["claim", "paper", "ours", "difference", "seeds", "constant", "verdict"]
     return [said, "", *_table(heads, map(_cells, found)), "", *_reasons(table, found), *_rows(table, lines)]
 

@@ -137,6 +137,8 @@ class Reproduction(Part):
     claims: tuple[Claim, ...] = ()
     unrun: str = ""
     """Why there are no runs for its claims yet."""
+    chosen: str = "the table's settings"
+    """How its settings were chosen, for runs without a search."""
     quick: Quick
     rows: tuple[PaperRow, ...] = Field(min_length=1)
 

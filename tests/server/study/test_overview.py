@@ -23,6 +23,7 @@ from perennial.server.study.overview import (
     _command,
     _endings,
     _reasons,
+    _section,
     _size,
     findings,
     keep,
@@ -202,6 +203,15 @@ def test_the_size_and_the_command_of_the_small_version(table: Reproduction) -> N
     command = "perennial reproduce t --quick {}--keep results"
     assert _command("t", table, made(quick=True, rounds=2), 1) == command.format("")
     assert _command("t", table, made(quick=True), 3) == command.format("--rounds 4 --seeds 3 ")
+
+
+def test_the_page_says_how_settings_were_chosen(table: Reproduction) -> None:
+    both = [made(row=row, measures={"worst": [0.5, 0.6]}) for row in ("FedAvg", "Ditto")]
+    changed = table.model_copy(update={"chosen": "chosen on test data"})
+    assert "Settings: chosen on test data. Command" in _section("t", changed, both)[0]
+    assert "Settings: the table's settings. Command" in _section("t", table, both)[0]
+    searched = [line.model_copy(update={"trials": 12, "trial_rounds": 2}) for line in both]
+    assert "Settings: 12 trials of 2 rounds by held-out. Command" in _section("t", changed, searched)[0]
 
 
 def test_the_rounds_in_which_games_ended(table: Reproduction, tmp_path: Path) -> None:
