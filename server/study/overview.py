@@ -279,8 +279,8 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def _rows(table: Reproduction, lines: Sequence[Kept]) -> list[str]:
-    """All rows of two seeds or more, the paper's numbers in brackets; also those of rounds that `split` chose."""
-    chosen = (SELECTION, SPLIT, NO_SELECTION)
+    """All rows of two seeds or more, the paper's numbers in brackets; in rounds of `split` and its own, too."""
+    chosen = (SELECTION, SPLIT, NO_SELECTION, table.paper_round)
     lines = [line for line in lines if line.selection in chosen and _seeds(line) > 1]
     if not lines:
         return []
@@ -288,7 +288,7 @@ def _rows(table: Reproduction, lines: Sequence[Kept]) -> list[str]:
     papers_games = {row.title: row.ended for row in table.rows}
     columns = [*table.columns, *table.beside]
     games = any(line.ended for line in lines)
-    several = any(line.selection == SPLIT for line in lines)
+    several = any(line.selection not in (SELECTION, NO_SELECTION) for line in lines)
     heads = ["row", *["round"] * several, *columns, *["ended in round"] * games, "seeds"]
     cells = [
         [

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from rich.table import Table
@@ -139,6 +139,8 @@ class Reproduction(Part):
     """Why there are no runs for its claims yet."""
     chosen: str = "the table's settings"
     """How its settings were chosen, for runs without a search."""
+    paper_round: Literal["final", "validation"] = "final"
+    """The selection by which the paper chose the round that it scores, where it says; shown beside the last."""
     quick: Quick
     rows: tuple[PaperRow, ...] = Field(min_length=1)
 

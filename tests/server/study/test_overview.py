@@ -23,6 +23,7 @@ from perennial.server.study.overview import (
     _command,
     _endings,
     _reasons,
+    _rows,
     _section,
     _size,
     findings,
@@ -212,6 +213,16 @@ def test_the_page_says_how_settings_were_chosen(table: Reproduction) -> None:
     assert "Settings: the table's settings. Command" in _section("t", table, both)[0]
     searched = [line.model_copy(update={"trials": 12, "trial_rounds": 2}) for line in both]
     assert "Settings: 12 trials of 2 rounds by held-out. Command" in _section("t", changed, searched)[0]
+
+
+def test_the_round_that_the_paper_s_rule_chooses_is_beside_the_last(table: Reproduction) -> None:
+    rounds = [made(selection=selection, measures={"worst": [0.5, 0.6]}) for selection in ("final", "validation")]
+    (last,) = (line for line in _rows(table, rounds) if line.startswith("| FedAvg"))
+    assert not any("validation" in line for line in _rows(table, rounds))
+    both = _rows(table.model_copy(update={"paper_round": "validation"}), rounds)
+    assert both[0].startswith("| row | round | worst |")
+    assert [line.split(" | ")[1] for line in both[2:-1]] == ["final", "validation"]
+    assert last.startswith("| FedAvg | 55.00")
 
 
 def test_the_rounds_in_which_games_ended(table: Reproduction, tmp_path: Path) -> None:
