@@ -249,7 +249,8 @@ def _section(name: str, table: Reproduction, lines: Sequence[Kept]) -> list[str]
         chosen = table.chosen if ran.made.trials == 1 else search
         said = f"Size: {_size(table, ran.made, ran.whole)}. Settings: {chosen}. Command: `{command}`"
     heads = ["claim", "paper", "ours", "difference", "seeds", "constant", "verdict"]
-    return [said, "", *_table(heads, map(_cells, found)), "", *_reasons(table, found), *_rows(table, lines)]
+    reasons = _reasons(table, found) if ran else []
+    return [said, "", *_table(heads, map(_cells, found)), "", *reasons, *_rows(table, lines)]
 
 
 def _size(table: Reproduction, made: Kept, whole: bool) -> str:
@@ -263,12 +264,15 @@ def _size(table: Reproduction, made: Kept, whole: bool) -> str:
 
 
 def _reasons(table: Reproduction, found: Sequence[Finding]) -> list[str]:
-    """Why claims are not what we find, one line for each reason; and which rows are not the paper's."""
-    reasons: dict[str, list[str]] = {}
+    """Why claims are not what we find or wait, one line for each reason; and which rows are not the paper's."""
+    columns = {claim.column for claim in table.claims}
+    reasons: dict[tuple[str, str], list[str]] = {}
     for finding in found:
-        if finding.verdict == "not" and finding.claim.why:
-            reasons.setdefault(finding.claim.why, []).append(f"{finding.claim.row} > {finding.claim.than}")
-    lines = [f"- **not** {'; '.join(claims)}: {why}" for why, claims in reasons.items()]
+        claim = finding.claim
+        if why := {"not": claim.why, "not run": table.unrun}.get(finding.verdict):
+            name = f"{claim.row} > {claim.than}" + f", {claim.column}" * (len(columns) > 1)
+            reasons.setdefault((_verdict(finding), why), []).append(name)
+    lines = [f"- {verdict} {'; '.join(claims)}: {why}" for (verdict, why), claims in reasons.items()]
     ran = {row for finding in found if finding.made for row in (finding.claim.row, finding.claim.than)}
     lines += [f"- {row.title}: {row.remark}" for row in table.rows if row.title in ran and not row.comparable]
     return [*lines, ""] if lines else []
@@ -337,11 +341,15 @@ def _cells(finding: Finding) -> list[str]:
     paper = " / ".join(f"{number:.{places}f}" for number in finding.paper)
     cells = [f"{claim.row} > {claim.than}, {claim.column}", paper]
     if finding.verdict == "not run":
-        cells += ["–", "–", "–", "–", "*not run*"]
+        cells += ["–"] * 4
     else:
         ours = [spread(own).text(places) for own in (finding.method, finding.reference)]
         constant = "–" if finding.constant is None else f"{finding.constant:.{places}f}"
-        verdict = "*partly*" if finding.verdict == "partly" else f"**{finding.verdict}**"
         difference = f"{finding.difference:+.{places}f} ± {finding.error:.{places}f}"
-        cells += [" / ".join(ours), difference, str(finding.seeds), constant, verdict]
-    return cells
+        cells += [" / ".join(ours), difference, str(finding.seeds), constant]
+    return [*cells, _verdict(finding)]
+
+
+def _verdict(finding: Finding) -> str:
+    bold = finding.verdict in ("confirmed", "not")
+    return f"**{finding.verdict}**" if bold else f"*{finding.verdict}*"
