@@ -265,14 +265,15 @@ def _size(table: Reproduction, made: Kept, whole: bool) -> str:
 
 def _reasons(table: Reproduction, found: Sequence[Finding]) -> list[str]:
     """Why claims are not what we find or wait, one line for each reason; and which rows are not the paper's."""
-    columns = {claim.column for claim in table.claims}
-    reasons: dict[tuple[str, str], list[str]] = {}
+    several = len({claim.column for claim in table.claims}) > 1
+    reasons: dict[str, list[str]] = {}
     for finding in found:
-        claim = finding.claim
-        if why := {"not": claim.why, "not run": table.unrun}.get(finding.verdict):
-            name = f"{claim.row} > {claim.than}" + f", {claim.column}" * (len(columns) > 1)
-            reasons.setdefault((_verdict(finding), why), []).append(name)
-    lines = [f"- {verdict} {'; '.join(claims)}: {why}" for (verdict, why), claims in reasons.items()]
+        if finding.verdict == "not" and (claim := finding.claim).why:
+            name = f"{claim.row} > {claim.than}" + f", {claim.column}" * several
+            reasons.setdefault(claim.why, []).append(name)
+    lines = [f"- **not** {'; '.join(claims)}: {why}" for why, claims in reasons.items()]
+    waiting = any(finding.verdict == "not run" for finding in found)
+    lines += [f"- *not run*: {table.unrun}"] if waiting and table.unrun else []
     ran = {row for finding in found if finding.made for row in (finding.claim.row, finding.claim.than)}
     lines += [f"- {row.title}: {row.remark}" for row in table.rows if row.title in ran and not row.comparable]
     return [*lines, ""] if lines else []
@@ -341,15 +342,11 @@ def _cells(finding: Finding) -> list[str]:
     paper = " / ".join(f"{number:.{places}f}" for number in finding.paper)
     cells = [f"{claim.row} > {claim.than}, {claim.column}", paper]
     if finding.verdict == "not run":
-        cells += ["–"] * 4
+        cells += ["–", "–", "–", "–", "*not run*"]
     else:
         ours = [spread(own).text(places) for own in (finding.method, finding.reference)]
         constant = "–" if finding.constant is None else f"{finding.constant:.{places}f}"
+        verdict = "*partly*" if finding.verdict == "partly" else f"**{finding.verdict}**"
         difference = f"{finding.difference:+.{places}f} ± {finding.error:.{places}f}"
-        cells += [" / ".join(ours), difference, str(finding.seeds), constant]
-    return [*cells, _verdict(finding)]
-
-
-def _verdict(finding: Finding) -> str:
-    bold = finding.verdict in ("confirmed", "not")
-    return f"**{finding.verdict}**" if bold else f"*{finding.verdict}*"
+        cells += [" / ".join(ours), difference, str(finding.seeds), constant, verdict]
+    return cells
