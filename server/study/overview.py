@@ -284,7 +284,7 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def _rows(table: Reproduction, lines: Sequence[Kept]) -> list[str]:
-    """All rows of two seeds or more, the paper's numbers in brackets; in rounds of `split` and its own, too."""
+    """All rows of two seeds or more, the paper's numbers in brackets; also by `split` and by the paper's rule."""
     chosen = (SELECTION, SPLIT, NO_SELECTION, table.paper_round)
     lines = [line for line in lines if line.selection in chosen and _seeds(line) > 1]
     if not lines:

@@ -136,7 +136,7 @@ class Reproduction(Part):
     """Titles of the rows in the figures; none: the first that can be told apart."""
     claims: tuple[Claim, ...] = ()
     unrun: str = ""
-    """Why there are no runs for its claims yet."""
+    """Why there are no runs yet for its claims, or for some of them."""
     chosen: str = "the table's settings"
     """How its settings were chosen, for runs without a search."""
     paper_round: Literal["final", "validation"] = "final"
