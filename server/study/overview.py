@@ -241,30 +241,36 @@ def _section(name: str, table: Reproduction, lines: Sequence[Kept]) -> list[str]
     found = list(findings(table, lines))
     ran = next((finding for finding in found if finding.made), None)
     if ran is None or ran.made is None:
-        why = f": {table.unrun}" if table.unrun else ""
+        why = f": {table.limit}" if table.limit else ""
         said = f"Not run yet{why}. The command is `perennial reproduce {name} --keep results`."
     else:
         command = _command(name, table, ran.made, ran.seeds)
         search = f"{budget(ran.made.trials, ran.made.trial_rounds)} by {ran.made.by}"
         chosen = table.chosen if ran.made.trials == 1 else search
-        said = f"Size: {_size(table, ran.made, ran.whole)}. Settings: {chosen}. Command: `{command}`"
+        waiting = any(finding.verdict == "not run" for finding in found)
+        said = f"Size: {_size(table, ran.made, ran.whole, waiting)}. Settings: {chosen}. Command: `{command}`"
     heads = ["claim", "paper", "ours", "difference", "seeds", "constant", "verdict"]
     reasons = _reasons(table, found) if ran else []
     return [said, "", *_table(heads, map(_cells, found)), "", *reasons, *_rows(table, lines)]
 
 
-def _size(table: Reproduction, made: Kept, whole: bool) -> str:
-    if whole:
-        return "the paper's"
+def _size(table: Reproduction, made: Kept, whole: bool, waiting: bool) -> str:
+    """What the runs are of the paper's, whether claims wait, and what keeps the table from being whole here."""
     rounds = f"{made.rounds} of {table.rounds} rounds"
-    if made.quick:
+    if whole:
+        words = ["the paper's"]
+    elif made.quick:
         changed = ", ".join(f"{key}={value}" for key, value in table.quick.settings.items())
-        return f"the small version ({changed}), {rounds}" if changed else f"the small version, {rounds}"
-    return rounds if made.rounds < table.rounds else f"{rounds}, other data than the paper's"
+        words = [f"the small version ({changed})" if changed else "the small version", rounds]
+    else:
+        words = [rounds, *["other data than the paper's"] * (made.rounds >= table.rounds)]
+    words += ["not all rows yet"] * waiting
+    why = f" ({table.limit})" if table.limit and (waiting or not whole) else ""
+    return ", ".join(words) + why
 
 
 def _reasons(table: Reproduction, found: Sequence[Finding]) -> list[str]:
-    """Why claims are not what we find or wait, one line for each reason; and which rows are not the paper's."""
+    """Why claims are not what we find, one line for each reason; and which rows are not the paper's."""
     several = len({claim.column for claim in table.claims}) > 1
     reasons: dict[str, list[str]] = {}
     for finding in found:
@@ -272,8 +278,6 @@ def _reasons(table: Reproduction, found: Sequence[Finding]) -> list[str]:
             name = f"{claim.row} > {claim.than}" + f", {claim.column}" * several
             reasons.setdefault(claim.why, []).append(name)
     lines = [f"- **not** {'; '.join(claims)}: {why}" for why, claims in reasons.items()]
-    waiting = any(finding.verdict == "not run" for finding in found)
-    lines += [f"- *not run*: {table.unrun}"] if waiting and table.unrun else []
     ran = {row for finding in found if finding.made for row in (finding.claim.row, finding.claim.than)}
     lines += [f"- {row.title}: {row.remark}" for row in table.rows if row.title in ran and not row.comparable]
     return [*lines, ""] if lines else []

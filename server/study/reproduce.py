@@ -135,8 +135,8 @@ class Reproduction(Part):
     drawn: tuple[str, ...] = ()
     """Titles of the rows in the figures; none: the first that can be told apart."""
     claims: tuple[Claim, ...] = ()
-    unrun: str = ""
-    """Why there are no runs yet for its claims, or for some of them."""
+    limit: str = ""
+    """What keeps it from the paper's size here: hours, data, a licence."""
     chosen: str = "the table's settings"
     """How its settings were chosen, for runs without a search."""
     paper_round: Literal["final", "validation"] = "final"

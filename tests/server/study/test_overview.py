@@ -183,14 +183,8 @@ def test_a_claim_that_is_not_so_has_its_reason(table: Reproduction) -> None:
     found = [finding([0.5, 0.5], [0.6, 0.7], claim=claim) for claim in claims[:2]]
     found += [finding([0.6, 0.7], [0.5, 0.5], claim=claims[2]), finding([], [], claim=claims[2])]
     assert _reasons(table, found) == ["- **not** A > B; C > B: B.", ""]
-    waiting = table.model_copy(
-        update={"unrun": "Hours.", "claims": (CLAIM, Claim(row="A", than="B", column="loss"))}
-    )
-    assert _reasons(waiting, found) == [
-        "- **not** A > B, worst; C > B, worst: B.",
-        "- *not run*: Hours.",
-        "",
-    ]
+    columns = table.model_copy(update={"claims": (CLAIM, Claim(row="A", than="B", column="loss"))})
+    assert _reasons(columns, found) == ["- **not** A > B, worst; C > B, worst: B.", ""]
     assert _reasons(table, found[2:]) == []
     (ditto,) = (row for row in table.rows if row.title == "Ditto")
     other = ditto.model_copy(update={"comparable": False, "remark": "Other steps."})
@@ -206,9 +200,10 @@ def test_a_claim_that_is_not_so_has_its_reason(table: Reproduction) -> None:
 def test_the_size_and_the_command_of_the_small_version(table: Reproduction) -> None:
     quick = table.quick.model_copy(update={"settings": {"model.name": "cnn-small"}})
     changed = table.model_copy(update={"quick": quick})
-    assert _size(changed, made(quick=True), False) == "the small version (model.name=cnn-small), 4 of 4 rounds"
-    assert _size(table, made(quick=True, rounds=2), False) == "the small version, 2 of 4 rounds"
-    assert _size(table, made(), False) == "4 of 4 rounds, other data than the paper's"
+    small = "the small version (model.name=cnn-small), 4 of 4 rounds"
+    assert _size(changed, made(quick=True), whole=False, waiting=False) == small
+    assert _size(table, made(quick=True, rounds=2), False, False) == "the small version, 2 of 4 rounds"
+    assert _size(table, made(), False, False) == "4 of 4 rounds, other data than the paper's"
     command = "perennial reproduce t --quick {}--keep results"
     assert _command("t", table, made(quick=True, rounds=2), 1) == command.format("")
     assert _command("t", table, made(quick=True), 3) == command.format("--rounds 4 --seeds 3 ")
@@ -278,6 +273,13 @@ def test_every_claim_is_what_the_paper_s_numbers_say(name: str) -> None:
         assert (better < worse) if claim.column in LESS_IS_BETTER else (better > worse), claim
 
 
+def test_the_size_says_what_keeps_a_table_from_being_whole(table: Reproduction) -> None:
+    limited = table.model_copy(update={"limit": "hours"})
+    assert _size(limited, made(), whole=True, waiting=False) == "the paper's"
+    assert _size(limited, made(), whole=True, waiting=True) == "the paper's, not all rows yet (hours)"
+    assert _size(limited, made(rounds=2), whole=False, waiting=False) == "2 of 4 rounds (hours)"
+
+
 def test_the_page_of_the_repository_is_what_its_results_say() -> None:
     assert (ROOT / "docs" / "results.md").read_text(encoding="utf-8") == overview(ROOT / "results")
     files = {file.stem for file in (ROOT / "results").glob("*.jsonl")} - {"attacks", "selection"}
@@ -292,7 +294,7 @@ def test_no_claim_of_the_repository_fails_or_waits_without_a_reason() -> None:
     for name in reproductions():
         table, files = load_reproduction(name), kept(name, ROOT / "results")
         for lines in files or [[]]:
-            waiting = [found for found in findings(table, lines) if found.verdict == "not run"]
-            assert table.unrun or not waiting, name
+            sizes = [found.made and (found.made.rounds, found.made.quick) for found in findings(table, lines)]
+            assert table.limit or all(size == (table.rounds, False) for size in sizes), name
             failed = [found.claim for found in findings(table, lines) if found.verdict == "not"]
             assert all("docs/" in claim.why or "row" in claim.why for claim in failed), (name, failed)
