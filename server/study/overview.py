@@ -251,7 +251,7 @@ def _section(name: str, table: Reproduction, lines: Sequence[Kept]) -> list[str]
         said = f"Size: {_size(table, ran.made, ran.whole, waiting)}. Settings: {chosen}. Command: `{command}`"
     heads = ["claim", "paper", "ours", "difference", "seeds", "constant", "verdict"]
     reasons = _reasons(table, found) if ran else []
-    return [said, "", *_table(heads, map(_cells, found)), "", *reasons, *_rows(table, lines)]
+    return [said, "", *_table(heads, map(_cells, found)), "", *reasons, *_rows(table, lines), *_drawn(lines)]
 
 
 def _size(table: Reproduction, made: Kept, whole: bool, waiting: bool) -> str:
@@ -310,6 +310,22 @@ def _rows(table: Reproduction, lines: Sequence[Kept]) -> list[str]:
         for line in lines
     ]
     return [*_table(heads, cells), ""]
+
+
+def _drawn(lines: Sequence[Kept]) -> list[str]:
+    """What a search chose for each row, to four digits; the files have all of them."""
+    own = [line for line in lines if line.trials > 1 and line.selection == SELECTION]
+    if not own:
+        return []
+    texts = (", ".join(f"{key}={_short(value)}" for key, value in line.settings.items()) for line in own)
+    chosen = [
+        f"- {line.row}: {text or 'the defaults, its first trial'}" for line, text in zip(own, texts, strict=True)
+    ]
+    return ["The settings that the search chose:", "", *chosen, ""]
+
+
+def _short(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _seeds(line: Kept) -> int:

@@ -21,6 +21,7 @@ from perennial.server.study.overview import (
     Finding,
     Kept,
     _command,
+    _drawn,
     _endings,
     _reasons,
     _rows,
@@ -271,6 +272,19 @@ def test_every_claim_is_what_the_paper_s_numbers_say(name: str) -> None:
     for claim in table.claims:
         better, worse = papers[claim.row][claim.column], papers[claim.than][claim.column]
         assert (better < worse) if claim.column in LESS_IS_BETTER else (better > worse), claim
+
+
+def test_what_a_search_chose_is_shown() -> None:
+    drawn = {"learning_rate": 0.0123456, "batch_size": 32}
+    lines = [made(trials=2), made(row="Ditto", trials=2, settings=drawn), made(selection="split", trials=2)]
+    assert _drawn(lines) == [
+        "The settings that the search chose:",
+        "",
+        "- FedAvg: the defaults, its first trial",
+        "- Ditto: learning_rate=0.01235, batch_size=32",
+        "",
+    ]
+    assert _drawn([made()]) == []
 
 
 def test_the_size_says_what_keeps_a_table_from_being_whole(table: Reproduction) -> None:
