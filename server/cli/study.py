@@ -362,16 +362,18 @@ def reproduce_table(
 
 
 def _overview(page: Path, results: Path, check: bool) -> None:
-    """Write the page of all claims, or say that the one that is there is another. Exit code 1 for the latter."""
+    """Write the page of all claims with its picture; with `check`, exit code 1 where those there are others."""
     from perennial.server.study.overview import overview
 
     with sentences():
         if not results.is_dir():
             raise UserError(f"--keep {results}: there is no such folder; it is the one with a file for each table")
-        text = overview(results)
+        picture = page.with_suffix(".svg")
+        made = dict(zip((page, picture), overview(results, picture.name), strict=True))
         if not check:
-            write_text(page, text)
-        elif not page.is_file() or page.read_text(encoding="utf-8") != text:
+            for file, text in made.items():
+                write_text(file, text)
+        elif any(not file.is_file() or file.read_text(encoding="utf-8") != text for file, text in made.items()):
             err.print(f"{page} is not what {results} says; make it with `perennial reproduce --overview {page}`")
             raise typer.Exit(1)
 

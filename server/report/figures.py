@@ -183,6 +183,25 @@ def points_figure(
         return _file(figure)
 
 
+def gains_figure(gains: Mapping[str, Sequence[tuple[float, float, float]]], xlabel: str, ylabel: str) -> str:
+    """What was gained there (x) and here (y), with a bar to either side of y, in points, as a whole SVG file.
+
+    `gains` has them by group. The diagonal is the line of equal gains, the level one is no gain.
+    """
+    with _look():
+        figure = Figure(figsize=(6.8, 4.0), layout="constrained")
+        axes: Axes = figure.subplots()
+        axes.axline((0, 0), slope=1, color=INK, linewidth=0.8, zorder=1)
+        axes.axhline(0, color=INK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
+        for number, (name, own) in enumerate(gains.items()):
+            x, y, errors = zip(*own, strict=True) if own else ((), (), ())
+            style, colour = MARKERS[number], _colour(number)
+            axes.errorbar(x, y, errors, fmt=style, color=colour, mfc="none", elinewidth=0.8, label=name)
+        axes.set(xlabel=xlabel, ylabel=ylabel)
+        figure.legend(loc="outside right upper", frameon=False)
+        return _file(figure)
+
+
 def swatch(key: str, style: int) -> str:
     """A piece of a curve for the legend; `key` as above."""
     with _look():

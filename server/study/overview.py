@@ -29,6 +29,8 @@ SELECTION = "final"
 VERDICTS = ("confirmed", "partly", "not", "not run")
 LEVEL = 2.0
 """Standard errors that a difference must be above."""
+LARGE = 10.0
+"""Points from which on a gain is a large one."""
 
 
 # ---------------------------------------------------------------------- what is kept of a table's runs
@@ -133,6 +135,11 @@ class Finding:
     """Whether rounds and data are the paper's."""
 
     @property
+    def papers_gain(self) -> float | None:
+        """What the method gains in the paper, in points; None where the column is not in percent."""
+        return None if self.claim.column in DECIMALS else self.paper[0] - self.paper[1]
+
+    @property
     def difference(self) -> float:
         """What the method is better by, in the mean over seeds."""
         sign = -1 if self.claim.column in LESS_IS_BETTER else 1
@@ -212,29 +219,59 @@ Accuracies are in percent, as mean over seeds ± standard deviation. The differe
 use there, whatever the verdict.
 """
 
+PICTURE = """![What the method of each claim gains in the paper, and in our runs]({})
 
-def overview(folder: Path) -> str:
-    """The page. Raises `UserError` for a file that does not fit."""
+*One mark for each claim in percent that was run, with two standard errors to either side. On the diagonal we find
+what the paper has. Below the dashed line the other method is better.*
+"""
+
+
+def overview(folder: Path, picture: str) -> tuple[str, str]:
+    """The page, and the SVG that it shows as `picture`. Raises `UserError` for a file that does not fit."""
     tables = {name: load_reproduction(name) for name in reproductions()}
     claimed = {name: table for name, table in tables.items() if table.claims}
     files = {name: kept(name, folder) or [[]] for name in claimed}
-    verdicts = {
-        name: [finding.verdict for finding in findings(table, files[name][0])] for name, table in claimed.items()
-    }
+    found = {name: list(findings(table, files[name][0])) for name, table in claimed.items()}
+    verdicts = {name: [finding.verdict for finding in own] for name, own in found.items()}
     order = sorted(claimed, key=lambda name: {*verdicts[name]} == {VERDICTS[-1]})  # what was run comes first
-    every = [verdict for own in verdicts.values() for verdict in own]
+    together = [finding for own in found.values() for finding in own]
+    every = [finding.verdict for finding in together]
     counts = ", ".join(f"{every.count(name)} {name}" for name in VERDICTS)
     heads = ["table", "paper", *VERDICTS]
     cells = [
         [f"[{name}](#{name})", claimed[name].source, *(str(verdicts[name].count(verdict)) for verdict in VERDICTS)]
         for name in order
     ]
-    parts = [HEAD, f"Of {len(every)} claims: {counts}.\n", *_table(heads, cells)]
+    said = f"Of {len(every)} claims: {counts}.\n{_large_and_small(together)}\n"
+    parts = [HEAD, said, PICTURE.format(picture), *_table(heads, cells)]
     for name in order:
         table = claimed[name]
         parts.append(f"\n## {name}\n\n{table.title} ({table.source}).\n")
         parts += ["\n".join(_section(name, table, lines)) for lines in files[name]]
-    return "\n".join(parts) + "\n"
+    return "\n".join(parts) + "\n", _gains(together)
+
+
+def _gains(found: Sequence[Finding]) -> str:
+    """What methods gain in points, in the papers and here, by verdict."""
+    from perennial.server.report.figures import gains_figure  # matplotlib takes its time
+
+    gains: dict[str, list[tuple[float, float, float]]] = {verdict: [] for verdict in VERDICTS[:-1]}
+    for finding in found:
+        if finding.verdict in gains and finding.papers_gain is not None:
+            gains[finding.verdict].append((finding.papers_gain, finding.difference, LEVEL * finding.error))
+    return gains_figure(gains, "gain in the paper (points)", "gain in our runs (points)")
+
+
+def _large_and_small(found: Sequence[Finding]) -> str:
+    """How many of the large gains, and of the small ones, there are here, too."""
+    ran = [
+        (gain, own.verdict) for own in found if own.verdict != "not run" and (gain := own.papers_gain) is not None
+    ]
+    large, small = ([verdict != "not" for gain, verdict in ran if (gain >= LARGE) == big] for big in (True, False))
+    return (
+        f"Where the paper gains {LARGE:.0f} points or more, {sum(large)} of {len(large)} claims that were run are "
+        f"confirmed or partly so.\nWhere it gains less, {sum(small)} of {len(small)} are."
+    )
 
 
 def _section(name: str, table: Reproduction, lines: Sequence[Kept]) -> list[str]:

@@ -23,6 +23,8 @@ from perennial.server.study.overview import (
     _command,
     _drawn,
     _endings,
+    _gains,
+    _large_and_small,
     _reasons,
     _rows,
     _section,
@@ -96,6 +98,25 @@ def test_the_rule(method: list[float], reference: list[float], whole: bool, verd
     assert finding(method, reference, whole).verdict == verdict
 
 
+def test_large_gains_and_small_ones_are_counted_and_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loss is no gain in points, and what was not run no gain of ours."""
+    seeds = [60.0, 61.0, 62.0], [50.0, 50.0, 51.0]
+    large, small = finding(*seeds), replace(finding(*seeds[::-1]), paper=(51.0, 50.0))
+    loss = finding([0.5, 0.51], [0.6, 0.62], claim=Claim(row="A", than="B", column="loss"))
+    found = [large, small, loss, finding([60.0], [50.0])]
+    said = _large_and_small(found)
+    assert "gains 10 points or more, 1 of 1 claims" in said
+    assert said.endswith("less, 0 of 1 are.")
+    drawn: dict[str, Any] = {}
+    monkeypatch.setattr("perennial.server.report.figures.gains_figure", lambda gains, *_: drawn.update(gains))
+    _gains(found)
+    assert drawn == {
+        "confirmed": [(10, large.difference, 2 * large.error)],
+        "partly": [],
+        "not": [(1, small.difference, 2 * small.error)],
+    }
+
+
 def test_less_of_a_loss_is_better() -> None:
     claim = Claim(row="A", than="B", column="loss")
     assert finding([0.5, 0.51], [0.6, 0.62], claim=claim).verdict == "confirmed"
@@ -150,7 +171,7 @@ def test_the_page_says_what_is_kept(table: Reproduction, tmp_path: Path, monkeyp
     here = "perennial.server.study.overview"
     monkeypatch.setattr(f"{here}.reproductions", lambda: {"t": tmp_path / "t.toml"})
     monkeypatch.setattr(f"{here}.load_reproduction", lambda name: table)
-    assert "Not run yet. The command is `perennial reproduce t --keep results`." in overview(tmp_path)
+    assert "Not run yet. The command is `perennial reproduce t --keep results`." in overview(tmp_path, "a.svg")[0]
     monkeypatch.setattr(reproduce, "load_reproduction", lambda name: table)
     page, results = tmp_path / "page.md", tmp_path / "results"
     run = ["reproduce", "t", "--jobs", "1", "--out", str(tmp_path / "pool"), "--keep", str(results)]
@@ -161,7 +182,9 @@ def test_the_page_says_what_is_kept(table: Reproduction, tmp_path: Path, monkeyp
     assert CliRunner().invoke(app, make).exit_code == 0
     assert CliRunner().invoke(app, [*make, "--check"]).exit_code == 0
     (found,) = findings(table, kept("t", results)[0])
+    assert f">{found.verdict}</text>" in page.with_suffix(".svg").read_text()
     said = page.read_text()
+    assert "](page.svg)" in said
     assert "Size: 2 of 4 rounds. Settings: the table's settings." in said
     assert "`perennial reproduce t --rounds 2 --keep results`" in said
     line = next(line for line in said.splitlines() if line.startswith("| FedAvg > Ditto, worst | 60.00 / 50.00 |"))
@@ -174,8 +197,10 @@ def test_the_page_says_what_is_kept(table: Reproduction, tmp_path: Path, monkeyp
         in_paper = {"FedAvg": " (60.00)", "Ditto": " (50.00)"}.get(own.row, "")
         assert said.count(f"| {own.row} | {mean:.2f} ±{deviation:.2f}{in_paper} | ") == 1
         assert said.count(f"\n| {own.row} | ") == 1
-    page.write_text(said.replace("worst |", "best |"))
-    assert CliRunner().invoke(app, [*make, "--check"]).exit_code == 1
+    for file in (page, page.with_suffix(".svg")):
+        file.write_text(file.read_text().replace("<", "<!-- --><", 1).replace("worst |", "best |"))
+        assert CliRunner().invoke(app, [*make, "--check"]).exit_code == 1
+        assert CliRunner().invoke(app, make).exit_code == 0
 
 
 def test_a_claim_that_is_not_so_has_its_reason(table: Reproduction) -> None:
@@ -252,7 +277,7 @@ def test_the_rounds_in_which_games_ended(table: Reproduction, tmp_path: Path) ->
 def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "cmnist-8.jsonl").write_text("{}\n")
     with pytest.raises(UserError, match=r"cmnist-8\.jsonl, line 1: row: a value is missing"):
-        overview(tmp_path)
+        overview(tmp_path, "a.svg")
     none = CliRunner().invoke(
         app, ["reproduce", "--overview", str(tmp_path / "p.md"), "--keep", str(tmp_path / "no")]
     )
@@ -295,7 +320,9 @@ def test_the_size_says_what_keeps_a_table_from_being_whole(table: Reproduction) 
 
 
 def test_the_page_of_the_repository_is_what_its_results_say() -> None:
-    assert (ROOT / "docs" / "results.md").read_text(encoding="utf-8") == overview(ROOT / "results")
+    page, picture = overview(ROOT / "results", "results.svg")
+    assert (ROOT / "docs" / "results.md").read_text(encoding="utf-8") == page
+    assert (ROOT / "docs" / "results.svg").read_text(encoding="utf-8") == picture
     files = {file.stem for file in (ROOT / "results").glob("*.jsonl")} - {"attacks", "selection"}
     tables = [name for name in reproductions() if kept(name, ROOT / "results")]
     assert all(file.startswith(tuple(tables)) for file in files)
