@@ -311,9 +311,10 @@ def _reasons(table: Reproduction, found: Sequence[Finding]) -> list[str]:
     several = len({claim.column for claim in table.claims}) > 1
     reasons: dict[str, list[str]] = {}
     for finding in found:
-        if finding.verdict == "not" and (claim := finding.claim).why:
+        claim = finding.claim
+        if finding.verdict == "not" and (why := claim.why or table.why):
             name = f"{claim.row} > {claim.than}" + f", {claim.column}" * several
-            reasons.setdefault(claim.why, []).append(name)
+            reasons.setdefault(why, []).append(name)
     lines = [f"- **not** {'; '.join(claims)}: {why}" for why, claims in reasons.items()]
     ran = {row for finding in found if finding.made for row in (finding.claim.row, finding.claim.than)}
     lines += [f"- {row.title}: {row.remark}" for row in table.rows if row.title in ran and not row.comparable]

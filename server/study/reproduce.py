@@ -135,6 +135,8 @@ class Reproduction(Part):
     drawn: tuple[str, ...] = ()
     """Titles of the rows in the figures; none: the first that can be told apart."""
     claims: tuple[Claim, ...] = ()
+    why: str = ""
+    """`Claim.why` of those that have none of their own."""
     limit: str = ""
     """What keeps it from the paper's size here: hours, data, a licence."""
     chosen: str = "the table's settings"

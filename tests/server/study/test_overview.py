@@ -209,6 +209,10 @@ def test_a_claim_that_is_not_so_has_its_reason(table: Reproduction) -> None:
     found = [finding([0.5, 0.5], [0.6, 0.7], claim=claim) for claim in claims[:2]]
     found += [finding([0.6, 0.7], [0.5, 0.5], claim=claims[2]), finding([], [], claim=claims[2])]
     assert _reasons(table, found) == ["- **not** A > B; C > B: B.", ""]
+    own = [*claims[:1], *(claim.model_copy(update={"why": ""}) for claim in claims[1:])]
+    common = [replace(one, claim=claim) for one, claim in zip(found, own, strict=False)]
+    shared = table.model_copy(update={"why": "All."})
+    assert _reasons(shared, common) == ["- **not** A > B: B.", "- **not** C > B: All.", ""]
     columns = table.model_copy(update={"claims": (CLAIM, Claim(row="A", than="B", column="loss"))})
     assert _reasons(columns, found) == ["- **not** A > B, worst; C > B, worst: B.", ""]
     assert _reasons(table, found[2:]) == []
@@ -337,5 +341,5 @@ def test_no_claim_of_the_repository_fails_or_waits_without_a_reason() -> None:
         for lines in files or [[]]:
             sizes = [found.made and (found.made.rounds, found.made.quick) for found in findings(table, lines)]
             assert table.limit or all(size == (table.rounds, False) for size in sizes), name
-            failed = [found.claim for found in findings(table, lines) if found.verdict == "not"]
-            assert all("docs/" in claim.why or "row" in claim.why for claim in failed), (name, failed)
+            failed = [found.claim.why or table.why for found in findings(table, lines) if found.verdict == "not"]
+            assert all("docs/" in why or "row" in why for why in failed), (name, failed)
