@@ -293,7 +293,8 @@ def _section(name: str, table: Reproduction, lines: Sequence[Kept]) -> list[str]
 
 def _size(table: Reproduction, made: Kept, whole: bool, waiting: bool) -> str:
     """What the runs are of the paper's, whether claims wait, and what keeps the table from being whole here."""
-    rounds = f"{made.rounds} of {table.rounds} rounds"
+    of = "rounds for the paper's {}" if made.rounds > table.rounds else "of {} rounds"
+    rounds = f"{made.rounds} {of.format(table.rounds)}"
     if whole:
         words = ["the paper's"]
     elif made.quick:

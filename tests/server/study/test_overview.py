@@ -233,6 +233,8 @@ def test_the_size_and_the_command_of_the_small_version(table: Reproduction) -> N
     small = "the small version (model.name=cnn-small), 4 of 4 rounds"
     assert _size(changed, made(quick=True), whole=False, waiting=False) == small
     assert _size(table, made(quick=True, rounds=2), False, False) == "the small version, 2 of 4 rounds"
+    more = "the small version, 8 rounds for the paper's 4"
+    assert _size(table, made(quick=True, rounds=8), False, False) == more
     assert _size(table, made(), False, False) == "4 of 4 rounds, other data than the paper's"
     command = "perennial reproduce t --quick {}--keep results"
     assert _command("t", table, made(quick=True, rounds=2), 1) == command.format("")
