@@ -456,17 +456,15 @@ def test_killed_and_started_again_repeats_nothing(tmp_path: Path) -> None:
     out = tmp_path / "pool"
     process = subprocess.Popen([*command, str(out), "--jobs", "2"], start_new_session=True)
 
-    def unfinished() -> set[Path]:
-        return {path.parents[1] for path in out.glob("*/checkpoint/round-*")} - finished()
+    def finished() -> dict[Path, int]:
+        return {path.parent: path.stat().st_mtime_ns for path in out.glob("*/summary.json")}
 
-    def finished() -> set[Path]:
-        return {path.parent for path in out.glob("*/summary.json")}
-
-    def young() -> bool:  # one that is nearly done may end before its worker notices
+    def unfinished() -> list[int]:
         rounds = {path: int(path.name.removeprefix("round-")) for path in out.glob("*/checkpoint/round-*[0-9]")}
-        return any(path.parents[1] in unfinished() and number < 60 for path, number in rounds.items())
+        return [number for path, number in rounds.items() if path.parents[1] not in finished()]
 
-    while not (finished() and young()):
+    # One that is nearly done may end before its worker notices.
+    while not (finished() and any(number < 60 for number in unfinished())):
         assert process.poll() is None, "the comparison ended before it could be killed; make it longer"
         time.sleep(0.002)
     process.send_signal(signal.SIGKILL)  # the parent alone: its workers must notice
@@ -476,13 +474,12 @@ def test_killed_and_started_again_repeats_nothing(tmp_path: Path) -> None:
         time.sleep(0.05)
     assert not _members(process.pid)
 
-    done = {path: path.stat().st_mtime_ns for path in out.glob("*/summary.json")}
-    begun = unfinished()
+    done, begun = finished(), unfinished()
     settings = ("checkpoint_every=120", "evaluate_every=60")  # the first changes no number
     again = Plan(entries_of(["ditto"]), "toy", 2, rounds=120, settings=settings)
     continued = compare(again, out, 1)
-    assert len(list(out.glob("*/summary.json"))) == 6
-    assert done == {path: path.stat().st_mtime_ns for path in done}
+    assert len(finished()) == 6
+    assert done == {path: written for path, written in finished().items() if path in done}
     assert begun
     assert continued.rows == compare(again, tmp_path / "unbroken", 1).rows
 
