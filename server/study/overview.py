@@ -213,6 +213,8 @@ It is about the last round, which nobody chose:
 
 Below a table's claims is **why** one is not so here, what shows it, and which rows are not the paper's. Then come
 **all its rows** that were run, and what the paper has, in brackets. Rows without brackets are not in the paper.
+Where a table was also made with settings found in another way, these runs follow. The counts and the reasons are
+of the first.
 
 Accuracies are in percent, as mean over seeds ± standard deviation. The difference is ours, ± its standard error.
 *Constant* is a predictor that always says the most frequent class. A method below it has learnt nothing that is of
@@ -247,7 +249,7 @@ def overview(folder: Path, picture: str) -> tuple[str, str]:
     for name in order:
         table = claimed[name]
         parts.append(f"\n## {name}\n\n{table.title} ({table.source}).\n")
-        parts += ["\n".join(_section(name, table, lines)) for lines in files[name]]
+        parts += ["\n".join(_section(name, table, lines, number > 0)) for number, lines in enumerate(files[name])]
     return "\n".join(parts) + "\n", _gains(together)
 
 
@@ -274,21 +276,26 @@ def _large_and_small(found: Sequence[Finding]) -> str:
     )
 
 
-def _section(name: str, table: Reproduction, lines: Sequence[Kept]) -> list[str]:
+def _section(name: str, table: Reproduction, lines: Sequence[Kept], again: bool) -> list[str]:
+    """One file of a table; `again`: another is above it, which has the claims that wait and the reasons."""
     found = list(findings(table, lines))
     ran = next((finding for finding in found if finding.made), None)
-    if ran is None or ran.made is None:
+    made = ran.made if ran else next((line for line in lines if line.selection == SELECTION), None)
+    if made is None:
         why = f": {table.limit}" if table.limit else ""
         said = f"Not run yet{why}. The command is `perennial reproduce {name} --keep results`."
     else:
-        command = _command(name, table, ran.made, ran.seeds)
-        search = f"{budget(ran.made.trials, ran.made.trial_rounds)} by {ran.made.by}"
-        chosen = table.chosen if ran.made.trials == 1 else search
+        command = _command(name, table, made, ran.seeds if ran else _seeds(made))
+        search = f"{budget(made.trials, made.trial_rounds)} by {made.by}"
+        chosen = table.chosen if made.trials == 1 else search
         waiting = any(finding.verdict == "not run" for finding in found)
-        said = f"Size: {_size(table, ran.made, ran.whole, waiting)}. Settings: {chosen}. Command: `{command}`"
+        whole = ran.whole if ran else made.rounds >= table.rounds and not made.quick
+        said = f"Size: {_size(table, made, whole, waiting)}. Settings: {chosen}. Command: `{command}`"
     heads = ["claim", "paper", "ours", "difference", "seeds", "constant", "verdict"]
-    reasons = _reasons(table, found) if ran else []
-    return [said, "", *_table(heads, map(_cells, found)), "", *reasons, *_rows(table, lines), *_drawn(lines)]
+    shown = [finding for finding in found if finding.made or not again]
+    claims = [*_table(heads, map(_cells, shown)), ""] if shown else []
+    reasons = [] if again else _reasons(table, found)
+    return [said, "", *claims, *reasons, *_rows(table, lines), *_drawn(lines)]
 
 
 def _size(table: Reproduction, made: Kept, whole: bool, waiting: bool) -> str:
