@@ -272,13 +272,16 @@ def reproduce_table(
         Select | None, typer.Option("--select", help=r"What a search chooses by.  \[default: the table's]")
     ] = None,
     only: Annotated[
-        list[str] | None, typer.Option("--row", help="This row alone, beside FedAvg and Local; may be repeated.")
+        list[str] | None, typer.Option("--row", help="This row, beside FedAvg and Local; may be repeated.")
     ] = None,
     jobs: Jobs = None,
     folder: Pool = POOL,
     figures: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Also write figures there.")] = None,
     results: Annotated[
-        Path | None, typer.Option("--keep", metavar="FOLDER", help="Also keep every seed's numbers there.")
+        Path | None,
+        typer.Option(
+            "--keep", metavar="FOLDER", help="Also keep every seed's numbers there; rows there are not made again."
+        ),
     ] = None,
     page: Annotated[
         Path | None,
@@ -299,10 +302,10 @@ def reproduce_table(
                 f"--config {config} is not possible; a paper's table belongs to the paper's own scenario, and "
                 f"`perennial compare --methods … --config {config}` is for data of your own"
             )
-    if (name is None) == (page is None):
+    if name is None or page:
         with sentences():
-            raise UserError("TABLE: name one table, or ask for the page of all claims with --overview FILE")
-    if page:
+            if name or not page:
+                raise UserError("TABLE: name one table, or ask for the page of all claims with --overview FILE")
         _overview(page, results or KEPT, check)
         return
     from perennial.server.study import regret
@@ -319,7 +322,8 @@ def reproduce_table(
         size = replace(size, methods=tuple(only or full.methods))
         _print_regret(size, folder, jobs, data_root, device, as_json, results, figures)
         return
-    from perennial.server.study.compare import compare, comparison_lines, trouble_lines
+    from perennial.server.study.compare import compare, comparison_lines, trouble_lines, with_baselines
+    from perennial.server.study.overview import keep, rows_kept
     from perennial.server.study.reproduce import (
         load_reproduction,
         remark_lines,
@@ -329,7 +333,7 @@ def reproduce_table(
     from perennial.server.study.runs import cores
 
     with sentences(), watching_runs(as_json) as watch:
-        table = load_reproduction(name or "")
+        table = load_reproduction(name)
         plan = table.plan(
             quick,
             data_root,
@@ -341,11 +345,15 @@ def reproduce_table(
             select=select,
             only=only or (),
         )
+        if results:
+            plan = replace(plan, kept=rows_kept(name, plan, quick, only or (), results))
+            if plan.kept:
+                err.print(f"not made again, {results} has them: {', '.join(sorted(plan.kept))}", soft_wrap=True)
+            if {entry.label for entry in with_baselines(plan.entries)} <= plan.kept:
+                raise typer.Exit
         comparison = compare(plan, folder, jobs or cores(), watch)
         if results:
-            from perennial.server.study.overview import keep
-
-            keep(name or "", table, comparison, quick, plan.select, results)
+            keep(name, table, comparison, quick, plan.select, results)
         if figures:
             from perennial.server.report.pictures import pictures
 

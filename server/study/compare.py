@@ -64,6 +64,8 @@ class Plan:
     """Whether `split` judges the runs where another rule chooses, too: the same trials then serve both."""
     prune: bool = False
     """Whether hopeless trials stop early (`server/study/prune.py`)."""
+    kept: frozenset[str] = frozenset()
+    """Labels of entries that are not run: their numbers are kept elsewhere."""
 
     @property
     def scenario_name(self) -> str:
@@ -190,8 +192,9 @@ def compare(plan: Plan, out: Path, jobs: int, watch: Watch = lambda _: None) -> 
 
     Raises `UserError` for what the user can put right, `RunStopped` if a worker process dies.
     """
-    entries = with_baselines(plan.entries)
-    bases = {entry.label: base_config(plan, entry, entries) for entry in entries}
+    every_entry = with_baselines(plan.entries)
+    entries = [entry for entry in every_entry if entry.label not in plan.kept]
+    bases = {entry.label: base_config(plan, entry, every_entry) for entry in entries}
     first = next(iter(bases.values()))
     short = plan.trial_rounds
     if short and plan.trials == 1:
@@ -284,7 +287,7 @@ def compare(plan: Plan, out: Path, jobs: int, watch: Watch = lambda _: None) -> 
         rows=rows,
         troubles=list(dict.fromkeys(troubles)),
         older=[str(path) for path in older(every, out)],
-        advice=(advice(outcomes) if places else f"{SHUT}: {why_not}" if why_not else ""),
+        advice=(f"{SHUT}: {why_not}" if why_not else advice(outcomes) if places and not plan.kept else ""),
         sites=sites,
     )
 

@@ -16,11 +16,20 @@ from perennial.server.study.compare import (
     DECIMALS,
     NO_SELECTION,
     Comparison,
+    Plan,
     as_shown,
     budget,
     spread,
+    with_baselines,
 )
-from perennial.server.study.reproduce import LESS_IS_BETTER, Claim, Reproduction, load_reproduction, reproductions
+from perennial.server.study.reproduce import (
+    LESS_IS_BETTER,
+    Claim,
+    Reproduction,
+    load_reproduction,
+    reproductions,
+    row_name,
+)
 from perennial.server.study.runs import kept_lines
 from perennial.server.summary import SPLIT
 
@@ -89,14 +98,28 @@ def keep(name: str, table: Reproduction, comparison: Comparison, quick: bool, by
         for row in comparison.rows
     ]
     folder.mkdir(parents=True, exist_ok=True)
-    file = folder / (f"{name}.jsonl" if comparison.trials == 1 else f"{name}-{by}.jsonl")
+    file = _file(name, comparison.trials, by, folder)
     made = {line.row for line in lines}
     there = kept_lines(file, Kept)
     lines += [line for line in there if line.row not in made and line.size == lines[0].size]
     order = {row.title: number for number, row in enumerate(table.rows)}
-    lines.sort(key=lambda line: order.get(line.row, len(order)))
+    lines.sort(key=lambda line: (order.get(line.row, len(order)), line.row == CONSTANT))
     write_text(file, "".join(f"{line.model_dump_json()}\n" for line in lines))
     return file
+
+
+def rows_kept(name: str, plan: Plan, quick: bool, only: Sequence[str], folder: Path) -> frozenset[str]:
+    """Labels of a plan's rows that the file has at this size with these seeds, but for those in `only`."""
+    asked = {row_name(title).casefold() for title in only}
+    size = (plan.rounds, plan.trials, plan.trial_rounds, quick)
+    lines = kept_lines(_file(name, plan.trials, plan.select, folder), Kept)
+    there = {line.row for line in lines if line.size == size and _seeds(line) == plan.seeds}
+    labels = {entry.label for entry in with_baselines(plan.entries)}
+    return frozenset(label for label in labels & there if row_name(label).casefold() not in asked)
+
+
+def _file(name: str, trials: int, by: Select, folder: Path) -> Path:
+    return folder / (f"{name}.jsonl" if trials == 1 else f"{name}-{by}.jsonl")
 
 
 def ended_in(run: Path) -> int | None:
@@ -201,7 +224,8 @@ HEAD = """# What the papers claim, and what our runs say
 
 This page is made by `perennial reproduce --overview docs/results.md` from the files in `results/`, never by hand.
 A file has one line for each row of a paper's table, with one number for each seed. You can compute every verdict.
-With `--row FedSDR` a command makes this row alone, beside FedAvg and Local, and the file keeps its other rows.
+The command of a table makes all its rows anew. With `--keep results` it makes those that the file lacks, and adds
+them there; so a table goes on row by row, also on another machine. `--row FedSDR` makes this row, there or not.
 
 A claim is "this method is better than that one in this column". The **verdict** follows from the runs by one rule.
 It is about the last round, which nobody chose:
@@ -400,7 +424,7 @@ def _command(name: str, table: Reproduction, made: Kept, seeds: int) -> str:
     of_table = table.quick if made.quick else table
     other = {key: value for key, value in asked.items() if value not in (None, getattr(of_table, key, None))}
     options = ["--quick"] * made.quick + [f"--{key.replace('_', '-')} {value}" for key, value in other.items()]
-    return " ".join([f"perennial reproduce {name}", *options, "--keep results"])
+    return " ".join([f"perennial reproduce {name}", *options])
 
 
 def _cells(finding: Finding) -> list[str]:

@@ -167,6 +167,31 @@ def test_a_table_is_made_row_by_row(table: Reproduction, tmp_path: Path) -> None
         table.plan(quick=False, only=["Dito"])
 
 
+def test_a_table_goes_on_without_its_runs(
+    table: Reproduction, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that are kept with these seeds at this size are not made again, unless named."""
+    monkeypatch.setattr(reproduce, "load_reproduction", lambda _: table)
+    pools = (tmp_path / f"pool-{number}" for number in range(9))
+
+    def methods_run(*options: str) -> set[str]:
+        pool = next(pools)
+        command = ["reproduce", "t", "--jobs", "1", "--out", str(pool), "--keep", str(tmp_path / "kept"), *options]
+        ended = CliRunner().invoke(app, command)
+        assert ended.exit_code == 0, ended.output
+        return {path.name.split("-")[0] for path in pool.glob("*") if path.is_dir()}
+
+    assert methods_run("--row", "FedAvg") == {"fedavg", "local"}
+    assert methods_run("--row", "ditto") == {"ditto"}
+    assert methods_run() == set()
+    assert methods_run("--row", "FedAvg") == {"fedavg"}
+    assert [line.row for line in kept("t", tmp_path / "kept")[0] if line.selection in ("final", "–")] == [
+        *("FedAvg", "Ditto", "Local", "Constant")
+    ]
+    assert methods_run("--seeds", "3") == {"fedavg", "ditto", "local"}
+    assert methods_run("--rounds", "3", "--row", "ditto") == {"fedavg", "ditto", "local"}
+
+
 def test_the_page_says_what_is_kept(table: Reproduction, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = "perennial.server.study.overview"
     monkeypatch.setattr(f"{here}.reproductions", lambda: {"t": tmp_path / "t.toml"})
@@ -186,7 +211,7 @@ def test_the_page_says_what_is_kept(table: Reproduction, tmp_path: Path, monkeyp
     said = page.read_text()
     assert "](page.svg)" in said
     assert "Size: 2 of 4 rounds. Settings: the table's settings." in said
-    assert "`perennial reproduce t --rounds 2 --keep results`" in said
+    assert "`perennial reproduce t --rounds 2`" in said
     line = next(line for line in said.splitlines() if line.startswith("| FedAvg > Ditto, worst | 60.00 / 50.00 |"))
     assert f"{found.difference:+.2f} ± {found.error:.2f} | 2 |" in line
     assert f"{found.constant:.2f}" in line
@@ -236,9 +261,9 @@ def test_the_size_and_the_command_of_the_small_version(table: Reproduction) -> N
     more = "the small version, 8 rounds for the paper's 4"
     assert _size(table, made(quick=True, rounds=8), False, False) == more
     assert _size(table, made(), False, False) == "4 of 4 rounds, other data than the paper's"
-    command = "perennial reproduce t --quick {}--keep results"
-    assert _command("t", table, made(quick=True, rounds=2), 1) == command.format("")
-    assert _command("t", table, made(quick=True), 3) == command.format("--rounds 4 --seeds 3 ")
+    command = "perennial reproduce t --quick"
+    assert _command("t", table, made(quick=True, rounds=2), 1) == command
+    assert _command("t", table, made(quick=True), 3) == f"{command} --rounds 4 --seeds 3"
 
 
 def test_the_page_says_how_settings_were_chosen(table: Reproduction) -> None:

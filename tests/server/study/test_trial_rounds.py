@@ -109,8 +109,8 @@ def test_a_table_s_search_on_its_page(
     for plan in (table.plan(quick=False), table.plan(quick=False, select=Select.held_out)):
         keep("t", table, compare(plan, tmp_path / "pool", 1), False, plan.select, tmp_path / "results")
     said, _ = overview(tmp_path / "results", "page.svg")
-    first = "Settings: 3 trials of 1 rounds by split. Command: `perennial reproduce t --keep results`"
-    other = "3 trials of 1 rounds by held-out. Command: `perennial reproduce t --select held-out --keep results`"
+    first = "Settings: 3 trials of 1 rounds by split. Command: `perennial reproduce t`"
+    other = "3 trials of 1 rounds by held-out. Command: `perennial reproduce t --select held-out`"
     assert 0 < said.index(first) < said.index(other)
     whole = reproduction_table(table, compare(table.plan(quick=False), tmp_path / "pool", 1))
     assert str(whole.title) == "T\n3 rounds, 2 seeds, 3 trials of 1 rounds"
@@ -118,7 +118,7 @@ def test_a_table_s_search_on_its_page(
     assert "QUICK VERSION" in str(reproduction_table(table, less).title)
     keep("t", table, less, False, Select.by_split, tmp_path / "results")
     said, _ = overview(tmp_path / "results", "page.svg")
-    assert "`perennial reproduce t --trials 2 --trial-rounds 2 --keep results`" in said
+    assert "`perennial reproduce t --trials 2 --trial-rounds 2`" in said
 
 
 def test_a_table_s_trials_are_never_longer_than_its_runs(table: Reproduction) -> None:
