@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 FLOOR = 1e-10
 """What FedILC's code adds to every magnitude before the logarithm."""
+LEAST = 1e-300
+"""Added elsewhere: nothing to a gradient, and the logarithm of zero is a number, which then counts 0 times."""
 
 Zeros = Literal["exclude", "official", "paper"]
 """Where a gradient of zero belongs: to neither sign; to the negative one, with magnitude `FLOOR`, as in FedILC's
@@ -23,7 +25,8 @@ class GeometricMean:
 
     E⁺ and E⁻ are those of the E gradients that are positive and negative there (FedILC §3.1).
     With `agreement` τ a coordinate whose mean sign is below τ in magnitude becomes 0. Gradients come one by one;
-    held are sums of logarithms, in float64, and counts, whatever their number.
+    held are, in float64, four sums whatever their number: how many are not zero, their signs, the logarithms of
+    their magnitudes, and these with the sign. Half the sum and half the difference of two are those of E⁺ and E⁻.
     """
 
     def __init__(self, zeros: Zeros = "exclude", agreement: float = 0.0) -> None:
@@ -31,41 +34,39 @@ class GeometricMean:
         self.weight = 0
         """How many gradients have come."""
         self._like: Tensors = {}
+        self._sums: Tensors = {}
 
     def add(self, gradient: Tensors) -> None:
         """Take in one gradient, of the same names and shapes as the others."""
-        import torch
-
-        flat = torch.cat([part.flatten() for part in gradient.values()]).double()
         if not self.weight:
             self._like = gradient
-            self._logs = flat.new_zeros(2, len(flat))
-            self._counts = torch.zeros_like(self._logs, dtype=torch.int32)
-        logs = (flat.abs() + (FLOOR if self.zeros == "official" else 0.0)).log()
-        for sign, members in enumerate((flat > 0, flat < 0)):
-            self._logs[sign] += torch.where(members, logs, 0.0)
-            self._counts[sign] += members
+            self._sums = {name: part.double().new_zeros(4, *part.shape) for name, part in gradient.items()}
+        floor = FLOOR if self.zeros == "official" else LEAST
+        for name, part in gradient.items():
+            present, signs, logs, signed = self._sums[name]
+            sign = part.sign().double()
+            nonzero, log = sign.square(), part.double().abs().add_(floor).log_()
+            present += nonzero
+            signs += sign
+            logs.addcmul_(log, nonzero)
+            signed.addcmul_(log, sign)
         self.weight += 1
 
     def result(self) -> Tensors:
         """The mean so far, in the shapes and types that came in. Raises `ValueError` before the first `add`."""
-        import torch
-
         if not self.weight:
             raise ValueError("the mean of nothing")
-        (positive, negative), (up, down) = self._counts, self._logs
-        zeros = self.weight - positive - negative
-        agrees = (positive - negative).abs() >= self.agreement * self.weight
+        return {name: self._mean(*self._sums[name]).to(like.dtype) for name, like in self._like.items()}
+
+    def _mean(self, present: Tensor, signs: Tensor, logs: Tensor, signed: Tensor) -> Tensor:
+        agrees, zeros = signs.abs() >= self.agreement * self.weight, self.weight - present
+        positive, negative = (present + signs) / 2, (present - signs) / 2
+        up, down = (logs + signed) / 2, (logs - signed) / 2
         if self.zeros == "official":
             negative, down = negative + zeros, down + zeros * math.log(FLOOR)
         elif self.zeros == "paper":
             agrees &= zeros == 0
-        value = torch.where(agrees, self._group(positive, up) - self._group(negative, down), 0.0)
-        parts = torch.split(value, [part.numel() for part in self._like.values()])
-        return {
-            name: part.view_as(like).to(like.dtype)
-            for (name, like), part in zip(self._like.items(), parts, strict=True)
-        }
+        return (self._group(positive, up) - self._group(negative, down)).where(agrees, 0.0)
 
     def _group(self, count: Tensor, logs: Tensor) -> Tensor:
-        return count.double() / self.weight * (logs / count.clamp(min=1)).exp()
+        return count / self.weight * (logs / count.clamp(min=1)).exp()
