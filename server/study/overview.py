@@ -4,11 +4,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean, median, stdev
 
 from pydantic import BaseModel, ConfigDict
 
 from perennial.common.files import write_text
+from perennial.common.methods import method_class
 from perennial.server.folder import RunFolder
 from perennial.server.split import Select
 from perennial.server.study.compare import (
@@ -40,6 +41,16 @@ LEVEL = 2.0
 """Standard errors that a difference must be above."""
 LARGE = 10.0
 """Points from which on a gain is a large one."""
+METHODS = {
+    "cgpfl": "CGPFL",
+    "perinvfl": "PerInvFL",
+    "fedsdr": "FedSDR",
+    "fedpin": "FedPIN",
+    "fediir": "FedIIR",
+    "fedilc": "FedILC",
+    "fl_games": "FL Games",
+}
+"""The seven, by what the files of each and of its variants begin with."""
 
 
 # ---------------------------------------------------------------------- what is kept of a table's runs
@@ -137,6 +148,16 @@ def kept(name: str, folder: Path) -> list[list[Kept]]:
     rules = sorted(Select, key=lambda by: by is not Select.by_split)
     files = [folder / f"{name}.jsonl", *(folder / f"{name}-{by}.jsonl" for by in rules)]
     return [kept_lines(file, Kept) for file in files if file.is_file()]
+
+
+def fullest_first(table: Reproduction, files: Iterable[list[Kept]]) -> list[list[Kept]]:
+    """First the file with the fewest claims that wait; of equal ones the small version last."""
+
+    def lacks(lines: list[Kept]) -> tuple[int, bool]:
+        waiting = sum(finding.verdict == "not run" for finding in findings(table, lines))
+        return waiting, any(line.quick for line in lines)
+
+    return sorted(files, key=lacks)
 
 
 # ---------------------------------------------------------------------- the verdict
@@ -237,8 +258,8 @@ It is about the last round, which nobody chose:
 
 Below a table's claims is **why** one is not so here, what shows it, and which rows are not the paper's. Then come
 **all its rows** that were run, and what the paper has, in brackets. Rows without brackets are not in the paper.
-Where a table was also made with settings found in another way, these runs follow. The counts and the reasons are
-of the first.
+Where a table was also made at another size, or with settings found in another way, these runs follow. The counts
+and the reasons are of the first.
 
 Accuracies are in percent, as mean over seeds ± standard deviation. The difference is ours, ± its standard error.
 *Constant* is a predictor that always says the most frequent class. A method below it has learnt nothing that is of
@@ -251,12 +272,15 @@ PICTURE = """![What the method of each claim gains in the paper, and in our runs
 what the paper has. Below the dashed line the other method is better.*
 """
 
+BY_METHOD = """By method, with its variants and ablations. Gains are medians, in points, over claims that were run:
+"""
+
 
 def overview(folder: Path, picture: str) -> tuple[str, str]:
     """The page, and the SVG that it shows as `picture`. Raises `UserError` for a file that does not fit."""
     tables = {name: load_reproduction(name) for name in reproductions()}
     claimed = {name: table for name, table in tables.items() if table.claims}
-    files = {name: kept(name, folder) or [[]] for name in claimed}
+    files = {name: fullest_first(table, kept(name, folder)) or [[]] for name, table in claimed.items()}
     found = {name: list(findings(table, files[name][0])) for name, table in claimed.items()}
     verdicts = {name: [finding.verdict for finding in own] for name, own in found.items()}
     order = sorted(claimed, key=lambda name: {*verdicts[name]} == {VERDICTS[-1]})  # what was run comes first
@@ -269,12 +293,37 @@ def overview(folder: Path, picture: str) -> tuple[str, str]:
         for name in order
     ]
     said = f"Of {len(every)} claims: {counts}.\n{_large_and_small(together)}\n"
-    parts = [HEAD, said, PICTURE.format(picture), *_table(heads, cells)]
+    parts = [
+        HEAD,
+        said,
+        PICTURE.format(picture),
+        BY_METHOD,
+        *_by_method(claimed, found),
+        "",
+        *_table(heads, cells),
+    ]
     for name in order:
         table = claimed[name]
         parts.append(f"\n## {name}\n\n{table.title} ({table.source}).\n")
         parts += ["\n".join(_section(name, table, lines, number > 0)) for number, lines in enumerate(files[name])]
     return "\n".join(parts) + "\n", _gains(together)
+
+
+def _by_method(tables: Mapping[str, Reproduction], found: Mapping[str, Sequence[Finding]]) -> list[str]:
+    """How the claims of each method and its variants stand, and what it gains."""
+    files = {
+        (name, row.title): method_class(row.method).module()
+        for name, table in tables.items()
+        for row in table.rows
+    }
+    cells = []
+    for stem, title in METHODS.items():
+        every = [of for name, own in found.items() for of in own if files[name, of.claim.row].startswith(stem)]
+        gains = [(of.papers_gain, of.difference) for of in every if of.made and of.papers_gain is not None]
+        medians = [f"{median(side):+.1f}" for side in zip(*gains, strict=True)] or ["–", "–"]
+        counts = [str([of.verdict for of in every].count(verdict)) for verdict in VERDICTS]
+        cells.append([f"[{title}](methods/{stem}.md)", *counts, *medians])
+    return _table(["method", *VERDICTS, "gain in the paper", "gain here"], cells)
 
 
 def _gains(found: Sequence[Finding]) -> str:

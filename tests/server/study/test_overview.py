@@ -20,6 +20,7 @@ from perennial.server.study.compare import compare
 from perennial.server.study.overview import (
     Finding,
     Kept,
+    _by_method,
     _command,
     _drawn,
     _endings,
@@ -30,6 +31,7 @@ from perennial.server.study.overview import (
     _section,
     _size,
     findings,
+    fullest_first,
     keep,
     kept,
     overview,
@@ -115,6 +117,19 @@ def test_large_gains_and_small_ones_are_counted_and_drawn(monkeypatch: pytest.Mo
         "partly": [],
         "not": [(1, small.difference, 2 * small.error)],
     }
+
+
+def test_a_method_s_claims_are_counted_with_its_variants_and_their_gains_are_medians(table: Reproduction) -> None:
+    rows = [row.model_copy(update={"method": "fedsdr"}) for row in table.rows if row.title == "FedAvg"]
+    rows += [rows[0].model_copy(update={"method": "fedsdr-pfedme", "title": "B"})]
+    variants = table.model_copy(update={"rows": rows})
+    own = [CLAIM.model_copy(update={"row": row}) for row in ("FedAvg", "B", "B")]
+    gains = [([62.0, 62.0], [50.0, 50.0]), ([53.0, 53.0], [50.0, 50.0]), ([], [])]
+    found = [finding(*both, claim=claim) for both, claim in zip(gains, own, strict=True)]
+    lines = _by_method({"t": variants}, {"t": [replace(of, made=made()) if of.method else of for of in found]})
+    (line,) = (line for line in lines if "FedSDR" in line)
+    assert line == "| [FedSDR](methods/fedsdr.md) | 2 | 0 | 0 | 1 | +10.0 | +7.5 |"
+    assert sum("| 0 | 0 | 0 | 0 | – | – |" in line for line in lines) == 6
 
 
 def test_less_of_a_loss_is_better() -> None:
@@ -212,6 +227,7 @@ def test_the_page_says_what_is_kept(table: Reproduction, tmp_path: Path, monkeyp
     assert "](page.svg)" in said
     assert "Size: 2 of 4 rounds. Settings: the table's settings." in said
     assert "`perennial reproduce t --rounds 2`" in said
+    assert "| [CGPFL](methods/cgpfl.md) | 0 | 0 | 0 | 0 | – | – |" in said
     line = next(line for line in said.splitlines() if line.startswith("| FedAvg > Ditto, worst | 60.00 / 50.00 |"))
     assert f"{found.difference:+.2f} ± {found.error:.2f} | 2 |" in line
     assert f"{found.constant:.2f}" in line
@@ -371,6 +387,17 @@ def test_below_the_first_runs_of_a_table_stands_only_what_was_run(table: Reprodu
     assert "see the row Ditto" not in below
 
 
+def test_the_small_version_makes_way_for_a_search_that_has_all_claims(table: Reproduction) -> None:
+    def file(*rows: str, **changes: Any) -> list[Kept]:
+        return [made(row=row, measures={"worst": [0.5, 0.6]}, **changes) for row in rows]
+
+    small, whole = file("FedAvg", "Ditto", quick=True), file("FedAvg", "Ditto")
+    searched, begun = file("FedAvg", "Ditto", trials=12), file("FedAvg", trials=12)
+    assert fullest_first(table, [small, begun]) == [small, begun]
+    assert fullest_first(table, [small, searched]) == [searched, small]
+    assert fullest_first(table, [whole, searched]) == [whole, searched]
+
+
 def test_the_page_of_the_repository_is_what_its_results_say() -> None:
     page, picture = overview(ROOT / "results", "results.svg")
     assert (ROOT / "docs" / "results.md").read_text(encoding="utf-8") == page
@@ -385,7 +412,8 @@ def test_the_page_of_the_repository_is_what_its_results_say() -> None:
 def test_no_claim_of_the_repository_fails_or_waits_without_a_reason() -> None:
     """What a reader would ask first; why one fails names the file or the row that carries it."""
     for name in reproductions():
-        table, files = load_reproduction(name), kept(name, ROOT / "results")
+        table = load_reproduction(name)
+        files = fullest_first(table, kept(name, ROOT / "results"))
         for lines in files or [[]]:
             sizes = [found.made and (found.made.rounds, found.made.quick) for found in findings(table, lines)]
             assert table.limit or all(size == (table.rounds, False) for size in sizes), name
