@@ -323,7 +323,7 @@ def reproduce_table(
         _print_regret(size, folder, jobs, data_root, device, as_json, results, figures)
         return
     from perennial.server.study.compare import compare, comparison_lines, trouble_lines, with_baselines
-    from perennial.server.study.overview import keep, rows_kept
+    from perennial.server.study.overview import keep, known
     from perennial.server.study.reproduce import (
         load_reproduction,
         remark_lines,
@@ -346,7 +346,7 @@ def reproduce_table(
             only=only or (),
         )
         if results:
-            plan = replace(plan, kept=rows_kept(name, plan, quick, only or (), results))
+            plan = known(name, table, plan, quick, only or (), results)
             if plan.kept:
                 err.print(f"not made again, {results} has them: {', '.join(sorted(plan.kept))}", soft_wrap=True)
             if {entry.label for entry in with_baselines(plan.entries)} <= plan.kept:

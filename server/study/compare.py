@@ -66,6 +66,8 @@ class Plan:
     """Whether hopeless trials stop early (`server/study/prune.py`)."""
     kept: frozenset[str] = frozenset()
     """Labels of entries that are not run: their numbers are kept elsewhere."""
+    choices: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """By label, what the same search chose before; it is not made again."""
 
     @property
     def scenario_name(self) -> str:
@@ -232,14 +234,21 @@ def compare(plan: Plan, out: Path, jobs: int, watch: Watch = lambda _: None) -> 
     chosen: dict[str, int | None] = dict.fromkeys(tried, 0)
     verdicts: dict[str, Verdict] = {}
     if plan.trials > 1:
-        searching = [config for configs in tried.values() for config in configs]
+        verdicts = {
+            label: Verdict(number, plan.select, "", {})
+            for label, own in plan.choices.items()
+            for number, config in enumerate(tried.get(label, ()))
+            if differences(config, bases[label]) == own
+        }
+        groups = {label: own for label, own in tried.items() if label not in verdicts}
+        searching = [config for configs in groups.values() for config in configs]
         later = [first.rounds] * (len(set(map(run_name, bases.values()))) * (plan.seeds - (not short)))
-        groups = list(tried.values())
-        found = search_each(groups, plan.select, plan.prune, out, jobs, follow, later, why_not)
-        searched = {label: own for label, (own, _) in zip(tried, found, strict=True)}
-        verdicts = {label: verdict for label, (_, verdict) in zip(tried, found, strict=True)}
+        asked = [*groups.values()]
+        found = search_each(asked, plan.select, plan.prune, out, jobs, follow, later, why_not) if asked else []
+        searched = {label: own for label, (own, _) in zip(groups, found, strict=True)}
+        verdicts |= {label: verdict for label, (_, verdict) in zip(groups, found, strict=True)}
         standing = replace(standing, ended=len(set(map(run_name, searching))))
-        chosen = {label: verdict.trial for label, verdict in verdicts.items()}
+        chosen = {label: verdicts[label].trial for label in tried}
     final = {
         label: [seeded(label, tried[label][number], seed) for seed in range(plan.seeds)]
         for label, number in chosen.items()
@@ -266,7 +275,7 @@ def compare(plan: Plan, out: Path, jobs: int, watch: Watch = lambda _: None) -> 
         drawn = differences(tried[label][number], bases[label])
         runs = [str(outcome.path) for outcome in outcomes[label]]
         verdict = verdicts.get(label, Verdict(0, Select.held_out, "", {}))
-        tied = len(equals(searched[label])) if searched and verdict.by is Select.held_out else 1
+        tied = len(equals(searched[label])) if label in searched and verdict.by is Select.held_out else 1
         by = verdict.by.value
         pruned = sum(outcome.pruned is not None for outcome in searched.get(label, ()))
         choices.append(Choice(label, entry.method, number, drawn, runs, tied, by, verdict.sentence, pruned))

@@ -1,7 +1,8 @@
 """Every claim of the papers on one page: what a table's runs said is kept as numbers, and judged by one rule."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import sqrt
 from pathlib import Path
 from statistics import fmean, median, stdev
@@ -85,7 +86,8 @@ class Kept(BaseModel):
 
 
 def keep(name: str, table: Reproduction, comparison: Comparison, quick: bool, by: Select, folder: Path) -> Path:
-    """Write what the page needs of a table's comparison; the file. Every rule of a search has one of its own.
+    """Write what the page needs of a table's comparison; the file. Fewer rounds, and every rule of a search, have
+    one of their own.
 
     Rows that the comparison lacks stay in the file if they are of its size; so a long table is made row by row.
     """
@@ -109,7 +111,7 @@ def keep(name: str, table: Reproduction, comparison: Comparison, quick: bool, by
         for row in comparison.rows
     ]
     folder.mkdir(parents=True, exist_ok=True)
-    file = _file(name, comparison.trials, by, folder)
+    file = folder / _file_name(name, table, comparison, by, quick)
     made = {line.row for line in lines}
     there = kept_lines(file, Kept)
     lines += [line for line in there if line.row not in made and line.size == lines[0].size]
@@ -119,18 +121,32 @@ def keep(name: str, table: Reproduction, comparison: Comparison, quick: bool, by
     return file
 
 
-def rows_kept(name: str, plan: Plan, quick: bool, only: Sequence[str], folder: Path) -> frozenset[str]:
-    """Labels of a plan's rows that the file has at this size with these seeds, but for those in `only`."""
-    asked = {row_name(title).casefold() for title in only}
-    size = (plan.rounds, plan.trials, plan.trial_rounds, quick)
-    lines = kept_lines(_file(name, plan.trials, plan.select, folder), Kept)
+def known(name: str, table: Reproduction, plan: Plan, quick: bool, only: Sequence[str], folder: Path) -> Plan:
+    """The plan less what is kept: rows of its size and seeds but for those in `only`, and what a search chose.
+
+    A search is the same at any number of rounds where its trials have rounds of their own.
+    """
+    lines = kept_lines(folder / _file_name(name, table, plan, plan.select, quick), Kept)
+    size, asked = (plan.rounds, plan.trials, plan.trial_rounds, quick), {row_name(row).casefold() for row in only}
     there = {line.row for line in lines if line.size == size and _seeds(line) == plan.seeds}
     labels = {entry.label for entry in with_baselines(plan.entries)}
-    return frozenset(label for label in labels & there if row_name(label).casefold() not in asked)
+    search = (plan.trials, plan.trial_rounds, quick, plan.select)
+    choices = {
+        line.row: line.settings
+        for file in kept(name, folder)
+        for line in file
+        if plan.trial_rounds
+        and line.row in labels
+        and search == (line.trials, line.trial_rounds, line.quick, line.by)
+    }
+    rows = frozenset(label for label in labels & there if row_name(label).casefold() not in asked)
+    return replace(plan, kept=rows, choices=choices)
 
 
-def _file(name: str, trials: int, by: Select, folder: Path) -> Path:
-    return folder / (f"{name}.jsonl" if trials == 1 else f"{name}-{by}.jsonl")
+def _file_name(name: str, table: Reproduction, size: Plan | Comparison, by: Select, quick: bool) -> str:
+    rounds = size.rounds or table.rounds
+    parts = [name, *[by] * (size.trials > 1), *[f"{rounds}-rounds"] * (rounds < table.rounds and not quick)]
+    return f"{'-'.join(parts)}.jsonl"
 
 
 def ended_in(run: Path) -> int | None:
@@ -141,23 +157,17 @@ def ended_in(run: Path) -> int | None:
 
 
 def kept(name: str, folder: Path) -> list[list[Kept]]:
-    """What is there of a table, one list for each file. Raises `UserError` for a line that does not fit.
-
-    Searches come after the table's own settings, that by `split` before the others.
+    """What is there of a table, one list for each file: the largest first, at equal size the table's own settings
+    and then `split`. Raises `UserError` for a line that does not fit.
     """
-    rules = sorted(Select, key=lambda by: by is not Select.by_split)
-    files = [folder / f"{name}.jsonl", *(folder / f"{name}-{by}.jsonl" for by in rules)]
-    return [kept_lines(file, Kept) for file in files if file.is_file()]
+    form = re.compile(rf"{re.escape(name)}(-({'|'.join(Select)}))?(-\d+-rounds)?")
+    files = [kept_lines(file, Kept) for file in sorted(folder.glob(f"{name}*.jsonl")) if form.fullmatch(file.stem)]
 
+    def order(lines: list[Kept]) -> tuple[bool, int, bool, bool]:
+        made = lines[0]
+        return made.quick, -made.rounds, made.trials > 1, made.by is not Select.by_split
 
-def fullest_first(table: Reproduction, files: Iterable[list[Kept]]) -> list[list[Kept]]:
-    """First the file with the fewest claims that wait; of equal ones the small version last."""
-
-    def lacks(lines: list[Kept]) -> tuple[int, bool]:
-        waiting = sum(finding.verdict == "not run" for finding in findings(table, lines))
-        return waiting, any(line.quick for line in lines)
-
-    return sorted(files, key=lacks)
+    return sorted(filter(None, files), key=order)
 
 
 # ---------------------------------------------------------------------- the verdict
@@ -235,6 +245,22 @@ def findings(table: Reproduction, lines: Sequence[Kept] = ()) -> Iterator[Findin
         )
 
 
+def best(table: Reproduction, files: Sequence[Sequence[Kept]]) -> list[tuple[Finding, int]]:
+    """Every claim as the first file with both its rows has it, and that file's number; 0 where none has.
+
+    A search by another rule than `split` and the table's is beside these, and does not count.
+    """
+    counting = [
+        (number, list(findings(table, lines)))
+        for number, lines in enumerate(files)
+        if lines[0].trials == 1 or lines[0].by in (table.select, Select.by_split)
+    ]
+    return [
+        next(((own[place], number) for number, own in counting if own[place].made), (waiting, 0))
+        for place, waiting in enumerate(findings(table))
+    ]
+
+
 def _shown(line: Kept, column: str) -> list[float]:
     return [as_shown(column, spread([value])).mean for value in line.measures.get(column, ())]
 
@@ -245,8 +271,8 @@ HEAD = """# What the papers claim, and what our runs say
 
 This page is made by `perennial reproduce --overview docs/results.md` from the files in `results/`, never by hand.
 A file has one line for each row of a paper's table, with one number for each seed. You can compute every verdict.
-The command of a table makes all its rows anew. With `--keep results` it makes those that the file lacks, and adds
-them there; so a table goes on row by row, also on another machine. `--row FedSDR` makes this row, there or not.
+The command of a table makes all its rows anew. With `--keep results` it makes those that the file lacks, with the
+settings that a search has chosen before, and adds them there. So a table goes on without its runs, row by row.
 
 A claim is "this method is better than that one in this column". The **verdict** follows from the runs by one rule.
 It is about the last round, which nobody chose:
@@ -258,8 +284,8 @@ It is about the last round, which nobody chose:
 
 Below a table's claims is **why** one is not so here, what shows it, and which rows are not the paper's. Then come
 **all its rows** that were run, and what the paper has, in brackets. Rows without brackets are not in the paper.
-Where a table was also made at another size, or with settings found in another way, these runs follow. The counts
-and the reasons are of the first.
+Where a table was also made at another size, or with settings found in another way, these runs follow. What counts
+of a claim is the first, and its reason is there.
 
 Accuracies are in percent, as mean over seeds ± standard deviation. The difference is ours, ± its standard error.
 *Constant* is a predictor that always says the most frequent class. A method below it has learnt nothing that is of
@@ -280,8 +306,9 @@ def overview(folder: Path, picture: str) -> tuple[str, str]:
     """The page, and the SVG that it shows as `picture`. Raises `UserError` for a file that does not fit."""
     tables = {name: load_reproduction(name) for name in reproductions()}
     claimed = {name: table for name, table in tables.items() if table.claims}
-    files = {name: fullest_first(table, kept(name, folder)) or [[]] for name, table in claimed.items()}
-    found = {name: list(findings(table, files[name][0])) for name, table in claimed.items()}
+    files = {name: kept(name, folder) for name in claimed}
+    best_of = {name: best(table, files[name]) for name, table in claimed.items()}
+    found = {name: [finding for finding, _ in own] for name, own in best_of.items()}
     verdicts = {name: [finding.verdict for finding in own] for name, own in found.items()}
     order = sorted(claimed, key=lambda name: {*verdicts[name]} == {VERDICTS[-1]})  # what was run comes first
     together = [finding for own in found.values() for finding in own]
@@ -305,7 +332,9 @@ def overview(folder: Path, picture: str) -> tuple[str, str]:
     for name in order:
         table = claimed[name]
         parts.append(f"\n## {name}\n\n{table.title} ({table.source}).\n")
-        parts += ["\n".join(_section(name, table, lines, number > 0)) for number, lines in enumerate(files[name])]
+        for number, lines in enumerate(files[name] or [[]]):
+            counted = [place for place, (_, file) in enumerate(best_of[name]) if file == number]
+            parts.append("\n".join(_section(name, table, lines, counted)))
     return "\n".join(parts) + "\n", _gains(together)
 
 
@@ -349,8 +378,8 @@ def _large_and_small(found: Sequence[Finding]) -> str:
     )
 
 
-def _section(name: str, table: Reproduction, lines: Sequence[Kept], again: bool) -> list[str]:
-    """One file of a table; `again`: another is above it, which has the claims that wait and the reasons."""
+def _section(name: str, table: Reproduction, lines: Sequence[Kept], counted: Collection[int]) -> list[str]:
+    """One file of a table; `counted`: the claims that are judged, and explained, by it and by no other."""
     found = list(findings(table, lines))
     ran = next((finding for finding in found if finding.made), None)
     made = ran.made if ran else next((line for line in lines if line.selection == SELECTION), None)
@@ -365,9 +394,9 @@ def _section(name: str, table: Reproduction, lines: Sequence[Kept], again: bool)
         whole = ran.whole if ran else made.rounds >= table.rounds and not made.quick
         said = f"Size: {_size(table, made, whole, waiting)}. Settings: {chosen}. Command: `{command}`"
     heads = ["claim", "paper", "ours", "difference", "seeds", "constant", "verdict"]
-    shown = [finding for finding in found if finding.made or not again]
+    shown = [finding for place, finding in enumerate(found) if finding.made or place in counted]
     claims = [*_table(heads, map(_cells, shown)), ""] if shown else []
-    reasons = [] if again else _reasons(table, found)
+    reasons = _reasons(table, [found[place] for place in counted])
     return [said, "", *claims, *reasons, *_rows(table, lines), *_drawn(lines)]
 
 

@@ -30,8 +30,8 @@ from perennial.server.study.overview import (
     _rows,
     _section,
     _size,
+    best,
     findings,
-    fullest_first,
     keep,
     kept,
     overview,
@@ -285,11 +285,11 @@ def test_the_size_and_the_command_of_the_small_version(table: Reproduction) -> N
 def test_the_page_says_how_settings_were_chosen(table: Reproduction) -> None:
     both = [made(row=row, measures={"worst": [0.5, 0.6]}) for row in ("FedAvg", "Ditto")]
     changed = table.model_copy(update={"chosen": "chosen on test data"})
-    assert "Settings: chosen on test data. Command" in _section("t", changed, both, again=False)[0]
-    assert "Settings: the table's settings. Command" in _section("t", table, both, again=False)[0]
+    assert "Settings: chosen on test data. Command" in _section("t", changed, both, counted=[0])[0]
+    assert "Settings: the table's settings. Command" in _section("t", table, both, counted=[0])[0]
     searched = [line.model_copy(update={"trials": 12, "trial_rounds": 2}) for line in both]
     assert (
-        "Settings: 12 trials of 2 rounds by held-out. Command" in _section("t", changed, searched, again=False)[0]
+        "Settings: 12 trials of 2 rounds by held-out. Command" in _section("t", changed, searched, counted=[0])[0]
     )
 
 
@@ -372,30 +372,53 @@ def test_below_the_first_runs_of_a_table_stands_only_what_was_run(table: Reprodu
     """A search that is not done yet is said to be there; a claim that it lacks one row of is not in it."""
     searched = {"trials": 12, "trial_rounds": 2, "measures": {"worst": [0.5, 0.6]}}
     rows = [made(**searched)]
-    said, *others = _section("t", table, rows, again=True)
+    said, *others = _section("t", table, rows, counted=[])
     assert said.startswith(
         "Size: the paper's, not all rows yet. Settings: 12 trials of 2 rounds by held-out. Command"
     )
     assert "*not run*" not in "".join(others)
     assert any(line.startswith("| FedAvg | 55.00") for line in others)
-    assert "*not run*" in "".join(_section("t", table, rows, again=False))
+    assert "*not run*" in "".join(_section("t", table, rows, counted=[0]))
     failed = [*rows, made(row="Ditto", **searched)]
     changed = table.model_copy(update={"why": "see the row Ditto"})
-    assert "see the row Ditto" in "".join(_section("t", changed, failed, again=False))
-    below = "".join(_section("t", changed, failed, again=True))
+    assert "see the row Ditto" in "".join(_section("t", changed, failed, counted=[0]))
+    below = "".join(_section("t", changed, failed, counted=[]))
     assert "**not**" in below
     assert "see the row Ditto" not in below
 
 
-def test_the_small_version_makes_way_for_a_search_that_has_all_claims(table: Reproduction) -> None:
-    def file(*rows: str, **changes: Any) -> list[Kept]:
-        return [made(row=row, measures={"worst": [0.5, 0.6]}, **changes) for row in rows]
+def test_a_claim_is_judged_by_the_largest_runs_that_have_it(table: Reproduction, tmp_path: Path) -> None:
+    def write(name: str, *rows: str, **changes: Any) -> None:
+        lines = [made(row=row, measures={"worst": [0.5, 0.6]}, **changes) for row in rows]
+        (tmp_path / f"{name}.jsonl").write_text("".join(f"{line.model_dump_json()}\n" for line in lines))
 
-    small, whole = file("FedAvg", "Ditto", quick=True), file("FedAvg", "Ditto")
-    searched, begun = file("FedAvg", "Ditto", trials=12), file("FedAvg", trials=12)
-    assert fullest_first(table, [small, begun]) == [small, begun]
-    assert fullest_first(table, [small, searched]) == [searched, small]
-    assert fullest_first(table, [whole, searched]) == [whole, searched]
+    def judged() -> Kept | None:
+        files = kept("t", tmp_path)
+        ((finding, number),) = best(table, files)
+        assert finding.made is None or finding.made in files[number]
+        return finding.made
+
+    both, split = ("FedAvg", "Ditto"), {"trials": 12, "by": "split", "trial_rounds": 2}
+    by_split = table.model_copy(update={"select": Select.by_split})
+    assert judged() is None
+    write("t-held-out", *both, trials=12)
+    table = by_split
+    assert judged() is None
+    write("t", *both, rounds=2, quick=True)
+    write("t-split", "FedAvg", **split)
+    write("t-10", *both, rounds=10)  # a table whose name has a number more
+    write("t-b", *both)
+    small = judged()
+    assert small
+    assert small.quick
+    write("t-split-3-rounds", *both, rounds=3, **split)
+    searched = judged()
+    assert searched
+    assert searched.rounds == 3
+    write("t", *both)
+    own = judged()
+    assert own
+    assert own.trials == 1
 
 
 def test_the_page_of_the_repository_is_what_its_results_say() -> None:
@@ -413,10 +436,10 @@ def test_no_claim_of_the_repository_fails_or_waits_without_a_reason() -> None:
     """What a reader would ask first; why one fails names the file or the row that carries it."""
     for name in reproductions():
         table = load_reproduction(name)
-        files = fullest_first(table, kept(name, ROOT / "results"))
+        files = kept(name, ROOT / "results")
         for lines in files or [[]]:
             sizes = [found.made and (found.made.rounds, found.made.quick) for found in findings(table, lines)]
             assert table.limit or all(size == (table.rounds, False) for size in sizes), name
-        found = findings(table, files[0] if files else [])
+        found = [own for own, _ in best(table, files)]
         failed = [own.claim.why or table.why for own in found if own.verdict == "not"]
         assert all("docs/" in why or "row" in why for why in failed), (name, failed)

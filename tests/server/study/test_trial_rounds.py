@@ -1,7 +1,9 @@
 """Trials of fewer rounds than what they choose, and one search that two rules choose from."""
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from toys import TWO_ROWS, Toy
@@ -22,7 +24,7 @@ from perennial.server.study.compare import (
     comparison_tables,
     entries_of,
 )
-from perennial.server.study.overview import keep, overview
+from perennial.server.study.overview import keep, known, overview
 from perennial.server.study.reproduce import Reproduction, load_reproduction, reproduction_table
 from perennial.server.study.runs import Standing
 
@@ -119,6 +121,25 @@ def test_a_table_s_search_on_its_page(
     keep("t", table, less, False, Select.by_split, tmp_path / "results")
     said, _ = overview(tmp_path / "results", "page.svg")
     assert "`perennial reproduce t --trials 2 --trial-rounds 2`" in said
+
+
+def test_what_a_search_chose_runs_more_rounds_without_it(table: Reproduction, tmp_path: Path) -> None:
+    fewer = table.plan(quick=False, rounds=2, trial_rounds=1)
+    file = keep("t", table, compare(fewer, tmp_path / "pool", 1), False, fewer.select, tmp_path / "results")
+    assert file.name == "t-split-2-rounds.jsonl"
+    plan = table.plan(quick=False)
+    going_on = known("t", table, plan, False, (), tmp_path / "results")
+    assert (going_on.kept, going_on.choices.keys()) == (frozenset(), {"FedAvg", "Ditto", "Local"})
+    there, anew = compare(going_on, tmp_path / "other", 1), compare(plan, tmp_path / "pool", 1)
+    assert there.rows == anew.rows
+    assert [choice.trial for choice in there.choices] == [choice.trial for choice in anew.choices]
+    assert lengths(tmp_path / "other", "ditto") == {(3, 0): 1, (3, 1): 1}
+    others: list[dict[str, Any]] = [{"trials": 2}, {"select": Select.held_out}, {"trial_rounds": 2}]
+    for changes in others:
+        other = replace(plan, **changes)
+        assert not known("t", table, other, False, (), tmp_path / "results").choices
+    drawn_otherwise = {label: {"batch_size": 7} for label in going_on.choices}
+    assert compare(replace(plan, choices=drawn_otherwise), tmp_path / "pool", 1).rows == anew.rows
 
 
 def test_a_table_s_trials_are_never_longer_than_its_runs(table: Reproduction) -> None:
