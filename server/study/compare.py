@@ -204,7 +204,7 @@ def compare(plan: Plan, out: Path, jobs: int, watch: Watch = lambda _: None) -> 
     if short and short >= first.rounds:
         raise UserError(f"trial_rounds: {short} is not possible; a run has {first.rounds}, and a trial fewer")
     seeds = f"{plan.seeds} seed{'s' * (plan.seeds > 1)}"
-    methods = f"{len(entries)} methods on {plan.scenario_name}"
+    methods = f"{len(entries)} method{'s' * (len(entries) > 1)} on {plan.scenario_name}"
     watch(Standing(0, 0, 0, 0, doing=f"{methods}, {seeds}: loading PyTorch and the data"))
     from perennial.server.study.constant import constant_predictor
 
