@@ -86,8 +86,8 @@ class Kept(BaseModel):
 
 
 def keep(name: str, table: Reproduction, comparison: Comparison, quick: bool, by: Select, folder: Path) -> Path:
-    """Write what the page needs of a table's comparison; the file. Fewer rounds, and every rule of a search, have
-    one of their own.
+    """Write what the page needs of a table's comparison; the file. There is one for each rule of a search, and for
+    each smaller number of rounds.
 
     Rows that the comparison lacks stay in the file if they are of its size; so a long table is made row by row.
     """
@@ -256,7 +256,7 @@ def best(table: Reproduction, files: Sequence[Sequence[Kept]]) -> list[tuple[Fin
         if lines[0].trials == 1 or lines[0].by in (table.select, Select.by_split)
     ]
     return [
-        next(((own[place], number) for number, own in counting if own[place].made), (waiting, 0))
+        next(((own[place], number) for number, own in counting if own[place].verdict != "not run"), (waiting, 0))
         for place, waiting in enumerate(findings(table))
     ]
 
@@ -284,8 +284,8 @@ It is about the last round, which nobody chose:
 
 Below a table's claims is **why** one is not so here, what shows it, and which rows are not the paper's. Then come
 **all its rows** that were run, and what the paper has, in brackets. Rows without brackets are not in the paper.
-Where a table was also made at another size, or with settings found in another way, these runs follow. What counts
-of a claim is the first, and its reason is there.
+Where a table was also made at another size, or with settings found in another way, these runs follow. A claim is
+counted once: as the first runs have it that have both its rows. Its reason stands there.
 
 Accuracies are in percent, as mean over seeds ± standard deviation. The difference is ours, ± its standard error.
 *Constant* is a predictor that always says the most frequent class. A method below it has learnt nothing that is of

@@ -415,6 +415,9 @@ def test_a_claim_is_judged_by_the_largest_runs_that_have_it(table: Reproduction,
     searched = judged()
     assert searched
     assert searched.rounds == 3
+    file = tmp_path / "t.jsonl"
+    file.write_text("".join(f"{made(row=row, measures={'worst': [0.5]}).model_dump_json()}\n" for row in both))
+    assert judged() == searched  # one seed says nothing
     write("t", *both)
     own = judged()
     assert own
