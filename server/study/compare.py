@@ -243,8 +243,7 @@ def compare(plan: Plan, out: Path, jobs: int, watch: Watch = lambda _: None) -> 
         groups = {label: own for label, own in tried.items() if label not in verdicts}
         searching = [config for configs in groups.values() for config in configs]
         later = [first.rounds] * (len(set(map(run_name, bases.values()))) * (plan.seeds - (not short)))
-        asked = [*groups.values()]
-        found = search_each(asked, plan.select, plan.prune, out, jobs, follow, later, why_not) if asked else []
+        found = search_each([*groups.values()], plan.select, plan.prune, out, jobs, follow, later, why_not)
         searched = {label: own for label, (own, _) in zip(groups, found, strict=True)}
         verdicts |= {label: verdict for label, (_, verdict) in zip(groups, found, strict=True)}
         standing = replace(standing, ended=len(set(map(run_name, searching))))

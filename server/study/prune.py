@@ -72,6 +72,8 @@ def run_trials(
 
     All have the same rounds. `later` as in `run_all`. By leave-one-out none stops: it has no early score.
     """
+    if not groups:
+        return []
     every = [config for group in groups for config in group]
     first, standing = every[0], Standing()
     until = early_round(first)
