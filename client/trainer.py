@@ -50,6 +50,8 @@ Role = Literal["trains", "tests", "adapts"]
 """What a client does: it may train nothing but test, with or without a personal model of a few samples."""
 
 EVALUATION_BATCH = 4096
+CACHED_BATCH = 256
+"""What a processor's cache holds, for a small network. On the CPU larger pieces take up to twice the time."""
 VALIDATION, TEST = "validation", "test"
 
 
@@ -112,9 +114,13 @@ class Site:
 
 
 @torch.no_grad()
-def in_pieces(function: Predictor, x: Tensor) -> Tensor:
-    """A function's outputs for all samples x, which go through it a few thousand at a time."""
-    return torch.cat([function(piece) for piece in torch.split(x, EVALUATION_BATCH)])
+def in_pieces(function: Predictor, x: Tensor, stack: int = 0) -> Tensor:
+    """A function's outputs for samples x (n, …), or of a stack of clients (stack, n, …), in pieces that fit."""
+    size = EVALUATION_BATCH // max(1, stack)
+    if x.device.type == "cpu":
+        size = min(size, CACHED_BATCH)
+    dim = 1 if stack else 0
+    return torch.cat([function(piece) for piece in torch.split(x, max(1, size), dim)], dim)
 
 
 class Client(Generic[H]):
@@ -221,13 +227,9 @@ class Client(Generic[H]):
         """A model in evaluation mode; a `partial`, whose first argument is the tensors."""
         return partial(self.each(self.network.predict), tensors)
 
-    @torch.no_grad()
     def outputs(self, function: Predictor, x: Tensor) -> Tensor:
         """A function's outputs for all samples x, which go through it in pieces."""
-        if not self.stack:
-            return in_pieces(function, x)
-        pieces = torch.split(x, max(1, EVALUATION_BATCH // len(self.stack)), dim=1)
-        return torch.cat([function(piece) for piece in pieces], dim=1)
+        return in_pieces(function, x, len(self.stack))
 
     def score(self, predict: Predictor, examples: Examples) -> Score:
         """How a model does on samples, which go through it in pieces; in its loss classes count as in training."""

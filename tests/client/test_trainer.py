@@ -1,3 +1,4 @@
+import math
 from collections.abc import Callable
 from itertools import islice
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor
 from perennial.client.methods.ditto import DittoClient
 from perennial.client.methods.fedavg import FedAvgClient
 from perennial.client.methods.local import LocalClient
-from perennial.client.trainer import LocalTrainer, Metrics, Received, Reply, Site
+from perennial.client.trainer import LocalTrainer, Metrics, Received, Reply, Site, in_pieces
 from perennial.client.working import Working
 from perennial.common.data.examples import ClientData, Examples
 from perennial.common.methods.ditto import Ditto
@@ -347,6 +348,24 @@ def test_evaluation_counts_by_model_split_and_environment(monkeypatch: pytest.Mo
     pieces = client.evaluate(received())
     assert pieces.metrics["global/test/correct"] == whole.metrics["global/test/correct"]
     assert pieces.metrics["personal/test/loss"] == pytest.approx(whole.metrics["personal/test/loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "stack", "sizes"),
+    [((600, 1), 0, [256, 256, 88]), ((3, 600, 1), 3, [256, 256, 88]), ((40, 250, 1), 40, [102, 102, 46])],
+)
+def test_pieces_fit_a_processor_s_cache_and_a_stack_s_samples_count_together(
+    shape: tuple[int, ...], stack: int, sizes: list[int]
+) -> None:
+    seen: list[int] = []
+
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        seen.append(x.shape[-2])
+        return 2 * x
+
+    x = torch.arange(float(math.prod(shape))).reshape(shape)
+    assert torch.equal(in_pieces(doubled, x, stack), 2 * x)
+    assert seen == sizes
 
 
 def test_an_action_is_the_method_of_that_name() -> None:
