@@ -225,10 +225,13 @@ def leave_one_site_out(
     data_root: Path | str | None = None,
     device: str | None = None,
     watch: Watch = lambda _: None,
+    adapt: int = 0,
 ) -> tuple[list[Cell], list[str]]:
     """What each method does at a site that nobody trained at: a cell for each site and method, and troubles.
 
-    FedAvg, Local and a constant prediction are always in. Arguments and errors are as with `compare`.
+    FedAvg, Local and a constant prediction are always in. With `adapt` the site then makes a personal model of so
+    many of its samples, where the method can; the others are asked about. Other arguments and errors are as with
+    `compare`.
     """
     scenario, rounds, said = _problem(scenario, config, rounds, settings)
     plan = comparing.Plan(
@@ -242,7 +245,7 @@ def leave_one_site_out(
     )
     entries = comparing.with_baselines(plan.entries)
     bases = {entry.label: comparing.base_config(plan, entry, entries) for entry in entries}
-    return sites.leave_one_site_out(bases, seeds, Path(out), jobs, watch)
+    return sites.leave_one_site_out(bases, seeds, Path(out), jobs, watch, adapt)
 
 
 def _problem(

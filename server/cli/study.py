@@ -191,6 +191,10 @@ def compare_methods(
         bool,
         typer.Option("--leave-one-site-out", help="What each method does at a site that nobody trained at."),
     ] = False,
+    adapt: Annotated[
+        int,
+        typer.Option(min=0, help="With --leave-one-site-out: samples that the site then learns from."),
+    ] = 0,
     as_json: Json = False,
 ) -> None:
     """Methods side by side, tuned alike. Started again, it continues."""
@@ -200,6 +204,9 @@ def compare_methods(
     from perennial.server.study.sites import sites_json, sites_table
 
     names = [name.strip() for name in methods.split(",")]
+    if adapt and not each_site:
+        with sentences():
+            raise UserError(f"--adapt {adapt} is for --leave-one-site-out; a run has adapt beside test_sites")
     if each_site:
         with sentences(), watching_runs(as_json) as watch:
             if count > 1 or trial_rounds or oracle:
@@ -218,11 +225,12 @@ def compare_methods(
                 data_root=data_root,
                 device=device,
                 watch=watch,
+                adapt=adapt,
             )
         if as_json:
             out.print_json(data=sites_json(cells))
         else:
-            print_tables(sites_table(cells))
+            print_tables(sites_table(cells, adapt))
             print_troubles(troubles)
         return
     with sentences(), watching_runs(as_json) as watch:

@@ -11,10 +11,14 @@ from rich.table import Table
 from perennial.common.config import RunConfig
 from perennial.common.errors import UserError
 from perennial.server.study.compare import CONSTANT
-from perennial.server.study.runs import Outcome, Watch, run_all
+from perennial.server.study.runs import Watch, run_all
+from perennial.server.summary import Row
 
 LEVEL = 0.95
 """Of the confidence intervals."""
+
+Counts = tuple[int, int]
+"""Right answers, and all."""
 
 
 @dataclass(frozen=True)
@@ -24,11 +28,13 @@ class Cell:
     site: str
     method: str
     unseen: float | None
-    """Of the method's common model, trained without the site, on all its samples."""
+    """Of the method's common model, trained without the site, on its samples, those to adapt to left out."""
     low: float | None
     high: float | None
     """Between them lies the accuracy with probability `LEVEL`, by the bootstrap over the site's samples."""
     samples: int
+    adapted: float | None
+    """Of the personal model that the site then makes of the few samples to adapt to, on the same others."""
     own: float | None
     """Of the method's main model on the site's own test samples, trained with the site."""
 
@@ -44,69 +50,98 @@ def must_leave_out(config: RunConfig) -> None:
         raise UserError(f"--leave-one-site-out is not possible with {why_not}")
 
 
-def without_each(config: RunConfig) -> list[RunConfig]:
+def without_each(config: RunConfig, adapt: int) -> list[RunConfig]:
     """The configuration itself, and once without each site, evaluated after the last round."""
     last = config.model_copy(update={"references": "", "evaluate_every": config.rounds})
-    return [last, *(last.model_copy(update={"test_sites": (site,)}) for site in config.scenario.client_ids)]
+    few = 0 if config.method.cannot_adapt() else adapt
+    sites = config.scenario.client_ids
+    return [last, *(last.model_copy(update={"test_sites": (site,), "adapt": few}) for site in sites)]
 
 
 def leave_one_site_out(
-    methods: Mapping[str, RunConfig], seeds: int, out: Path, jobs: int, watch: Watch = lambda _: None
+    methods: Mapping[str, RunConfig],
+    seeds: int,
+    out: Path,
+    jobs: int,
+    watch: Watch = lambda _: None,
+    adapt: int = 0,
 ) -> tuple[list[Cell], list[str]]:
     """A cell for each site and method, and a sentence for each run that is not in it.
 
-    `methods` are configurations by title. Raises `UserError` where no site can be left out, and as `run_all` does.
+    `methods` are configurations by title. With `adapt` a site that is left out makes a personal model of so many
+    of its samples, where the method can. Raises `UserError` where no site can be left out or one has too few
+    samples, and as `run_all` does.
     """
     for config in methods.values():
         must_leave_out(config)
+    first = next(iter(methods.values()))
+    cells = constant_cells([first.model_copy(update={"seed": seed}) for seed in range(seeds)], adapt)
     runs = [
         run
         for config in methods.values()
         for seed in range(seeds)
-        for run in without_each(config.model_copy(update={"seed": seed}))
+        for run in without_each(config.model_copy(update={"seed": seed}), adapt)
     ]
     outcomes = run_all(runs, out, jobs, watch)
-    sites = next(iter(methods.values())).scenario.client_ids
-    each, cells = len(sites) + 1, list[Cell]()
-    for number, title in enumerate(methods):
+    sites = first.scenario.client_ids
+    each = len(sites) + 1
+    for number, (title, config) in enumerate(methods.items()):
         own = outcomes[number * seeds * each : (number + 1) * seeds * each]
-        cells += [_cell(site, title, own[::each], own[place::each]) for place, site in enumerate(sites, 1)]
-    cells += constant_cells(next(iter(methods.values())))
+        common = next((name for name in config.method.evaluates if name != "personal"), "")
+        for place, site in enumerate(sites, 1):
+            without, whole = own[place::each], own[::each]
+            unseen = [run.counts(common, "test", site) for run in without]
+            adapted = [run.counts("personal", "test", site) for run in without]
+            here = [run.counts(config.method.evaluates[-1], "test", site) for run in whole]
+            cells.append(_cell(site, title, unseen, adapted, here))
     troubles = [outcome.trouble for outcome in outcomes if outcome.trouble]
-    return sorted(cells, key=lambda cell: cell.site), list(dict.fromkeys(troubles))
+    order = [*methods, CONSTANT]
+    cells.sort(key=lambda cell: (cell.site, order.index(cell.method)))
+    return cells, list(dict.fromkeys(troubles))
 
 
-def constant_cells(config: RunConfig) -> list[Cell]:
-    """The predictor that always says one label: the other sites' most frequent one, and the site's own."""
+def constant_cells(configs: Sequence[RunConfig], adapt: int) -> list[Cell]:
+    """The predictor that always says one label: the other sites' most frequent one, or the site's own.
+
+    `configs` are those of the seeds. Raises `UserError` where a site has no more than `adapt` samples.
+    """
     import torch
 
+    from perennial.client.host import site_data
     from perennial.server.study.constant import constant_rows
 
-    scenario, cells = config.scenario, []
-    data = [scenario.client_data(number, config.seed, config.data_folder) for number in range(scenario.clients)]
-    labels = [torch.bincount(own.train.y, minlength=scenario.classes) for own in data]
-    for number, site in enumerate(scenario.client_ids):
-        tested = data[number].for_testing(scenario.train_environments, scenario.test_environments).test.values()
-        others = int((sum(labels) - labels[number]).argmax())
-        samples = sum(len(part) for part in tested)
-        unseen = sum(int((part.y == others).sum()) for part in tested) / samples
-        own = [row for row in constant_rows(site, data[number]) if row["split"] == "test"]
-        right, here = (sum(sum(row[name]) for row in own) for name in ("correct", "count"))
-        low, high = interval(unseen, samples)
-        cells.append(Cell(site, CONSTANT, unseen, low, high, samples, right / here if here else None))
-    return cells
+    found: dict[str, list[list[Counts]]] = {}
+    for config in configs:
+        scenario = config.scenario
+        data = [site_data(config, number, None, config.data_folder) for number in range(scenario.clients)]
+        labels = [torch.bincount(own.train.y, minlength=scenario.classes) for own in data]
+        for number, site in enumerate(scenario.client_ids):
+            alone = config.model_copy(update={"test_sites": (site,), "adapt": adapt})
+            few = site_data(alone, number, None, config.data_folder)
+            others = int((sum(labels) - labels[number]).argmax())
+            tested = list(few.test.values())
+            unseen = sum(int((part.y == others).sum()) for part in tested), sum(len(part) for part in tested)
+            adapted, own = (_right(constant_rows(site, part)) for part in (few, data[number]))
+            found.setdefault(site, []).append([unseen, adapted, own])
+    return [_cell(site, CONSTANT, *zip(*counts, strict=True)) for site, counts in found.items()]
 
 
-def _cell(site: str, method: str, whole: Sequence[Outcome], without: Sequence[Outcome]) -> Cell:
-    common = [name for name in without[0].config.method.evaluates if name != "personal"]
-    headline = whole[0].config.method.evaluates[-1]
-    unseen = [run.counts(common[0], "test", site) for run in without] if common else []
-    unseen = [(right, total) for right, total in unseen if total]
-    own = [right / total for right, total in (run.counts(headline, "test", site) for run in whole) if total]
-    samples = unseen[0][1] if unseen else 0
-    mean = fmean(right / total for right, total in unseen) if unseen else None
+def _right(rows: Sequence[Row]) -> Counts:
+    own = [row for row in rows if row["split"] == "test"]
+    return sum(sum(row["correct"]) for row in own), sum(sum(row["count"]) for row in own)
+
+
+def _cell(
+    site: str, method: str, unseen: Sequence[Counts], adapted: Sequence[Counts], own: Sequence[Counts]
+) -> Cell:
+    mean, samples = _mean(unseen), max((total for _, total in [*unseen, *adapted]), default=0)
     low, high = (None, None) if mean is None else interval(mean, samples)
-    return Cell(site, method, mean, low, high, samples, fmean(own) if own else None)
+    return Cell(site, method, mean, low, high, samples, _mean(adapted), _mean(own))
+
+
+def _mean(counts: Sequence[Counts]) -> float | None:
+    known = [right / total for right, total in counts if total]
+    return fmean(known) if known else None
 
 
 def interval(accuracy: float, samples: int) -> tuple[float, float]:
@@ -118,14 +153,18 @@ def interval(accuracy: float, samples: int) -> tuple[float, float]:
     return float(low) / samples, float(high) / samples
 
 
-def sites_table(cells: Sequence[Cell]) -> Table:
+def sites_table(cells: Sequence[Cell], adapt: int = 0) -> Table:
     """Site × method."""
     methods = list(dict.fromkeys(cell.method for cell in cells))
+    samples, then = "all samples", ""
+    if adapt:
+        samples = f"the samples but {adapt}"
+        then = f"; behind an arrow, of the personal model that the site makes of these {adapt}, on the same others"
     table = Table(
         title="trained without the site, and asked about it",
-        caption="accuracy in % of the common model on all samples of a site that did not train, with its 95 % "
-        "interval (bootstrap over the site's samples); in brackets, of the main model on the site's own test "
-        "samples when it trains, too; means over seeds",
+        caption=f"accuracy in % of the common model on {samples} of a site that did not train, with its 95 % "
+        f"interval (bootstrap over the site's samples){then}; in brackets, of the main model on the site's own "
+        "test samples when it trains, too; means over seeds",
     )
     table.add_column("site")
     table.add_column("samples", justify="right")
@@ -133,16 +172,21 @@ def sites_table(cells: Sequence[Cell]) -> Table:
         table.add_column(method, justify="right")
     for site in dict.fromkeys(cell.site for cell in cells):
         own = {cell.method: cell for cell in cells if cell.site == site}
-        most = max(cell.samples for cell in own.values())
-        table.add_row(site, str(most), *(_text(own[method]) for method in methods))
+        table.add_row(site, str(own[CONSTANT].samples), *(_text(own[method]) for method in methods))
     return table
 
 
 def _text(cell: Cell) -> str:
-    own = "–" if cell.own is None else f"{100 * cell.own:.1f}"
-    if cell.unseen is None or cell.low is None or cell.high is None:
-        return f"– ({own})"
-    return f"{100 * cell.unseen:.1f} [{100 * cell.low:.1f}, {100 * cell.high:.1f}] ({own})"
+    text = _percent(cell.unseen)
+    if cell.low is not None and cell.high is not None:
+        text += f" [{100 * cell.low:.1f}, {100 * cell.high:.1f}]"
+    if cell.adapted is not None:
+        text += f" → {_percent(cell.adapted)}"
+    return f"{text} ({_percent(cell.own)})"
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:.1f}"
 
 
 def sites_json(cells: Sequence[Cell]) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ from perennial.common.data.own import read
 from perennial.common.errors import UserError
 from perennial.common.files import load_tensors
 from perennial.common.models import network
+from perennial.common.seeding import torch_generator
 from perennial.server.cli.main import app
 from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
@@ -63,6 +64,36 @@ def test_the_accuracy_is_that_of_the_model_of_the_other_sites(folder: Path, tmp_
     assert sites_table(cells).row_count == len(SITES)
 
 
+def test_a_site_adapts_to_a_few_samples_as_in_a_run_of_its_own(folder: Path, tmp_path: Path) -> None:
+    methods = {name: config_of(name, folder) for name in ("ditto", "fedavg", "fedsdr-fedavg", "local")}
+    cells, troubles = leave_one_site_out(methods, 1, tmp_path / "pool", 1, adapt=7)
+    assert not troubles
+    found = {(cell.site, cell.method): cell for cell in cells}
+    for place, site in enumerate(SITES):
+        for method in ("ditto", "local"):
+            alone = methods[method].model_copy(update={"test_sites": (site,), "adapt": 7})
+            summary = LocalRuntime(alone).run(RunFolder.create(tmp_path / f"{method}-{site}", alone))
+            (accuracy,) = summary["models"]["personal"]["final"]["clients"][site].values()
+            cell = found[site, method]
+            assert (cell.adapted, cell.samples) == (pytest.approx(accuracy), 33 + place)
+        assert found[site, "ditto"].unseen is not None
+        assert found[site, "local"].unseen is None
+        assert (found[site, "fedavg"].adapted, found[site, "fedavg"].samples) == (None, 33 + place)
+        assert (found[site, "fedsdr-fedavg"].adapted, found[site, "fedsdr-fedavg"].samples) == (
+            None,
+            40 + place,
+        )  # it cannot
+        data = alone.scenario.client_data(place, 0, folder)
+        y = torch.cat([data.train.y, data.validation.y])
+        order = torch.randperm(len(y), generator=torch_generator(0, site, "adapt"))
+        rest = torch.cat([y[order[7:]], *(part.y for part in data.test.values())])
+        share = float((rest == torch.bincount(y[order[:7]]).argmax()).double().mean())
+        assert found[site, CONSTANT].adapted == pytest.approx(share)
+    assert "→" in "".join(str(cell) for column in sites_table(cells, 7).columns for cell in column.cells)
+    with pytest.raises(UserError, match="adapt: 32 is not possible at east; it must be less than its 32 samples"):
+        leave_one_site_out(methods, 1, tmp_path / "pool", 1, adapt=32)
+
+
 def test_the_interval_is_that_of_resampled_answers() -> None:
     answers = np.repeat([1, 0], [30, 20])
     drawn = np.random.default_rng(0).choice(answers, (20_000, 50)).mean(axis=1)
@@ -104,6 +135,7 @@ def test_the_command_takes_the_file_that_describe_writes(folder: Path, tmp_path:
         (("--scenario", "rc-digits", "--leave-one-site-out", "--trials", "2"), "not possible with --trials"),
         (("--scenario", "rc-digits", "--leave-one-site-out", "--trial-rounds", "2"), "not possible with --trials"),
         (("--scenario", "rc-digits", "--leave-one-site-out", "--methods", "f-fl-games"), "whose ensemble"),
+        (("--scenario", "rc-digits", "--adapt", "3"), "--adapt 3 is for --leave-one-site-out"),
     ],
 )
 def test_what_cannot_be_asked(options: tuple[str, ...], sentence: str, tmp_path: Path) -> None:
