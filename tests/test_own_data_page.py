@@ -28,7 +28,7 @@ def test_every_command_of_the_page_runs(here: Path) -> None:
     # Those of joined sites run in test_survey_deployed.py.
     commands = [command for command in commands if command.split()[0] not in ("join", "survey")]
     assert [command.split()[0] for command in commands] == [
-        "describe", "run", "describe", "compare", "run", "run", "tune", "export",
+        "describe", "run", "describe", "compare", "compare", "run", "run", "tune", "export",
     ]  # fmt: skip
     said = {}
     for command in commands:
@@ -40,6 +40,7 @@ def test_every_command_of_the_page_runs(here: Path) -> None:
         said[words[0]] = result.stdout
     assert all(site in said["compare"] for site in SITES)
     assert "Constant" in said["compare"]
+    assert "→" in said["compare"]  # the second, with --adapt
     rows = RunFolder(here / "runs" / "adapted").rows()
     at_va = [
         row for row in rows if row["kind"] == "evaluation" and row["client"] == "va" and row["split"] == "test"
