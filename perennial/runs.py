@@ -229,7 +229,8 @@ def go_on(
 
         folder.must_be_free()
         if place_of(path) == path.resolve():  # else the checkpoints are where the run is
-            _origin(folder, config, say)
+            # Cut as the ServerApp will cut it: whoever follows must not read what it takes away.
+            folder.cut_log(_origin(folder, config, say).log_bytes)
         for word in ("error.txt", "summary.json"):  # of its end before; whoever follows would take it for this
             (path / word).unlink(missing_ok=True)
         _follow(config, path, link, watch.round, resume=True)
@@ -310,7 +311,7 @@ def _add_constant(here: LocalRuntime, folder: RunFolder, summary: dict[str, Any]
     from perennial.server.study.constant import constant_summary
     from perennial.server.summary import worst_site
 
-    found = constant_summary(here.data())
+    found = constant_summary(here.data(), here.config.scenario.classes)
     if found["worst"] is not None:  # there are test data
         constant = {
             "worst_site": worst_site(found["clients"]),

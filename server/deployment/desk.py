@@ -117,6 +117,8 @@ class Receiver:
     def __init__(self, channel: grpc.Channel, run_id: str, folder: Path) -> None:
         self.channel, self.run_id, self.folder = channel, run_id, folder
         self.error: OSError | None = None
+        self.log_comes = False
+        """Whether what the folder has of the run's log is of this run, which sends all of it."""
         self._after = 0
         self._over = Event()
         self._thread = Thread(target=self._receive, daemon=True)
@@ -158,6 +160,7 @@ class Receiver:
             try:
                 part = json.loads(event.data)
                 place(self.folder, str(part["file"]), int(part["at"]), base64.b64decode(part["data"]))
+                self.log_comes |= part["file"] == LOGS[0]
             except (ValueError, KeyError, TypeError) as error:
                 log(
                     WARNING,

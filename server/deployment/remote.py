@@ -48,7 +48,7 @@ class Connection:
         try:
             run_id = self.submit(config, out, resume)
             with Receiver(self.control(), run_id, out) as receiver:
-                yield from self.follow(run_id, out, receiver)
+                yield from self.follow(run_id, out, receiver, resume)
         finally:
             _marker(out).unlink(missing_ok=True)
 
@@ -105,12 +105,19 @@ class Connection:
         asked = RuntimeVersionClientInterceptor(component_name="perennial")
         return create_channel(known["address"], bool(known.get("insecure")), certificates, interceptors=[asked])
 
-    def follow(self, run_id: str, out: Path, receiver: Receiver | None = None) -> Iterator[dict[str, Any]]:
+    def follow(
+        self, run_id: str, out: Path, receiver: Receiver | None = None, resume: bool = False
+    ) -> Iterator[dict[str, Any]]:
         """The rows of a run's log as they are written, until it has ended.
+
+        Of a run that is resumed, the log in `out` ends at the checkpoint; from another desk it comes anew.
 
         Raises `RunStopped` when it did not end well, or when the SuperLink has been away for `SILENCE` seconds.
         """
         folder, seen, status = RunFolder(out), 0, ""
+        comes_anew = resume and place_of(out) != out.resolve()
+        if resume and not comes_anew:
+            seen = folder.log.stat().st_size
         summary = out / "summary.json"  # the last thing that a run writes
         goes_on = f"`perennial resume {out}` goes on from the last checkpoint"
         asked = heard = time.monotonic()
@@ -135,6 +142,8 @@ class Connection:
                 asked = time.monotonic()
             if receiver and status.startswith("finished"):
                 receiver.drained(SILENCE)
+            if comes_anew and receiver and not receiver.log_comes:
+                continue
             rows, seen = folder.rows_after(seen)
             yield from rows
         if status != "finished:completed" and not summary.exists():

@@ -105,6 +105,7 @@ def test_the_folder_arrives_whole_whatever_breaks_and_its_end_comes_last(
     servicer.ended.set()
     with Receiver(grpc.insecure_channel(address), "7", out) as receiver:
         receiver.drained(60)
+        assert receiver.log_comes
     assert servicer.asked == [0, 2, 5]
     wanted = files(run_folder)
     there = str(run_folder).encode()

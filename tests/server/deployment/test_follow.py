@@ -1,13 +1,18 @@
 """Whoever follows a run on Flower is told how it ended, also when it is Flower that ends."""
 
 import subprocess
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from toys import toy_config
+from toys import broken_off, toy_config
 
+from perennial.common.config import RunConfig
 from perennial.common.errors import RunStopped, UserError
+from perennial.runs import Watched, go_on
 from perennial.server.deployment import remote
 from perennial.server.deployment.remote import Connection, FlowerFailed
 from perennial.server.folder import RunFolder
@@ -52,6 +57,44 @@ def test_rows_are_told_as_they_come_and_the_last_ones_after_the_end(folder: RunF
 
     connection = Scripted(write(1, "running"), "running", write(2, "running"), write(3, "finished:completed"))
     assert rounds(connection, folder) == [1, 2, 3]
+
+
+def test_of_a_run_that_is_taken_up_again_the_rows_after_the_checkpoint_are_told(tmp_path: Path) -> None:
+    """What was written after the checkpoint is gone before anybody follows, or the rest would be read amiss."""
+    config = toy_config("fedavg", rounds=6, runtime="deployment")
+    folder, origin = broken_off(config, tmp_path / "run", 3)
+    folder.append([{"kind": "round", "round": 3, "left_out": {"client-0": "did not answer in time"}}] * 2)
+    told: list[int] = []
+
+    class Link:
+        def execute(self, config: RunConfig, out: Path, resume: bool) -> Iterator[dict[str, Any]]:
+            assert resume
+            assert folder.log.stat().st_size == origin.log_bytes
+
+            def write(number: int, status: str) -> Any:
+                row = {"kind": "round", "round": number, "metrics": {}, "left_out": {}}
+                return lambda: (folder.append([row]), status)[1]
+
+            connection = Scripted("running", write(3, "running"), write(4, "finished:completed"))
+            return connection.follow("7", out, resume=True)
+
+    go_on(folder, nullcontext(Link()), Watched(round=lambda progress: told.append(progress.round)))  # type: ignore[arg-type]
+    assert told == [3, 4]
+
+
+def test_from_another_desk_they_are_read_once_the_log_comes_anew(folder: RunFolder) -> None:
+    (folder.path / "server.txt").write_text("/on/the/server")
+    folder.append([{"round": 1}, {"round": 2, "left_out": {"client-0": "a long reason of a round that was lost"}}])
+    receiver = SimpleNamespace(log_comes=False, drained=lambda _: None)
+
+    def come() -> str:
+        folder.log.write_text('{"round": 1}\n{"round": 2}\n')
+        receiver.log_comes = True
+        return "running"
+
+    connection = Scripted("running", "running", come, "finished:completed")
+    rows = connection.follow("7", folder.path, receiver, resume=True)  # type: ignore[arg-type]
+    assert list(rows) == [{"round": 1}, {"round": 2}]
 
 
 def test_a_superlink_that_comes_back_is_no_end(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
