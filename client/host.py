@@ -107,7 +107,7 @@ def site_of(task: Task, client: str, data: ClientData, net: Network) -> Site:
     weights = task.scenario.loss_weights
     role: Role = "trains"
     if client in task.test_sites:
-        role = "adapts" if task.adapt else "tests"
+        role = "adapts" if task.adapt and not task.method.cannot_adapt() else "tests"
     counted = torch.tensor(weights, device=net.device) if weights else None
     return Site(client, data, net, task.seed, class_weights=counted, role=role)
 

@@ -16,8 +16,8 @@ from perennial.common.methods.shortcut import ENVIRONMENT_HEAD, SHORTCUT, Shortc
 from perennial.common.models import Tensors
 from perennial.common.wire import NUM_EXAMPLES
 
-TINY = 1e-12
-"""Of a Ψ that is constant within each class, the deviations stay 0."""
+ROUNDING = 1e-5
+"""Of features, as a share of their root mean square: a deviation within classes below it is float32's rounding."""
 
 WITHIN = "within-classes"
 """Record of the class means of Ψ^t's features, and of their deviation from these."""
@@ -107,6 +107,11 @@ class ShortcutTrainer(LocalTrainer[S]):
 
 
 def within_classes(features: Tensor, labels: Tensor, classes: int) -> Tensors:
-    """Class means (classes, d) of features (n, d), and the root mean square of the features less these."""
+    """Class means (classes, d) of features (n, d), and the root mean square of the features less these.
+
+    Features that are constant within each class have no deviation, and in units of infinity they are 0.
+    """
     means, _ = class_means(features, labels, classes)
-    return {"means": means, "deviation": (features - means[labels]).square().mean().sqrt().clamp(min=TINY)}
+    deviation = (features - means[labels]).square().mean().sqrt()
+    some = deviation > ROUNDING * features.square().mean().sqrt()
+    return {"means": means, "deviation": deviation.where(some, torch.inf)}

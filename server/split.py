@@ -56,7 +56,7 @@ class Score:
     misleading: float
     """d."""
     error: float
-    """Standard error of d."""
+    """Standard error of the smaller one."""
     right: int
     """n✓."""
     wrong: int
@@ -116,7 +116,7 @@ def _score(samples: Counts, correct: Counts, constant: float, constants: Sequenc
         mean=(a + d) / 2,
         agreeing=a,
         misleading=d,
-        error=sqrt(of_d),
+        error=sqrt(of_a if a < d else of_d),
         right=right,
         wrong=wrong,
         constant=constant,

@@ -151,10 +151,14 @@ class FedILCStrategy(FedSGDStrategy[FedILC]):
     def _data(self) -> dict[str, Examples]:
         """Every client's training data: what a server has only where all clients are in its process."""
         run = self.run
-        return {
-            client: run.scenario.client_data(number, run.seed, run.data_folder).train
+        found = {
+            client: run.scenario.client_data(number, run.seed, run.data_folder)
             for number, client in enumerate(run.scenario.client_ids)
         }
+        if run.left_out:
+            place = run.scenario.train_environments.index(run.left_out)
+            found = {client: data.without(place) for client, data in found.items()}
+        return {client: data.train for client, data in found.items()}
 
     def _central(self) -> Tensors:
         """Half of ∇L_Fishr by autograd through all clients' variances at once, as the authors' code does it."""

@@ -27,9 +27,10 @@ class ShortcutStrategy(MethodStrategy[S]):
     def __init__(self, run: RunConfig, run_id: str) -> None:
         """Raises `UserError` for a model whose featurizer has nothing to be trained."""
         super().__init__(run, run_id)
-        net, heads = split_network(run), map(environment_head, range(len(run.scenario.train_environments)))
+        net, environments = split_network(run), run.scenario.train_environments
+        heads = [environment_head(place) for place, name in enumerate(environments) if name != run.left_out]
         self.heads = {name: part(net.initial(run.seed, name), "classifier") for name in heads}
-        """ω_i by record name."""
+        """ω_i by record name, of the environments that are trained on."""
         self.shortcut: Tensors = net.initial(run.seed, SHORTCUT)
         """Ψ with the label classifier ω."""
 

@@ -115,6 +115,8 @@ def without(config: RunConfig) -> str:
         return f"there is one training environment, {environments[0]}, and two are needed"
     if len(environments) > MOST_REFERENCES:
         return f"there are {len(environments)} training environments, and references for at most {MOST_REFERENCES}"
+    if config.left_out:
+        return f"there is no reference of {config.left_out}, which left_out keeps from training"
     if why := config.privacy.no_counts(len(config.evaluated)):
         return f"references are not possible with {why}"
     return ""
@@ -127,6 +129,7 @@ def maker(config: RunConfig) -> RunConfig:
         scenario=config.scenario,
         model=config.model,
         seed=config.seed,
+        test_sites=config.test_sites,
         rounds=ROUNDS,
         participation=1.0,
         runtime=config.runtime,

@@ -208,7 +208,7 @@ def compare(plan: Plan, out: Path, jobs: int, watch: Watch = lambda _: None) -> 
     watch(Standing(0, 0, 0, 0, doing=f"{methods}, {seeds}: loading PyTorch and the data"))
     from perennial.server.study.constant import constant_predictor
 
-    constant = [constant_predictor(first.scenario, seed, first.data_folder) for seed in range(plan.seeds)]
+    constant = [constant_predictor(first, seed) for seed in range(plan.seeds)]
 
     places, why_not = _references(plan, bases, out, jobs, watch)
 

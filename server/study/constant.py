@@ -1,25 +1,28 @@
 """The predictor that looks at nothing: every client's most frequent training label."""
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from perennial.common.config import RunConfig
 from perennial.common.data.examples import ClientData
-from perennial.common.data.scenario import Scenario
 from perennial.server.study.runs import Selected
 from perennial.server.summary import Evaluation, Row
 
 
-def constant_rows(client: str, data: ClientData) -> list[Row]:
+def constant_rows(client: str, data: ClientData, counts: Tensor | None = None) -> list[Row]:
     """One client's evaluation rows, as a run would log them; of equally frequent labels the smallest counts.
 
-    A client that does not train has no label of its own to say, and no rows.
+    A client that trains on nothing has no label of its own. It says the most frequent one of `counts`, of each
+    class, or has no rows.
     """
-    if not len(data.train):
+    if len(data.train):
+        counts = torch.bincount(data.train.y)
+    if counts is None:
         return []
-    label = int(torch.bincount(data.train.y).argmax())
+    label = int(counts.argmax())
     splits = {"validation": {"validation": data.validation}, "test": data.test}
     return [
         {
@@ -33,15 +36,29 @@ def constant_rows(client: str, data: ClientData) -> list[Row]:
     ]
 
 
-def constant_summary(clients: Iterable[tuple[str, ClientData]]) -> dict[str, Any]:
-    """Its accuracies on the clients' data, as a run's summary has them."""
-    return Evaluation(row for client, data in clients for row in constant_rows(client, data)).summary()
+def constant_summary(clients: Iterable[tuple[str, ClientData]], classes: int) -> dict[str, Any]:
+    """Its accuracies on the clients' data, as a run's summary has them.
+
+    A client that trains on nothing says what is most frequent among all that train.
+    """
+    rows, visited, counts = list[Row](), dict[str, ClientData](), torch.zeros(classes, dtype=torch.int64)
+    for client, data in clients:
+        if len(data.train):
+            rows += constant_rows(client, data)
+            counts += torch.bincount(data.train.y, minlength=classes)
+        else:
+            visited[client] = data
+    rows += [row for client, data in visited.items() for row in constant_rows(client, data, counts)]
+    return Evaluation(rows).summary()
 
 
-def constant_predictor(scenario: Scenario, seed: int, data_root: Path | None) -> Selected:
-    """Its accuracies on the data of a seed. Raises `UserError` when the data set is not there."""
+def constant_predictor(config: RunConfig, seed: int) -> Selected:
+    """Its accuracies on the data that a run has with a seed. Raises `UserError` when the data set is not there."""
+    from perennial.client.host import site_data
+
+    task = config.model_copy(update={"seed": seed})
     clients = (
-        (client, scenario.client_data(number, seed, data_root))
-        for number, client in enumerate(scenario.client_ids)
+        (client, site_data(task, number, None, config.data_folder))
+        for number, client in enumerate(config.scenario.client_ids)
     )
-    return Selected.model_validate({"round": 0, **constant_summary(clients)})
+    return Selected.model_validate({"round": 0, **constant_summary(clients, config.scenario.classes)})

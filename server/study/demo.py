@@ -257,7 +257,7 @@ def run_demo(claims: Sequence[Claim], out: Path, jobs: int, watch: Watch = lambd
         sides = [side for side, _ in _runs(claim)]
         measured = [Measured(side, [next(outcomes) for _ in own]) for side, own in zip(sides, part, strict=True)]
         oracle = measured.pop() if claim.oracle else None
-        constant = [constant_predictor(own.scenario, own.seed, own.data_folder) for own in part[0]]
+        constant = [constant_predictor(own, own.seed) for own in part[0]]
         findings.append(Finding(claim, measured, oracle, constant))
     return findings
 

@@ -187,6 +187,8 @@ class Finding:
     """The method's line; None: there are no runs."""
     whole: bool = False
     """Whether rounds and data are the paper's."""
+    stopped: bool = False
+    """Whether a run of either row has no numbers, so nobody knows which seeds the others are of."""
 
     @property
     def papers_gain(self) -> float | None:
@@ -202,7 +204,7 @@ class Finding:
     @property
     def error(self) -> float:
         """The difference's standard error: of the differences seed by seed, where both have all of them."""
-        if len(self.method) == len(self.reference):
+        if len(self.method) == len(self.reference) and not self.stopped:
             pairs = zip(self.method, self.reference, strict=True)
             return stdev(ours - theirs for ours, theirs in pairs) / sqrt(len(self.method))
         return sqrt(sum(stdev(own) ** 2 / len(own) for own in (self.method, self.reference)))
@@ -242,6 +244,7 @@ def findings(table: Reproduction, lines: Sequence[Kept] = ()) -> Iterator[Findin
             fmean(constant) if constant else None,
             method,
             method.rounds >= table.rounds and not method.quick and all(row.comparable for row in pair),
+            any(len(row.measures[claim.column]) < len(row.runs) for row in (method, reference)),
         )
 
 

@@ -209,7 +209,7 @@ def judge(
 def _constant(config: RunConfig, seed: int) -> float:
     from perennial.server.study.constant import constant_predictor  # with PyTorch
 
-    return constant_predictor(config.scenario, seed, config.data_folder).worst
+    return constant_predictor(config, seed).worst
 
 
 def regret_table(cases: Sequence[Case]) -> Table:

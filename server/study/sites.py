@@ -31,7 +31,7 @@ class Cell:
     """Of the method's common model, trained without the site, on its samples, those to adapt to left out."""
     low: float | None
     high: float | None
-    """Between them lies the accuracy with probability `LEVEL`, by the bootstrap over the site's samples."""
+    """Between them lies the accuracy of one seed with probability `LEVEL`, by the bootstrap over the samples."""
     samples: int
     adapted: float | None
     """Of the personal model that the site then makes of the few samples to adapt to, on the same others."""
@@ -53,9 +53,8 @@ def must_leave_out(config: RunConfig) -> None:
 def without_each(config: RunConfig, adapt: int) -> list[RunConfig]:
     """The configuration itself, and once without each site, evaluated after the last round."""
     last = config.model_copy(update={"references": "", "evaluate_every": config.rounds})
-    few = 0 if config.method.cannot_adapt() else adapt
     sites = config.scenario.client_ids
-    return [last, *(last.model_copy(update={"test_sites": (site,), "adapt": few}) for site in sites)]
+    return [last, *(last.model_copy(update={"test_sites": (site,), "adapt": adapt}) for site in sites)]
 
 
 def leave_one_site_out(
@@ -145,7 +144,10 @@ def _mean(counts: Sequence[Counts]) -> float | None:
 
 
 def interval(accuracy: float, samples: int) -> tuple[float, float]:
-    """The bootstrap's percentiles: right answers among n resampled ones are binomial, so nothing is drawn."""
+    """The bootstrap's percentiles: right answers among n resampled ones are binomial, so nothing is drawn.
+
+    Of a mean over seeds it is too wide, by how much the seeds' mistakes differ.
+    """
     from scipy.stats import binom
 
     tail = (1 - LEVEL) / 2
@@ -163,8 +165,8 @@ def sites_table(cells: Sequence[Cell], adapt: int = 0) -> Table:
     table = Table(
         title="trained without the site, and asked about it",
         caption=f"accuracy in % of the common model on {samples} of a site that did not train, with its 95 % "
-        f"interval (bootstrap over the site's samples){then}; in brackets, of the main model on the site's own "
-        "test samples when it trains, too; means over seeds",
+        f"interval (one seed's, by the bootstrap over the samples){then}; in brackets, of the main model on "
+        "the site's own test samples when it trains, too; means over seeds",
     )
     table.add_column("site")
     table.add_column("samples", justify="right")

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from safetensors.torch import load_file
 from scripted import ScriptedGrid, content, one_round
 from torch import Tensor
-from toys import SpoilingGrid, toy_config
+from toys import SpoilingGrid, Toy, toy_config
 
 from perennial.client.methods.fedilc import FedILCClient
 from perennial.client.methods.fedsgd import FedSGDClient
@@ -461,6 +461,16 @@ def test_the_stale_form_takes_the_mean_variance_of_the_round_before(method: str,
         step = combined + 2 * 3 * torch.stack([pull[name] for pull in pulls]).sum(dim=0)
         found = load_file(folder.path / "models" / "global.safetensors")[name]
         torch.testing.assert_close(found, start - 0.5 * step, rtol=1e-5, atol=1e-6)
+
+
+def test_the_central_form_does_not_see_an_environment_that_is_left_out() -> None:
+    environment = Toy().train_environments[0]
+    method = strategy("fedcurv", "fishr_mode=central", f"left_out={environment}")
+    whole = strategy("fedcurv", "fishr_mode=central")
+    for number, client in enumerate(Toy().client_ids):
+        own = Toy().client_data(number, 0, None).train
+        assert len(whole._data[client]) == len(own)
+        assert torch.equal(method._data[client].y, own.y[own.environment != 0])
 
 
 def test_a_client_alone_has_fedsgds_steps(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from perennial.client.methods.fedavg import FedAvgClient
 from perennial.client.methods.fedsdr import FedSDRClient
 from perennial.client.methods.local import LocalClient
 from perennial.client.objectives import class_means, conditional_dependence, disagreement
+from perennial.client.shortcut import within_classes
 from perennial.client.trainer import Received, Site
 from perennial.common.config import load_config
 from perennial.common.data.examples import ClientData, Examples, join
@@ -321,6 +322,24 @@ def assert_close(found: Tensors, expected: Tensors) -> None:
     assert found.keys() == expected.keys()
     # torch.testing.assert_close imports sympy and more, for seconds.
     assert all(torch.allclose(found[name], expected[name], rtol=1e-5, atol=1e-7) for name in expected)
+
+
+@pytest.mark.parametrize("constant", [0.0, 0.3, 0.5, 1.0])
+def test_an_extractor_that_is_constant_within_each_class_has_no_shortcut_to_remove(constant: float) -> None:
+    """Class means are float32, so what is left of such features is rounding, which no unit may blow up."""
+    labels = torch.arange(375) % 2
+    features = constant * torch.tensor([[1.0], [1.7]]).expand(2, 8)[labels]
+    within = within_classes(features, labels, 2)
+    units = (features - within["means"][labels]) / within["deviation"]
+    assert conditional_dependence(rows(375, 2).float(), units).item() == 0
+    spread = within_classes(features + 0.01 * rows(375, 8).float(), labels, 2)
+    assert spread["deviation"].item() == pytest.approx(0.01, rel=0.05)
+
+
+def test_an_environment_that_is_left_out_has_no_classifier() -> None:
+    environment = Toy().train_environments[0]
+    left = FedSDRStrategy(toy_config("fedsdr", f"left_out={environment}"), "run")
+    assert set(left.heads) == {environment_head(place) for place in range(1, len(Toy().train_environments))}
 
 
 def with_data(train: Examples) -> Site:

@@ -12,12 +12,16 @@ from toys import toy_config
 from perennial.client.methods.pfedme import PFedMeClient
 from perennial.client.objectives import proximal
 from perennial.client.trainer import Received, Site
+from perennial.common.config import load_config
 from perennial.common.data.examples import ClientData, Examples
 from perennial.common.errors import UserError
+from perennial.common.files import load_tensors
 from perennial.common.methods.pfedme import PFedMe
 from perennial.common.model_settings import model_settings
 from perennial.common.models import Tensors, network
 from perennial.common.wire import MODEL, PERSONAL
+from perennial.server.folder import RunFolder
+from perennial.server.local import LocalRuntime
 
 NET = network(model_settings({"name": "mlp", "hidden": [5]}), (4,), 3)
 
@@ -87,6 +91,19 @@ def test_two_clients_by_hand(tmp_path: Path) -> None:
     assert [stacked(part).flatten().tolist() for part in trace.personal[:2]] == [[1, 5], [1.125, 5.125]]
     assert [stacked(part).flatten().tolist() for part in trace.uploaded[:2]] == [[1.5, 3.5], [1.6875, 3.6875]]
     assert [stacked(part).flatten().tolist() for part in trace.sent] == [[2, 2], [2.25] * 2, [2.46875] * 2]
+
+
+def test_beyond_the_mean_no_variance_is_negative(tmp_path: Path) -> None:
+    """BatchNorm's running variances fall from 1, and β = 2 would take as much off again."""
+    settings = ("mixing=2", "model.norm=batch", "learning_rate=0.01", "local_steps=20", "evaluate_every=1")
+    config = load_config(
+        options={"method": "pfedme", "scenario": "colored-digits", "rounds": 2}, settings=settings
+    )
+    folder = RunFolder.create(tmp_path / "run", config)
+    LocalRuntime(config).run(folder)
+    model = load_tensors(folder.path / "models" / "global.safetensors")
+    (variance,) = (tensor for name, tensor in model.items() if name.endswith("running_var"))
+    assert 0 <= float(variance.min()) < 0.5  # so 2 v − 1 would be below 0
 
 
 def test_a_round_begins_at_the_kept_personal_model_and_the_first_at_the_received() -> None:

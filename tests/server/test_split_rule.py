@@ -65,6 +65,9 @@ def test_standard_error_and_sizes() -> None:
     # Of the two environments, 100 + 200 wrong and 900 + 800 right.
     assert (found.right, found.wrong) == (1700, 300)
     assert found.error == pytest.approx(sqrt(0.4 * 0.6 / 100 + 0.4 * 0.6 / 200) / 2, abs=1e-15)
+    turned = score(coloured(0.4, 0.8))  # now the score rests on the right ones
+    assert turned is not None
+    assert turned.error == pytest.approx(sqrt(0.4 * 0.6 / 900 + 0.4 * 0.6 / 800) / 2, abs=1e-15)
 
 
 def test_a_sample_counts_once_with_however_many_environments() -> None:

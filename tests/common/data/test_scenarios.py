@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from real import REAL, needs_mnist
 from torch import Tensor
 
+from perennial.common.config import load_config
 from perennial.common.data.datasets import DATASETS, load
 from perennial.common.data.environments import rotate_quarter
 from perennial.common.data.examples import ClientData, Examples
@@ -405,7 +406,7 @@ def test_client_number_is_the_number_of_quarter_turns() -> None:
     ],
 )
 def test_what_a_constant_predictor_scores_is_what_the_page_says(name: str, worst: float) -> None:
-    found = constant_predictor(SCENARIOS[name], 0, None)
+    found = constant_predictor(load_config(options={"method": "fedavg", "scenario": name}), 0)
     assert 100 * found.worst == pytest.approx(worst, abs=0.05)
     assert 100 * found.average == pytest.approx(worst, abs=0.05)
 

@@ -15,7 +15,7 @@ from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
 from safetensors.torch import load_file
 from tables import hospitals
-from toys import Toy
+from toys import toy_config
 from typer.testing import CliRunner, Result
 
 from perennial.common.config import load_config
@@ -108,7 +108,7 @@ def test_below_the_table_of_sites_stand_their_references_of_the_worst_site(here:
 def test_below_the_table_stand_a_constant_and_fedavg_with_its_command(here: Path) -> None:
     result = call("run", *TOY, "--rounds", "2", "--seed", "3", "--out", "runs/one run")
     assert result.exit_code == 0, result.output
-    ours = constant_predictor(Toy(), 3, None)
+    ours = constant_predictor(toy_config("fedavg"), 3)
     constant = (
         f"reference: a constant prediction has worst {100 * ours.worst:.2f}, average {100 * ours.average:.2f}"
     )

@@ -183,6 +183,8 @@ def test_where_there_can_be_no_references() -> None:
     many = load_config(options={"method": "fedavg", "scenario": "eicu-synthetic"})
     assert without(many) == "there are 20 training environments, and references for at most 12"
     assert with_references([own], Path("unused"), 1) == ([own], without(own))
+    left_out = toy_config("fedavg", f"left_out={Toy().train_environments[0]}")
+    assert without(left_out) == f"there is no reference of {left_out.left_out}, which left_out keeps from training"
 
 
 def test_references_are_made_once_for_each_seed_and_model(tmp_path: Path) -> None:
@@ -199,6 +201,16 @@ def test_references_are_made_once_for_each_seed_and_model(tmp_path: Path) -> Non
     assert found[0].references == found[1].references
     assert len({config.references for config in found}) == 3
     assert maker(configs[0]) == maker(configs[1])
+
+
+def test_no_reference_has_seen_a_site_that_is_only_tested(tmp_path: Path) -> None:
+    alone = toy_config("fedavg", *SIZE, "test_sites=['client-0']")
+    (found,), why_not = with_references([alone], tmp_path, 1)
+    assert why_not == ""
+    folder = RunFolder(Path(found.references).parents[1])
+    assert folder.config().test_sites == ("client-0",)
+    asked = [row["asked"] for row in folder.rows() if row["kind"] == "round"]
+    assert asked == [alone.scenario.clients - 1] * 10
 
 
 class Three(Toy):

@@ -81,7 +81,7 @@ def test_a_site_adapts_to_a_few_samples_as_in_a_run_of_its_own(folder: Path, tmp
         assert (found[site, "fedavg"].adapted, found[site, "fedavg"].samples) == (None, 33 + place)
         assert (found[site, "fedsdr-fedavg"].adapted, found[site, "fedsdr-fedavg"].samples) == (
             None,
-            40 + place,
+            33 + place,
         )  # it cannot
         data = alone.scenario.client_data(place, 0, folder)
         y = torch.cat([data.train.y, data.validation.y])

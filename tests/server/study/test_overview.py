@@ -85,6 +85,16 @@ def test_where_a_seed_is_missing_the_errors_add_up() -> None:
     assert finding(method, reference).error == pytest.approx(expected)
 
 
+def test_two_rows_that_lack_different_seeds_are_not_paired(table: Reproduction) -> None:
+    def line(row: str, runs: int, *worst: float) -> Kept:
+        return made(row=row, measures={"worst": list(worst)}, runs=[f"{row}-{seed}" for seed in range(runs)])
+
+    whole = next(findings(table, [line("FedAvg", 2, 0.5, 0.7), line("Ditto", 2, 0.4, 0.6)]))
+    assert whole.error == pytest.approx(0)
+    lacking = next(findings(table, [line("FedAvg", 3, 0.5, 0.7), line("Ditto", 3, 0.4, 0.6)]))
+    assert lacking.error == pytest.approx(sqrt(2 * stdev([50, 70]) ** 2 / 2))
+
+
 @pytest.mark.parametrize(
     ("method", "reference", "whole", "verdict"),
     [

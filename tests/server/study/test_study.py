@@ -37,7 +37,7 @@ from perennial.server.study import compare as comparing
 from perennial.server.study import reproduce, runs, version
 from perennial.server.study import sweep as sweeping
 from perennial.server.study.compare import Entry, Plan, compare, entries_of, measures
-from perennial.server.study.constant import constant_predictor, constant_rows
+from perennial.server.study.constant import constant_predictor, constant_rows, constant_summary
 from perennial.server.study.runs import Outcome, Selected, Standing, Summary, carry_out, look, older, run_all
 from perennial.server.study.sweep import best, search_ranges, trial, trials
 from perennial.server.study.version import code_version, config_digest, imported, name_without_code, run_name
@@ -242,6 +242,26 @@ def test_the_constant_predictor_by_hand() -> None:
     assert (found["worst"], found["average"], found["validation"]) == (0.5, 0.5625, 0.75)
 
 
+def test_the_constant_predictor_has_the_data_of_the_run(tmp_path: Path) -> None:
+    """A site that does not train says what is most frequent among those that do, of all its rows."""
+    data = [Toy().client_data(number, 0, None) for number in range(Toy().clients)]
+    labels = torch.cat([own.train.y for own in data[1:]])
+    said = labels.bincount().argmax()
+    here = data[0].for_testing(Toy().train_environments, Toy().test_environments).test
+    alone = toy_config("fedavg", "test_sites=['client-0']")
+    found = constant_predictor(alone, 0)
+    assert found.clients["client-0"] == {
+        name: pytest.approx(float((part.y == said).double().mean())) for name, part in here.items()
+    }
+    counted = LocalRuntime(alone)
+    constant = constant_summary(counted.data(), 2)
+    assert (constant["average"], constant["pooled"]) == (found.average, found.pooled)
+    whole = constant_predictor(toy_config("fedavg"), 0)
+    assert whole.clients["client-1"] == found.clients["client-1"]
+    left_out = toy_config("fedavg", f"left_out={Toy().train_environments[0]}")
+    assert constant_predictor(left_out, 0).validation != whole.validation
+
+
 def test_worst_client_and_bottom_decile() -> None:
     clients = {f"c{n:02d}": {"a": n / 100, "b": n / 50} for n in range(1, 21)}
     found = measures(selected(**clients))
@@ -302,7 +322,7 @@ def test_the_same_budget_and_seed_0_is_not_run_twice(finished: tuple[comparing.C
 
 def test_the_constant_predictor_is_in(finished: tuple[comparing.Comparison, Path]) -> None:
     row = finished[0].row("Constant", "final")
-    each = [constant_predictor(Toy(), seed, None).average for seed in range(2)]
+    each = [constant_predictor(toy_config("fedavg"), seed).average for seed in range(2)]
     assert row
     assert row.measures["average"].mean == pytest.approx(mean(each))
 
