@@ -108,7 +108,13 @@ def _torchvision(settings: Module) -> Callable[..., Any]:
 def _found(name: str) -> Callable[..., Any]:
     """The class or function. Raises `UserError` where there is none that may be called."""
     module, _, attribute = name.partition(":")
-    top = module.partition(".")[0]
+    top, *inner = module.split(".")
+    if top in {*sys.stdlib_module_names, "test"} or any(part.startswith("__") for part in inner):
+        # A server names it, and importing some of these starts a program.
+        raise UserError(
+            f"model.name: {module!r} is a part of Python or a program, and not imported; take another name for a "
+            "file with a model"
+        )
     places = map(Path, os.environ.get(VARIABLE, "").split(os.pathsep))
     place = next((path for path in places if path.name in (top, f"{top}.py")), None)
     if place and str(place.parent) not in sys.path:

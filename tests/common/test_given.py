@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -408,6 +409,16 @@ def test_another_file_at_the_site_is_refused_and_so_is_one_that_no_run_has_noted
         network(unnoted, (2,), 2).initial(0)
 
 
+@pytest.mark.parametrize("name", ["antigravity:fly", "test.autotest:main", "pip.__main__:main"])
+def test_what_starts_something_when_it_is_imported_is_not(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hostile server may name any module that is installed at a site."""
+    for module in ("antigravity", "test.autotest", "pip.__main__"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    with pytest.raises(UserError, match=r"is a part of Python or a program"):
+        net(name)
+    assert name.partition(":")[0] not in sys.modules
+
+
 def test_a_site_without_the_module_says_so(tmp_path: Path) -> None:
     config = toy_config("fedavg", "model.name=own_modules:Plain")
     text = config.task().replace("own_modules", "not_installed_here")
@@ -438,9 +449,9 @@ OWN = "model.name=own_modules:"
             ["model.name=own_modules:Pl ain"],
             ["model.name: 'own_modules:Pl ain' is not possible; write MODULE:NAME"],
         ),
-        (["model.name=os:system"], ["os:system is no class of torch.nn.Module"]),
-        (["model.name=subprocess:Popen"], ["subprocess:Popen is no class of torch.nn.Module"]),
-        (["model.name=subprocess:call"], ["subprocess:call does not say that it makes a module"]),
+        (["model.name=os:system"], ["model.name: 'os' is a part of Python or a program"]),
+        (["model.name=numpy:ndarray"], ["numpy:ndarray is no class of torch.nn.Module"]),
+        (["model.name=torch.hub:load"], ["torch.hub:load does not say that it makes a module"]),
         ([OWN + "unsaid"], ["does not say that it makes a module; write `def unsaid(…) -> torch.nn.Module`"]),
         ([OWN + "made"], ["is a module that is made already; name its class"]),
         ([OWN + "no_module"], ["makes a str, and no torch.nn.Module"]),
