@@ -17,7 +17,6 @@ from perennial.common.errors import RunStopped
 from perennial.common.logs import tell
 from perennial.common.memory import must_fit
 from perennial.common.models import network
-from perennial.common.privacy import Clipping
 from perennial.common.split import References
 from perennial.common.wire import from_record, to_record
 from perennial.server.folder import Checkpoint, RunFolder
@@ -26,6 +25,7 @@ from perennial.server.references import load_references
 from perennial.server.summary import Evaluation, majority, summarise, versions
 from perennial.strategies.base import MethodStrategy
 from perennial.strategies.exchange import Exchange
+from perennial.strategies.privacy import PrivateStrategy
 from perennial.strategies.registry import strategy_for
 from perennial.strategies.roster import Seated
 
@@ -71,6 +71,8 @@ def _run_rounds(
 ) -> dict[str, Any]:
     strategy = strategy_for(config, origin.run_id)
     strategy.references = references or load_references(config)
+    if isinstance(strategy, PrivateStrategy):
+        strategy.count = folder.add_release
     if origin.round:
         strategy.load_state_dict(origin.strategy)
         strategy.resumed = folder.add_resume(origin.round)
@@ -89,8 +91,8 @@ def _run_rounds(
         requests = strategy.configure_train(number, arrays, nothing, grid)
         replies = grid.send_and_receive(requests, timeout=config.deadline)
         new_arrays, metrics = strategy.aggregate_train(number, replies)
-        if isinstance(config.privacy, Clipping):
-            folder.add_release()  # before anybody gets it: a round that is done again gets other noise
+        if isinstance(strategy, PrivateStrategy):
+            strategy.count_release(number)  # of a round in which nobody answered, too
         arrays = arrays if new_arrays is None else new_arrays
         trained = _numbers(metrics)
         rows = [_round_row(number, strategy, trained), *strategy.notes]

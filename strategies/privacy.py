@@ -39,6 +39,10 @@ class PrivateStrategy(SummingStrategy):
         self.entropy = np.random.default_rng()
         """From the operating system's entropy: whoever knew the run's seed, as its clients do, could subtract the
         noise."""
+        self.count: Callable[[], object] = lambda: None
+        """Puts one more release on disk."""
+        self.counted = 0
+        """The last round whose release is."""
 
     @property
     def clipping_norm(self) -> float:
@@ -55,6 +59,12 @@ class PrivateStrategy(SummingStrategy):
         exchanges = {each.exchange for each in self.hparams.summed()}
         self.norms |= {name: float(norms[at]) for name in exchanges if (at := _place(name)) in norms}
         super().load_state_dict({name: tensors for name, tensors in state.items() if name != STATE})
+
+    def count_release(self, server_round: int) -> None:
+        """Count this attempt at a round, once: before anything with its noise is sent."""
+        if self.counted != server_round:
+            self.count()
+            self.counted = server_round
 
     def averaged(
         self,
@@ -105,6 +115,7 @@ class PrivateStrategy(SummingStrategy):
             clients += 1
         if not clients:
             return {}
+        self.count_release(server_round)
         multiplier, deviation = self.privacy.noise(clients, self.mechanisms)
         each = self.privacy.noise_multiplier * sqrt(self.mechanisms)
         means = divided(self._with_noise(updates.result(), multiplier * norm / clients))

@@ -20,6 +20,7 @@ from perennial.common.config import RunConfig
 from perennial.common.errors import RunStopped
 from perennial.common.methods import METHODS
 from perennial.common.methods.base import ONE_MODEL
+from perennial.common.methods.fediir import ANCHOR
 from perennial.common.models import Tensors
 from perennial.common.privacy import epsilon
 from perennial.common.wire import METRICS, MODEL, NUM_EXAMPLES, from_record, to_record
@@ -338,16 +339,17 @@ def test_a_resumed_run_knows_its_clipping_norm_and_counts_what_it_sends_out_agai
 class Counting(LocalGrid):
     """Counts the different models that clients were ever sent; dies when told to."""
 
-    def __init__(self, here: LocalRuntime) -> None:
+    def __init__(self, here: LocalRuntime, record: str = MODEL) -> None:
         super().__init__(here.grid.app, len(here.grid.contexts))
-        self.models: set[bytes] = set()
+        self.record, self.models = record, set[bytes]()
         self.left = 10**9
         """Exchanges until it dies."""
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
         messages = list(messages)
         if messages[0].metadata.message_type != "query":
-            self.models |= {message.content[MODEL].to_numpy_ndarrays()[0].tobytes() for message in messages}  # type: ignore[union-attr]
+            sent = [message.content.array_records.get(self.record) for message in messages]
+            self.models |= {record.to_numpy_ndarrays()[0].tobytes() for record in sent if record}
             self.left -= 1
         if self.left < 0:
             raise KeyboardInterrupt
@@ -373,6 +375,24 @@ def test_every_model_that_was_sent_is_counted_also_after_falling_back_two_checkp
             folder.cut_log(origin.log_bytes)
     first_one = 1  # the model before the first round is nobody's
     assert summary["privacy"]["releases"] == len(grid.models) - first_one > 9
+
+
+def test_an_anchor_with_noise_that_was_sent_is_counted_if_the_server_dies_in_the_same_round(
+    tmp_path: Path,
+) -> None:
+    """FedIIR's clients get the anchor before there is a new model."""
+    run = config("privacy.noise_multiplier=1", "checkpoint_every=1", method="fediir", rounds=3)
+    here, folder = LocalRuntime(run), RunFolder.create(tmp_path / "run", run)
+    grid = Counting(here, ANCHOR)
+    grid.left = 3  # a round has two exchanges, and it dies in the second of round 2
+    with suppress(KeyboardInterrupt):
+        run_rounds(run, folder, grid, start(run), save_clients=here.states.save)
+    assert folder.releases() == 2
+    grid.left = 10**9
+    origin = folder.load_checkpoint()
+    folder.cut_log(origin.log_bytes)
+    summary = run_rounds(run, folder, grid, origin, save_clients=here.states.save)
+    assert summary["privacy"]["releases"] == len(grid.models) == 4
 
 
 def test_a_run_learns_under_little_noise_and_says_what_it_promises(tmp_path: Path) -> None:
