@@ -24,7 +24,7 @@ from perennial.client.settings import Consent
 from perennial.client.trainer import Received
 from perennial.common.config import sentence
 from perennial.common.data.columns import LEAST, MOST_CATEGORIES
-from perennial.common.data.own import Found, read
+from perennial.common.data.own import LABEL, Found, read
 from perennial.common.data.tables import NotNumbers, number_cells, text_cells
 from perennial.common.errors import UserError
 from perennial.common.models import Tensors
@@ -63,6 +63,7 @@ Numbers = npt.NDArray[np.float64]
 FEW = 20
 """Different texts that a column may have in any case; beyond, more than half of the rows is free text."""
 DATE = re.compile(r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4}")
+NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*")
 RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -284,16 +285,36 @@ def of_survey(message: Message) -> bool:
     return SURVEY in records(message.content, ConfigRecord).get(CONFIG, ConfigRecord())
 
 
+def no_numbers_as_names(found: Found, question: Question, own: OwnSite) -> None:
+    """Raises `UserError` where a column of numbers would be told as names because the server alone says so."""
+    asked: dict[str, Sequence[str]] = {}
+    if not own.label_column and question.label_column != LABEL:
+        asked[question.label_column] = found.labels
+    if not own.environment_column and found.environments:
+        asked[question.environment_column] = found.environments
+    asked |= {name: text_cells(found.x, name, found.name) for name in question.categories if name in found.columns}
+    for name, cells in asked.items():
+        if all(NUMBER.fullmatch(cell) for cell in cells if cell):
+            raise UserError(
+                f"{found.name} does not tell the numbers of {name} as names; `perennial join --survey full` does, "
+                "and with `counts` it names its label-column and environment-column itself"
+            )
+
+
 def respond(message: Message, own: OwnSite | None, settings: Mapping[str, str]) -> Message:
     """Answer a message of a survey at a node with these settings. Raises as `Respondent.answer`."""
     if own is None:
         raise UserError("this site has a part of a scenario, and no table of its own")
 
+    consent = Consent(settings.get("survey", Consent.none))
+
     def load(question: Question) -> Found:
         label = own.label_column or question.label_column
-        return read(own.data, label, own.environment_column or question.environment_column)
+        found = read(own.data, label, own.environment_column or question.environment_column)
+        if consent == Consent.counts:
+            no_numbers_as_names(found, question, own)
+        return found
 
-    consent = Consent(settings.get("survey", Consent.none))
     least = int(settings.get("survey-least", LEAST))
     reply = Respondent(own.name, load, consent, least, Vault(Path(settings["state-dir"]))).answer(message)
     if message.metadata.message_type == SHAPE:

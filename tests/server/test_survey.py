@@ -13,7 +13,8 @@ from tables import SITES, hospitals
 
 from perennial.client.app import OneHandlerApp
 from perennial.client.node.policy import Policy
-from perennial.client.node.survey import Respondent
+from perennial.client.node.site import OwnSite
+from perennial.client.node.survey import Respondent, no_numbers_as_names
 from perennial.client.settings import Consent
 from perennial.common.data.columns import NumberColumn
 from perennial.common.data.own import read
@@ -201,6 +202,29 @@ def test_nothing_but_what_the_page_says_is_on_the_wire(folder: Path, secure: boo
             assert what in ("rows", "class", "empty", "count", "sum", "square", "bin")
             if what in ("rows", "class", "count", "bin"):
                 assert value == 0 or value >= 10
+
+
+def test_a_server_that_calls_a_column_of_numbers_names_learns_nothing_of_it(folder: Path) -> None:
+    file = folder / "va.csv"
+    rows(folder, "va", lambda row: re.sub(r"(ill|well)$", lambda label: str(len(label[0])), row))  # 3 and 4
+    rows(folder, "va", lambda row: ",".join(cell or "60" for cell in row.split(",")))
+    own = OwnSite(file, "va")
+    for asked, column in (
+        (question(label_column="age"), "age"),
+        (question(environment_column="age"), "age"),
+        (question(categories=["pressure"]), "pressure"),
+    ):
+        found = read(file, asked.label_column, asked.environment_column)
+        with pytest.raises(UserError, match=f"va.csv does not tell the numbers of {column} as names; `perennial"):
+            no_numbers_as_names(found, asked, own)
+    for asked, named in (
+        (question(), own),  # the column `label` is one of names by its own name
+        (question(categories=["pain"]), own),
+        (question(label_column="pain"), own),
+        (question(), OwnSite(file, "va", label_column="age")),
+    ):
+        found = read(file, named.label_column or asked.label_column, asked.environment_column)
+        no_numbers_as_names(found, asked, named)
 
 
 def test_consent(folder: Path) -> None:
