@@ -74,7 +74,7 @@ def leave_one_site_out(
     for config in methods.values():
         must_leave_out(config)
     first = next(iter(methods.values()))
-    cells = constant_cells([first.model_copy(update={"seed": seed}) for seed in range(seeds)], adapt)
+    constants = constant_cells([first.model_copy(update={"seed": seed}) for seed in range(seeds)], adapt)
     runs = [
         run
         for config in methods.values()
@@ -83,7 +83,7 @@ def leave_one_site_out(
     ]
     outcomes = run_all(runs, out, jobs, watch)
     sites = first.scenario.client_ids
-    each = len(sites) + 1
+    each, cells = len(sites) + 1, list[Cell]()
     for number, (title, config) in enumerate(methods.items()):
         own = outcomes[number * seeds * each : (number + 1) * seeds * each]
         common = next((name for name in config.method.evaluates if name != "personal"), "")
@@ -94,9 +94,7 @@ def leave_one_site_out(
             here = [run.counts(config.method.evaluates[-1], "test", site) for run in whole]
             cells.append(_cell(site, title, unseen, adapted, here))
     troubles = [outcome.trouble for outcome in outcomes if outcome.trouble]
-    order = [*methods, CONSTANT]
-    cells.sort(key=lambda cell: (cell.site, order.index(cell.method)))
-    return cells, list(dict.fromkeys(troubles))
+    return sorted([*cells, *constants], key=lambda cell: cell.site), list(dict.fromkeys(troubles))
 
 
 def constant_cells(configs: Sequence[RunConfig], adapt: int) -> list[Cell]:
