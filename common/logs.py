@@ -5,8 +5,9 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +52,35 @@ def set_format(name: str) -> None:
         _log.addHandler(handler)
 
 
+class LogFile(RotatingFileHandler):
+    """A file of a log, without which its program goes on: that it cannot be written is said once."""
+
+    _said = False
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        """One sentence on standard error."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self._said:
+            self._said = True
+            sentence = f"{self.baseFilename} cannot be written: {error.strerror}; the program goes on without it"
+            if is_json():
+                tell(sentence, level=logging.WARNING)
+            else:
+                with suppress(OSError):  # standard error may be on the same disk
+                    print(f"perennial: {sentence}", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Also where the disk has no room for the rest."""
+        with suppress(OSError):
+            super().close()
+
+
 @contextmanager
 def logged_to(file: Path) -> Iterator[None]:
     """All events are also added to a file."""
-    handler = logging.FileHandler(file, encoding="utf-8")
+    handler = LogFile(file, encoding="utf-8")
     handler.setFormatter(JsonFormatter())
     _log.addHandler(handler)
     try:

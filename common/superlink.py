@@ -29,7 +29,12 @@ class Address:
         """Read `HOST:PORT` or `[IPV6]:PORT`, as an option has it. Raises `UserError`."""
         host, _, port = text.rpartition(":")
         host = host.removeprefix("[").removesuffix("]")
-        if not host or "/" in host or not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        try:
+            host.encode("idna")  # as sockets do, also with a name in ASCII
+            possible = host and "/" not in host and port.isascii() and port.isdigit() and 0 < int(port) < 65536
+        except ValueError:
+            possible = False
+        if not possible:
             raise UserError(f"{option} {text!r} is no address; write HOST:PORT, e.g. {example}")
         return cls(host, int(port))
 

@@ -72,7 +72,11 @@ class RunMetrics:
         """Everything as it is now."""
         self._asked.set()
         for line in self._tail.lines():
-            self._add(json.loads(line))
+            try:
+                row = json.loads(line)
+            except ValueError:  # half a line, as a full disk leaves it, and the one after it
+                continue
+            self._add(row)
         return self._registry.collect()
 
     def tell_end(self, seconds: float) -> None:

@@ -57,6 +57,7 @@ from flwr.supercore.interceptors import (
 from flwr.supercore.interceptors.superexec_auth_interceptor import RUNTIME_SUPEREXEC_METHODS
 from flwr.supercore.run import Run
 from flwr.supernode.runtime.run_clientapp import push_message, push_task_output
+from google.protobuf.message import DecodeError
 
 from perennial.common.asked import name_of
 from perennial.common.errors import UserError, printable
@@ -96,7 +97,8 @@ class Work:
         return json.dumps({"token": self.token, "tries": self.tries, **parts})
 
     @classmethod
-    def read(cls, text: str) -> "Work":
+    def read(cls, text: bytes) -> "Work":
+        """Raises `ValueError`, `KeyError`, `TypeError` or `DecodeError` for what `text` has not made."""
         known = json.loads(text)
         work = cls(known["token"], tries=known["tries"])
         for name, part in work._parts.items():
@@ -132,7 +134,14 @@ class Executor:
     def _left(self) -> Work | None:
         """The task that an executor had which is no more."""
         path = self.folder / TASK
-        return Work.read(path.read_text()) if path.exists() else None
+        if not path.exists():
+            return None
+        try:
+            return Work.read(path.read_bytes())
+        except (ValueError, KeyError, TypeError, DecodeError):  # as a power cut may leave it
+            log(WARNING, "perennial: %s is damaged; the task in it is not gone on with", path)
+            self._note(None)
+            return None
 
     def _claimed(self) -> Work | None:
         for task in self.stub.PullPendingTasks(PullPendingTasksRequest()).tasks:

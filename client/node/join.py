@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from threading import Thread
 from typing import IO, Any, NoReturn
@@ -25,9 +24,9 @@ from typing import IO, Any, NoReturn
 import tomli_w
 
 from perennial.client.settings import Consent
-from perennial.common.errors import UserError
+from perennial.common.errors import UserError, printable
 from perennial.common.flower import environment, program
-from perennial.common.logs import is_json, set_format, tell
+from perennial.common.logs import LogFile, is_json, set_format, tell
 from perennial.common.superlink import Address, Unreachable, must_answer, must_be_protected
 
 Say = Callable[..., None]
@@ -152,6 +151,8 @@ def prepare(
     files = [str(path.expanduser().absolute()) if path else "" for path in (ca, key)]
     if metrics:
         Address.parse(metrics, "--metrics", "127.0.0.1:9464")
+    if health:
+        Address.parse(health, "--health", "127.0.0.1:9091")
     return Plan(superlink, files[0], files[1], health, settings, metrics, code)
 
 
@@ -207,6 +208,8 @@ class Narrator:
         """A code of the SuperLink."""
         self.error = ""
         """The latest error in words."""
+        self.last = ""
+        """The latest line, unless it is one of a log: what a program says that cannot go on."""
         self.muted = False
         self.known: dict[str, Any] = {}
         """What is known of the latest line: round and action."""
@@ -222,6 +225,8 @@ class Narrator:
         line = re.sub(r"\x1b\[\d*m", "", line).strip()
         level, _, text = line.partition(":")
         level, text = level.strip(), text.strip()
+        if line:
+            self.last = "" if level in ("INFO", "WARNING", "ERROR") else printable(line).rstrip(".")
         if level == "ERROR" and not text.startswith("perennial: "):
             self.error = text
         if found := re.search(r'"code": (\d+)', line):
@@ -325,7 +330,7 @@ def keep_running(plan: Plan, node_config: Path, say: Say, metrics: SiteMetrics |
         refused_since = 0.0
         if now - begun > LONGEST_PAUSE:
             pause = 1.0
-        reason = "the SuperLink does not know this session any more" if code == 0 else node.error
+        reason = "the SuperLink does not know this session any more" if code == 0 else node.last or node.error
         say(f"the SuperNode ended with exit code {code}{reason and f': {reason}'}; it is started again")
         pause = _rest(pause)
 
@@ -337,7 +342,7 @@ def run_once(
     narrator = Narrator(plan.superlink)
     if metrics:
         metrics.starts.inc()
-    log = RotatingFileHandler(plan.state / LOG, maxBytes=LOG_BYTES, backupCount=1)
+    log = LogFile(plan.state / LOG, maxBytes=LOG_BYTES, backupCount=1)
     os.chmod(log.baseFilename, 0o600)  # an older one
 
     def relate(lines: IO[str]) -> None:

@@ -10,12 +10,13 @@ from typing import Any
 
 import grpc
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 import perennial
@@ -23,10 +24,11 @@ from perennial.client.serving import rest
 from perennial.client.serving.access import Callers
 from perennial.client.serving.inference import Inference
 from perennial.client.serving.intake import Intake
-from perennial.client.serving.messages import LABEL, Refused, takes_pictures
+from perennial.client.serving.messages import LABEL, Refused, short, takes_pictures
 from perennial.client.serving.models import NAME
 from perennial.common.data.columns import CategoryColumn
 from perennial.common.data.scenario import Scenario
+from perennial.common.superlink import Address
 from perennial.common.tracebacks import Tracebacks
 
 STATUS = {
@@ -83,6 +85,26 @@ class Impatient(H11Protocol):
             self._clock = self.loop.call_later(HEAD / 2, self._look)
 
 
+class ThisMachine:
+    """Refuses a request for another host than this machine: a page may have a name that means it (DNS rebinding).
+
+    Not Starlette's middleware for that, which takes the brackets of an IPv6 address for the start of a port.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The answer, or 400."""
+        host = Headers(scope=scope).get("host", "")
+        found = re.fullmatch(r"(?:\[([^]]+)\]|([^:]+))(?::\d*)?", host)
+        if found and Address(found[1] or found[2], 0).loopback:
+            await self._app(scope, receive, send)
+        else:
+            sentence = f"the header Host is {short(host)!r}; this machine alone is served, e.g. as localhost"
+            await JSONResponse({"error": sentence}, 400)(scope, receive, send)
+
+
 class Api:
     """The protocol's paths. Health is open to all; everything else takes a token where there are any."""
 
@@ -105,10 +127,9 @@ class Api:
                 Route(f"{place}/ready", self._guarded(self.model_ready)),
                 Route(f"{place}/infer", self._guarded(self.infer, counted=True), methods=["POST"]),
             ]
-        names = ["localhost", "127.0.0.1", "[::1]", "::1"] if loopback else ["*"]
         self.app = Starlette(
             routes=routes,
-            middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=names)],
+            middleware=[Middleware(ThisMachine)] if loopback else [],
             exception_handlers={HTTPException: _unknown_path},
         )
 

@@ -63,7 +63,7 @@ def parsed(body: bytes, header: str | None) -> tuple[Request, bytes]:
     """The JSON of a body, and the bytes behind it. Raises `Refused`."""
     length = len(body)
     if header is not None:
-        if not header.isascii() or not header.isdigit() or int(header[:12]) > len(body):
+        if not (header.isascii() and header.isdigit() and len(header) <= 12 and int(header) <= length):
             invalid(f"the header {LENGTH} is {short(header)!r}, but the body has {len(body)} bytes")
         length = int(header)
     if length > LARGEST_JSON:

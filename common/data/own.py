@@ -6,6 +6,7 @@ never with the value of a cell: the sentence also goes to the server.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -226,7 +227,7 @@ def _arrays(path: Path) -> Found:
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in ("x", "y", "environment") if name in file.files}
-    except (OSError, EOFError, ValueError, TypeError, BadZipFile) as error:
+    except (OSError, EOFError, ValueError, TypeError, RuntimeError, BadZipFile, zlib.error) as error:
         raise _unreadable(path, error) from None
     if missing := [name for name in ("x", "y") if name not in arrays]:
         raise UserError(f"{path.name} has no array {missing[0]!r}")

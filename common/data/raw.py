@@ -70,7 +70,9 @@ def picture(
             if found.width * found.height > most:
                 raise ValueError(f"it has {found.width * found.height} pixels, and {most} are the most")
             small = found.convert(mode).resize((width, height), Image.Resampling.BILINEAR)
-    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+    except MemoryError:
+        raise
+    except Exception as error:  # PIL's readers check little: of a damaged TIFF there are TypeErrors and others
         raise ValueError(str(error)) from None
     return np.asarray(small).reshape(height, width, channels).transpose(2, 0, 1)
 

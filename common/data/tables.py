@@ -93,9 +93,10 @@ def _full(table: pa.Table, name: str, file: str) -> pa.ChunkedArray:
 
 def _trimmed(column: pa.ChunkedArray, empty: Sequence[str]) -> pa.ChunkedArray:
     """A column without blanks around text, and null where there is nothing but one of `empty`."""
-    if not pa.types.is_string(column.type):
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if kind not in (pa.string(), pa.large_string(), pa.string_view()):  # the latter are pandas' and Polars'
         return column
-    column = pc.utf8_trim_whitespace(column)
+    column = pc.utf8_trim_whitespace(column.cast(pa.string()))
     return pc.if_else(pc.is_in(column, pa.array(empty)), None, column)
 
 

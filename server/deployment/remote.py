@@ -221,10 +221,16 @@ def _must_be_known(name: str) -> None:
         names = tomllib.loads(file.read_text(encoding="utf-8")).get("superlink", {})
     except (OSError, ValueError):
         names = {}
-    if name not in names:
+    known = names.get(name) if isinstance(names, dict) else None
+    if known is None:
         raise UserError(
             f"--superlink {name!r} is no name in Flower's {file}; say where the SuperLink is: "
             "--superlink HOST:PORT"
+        )
+    if not isinstance(known, dict) or not isinstance(known.get("address"), str):
+        raise UserError(
+            f"--superlink {name!r} names no SuperLink in Flower's {file}: there is no [superlink.{name}] with "
+            'address = "HOST:PORT"; take a name that has one, or say --superlink HOST:PORT'
         )
 
 

@@ -29,7 +29,11 @@ def test_addresses(text: str, host: str, port: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["superlink", ":9093", "superlink:", "superlink:0", "a:65536", "a:x", "http://a:1"]
+    "text",
+    [
+        *("superlink", ":9093", "superlink:", "superlink:0", "a:65536", "a:x", "http://a:1"),
+        *("server..example:1", ".example:1", f"{'a' * 64}:1", "\udcff:1", f"a:{'9' * 5000}"),
+    ],
 )
 def test_what_is_no_address(text: str) -> None:
     with pytest.raises(UserError, match="HOST:PORT"):

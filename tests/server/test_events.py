@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from perennial.common.errors import RunStopped, UserError
 from perennial.common.exposition import expose
-from perennial.common.logs import is_json, set_format, tell
+from perennial.common.logs import is_json, logged_to, set_format, tell
 from perennial.common.superlink import Address
 from perennial.server.cli.console import sentences
 from perennial.server.cli.main import app
@@ -106,6 +106,38 @@ def test_clients_are_named_only_where_that_is_asked_for(tmp_path: Path) -> None:
     begun = scraped(log)["perennial_last_round_timestamp_seconds",]
     assert begun == datetime(2026, 11, 22, tzinfo=UTC).timestamp()  # or the alarm would sound at once
     assert scraped(tmp_path / "none" / "log.jsonl")["perennial_rounds_total",] == 0
+
+
+def test_a_torn_line_costs_no_other(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    lost = json.dumps({"event": "left out", "client": "north"})
+    kept = json.dumps({"event": "left out", "client": "south"})
+    log.write_text(f"{lost[:20]}{lost}\n{kept}\n")
+    found = scraped(log, clients=True)
+    assert {key for key in found if key[0] == "perennial_client_left_out_total"} == {
+        ("perennial_client_left_out_total", "south")
+    }
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_log_that_cannot_be_written_is_said_once_and_ends_nothing(
+    form: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PERENNIAL_LOG_FORMAT", "text")
+    try:
+        set_format(form)
+        with logged_to(Path("/dev/full")):
+            for number in range(500):
+                tell(f"event {number} {'.' * 80}")
+    finally:
+        set_format("text")
+    sentence = "/dev/full cannot be written: No space left on device; the program goes on without it"
+    said = capsys.readouterr().err.splitlines()
+    if form == "text":
+        assert said == [f"perennial: {sentence}"]
+    else:
+        assert len(said) == 501
+        assert [json.loads(line)["event"] for line in said].count(sentence) == 1
 
 
 def test_a_run_that_stops_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """The resident executor: real processes of it at Flower's own Runtime API, without a SuperLink."""
 
 import json
+import logging
 import os
 import stat
 import subprocess
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
@@ -299,6 +301,31 @@ def test_a_reply_that_was_made_and_not_sent_is_sent_by_the_next_and_nothing_is_t
     killed_and_started_again(node)
     assert line(node.reply(asked)) == 1
     assert len(node.lines("diary")) == 1
+
+
+WHOLE = {"token": "t", "tries": 1, "input": "", "messages": ""}
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        b"",
+        b"\xff",
+        b"[]",
+        *(json.dumps({**WHOLE, **part}).encode() for part in ({"input": "a"}, {"input": 1}, {"messages": "/w=="})),
+        json.dumps({"token": "t"}).encode(),
+    ],
+)
+def test_a_task_that_cannot_be_read_is_dropped_and_said(
+    damaged: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    task = tmp_path / executor.TASK
+    task.write_bytes(damaged)
+    with grpc.insecure_channel("127.0.0.1:1") as channel, pytest.raises(grpc.RpcError):  # it asks for another
+        executor.Executor(channel, tmp_path, lambda *_: pytest.fail("answered"), lambda *_: None).step()
+    assert caplog.messages == [f"perennial: {task} is damaged; the task in it is not gone on with"]
+    assert not task.exists()
 
 
 def test_killed_between_the_stored_state_and_the_reply(make: Callable[..., Node]) -> None:

@@ -93,6 +93,11 @@ def test_a_site_is_called_as_it_says_or_as_its_key_or_as_its_data(
         ({"partition": 0, "ca": "ca.crt", "insecure": True}, "--ca asks for TLS and --insecure for plaintext"),
         ({"partition": 0, "key": "key"}, "--key FILE is of use with TLS alone"),
         ({"partition": 0, "ca": "ca.crt", "key": "none"}, "--key none: No such file or directory"),
+        (
+            {"partition": 0, "superlink": "a..b:1", "insecure": True},
+            "--superlink 'a..b:1' is no address; write HOST",
+        ),
+        ({"partition": 0, "health": "nonsense"}, "--health 'nonsense' is no address; write HOST:PORT, e.g. 127.0"),
         ({"partition": 0, "device": "cuda:99"}, "device 'cuda:99' cannot be used here"),
         ({"partition": 0, "code": "mine"}, "--code 'mine' is not possible; write installed or shipped"),
         ({"partition": 0, "code": "shipped", "policy": "none"}, "--policy is kept by installed code alone"),
@@ -435,6 +440,34 @@ def test_all_lines_are_in_the_state_folder_and_the_telling_ones_are_said(
     assert (node.connected, code) == (True, 7)
     assert said == [f"connected to {HERE} as node 9; waiting for a run"]
     assert (tmp_path / join.LOG).read_text() == "INFO : SuperNode ID: 9\nnoise\n"
+
+
+def test_a_supernode_s_last_words_are_why_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said, plan = list[str](), Plan(HERE, "", "", "", {"state-dir": str(tmp_path)})
+    monkeypatch.setattr(join, "must_answer", lambda *_: None)
+    monkeypatch.setattr(join, "_rest", lambda _: (_ for _ in ()).throw(Enough))
+    for last, reason in (("\\x1b[1mPort is in use.\\n", ": Port is in use"), ("INFO : it runs", "")):
+        command = script(tmp_path, f"print('not this'); print('{last}'); raise SystemExit(1)")
+        monkeypatch.setattr(Plan, "command", lambda *_, command=command: command)
+        with pytest.raises(Enough):
+            join.keep_running(plan, tmp_path / "node.toml", said.append)
+        assert said[-1] == f"the SuperNode ended with exit code 1{reason}; it is started again"
+
+
+def test_a_log_that_cannot_be_written_is_said_once_and_the_site_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said, log = list[str](), tmp_path / join.LOG
+    log.symlink_to("/dev/full")
+    monkeypatch.setattr(join.os, "chmod", lambda *_: None)
+    command = script(tmp_path, "for i in range(500): print('INFO : perennial:', i, '.' * 80)")
+    monkeypatch.setattr(Plan, "command", lambda *_: command)
+    plan = Plan(HERE, "", "", "", {"state-dir": str(tmp_path)})
+    assert join.run_once(plan, tmp_path / "node.toml", said.append)[1] == 0
+    assert len(said) == 500
+    assert capsys.readouterr().err == (
+        f"perennial: {log} cannot be written: No space left on device; the program goes on without it\n"
+    )
 
 
 @pytest.mark.usefixtures("quick")

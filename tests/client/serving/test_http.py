@@ -79,9 +79,10 @@ class Serving:
         models = [Models(choice, self.said.append, name=name, device="cpu") for name, choice in entries]
         file = options.pop("token_file", None)
         callers = Callers(file, self.said.append)
-        self.server = Server(Catalogue(models), HERE, http=HERE, metrics=HERE, callers=callers, **options)
+        http = options.pop("http", HERE)
+        self.server = Server(Catalogue(models), HERE, http=http, metrics=HERE, callers=callers, **options)
         self.server.refresh()
-        self.url = f"127.0.0.1:{self.server.http_port}"
+        self.url = str(Address(http.host, self.server.http_port))
 
     def ask(self, path: str, body: Any = None, token: str = "", **headers: str) -> tuple[int, Any]:
         """Status and JSON of an answer."""
@@ -314,6 +315,14 @@ def test_what_is_wrong_with_a_request_is_said_in_one_sentence(wrong: str, open_s
     assert len(answer["error"]) < 500
 
 
+@pytest.mark.parametrize("length", ["-1", "x", "9" * 12, "0" * 13, "0" * 12 + "9" * 5000])
+def test_a_length_of_the_json_that_cannot_be_is_one_sentence(length: str, open_server: Serving) -> None:
+    status, answer = open_server.ask(INFER, b"{}", **{"Inference-Header-Content-Length": length})
+    assert status == 400
+    assert answer["error"].startswith("the header Inference-Header-Content-Length is '")
+    assert answer["error"].endswith("but the body has 2 bytes")
+
+
 def test_what_is_not_there_is_404_or_405_and_said(open_server: Serving) -> None:
     for path, body, status, sentence in (
         ("/v2/models/nobody", None, 404, "unknown model 'nobody' (there are: global, perennial)"),
@@ -490,10 +499,23 @@ def test_a_client_ca_goes_with_tls_and_is_a_certificate(authority: Path) -> None
 
 def test_another_name_of_this_machine_is_refused(open_server: Serving) -> None:
     """A page from elsewhere whose name comes to mean this machine reads nothing here."""
-    connection = http.client.HTTPConnection(open_server.url, timeout=60)
-    connection.request("GET", "/served", headers={"Host": "elsewhere.example"})
-    assert connection.getresponse().status == 400
-    connection.close()
+    for name in (
+        *("elsewhere.example", "elsewhere.example:80", "127.0.0.1.elsewhere.example", "[::1].elsewhere.example"),
+        *("[elsewhere.example]", "localhost:80@elsewhere.example", "192.0.2.7", "::1", ""),
+    ):
+        status, answer = open_server.ask("/served", Host=name)
+        assert (status, repr(name) in answer["error"]) == (400, True)
+    for name in ("localhost", "localhost:1", "127.0.0.1", "[::1]:8000"):
+        assert open_server.ask("/served", Host=name)[0] == 200
+
+
+@pytest.mark.parametrize("host", ["127.0.0.2", "::1", "0:0:0:0:0:0:0:1"])
+def test_every_address_of_this_machine_alone_can_be_listened_on(
+    host: str, tmp_path: Path, start: Callable[..., Serving]
+) -> None:
+    one = start(("", Choice(tmp_path)), http=Address(host, 0))
+    assert one.ask("/v2/health/live") == (200, {"live": True})
+    assert one.ask("/v2/health/live", Host="elsewhere.example")[0] == 400
 
 
 # ---------------------------------------------------------------------- bounds

@@ -1,5 +1,8 @@
 """Sites' own data: every format read, every fault one sentence, the same split wherever and in whatever order."""
 
+import io
+import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,9 @@ from pydantic import ValidationError
 from perennial.common.config import load_config, parse_task
 from perennial.common.data.examples import ClientData, join
 from perennial.common.data.own import Found, place_of, read
+from perennial.common.data.raw import picture
 from perennial.common.data.scenarios.own import OwnData
+from perennial.common.data.tables import number_cells, text_cells
 from perennial.common.errors import UserError
 
 TABLE = "age,label,bmi\n30,ill,20.5\n 40 ,well,21\n50,ill,1e1\n"
@@ -60,6 +65,29 @@ def test_a_parquet_table_is_the_same_as_a_csv_table(tmp_path: Path) -> None:
     assert one.labels == other.labels == ["1", "0", "1"]
     assert one.environments == other.environments == ["x", "y", "x"]
     assert tensor(one, "age", "old") == tensor(other, "age", "old") == [[30, 0], [40, 0], [50, 1]]
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        lambda cells: pa.array(cells, pa.large_string()),
+        lambda cells: pa.array(cells, pa.string_view()),
+        lambda cells: pa.array(cells).dictionary_encode(),
+        lambda cells: pa.array(cells, pa.large_string()).dictionary_encode(),
+    ],
+    ids=["large", "view", "dictionary", "large dictionary"],
+)
+def test_text_is_the_same_however_parquet_has_it(written: Callable[[list[str]], pa.Array], tmp_path: Path) -> None:
+    columns = {"age": [" 30", "40 ", "5e1"], "label": ["a ", " b", "a"], "sex": ["?", " f", "m"]}
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pa.table({name: written(cells) for name, cells in columns.items()}), path)
+    found = read(path)
+    assert found.labels == ["a", "b", "a"]
+    assert number_cells(found.x, "age", path.name).tolist() == [30, 40, 50]
+    assert text_cells(found.x, "sex", path.name) == ["", "f", "m"]
+    parquet.write_table(pa.table({"age": written(["1", " "]), "label": written(["a", "b"])}), path)
+    with pytest.raises(UserError, match="row 2, column 'age' is empty"):
+        tensor(read(path), "age")
 
 
 def test_arrays(tmp_path: Path) -> None:
@@ -166,6 +194,21 @@ def test_what_is_wrong_with_arrays_is_one_sentence(arrays: dict[str, Any], sente
     assert str(error.value).startswith(sentence)
 
 
+def test_arrays_with_any_damaged_byte_are_read_or_one_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "s.npz"
+    np.savez_compressed(path, x=np.arange(12, dtype=np.float32).reshape(6, 2), y=np.arange(6) % 2)
+    whole, refused = path.read_bytes(), list[str]()
+    for place in range(len(whole)):
+        for flip in (1, 8, 255):
+            path.write_bytes(whole[:place] + bytes([whole[place] ^ flip]) + whole[place + 1 :])
+            try:
+                read(path)
+            except UserError as error:
+                refused.append(str(error))
+    assert len(refused) > len(whole)
+    assert all(sentence.startswith("s.npz") for sentence in refused)
+
+
 def test_files_that_are_something_else(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^there is no none\.csv$"):
         read(tmp_path / "none.csv")
@@ -202,6 +245,22 @@ def test_a_damaged_picture_is_named(tmp_path: Path) -> None:
     write(folder / "cat" / "2.png")
     with pytest.raises(UserError, match=r"picture .*2\.png cannot be read"):
         read(folder).tensor((3, 4, 4))
+
+
+def test_whatever_the_reader_of_pictures_raises_it_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = io.BytesIO()
+    Image.new("RGB", (4, 2)).save(file, "TIFF")
+    begins, text = struct.pack("<HH", 273, 4), struct.pack("<HH", 273, 2)  # where the pixels are; a number, a text
+    assert file.getvalue().count(begins) == 1
+    with pytest.raises(ValueError, match="cannot be interpreted as an integer"):  # PIL's is a TypeError
+        picture(io.BytesIO(file.getvalue().replace(begins, text)), (3, 4, 4))
+
+    def full(*_: Any) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr(Image.Image, "convert", full)
+    with pytest.raises(MemoryError):  # which says nothing of the picture
+        picture(file, (3, 4, 4))
 
 
 # ---------------------------------------------------------------------- what the server announces

@@ -70,6 +70,23 @@ def test_a_name_is_looked_up_by_flower(tmp_path: Path, monkeypatch: pytest.Monke
         pass
 
 
+def test_a_name_without_an_address_is_one_sentence(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    text = '[superlink]\ndefault = "mine"\n[superlink.bare]\ninsecure = true\n[superlink.odd]\naddress = 1\n'
+    for name in ("default", "bare", "odd"):
+        file.write_text(text)
+        result = call("status", "--superlink", name, FLWR_HOME=str(tmp_path))
+        assert result.exit_code == 2
+        assert result.stderr == (
+            f"perennial: --superlink '{name}' names no SuperLink in Flower's {file}: there is no "
+            f'[superlink.{name}] with address = "HOST:PORT"; take a name that has one, or say --superlink '
+            "HOST:PORT\n"
+        )
+    file.write_text('superlink = "mine"\n')
+    result = call("status", "--superlink", "mine", FLWR_HOME=str(tmp_path))
+    assert (result.exit_code, "'mine' is no name in Flower's" in result.stderr) == (2, True)
+
+
 def test_no_run_folder_where_there_is_no_connection(certs: Path, tmp_path: Path) -> None:
     ours, other = (str(certs / name / "ca.crt") for name in ("ours", "other"))
     with listening(certs / "ours") as tls, listening() as plain:
