@@ -111,19 +111,20 @@ def ask(module: str) -> None:
         places = [origin.parent if origin.name == "__init__.py" else origin]
         if not origin.name:
             raise UserError(f"plug-in {module!r}: there is no {top}.py in {here}, and no such module is installed")
-    if places and places[0] not in (known := _named_files()):
+    if places and places[0] not in (known := named_files()):
         os.environ[VARIABLE] = os.pathsep.join(map(str, [places[0], *known]))
     load(module)
 
 
-def _named_files() -> list[Path]:
+def named_files() -> list[Path]:
+    """What `VARIABLE` names."""
     return [Path(path) for path in os.environ.get(VARIABLE, "").split(os.pathsep) if path]
 
 
 def _file(module: str) -> Path | None:
     """The file or folder of a plug-in that `VARIABLE` names; None where it names none."""
     top = module.partition(".")[0]
-    return next((path for path in _named_files() if path.name in (top, f"{top}.py")), None)
+    return next((path for path in named_files() if path.name in (top, f"{top}.py")), None)
 
 
 def _is_installed(module: str) -> bool:

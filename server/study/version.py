@@ -2,16 +2,21 @@
 
 import ast
 import json
+from contextlib import suppress
 from functools import cache
-from hashlib import sha256
+from hashlib import file_digest, sha256
 from pathlib import Path
 
 import perennial
 from perennial.common import plugins
 from perennial.common.config import RunConfig
+from perennial.common.data.datasets import resolve_root
+from perennial.common.data.own import place_of
 from perennial.common.data.scenario import Scenario
+from perennial.common.data.scenarios.own import OwnData
+from perennial.common.errors import UserError
 from perennial.common.methods.base import Method
-from perennial.common.model_settings import ModelSettings
+from perennial.common.model_settings import ModelSettings, Module
 
 ROOT = Path(perennial.__file__).parents[1]
 NO_NUMBER = {
@@ -40,7 +45,7 @@ def name_without_code(config: RunConfig) -> str:
 
 
 def config_digest(config: RunConfig) -> str:
-    """12 hex digits that change with every setting but those of `NO_NUMBER`.
+    """12 hex digits that change with every setting but those of `NO_NUMBER`, and with `own_files`.
 
     A `cohort_engine` other than the loop, which older runs had without saying so, changes the last bits.
     """
@@ -54,10 +59,33 @@ def config_digest(config: RunConfig) -> str:
         "aggregation": rule,
         "evaluate_clients": config.evaluates_some and config.evaluate_clients,
         "scores": "" if config.scores == "auto" else config.scores,
+        "files": [_contents(path, path.stat().st_mtime_ns) for path in own_files(config)],
     }
     values = config.model_dump(mode="json", exclude=NO_NUMBER | later.keys())
     values |= {name: value for name, value in later.items() if value}
     return sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def own_files(config: RunConfig) -> list[Path]:
+    """The files of somebody's own that a run reads: sites' data, where they are here, and a module's source."""
+    found: list[Path] = []
+    root = resolve_root(config.data_folder)
+    if isinstance(config.scenario, OwnData) and root and config.runtime != "deployment":
+        for site in config.scenario.sites:
+            with suppress(UserError):  # of a site that has no data, which the run itself will say
+                found.append(place_of(root, site))
+    if isinstance(config.model, Module) and not config.model.torchvision:
+        top = config.model.name.partition(":")[0].partition(".")[0]
+        found += [path for path in plugins.named_files() if path.name in (top, f"{top}.py")]
+    return [file for path in found for file in ([path] if path.is_file() else sorted(path.rglob("*")))
+            if file.is_file() and "__pycache__" not in file.parts]  # fmt: skip
+
+
+@cache
+def _contents(path: Path, changed: int) -> str:
+    """A digest of a file as it was when it changed last."""
+    with path.open("rb") as file:
+        return file_digest(file, "sha256").hexdigest()
 
 
 @cache

@@ -1,6 +1,8 @@
 """Own data in a comparison: a row for each site in the tables."""
 
 import json
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,12 +13,14 @@ from typer.testing import CliRunner
 
 from perennial import studies
 from perennial.common.config import load_config
+from perennial.common.model_settings import Module
 from perennial.server.cli.main import app
 from perennial.server.split import Select
 from perennial.server.study.choose import Verdict
 from perennial.server.study.compare import CONSTANT, comparison_tables
 from perennial.server.study.runs import Outcome, Selected
 from perennial.server.study.sweep import sweep_rows, sweep_tables
+from perennial.server.study.version import run_name
 
 
 def call(*arguments: object) -> Result:
@@ -45,6 +49,37 @@ def test_every_site_is_in_a_search(command: str, tmp_path: Path) -> None:
     assert "per site" in shown
     assert all(site in shown for site in SITES)
     assert f"{100 * rows[1]['sites']['va']:.2f}" in shown.partition("per site")[2]
+
+
+def test_a_table_that_was_corrected_and_another_folder_are_other_runs(tmp_path: Path) -> None:
+    data = described(tmp_path)
+    for name in ("same", "other"):
+        shutil.copytree(tmp_path / "hospitals", tmp_path / name)
+
+    def name(folder: str) -> str:
+        return run_name(load_config(data, options={"method": "fedavg", "data_root": str(tmp_path / folder)}))
+
+    before = name("hospitals")
+    assert name("same") == before  # the same numbers come of it
+    table = tmp_path / "other" / "va.csv"
+    table.write_text(table.read_text().replace("ill", "well", 1))
+    assert name("other") != before
+    table.write_bytes((tmp_path / "hospitals" / "va.csv").read_bytes())
+    os.utime(table, ns=(1, 1))
+    assert name("other") == before
+
+
+def test_a_module_that_was_edited_is_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "my_edited_net.py"
+    file.write_text("from torch import nn\nclass Net(nn.Linear):\n    pass\n")
+    monkeypatch.setenv("PERENNIAL_PLUGINS", str(file))
+    config = load_config(options={"method": "fedavg", "scenario": "colored-digits"})
+    config = config.model_copy(update={"model": Module(name="my_edited_net:Net")})
+    before = run_name(config)
+    assert run_name(config) == before
+    file.write_text(file.read_text() + "# another one\n")
+    os.utime(file, ns=(1, 1))
+    assert run_name(config) != before
 
 
 def test_clients_that_share_a_data_set_have_no_table_of_sites() -> None:
