@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -160,6 +161,9 @@ def vacant(config: RunConfig, out: Path | str | None) -> Path:
     from perennial.server.folder import RunFolder, default_out
 
     path = Path(default_out(config) if out is None else out)
+    if out is None:  # another run may have begun in the same second
+        more = (path.with_name(f"{path.name}-{number}") for number in count(2))
+        path = next(own for own in chain([path], more) if not own.exists())
     RunFolder(path).must_be_free()
     RunFolder(path).must_be_empty()
     return path

@@ -109,7 +109,7 @@ def sweep(
     """
     if trials < 1:
         raise UserError(f"trials: {trials} is not possible; it must be at least 1")
-    scenario, rounds, said = _problem(scenario, config, rounds, settings)
+    scenario, rounds, said = _problem(scenario, config, rounds, settings, data_root=data_root, device=device)
     base = configured(
         method,
         plain(scenario),
@@ -194,7 +194,7 @@ def compare(
     for name, value in (("seeds", seeds), ("trials", trials), ("trial_rounds", trial_rounds)):
         if value is not None and value < 1:
             raise UserError(f"{name}: {value} is not possible; it must be at least 1")
-    scenario, rounds, said = _problem(scenario, config, rounds, settings)
+    scenario, rounds, said = _problem(scenario, config, rounds, settings, data_root=data_root, device=device)
     plan = comparing.Plan(
         entries=comparing.entries_of([methods] if isinstance(methods, str) else methods),
         scenario=plain(scenario),
@@ -233,7 +233,7 @@ def leave_one_site_out(
     many of its samples, where the method can; the others are asked about. Other arguments and errors are as with
     `compare`.
     """
-    scenario, rounds, said = _problem(scenario, config, rounds, settings)
+    scenario, rounds, said = _problem(scenario, config, rounds, settings, data_root=data_root, device=device)
     plan = comparing.Plan(
         entries=comparing.entries_of([methods] if isinstance(methods, str) else methods),
         scenario=plain(scenario),
@@ -249,9 +249,14 @@ def leave_one_site_out(
 
 
 def _problem(
-    scenario: str | Scenario | InMemory | None, config: Path | str | None, rounds: int | None, settings: Settings
+    scenario: str | Scenario | InMemory | None,
+    config: Path | str | None,
+    rounds: int | None,
+    settings: Settings,
+    **stronger: object,
 ) -> tuple[str | Scenario | InMemory, int | None, tuple[str, ...]]:
-    """The scenario, the rounds and the settings of a study, which a file may have. Raises `UserError`."""
+    """The scenario, the rounds and the settings of a study, which a file may have; `stronger` are options of the
+    file's names that hold where they are not None. Raises `UserError`."""
     said = assigned(settings)
     if config is None and scenario is not None:
         return scenario, rounds, said
@@ -263,7 +268,7 @@ def _problem(
     values = tomllib.loads(Path(config).read_text(encoding="utf-8"))
     flat: dict[str, Any] = {}
     for key, value in values.items():
-        if key in ("method", "scenario", "rounds", "seed", "preset"):
+        if key in ("method", "scenario", "rounds", "seed", "preset") or stronger.get(key) is not None:
             continue
         flat |= {f"{key}.{name}": own for name, own in value.items()} if isinstance(value, dict) else {key: value}
     return whole.scenario, rounds or (whole.rounds if "rounds" in values else None), (*assigned(flat), *said)

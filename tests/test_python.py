@@ -19,6 +19,7 @@ from perennial import InMemory, Progress, Result, UserError, from_arrays
 from perennial.common.config import load_config
 from perennial.common.data.scenarios.arrays import FOLDER
 from perennial.common.files import load_records, load_tensors, save_records
+from perennial.runs import vacant
 from perennial.server.cli.main import app
 from perennial.server.folder import RunFolder
 from perennial.server.study.recipes import recipe_config
@@ -99,6 +100,18 @@ def test_a_run_and_the_command_give_the_same_numbers(tmp_path: Path) -> None:
 def test_a_run_without_arguments_is_the_first_command(tmp_path: Path) -> None:
     result = perennial.run(rounds=1, settings={"scenario.clients": 2}, out=tmp_path / "run")
     assert result.config == recipe_config("demo/fedsdr", {"rounds": 1}, ["scenario.clients=2"])[0]
+
+
+def test_runs_of_the_same_second_have_folders_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("perennial.server.folder.default_out", lambda _: "runs/now")
+    config = load_config(options={"method": "fedavg", "scenario": "colored-digits"})
+    for name in ("now", "now-2", "now-3"):
+        path = vacant(config, None)
+        assert path == Path("runs") / name
+        path.mkdir(parents=True)
 
 
 def test_tables_are_what_the_summary_says(ditto: Result) -> None:

@@ -69,6 +69,23 @@ def test_a_table_that_was_corrected_and_another_folder_are_other_runs(tmp_path: 
     assert name("other") == before
 
 
+def test_the_command_s_folder_is_stronger_than_the_file_s(tmp_path: Path) -> None:
+    data = described(tmp_path)
+    data.write_text('data_root = "nowhere"\n' + data.read_text())
+    options = (
+        "--config",
+        data,
+        "--data-root",
+        tmp_path / "hospitals",
+        "--out",
+        tmp_path / "pool",
+        "--device",
+        "cpu",
+    )
+    found = call("sweep", "fedavg", *options, "--trials", 1, "--rounds", 1, "--jobs", 1, "--json")
+    assert found.exit_code == 0, found.output
+
+
 def test_a_module_that_was_edited_is_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "my_edited_net.py"
     file.write_text("from torch import nn\nclass Net(nn.Linear):\n    pass\n")
