@@ -20,14 +20,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from perennial.common import plugins
 from perennial.common.errors import UserError
 from perennial.common.model_settings import Module
 from perennial.common.suggest import meant
 from perennial.common.weights import must_be_known
 
-VARIABLE = "PERENNIAL_PLUGINS"
-"""Files and package folders beside somebody's work that this machine's owner trusts; processes that this one
-starts inherit it."""
 LONGEST = 300
 """Letters of an exception's words that a sentence repeats."""
 SQUEEZED = ("squeezenet1_0", "squeezenet1_1")
@@ -53,9 +51,8 @@ def ask(settings: Module) -> None:
     """Trust the file or package of a module that lies beside the work of the person at this machine."""
     top, here = settings.name.partition(":")[0].partition(".")[0], Path.cwd()
     for place in (here / top, here / f"{top}.py"):
-        known = [path for path in os.environ.get(VARIABLE, "").split(os.pathsep) if path]
-        if ((place / "__init__.py").exists() or place.is_file()) and str(place) not in known:
-            os.environ[VARIABLE] = os.pathsep.join([str(place), *known])
+        if (place / "__init__.py").exists() or place.is_file():
+            plugins.trust(place)
 
 
 # ---------------------------------------------------------------------- made by its own code
@@ -115,8 +112,7 @@ def _found(name: str) -> Callable[..., Any]:
             f"model.name: {module!r} is a part of Python or a program, and not imported; take another name for a "
             "file with a model"
         )
-    places = map(Path, os.environ.get(VARIABLE, "").split(os.pathsep))
-    place = next((path for path in places if path.name in (top, f"{top}.py")), None)
+    place = plugins.file_of(module)
     if place and str(place.parent) not in sys.path:
         sys.path.append(str(place.parent))  # at the end: a file beside it must hide nobody else's module
     try:
@@ -125,7 +121,7 @@ def _found(name: str) -> Callable[..., Any]:
         if error.name and f"{module}.".startswith(f"{error.name}."):
             raise UserError(
                 f"model.name: there is no module {error.name!r} here; install the package that has it, or name "
-                f"its file in {VARIABLE}"
+                f"its file in {plugins.VARIABLE}"
             ) from None
         raise UserError(f"model.name: {module!r} cannot be imported: {_words(error)}") from error
     except (Exception, SystemExit) as error:

@@ -106,25 +106,30 @@ def ask(module: str) -> None:
     top, here = module.partition(".")[0], Path.cwd()
     beside = here / top / "__init__.py", here / f"{top}.py"
     places = [here / path.relative_to(here).parts[0] for path in beside if path.is_file()]
-    if not places and not _file(module) and not _is_installed(module):
+    if not places and not file_of(module) and not _is_installed(module):
         origin = Path(((spec := find_spec(top)) and spec.origin) or "")
         places = [origin.parent if origin.name == "__init__.py" else origin]
         if not origin.name:
             raise UserError(f"plug-in {module!r}: there is no {top}.py in {here}, and no such module is installed")
-    if places and places[0] not in (known := named_files()):
-        os.environ[VARIABLE] = os.pathsep.join(map(str, [places[0], *known]))
+    if places:
+        trust(places[0])
     load(module)
 
 
-def named_files() -> list[Path]:
-    """What `VARIABLE` names."""
+def trust(place: Path) -> None:
+    """Add a file or folder to what `VARIABLE` names."""
+    if place not in (known := _named_files()):
+        os.environ[VARIABLE] = os.pathsep.join(map(str, [place, *known]))
+
+
+def _named_files() -> list[Path]:
     return [Path(path) for path in os.environ.get(VARIABLE, "").split(os.pathsep) if path]
 
 
-def _file(module: str) -> Path | None:
-    """The file or folder of a plug-in that `VARIABLE` names; None where it names none."""
+def file_of(module: str) -> Path | None:
+    """The file or folder of a module that `VARIABLE` names; None where it names none."""
     top = module.partition(".")[0]
-    return next((path for path in named_files() if path.name in (top, f"{top}.py")), None)
+    return next((path for path in _named_files() if path.name in (top, f"{top}.py")), None)
 
 
 def _is_installed(module: str) -> bool:
@@ -142,7 +147,7 @@ def load(module: str) -> Plugin:
     """
     if module in _loaded:
         return _loaded[module]
-    place = _file(module)
+    place = file_of(module)
     if not place and not _is_installed(
         module
     ):  # a server names plug-ins, but what a site imports, its owner decides

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from perennial.common import given
+from perennial.common import plugins
 from perennial.server.cli.main import app
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "own-model"
@@ -19,7 +19,7 @@ def test_the_commands_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for name in ("leafnet.py", "run.toml"):
         shutil.copy(EXAMPLE / name, tmp_path)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv(given.VARIABLE, raising=False)
+    monkeypatch.delenv(plugins.VARIABLE, raising=False)
     lines = (EXAMPLE / "README.md").read_text().splitlines()
     printed = []
     for line in (line for line in lines if line.startswith("perennial ")):

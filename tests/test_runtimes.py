@@ -16,7 +16,7 @@ from counts import own_tables
 from flwr_simulation import superlink
 from safetensors.torch import load_file
 
-from perennial.common import flower, given
+from perennial.common import flower, plugins
 from perennial.common.config import RunConfig, load_config
 from perennial.common.errors import RunStopped, UserError
 from perennial.common.files import load_records
@@ -53,7 +53,7 @@ def config_for(method: str, runtime: str, *settings: str) -> RunConfig:
 def _trusted() -> Iterator[None]:
     """The processes that the tests start have the tests' modules, as if they were installed."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(given.VARIABLE, str(Path(own_modules.__file__)))
+        patch.setenv(plugins.VARIABLE, str(Path(own_modules.__file__)))
         yield
 
 

@@ -93,16 +93,17 @@ def with_references(
         if reason := without(config):
             return list(configs), reason
     makers = [maker(config) for config in configs]
-    different = list({run_name(config): config for config in makers}.values())
+    names = list(map(run_name, makers))
+    different = dict(zip(names, makers, strict=True))
 
     def told(now: Standing) -> None:  # the study's own first line comes after it
         watch(replace(now, doing=f"references for split, {now.doing}") if now.doing else now)
 
-    made = dict(zip(map(run_name, different), run_all(different, out, jobs, told), strict=True))
+    made = dict(zip(different, run_all(list(different.values()), out, jobs, told), strict=True))
     for outcome in made.values():
         if outcome.trouble or not (outcome.path / FILE).is_file():
             return list(configs), outcome.trouble or f"{outcome.path / FILE} is not there; delete {outcome.path}"
-    places = [str((made[run_name(own)].path / FILE).resolve()) for own in makers]
+    places = [str((made[name].path / FILE).resolve()) for name in names]
     return [
         config.model_copy(update={"references": place}) for config, place in zip(configs, places, strict=True)
     ], ""

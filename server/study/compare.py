@@ -435,7 +435,7 @@ def trouble_lines(comparison: Comparison) -> list[str]:
     if comparison.older:
         shown, more = comparison.older[:3], len(comparison.older) - 3
         lines.append(
-            f"skipped, made by another version of the code: {', '.join(shown)}"
+            f"skipped, made by another version of the code or of files of your own: {', '.join(shown)}"
             + (f" and {more} more" if more > 0 else "")
         )
     return lines

@@ -16,7 +16,6 @@ from perennial.common.files import write_text
 from perennial.server.folder import PRUNED
 from perennial.server.split import Select
 from perennial.server.study.runs import Outcome, Pruned, Standing, Watch, run_all
-from perennial.server.study.version import run_name
 from perennial.server.summary import SPLIT, Evaluation
 
 LEAST = 5
@@ -88,22 +87,23 @@ def run_trials(
 
     started = grouped(run_all(every, out, jobs, follow, later=later, until=until), groups)
     stopped = [hopeless(outcomes, select) for outcomes in started]
-    going = [
-        config
-        for group, gone in zip(groups, stopped, strict=True)
-        for number, config in enumerate(group)
+    going = {
+        outcome.path.name: outcome.config
+        for outcomes, gone in zip(started, stopped, strict=True)
+        for number, outcome in enumerate(outcomes)
         if number not in gone
-    ]
-    names = set(map(run_name, going))
+    }
     for outcomes, gone in zip(started, stopped, strict=True):
         for number, why in gone.items():
-            if outcomes[number].waits and outcomes[number].path.name not in names:
+            if outcomes[number].waits and outcomes[number].path.name not in going:
                 write_text(outcomes[number].path / PRUNED, f"{why.sentence}\n")
     if standing.rounds_done:
         said = f"{sum(map(len, stopped))} of {len(every)} trials stop after round {until}, below the median"
         watch(replace(standing, latest=None, doing=said))
-    before = replace(standing, ended=len(set(map(run_name, every)) - names), latest=None)
-    finished = dict(zip(map(run_name, going), run_all(going, out, jobs, watch, before, later), strict=True))
+    gone_for_good = {outcome.path.name for outcomes in started for outcome in outcomes} - going.keys()
+    before = replace(standing, ended=len(gone_for_good), latest=None)
+    ended = run_all(list(going.values()), out, jobs, watch, before, later)
+    finished = dict(zip(going, ended, strict=True))
     return [
         [
             replace(outcome, summary=None, trouble="", pruned=gone[number])

@@ -197,7 +197,8 @@ def run_all(
     for config in configs:
         if config.runtime != "local":
             raise UserError(f"runtime: {config.runtime!r} is not possible here; studies run in local processes")
-    named = {run_name(config): config for config in configs}
+    names = list(map(run_name, configs))
+    named = dict(zip(names, configs, strict=True))
     outcomes = {name: ended for name, config in named.items() if (ended := look(config, out / name, until))}
     missing = {name: config for name, config in named.items() if name not in outcomes}
     before, begun, done = before or Standing(), time.monotonic(), 0
@@ -243,7 +244,7 @@ def run_all(
                     name = work.pop(future)
                     outcomes[name] = future.result()
                     tell(counter.value, outcomes[name])
-    return [outcomes[run_name(config)] for config in configs]
+    return [outcomes[name] for name in names]
 
 
 def look(config: RunConfig, path: Path, until: int | None = None) -> Outcome | None:

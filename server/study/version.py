@@ -32,9 +32,11 @@ RULES = {"perennial.server.split"}
 
 
 def run_name(config: RunConfig) -> str:
-    """`METHOD-SCENARIO-sSEED-CONFIGURATION-CODE`, the last two being digests."""
+    """`METHOD-SCENARIO-sSEED-CONFIGURATION-CODE`, two digests; the latter is also of `own_files`."""
     method = config.method
     code = code_version(type(method), type(config.scenario), method.server(), type(config.model))
+    if own := [_contents(path, path.stat().st_mtime_ns) for path in own_files(config)]:
+        code = sha256(" ".join([code, *own]).encode()).hexdigest()[:8]
     return f"{name_without_code(config)}-{code}"
 
 
@@ -45,7 +47,7 @@ def name_without_code(config: RunConfig) -> str:
 
 
 def config_digest(config: RunConfig) -> str:
-    """12 hex digits that change with every setting but those of `NO_NUMBER`, and with `own_files`.
+    """12 hex digits that change with every setting but those of `NO_NUMBER`.
 
     A `cohort_engine` other than the loop, which older runs had without saying so, changes the last bits.
     """
@@ -59,7 +61,6 @@ def config_digest(config: RunConfig) -> str:
         "aggregation": rule,
         "evaluate_clients": config.evaluates_some and config.evaluate_clients,
         "scores": "" if config.scores == "auto" else config.scores,
-        "files": [_contents(path, path.stat().st_mtime_ns) for path in own_files(config)],
     }
     values = config.model_dump(mode="json", exclude=NO_NUMBER | later.keys())
     values |= {name: value for name, value in later.items() if value}
@@ -75,8 +76,7 @@ def own_files(config: RunConfig) -> list[Path]:
             with suppress(UserError):  # of a site that has no data, which the run itself will say
                 found.append(place_of(root, site))
     if isinstance(config.model, Module) and not config.model.torchvision:
-        top = config.model.name.partition(":")[0].partition(".")[0]
-        found += [path for path in plugins.named_files() if path.name in (top, f"{top}.py")]
+        found += filter(None, [plugins.file_of(config.model.name.partition(":")[0])])
     return [file for path in found for file in ([path] if path.is_file() else sorted(path.rglob("*")))
             if file.is_file() and "__pycache__" not in file.parts]  # fmt: skip
 

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from perennial.client.host import Host, client_half
 from perennial.client.trainer import Received, Site
-from perennial.common import given, weights
+from perennial.common import plugins, weights
 from perennial.common.config import RunConfig, load_config, parse_task
 from perennial.common.data.scenarios.pacs import PacsPairs
 from perennial.common.errors import UserError
@@ -115,9 +115,9 @@ def test_a_parameter_that_the_module_has_frozen_stays(tmp_path: Path, monkeypatc
     text = f"from own_modules import Plain\n\n\n{text}        self.inner.weight.requires_grad_(False)\n"
     (tmp_path / "half_frozen.py").write_text(text)
     monkeypatch.chdir(tmp_path)  # a file beside one's work
-    monkeypatch.delenv(given.VARIABLE, raising=False)
+    monkeypatch.delenv(plugins.VARIABLE, raising=False)
     config = toy_config("fedavg", "model.name=half_frozen:Half", rounds=2)
-    assert os.environ[given.VARIABLE] == str(tmp_path / "half_frozen.py")
+    assert os.environ[plugins.VARIABLE] == str(tmp_path / "half_frozen.py")
     model = run(config, tmp_path / "run")["global"]
     before = network(config.model, (2,), 2).initial(0)
     same = {name for name in model if torch.equal(model[name], before[name])}

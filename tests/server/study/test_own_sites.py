@@ -69,6 +69,24 @@ def test_a_table_that_was_corrected_and_another_folder_are_other_runs(tmp_path: 
     assert name("other") == before
 
 
+def test_a_run_on_the_same_tables_in_another_folder_is_not_damaged_when_the_first_change(tmp_path: Path) -> None:
+    data, pool = described(tmp_path), tmp_path / "pool"
+    shutil.copytree(tmp_path / "hospitals", tmp_path / "copy")
+
+    def sweep(folder: str) -> list[dict[str, object]]:
+        options = ("--config", data, "--data-root", tmp_path / folder, "--out", pool, "--device", "cpu", "--json")
+        found = call("sweep", "fedavg", *options, "--trials", 1, "--rounds", 1, "--jobs", 1)
+        assert found.exit_code == 0, found.output
+        assert "damaged" not in found.stderr
+        rows: list[dict[str, object]] = json.loads(found.stdout)
+        return rows
+
+    first = sweep("hospitals")
+    (tmp_path / "hospitals" / "va.csv").unlink()
+    assert sweep("copy") == first
+    assert len(list(pool.glob("fedavg-*"))) == 1
+
+
 def test_the_command_s_folder_is_stronger_than_the_file_s(tmp_path: Path) -> None:
     data = described(tmp_path)
     data.write_text('data_root = "nowhere"\n' + data.read_text())
