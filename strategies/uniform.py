@@ -22,8 +22,8 @@ class UniformStrategy(MethodStrategy[S]):
         return 1.0
 
     def update(self, model: Tensors, means: Mapping[str, Tensors]) -> Tensors:
-        mixed, rate = mix(model, means[MODEL], self.hparams.mixing), self.hparams.mixing
-        if rate <= 1:
+        mixed = mix(model, means[MODEL], self.hparams.mixing)
+        if self.hparams.mixing <= 1:
             return mixed
         # Beyond the mean, a buffer such as BatchNorm's variance may be negative.
         return mixed | {name: means[MODEL][name] for name in self.network.buffer_names}

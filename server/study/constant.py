@@ -15,14 +15,9 @@ from perennial.server.summary import Evaluation, Row
 def constant_rows(client: str, data: ClientData, counts: Tensor | None = None) -> list[Row]:
     """One client's evaluation rows, as a run would log them; of equally frequent labels the smallest counts.
 
-    A client that trains on nothing has no label of its own. It says the most frequent one of `counts`, of each
-    class, or has no rows.
+    It says its own most frequent one, or that of `counts`, of each class: that of others, if it trains on nothing.
     """
-    if len(data.train):
-        counts = torch.bincount(data.train.y)
-    if counts is None:
-        return []
-    label = int(counts.argmax())
+    label = int((torch.bincount(data.train.y) if counts is None else counts).argmax())
     splits = {"validation": {"validation": data.validation}, "test": data.test}
     return [
         {

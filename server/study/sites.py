@@ -115,10 +115,9 @@ def constant_cells(configs: Sequence[RunConfig], adapt: int) -> list[Cell]:
         for number, site in enumerate(scenario.client_ids):
             alone = config.model_copy(update={"test_sites": (site,), "adapt": adapt})
             few = site_data(alone, number, None, config.data_folder)
-            others = int((sum(labels) - labels[number]).argmax())
-            tested = list(few.test.values())
-            unseen = sum(int((part.y == others).sum()) for part in tested), sum(len(part) for part in tested)
-            adapted, own = (_right(constant_rows(site, part)) for part in (few, data[number]))
+            unseen = _right(constant_rows(site, few, sum(labels) - labels[number]))
+            adapted = _right(constant_rows(site, few)) if adapt else (0, 0)
+            own = _right(constant_rows(site, data[number]))
             found.setdefault(site, []).append([unseen, adapted, own])
     return [_cell(site, CONSTANT, *zip(*counts, strict=True)) for site, counts in found.items()]
 
