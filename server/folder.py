@@ -34,6 +34,7 @@ from perennial.common.files import (
 )
 from perennial.common.logs import logged_to
 from perennial.common.privacy import Clipping
+from perennial.server.inputs import own_digests
 from perennial.server.summary import summarise
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 HELD_CHECKPOINTS = 2
 TensorFile = Literal["arrays.safetensors", "strategy.safetensors"]
 RESUMES, RELEASES = TypeAdapter(list[NonNegativeInt]), TypeAdapter(NonNegativeInt)
-SUMMARY = TypeAdapter(dict[str, Any])
+SUMMARY, INPUTS = TypeAdapter(dict[str, Any]), TypeAdapter(dict[str, str])
 T = TypeVar("T")
 
 LOCK = ".lock"
@@ -145,6 +146,8 @@ class RunFolder:
             folder.must_be_empty()
             path.mkdir(parents=True, exist_ok=True)
             write_text(path / "config.toml", config.toml())
+            if own := own_digests(config):
+                write_text(path / "inputs.json", json.dumps(own, indent=2) + "\n")
             folder.log.touch()
         except OSError as error:
             raise _unwritable(path, error) from None
@@ -213,6 +216,13 @@ class RunFolder:
     def config(self) -> RunConfig:
         """The run's configuration. Raises `UserError` if the file was damaged."""
         return load_config(self.path / "config.toml")
+
+    def inputs(self) -> dict[str, str]:
+        """Digests of the files of somebody's own with which the run began (`server/inputs.py`).
+
+        Raises `UserError` if the file was damaged.
+        """
+        return self._noted("inputs.json", INPUTS, {})
 
     def logging(self) -> AbstractContextManager[None]:
         """Events are written into the folder."""
@@ -369,11 +379,18 @@ class RunFolder:
     def origin(self, config: RunConfig) -> Checkpoint:
         """The newest checkpoint, if the run can go on from it with this configuration. Changes nothing.
 
-        Raises `UserError` as `load_checkpoint` and `Checkpoint.changes` do, and for a log or a count of releases
-        that does not go with it.
+        Raises `UserError` as `load_checkpoint` and `Checkpoint.changes` do, and for data, a log or a count of
+        releases that do not go with it.
         """
         checkpoint = self.load_checkpoint()
         checkpoint.changes(config)
+        now = own_digests(config)
+        sites = {name: was for name, was in self.inputs().items() if name in config.sites_with_data}
+        if other := [site for site, was in sites.items() if now.get(site, was) != was]:
+            raise UserError(
+                f"the data of {', '.join(other)} have changed since the run began; put them back, or start a run "
+                "of its own with another --out"
+            )
         if isinstance(config.privacy, Clipping) and self.releases() < checkpoint.round:
             raise UserError(
                 f"{self.path / 'checkpoint' / 'releases.json'} must say how many models with noise were made, at "
@@ -390,7 +407,7 @@ class RunFolder:
 
     def resumes(self) -> list[int]:
         """Rounds after which this run was taken up again, in the order in which that happened."""
-        return self._noted("resumes.json", RESUMES, [])
+        return self._noted("checkpoint/resumes.json", RESUMES, [])
 
     def add_resume(self, round_: int) -> list[int]:
         """Note that the run is taken up again after a round; all of `resumes`, the new one last."""
@@ -404,7 +421,7 @@ class RunFolder:
 
     def releases(self) -> int:
         """How many models with noise were made, in all attempts. Raises `UserError` if the file is damaged."""
-        return self._noted("releases.json", RELEASES, 0)
+        return self._noted("checkpoint/releases.json", RELEASES, 0)
 
     def add_release(self) -> None:
         """Count one more; it is on disk when this returns."""
@@ -413,7 +430,7 @@ class RunFolder:
         write_text(path, json.dumps(self.releases() + 1))
 
     def _noted(self, name: str, kind: TypeAdapter[T], otherwise: T) -> T:
-        path = self.path / "checkpoint" / name
+        path = self.path / name
         try:
             return kind.validate_json(path.read_bytes(), strict=True)
         except FileNotFoundError:

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from perennial.common.config import RunConfig, load_config
+from perennial.common.errors import UserError
 from perennial.common.methods import method_class
 from perennial.server.folder import RunFolder
+from perennial.server.inputs import own_digests
 from perennial.server.study.version import NO_NUMBER
 from perennial.server.summary import worst_site
 from perennial.server.words import percent
@@ -43,19 +45,24 @@ def reference_lines(path: Path, config: RunConfig, summary: Mapping[str, Any]) -
 
 
 def fedavg_beside(path: Path, config: RunConfig) -> Path | None:
-    """The newest finished run beside the one in `path` that differs from it in the method alone, being FedAvg."""
-    wanted = _others(config.model_dump(mode="json", exclude_none=True))
+    """The newest finished run beside the one in `path` that differs from it in the method alone, being FedAvg.
+
+    A run on tables that have changed since is none.
+    """
+    wanted, inputs = _others(config.model_dump(mode="json", exclude_none=True)), own_digests(config)
     found: dict[float, Path] = {}
     for file in path.parent.glob("*/config.toml"):
         try:
             values = tomllib.loads(file.read_text(encoding="utf-8"))
             if values["method"]["name"] != REFERENCE or _others(values) != wanted:
                 continue
+            if RunFolder(file.parent).inputs() != inputs:
+                continue
             summary = json.loads(file.with_name("summary.json").read_bytes())
             _overall(config, _final(summary))
             if summary["rounds"] == config.rounds:
                 found[file.with_name("summary.json").stat().st_mtime] = file.parent
-        except (OSError, ValueError, KeyError, TypeError):  # damaged or unfinished, and not what is shown here
+        except (OSError, ValueError, KeyError, TypeError, UserError):  # damaged or unfinished
             continue
     return found[max(found)] if found else None
 

@@ -2,21 +2,17 @@
 
 import ast
 import json
-from contextlib import suppress
 from functools import cache
-from hashlib import file_digest, sha256
+from hashlib import sha256
 from pathlib import Path
 
 import perennial
 from perennial.common import plugins
 from perennial.common.config import RunConfig
-from perennial.common.data.datasets import resolve_root
-from perennial.common.data.own import place_of
 from perennial.common.data.scenario import Scenario
-from perennial.common.data.scenarios.own import OwnData
-from perennial.common.errors import UserError
 from perennial.common.methods.base import Method
-from perennial.common.model_settings import ModelSettings, Module
+from perennial.common.model_settings import ModelSettings
+from perennial.server.inputs import own_digests
 
 ROOT = Path(perennial.__file__).parents[1]
 NO_NUMBER = {
@@ -32,11 +28,11 @@ RULES = {"perennial.server.split"}
 
 
 def run_name(config: RunConfig) -> str:
-    """`METHOD-SCENARIO-sSEED-CONFIGURATION-CODE`, two digests; the latter is also of `own_files`."""
+    """`METHOD-SCENARIO-sSEED-CONFIGURATION-CODE`, two digests; the latter is also of `own_digests`."""
     method = config.method
     code = code_version(type(method), type(config.scenario), method.server(), type(config.model))
-    if own := [_contents(path, path.stat().st_mtime_ns) for path in own_files(config)]:
-        code = sha256(" ".join([code, *own]).encode()).hexdigest()[:8]
+    if own := own_digests(config):
+        code = sha256(" ".join([code, *own.values()]).encode()).hexdigest()[:8]
     return f"{name_without_code(config)}-{code}"
 
 
@@ -65,27 +61,6 @@ def config_digest(config: RunConfig) -> str:
     values = config.model_dump(mode="json", exclude=NO_NUMBER | later.keys())
     values |= {name: value for name, value in later.items() if value}
     return sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
-
-
-def own_files(config: RunConfig) -> list[Path]:
-    """The files of somebody's own that a run reads: sites' data, where they are here, and a module's source."""
-    found: list[Path] = []
-    root = resolve_root(config.data_folder)
-    if isinstance(config.scenario, OwnData) and root and config.runtime != "deployment":
-        for site in config.scenario.sites:
-            with suppress(UserError):  # of a site that has no data, which the run itself will say
-                found.append(place_of(root, site))
-    if isinstance(config.model, Module) and not config.model.torchvision:
-        found += filter(None, [plugins.file_of(config.model.name.partition(":")[0])])
-    return [file for path in found for file in ([path] if path.is_file() else sorted(path.rglob("*")))
-            if file.is_file() and "__pycache__" not in file.parts]  # fmt: skip
-
-
-@cache
-def _contents(path: Path, changed: int) -> str:
-    """A digest of a file as it was when it changed last."""
-    with path.open("rb") as file:
-        return file_digest(file, "sha256").hexdigest()
 
 
 @cache

@@ -166,3 +166,28 @@ def test_a_site_without_test_samples_has_no_accuracy() -> None:
     facts = {"round": 1, "accuracy": {"a": 0.5}, "worst": 0.5, "average": 0.5, "pooled": 0.5, "validation": None}
     one = Selected.model_validate({**facts, "clients": {"x": {"a": 0.25, "b": 0.75}, "y": {}}})
     assert (one.site("x"), one.site("y"), one.site("z")) == (0.5, None, None)
+
+
+def test_a_run_neither_goes_on_with_other_tables_nor_stands_beside_one_that_had_others(tmp_path: Path) -> None:
+    options = ("--config", described(tmp_path), "--data-root", tmp_path / "hospitals", "--device", "cpu")
+    run = ("run", *options, "--rounds", 1, "--set", "local_steps=1", "--out")
+    runs = tmp_path / "runs"
+    call(*run, runs / "one", "--method", "fedavg")
+    beside = call(*run, runs / "two", "--method", "ditto").stdout
+    assert "reference: FedAvg has" in beside
+
+    table, settings = tmp_path / "hospitals" / "va.csv", runs / "one" / "config.toml"
+    text = table.read_text()
+    table.write_text(text.replace("ill", "well", 1))
+    settings.write_text(settings.read_text().replace("rounds = 1", "rounds = 2"))
+    refused = call("resume", runs / "one")
+    assert refused.exit_code == 2
+    assert "the data of va have changed since the run began; put them back, or" in refused.stderr
+    settings.write_text(settings.read_text().replace("rounds = 2", "rounds = 1"))
+    beside = call(*run, runs / "three", "--method", "ditto").stdout
+    assert "reference: FedAvg is made by" in beside
+
+    table.write_text(text)
+    settings.write_text(settings.read_text().replace("rounds = 1", "rounds = 2"))
+    gone_on = call("resume", runs / "one")
+    assert gone_on.exit_code == 0, gone_on.output
