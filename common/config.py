@@ -234,7 +234,7 @@ def load_config(
 def _load(
     file: Path | None, options: Mapping[str, Any], settings: Iterable[str], say: Callable[[str], object]
 ) -> RunConfig:
-    values = _read(file) if file else {}
+    values = read(file) if file else {}
     if unused := _given_up(values, options):
         said = {part: _named(options[part], part)["name"] for part in ("method", "scenario") if part in unused}
         names = " and ".join(f"--{part} {name}" for part, name in said.items())
@@ -386,7 +386,8 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, st
             yield prefix + name, str(value)
 
 
-def _read(file: Path) -> dict[str, Any]:
+def read(file: Path) -> dict[str, Any]:
+    """What a TOML file says, unchecked. Raises `UserError` where it is none, or says nothing."""
     try:
         values = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:

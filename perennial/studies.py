@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -27,6 +26,10 @@ if TYPE_CHECKING:
     from perennial.common.config import RunConfig
     from perennial.common.data.scenario import Scenario
     from perennial.data import InMemory
+
+
+OF_ONE_RUN = ("method", "preset", "seed")
+"""What a study does not take from a configuration file: it gives every method the same chance."""
 
 
 @dataclass(frozen=True)
@@ -262,16 +265,35 @@ def _problem(
         return scenario, rounds, said
     if config is None or scenario is not None:
         raise UserError("scenario: name one, or a configuration file that has one, one of the two")
-    from perennial.common.config import load_config
+    from perennial.common.config import load_config, read
 
-    whole = load_config(Path(config))
-    values = tomllib.loads(Path(config).read_text(encoding="utf-8"))
+    whole = load_config(Path(config))  # which loads its plug-ins
+    values = read(Path(config))
     flat: dict[str, Any] = {}
     for key, value in values.items():
-        if key in ("method", "scenario", "rounds", "seed", "preset") or stronger.get(key) is not None:
+        if key in ("plugins", "scenario", "rounds", *OF_ONE_RUN) or stronger.get(key) is not None:
             continue
         flat |= {f"{key}.{name}": own for name, own in value.items()} if isinstance(value, dict) else {key: value}
     return whole.scenario, rounds or (whole.rounds if "rounds" in values else None), (*assigned(flat), *said)
+
+
+def not_used(config: Path | str) -> str:
+    """A sentence on what of a configuration file a study leaves aside; empty where there is no such thing.
+
+    Raises `UserError`.
+    """
+    from perennial.common.config import read
+
+    values = read(Path(config))
+    method = values.get("method")
+    found = [f"[method] {method.get('name', '')}"] if isinstance(method, dict) and {*method} - {"name"} else []
+    found += [f"{key} = {values[key]}" for key in OF_ONE_RUN if key != "method" and key in values]
+    if not found:
+        return ""
+    return (
+        f"of {config}, not used: {', '.join(found)}; in a study every method starts from its defaults, with the "
+        "study's own seeds"
+    )
 
 
 def _select(name: str) -> Select:

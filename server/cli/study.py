@@ -12,7 +12,7 @@ from perennial.common.files import write_text
 from perennial.common.suggest import unknown
 from perennial.runs import POOL
 from perennial.server.cli.completion import method_list, tables
-from perennial.server.cli.console import err, out, print_tables, print_troubles, sentences, watching_runs
+from perennial.server.cli.console import err, out, print_tables, print_troubles, remark, sentences, watching_runs
 from perennial.server.cli.options import (
     ConfigFile,
     DataRoot,
@@ -73,6 +73,7 @@ def sweep_method(
 
     with sentences():
         name = _one_method(named, method)
+        _say_unused(config)
         with watching_runs(as_json) as watch:
             found = studies.sweep(
                 name,
@@ -129,6 +130,7 @@ def tune_method(
 
     with sentences():
         name = _one_method(named, method)
+        _say_unused(config)
         with watching_runs(as_json) as watch:
             found = studies.tune(
                 name,
@@ -213,6 +215,7 @@ def compare_methods(
                 raise UserError(
                     "--leave-one-site-out is not possible with --trials, --trial-rounds or --oracle; tune first"
                 )
+            _say_unused(config)
             cells, troubles = studies.leave_one_site_out(
                 names,
                 scenario,
@@ -234,6 +237,7 @@ def compare_methods(
             print_troubles(troubles)
         return
     with sentences(), watching_runs(as_json) as watch:
+        _say_unused(config)
         comparison = studies.compare(
             names,
             scenario,
@@ -392,6 +396,13 @@ def _overview(page: Path, results: Path, check: bool) -> None:
         elif any(not file.is_file() or file.read_text(encoding="utf-8") != text for file, text in made.items()):
             err.print(f"{page} is not what {results} says; make it with `perennial reproduce --overview {page}`")
             raise typer.Exit(1)
+
+
+def _say_unused(config: Path | None) -> None:
+    from perennial.studies import not_used
+
+    if config and (sentence := not_used(config)):
+        remark(sentence)
 
 
 def _one_method(named: str | None, method: str | None) -> str:

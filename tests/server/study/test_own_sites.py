@@ -191,3 +191,31 @@ def test_a_run_neither_goes_on_with_other_tables_nor_stands_beside_one_that_had_
     settings.write_text(settings.read_text().replace("rounds = 1", "rounds = 2"))
     gone_on = call("resume", runs / "one")
     assert gone_on.exit_code == 0, gone_on.output
+
+
+def test_a_study_takes_the_file_of_a_run_and_says_what_of_it_is_of_that_run_alone(tmp_path: Path) -> None:
+    file = tmp_path / "run" / "config.toml"
+    call(
+        "run",
+        "--method",
+        "fedavg",
+        "--scenario",
+        "colored-digits",
+        "--rounds",
+        1,
+        "--device",
+        "cpu",
+        "--out",
+        file.parent,
+    )
+    options = ("--config", file, "--out", tmp_path / "pool", "--jobs", 1, "--device", "cpu", "--json")
+    found = call("sweep", "ditto", *options, "--trials", 1, "--seed", 2)
+    assert found.exit_code == 0, found.output
+    assert f"of {file}, not used: [method] fedavg, seed = 0; in a study every method starts" in found.stderr
+
+    assert call("tune", "ditto", *options, "--trials", 2).exit_code == 0
+    (tuned,) = (tmp_path / "pool").glob("tuned-*.toml")
+    found = call("compare", "--methods", "ditto", "--config", tuned, *options[2:], "--seeds", 1)
+    assert found.exit_code == 0, found.output
+    assert f"of {tuned}, not used: [method] ditto, seed = 0; in a study" in found.stderr
+    assert not studies.not_used(described(tmp_path))
