@@ -73,7 +73,7 @@ def sweep_method(
 
     with sentences():
         name = _one_method(named, method)
-        _say_unused(config)
+        _say_unused(config, scenario)
         with watching_runs(as_json) as watch:
             found = studies.sweep(
                 name,
@@ -130,7 +130,7 @@ def tune_method(
 
     with sentences():
         name = _one_method(named, method)
-        _say_unused(config)
+        _say_unused(config, scenario)
         with watching_runs(as_json) as watch:
             found = studies.tune(
                 name,
@@ -215,7 +215,7 @@ def compare_methods(
                 raise UserError(
                     "--leave-one-site-out is not possible with --trials, --trial-rounds or --oracle; tune first"
                 )
-            _say_unused(config)
+            _say_unused(config, scenario)
             cells, troubles = studies.leave_one_site_out(
                 names,
                 scenario,
@@ -237,7 +237,7 @@ def compare_methods(
             print_troubles(troubles)
         return
     with sentences(), watching_runs(as_json) as watch:
-        _say_unused(config)
+        _say_unused(config, scenario)
         comparison = studies.compare(
             names,
             scenario,
@@ -398,10 +398,10 @@ def _overview(page: Path, results: Path, check: bool) -> None:
             raise typer.Exit(1)
 
 
-def _say_unused(config: Path | None) -> None:
+def _say_unused(config: Path | None, scenario: str | None) -> None:
     from perennial.studies import not_used
 
-    if config and (sentence := not_used(config)):
+    if config and not scenario and (sentence := not_used(config)):
         remark(sentence)
 
 
