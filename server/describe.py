@@ -5,6 +5,7 @@ Tables are surveyed as those of sites are, in this process; pictures and arrays 
 
 from collections import Counter
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
@@ -24,7 +25,7 @@ from perennial.common.data.own import LABEL, TABLES, Found, read
 from perennial.common.data.scenarios.own import SITE, SITE_TEXT, OwnData
 from perennial.common.errors import UserError
 from perennial.common.suggest import unknown
-from perennial.common.survey import Question, Rule
+from perennial.common.survey import Question, Rule, Spellings, spelt_alike
 from perennial.server.grid import LocalGrid
 from perennial.server.local import number
 from perennial.server.survey import Surveyed, announced, balancing, short, survey, union
@@ -86,7 +87,8 @@ def describe(
     files = _files(path)
     if files[0].suffix not in TABLES:
         found = read(files[0], asked.label_column, asked.environment_column)
-        return Surveyed(_measured(found, sites, balance))
+        told: Spellings = {("classes", ""): {*found.labels}, ("environments", ""): {*(found.environments or ())}}
+        return Surveyed(_measured(found, sites, balance), remarks=spelt_alike({found.name: told}))
     names = [file.stem for file in files]
     if len(files) == 1:
         names, sites = ["table"], sites or OwnData().sites
@@ -98,8 +100,14 @@ def describe(
     def reply(message: Message, context: Context) -> Message:
         return respondents[number(context)].answer(message)
 
+    spellings = dict[str, Spellings]()
+    for respondent in respondents:
+        with suppress(UserError):  # the survey says it
+            spellings[respondent.name] = respondent.table(asked).spellings()
     grid = LocalGrid(OneHandlerApp(reply), len(files))
-    return survey(grid, asked, named=sites, per_site=per_site, balance=balance, quantiles=quantiles)
+    return survey(
+        grid, asked, named=sites, per_site=per_site, balance=balance, quantiles=quantiles, spellings=spellings
+    )
 
 
 def _load(file: Path, asked: Question) -> Found:

@@ -42,8 +42,10 @@ from perennial.common.survey import (
     Question,
     Request,
     Shape,
+    Spellings,
     edges,
     limbs,
+    spelt_alike,
 )
 from perennial.common.wire import (
     CLIENT,
@@ -106,6 +108,18 @@ class Table:
             bins = {name: self._bins(name, *ends) for name, ends in asked.bins.items()}
             found = {("bin", name, place): count for name, own in bins.items() for place, count in enumerate(own)}
         return [found[entry] for entry in asked.entries()]
+
+    def spellings(self) -> Spellings:
+        """All names in it, those of few rows included; they stay on this machine."""
+        found = {
+            ("classes", ""): {*self.found.labels},
+            ("environments", ""): {*(self.found.environments or ())},
+        }
+        for name in self.found.columns:
+            cells = [] if name in self.question.drop else self._read(name)
+            if isinstance(cells, list) and _kind(texts := [text for text in cells if text]) == "category":
+                found["categories", name] = {*texts}
+        return found
 
     # ------------------------------------------------------------------ inside
 
@@ -316,9 +330,14 @@ def respond(message: Message, own: OwnSite | None, settings: Mapping[str, str]) 
         return found
 
     least = int(settings.get("survey-least", LEAST))
-    reply = Respondent(own.name, load, consent, least, Vault(Path(settings["state-dir"]))).answer(message)
+    respondent = Respondent(own.name, load, consent, least, Vault(Path(settings["state-dir"])))
+    reply = respondent.answer(message)
     if message.metadata.message_type == SHAPE:
         refusal = records(reply.content, ConfigRecord)[CONFIG].get(REFUSED)
         told = {Consent.counts: "names and counts", Consent.full: "names, counts and sums"}.get(consent)
         log(INFO, "perennial: a survey: %s", refusal or f"{own.name} tells {told}, of {least} rows or more")
+        if not refusal:
+            table = respondent.table(asked_in(message)[0].question)
+            for remark in spelt_alike({own.name: table.spellings()}):
+                log(INFO, "perennial: a survey: %s: %s", own.data.name, remark)
     return reply

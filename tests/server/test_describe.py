@@ -228,6 +228,24 @@ def test_an_identifier_is_pointed_out(tmp_path: Path) -> None:
     assert "column 'id' counts rows" in result.stderr
 
 
+def test_names_that_are_spelt_in_several_ways_are_pointed_out_and_not_merged(tmp_path: Path) -> None:
+    """Those of few rows, too, which no survey is told of: the tables are on this machine."""
+    (tmp_path / "a.csv").write_text("x,ward,label\n" + "1,North,ill\n2,South,well\n" * 20 + "1,South,Ill\n")
+    (tmp_path / "b.csv").write_text("x,ward,label\n" + "1,north,ill\n2,South,well\n" * 20)
+    both = call("describe", tmp_path)
+    assert both.exit_code == 0, both.output
+    assert tomllib.loads(both.stdout)["scenario"]["labels"] == ["ill", "well"]
+    said = "look like the same one; if so, spell them alike in the tables"
+    assert f"classes 'Ill' (a) and 'ill' (a and 1 more) {said}" in both.stderr
+    assert f"categories 'North' (a) and 'north' (b) of column 'ward' {said}" in both.stderr
+    assert f"classes 'Ill' and 'ill' {said}" in call("describe", tmp_path / "a.csv").stderr
+    assert "look like" not in call("describe", tmp_path / "b.csv").stderr
+    assert "'ward'" not in call("describe", tmp_path, "--drop", "ward").stderr
+
+    np.savez(tmp_path / "a.npz", x=np.zeros((4, 2)), y=np.array(["1", "0", "1.0", "0"]))
+    assert f"classes '1' and '1.0' {said}" in call("describe", tmp_path / "a.npz").stderr
+
+
 def test_sites_that_do_not_fit_together(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("x,label\n1,u\n2,v\n")
     other = tmp_path / "b.csv"
