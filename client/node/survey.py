@@ -4,7 +4,6 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from logging import INFO
@@ -25,7 +24,7 @@ from perennial.client.trainer import Received
 from perennial.common.config import sentence
 from perennial.common.data.columns import LEAST, MOST_CATEGORIES
 from perennial.common.data.own import LABEL, Found, read
-from perennial.common.data.tables import NotNumbers, number_cells, text_cells
+from perennial.common.data.tables import Commas, NotNumbers, number_cells, text_cells
 from perennial.common.errors import UserError
 from perennial.common.models import Tensors
 from perennial.common.secagg import ACTIONS, TERMS
@@ -185,8 +184,12 @@ class Table:
 
     def _parsed(self, name: str) -> Numbers | list[str]:
         if name not in self.question.categories:
-            with suppress(NotNumbers):
+            try:
                 return number_cells(self.found.x, name, self.found.name)
+            except Commas as error:
+                raise UserError(f"{error}; or say --category {name} if they are names") from None
+            except NotNumbers:
+                pass
         return text_cells(self.found.x, name, self.found.name)
 
     def _enough(self, names: Iterable[Any]) -> tuple[Any, ...]:

@@ -105,7 +105,10 @@ def test_channels_are_normalised_to_mean_0_and_deviation_1(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        ((), "t.csv has no column 'label' for the label; it has age, sick, ward, one"),
+        (
+            (),
+            "t.csv has no column 'label' for the label; it has age, sick, ward, one; rename one, or say which it",
+        ),
         ((*SMALL, "--label-column", "one", "--environment-column", "ward"), "has samples of class '1' alone"),
         ((*FLAGS, "--site", "a/b"), "sites: ['b', 'a', 'a/b'] is not possible"),
     ],

@@ -17,7 +17,7 @@ from perennial.client.node.policy import Policy
 from perennial.client.node.site import OwnSite
 from perennial.client.node.survey import Respondent, no_numbers_as_names, respond
 from perennial.client.settings import Consent
-from perennial.common.data.columns import NumberColumn
+from perennial.common.data.columns import CategoryColumn, NumberColumn
 from perennial.common.data.own import read
 from perennial.common.errors import UserError
 from perennial.common.secagg import ACTIONS
@@ -310,6 +310,10 @@ def others_go_on(found: Surveyed, site: str, reason: str) -> None:
         ("age,pressure,pain,thal,label\n1,2,none,fixed,ill\n", "va.csv has fewer than 10 rows"),
         ("age,pain,thal,label\n" + "1,none,fixed,ill\n" * 20, "it lacks column 'pressure', which most sites have"),
         ("age,pressure,pain,thal,label\n" + "old,2,none,fixed,ill\n" * 20, "column 'age' has text, and numbers"),
+        (
+            "age,pressure,pain,thal,label\n" + '"77,25",2,none,fixed,ill\n' * 20,
+            "column 'age' has numbers with a comma; write 3.5 for 3,5, and 1234 for 1,234; or say --category age",
+        ),
         ("age,pressure,pain,thal,label\n" + "2020-01-02,2,none,fixed,ill\n" * 20, "column 'age' has dates"),
         ("age,pressure,pain,thal,label\n" + "1e999,2,none,fixed,ill\n" * 20, "column 'age' is no finite number"),
     ],
@@ -344,6 +348,16 @@ def test_a_sites_own_log_has_names_of_few_rows_too(folder: Path, caplog: pytest.
     assert "ILL" not in str(records(reply.content, ConfigRecord)[CONFIG][TOLD])
     said = "classes 'ILL' and 'ill' look like the same one; if so, spell them alike in the tables"
     assert f"perennial: a survey: va.csv: {said}" in caplog.messages
+
+
+def test_lists_of_numbers_are_names_where_the_server_says_so(folder: Path) -> None:
+    for site in SITES:
+        rows(folder, site, lambda row: row.replace(",fixed,", ',"1,3",').replace(",normal,", ",2,"))
+    with pytest.raises(UserError, match="column 'thal' has numbers with a comma"):
+        survey(Federation(folder), MEDIAN)
+    column = survey(Federation(folder), question(["median"], ["thal"])).scenario.columns["thal"]
+    assert isinstance(column, CategoryColumn)
+    assert column.categories == ("2", "1,3")
 
 
 def test_one_class_here_and_two_there(folder: Path) -> None:

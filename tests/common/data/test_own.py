@@ -139,7 +139,21 @@ def test_where_a_sites_data_are_in_a_folder_of_several(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("age,bmi\n1,2\n", "s.csv has no column 'label' for the label; it has age, bmi"),
+        (
+            "age,bmi\n1,2\n",
+            "s.csv has no column 'label' for the label; it has age, bmi; rename one, or say which it is with --la",
+        ),
+        (
+            "age;label\n1,5;a\n",
+            "s.csv: columns are separated by ';'; separate them by ',', and write numbers with",
+        ),
+        ("age\tlabel\n1\ta\n", "s.csv: columns are separated by tabs; separate them by ','"),
+        (
+            "age,label\n1,5,a\n",
+            "s.csv: row 1 has 3 cells, but there are 2 columns; write numbers with a point",
+        ),
+        ('age,label\n"7,5",a\n8,b\n', "s.csv: column 'age' has numbers with a comma; write 3.5 for 3,5, and 1234"),
+        ('age,label\n"7,5",a\nsecret,b\n', "s.csv: row 1, column 'age' is no number"),
         ("age,label\n1,a\nsecret,b\n", "s.csv: row 2, column 'age' is no number; every column but those of"),
         ("age,label\n1,a\n,b\n", "s.csv: row 2, column 'age' is empty"),
         ("age,label\n1,a\nNA,b\n", "s.csv: row 2, column 'age' is empty"),
@@ -217,9 +231,11 @@ def test_files_that_are_something_else(tmp_path: Path) -> None:
     for name in ("a.npz", "a.parquet"):
         with pytest.raises(UserError, match=f"{name} cannot be read"):
             read(write(tmp_path / name))
-    for text in (b"age,label\xff\n1,a\n", b"age,label\n1,\xff\n"):
+    for text in (b"age,label\xff\n1,a\n", b"age,label\n1,\xff\n", "age,label\n1,a\n".encode("utf-16")):
         (tmp_path / "b.csv").write_bytes(text)
-        with pytest.raises(UserError, match=r"b\.csv cannot be read .*(utf-8|UTF8)"):
+        with pytest.raises(
+            UserError, match=r"^b\.csv is not UTF-8; save it as UTF-8, such as with Excel's 'CSV UTF-8'$"
+        ):
             read(tmp_path / "b.csv")
 
 
