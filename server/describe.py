@@ -77,9 +77,9 @@ def describe(
 ) -> Surveyed:
     """The scenario whose shapes, names and preparation are those of these data, and what should be looked at.
 
-    `path` is one site's data, or a folder with a table of each site; `sites` are names in place of the tables'.
-    With `balance`, rare classes count more, until all count the same; with `quantiles`, the facts have those of
-    columns of numbers. Raises `UserError`.
+    `path` is a folder with a table of each site, of which those of `sites` count, or all. Or it is data such as
+    each site has, and `sites` are their names. With `balance`, rare classes count more, until all count the same;
+    with `quantiles`, the facts have those of columns of numbers. Raises `UserError`.
     """
     asked = asked or question()
     if not path.exists():  # readers name no folders, because a site's sentences leave it
@@ -89,10 +89,12 @@ def describe(
         found = read(files[0], asked.label_column, asked.environment_column)
         told: Spellings = {("classes", ""): {*found.labels}, ("environments", ""): {*(found.environments or ())}}
         return Surveyed(_measured(found, sites, balance), remarks=spelt_alike({found.name: told}))
-    names = [file.stem for file in files]
-    if len(files) == 1:
+    if path.is_dir():
+        files = _of(files, sites)
+        names = [file.stem for file in files]
+    else:
         names, sites = ["table"], sites or OwnData().sites
-    elif strange := [name for name in names if not SITE.fullmatch(name)]:
+    if strange := [name for name in names if not SITE.fullmatch(name)]:
         raise UserError(f"{path} has a table of {strange[0]!r}, which is no name of a site; take {SITE_TEXT}")
     loads = [partial(_load, file) for file in files]
     respondents = [Respondent(name, load, Consent.full, 1) for name, load in zip(names, loads, strict=True)]
@@ -112,6 +114,14 @@ def describe(
 
 def _load(file: Path, asked: Question) -> Found:
     return read(file, asked.label_column, asked.environment_column)
+
+
+def _of(tables: Sequence[Path], sites: Collection[str]) -> list[Path]:
+    """The tables of these sites, or all. Raises `UserError` for a site that has none."""
+    names = [table.stem for table in tables]
+    if strangers := [site for site in sites if site not in names]:
+        raise UserError(f"--site: {unknown('site', strangers[0], names)}")
+    return [table for table in tables if not sites or table.stem in sites]
 
 
 def _files(path: Path) -> list[Path]:

@@ -187,6 +187,24 @@ def test_a_folder_of_tables_is_a_rehearsal_of_all_sites(messy: Path, tmp_path: P
     assert load_config(tmp_path / "run.toml").scenario.input_shape == (2 + 3 + 1,)
 
 
+def test_of_a_folder_only_the_named_sites_count(tmp_path: Path) -> None:
+    for place, site in enumerate(("north", "south", "west")):
+        (tmp_path / f"{site}.csv").write_text("age,label\n" + f"{10 * place},u\n{10 * place + 2},v\n" * 20)
+    two = call("describe", tmp_path, "--site", "north", "--site", "west")
+    assert tomllib.loads(two.stdout)["scenario"]["sites"] == ["north", "west"]
+    assert tomllib.loads(two.stdout)["scenario"]["mean"] == [11.0]
+    assert "80 rows at 2 sites" in two.stdout
+    one = call("describe", tmp_path, "--site", "south")
+    assert tomllib.loads(one.stdout)["scenario"]["mean"] == [11.0]
+    assert tomllib.loads(one.stdout)["scenario"]["sites"] == ["south"]
+    wrong = call("describe", tmp_path, "--site", "nroth")
+    assert (wrong.exit_code, len(wrong.stderr.splitlines())) == (2, 1)
+    assert "--site: unknown site 'nroth'; did you mean 'north'? (there are: north, south, west)" in wrong.stderr
+    for site in ("north", "west"):  # a folder of one table is one, too
+        (tmp_path / f"{site}.csv").unlink()
+    assert call("describe", tmp_path).stdout == one.stdout
+
+
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
