@@ -70,9 +70,19 @@ def from_arrays(
     from perennial.common.data.scenarios.arrays import TRAIN, Arrays, digest_of
     from perennial.common.data.scenarios.own import BALANCED, balanced
 
-    if not isinstance(clients, Mapping) or not clients:
+    if not isinstance(clients, Mapping):
+        raise UserError(
+            'clients must be a dict of arrays by site, such as {"site-a": (x, y, environment)}, not '
+            f"{type(clients).__name__}{_length(clients)}"
+        )
+    if not clients:
         raise UserError('there must be at least one client, as in {"site-a": (x, y, environment)}')
-    if test is not None and (not isinstance(test, Mapping) or not test):
+    if test is not None and not isinstance(test, Mapping):
+        raise UserError(
+            'test must be a dict of arrays by environment, such as {"new": (x, y)}, not '
+            f"{type(test).__name__}{_length(test)}"
+        )
+    if test is not None and not test:
         raise UserError('test: there must be at least one environment, as in {"new": (x, y)}; or leave it out')
     if test and test_fraction:
         raise UserError(f"test_fraction = {test_fraction} is not possible with test; leave one of them out")

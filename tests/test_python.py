@@ -359,7 +359,10 @@ NAN = X.copy()
 NAN[5, 2] = np.nan
 BAD: list[tuple[Any, dict[str, Any], str]] = [
     ({}, {}, "there must be at least one client"),
-    ([(X, Y)], {}, "there must be at least one client"),
+    ([(X, Y), (X, Y)], {}, "clients must be a dict of arrays by site, such as {"),
+    (X, {}, '{"site-a": (x, y, environment)}, not ndarray of 8'),
+    ({"a": (X, Y)}, {"test": (X, Y)}, "test must be a dict of arrays by environment, such as {"),
+    ({"a": (X, Y)}, {"test_fraction": 0.95}, "test_fraction: 0.95 is not possible with validation_fraction = 0.1"),
     ({"a": X}, {}, "a must be (x, y, environment) or (x, y), not ndarray of 8"),
     ({"a": (X, None, E)}, {}, "a: y must be numbers or texts of one kind, not NoneType"),
     ({"a": (X, [], E)}, {}, "a: y must have one class for each sample; it has shape 0"),

@@ -428,7 +428,11 @@ def test_the_announcement_survives_a_run_folder_and_the_way_to_a_site(tmp_path: 
         ({"inputs": (3, 8, 8), "scale": (1.0, 1.0)}, "one for each of 3 features or channels"),
         ({"scale": (0.0, 1.0)}, "scale"),
         ({"mean": (float("nan"), 1.0)}, "mean"),
-        ({"test_fraction": 0.6, "validation_fraction": 0.4}, "leaves nothing to train on"),
+        ({"test_fraction": 0.6, "validation_fraction": 0.4}, "0.6 is not possible with validation_fraction = 0.4"),
+        (
+            {"test_fraction": 0.99},
+            r"test_fraction: 0\.99 is not possible with validation_fraction = 0\.1; together",
+        ),
     ],
 )
 def test_a_setting_out_of_bounds_is_refused(settings: dict[str, Any], word: str) -> None:
