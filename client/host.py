@@ -95,7 +95,8 @@ def _for_testing(data: ClientData, task: Task, client: str) -> ClientData:
     there = len(data.train) + len(data.validation)
     if task.adapt and task.adapt >= there:
         raise UserError(
-            f"adapt: {task.adapt} is not possible at {client}; it must be less than its {there} samples"
+            f"adapt: {task.adapt} is not possible at {client}; it must be less than its {there} samples that are "
+            "not for testing anyway"
         )
     order = torch.randperm(there, generator=torch_generator(task.seed, client, "adapt"))
     train, test = task.scenario.train_environments, task.scenario.test_environments

@@ -364,6 +364,9 @@ def sentence(error: ValidationError, known: Iterable[str] = ()) -> str:
         text = f"{where}: there is no such setting{meant(where, known)}"
     elif first["type"] == "missing":
         text = f"{where}: a value is missing"
+    elif first["type"] == "union_tag_invalid":
+        key, tags = (first["ctx"][name].replace("'", "") for name in ("discriminator", "expected_tags"))
+        text = f"{where}: {unknown(key, first['ctx']['tag'], tags.split(', '))}"
     elif not first["loc"] and first["type"] == "value_error":
         text = str(first["ctx"]["error"])  # a rule between fields, which names them
     else:

@@ -1,6 +1,8 @@
-"""The sentence for a name that does not exist."""
+"""The sentence for a name that does not exist, and names that may be one that is spelt in several ways."""
 
+import unicodedata
 from collections.abc import Iterable
+from decimal import Decimal, InvalidOperation
 from difflib import get_close_matches
 
 LONGEST = 100
@@ -18,3 +20,20 @@ def meant(name: object, known: Iterable[str]) -> str:
     names = {other.casefold(): other for other in sorted(known, reverse=True)}
     close = get_close_matches(str(name)[:LONGEST].casefold(), sorted(names), n=1)
     return f"; did you mean {names[close[0]]!r}?" if close else ""
+
+
+def alike(names: Iterable[str]) -> list[tuple[str, ...]]:
+    """Names that differ by capitals, by blanks or by how a number is written alone, together."""
+    groups = dict[str | Decimal, list[str]]()
+    for name in sorted(set(names)):
+        groups.setdefault(_plain(name), []).append(name)
+    return [tuple(group) for group in groups.values() if len(group) > 1]
+
+
+def _plain(name: str) -> str | Decimal:
+    try:
+        if (number := Decimal(name)).is_finite() and "_" not in name:
+            return number
+    except InvalidOperation:
+        pass
+    return " ".join(unicodedata.normalize("NFKC", name).casefold().split())

@@ -5,7 +5,7 @@ it tells *sums*, up to three times: counts and sums of numbers, squares around t
 leaves a site only if it has so many rows of it or more (`Question.least`), a sum only if it is of so many numbers.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Annotated, Literal
 
 import numpy as np
@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_vali
 from perennial.common.data.columns import LEAST, MOST_CATEGORIES, Finite
 from perennial.common.data.own import LABEL
 from perennial.common.methods.base import Sum
+from perennial.common.suggest import alike
 from perennial.common.wire import LONGEST_NAME
 
 SHAPE, SUMS = "query.shape", "query.sums"
@@ -32,6 +33,8 @@ REACH = 2.0
 Name = Annotated[str, StringConstraints(min_length=1, max_length=LONGEST_NAME)]
 Rule = Literal["median", "mean", "most-frequent"]
 """What an empty cell may count as."""
+Spellings = Mapping[tuple[str, str], Collection[str]]
+"""Names by what they are and of which column: ("classes", ""), ("categories", "ward")."""
 Entry = tuple[str, str, float]
 """One of the sums: what it is, of which class or column, and of which value or bin where there are several."""
 
@@ -128,6 +131,29 @@ class Request(Part):
 
     question: Question
     asked: Asked | None = None
+
+
+def spelt_alike(sites: Mapping[str, Spellings], show: bool = True) -> list[str]:
+    """A sentence for each name that seems to be spelt in several ways; with `show`, by which of several sites."""
+    found, show = [], show and len(sites) > 1
+    for what, column in sorted({key for own in sites.values() for key in own}):
+        having = dict[str, list[str]]()
+        for site, own in sorted(sites.items()):
+            for name in own.get((what, column), ()):
+                having.setdefault(name, []).append(site)
+        for names in alike(having):
+            said = [f"{name!r}{f' ({some(having[name])})' if show else ''}" for name in names]
+            of = f" of column {column!r}" if column else ""
+            found.append(
+                f"{what} {' and '.join(said)}{of} look like the same one; if so, spell them alike in the tables"
+            )
+    return found
+
+
+def some(sites: Collection[str]) -> str:
+    """The first one, and how many more."""
+    first, *others = sorted(sites)
+    return f"{first} and {len(others)} more" if others else first
 
 
 def edges(low: float, high: float) -> npt.NDArray[np.float64]:

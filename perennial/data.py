@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from perennial.common.errors import UserError
+from perennial.common.suggest import alike
 
 if TYPE_CHECKING:
     import numpy as np
@@ -59,7 +61,8 @@ def from_arrays(
     held out. `classes`: names of the classes 0, 1, …, or in their order those that `y` has. `class_weights`: what
     a sample of each counts in training; "balanced": as in scikit-learn, by the classes of all clients.
 
-    Raises `UserError` with one sentence for data that do not fit together.
+    Warns of names that differ by capitals, blanks or a number's zeros alone: they are classes, or environments, of
+    their own. Raises `UserError` with one sentence for data that do not fit together.
     """
     from pydantic import ValidationError
 
@@ -67,9 +70,19 @@ def from_arrays(
     from perennial.common.data.scenarios.arrays import TRAIN, Arrays, digest_of
     from perennial.common.data.scenarios.own import BALANCED, balanced
 
-    if not isinstance(clients, Mapping) or not clients:
+    if not isinstance(clients, Mapping):
+        raise UserError(
+            'clients must be a dict of arrays by site, such as {"site-a": (x, y, environment)}, not '
+            f"{type(clients).__name__}{_length(clients)}"
+        )
+    if not clients:
         raise UserError('there must be at least one client, as in {"site-a": (x, y, environment)}')
-    if test is not None and (not isinstance(test, Mapping) or not test):
+    if test is not None and not isinstance(test, Mapping):
+        raise UserError(
+            'test must be a dict of arrays by environment, such as {"new": (x, y)}, not '
+            f"{type(test).__name__}{_length(test)}"
+        )
+    if test is not None and not test:
         raise UserError('test: there must be at least one environment, as in {"new": (x, y)}; or leave it out')
     if test and test_fraction:
         raise UserError(f"test_fraction = {test_fraction} is not possible with test; leave one of them out")
@@ -91,6 +104,10 @@ def from_arrays(
         )
     environments = _in_order(value for part in sites.values() for value in (part.environment or [ONLY]))
     labels = _labels(list(sites.values()), every, classes)
+    for what, names in (("y", () if classes else labels.values()), ("environment", environments)):
+        for same in alike(names):
+            said = " and ".join(map(repr, same))
+            warnings.warn(f"{what}: {said} look like the same name; if so, spell them alike", stacklevel=2)
     weights = class_weights if isinstance(class_weights, str) else tuple(class_weights)
     if weights == BALANCED:
         counts = Counter(value for part in sites.values() for value in part.y)

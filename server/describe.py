@@ -5,6 +5,7 @@ Tables are surveyed as those of sites are, in this process; pictures and arrays 
 
 from collections import Counter
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
@@ -24,7 +25,7 @@ from perennial.common.data.own import LABEL, TABLES, Found, read
 from perennial.common.data.scenarios.own import SITE, SITE_TEXT, OwnData
 from perennial.common.errors import UserError
 from perennial.common.suggest import unknown
-from perennial.common.survey import Question, Rule
+from perennial.common.survey import Question, Rule, Spellings, spelt_alike
 from perennial.server.grid import LocalGrid
 from perennial.server.local import number
 from perennial.server.survey import Surveyed, announced, balancing, short, survey, union
@@ -76,9 +77,9 @@ def describe(
 ) -> Surveyed:
     """The scenario whose shapes, names and preparation are those of these data, and what should be looked at.
 
-    `path` is one site's data, or a folder with a table of each site; `sites` are names in place of the tables'.
-    With `balance`, rare classes count more, until all count the same; with `quantiles`, the facts have those of
-    columns of numbers. Raises `UserError`.
+    `path` is a folder with a table of each site, of which those of `sites` count, or all. Or it is data such as
+    each site has, and `sites` are their names. With `balance`, rare classes count more, until all count the same;
+    with `quantiles`, the facts have those of columns of numbers. Raises `UserError`.
     """
     asked = asked or question()
     if not path.exists():  # readers name no folders, because a site's sentences leave it
@@ -86,11 +87,14 @@ def describe(
     files = _files(path)
     if files[0].suffix not in TABLES:
         found = read(files[0], asked.label_column, asked.environment_column)
-        return Surveyed(_measured(found, sites, balance))
-    names = [file.stem for file in files]
-    if len(files) == 1:
+        told: Spellings = {("classes", ""): {*found.labels}, ("environments", ""): {*(found.environments or ())}}
+        return Surveyed(_measured(found, sites, balance), remarks=spelt_alike({found.name: told}))
+    if path.is_dir():
+        files = _of(files, sites)
+        names = [file.stem for file in files]
+    else:
         names, sites = ["table"], sites or OwnData().sites
-    elif strange := [name for name in names if not SITE.fullmatch(name)]:
+    if strange := [name for name in names if not SITE.fullmatch(name)]:
         raise UserError(f"{path} has a table of {strange[0]!r}, which is no name of a site; take {SITE_TEXT}")
     loads = [partial(_load, file) for file in files]
     respondents = [Respondent(name, load, Consent.full, 1) for name, load in zip(names, loads, strict=True)]
@@ -98,12 +102,26 @@ def describe(
     def reply(message: Message, context: Context) -> Message:
         return respondents[number(context)].answer(message)
 
+    spellings = dict[str, Spellings]()
+    for respondent in respondents:
+        with suppress(UserError):  # the survey says it
+            spellings[respondent.name] = respondent.table(asked).spellings()
     grid = LocalGrid(OneHandlerApp(reply), len(files))
-    return survey(grid, asked, named=sites, per_site=per_site, balance=balance, quantiles=quantiles)
+    return survey(
+        grid, asked, named=sites, per_site=per_site, balance=balance, quantiles=quantiles, spellings=spellings
+    )
 
 
 def _load(file: Path, asked: Question) -> Found:
     return read(file, asked.label_column, asked.environment_column)
+
+
+def _of(tables: Sequence[Path], sites: Collection[str]) -> list[Path]:
+    """The tables of these sites, or all. Raises `UserError` for a site that has none."""
+    names = [table.stem for table in tables]
+    if strangers := [site for site in sites if site not in names]:
+        raise UserError(f"--site: {unknown('site', strangers[0], names)}")
+    return [table for table in tables if not sites or table.stem in sites]
 
 
 def _files(path: Path) -> list[Path]:

@@ -38,8 +38,11 @@ from perennial.common.survey import (
     Question,
     Request,
     Shape,
+    Spellings,
     edges,
     entered,
+    some,
+    spelt_alike,
     total,
     whole,
 )
@@ -89,7 +92,7 @@ class Taking:
         self.nodes.pop(site, None)
         self.left_out[site] = str(Rejected(reason))
 
-    def must_be_some(self) -> None:
+    def must_besome(self) -> None:
         """Raises `UserError` where nobody is left."""
         if not self.shapes:
             order = sorted(self.left_out, key=lambda site: (self.left_out[site] == NOT_ASKED_FOR, site))
@@ -108,13 +111,15 @@ def survey(
     per_site: bool = False,
     balance: bool = False,
     quantiles: bool = False,
+    spellings: Mapping[str, Spellings] | None = None,
 ) -> Surveyed:
     """Ask the sites of these names, or all that are connected; a scenario that fits all who tell enough.
 
     Its sites are those `named`, or else those who told. Sites that are not there yet are given `wait` seconds;
     without names, the first one is. With `per_site`, each site's numbers are prepared by its own sums. With
     `balance`, classes count in training as `balanced` has it, by the rows of all sites. With `quantiles`, the
-    facts have those of all columns of numbers. Raises `UserError` where the answers make no scenario, and
+    facts have those of all columns of numbers. `spellings` has the names by site, where more are known than sites
+    tell, to find one that is spelt in several ways. Raises `UserError` where the answers make no scenario, and
     `RunStopped` where secure aggregation cannot go on.
     """
     if per_site and question.secure:
@@ -123,7 +128,7 @@ def survey(
         )
     survey_id = uuid4().hex[:12]
     taking = _shapes(grid, question, sites, wait, survey_id)
-    taking.must_be_some()
+    taking.must_besome()
     _must_know(question, taking.shapes)
     kinds = agreed(taking, question)
     shapes = list(taking.shapes.values())
@@ -174,6 +179,9 @@ def survey(
             f"{rows - known:.0f} rows have a class that their site has in fewer than {question.least} rows; if no "
             "site has more of it, it is not among the labels, and sites that have it cannot take part in a run"
         )
+    if spellings is None:
+        spellings = {site: _spellings(shape, kinds) for site, shape in taking.shapes.items()}
+    remarks += spelt_alike(spellings, show=not question.secure)
     by_site = {} if question.secure else {site: _site(sums) for site, sums in asks.tables.items()}
     own_columns = {
         site: {
@@ -396,7 +404,7 @@ def agreed(taking: Taking, question: Question) -> dict[str, Literal["number", "c
         alone = min(used[one] ^ used[other])
         raise UserError(f"{one} and {other} must have the same columns; only one has {alone!r}")
     if not most:
-        raise UserError(f"{_some(used)} has no columns of features that are not dropped")
+        raise UserError(f"{some(used)} has no columns of features that are not dropped")
     for site, names in used.items():
         if names != most:
             alone = min(names ^ most)
@@ -414,7 +422,7 @@ def _kind(name: str, taking: Taking, question: Question) -> Literal["number", "c
     kinds = {site: shape.columns[name].kind for site, shape in taking.shapes.items()}
     kinds = {site: kind for site, kind in kinds.items() if kind != "empty"}
     if not kinds:
-        raise UserError(f"{_some(taking.shapes)}: column {name!r} is empty in every row{out}")
+        raise UserError(f"{some(taking.shapes)}: column {name!r} is empty in every row{out}")
     words = {"number": "numbers", "category": "text", "dates": "dates", "text": "free text"}
     kind = _most(kinds)
     if kind is None:
@@ -432,7 +440,7 @@ def _kind(name: str, taking: Taking, question: Question) -> Literal["number", "c
     if kind == "category":
         _categories(name, taking, question)
         return kind
-    where = _some([site for site, own in kinds.items() if own == kind])
+    where = some([site for site, own in kinds.items() if own == kind])
     if kind == "dates":
         raise UserError(f"{where}: column {name!r} has dates; make numbers of them, such as days{out}")
     raise UserError(
@@ -445,7 +453,7 @@ def _classes(taking: Taking, question: Question) -> tuple[str, ...]:
     classes = union(shape.classes for shape in taking.shapes.values())
     if len(classes) < 2:
         has = f"samples of class {classes[0]!r} alone" if classes else f"no class that has {question.least} rows"
-        raise UserError(f"{_some(taking.shapes)} has {has}; there must be two or more")
+        raise UserError(f"{some(taking.shapes)} has {has}; there must be two or more")
     return classes
 
 
@@ -459,6 +467,12 @@ def _categories(name: str, taking: Taking, question: Question) -> tuple[str, ...
     if len(names) > MOST_CATEGORIES:
         raise UserError(f"column {name!r} has {len(names)} texts at all sites; leave it out with {out}")
     return names
+
+
+def _spellings(shape: Shape, kinds: Mapping[str, str]) -> Spellings:
+    """What a site tells of names, of columns that are categories everywhere."""
+    names = {("categories", name): shape.columns[name].names for name, kind in kinds.items() if kind == "category"}
+    return {("classes", ""): shape.classes, ("environments", ""): shape.environments or (), **names}
 
 
 def _must_know(question: Question, shapes: Mapping[str, Shape]) -> None:
@@ -479,11 +493,6 @@ def union(every: Iterable[Iterable[str]]) -> tuple[str, ...]:
     """Each name once; numbers by their size."""
     names = {name for names in every for name in names}
     return tuple(sorted(names, key=lambda name: (int(name), "") if name.isdecimal() else (10**18, name)))
-
-
-def _some(sites: Collection[str]) -> str:
-    first, *others = sorted(sites)
-    return f"{first} and {len(others)} more" if others else first
 
 
 def short(value: float) -> float:
@@ -621,7 +630,7 @@ class _Asks:
             for site, sums in found.items()
             if self.step == 1 or site in self.tables
         }
-        self.taking.must_be_some()
+        self.taking.must_besome()
 
     def _plain(self, asked: Asked) -> dict[str, dict[Entry, float]]:
         vector = torch.zeros(len(list(asked.entries())), dtype=torch.float64)

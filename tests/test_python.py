@@ -306,6 +306,15 @@ def test_arrays_become_what_clients_have(tmp_path: Path) -> None:
     assert again.scenario == scenario
 
 
+def test_names_that_are_spelt_in_several_ways_are_warned_of() -> None:
+    y = ["1", "0", "1.0", "0"]
+    with pytest.warns(UserWarning, match="look like the same name; if so, spell them alike") as told:
+        made = from_arrays({"a": (X[:4], y, ["u", "U", "u", "u"]), "b": (X[:4], y, "u")})
+    assert made.scenario.class_names == ("0", "1", "1.0")  # nothing is merged
+    assert [str(one.message).split(" look")[0] for one in told] == ["y: '1' and '1.0'", "environment: 'U' and 'u'"]
+    assert from_arrays({"a": (X[:4], y)}, classes=["0", "1", "1.0"])  # somebody has named them
+
+
 def test_without_test_data_a_part_of_each_environment_is_for_testing(tmp_path: Path) -> None:
     made = from_arrays({"a": samples(1)[:2], "b": samples(2)[:2]}, classes=["no", "yes"], test_fraction=0.25)
     assert made.scenario.environments == made.scenario.test_environments == ("all",)
@@ -350,7 +359,10 @@ NAN = X.copy()
 NAN[5, 2] = np.nan
 BAD: list[tuple[Any, dict[str, Any], str]] = [
     ({}, {}, "there must be at least one client"),
-    ([(X, Y)], {}, "there must be at least one client"),
+    ([(X, Y), (X, Y)], {}, "clients must be a dict of arrays by site, such as {"),
+    (X, {}, '{"site-a": (x, y, environment)}, not ndarray of 8'),
+    ({"a": (X, Y)}, {"test": (X, Y)}, "test must be a dict of arrays by environment, such as {"),
+    ({"a": (X, Y)}, {"test_fraction": 0.95}, "test_fraction: 0.95 is not possible with validation_fraction = 0.1"),
     ({"a": X}, {}, "a must be (x, y, environment) or (x, y), not ndarray of 8"),
     ({"a": (X, None, E)}, {}, "a: y must be numbers or texts of one kind, not NoneType"),
     ({"a": (X, [], E)}, {}, "a: y must have one class for each sample; it has shape 0"),

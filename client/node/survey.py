@@ -4,7 +4,6 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from logging import INFO
@@ -25,7 +24,7 @@ from perennial.client.trainer import Received
 from perennial.common.config import sentence
 from perennial.common.data.columns import LEAST, MOST_CATEGORIES
 from perennial.common.data.own import LABEL, Found, read
-from perennial.common.data.tables import NotNumbers, number_cells, text_cells
+from perennial.common.data.tables import Commas, NotNumbers, number_cells, text_cells
 from perennial.common.errors import UserError
 from perennial.common.models import Tensors
 from perennial.common.secagg import ACTIONS, TERMS
@@ -42,8 +41,10 @@ from perennial.common.survey import (
     Question,
     Request,
     Shape,
+    Spellings,
     edges,
     limbs,
+    spelt_alike,
 )
 from perennial.common.wire import (
     CLIENT,
@@ -106,6 +107,18 @@ class Table:
             bins = {name: self._bins(name, *ends) for name, ends in asked.bins.items()}
             found = {("bin", name, place): count for name, own in bins.items() for place, count in enumerate(own)}
         return [found[entry] for entry in asked.entries()]
+
+    def spellings(self) -> Spellings:
+        """All names in it, those of few rows included; they stay on this machine."""
+        found = {
+            ("classes", ""): {*self.found.labels},
+            ("environments", ""): {*(self.found.environments or ())},
+        }
+        for name in self.found.columns:
+            cells = [] if name in self.question.drop else self._read(name)
+            if isinstance(cells, list) and _kind(texts := [text for text in cells if text]) == "category":
+                found["categories", name] = {*texts}
+        return found
 
     # ------------------------------------------------------------------ inside
 
@@ -171,8 +184,12 @@ class Table:
 
     def _parsed(self, name: str) -> Numbers | list[str]:
         if name not in self.question.categories:
-            with suppress(NotNumbers):
+            try:
                 return number_cells(self.found.x, name, self.found.name)
+            except Commas as error:
+                raise UserError(f"{error}; or say --category {name} if they are names") from None
+            except NotNumbers:
+                pass
         return text_cells(self.found.x, name, self.found.name)
 
     def _enough(self, names: Iterable[Any]) -> tuple[Any, ...]:
@@ -316,9 +333,14 @@ def respond(message: Message, own: OwnSite | None, settings: Mapping[str, str]) 
         return found
 
     least = int(settings.get("survey-least", LEAST))
-    reply = Respondent(own.name, load, consent, least, Vault(Path(settings["state-dir"]))).answer(message)
+    respondent = Respondent(own.name, load, consent, least, Vault(Path(settings["state-dir"])))
+    reply = respondent.answer(message)
     if message.metadata.message_type == SHAPE:
         refusal = records(reply.content, ConfigRecord)[CONFIG].get(REFUSED)
         told = {Consent.counts: "names and counts", Consent.full: "names, counts and sums"}.get(consent)
         log(INFO, "perennial: a survey: %s", refusal or f"{own.name} tells {told}, of {least} rows or more")
+        if not refusal:
+            table = respondent.table(asked_in(message)[0].question)
+            for remark in spelt_alike({own.name: table.spellings()}):
+                log(INFO, "perennial: a survey: %s: %s", own.data.name, remark)
     return reply

@@ -3,7 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from perennial.common.suggest import unknown
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,6 +22,14 @@ class Part(BaseModel):
     """A column; it has no other keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_keys(cls, values: object) -> object:
+        known = cls.model_fields
+        if isinstance(values, Mapping) and (strange := next((key for key in values if key not in known), None)):
+            raise ValueError(unknown("setting", strange, known))
+        return values
 
 
 class NumberColumn(Part):

@@ -214,7 +214,10 @@ def _table(path: Path, label: str, environment: str) -> Any:
         raise UserError(f"{path.name} has more than one column {double[0]!r}")
     for kind, column in (("label", label), ("environment", environment)):
         if column and column not in names:
-            raise UserError(f"{path.name} has no column {column!r} for the {kind}; it has {', '.join(names)}")
+            raise UserError(
+                f"{path.name} has no column {column!r} for the {kind}; it has {', '.join(names)}; "
+                f"rename one, or say which it is with --{kind}-column"
+            )
     if not table.num_rows:
         raise UserError(f"{path.name} has no rows")
     return table

@@ -1,5 +1,6 @@
 """CSV and Parquet tables, cell by cell checked."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +17,10 @@ class NotNumbers(UserError):  # noqa: N818 - what a column is not
     """A cell has text where a number must be."""
 
 
+class Commas(UserError):  # noqa: N818 - what a column has
+    """All cells have numbers, some of them with a comma."""
+
+
 UNREADABLE = (OSError, ValueError, pa.ArrowException)
 """What reading a file that is no table raises."""
 
@@ -23,10 +28,29 @@ UNREADABLE = (OSError, ValueError, pa.ArrowException)
 def read_table(path: Path) -> pa.Table:
     """A `.csv` file, all of it as text, or a `.parquet` file.
 
-    Raises one of `UNREADABLE`, and `UserError` for a row that is too long or too short.
+    Raises one of `UNREADABLE`, and `UserError` for a file that another program would have to write otherwise.
     """
     if path.suffix == ".parquet":
         return parquet.read_table(path)
+    try:
+        return _csv(path)
+    except UNREADABLE:
+        if _is_utf8(path):
+            raise
+        raise UserError(f"{path.name} is not UTF-8; save it as UTF-8, such as with Excel's 'CSV UTF-8'") from None
+
+
+def _is_utf8(path: Path) -> bool:
+    try:
+        with path.open(encoding="utf-8") as file:
+            for _ in file:
+                pass
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _csv(path: Path) -> pa.Table:
     wrong = list[csv.InvalidRow]()
 
     def note(row: csv.InvalidRow) -> str:
@@ -36,24 +60,44 @@ def read_table(path: Path) -> pa.Table:
     parse, read = csv.ParseOptions(invalid_row_handler=note), csv.ReadOptions(use_threads=False)
     with csv.open_csv(path, read, parse) as reader:
         names = reader.schema.names
+    if len(names) == 1 and (mark := next((mark for mark in SEPARATORS if mark in names[0]), "")):
+        raise UserError(
+            f"{path.name}: columns are separated by {SEPARATORS[mark]}; separate them by ',', and write numbers "
+            "with a point, such as 3.5"
+        )
     text = csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=True)
     table = csv.read_csv(path, read, parse, text)
     if wrong:
         row, cells = wrong[0].number - 1, wrong[0].actual_columns
-        raise UserError(f"{path.name}: row {row} has {cells} cells, but there are {len(names)} columns")
+        hint = "; write numbers with a point, such as 3.5, and text with a comma in quotes"
+        raise UserError(
+            f"{path.name}: row {row} has {cells} cells, but there are {len(names)} columns"
+            f"{hint if (cells or 0) > len(names) else ''}"
+        )
     return table.rename_columns([name.strip() for name in names])
 
 
+SEPARATORS = {";": "';'", "\t": "tabs", "|": "'|'"}
+"""What other programs have in place of a comma, and its name."""
+COMMAS = re.compile(r"[+-]?[0-9][0-9.]*(,[0-9.]+)*")
+"""A number that may have commas."""
 EMPTY = ("", "?", "NA", "N/A", "NaN", "nan", "null", "None")
 """What stands for an empty cell, where one is allowed."""
 
 
 def number_cells(table: pa.Table, name: str, file: str, may_be_empty: bool = True) -> npt.NDArray[np.float64]:
-    """A column (n,) of numbers, NaN where a cell is empty. Raises `UserError` naming a row with another."""
+    """A column (n,) of numbers, NaN where a cell is empty. Raises `UserError` naming a row with another.
+
+    That is `NotNumbers` where a cell has text, or `Commas`.
+    """
     column = _trimmed(table[name], EMPTY) if may_be_empty else _full(table, name, file)
     try:
         numbers: npt.NDArray[np.float64] = column.cast(pa.float64()).to_numpy()
     except pa.ArrowException:
+        if _has_commas(column):
+            raise Commas(
+                f"{file}: column {name!r} has numbers with a comma; write 3.5 for 3,5, and 1234 for 1,234"
+            ) from None
         rule = "" if may_be_empty else "; every column but those of label and environment must have numbers"
         raise NotNumbers(f"{file}: row {_first_text(column)}, column {name!r} is no number{rule}") from None
     with np.errstate(over="ignore"):
@@ -98,6 +142,13 @@ def _trimmed(column: pa.ChunkedArray, empty: Sequence[str]) -> pa.ChunkedArray:
         return column
     column = pc.utf8_trim_whitespace(column.cast(pa.string()))
     return pc.if_else(pc.is_in(column, pa.array(empty)), None, column)
+
+
+def _has_commas(column: pa.ChunkedArray) -> bool:
+    if column.type != pa.string():
+        return False
+    texts: list[str] = column.drop_null().to_pylist()
+    return any("," in text for text in texts) and all(map(COMMAS.fullmatch, texts))
 
 
 def _first_text(column: pa.ChunkedArray) -> int:

@@ -180,7 +180,14 @@ def describe_data(
         Path,
         typer.Argument(help="Folder of pictures, .csv, .parquet or .npz file; or folder of the sites' tables."),
     ],
-    sites: Annotated[list[str] | None, typer.Option("--site", help="Name of a site. Repeatable.")] = None,
+    sites: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--site",
+            help=r"Of a folder of tables, a site whose table counts; of other data, a site's name. Repeatable.  "
+            r"\[default: all of the folder]",
+        ),
+    ] = None,
     impute: Impute = None,
     category: Category = None,
     drop: Drop = None,

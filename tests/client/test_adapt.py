@@ -127,9 +127,14 @@ def test_wrong_numbers_are_one_sentence(settings: tuple[str, ...], sentence: str
 
 
 def test_more_rows_than_there_are(tables: Path) -> None:
-    config = config_of("ditto", tables, "test_sites=['c']", "adapt=50")
-    with pytest.raises(UserError, match=r"^adapt: 50 is not possible at c; it must be less than its 50 samples"):
-        site_data(config, 2, None, tables)
+    """A fifth of the 62 rows is for testing, and is not learnt from."""
+    said = "adapt: 50 is not possible at c; it must be less than its 50 samples that are not for testing anyway"
+    with pytest.raises(UserError, match=f"^{said}$"):
+        site_data(config_of("ditto", tables, "test_sites=['c']", "adapt=50"), 2, None, tables)
+    tests = site_data(config_of("ditto", tables), 2, None, tables).test["own"]
+    most = site_data(config_of("ditto", tables, "test_sites=['c']", "adapt=49"), 2, None, tables)
+    assert (len(most.train), len(most.test["own"])) == (49, len(tests) + 1)
+    assert torch.equal(most.test["own"].x[: len(tests)], tests.x)
 
 
 def test_the_rows_are_drawn_by_the_seed_and_more_of_them_have_the_fewer_ones(tables: Path) -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from perennial.common.knobs import Search, between, choice, knob
-from perennial.common.suggest import unknown
+from perennial.common.suggest import alike, unknown
 
 
 def draws(search: Search, count: int = 2000) -> list[float]:
@@ -62,3 +62,9 @@ def test_unknown_name_is_answered_with_the_nearest() -> None:
         "unknown method 'fedvg'; did you mean 'fedavg'? (there are: fedavg, local)"
     )
     assert unknown("method", "xyz", []) == "unknown method 'xyz' (there are: none)"
+
+
+def test_names_that_may_be_one_that_is_spelt_in_several_ways() -> None:
+    names = ["Sick", "sick", " sick ", "SICK", "well", "1", "1.0", "01", "1_0", "10", "nan", "not  ill", "Not ill"]
+    assert alike(names) == [(" sick ", "SICK", "Sick", "sick"), ("01", "1", "1.0"), ("Not ill", "not  ill")]
+    assert alike(["12345678901234567890", "12345678901234567891", "a", "b", "", "-"]) == []

@@ -105,7 +105,10 @@ def test_channels_are_normalised_to_mean_0_and_deviation_1(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        ((), "t.csv has no column 'label' for the label; it has age, sick, ward, one"),
+        (
+            (),
+            "t.csv has no column 'label' for the label; it has age, sick, ward, one; rename one, or say which it",
+        ),
         ((*SMALL, "--label-column", "one", "--environment-column", "ward"), "has samples of class '1' alone"),
         ((*FLAGS, "--site", "a/b"), "sites: ['b', 'a', 'a/b'] is not possible"),
     ],
@@ -184,6 +187,24 @@ def test_a_folder_of_tables_is_a_rehearsal_of_all_sites(messy: Path, tmp_path: P
     assert load_config(tmp_path / "run.toml").scenario.input_shape == (2 + 3 + 1,)
 
 
+def test_of_a_folder_only_the_named_sites_count(tmp_path: Path) -> None:
+    for place, site in enumerate(("north", "south", "west")):
+        (tmp_path / f"{site}.csv").write_text("age,label\n" + f"{10 * place},u\n{10 * place + 2},v\n" * 20)
+    two = call("describe", tmp_path, "--site", "north", "--site", "west")
+    assert tomllib.loads(two.stdout)["scenario"]["sites"] == ["north", "west"]
+    assert tomllib.loads(two.stdout)["scenario"]["mean"] == [11.0]
+    assert "80 rows at 2 sites" in two.stdout
+    one = call("describe", tmp_path, "--site", "south")
+    assert tomllib.loads(one.stdout)["scenario"]["mean"] == [11.0]
+    assert tomllib.loads(one.stdout)["scenario"]["sites"] == ["south"]
+    wrong = call("describe", tmp_path, "--site", "nroth")
+    assert (wrong.exit_code, len(wrong.stderr.splitlines())) == (2, 1)
+    assert "--site: unknown site 'nroth'; did you mean 'north'? (there are: north, south, west)" in wrong.stderr
+    for site in ("north", "west"):  # a folder of one table is one, too
+        (tmp_path / f"{site}.csv").unlink()
+    assert call("describe", tmp_path).stdout == one.stdout
+
+
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
@@ -226,6 +247,24 @@ def test_an_identifier_is_pointed_out(tmp_path: Path) -> None:
     result = call("describe", tmp_path / "t.csv")
     assert result.exit_code == 0
     assert "column 'id' counts rows" in result.stderr
+
+
+def test_names_that_are_spelt_in_several_ways_are_pointed_out_and_not_merged(tmp_path: Path) -> None:
+    """Those of few rows, too, which no survey is told of: the tables are on this machine."""
+    (tmp_path / "a.csv").write_text("x,ward,label\n" + "1,North,ill\n2,South,well\n" * 20 + "1,South,Ill\n")
+    (tmp_path / "b.csv").write_text("x,ward,label\n" + "1,north,ill\n2,South,well\n" * 20)
+    both = call("describe", tmp_path)
+    assert both.exit_code == 0, both.output
+    assert tomllib.loads(both.stdout)["scenario"]["labels"] == ["ill", "well"]
+    said = "look like the same one; if so, spell them alike in the tables"
+    assert f"classes 'Ill' (a) and 'ill' (a and 1 more) {said}" in both.stderr
+    assert f"categories 'North' (a) and 'north' (b) of column 'ward' {said}" in both.stderr
+    assert f"classes 'Ill' and 'ill' {said}" in call("describe", tmp_path / "a.csv").stderr
+    assert "look like" not in call("describe", tmp_path / "b.csv").stderr
+    assert "'ward'" not in call("describe", tmp_path, "--drop", "ward").stderr
+
+    np.savez(tmp_path / "a.npz", x=np.zeros((4, 2)), y=np.array(["1", "0", "1.0", "0"]))
+    assert f"classes '1' and '1.0' {said}" in call("describe", tmp_path / "a.npz").stderr
 
 
 def test_sites_that_do_not_fit_together(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable
+from logging import INFO
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,14 @@ from tables import SITES, hospitals
 from perennial.client.app import OneHandlerApp
 from perennial.client.node.policy import Policy
 from perennial.client.node.site import OwnSite
-from perennial.client.node.survey import Respondent, no_numbers_as_names
+from perennial.client.node.survey import Respondent, no_numbers_as_names, respond
 from perennial.client.settings import Consent
-from perennial.common.data.columns import NumberColumn
+from perennial.common.data.columns import CategoryColumn, NumberColumn
 from perennial.common.data.own import read
 from perennial.common.errors import UserError
 from perennial.common.secagg import ACTIONS
 from perennial.common.survey import SHAPE, SUMS, SURVEY, TOLD, Asked, Request, entered, limbs, whole
-from perennial.common.wire import CLIENT, CONFIG, METRICS, REFUSED, from_record, records, to_record
+from perennial.common.wire import CLIENT, CONFIG, METRICS, REFUSED, ROUND, RUN, from_record, records, to_record
 from perennial.server.describe import announcement, question
 from perennial.server.grid import LocalGrid
 from perennial.server.local import number
@@ -82,6 +83,10 @@ def rows(folder: Path, site: str, change: Callable[[str], str]) -> None:
     """Change each row of a site's table."""
     head, *lines = (folder / f"{site}.csv").read_text().splitlines()
     (folder / f"{site}.csv").write_text("\n".join([head, *map(change, lines)]) + "\n")
+
+
+def add(table: Path, text: str) -> None:
+    table.write_text(table.read_text() + text)
 
 
 def test_statistics_are_those_of_all_rows(folder: Path) -> None:
@@ -305,6 +310,10 @@ def others_go_on(found: Surveyed, site: str, reason: str) -> None:
         ("age,pressure,pain,thal,label\n1,2,none,fixed,ill\n", "va.csv has fewer than 10 rows"),
         ("age,pain,thal,label\n" + "1,none,fixed,ill\n" * 20, "it lacks column 'pressure', which most sites have"),
         ("age,pressure,pain,thal,label\n" + "old,2,none,fixed,ill\n" * 20, "column 'age' has text, and numbers"),
+        (
+            "age,pressure,pain,thal,label\n" + '"77,25",2,none,fixed,ill\n' * 20,
+            "column 'age' has numbers with a comma; write 3.5 for 3,5, and 1234 for 1,234; or say --category age",
+        ),
         ("age,pressure,pain,thal,label\n" + "2020-01-02,2,none,fixed,ill\n" * 20, "column 'age' has dates"),
         ("age,pressure,pain,thal,label\n" + "1e999,2,none,fixed,ill\n" * 20, "column 'age' is no finite number"),
     ],
@@ -312,6 +321,43 @@ def others_go_on(found: Surveyed, site: str, reason: str) -> None:
 def test_a_table_that_does_not_fit(text: str, reason: str, folder: Path) -> None:
     (folder / "va.csv").write_text(text)
     others_go_on(survey(Federation(folder), MEDIAN), "va", reason)
+
+
+def test_names_that_are_spelt_in_several_ways_are_pointed_out(folder: Path) -> None:
+    """Of those that are told alone, and under secure aggregation without saying which site has which."""
+    rows(folder, "va", lambda row: row.replace(",well", ",Well"))
+    rows(folder, "hungary", lambda row: row.replace(",ill", ", ill ").replace(",normal", ",Normal"))
+    add(folder / "cleveland.csv", "50,120,none,fixed,ILL\n")
+    said = "look like the same one; if so, spell them alike in the tables"
+    assert [remark for remark in survey(Federation(folder), MEDIAN).remarks if "look like" in remark] == [
+        f"categories 'Normal' (hungary) and 'normal' (cleveland and 2 more) of column 'thal' {said}",
+        f"classes 'Well' (va) and 'well' (cleveland and 2 more) {said}",
+    ]
+    secure = survey(Federation(folder), question(["median"], secure=True)).remarks
+    assert f"classes 'Well' and 'well' {said}" in secure
+    assert not any("ILL" in remark for remark in secure)
+
+
+def test_a_sites_own_log_has_names_of_few_rows_too(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    add(folder / "va.csv", "50,120,none,fixed,ILL\n")
+    request = Request(question=MEDIAN).model_dump_json()
+    content = RecordDict({CONFIG: ConfigRecord({SURVEY: request, RUN: "x", ROUND: 0})})
+    own = OwnSite(folder / "va.csv", "va")
+    with caplog.at_level(INFO):
+        reply = respond(Message(content, 1, SHAPE), own, {"survey": "full", "state-dir": str(folder)})
+    assert "ILL" not in str(records(reply.content, ConfigRecord)[CONFIG][TOLD])
+    said = "classes 'ILL' and 'ill' look like the same one; if so, spell them alike in the tables"
+    assert f"perennial: a survey: va.csv: {said}" in caplog.messages
+
+
+def test_lists_of_numbers_are_names_where_the_server_says_so(folder: Path) -> None:
+    for site in SITES:
+        rows(folder, site, lambda row: row.replace(",fixed,", ',"1,3",').replace(",normal,", ",2,"))
+    with pytest.raises(UserError, match="column 'thal' has numbers with a comma"):
+        survey(Federation(folder), MEDIAN)
+    column = survey(Federation(folder), question(["median"], ["thal"])).scenario.columns["thal"]
+    assert isinstance(column, CategoryColumn)
+    assert column.categories == ("2", "1,3")
 
 
 def test_one_class_here_and_two_there(folder: Path) -> None:

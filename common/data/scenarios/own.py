@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveInt, ValidationInfo, field_validator, model_validator
 
@@ -17,6 +17,7 @@ from perennial.common.data.scenario import Scenario
 from perennial.common.errors import UserError
 from perennial.common.knobs import knob
 from perennial.common.seeding import torch_generator
+from perennial.common.suggest import meant, unknown
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -91,12 +92,14 @@ class Sites(Scenario):
             raise ValueError(f"there must be one for each of {classes} classes, or none")
         return weights
 
-    @field_validator("validation_fraction")
-    @classmethod
-    def _check_fractions(cls, fraction: float, info: ValidationInfo) -> float:
-        if fraction + info.data.get("test_fraction", 0) >= 1:
-            raise ValueError("with test_fraction it leaves nothing to train on")
-        return fraction
+    @model_validator(mode="after")
+    def _check_fractions(self) -> Self:
+        if self.test_fraction + self.validation_fraction >= 1:
+            raise ValueError(
+                f"test_fraction: {self.test_fraction} is not possible with validation_fraction = "
+                f"{self.validation_fraction}; together they must be less than 1, or nothing is left to train on"
+            )
+        return self
 
     @property
     def model(self) -> dict[str, Any]:
@@ -170,8 +173,12 @@ class OwnData(Sites):
     def _check_columns(cls, columns: dict[str, AnyColumn], info: ValidationInfo) -> dict[str, Any]:
         inputs, named = info.data.get("inputs", ()), set(columns)
         if columns and named != set(inputs):
-            other = min(map(str, named ^ set(inputs)))
-            raise ValueError(f"there must be one for each name in inputs, or none; {other!r} is in one alone")
+            strange, lacking = named - {*inputs}, {*map(str, inputs)} - named
+            other = min(strange or lacking)
+            hint = meant(other, lacking if strange else ())
+            raise ValueError(
+                f"there must be one for each name in inputs, or none; {other!r} is in one alone{hint}"
+            )
         if columns and (info.data.get("mean") or info.data.get("scale")):
             raise ValueError("with columns, mean and scale belong to each column; leave out those of all")
         return {name: columns[name] for name in inputs} if columns else {}
@@ -184,7 +191,7 @@ class OwnData(Sites):
         sites, columns = info.data.get("sites", ()), info.data.get("columns", {})
         for site, changed in own.items():
             if site not in sites:
-                raise ValueError(f"{site!r} is none of the sites")
+                raise ValueError(unknown("site", site, sites))
             for name, column in changed.items():
                 of_all = columns.get(name)
                 if not isinstance(of_all, NumberColumn) or of_all.missing != column.missing:

@@ -10,6 +10,7 @@ from sklearn.impute import MissingIndicator, SimpleImputer
 from sklearn.pipeline import make_pipeline, make_union
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
+from perennial.common.config import load_config
 from perennial.common.data.columns import CategoryColumn, NumberColumn, width
 from perennial.common.data.own import read
 from perennial.common.data.scenarios.own import OwnData
@@ -83,7 +84,13 @@ def test_columns_that_are_ignored_may_be_there(tmp_path: Path) -> None:
     ("given", "sentence"),
     [
         ({"columns": {"x1": {"kind": "number"}}}, "there must be one for each name in inputs, or none; 'x2'"),
-        ({"columns": {"x1": {"kind": "number"}, "x3": {"kind": "number"}}}, "'x2' is in one alone"),
+        ({"columns": {"x1": {"kind": "number"}, "x3": {"kind": "number"}}}, "'x3' is in one alone"),
+        ({"inputs": ["age"], "columns": {"aeg": {"kind": "number"}}}, "'aeg' is in one alone; did you mean 'age'"),
+        (
+            {"columns": {"x1": {"kind": "number", "maen": 1}, "x2": {"kind": "number"}}},
+            "'maen'; did you mean 'mean'",
+        ),
+        ({"columns": {"x1": {"kind": "category", "categorys": ["a"]}}}, "'categorys'; did you mean 'categories'"),
         ({"mean": [0, 0], "columns": {x: {"kind": "number"} for x in ("x1", "x2")}}, "leave out those of all"),
         ({"columns": {"x1": {"kind": "text"}, "x2": {"kind": "number"}}}, "number"),
         ({"columns": {"x1": {"kind": "category", "categories": []}, "x2": {"kind": "number"}}}, "at least 1"),
@@ -94,3 +101,12 @@ def test_columns_that_are_ignored_may_be_there(tmp_path: Path) -> None:
 def test_what_cannot_be_announced(given: dict[str, object], sentence: str) -> None:
     with pytest.raises(ValidationError, match=sentence):
         OwnData.model_validate(given)
+
+
+def test_a_kind_that_is_misspelt() -> None:
+    columns = {"x1": {"kind": "nubmer"}, "x2": {"kind": "number"}}
+    said = (
+        r"^scenario\.columns\.x1: unknown kind 'nubmer'; did you mean 'number'\? \(there are: category, number\)"
+    )
+    with pytest.raises(UserError, match=said):
+        load_config(options={"scenario": {"name": "own-data", "columns": columns}, "method": "fedavg"})

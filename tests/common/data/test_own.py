@@ -139,7 +139,21 @@ def test_where_a_sites_data_are_in_a_folder_of_several(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("age,bmi\n1,2\n", "s.csv has no column 'label' for the label; it has age, bmi"),
+        (
+            "age,bmi\n1,2\n",
+            "s.csv has no column 'label' for the label; it has age, bmi; rename one, or say which it is with --la",
+        ),
+        (
+            "age;label\n1,5;a\n",
+            "s.csv: columns are separated by ';'; separate them by ',', and write numbers with",
+        ),
+        ("age\tlabel\n1\ta\n", "s.csv: columns are separated by tabs; separate them by ','"),
+        (
+            "age,label\n1,5,a\n",
+            "s.csv: row 1 has 3 cells, but there are 2 columns; write numbers with a point",
+        ),
+        ('age,label\n"7,5",a\n8,b\n', "s.csv: column 'age' has numbers with a comma; write 3.5 for 3,5, and 1234"),
+        ('age,label\n"7,5",a\nsecret,b\n', "s.csv: row 1, column 'age' is no number"),
         ("age,label\n1,a\nsecret,b\n", "s.csv: row 2, column 'age' is no number; every column but those of"),
         ("age,label\n1,a\n,b\n", "s.csv: row 2, column 'age' is empty"),
         ("age,label\n1,a\nNA,b\n", "s.csv: row 2, column 'age' is empty"),
@@ -217,9 +231,11 @@ def test_files_that_are_something_else(tmp_path: Path) -> None:
     for name in ("a.npz", "a.parquet"):
         with pytest.raises(UserError, match=f"{name} cannot be read"):
             read(write(tmp_path / name))
-    for text in (b"age,label\xff\n1,a\n", b"age,label\n1,\xff\n"):
+    for text in (b"age,label\xff\n1,a\n", b"age,label\n1,\xff\n", "age,label\n1,a\n".encode("utf-16")):
         (tmp_path / "b.csv").write_bytes(text)
-        with pytest.raises(UserError, match=r"b\.csv cannot be read .*(utf-8|UTF8)"):
+        with pytest.raises(
+            UserError, match=r"^b\.csv is not UTF-8; save it as UTF-8, such as with Excel's 'CSV UTF-8'$"
+        ):
             read(tmp_path / "b.csv")
 
 
@@ -412,7 +428,11 @@ def test_the_announcement_survives_a_run_folder_and_the_way_to_a_site(tmp_path: 
         ({"inputs": (3, 8, 8), "scale": (1.0, 1.0)}, "one for each of 3 features or channels"),
         ({"scale": (0.0, 1.0)}, "scale"),
         ({"mean": (float("nan"), 1.0)}, "mean"),
-        ({"test_fraction": 0.6, "validation_fraction": 0.4}, "leaves nothing to train on"),
+        ({"test_fraction": 0.6, "validation_fraction": 0.4}, "0.6 is not possible with validation_fraction = 0.4"),
+        (
+            {"test_fraction": 0.99},
+            r"test_fraction: 0\.99 is not possible with validation_fraction = 0\.1; together",
+        ),
     ],
 )
 def test_a_setting_out_of_bounds_is_refused(settings: dict[str, Any], word: str) -> None:
