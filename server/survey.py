@@ -92,7 +92,7 @@ class Taking:
         self.nodes.pop(site, None)
         self.left_out[site] = str(Rejected(reason))
 
-    def must_besome(self) -> None:
+    def must_be_some(self) -> None:
         """Raises `UserError` where nobody is left."""
         if not self.shapes:
             order = sorted(self.left_out, key=lambda site: (self.left_out[site] == NOT_ASKED_FOR, site))
@@ -128,7 +128,7 @@ def survey(
         )
     survey_id = uuid4().hex[:12]
     taking = _shapes(grid, question, sites, wait, survey_id)
-    taking.must_besome()
+    taking.must_be_some()
     _must_know(question, taking.shapes)
     kinds = agreed(taking, question)
     shapes = list(taking.shapes.values())
@@ -630,7 +630,7 @@ class _Asks:
             for site, sums in found.items()
             if self.step == 1 or site in self.tables
         }
-        self.taking.must_besome()
+        self.taking.must_be_some()
 
     def _plain(self, asked: Asked) -> dict[str, dict[Entry, float]]:
         vector = torch.zeros(len(list(asked.entries())), dtype=torch.float64)
