@@ -388,7 +388,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, st
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        values = tomllib.loads(file.read_text(encoding="utf-8"))
+        values = tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise UserError(f"configuration file {file}: {error.strerror or error}") from None
     except ValueError as error:  # TOML's own, of the encoding, and of numbers with thousands of digits
