@@ -241,7 +241,27 @@ WRONG = {
     "preset taken": (SCENARIO + '\nPRESETS = {"pacs": MyDigits()}', f"the scenario name 'pacs' {TAKEN}"),
     "model taken": (MODEL.replace("my-net", "mlp"), f"the model name 'mlp' {TAKEN}"),
     "no facts": (NO_FACTS, "MyProx lacks summary, title"),
-    "no default": (NO_DEFAULT, "MyProx cannot be made with its defaults"),
+    "no default": (NO_DEFAULT, "MyProx cannot be made with its defaults (proximity: a value is missing)"),
+    "out of bounds": (
+        METHOD.replace("knob(0.01", "knob(-1.0"),
+        "MyProx cannot be made with its defaults (proximity: -1.0 is not possible; input should be greater than",
+    ),
+    "two names": (
+        METHOD.replace('= "my-prox"', '= "my-pox"'),
+        "MyProx cannot be made with its defaults (name: 'my-pox' is not possible; input should be 'my-prox')",
+    ),
+    "no tuple": (
+        METHOD + "\n\nMyProx.evaluates = 'global'\n",
+        "MyProx.evaluates: 'global' is not possible; write a tuple of names, such as",
+    ),
+    "no such family": (
+        SETTINGS + "\n\nMyProx.family = 'fedprx'\n",
+        "MyProx: unknown family 'fedprx'; did you mean 'fedprox'?",
+    ),
+    "no such server": (
+        METHOD + "\n\nMyProx.server = lambda self: 'unifrm'\n",
+        "MyProx.server() says 'unifrm', which is no server half of ours; did you mean 'uniform'?",
+    ),
     "presets": (SCENARIO + "\nPRESETS = {'a': 1}\n", "PRESETS must be scenarios by name"),
     "abstract": (
         ABSTRACT,
