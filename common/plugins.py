@@ -112,7 +112,10 @@ def ask(module: str) -> None:
         origin = Path(((spec := find_spec(top)) and spec.origin) or "")
         places = [origin.parent if origin.name == "__init__.py" else origin]
         if not origin.name:
-            raise UserError(f"plug-in {module!r}: there is no {top}.py in {here}, and no such module is installed")
+            raise UserError(
+                f"plug-in {module!r}: there is no {top}.py in {here}, and no such module is installed; start "
+                f"where its file is, or name the file in {VARIABLE}"
+            )
     if places:
         trust(places[0])
     load(module)
@@ -261,6 +264,10 @@ def _read(module: ModuleType) -> Plugin:
             raise UserError(
                 f"plug-in {module.__name__!r}: {kind.__name__}.evaluates: {kind.evaluates!r} is not possible; "
                 'write a tuple of names, such as ("global",)'
+            )
+        if not callable(kind.server):
+            raise UserError(
+                f"plug-in {module.__name__!r}: {kind.__name__}.server is no method; write def server(self) -> str"
             )
     usual = {name: _made(module, kind) for name, kind in {**methods, **models, **scenarios}.items()}
     presets = getattr(module, "PRESETS", {name: usual[name] for name in scenarios})
