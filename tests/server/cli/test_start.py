@@ -145,6 +145,7 @@ class Interrupts:
                     raise RecursionError("maximum recursion depth exceeded") from None
                 raise
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # the tests may be a script's `&`, where it is ignored
 MODULE = sys.argv.pop()
 sys.meta_path.insert(0, Interrupts())
 from perennial.server.cli.main import main
