@@ -27,11 +27,12 @@ from perennial.common.errors import UserError
 from perennial.common.memory import must_fit, samples_must_fit
 from perennial.common.methods.base import Method, Sum
 from perennial.common.models import Network, Tensors, network
-from perennial.common.modules import defined_in
+from perennial.common.modules import defined_in, names_in
 from perennial.common.secagg import ACTIONS, KEYS, TERMS
 from perennial.common.seeding import torch_generator
 from perennial.common.split import SUMS, summed
 from perennial.common.split import record as reference
+from perennial.common.suggest import unknown
 from perennial.common.wire import CLIENT, CONFIG, METRICS, NUM_EXAMPLES, from_record, records, to_record
 
 
@@ -39,7 +40,7 @@ from perennial.common.wire import CLIENT, CONFIG, METRICS, NUM_EXAMPLES, from_re
 def client_class(method: type[Method]) -> type[Client[Any]]:
     """The client half of a method: a plug-in's own, or the one `Client` subclass of its file in `client/methods/`.
 
-    Raises `UserError` for a plug-in that has none, or two.
+    Raises `UserError` for a plug-in that has none, or two, or whose family is none of ours.
     """
     found: type[Client[Any]] | None = plugins.half(method, "client", Client)
     if found:
@@ -50,6 +51,8 @@ def client_class(method: type[Method]) -> type[Client[Any]]:
                 f"plug-in {module!r}: method {method.model_fields['name'].default!r} has no client half; "
                 f"define a subclass of LocalTrainer or Client in {module} or in {module}.client"
             )
+        if method.family not in (ours := names_in("perennial.client.methods")):
+            raise UserError(f"plug-in {module!r}: {method.__name__}: {unknown('family', method.family, ours)}")
     found = defined_in(f"perennial.client.methods.{method.module()}", Client)
     assert found
     return found

@@ -340,6 +340,9 @@ class LocalTrainer(Client[T]):
     ) -> tuple[list[Tensor], Metrics]:
         """Gradient of `loss` and of weight decay where the model stands, and the loss's metrics."""
         value, metrics = self.each(loss)(model.tensors, batch, received)
+        if value.dim() != bool(self.stack):
+            shape = [*value.shape[bool(self.stack) :]]
+            raise ValueError(f"loss: a tensor of shape {shape} is not possible; it must be a scalar")
         return self.with_decay(model.gradient(value), model), metrics
 
     def with_decay(self, gradient: list[Tensor], model: Working) -> list[Tensor]:

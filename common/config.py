@@ -392,7 +392,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, st
 def read(file: Path) -> dict[str, Any]:
     """What a TOML file says, unchecked. Raises `UserError` where it is none, or says nothing."""
     try:
-        values = tomllib.loads(file.read_text(encoding="utf-8"))
+        values = tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise UserError(f"configuration file {file}: {error.strerror or error}") from None
     except ValueError as error:  # TOML's own, of the encoding, and of numbers with thousands of digits

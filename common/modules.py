@@ -28,6 +28,11 @@ def members(package: str, path: Iterable[str]) -> list[ModuleType]:
     return [import_module(f"{package}.{name}") for name in sorted(found.name for found in iter_modules(path))]
 
 
+def names_in(package: str) -> list[str]:
+    """The modules of a package by their names, not imported."""
+    return [found.name for found in iter_modules(import_module(package).__path__)]
+
+
 def named_subclasses(parent: type[M]) -> dict[str, type[M]]:
     """All subclasses of a settings class that have a `name` of their own, by that name."""
     found: dict[str, type[M]] = {}

@@ -19,6 +19,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
+from pydantic import ValidationError
+
 from perennial.common.errors import UserError
 
 if TYPE_CHECKING:
@@ -110,7 +112,10 @@ def ask(module: str) -> None:
         origin = Path(((spec := find_spec(top)) and spec.origin) or "")
         places = [origin.parent if origin.name == "__init__.py" else origin]
         if not origin.name:
-            raise UserError(f"plug-in {module!r}: there is no {top}.py in {here}, and no such module is installed")
+            raise UserError(
+                f"plug-in {module!r}: there is no {top}.py in {here}, and no such module is installed; start "
+                f"where its file is, or name the file in {VARIABLE}"
+            )
     if places:
         trust(places[0])
     load(module)
@@ -254,6 +259,16 @@ def _read(module: ModuleType) -> Plugin:
             f"plug-in {module.__name__!r} ({module.__file__}) brings nothing: it defines no subclass of Method, "
             'ModelSettings or Scenario with a field name: Literal["…"] = "…"'
         )
+    for kind in methods.values():
+        if not (isinstance(kind.evaluates, tuple) and kind.evaluates):
+            raise UserError(
+                f"plug-in {module.__name__!r}: {kind.__name__}.evaluates: {kind.evaluates!r} is not possible; "
+                'write a tuple of names, such as ("global",)'
+            )
+        if not callable(kind.server):
+            raise UserError(
+                f"plug-in {module.__name__!r}: {kind.__name__}.server is no method; write def server(self) -> str"
+            )
     usual = {name: _made(module, kind) for name, kind in {**methods, **models, **scenarios}.items()}
     presets = getattr(module, "PRESETS", {name: usual[name] for name in scenarios})
     if not (isinstance(presets, Mapping) and all(isinstance(preset, Scenario) for preset in presets.values())):
@@ -278,14 +293,19 @@ def _named(module: ModuleType, base: Any) -> dict[str, Any]:
 
 def _made(module: ModuleType, kind: Any) -> Any:
     """A settings class with its defaults. Raises `UserError`."""
+    from perennial.common.config import sentence
+
     try:
-        return kind()
+        usual = kind()
+        kind.model_validate(usual.model_dump())  # making it checks no defaults
+        return usual
+    except ValidationError as error:
+        words = sentence(error)
     except Exception as error:
-        words = " ".join(str(error).split())[:200]
-        raise UserError(
-            f"plug-in {module.__name__!r}: {kind.__name__} cannot be made with its defaults "
-            f"({type(error).__name__}: {words})"
-        ) from None
+        words = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    raise UserError(
+        f"plug-in {module.__name__!r}: {kind.__name__} cannot be made with its defaults ({words})"
+    ) from None
 
 
 def _take(plugin: Plugin) -> None:

@@ -139,7 +139,7 @@ def write_onnx(taken: Taken, file: Path) -> str:
     except ImportError as error:
         raise UserError(
             f"--format onnx needs the extra perennial[onnx], which is not installed ({error}); "
-            "in the project's folder: uv sync --extra onnx"
+            "in the project's folder: uv sync --inexact --extra onnx"
         ) from None
     model = _whole(taken)
     onnx.checker.check_model(model)

@@ -17,7 +17,7 @@ class Table(list[dict[str, Any]]):
         try:
             from pandas import DataFrame
         except ImportError:
-            raise UserError("a frame needs pandas, which is not installed; pip install pandas") from None
+            raise UserError("a frame needs pandas, which is not installed; uv pip install pandas") from None
         return DataFrame(list(self))
 
     def _repr_html_(self) -> str:

@@ -10,7 +10,8 @@ from perennial.common.config import RunConfig
 from perennial.common.errors import UserError
 from perennial.common.methods.base import ONE_MODEL, Method
 from perennial.common.model_settings import Module
-from perennial.common.modules import defined_in
+from perennial.common.modules import defined_in, names_in
+from perennial.common.suggest import meant
 from perennial.strategies.base import MethodStrategy
 from perennial.strategies.privacy import PrivateStrategy
 from perennial.strategies.secagg import SecureStrategy
@@ -39,10 +40,20 @@ FREE = {
 def strategy_class(method: Method) -> type[MethodStrategy[Any]]:
     """A method's server half: a plug-in's own, or the one `MethodStrategy` subclass of its file in `strategies/`.
 
-    Where it has neither, that of the file that its `server()` names. Raises `UserError` if a plug-in has two.
+    Where it has neither, that of the file that its `server()` names. Raises `UserError` if a plug-in has two, or
+    says a file that there is not.
     """
     brought: type[MethodStrategy[Any]] | None = plugins.half(type(method), "server", MethodStrategy)
-    return brought or _of_file(method.module(), method.server())
+    if brought:
+        return brought
+    shared = method.server()
+    for module in plugins.of(type(method)):
+        if shared not in (ours := names_in("perennial.strategies")):
+            raise UserError(
+                f"plug-in {module!r}: {type(method).__name__}.server() says {shared!r}, which is no server "
+                f"half of ours{meant(shared, ours)}"
+            )
+    return _of_file(method.module(), shared)
 
 
 @lru_cache

@@ -79,6 +79,13 @@ def test_a_list_on_a_command_line_stands_in_quotes() -> None:
     assert not bare, "a shell takes brackets and double quotes for itself"
 
 
+def test_nobody_is_told_to_install_with_another_pythons_pip_or_to_lose_what_is_installed() -> None:
+    """uv's environment has no pip, and `uv sync --extra X` takes out what other commands installed."""
+    wrong = re.compile(r"(?<!uv )\bpip install (?!uv\b)|uv sync --extra")
+    files = [name for name in listed() if name.endswith((".py", ".md", ".txt")) and not name.startswith("tests/")]
+    assert not [name for name in files if wrong.search((ROOT / name).read_text(encoding="utf-8"))]
+
+
 def test_the_tables_of_robust_rules_are_what_the_kept_runs_say() -> None:
     spec = importlib.util.spec_from_file_location("attacks", ROOT / "benchmarks" / "attacks.py")
     assert spec

@@ -105,7 +105,7 @@ def read_policy(path: str) -> Policy:
     if not path:
         return Policy()
     try:
-        policy = Policy.model_validate(tomllib.loads(Path(path).read_text(encoding="utf-8")))
+        policy = Policy.model_validate(tomllib.loads(Path(path).read_text(encoding="utf-8-sig")))
     except OSError as error:
         raise UserError(f"--policy {path}: {error.strerror}") from None
     except ValidationError as error:

@@ -350,8 +350,8 @@ def _wilds(name: str) -> Any:
         return getattr(import_module(f"wilds.datasets.{name}_dataset"), f"{name.capitalize()}Dataset")
     except ImportError as error:
         raise UserError(
-            f"data set {name!r} is read by the package wilds, which is not installed ({error}); "
-            "pip install 'perennial[wilds]'"
+            f"data set {name!r} needs the extra perennial[wilds], which is not installed ({error}); "
+            "in the project's folder: uv sync --inexact --extra wilds"
         ) from None
     finally:
         del sys.modules["outdated"]

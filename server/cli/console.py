@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 import click
@@ -30,6 +32,20 @@ if TYPE_CHECKING:
 
 out = Console()
 err = Console(stderr=True)
+_interrupted = False
+
+
+def heed_interrupts() -> None:
+    """Ctrl-C as ever, and remembered: what PyTorch imports may make another exception of it."""
+
+    def heed(number: int, frame: FrameType | None) -> None:
+        global _interrupted
+        _interrupted = True
+        signal.default_int_handler(number, frame)
+
+    # Not where it is ignored, as in a script's `&`.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, heed)
 
 
 @dataclass
@@ -64,12 +80,10 @@ def sentences() -> Iterator[Working]:
     except (typer.Exit, typer.Abort, click.ClickException):
         raise
     except KeyboardInterrupt:
-        working.at_end = None
-        what = working.hint()
-        if working.deployed and working.folder and working.folder.path.is_dir():
-            what = f"; the run goes on at the SuperLink and in {working.folder.path}"
-        _end(f"interrupted{what}", 130)
+        _end_interrupted(working)
     except Exception as error:
+        if _interrupted:
+            _end_interrupted(working)
         if os.environ.get("PERENNIAL_DEBUG", "0") not in ("", "0"):
             traceback.print_exc()
         if isinstance(error, UserError):
@@ -94,6 +108,14 @@ def sentences() -> Iterator[Working]:
     finally:
         if working.at_end:
             working.at_end()
+
+
+def _end_interrupted(working: Working) -> NoReturn:
+    working.at_end = None
+    what = working.hint()
+    if working.deployed and working.folder and working.folder.path.is_dir():
+        what = f"; the run goes on at the SuperLink and in {working.folder.path}"
+    _end(f"interrupted{what}", 130)
 
 
 def _out_of_memory(error: BaseException) -> bool:

@@ -2,18 +2,23 @@
 
 import sys
 
-import typer
+try:
+    import typer
 
-from perennial.server.cli.console import sentences
+    from perennial.server.cli.console import heed_interrupts, sentences
 
-# In the order of `perennial --help`.
-# isort: off
-from perennial.server.cli import run, demo, show, study, own, sites, export  # noqa: F401
-from perennial.server.cli.options import app
+    # In the order of `perennial --help`.
+    # isort: off
+    from perennial.server.cli import run, demo, show, study, own, sites, export  # noqa: F401
+    from perennial.server.cli.options import app
+except KeyboardInterrupt:  # these imports take half a second
+    print("perennial: interrupted", file=sys.stderr)
+    sys.exit(130)
 
 
 def main() -> None:
     """Entry point of the `perennial` command."""
+    heed_interrupts()
     try:
         with sentences():  # what a command raises outside of its own
             app()

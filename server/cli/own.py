@@ -40,7 +40,7 @@ def make_package(
         folder = write_package(kind, name)
         module = name.replace("-", "_")
         out.print(
-            f"{folder}: its code is in {folder / module}. Install it with `pip install -e {folder}`, then\n"
+            f"{folder}: its code is in {folder / module}. Install it with `uv pip install -e {folder}`, then\n"
             f"  perennial check {name}\n  perennial run {_example(kind, name)}",
             markup=False,
             highlight=False,
@@ -92,7 +92,7 @@ def check_own(
     """Test that a method, model or scenario keeps what all must keep."""
     with sentences():
         if find_spec("pytest") is None:
-            raise UserError("perennial check needs pytest: pip install pytest")
+            raise UserError("perennial check needs pytest: uv pip install pytest")
         kinds = _kinds(name)
         failed = [kind for kind in kinds if not _passes(kind, name, settings or [])]
     for kind in kinds:
@@ -137,4 +137,5 @@ def _passes(kind: Own, name: str, settings: list[str]) -> bool:
         options = ["--perennial", name, *(part for one in settings for part in ("--perennial-set", one))]
         # Nobody's configuration, and no files left in the folder that this is typed in.
         alone = ["-c", os.devnull, "--rootdir", folder, "-p", "no:cacheprovider", "--basetemp", f"{folder}/tmp"]
+        alone += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # the command itself has imported perennial
         return pytest.main([str(file), "-q", *alone, *options]) == 0

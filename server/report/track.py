@@ -31,7 +31,7 @@ def require(kind: str | None) -> Any:
     except ImportError as error:
         raise UserError(
             f"--track {kind} needs the extra perennial[{kind}], which is not installed ({error}); "
-            f"in the project's folder: uv sync --extra {kind}"
+            f"in the project's folder: uv sync --inexact --extra {kind}"
         ) from None
 
 

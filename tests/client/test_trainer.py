@@ -72,6 +72,16 @@ def test_on_a_quadratic_each_step_shrinks_the_model_by_one_minus_the_learning_ra
     assert metrics["risk"] == pytest.approx(first * (1 + 0.9**2 + 0.9**4) / 3)  # before each step
 
 
+def test_a_loss_that_is_no_scalar_is_refused() -> None:
+    """Its sum would be another objective, by the size of the batch."""
+
+    def each_samples(params: Tensors, batch: Examples, _: Received) -> tuple[Tensor, Metrics]:
+        return F.cross_entropy(batch.x @ params["classifier.weight"].T, batch.y, reduction="none"), {}
+
+    with pytest.raises(ValueError, match=r"loss: a tensor of shape \[5\] is not possible; it must be a scalar"):
+        fedavg(batch_size=5).descend(start(), each_samples, received())
+
+
 def test_a_rate_of_its_own_takes_the_place_of_the_learning_rate() -> None:
     reached, _ = fedavg(learning_rate=0.1, local_steps=3).descend(start(), quadratic, received(), rate=0.5)
     assert_close(reached, {name: tensor * 0.5**3 for name, tensor in start().items()})

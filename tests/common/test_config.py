@@ -182,6 +182,13 @@ def test_a_file_that_cannot_be_is_one_sentence(text: str, word: str, tmp_path: P
     assert len(str(error.value)) < 500
 
 
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    """As Windows' Notepad writes one."""
+    file = tmp_path / "a.toml"
+    file.write_text("rounds = 3\n", encoding="utf-8-sig")
+    assert load_config(file).rounds == 3
+
+
 @pytest.mark.parametrize("part", ["method", "scenario"])
 def test_a_name_is_no_setting_and_not_listed(part: str) -> None:
     for key in (part, f"{part}.name"):

@@ -241,7 +241,31 @@ WRONG = {
     "preset taken": (SCENARIO + '\nPRESETS = {"pacs": MyDigits()}', f"the scenario name 'pacs' {TAKEN}"),
     "model taken": (MODEL.replace("my-net", "mlp"), f"the model name 'mlp' {TAKEN}"),
     "no facts": (NO_FACTS, "MyProx lacks summary, title"),
-    "no default": (NO_DEFAULT, "MyProx cannot be made with its defaults"),
+    "no default": (NO_DEFAULT, "MyProx cannot be made with its defaults (proximity: a value is missing)"),
+    "out of bounds": (
+        METHOD.replace("knob(0.01", "knob(-1.0"),
+        "MyProx cannot be made with its defaults (proximity: -1.0 is not possible; input should be greater than",
+    ),
+    "two names": (
+        METHOD.replace('= "my-prox"', '= "my-pox"'),
+        "MyProx cannot be made with its defaults (name: 'my-pox' is not possible; input should be 'my-prox')",
+    ),
+    "no tuple": (
+        METHOD + "\n\nMyProx.evaluates = 'global'\n",
+        "MyProx.evaluates: 'global' is not possible; write a tuple of names, such as",
+    ),
+    "no such family": (
+        SETTINGS + "\n\nMyProx.family = 'fedprx'\n",
+        "MyProx: unknown family 'fedprx'; did you mean 'fedprox'?",
+    ),
+    "no method": (
+        METHOD + "\n\nMyProx.server = property(lambda self: 'uniform')\n",
+        "MyProx.server is no method; write def server(self) -> str",
+    ),
+    "no such server": (
+        METHOD + "\n\nMyProx.server = lambda self: 'unifrm'\n",
+        "MyProx.server() says 'unifrm', which is no server half of ours; did you mean 'uniform'?",
+    ),
     "presets": (SCENARIO + "\nPRESETS = {'a': 1}\n", "PRESETS must be scenarios by name"),
     "abstract": (
         ABSTRACT,
@@ -288,6 +312,27 @@ def test_a_name_that_is_no_plug_in(arguments: list[str], words: str, folder: Pat
     code, output = perennial("run", *arguments)
     assert code == 2
     assert words in output
+
+
+def test_a_run_of_a_file_that_is_elsewhere_says_how_it_is_found(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(folder, "my_method", METHOD)
+    assert perennial("run", "--plugin", "my_method", "--method", "my-prox", *SMALL, "--out", "run")[0] == 0
+    command = [sys.executable, "-P", "-c", "from perennial.server.cli.main import main; main()", "show", "run"]
+    (folder / "else").mkdir()
+    for named, code in (("", 2), (str(folder / "my_method.py"), 0)):
+        done = subprocess.run(
+            [*command, "../run"],
+            cwd=folder / "else",
+            env={**os.environ, plugins.VARIABLE: named},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == code, done.stderr
+        assert (f"start where its file is, or name the file in {plugins.VARIABLE}" in done.stderr) == bool(code)
 
 
 def test_a_file_that_a_module_of_python_hides_is_named(folder: Path) -> None:

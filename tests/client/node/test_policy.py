@@ -167,6 +167,13 @@ def test_a_policy_that_cannot_be_is_one_sentence(text: str, sentence: str, tmp_p
     assert sentence in str(caught.value)
 
 
+def test_a_policy_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    """As Windows' Notepad writes one."""
+    path = tmp_path / "policy.toml"
+    path.write_text("max_rounds = 5\n", encoding="utf-8-sig")
+    assert read_policy(str(path)).max_rounds == 5
+
+
 # ---------------------------------------------------------------------- installed code
 
 

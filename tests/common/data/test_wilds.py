@@ -100,7 +100,7 @@ def test_what_is_missing_is_one_sentence(tmp_path: Path, monkeypatch: pytest.Mon
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "wilds", None)
     with pytest.raises(
-        UserError, match=r"is read by the package wilds, which is not installed .*perennial\[wilds\]"
+        UserError, match=r"the extra perennial\[wilds\], which is not installed .*uv sync --inexact --extra wilds"
     ):
         load("camelyon17", tmp_path)
 

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from perennial.common.data.scenarios import SCENARIOS
 from perennial.common.methods import METHODS
 
@@ -128,3 +130,41 @@ def test_a_run_says_at_once_what_it_does_and_nothing_where_data_are_asked_for(tm
     assert (shown[0], shown[3]) == (0, [])
     assert oracle[0] == 0
     assert "torch" not in oracle[3]
+
+
+INTERRUPTED = """
+import os, signal, sys
+
+class Interrupts:
+    def find_spec(self, name, *_):
+        if name == MODULE:
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+            except KeyboardInterrupt:
+                if name == "torch":
+                    raise RecursionError("maximum recursion depth exceeded") from None
+                raise
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # the tests may be a script's `&`, where it is ignored
+MODULE = sys.argv.pop()
+sys.meta_path.insert(0, Interrupts())
+from perennial.server.cli.main import main
+main()
+"""
+
+
+@pytest.mark.parametrize("module", ["rich.table", "torch"])
+def test_ctrl_c_while_modules_come_in_ends_quietly(module: str, tmp_path: Path) -> None:
+    """One of the first, and PyTorch, which makes now and then another exception of it."""
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, "run", "--rounds", "1", "--out", "run", module],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 130, done.stderr
+    assert done.stderr.splitlines()[-1] == "perennial: interrupted"
+    assert "Traceback" not in done.stderr

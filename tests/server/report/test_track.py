@@ -89,7 +89,7 @@ def test_a_missing_extra_is_one_sentence_and_nothing_is_written(
     out = tmp_path / "run"
     result = CliRunner().invoke(app, ["run", "--rounds", "1", "--track", kind, "--out", str(out)])
     assert result.exit_code == 2
-    assert f"uv sync --extra {kind}" in result.stderr
+    assert f"uv sync --inexact --extra {kind}" in result.stderr
     assert len(result.stderr.splitlines()) == 1
     assert not out.exists()
 
