@@ -179,6 +179,12 @@ def of(*kinds: type) -> list[str]:
     return [name for name, plugin in _loaded.items() if any(kind in plugin.kinds for kind in kinds)]
 
 
+def source(module: str) -> Path:
+    """A plug-in's file, or its package's folder."""
+    file = Path(str(_loaded[module].module.__file__))
+    return file.parent if file.name == "__init__.py" else file
+
+
 def scenario_classes() -> dict[str, type]:
     """Classes of all plug-ins' scenarios by their `name`."""
     return {name: kind for plugin in _loaded.values() for name, kind in plugin.scenarios.items()}

@@ -297,7 +297,7 @@ def _origin(folder: RunFolder, config: RunConfig, say: Callable[[str], object]) 
     from perennial.server.summary import changed_line
 
     origin = folder.origin(config)
-    if changed := origin.changes(config):
+    if changed := folder.changes(origin, config):
         say(changed_line(origin.round + 1, changed))
     return origin
 

@@ -34,7 +34,7 @@ from perennial.common.files import (
 )
 from perennial.common.logs import logged_to
 from perennial.common.privacy import Clipping
-from perennial.server.inputs import own_digests
+from perennial.server.inputs import digests
 from perennial.server.summary import summarise
 
 if TYPE_CHECKING:
@@ -43,9 +43,10 @@ if TYPE_CHECKING:
 HELD_CHECKPOINTS = 2
 TensorFile = Literal["arrays.safetensors", "strategy.safetensors"]
 RESUMES, RELEASES = TypeAdapter(list[NonNegativeInt]), TypeAdapter(NonNegativeInt)
-SUMMARY, INPUTS = TypeAdapter(dict[str, Any]), TypeAdapter(dict[str, str])
+SUMMARY, DIGESTS = TypeAdapter(dict[str, Any]), TypeAdapter(dict[str, str])
 T = TypeVar("T")
 
+INPUTS = "inputs.json"
 LOCK = ".lock"
 """Locked by the process that works in a run folder; holds its name, and after its proper end nothing."""
 
@@ -146,8 +147,7 @@ class RunFolder:
             folder.must_be_empty()
             path.mkdir(parents=True, exist_ok=True)
             write_text(path / "config.toml", config.toml())
-            if own := own_digests(config):
-                write_text(path / "inputs.json", json.dumps(own, indent=2) + "\n")
+            folder.note_inputs(config)
             folder.log.touch()
         except OSError as error:
             raise _unwritable(path, error) from None
@@ -217,12 +217,14 @@ class RunFolder:
         """The run's configuration. Raises `UserError` if the file was damaged."""
         return load_config(self.path / "config.toml")
 
-    def inputs(self) -> dict[str, str]:
-        """Digests of the files of somebody's own with which the run began (`server/inputs.py`).
+    def note_inputs(self, config: RunConfig) -> None:
+        """Keep the digests of what of somebody's own the run reads (`server/inputs.py`)."""
+        if found := digests(config):
+            write_text(self.path / INPUTS, json.dumps(found, indent=2) + "\n")
 
-        Raises `UserError` if the file was damaged.
-        """
-        return self._noted("inputs.json", INPUTS, {})
+    def inputs(self) -> dict[str, str]:
+        """What `note_inputs` kept. Raises `UserError` if the file was damaged."""
+        return self._noted(INPUTS, DIGESTS, {})
 
     def logging(self) -> AbstractContextManager[None]:
         """Events are written into the folder."""
@@ -379,18 +381,11 @@ class RunFolder:
     def origin(self, config: RunConfig) -> Checkpoint:
         """The newest checkpoint, if the run can go on from it with this configuration. Changes nothing.
 
-        Raises `UserError` as `load_checkpoint` and `Checkpoint.changes` do, and for data, a log or a count of
-        releases that do not go with it.
+        Raises `UserError` as `load_checkpoint` and `changes` do, and for a log or a count of releases that does
+        not go with it.
         """
         checkpoint = self.load_checkpoint()
-        checkpoint.changes(config)
-        now = own_digests(config)
-        sites = {name: was for name, was in self.inputs().items() if name in config.sites_with_data}
-        if other := [site for site, was in sites.items() if now.get(site, was) != was]:
-            raise UserError(
-                f"the data of {', '.join(other)} have changed since the run began; put them back, or start a run "
-                "of its own with another --out"
-            )
+        self.changes(checkpoint, config)
         if isinstance(config.privacy, Clipping) and self.releases() < checkpoint.round:
             raise UserError(
                 f"{self.path / 'checkpoint' / 'releases.json'} must say how many models with noise were made, at "
@@ -404,6 +399,20 @@ class RunFolder:
                 raise ValueError(f"metrics.jsonl does not hold the {checkpoint.round} rounds of the checkpoint")
             summarise(config, rows, seconds=0)  # what would fail at the end fails now
         return checkpoint
+
+    def changes(self, origin: Checkpoint, config: RunConfig) -> dict[str, list[str]]:
+        """What is other now than in the rounds up to a checkpoint: settings, and modules by their digests.
+
+        Raises `UserError` as `Checkpoint.changes` does, and where sites' data have changed.
+        """
+        before, now = self.inputs(), digests(config)
+        other = [name for name, was in before.items() if now.get(name, was) != was]
+        if sites := [name for name in other if name in config.sites_with_data]:
+            raise UserError(
+                f"the data of {', '.join(sites)} have changed since the run began; put them back, or start a run "
+                "of its own with another --out"
+            )
+        return origin.changes(config) | {name: [before[name][:8], now[name][:8]] for name in other}
 
     def resumes(self) -> list[int]:
         """Rounds after which this run was taken up again, in the order in which that happened."""

@@ -20,6 +20,15 @@ def own_digests(config: RunConfig) -> dict[str, str]:
     return {name: _digest(path, tuple(_files(path))) for name, path in _own(config)}
 
 
+def digests(config: RunConfig) -> dict[str, str]:
+    """Those, and of the source of each plug-in."""
+    found = own_digests(config)
+    for name in config.plugins:
+        path = plugins.source(name)
+        found[f"plug-in {name}"] = _digest(path, tuple(own for own in _files(path) if own[0].suffix == ".py"))
+    return found
+
+
 def _own(config: RunConfig) -> Iterator[tuple[str, Path]]:
     root = resolve_root(config.data_folder)
     if isinstance(config.scenario, OwnData) and root and config.runtime != "deployment":
@@ -29,7 +38,7 @@ def _own(config: RunConfig) -> Iterator[tuple[str, Path]]:
     if isinstance(config.model, Module) and not config.model.torchvision:
         name = config.model.name.partition(":")[0]
         if path := plugins.file_of(name):
-            yield f"module {name}", path  # no site's name has a space
+            yield f"module {name}", path  # no site's name has a blank
 
 
 def _files(path: Path) -> Iterator[tuple[Path, int]]:

@@ -79,8 +79,9 @@ def _run_rounds(
         strategy.kept_checkpoints = folder.checkpoints()
     if origin.round < config.rounds:
         await_clients(strategy, grid, config)
-        if changed := origin.changes(config):
+        if changed := folder.changes(origin, config):
             folder.append([{"kind": "changed", "round": origin.round + 1, "settings": changed}])
+            folder.note_inputs(config)
 
     arrays, nothing = to_record(origin.arrays), ConfigRecord()
     begun = time.monotonic() - origin.seconds

@@ -56,7 +56,7 @@ def fedavg_beside(path: Path, config: RunConfig) -> Path | None:
             values = tomllib.loads(file.read_text(encoding="utf-8"))
             if values["method"]["name"] != REFERENCE or _others(values) != wanted:
                 continue
-            if RunFolder(file.parent).inputs() != inputs:
+            if not inputs.items() <= RunFolder(file.parent).inputs().items():
                 continue
             summary = json.loads(file.with_name("summary.json").read_bytes())
             _overall(config, _final(summary))

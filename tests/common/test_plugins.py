@@ -177,12 +177,15 @@ def test_the_runs_of_a_study_find_it_in_their_processes(folder: Path) -> None:
     assert "MyProx" in output
 
 
-def test_a_run_goes_on_with_its_plug_in(folder: Path) -> None:
-    """In a new process, as after a crash."""
+@pytest.mark.parametrize("edited", [False, True])
+def test_a_run_goes_on_with_its_plug_in(edited: bool, folder: Path) -> None:
+    """In a new process, as after a crash; it says so if the plug-in is another one now."""
     write(folder, "my_method", METHOD)
     path = folder / "run"
     found = config(plugins=["my_method"], rounds=2)
     LocalRuntime(found).run(RunFolder.create(path, found), until=1)
+    if edited:
+        write(folder, "my_method", f"{METHOD}# more\n")
     program = "from perennial.server.cli.main import main; main()"
     command = [sys.executable, "-P", "-c", program, "resume", "run"]
     environment = {**os.environ, plugins.VARIABLE: ""}
@@ -190,7 +193,12 @@ def test_a_run_goes_on_with_its_plug_in(folder: Path) -> None:
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert RunFolder(path).summary()["rounds"] == 2
+    summary = RunFolder(path).summary()
+    assert summary["rounds"] == 2
+    assert [name for entry in summary.get("changed", ()) for name in entry["settings"]] == (
+        ["plug-in my_method"] if edited else []
+    )
+    assert ("changed from round 2 on: plug-in my_method" in done.stderr) == edited
 
 
 # ---------------------------------------------------------------------- what a study's digest covers
