@@ -96,6 +96,14 @@ def from_arrays(
                 f"{part.name}: a sample has shape {_shape(part.x.shape[1:])}, and in {every[0].name} "
                 f"{_shape(shape)}; all must be alike"
             )
+    named = [part for part in every if part.columns]
+    for part in named:
+        for number, (own, first) in enumerate(zip(part.columns, named[0].columns, strict=True)):
+            if own != first:
+                raise UserError(
+                    f"{part.name}: column {number} of x is {own!r}, and in {named[0].name} {first!r}; all must have "
+                    "the same columns in the same order"
+                )
     lacking = [part for part in sites.values() if part.environment is None]
     if lacking and len(lacking) < len(sites):
         having = next(part for part in sites.values() if part.environment is not None)
@@ -243,6 +251,8 @@ class _Part:
     x: npt.NDArray[np.generic]
     y: list[int] | list[str]
     environment: list[str] | None = None
+    columns: tuple[str, ...] = ()
+    """The names of x's columns, where it is a frame that has names."""
 
     @classmethod
     def of(cls, name: str, given: Any, most: int = 3) -> _Part:
@@ -273,7 +283,7 @@ class _Part:
                 raise UserError(f"{name}: sample {row} of x has what is no finite number (as float32)")
         environment = _environments(name, given[2], n) if len(given) == 3 else None
         labels = y.astype(np.int64).tolist() if y.dtype.kind in "iub" else [str(value) for value in y.tolist()]
-        return cls(name, x, labels, environment)
+        return cls(name, x, labels, environment, _columns(given[0]))
 
     def tensors(self, labels: Mapping[int | str, str], environments: Sequence[str] = ()) -> Tensors:
         """As they are written; `environments` are those of a client's own samples."""
@@ -306,6 +316,12 @@ def _array(name: str, what: str, given: Any) -> npt.NDArray[Any]:
             return found.astype(str)
         raise UserError(f"{name}: {what} must be numbers or texts of one kind, not {' and '.join(kinds)}")
     return found
+
+
+def _columns(given: Any) -> tuple[str, ...]:
+    """The names of a frame's columns; numbers, which pandas gives where nobody has named them, are none."""
+    columns = tuple(getattr(given, "columns", ()))
+    return tuple(map(str, columns)) if any(isinstance(name, str) for name in columns) else ()
 
 
 def _environments(name: str, given: Any, n: int) -> list[str]:

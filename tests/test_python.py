@@ -354,6 +354,27 @@ def test_the_same_arrays_have_the_same_digests(scenario: InMemory) -> None:
     assert other.scenario.parts[1] != scenario.scenario.parts[1]
 
 
+class Frame:
+    """As much of a pandas DataFrame as arrays are made of."""
+
+    def __init__(self, x: Any, columns: list[Any]) -> None:
+        self.x, self.columns = x, columns
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return np.asarray(self.x, dtype)
+
+
+def test_columns_of_frames_are_the_same_everywhere() -> None:
+    names, other = ["age", "dose", "pulse", "rate", "size"], ["dose", "age", "pulse", "rate", "size"]
+    frame, turned, plain = Frame(X, names), Frame(X, other), Frame(X, [0, 1, 2, 3, 4])
+    assert from_arrays({"a": (X, Y), "b": (plain, Y), "c": (frame, Y)}, {"new": (Frame(X, names), Y)})
+    said = r"column 0 of x is 'dose', and in b 'age'; all must have the same columns in the same order"
+    with pytest.raises(UserError, match=f"c: {said}"):
+        from_arrays({"a": (plain, Y), "b": (frame, Y), "c": (turned, Y)})
+    with pytest.raises(UserError, match=f"test 'new': {said}"):
+        from_arrays({"b": (frame, Y)}, {"new": (turned, Y)})
+
+
 X, Y, E = samples(0, 8)
 NAN = X.copy()
 NAN[5, 2] = np.nan
