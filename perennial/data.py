@@ -6,6 +6,7 @@ import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -86,6 +87,9 @@ def from_arrays(
         raise UserError('test: there must be at least one environment, as in {"new": (x, y)}; or leave it out')
     if test and test_fraction:
         raise UserError(f"test_fraction = {test_fraction} is not possible with test; leave one of them out")
+    for what, places in (("clients", clients), ("test", test or {})):
+        if twice := [name for name, there in Counter(map(str, places)).items() if there > 1]:
+            raise UserError(f"{what}: {twice[0]!r} is there twice, as a text and as a number; give one of each")
     sites = {str(name): _Part.of(str(name), given) for name, given in sorted(clients.items(), key=_by_name)}
     tests = {str(name): _tests(str(name), given, sites) for name, given in (test or {}).items()}
     every = [*sites.values(), *(part for parts in tests.values() for part in parts.values())]
@@ -96,13 +100,13 @@ def from_arrays(
                 f"{part.name}: a sample has shape {_shape(part.x.shape[1:])}, and in {every[0].name} "
                 f"{_shape(shape)}; all must be alike"
             )
-    named = [part for part in every if part.columns]
-    for part in named:
-        for number, (own, first) in enumerate(zip(part.columns, named[0].columns, strict=True)):
+    framed = [part for part in every if part.columns]
+    for part in framed:
+        for number, (own, first) in enumerate(zip(part.columns, framed[0].columns, strict=True)):
             if own != first:
                 raise UserError(
-                    f"{part.name}: column {number} of x is {own!r}, and in {named[0].name} {first!r}; all must have "
-                    "the same columns in the same order"
+                    f"{part.name}: column {number} of x is {own!r}, and in {framed[0].name} {first!r}; all must "
+                    "have the same columns in the same order"
                 )
     lacking = [part for part in sites.values() if part.environment is None]
     if lacking and len(lacking) < len(sites):
@@ -282,7 +286,8 @@ class _Part:
                 row = int(np.argmin(finite))
                 raise UserError(f"{name}: sample {row} of x has what is no finite number (as float32)")
         environment = _environments(name, given[2], n) if len(given) == 3 else None
-        labels = y.astype(np.int64).tolist() if y.dtype.kind in "iub" else [str(value) for value in y.tolist()]
+        values = y.tolist()
+        labels = [int(value) for value in values] if y.dtype.kind in "iub" else [str(value) for value in values]
         return cls(name, x, labels, environment, _columns(given[0]))
 
     def tensors(self, labels: Mapping[int | str, str], environments: Sequence[str] = ()) -> Tensors:
@@ -306,15 +311,22 @@ def _array(name: str, what: str, given: Any) -> npt.NDArray[Any]:
     import numpy as np
 
     given = given.detach().cpu() if hasattr(given, "detach") else given
+    if np.ma.is_masked(given):
+        raise UserError(f"{name}: {what} has masked values; fill them, or leave out the samples that have some")
     try:
         found = np.asarray(given)
+        if found.dtype.kind == "U" and not hasattr(given, "dtype"):  # a list, whose numbers are texts by now
+            found = np.asarray(given, object)
     except (ValueError, TypeError, RuntimeError) as error:  # rows of several lengths, a type that NumPy lacks
         raise UserError(f"{name}: {what} is no array ({' '.join(str(error).split())[:100]})") from None
     if found.dtype.kind == "O":
-        kinds = sorted({type(value).__name__ for value in found.ravel()[:1000].tolist()})
-        if kinds == ["str"]:  # pandas' texts
+        kinds = {type(value) for value in found.ravel().tolist()}
+        if all(issubclass(kind, str) for kind in kinds):  # pandas' texts
             return found.astype(str)
-        raise UserError(f"{name}: {what} must be numbers or texts of one kind, not {' and '.join(kinds)}")
+        if all(issubclass(kind, Real | np.bool_) for kind in kinds):  # a frame with numbers and truth values
+            return np.array(found.tolist())
+        said = " and ".join(sorted(kind.__name__ for kind in kinds))
+        raise UserError(f"{name}: {what} must be numbers or texts of one kind, not {said}")
     return found
 
 
@@ -381,7 +393,7 @@ def _in_order(values: Any) -> list[str]:
 
 def _text_or_number(value: int | str) -> tuple[bool, int, str]:
     text = str(value)
-    number = text.lstrip("-").isdecimal()
+    number = text.removeprefix("-").isdecimal()
     return (not number, int(text) if number else 0, text)
 
 

@@ -306,6 +306,16 @@ def test_arrays_become_what_clients_have(tmp_path: Path) -> None:
     assert again.scenario == scenario
 
 
+def test_numbers_come_in_many_types() -> None:
+    plain = from_arrays({"a": (X, Y)}).scenario
+    objects = np.column_stack([X.astype(object), X[:, 0] > 0])  # as pandas has truth values
+    numbers = np.column_stack([X, X[:, 0] > 0])
+    assert from_arrays({"a": (objects, Y.astype(object))}).scenario == from_arrays({"a": (numbers, Y)}).scenario
+    assert from_arrays({"a": (X, Y > 0)}).scenario == from_arrays({"a": (X, list(Y > 0))}).scenario == plain
+    large = from_arrays({"a": (X, np.array([0, 2**64 - 1] * 4, np.uint64), ["--5", "-5"] * 4)}).scenario
+    assert (large.labels, large.environments) == (("0", "18446744073709551615"), ("-5", "--5"))
+
+
 def test_names_that_are_spelt_in_several_ways_are_warned_of() -> None:
     y = ["1", "0", "1.0", "0"]
     with pytest.warns(UserWarning, match="look like the same name; if so, spell them alike") as told:
@@ -378,6 +388,8 @@ def test_columns_of_frames_are_the_same_everywhere() -> None:
 X, Y, E = samples(0, 8)
 NAN = X.copy()
 NAN[5, 2] = np.nan
+LONG, LATE = np.zeros((1200, 5)), np.array(["u", "v"] * 600, object)
+LATE[1100] = None
 BAD: list[tuple[Any, dict[str, Any], str]] = [
     ({}, {}, "there must be at least one client"),
     ([(X, Y), (X, Y)], {}, "clients must be a dict of arrays by site, such as {"),
@@ -386,6 +398,11 @@ BAD: list[tuple[Any, dict[str, Any], str]] = [
     ({"a": (X, Y)}, {"test_fraction": 0.95}, "test_fraction: 0.95 is not possible with validation_fraction = 0.1"),
     ({"a": X}, {}, "a must be (x, y, environment) or (x, y), not ndarray of 8"),
     ({"a": (X, None, E)}, {}, "a: y must be numbers or texts of one kind, not NoneType"),
+    ({"a": (X, ["u", "v", np.nan, "v"] * 2)}, {}, "a: y must be numbers or texts of one kind, not float and str"),
+    ({"a": (X, Y, ["u", 1] * 4)}, {}, "a: environment must be numbers or texts of one kind, not int and str"),
+    ({"a": (LONG, LATE)}, {}, "a: y must be numbers or texts of one kind, not NoneType and str"),
+    ({"a": (np.ma.masked_array(X, X > 1), Y)}, {}, "a: x has masked values; fill them, or leave out the samples"),
+    ({"a": (X, Y), 1: (X, Y), "1": (X, Y)}, {}, "clients: '1' is there twice, as a text and as a number"),
     ({"a": (X, [], E)}, {}, "a: y must have one class for each sample; it has shape 0"),
     ({"a": (X, Y.astype(float), E)}, {}, "a: y must be whole numbers or texts, not float64"),
     ({"a": (X, Y * 0, E)}, {}, "y is 0 everywhere; there must be at least two classes"),
