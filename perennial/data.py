@@ -48,7 +48,7 @@ def from_arrays(
     clients: Mapping[str, Samples],
     test: Mapping[str, Samples | Mapping[str, Samples]] | None = None,
     *,
-    classes: Sequence[str] | None = None,
+    classes: Sequence[str] | Sequence[int] | npt.NDArray[Any] | None = None,
     class_weights: Sequence[float] | Literal["balanced"] = (),
     validation_fraction: float = 0.1,
     test_fraction: float | None = None,
@@ -59,8 +59,9 @@ def from_arrays(
     numbers or texts. `environment`: (n,) whole numbers or texts, or one text for all; without it there is one
     environment. `test`: by environment `(x, y)`, with which every client is tested, or `{"site-a": (x, y), …}`.
     Without `test`, `test_fraction` (0.2) of each environment of a client is for testing. `validation_fraction` is
-    held out. `classes`: names of the classes 0, 1, …, or in their order those that `y` has. `class_weights`: what
-    a sample of each counts in training; "balanced": as in scikit-learn, by the classes of all clients.
+    held out. `classes`: names of the classes 0, 1, …, or in their order the texts or numbers that `y` has.
+    `class_weights`: what a sample of each counts in training; "balanced": as in scikit-learn, by the classes of
+    all clients.
 
     Warns of names that differ by capitals, blanks or a number's zeros alone: they are classes, or environments, of
     their own. Raises `UserError` with one sentence for data that do not fit together.
@@ -116,7 +117,7 @@ def from_arrays(
         )
     environments = _in_order(value for part in sites.values() for value in (part.environment or [ONLY]))
     labels = _labels(list(sites.values()), every, classes)
-    for what, names in (("y", () if classes else labels.values()), ("environment", environments)):
+    for what, names in (("y", labels.values() if classes is None else ()), ("environment", environments)):
         for same in alike(names):
             said = " and ".join(map(repr, same))
             warnings.warn(f"{what}: {said} look like the same name; if so, spell them alike", stacklevel=2)
@@ -361,8 +362,14 @@ def _tests(name: str, given: Any, sites: Mapping[str, _Part]) -> dict[str, _Part
     return {str(site): _Part.of(f"test {name!r} of {site}", own, most=2) for site, own in given.items()}
 
 
-def _labels(sites: Sequence[_Part], every: Sequence[_Part], classes: Sequence[str] | None) -> dict[int | str, str]:
+def _labels(
+    sites: Sequence[_Part],
+    every: Sequence[_Part],
+    classes: Sequence[str] | Sequence[int] | npt.NDArray[Any] | None,
+) -> dict[int | str, str]:
     """The name of each class, by what `y` has for it, in the order of the classes' numbers."""
+    import numpy as np
+
     texts = {isinstance(part.y[0], str) for part in every}
     if len(texts) > 1:
         odd = next(part for part in every if isinstance(part.y[0], str) is not isinstance(every[0].y[0], str))
@@ -378,8 +385,17 @@ def _labels(sites: Sequence[_Part], every: Sequence[_Part], classes: Sequence[st
         if len(there) < 2:
             raise UserError(f"y is {min(map(str, there))} everywhere; there must be at least two classes")
         return {label: str(label) for label in sorted(there, key=_text_or_number)}
-    names = [str(name) for name in classes]
-    known: dict[int | str, str] = {name: name for name in names} if True in texts else dict(enumerate(names))
+    names: list[Any] | None = list(classes) if isinstance(classes, Sequence) or hasattr(classes, "dtype") else None
+    numbers = names is not None and all(isinstance(name, int | np.integer | np.bool_) for name in names)
+    if names is None or isinstance(classes, str) or not (numbers or all(isinstance(name, str) for name in names)):
+        raise UserError(
+            f"classes = {classes!r:.100} is not possible; give a list of the classes' names in their order, such "
+            "as ['well', 'ill'], or of all numbers that y has"
+        )
+    if True in texts:
+        known: dict[int | str, str] = {str(name): str(name) for name in names}
+    else:
+        known = {int(name) if numbers else at: str(name) for at, name in enumerate(names)}
     for part in every:
         if beyond := sorted(map(str, set(part.y) - known.keys())):
             raise UserError(f"{part.name}: y has {beyond[0]}, which is none of the {len(names)} classes")

@@ -316,6 +316,19 @@ def test_numbers_come_in_many_types() -> None:
     assert (large.labels, large.environments) == (("0", "18446744073709551615"), ("-5", "--5"))
 
 
+def test_classes_that_are_numbers_are_those_of_y() -> None:
+    def found(y: Any, classes: Any) -> tuple[tuple[str, ...], list[int]]:
+        made = from_arrays({"a": (X, y)}, classes=classes)
+        return made.scenario.labels, made.parts[made.scenario.parts[0]]["train"]["y"].tolist()
+
+    y = Y.tolist()
+    assert found(Y + 1, [1, 2, 3]) == (("1", "2", "3"), y)
+    assert found(Y, np.array([1, 0])) == (("1", "0"), [1 - label for label in y])
+    assert found(Y > 0, [True, False]) == (("True", "False"), [1 - label for label in y])
+    assert found(Y, np.array(["1", "0"])) == (("1", "0"), y)  # names of the classes 0 and 1
+    assert found([str(label) for label in y], [1, 0]) == (("1", "0"), [1 - label for label in y])
+
+
 def test_names_that_are_spelt_in_several_ways_are_warned_of() -> None:
     y = ["1", "0", "1.0", "0"]
     with pytest.warns(UserWarning, match="look like the same name; if so, spell them alike") as told:
@@ -425,6 +438,12 @@ BAD: list[tuple[Any, dict[str, Any], str]] = [
     ({"a": (X, Y, E)}, {"test": {"new": (X, Y)}, "test_fraction": 0.5}, "test_fraction = 0.5 is not possible"),
     ({"a": (X, Y, E)}, {"classes": ["only"]}, "a: y has 1, which is none of the 1 classes"),
     ({"a": (X, Y, E)}, {"classes": ["one", "one"]}, "labels: "),
+    ({"a": (X, Y, E)}, {"classes": [1, 2]}, "a: y has 0, which is none of the 2 classes"),
+    ({"a": (X, Y, E)}, {"classes": {1: "ill", 0: "well"}}, "classes = {1: 'ill', 0: 'well'} is not possible"),
+    ({"a": (X, Y, E)}, {"classes": {"ill"}}, "classes = {'ill'} is not possible; give a list of"),
+    ({"a": (X, Y, E)}, {"classes": "ab"}, "classes = 'ab' is not possible"),
+    ({"a": (X, Y, E)}, {"classes": 2}, "classes = 2 is not possible"),
+    ({"a": (X, Y, E)}, {"classes": ["well", None]}, "classes = ['well', None] is not possible"),
     ({"a": (X, Y, E)}, {"validation_fraction": 1.5}, "validation_fraction: 1.5 is not possible"),
 ]  # fmt: skip
 
