@@ -64,8 +64,10 @@ def from_arrays(
     all clients.
 
     Warns of names that differ by capitals, blanks or a number's zeros alone: they are classes, or environments, of
-    their own. Raises `UserError` with one sentence for data that do not fit together.
+    their own; and of bytes in one place and numbers beyond 1 in another. Raises `UserError` with one sentence for
+    data that do not fit together.
     """
+    import numpy as np
     from pydantic import ValidationError
 
     from perennial.common.config import sentence
@@ -109,6 +111,14 @@ def from_arrays(
                     f"{part.name}: column {number} of x is {own!r}, and in {framed[0].name} {first!r}; all must "
                     "have the same columns in the same order"
                 )
+    pixels = [part for part in every if part.x.dtype == np.uint8]
+    unscaled = [part for part in every if part.x.dtype != np.uint8 and np.abs(part.x).max() > 1]
+    if pixels and unscaled:
+        warnings.warn(
+            f"x: bytes (uint8), as in {pixels[0].name}, are divided by 255, and the numbers in "
+            f"{unscaled[0].name}, up to {unscaled[0].x.max():g}, are not; give the same kind everywhere",
+            stacklevel=2,
+        )
     lacking = [part for part in sites.values() if part.environment is None]
     if lacking and len(lacking) < len(sites):
         having = next(part for part in sites.values() if part.environment is not None)

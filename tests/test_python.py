@@ -282,12 +282,16 @@ def test_what_cannot_be_is_one_sentence(
 
 def test_arrays_become_what_clients_have(tmp_path: Path) -> None:
     pixels = np.arange(2 * 4 * 1 * 3 * 3, dtype=np.uint8).reshape(2, 4, 1, 3, 3)
-    made = from_arrays(
-        {"b": (pixels[0], ["cat", "dog", "cat", "dog"], [10, 9, 10, 9]),
-         "a": (torch.from_numpy(pixels[1]), np.array(["dog", "emu", "dog", "emu"]), torch.tensor([9, 9, 10, 10]))},
-        {"new": (pixels[1], ["dog"] * 4), "far": {"b": (pixels[1, :2].tolist(), ["emu", "cat"])}},
-        validation_fraction=0.0,
-    )  # fmt: skip
+    said = (
+        "bytes .uint8., as in a, are divided by 255, and the numbers in test 'far' of b, up to 53, are not; give"
+    )
+    with pytest.warns(UserWarning, match=said):
+        made = from_arrays(
+            {"b": (pixels[0], ["cat", "dog", "cat", "dog"], [10, 9, 10, 9]),
+             "a": (torch.from_numpy(pixels[1]), np.array(["dog", "emu"] * 2), torch.tensor([9, 9, 10, 10]))},
+            {"new": (pixels[1], ["dog"] * 4), "far": {"b": (pixels[1, :2].tolist(), ["emu", "cat"])}},
+            validation_fraction=0.0,
+        )  # fmt: skip
     scenario = made.scenario
     assert (scenario.client_ids, scenario.class_names) == (("a", "b"), ("cat", "dog", "emu"))
     assert (scenario.train_environments, scenario.test_environments) == (("9", "10"), ("new", "far"))
