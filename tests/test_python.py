@@ -23,6 +23,7 @@ from perennial.runs import vacant
 from perennial.server.cli.main import app
 from perennial.server.folder import RunFolder
 from perennial.server.study.recipes import recipe_config
+from perennial.studies import leave_one_site_out
 
 FEW = {"evaluate_every": 2, "checkpoint_every": 2, "model.hidden": [8]}
 
@@ -260,6 +261,13 @@ def test_a_search_and_a_comparison_of_arrays(scenario: InMemory, tmp_path: Path)
         (lambda: perennial.sweep("fedavg", "colored-digits", 0), "trials: 0 is not possible"),
         (lambda: perennial.tune("fedavg", "colored-digits", 1), "trials: 1 is not possible"),
         (lambda: perennial.compare(["fedavg"], "colored-digits", seeds=0), "seeds: 0 is not possible"),
+        (
+            lambda: perennial.compare(["fedavg"], "colored-digits", seeds=[0, 1]),  # type: ignore[arg-type]
+            "seeds: [0, 1] is not possible; it must be a whole number, at least 1",
+        ),
+        (lambda: perennial.sweep("fedavg", "colored-digits", 2, jobs=0), "jobs: 0 is not possible"),
+        (lambda: leave_one_site_out(["fedavg"], "rc-digits", seeds=0), "seeds: 0 is not possible"),
+        (lambda: leave_one_site_out(["fedavg"], "rc-digits", adapt=-1), "adapt: -1 is not possible; it must be"),
         (
             lambda: perennial.sweep("fedavg", "colored-digits", 2, select="test"),
             "select: unknown selection 'test'",
