@@ -248,7 +248,31 @@ def test_a_search_and_a_comparison_of_arrays(scenario: InMemory, tmp_path: Path)
     [
         (lambda: perennial.run("fedavgg", "colored-digits"), "unknown method 'fedavgg'; did you mean 'fedavg'"),
         (lambda: perennial.run("fedavg", "digits"), "unknown scenario 'digits'"),
+        (
+            lambda: perennial.run("fedavg", {"a": (X, Y)}),
+            "what perennial.from_arrays makes of your data, not dict",
+        ),
+        (
+            lambda: perennial.compare(["fedavg"], (X, Y)),
+            "scenario: give a name, or what perennial.from_arrays makes",
+        ),
         (lambda: perennial.run(settings={"rate": 1}), "unknown key 'rate'"),
+        (
+            lambda: perennial.run(settings="learning_rate=0.1"),
+            "settings: 'learning_rate=0.1' is not possible; give a",
+        ),
+        (
+            lambda: perennial.run(settings=None),
+            "settings: None is not possible; give a dict, or a list of key=value",
+        ),
+        (
+            lambda: perennial.run(settings=[("learning_rate", 0.1)]),
+            "settings: ('learning_rate', 0.1) is not possible in a list; write key=value, or give a dict",
+        ),
+        (
+            lambda: perennial.run("fedavg", from_arrays({"a": (X, Y), "b": (X, Y)}), track="wandb"),
+            "track: unknown tracker 'wandb' (there are: mlflow, tensorboard)",
+        ),
         (
             lambda: perennial.run(settings={"learning_rate": None}),
             "settings: learning_rate = None is not possible",
