@@ -243,6 +243,15 @@ def test_a_search_and_a_comparison_of_arrays(scenario: InMemory, tmp_path: Path)
     assert len(list((tmp_path / FOLDER).iterdir())) == 3  # once for all runs
 
 
+def test_a_script_that_lacks_its_main_line_is_told_so(tmp_path: Path) -> None:
+    study = 'perennial.sweep("fedavg", "colored-digits", 2, rounds=1, select="held-out", jobs=2)'
+    (tmp_path / "script.py").write_text(f"import perennial\n{study}\n")
+    command = [sys.executable, "script.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    assert "no line `if __name__ == '__main__':` around the call?" in done.stderr.splitlines()[-1]
+
+
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
@@ -383,6 +392,12 @@ def test_without_test_data_a_part_of_each_environment_is_for_testing(tmp_path: P
     seen = torch.cat([data.train.x, data.validation.x, data.test["all"].x])
     given = torch.from_numpy(samples(1)[0]).float()
     assert torch.equal(seen[torch.argsort(seen[:, 1])], given[torch.argsort(given[:, 1])])
+
+
+def test_arrays_that_cannot_be_written_are_one_sentence(scenario: InMemory, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"the arrays cannot be written into .*file \(Not a directory\)"):
+        perennial.run("ditto", scenario, rounds=1, out=tmp_path / "file")
 
 
 def test_other_data_under_the_same_name_are_refused(scenario: InMemory, tmp_path: Path) -> None:
