@@ -36,11 +36,17 @@ class InMemory:
     """What each file holds, by its digest."""
 
     def save(self, folder: Path | str) -> str:
-        """Write the data into a data root; its whole path. A site needs no more of it than its own file."""
+        """Write the data into a data root; its whole path. A site needs no more of it than its own file.
+
+        Raises `UserError` where it cannot be written.
+        """
         from perennial.common.data.scenarios.arrays import store
 
-        for records in self.parts.values():
-            store(Path(folder), records)
+        try:
+            for records in self.parts.values():
+                store(Path(folder), records)
+        except OSError as error:
+            raise UserError(f"the arrays cannot be written into {folder} ({error.strerror or error})") from None
         return str(Path(folder).resolve())
 
 
