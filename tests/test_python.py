@@ -243,6 +243,12 @@ def test_a_search_and_a_comparison_of_arrays(scenario: InMemory, tmp_path: Path)
     assert len(list((tmp_path / FOLDER).iterdir())) == 3  # once for all runs
 
 
+def test_a_comparison_without_test_samples_is_one_sentence(tmp_path: Path) -> None:
+    untested = from_arrays({"a": (X, Y), "b": (X, Y)}, test_fraction=0.0)
+    with pytest.raises(UserError, match="no client of arrays has test samples with seed 0, so there is"):
+        perennial.compare(["ditto"], untested, seeds=1, rounds=1, settings=FEW, out=tmp_path)
+
+
 def test_a_script_that_lacks_its_main_line_is_told_so(tmp_path: Path) -> None:
     study = 'perennial.sweep("fedavg", "colored-digits", 2, rounds=1, select="held-out", jobs=2)'
     (tmp_path / "script.py").write_text(f"import perennial\n{study}\n")
