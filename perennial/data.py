@@ -70,8 +70,8 @@ def from_arrays(
     all clients.
 
     Warns of names that differ by capitals, blanks or a number's zeros alone: they are classes, or environments, of
-    their own; and of bytes in one place and numbers beyond 1 in another. Raises `UserError` with one sentence for
-    data that do not fit together.
+    their own. Warns of bytes in one place and numbers beyond 1 in another, and of channels that seem to be last.
+    Raises `UserError` with one sentence for data that do not fit together.
     """
     import numpy as np
     from pydantic import ValidationError
@@ -109,6 +109,12 @@ def from_arrays(
                 f"{part.name}: a sample has shape {_shape(part.x.shape[1:])}, and in {every[0].name} "
                 f"{_shape(shape)}; all must be alike"
             )
+    if len(shape) == 3 and shape[0] > 4 >= shape[2]:
+        warnings.warn(
+            f"x: a sample has shape {_shape(shape)}, and pictures are channels x height x width; if the channels "
+            "are last, move them: x.transpose(0, 3, 1, 2)",
+            stacklevel=2,
+        )
     framed = [part for part in every if part.columns]
     for part in framed:
         for number, (own, first) in enumerate(zip(part.columns, framed[0].columns, strict=True)):

@@ -389,6 +389,15 @@ def test_names_that_are_spelt_in_several_ways_are_warned_of() -> None:
     assert from_arrays({"a": (X[:4], y)}, classes=["0", "1", "1.0"])  # somebody has named them
 
 
+def test_channels_that_are_last_are_warned_of() -> None:
+    with pytest.warns(
+        UserWarning, match="a sample has shape 5x5x3, and pictures are channels x height x width; if"
+    ):
+        from_arrays({"a": (np.zeros((8, 5, 5, 3)), Y)})
+    from_arrays({"a": (np.zeros((8, 3, 5, 5)), Y)})
+    from_arrays({"a": (np.zeros((8, 1, 28, 3)), Y)})
+
+
 def test_without_test_data_a_part_of_each_environment_is_for_testing(tmp_path: Path) -> None:
     made = from_arrays({"a": samples(1)[:2], "b": samples(2)[:2]}, classes=["no", "yes"], test_fraction=0.25)
     assert made.scenario.environments == made.scenario.test_environments == ("all",)
