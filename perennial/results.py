@@ -94,8 +94,9 @@ class Result:
     def model(self, name: str | None = None, client: str | None = None) -> nn.Module:
         """A model after the last round, on the CPU and in evaluation mode.
 
-        It takes samples (n, *input_shape) as clients have them, and gives logits (n, classes). `name` is one of
-        `config.method.evaluates`, by default the last, which is the method's headline model. "personal" needs
+        It takes samples (n, *input_shape) as they are in training: bytes divided by 255, a table's rows scaled and
+        encoded. It gives logits (n, classes). `perennial export` makes a file that takes raw rows. `name` is one
+        of `config.method.evaluates`, by default the last, which is the method's headline model. "personal" needs
         a `client`. Most are networks with weights to be read, trained on or saved. Where a method predicts in
         another way, such as by the mean of several networks, the module has no weights.
 
