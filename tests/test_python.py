@@ -428,7 +428,9 @@ def test_other_data_under_the_same_name_are_refused(scenario: InMemory, tmp_path
     with pytest.raises(UserError, match=r"the arrays of east in .* cannot be read"):
         plain.client_data(0, 0, root)
     file.unlink()
-    with pytest.raises(UserError, match=r"the arrays of east are not in .*; give the data root that has them"):
+    with pytest.raises(
+        UserError, match=r"east are not in .*; give the data root that has them \(data_root in the"
+    ):
         plain.client_data(0, 0, root)
     scenario.save(tmp_path)
     assert torch.equal(plain.client_data(0, 0, root).train.x, before.train.x)
