@@ -42,6 +42,9 @@ class Search:
     files: list[Path] = field(default_factory=list)
     """What `tune` wrote: the chosen configuration and a picture."""
 
+    def __repr__(self) -> str:
+        return f"<Search of {len(self.outcomes)} trials: {'; '.join(self.why)}>"
+
     @property
     def table(self) -> Table:
         """A row for each trial."""

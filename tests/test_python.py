@@ -223,6 +223,7 @@ def test_a_search_and_a_comparison_of_arrays(scenario: InMemory, tmp_path: Path)
     assert found.result.folder == found.chosen.path
     assert [file.suffix for file in found.files] == [".toml", ".svg"]
     assert found.settings.keys() >= {"learning_rate", "proximity"}
+    assert repr(found) == f"<Search of 2 trials: {'; '.join(found.why)}>"
     again = perennial.sweep("ditto", scenario, 2, rounds=2, settings=FEW, out=tmp_path, select="held-out")
     assert again.table == found.table
     with pytest.raises(UserError, match="has no checkpoint"):
@@ -233,6 +234,7 @@ def test_a_search_and_a_comparison_of_arrays(scenario: InMemory, tmp_path: Path)
     )
     methods = list(dict.fromkeys(row["method"] for row in compared.table))
     assert methods == ["Ditto", "FedAvg", "Local", "Constant"]
+    assert repr(compared).startswith("<Comparison of Ditto, FedAvg, Local, Constant on arrays, 2 rounds, 2 seeds")
     row = compared.row("Ditto", "final")
     assert row is not None
     (worst,) = (
