@@ -23,7 +23,6 @@ from perennial.runs import vacant
 from perennial.server.cli.main import app
 from perennial.server.folder import RunFolder
 from perennial.server.study.recipes import recipe_config
-from perennial.studies import leave_one_site_out
 
 FEW = {"evaluate_every": 2, "checkpoint_every": 2, "model.hidden": [8]}
 
@@ -307,8 +306,11 @@ def test_a_script_that_lacks_its_main_line_is_told_so(tmp_path: Path) -> None:
             "seeds: [0, 1] is not possible; it must be a whole number, at least 1",
         ),
         (lambda: perennial.sweep("fedavg", "colored-digits", 2, jobs=0), "jobs: 0 is not possible"),
-        (lambda: leave_one_site_out(["fedavg"], "rc-digits", seeds=0), "seeds: 0 is not possible"),
-        (lambda: leave_one_site_out(["fedavg"], "rc-digits", adapt=-1), "adapt: -1 is not possible; it must be"),
+        (lambda: perennial.leave_one_site_out(["fedavg"], "rc-digits", seeds=0), "seeds: 0 is not possible"),
+        (
+            lambda: perennial.leave_one_site_out(["fedavg"], "rc-digits", adapt=-1),
+            "adapt: -1 is not possible; it must be",
+        ),
         (
             lambda: perennial.sweep("fedavg", "colored-digits", 2, select="test"),
             "select: unknown selection 'test'",
