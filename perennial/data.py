@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 from pathlib import Path
@@ -143,6 +143,11 @@ def from_arrays(
         for same in alike(names):
             said = " and ".join(map(repr, same))
             warnings.warn(f"{what}: {said} look like the same name; if so, spell them alike", stacklevel=2)
+    if isinstance(class_weights, Mapping) or not isinstance(class_weights, Iterable):
+        raise UserError(
+            f"class_weights: {class_weights!r:.100} is not possible; give a number for each of "
+            f"{', '.join(labels.values())}, in this order, or {BALANCED!r}"
+        )
     weights = class_weights if isinstance(class_weights, str) else tuple(class_weights)
     if weights == BALANCED:
         counts = Counter(value for part in sites.values() for value in part.y)

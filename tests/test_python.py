@@ -510,6 +510,8 @@ BAD: list[tuple[Any, dict[str, Any], str]] = [
     ({"a": (X, Y, E)}, {"test": {"new": (X, Y)}, "test_fraction": 0.5}, "test_fraction = 0.5 is not possible"),
     ({"a": (X, Y, E)}, {"classes": ["only"]}, "a: y has 1, which is none of the 1 classes"),
     ({"a": (X, Y, E)}, {"classes": ["one", "one"]}, "labels: "),
+    ({"a": (X, Y + 1, E)}, {"class_weights": {2: 0.5, 1: 3}}, "is not possible; give a number for each of 1, 2"),
+    ({"a": (X, Y, E)}, {"class_weights": None}, "class_weights: None is not possible; give a number for each of"),
     ({"a": (X, Y, E)}, {"classes": [1, 2]}, "a: y has 0, which is none of the 2 classes"),
     ({"a": (X, Y, E)}, {"classes": {1: "ill", 0: "well"}}, "classes = {1: 'ill', 0: 'well'} is not possible"),
     ({"a": (X, Y, E)}, {"classes": {"ill"}}, "classes = {'ill'} is not possible; give a list of"),
