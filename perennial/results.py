@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -100,10 +101,14 @@ class Result:
         a `client`. Most are networks with weights to be read, trained on or saved. Where a method predicts in
         another way, such as by the mean of several networks, the module has no weights.
 
-        Raises `UserError` for a name that is none, and for a model that is not on this machine.
+        Warns where a module, a plug-in or data of the run have changed since it began. Raises `UserError` for a
+        name that is none, and for a model that is not on this machine.
         """
         from perennial.trained import model_of
 
+        if other := self._folder.other_inputs(self.config):
+            said = "since the run began, so the model may answer otherwise than in its tables"
+            warnings.warn(f"{', '.join(other)} changed {said}", stacklevel=2)
         return model_of(self._folder, self.config, name, client)
 
     def plot(self, ax: Axes | None = None) -> Axes:

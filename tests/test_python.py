@@ -212,6 +212,23 @@ def test_a_model_is_an_ordinary_module(ditto: Result) -> None:
         ditto.model("best")
 
 
+def test_a_module_that_has_changed_is_warned_of(
+    scenario: InMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "net_that_changes.py"
+    file.write_text(
+        "from torch import nn\n\n"
+        "def make(classes: int) -> nn.Module:\n"
+        "    return nn.Sequential(nn.Linear(5, 3), nn.ReLU(), nn.Linear(3, classes))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    result = perennial.run("fedavg", scenario, rounds=1, settings={"model.name": "net_that_changes:make"})
+    assert result.model()
+    file.write_text(file.read_text().replace("ReLU", "Tanh"))
+    with pytest.warns(UserWarning, match="module net_that_changes changed since the run began, so the model may"):
+        result.model()
+
+
 # ---------------------------------------------------------------------- studies
 
 
