@@ -38,12 +38,14 @@ class InMemory:
     def save(self, folder: Path | str) -> str:
         """Write the data into a data root; its whole path. A site needs no more of it than its own file.
 
-        Raises `UserError` where it cannot be written.
+        Raises `UserError` where they cannot be written, or are others than they were.
         """
-        from perennial.common.data.scenarios.arrays import store
+        from perennial.common.data.scenarios.arrays import digest_of, store
 
         try:
-            for records in self.parts.values():
+            for digest, records in self.parts.items():
+                if digest_of(records) != digest:  # they may be the caller's own memory
+                    raise UserError("the arrays were changed after from_arrays took them; call it again")
                 store(Path(folder), records)
         except OSError as error:
             raise UserError(f"the arrays cannot be written into {folder} ({error.strerror or error})") from None

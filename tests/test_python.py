@@ -457,6 +457,14 @@ def test_other_data_under_the_same_name_are_refused(scenario: InMemory, tmp_path
     assert torch.equal(plain.client_data(0, 0, root).train.x, before.train.x)
 
 
+def test_arrays_that_change_under_a_scenario_are_refused(tmp_path: Path) -> None:
+    x = np.zeros((8, 3), np.float32)
+    made = from_arrays({"a": (x, Y), "b": (x, Y)})
+    x += 1
+    with pytest.raises(UserError, match="the arrays were changed after from_arrays took them; call it again"):
+        perennial.run("fedavg", made, rounds=1, out=tmp_path / "run")
+
+
 def test_the_same_arrays_have_the_same_digests(scenario: InMemory) -> None:
     clients = {"east": samples(2, 30), "north": samples(1)}
     again = from_arrays(clients, {"new": samples(3, 20)[:2], "own": {"north": samples(4, 16)[:2]}})
