@@ -225,7 +225,7 @@ def _image(
         least = next(side for side in range(1, 1000) if shrink(side) >= 1)
         raise UserError(
             f"model {settings.name!r} needs images of at least {least}x{least} pixels, "
-            f"but these have {height}x{width}"
+            f"but these have {height}x{width}; take another, such as model.name=mlp"
         )
     return channels, shrink(height), shrink(width)
 

@@ -1,8 +1,8 @@
 """Federated learning for clients whose data differ from each other and from what they will meet after training.
 
-`run`, `resume` and `load` give a `Result`; `sweep`, `tune` and `compare` run many; `from_arrays` and
-`from_partitions` make a scenario of data in memory. docs/python.md shows each. `client_app` is a ClientApp for a
-Flower app of your own (docs/plugins.md).
+`run`, `resume` and `load` give a `Result`; `sweep`, `tune`, `compare` and `leave_one_site_out` run many;
+`from_arrays` and `from_partitions` make a scenario of data in memory. docs/python.md shows each. `client_app` is a
+ClientApp for a Flower app of your own (docs/plugins.md).
 """
 
 from importlib import import_module
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from perennial.runs import load, resume, run
     from perennial.server.progress import Progress
     from perennial.server.rows import Table
-    from perennial.studies import Comparison, Search, compare, sweep, tune
+    from perennial.studies import Comparison, Search, compare, leave_one_site_out, sweep, tune
 
 __version__ = "0.1.0"
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "compare",
     "from_arrays",
     "from_partitions",
+    "leave_one_site_out",
     "load",
     "resume",
     "run",
@@ -47,7 +48,7 @@ ROOMS = {
     "runs": ("load", "resume", "run"),
     "server.progress": ("Progress",),
     "server.rows": ("Table",),
-    "studies": ("Comparison", "Search", "compare", "sweep", "tune"),
+    "studies": ("Comparison", "Search", "compare", "leave_one_site_out", "sweep", "tune"),
 }
 """Where each name is; imported when it is first asked for, so that the package itself costs nothing."""
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -35,11 +36,19 @@ class InMemory:
     """What each file holds, by its digest."""
 
     def save(self, folder: Path | str) -> str:
-        """Write the data into a data root; its whole path. A site needs no more of it than its own file."""
-        from perennial.common.data.scenarios.arrays import store
+        """Write the data into a data root; its whole path. A site needs no more of it than its own file.
 
-        for records in self.parts.values():
-            store(Path(folder), records)
+        Raises `UserError` where they cannot be written, or are others than they were.
+        """
+        from perennial.common.data.scenarios.arrays import digest_of, store
+
+        try:
+            for digest, records in self.parts.items():
+                if digest_of(records) != digest:  # they may be the caller's own memory
+                    raise UserError("the arrays were changed after from_arrays took them; call it again")
+                store(Path(folder), records)
+        except OSError as error:
+            raise UserError(f"the arrays cannot be written into {folder} ({error.strerror or error})") from None
         return str(Path(folder).resolve())
 
 
@@ -47,7 +56,7 @@ def from_arrays(
     clients: Mapping[str, Samples],
     test: Mapping[str, Samples | Mapping[str, Samples]] | None = None,
     *,
-    classes: Sequence[str] | None = None,
+    classes: Sequence[str] | Sequence[int] | npt.NDArray[Any] | None = None,
     class_weights: Sequence[float] | Literal["balanced"] = (),
     validation_fraction: float = 0.1,
     test_fraction: float | None = None,
@@ -58,12 +67,15 @@ def from_arrays(
     numbers or texts. `environment`: (n,) whole numbers or texts, or one text for all; without it there is one
     environment. `test`: by environment `(x, y)`, with which every client is tested, or `{"site-a": (x, y), …}`.
     Without `test`, `test_fraction` (0.2) of each environment of a client is for testing. `validation_fraction` is
-    held out. `classes`: names of the classes 0, 1, …, or in their order those that `y` has. `class_weights`: what
-    a sample of each counts in training; "balanced": as in scikit-learn, by the classes of all clients.
+    held out. `classes`: names of the classes 0, 1, …, or in their order the texts or numbers that `y` has.
+    `class_weights`: what a sample of each counts in training; "balanced": as in scikit-learn, by the classes of
+    all clients.
 
     Warns of names that differ by capitals, blanks or a number's zeros alone: they are classes, or environments, of
-    their own. Raises `UserError` with one sentence for data that do not fit together.
+    their own. Warns of bytes in one place and numbers beyond 1 in another, and of channels that seem to be last.
+    Raises `UserError` with one sentence for data that do not fit together.
     """
+    import numpy as np
     from pydantic import ValidationError
 
     from perennial.common.config import sentence
@@ -86,6 +98,9 @@ def from_arrays(
         raise UserError('test: there must be at least one environment, as in {"new": (x, y)}; or leave it out')
     if test and test_fraction:
         raise UserError(f"test_fraction = {test_fraction} is not possible with test; leave one of them out")
+    for what, places in (("clients", clients), ("test", test or {})):
+        if twice := [name for name, there in Counter(map(str, places)).items() if there > 1]:
+            raise UserError(f"{what}: {twice[0]!r} is there twice, as a text and as a number; give one of each")
     sites = {str(name): _Part.of(str(name), given) for name, given in sorted(clients.items(), key=_by_name)}
     tests = {str(name): _tests(str(name), given, sites) for name, given in (test or {}).items()}
     every = [*sites.values(), *(part for parts in tests.values() for part in parts.values())]
@@ -96,6 +111,28 @@ def from_arrays(
                 f"{part.name}: a sample has shape {_shape(part.x.shape[1:])}, and in {every[0].name} "
                 f"{_shape(shape)}; all must be alike"
             )
+    if len(shape) == 3 and shape[0] > 4 >= shape[2]:
+        warnings.warn(
+            f"x: a sample has shape {_shape(shape)}, and pictures are channels x height x width; if the channels "
+            "are last, move them: x.transpose(0, 3, 1, 2)",
+            stacklevel=2,
+        )
+    framed = [part for part in every if part.columns]
+    for part in framed:
+        for number, (own, first) in enumerate(zip(part.columns, framed[0].columns, strict=True)):
+            if own != first:
+                raise UserError(
+                    f"{part.name}: column {number} of x is {own!r}, and in {framed[0].name} {first!r}; all must "
+                    "have the same columns in the same order"
+                )
+    pixels = [part for part in every if part.x.dtype == np.uint8]
+    unscaled = [part for part in every if part.x.dtype != np.uint8 and np.abs(part.x).max() > 1]
+    if pixels and unscaled:
+        warnings.warn(
+            f"x: bytes (uint8), as in {pixels[0].name}, are divided by 255, and the numbers in "
+            f"{unscaled[0].name}, up to {unscaled[0].x.max():g}, are not; give the same kind everywhere",
+            stacklevel=2,
+        )
     lacking = [part for part in sites.values() if part.environment is None]
     if lacking and len(lacking) < len(sites):
         having = next(part for part in sites.values() if part.environment is not None)
@@ -104,10 +141,15 @@ def from_arrays(
         )
     environments = _in_order(value for part in sites.values() for value in (part.environment or [ONLY]))
     labels = _labels(list(sites.values()), every, classes)
-    for what, names in (("y", () if classes else labels.values()), ("environment", environments)):
+    for what, names in (("y", labels.values() if classes is None else ()), ("environment", environments)):
         for same in alike(names):
             said = " and ".join(map(repr, same))
             warnings.warn(f"{what}: {said} look like the same name; if so, spell them alike", stacklevel=2)
+    if isinstance(class_weights, Mapping) or not isinstance(class_weights, Iterable):
+        raise UserError(
+            f"class_weights: {class_weights!r:.100} is not possible; give a number for each of "
+            f"{', '.join(labels.values())}, in this order, or {BALANCED!r}"
+        )
     weights = class_weights if isinstance(class_weights, str) else tuple(class_weights)
     if weights == BALANCED:
         counts = Counter(value for part in sites.values() for value in part.y)
@@ -243,6 +285,8 @@ class _Part:
     x: npt.NDArray[np.generic]
     y: list[int] | list[str]
     environment: list[str] | None = None
+    columns: tuple[str, ...] = ()
+    """The names of x's columns, where it is a frame that has names."""
 
     @classmethod
     def of(cls, name: str, given: Any, most: int = 3) -> _Part:
@@ -272,8 +316,9 @@ class _Part:
                 row = int(np.argmin(finite))
                 raise UserError(f"{name}: sample {row} of x has what is no finite number (as float32)")
         environment = _environments(name, given[2], n) if len(given) == 3 else None
-        labels = y.astype(np.int64).tolist() if y.dtype.kind in "iub" else [str(value) for value in y.tolist()]
-        return cls(name, x, labels, environment)
+        values = y.tolist()
+        labels = [int(value) for value in values] if y.dtype.kind in "iub" else [str(value) for value in values]
+        return cls(name, x, labels, environment, _columns(given[0]))
 
     def tensors(self, labels: Mapping[int | str, str], environments: Sequence[str] = ()) -> Tensors:
         """As they are written; `environments` are those of a client's own samples."""
@@ -296,16 +341,29 @@ def _array(name: str, what: str, given: Any) -> npt.NDArray[Any]:
     import numpy as np
 
     given = given.detach().cpu() if hasattr(given, "detach") else given
+    if np.ma.is_masked(given):
+        raise UserError(f"{name}: {what} has masked values; fill them, or leave out the samples that have some")
     try:
         found = np.asarray(given)
+        if found.dtype.kind == "U" and not hasattr(given, "dtype"):  # a list, whose numbers are texts by now
+            found = np.asarray(given, object)
     except (ValueError, TypeError, RuntimeError) as error:  # rows of several lengths, a type that NumPy lacks
         raise UserError(f"{name}: {what} is no array ({' '.join(str(error).split())[:100]})") from None
     if found.dtype.kind == "O":
-        kinds = sorted({type(value).__name__ for value in found.ravel()[:1000].tolist()})
-        if kinds == ["str"]:  # pandas' texts
+        kinds = {type(value) for value in found.ravel().tolist()}
+        if all(issubclass(kind, str) for kind in kinds):  # pandas' texts
             return found.astype(str)
-        raise UserError(f"{name}: {what} must be numbers or texts of one kind, not {' and '.join(kinds)}")
+        if all(issubclass(kind, Real | np.bool_) for kind in kinds):  # a frame with numbers and truth values
+            return np.array(found.tolist())
+        said = " and ".join(sorted(kind.__name__ for kind in kinds))
+        raise UserError(f"{name}: {what} must be numbers or texts of one kind, not {said}")
     return found
+
+
+def _columns(given: Any) -> tuple[str, ...]:
+    """The names of a frame's columns; numbers, which pandas gives where nobody has named them, are none."""
+    columns = tuple(getattr(given, "columns", ()))
+    return tuple(map(str, columns)) if any(isinstance(name, str) for name in columns) else ()
 
 
 def _environments(name: str, given: Any, n: int) -> list[str]:
@@ -333,8 +391,14 @@ def _tests(name: str, given: Any, sites: Mapping[str, _Part]) -> dict[str, _Part
     return {str(site): _Part.of(f"test {name!r} of {site}", own, most=2) for site, own in given.items()}
 
 
-def _labels(sites: Sequence[_Part], every: Sequence[_Part], classes: Sequence[str] | None) -> dict[int | str, str]:
+def _labels(
+    sites: Sequence[_Part],
+    every: Sequence[_Part],
+    classes: Sequence[str] | Sequence[int] | npt.NDArray[Any] | None,
+) -> dict[int | str, str]:
     """The name of each class, by what `y` has for it, in the order of the classes' numbers."""
+    import numpy as np
+
     texts = {isinstance(part.y[0], str) for part in every}
     if len(texts) > 1:
         odd = next(part for part in every if isinstance(part.y[0], str) is not isinstance(every[0].y[0], str))
@@ -350,8 +414,17 @@ def _labels(sites: Sequence[_Part], every: Sequence[_Part], classes: Sequence[st
         if len(there) < 2:
             raise UserError(f"y is {min(map(str, there))} everywhere; there must be at least two classes")
         return {label: str(label) for label in sorted(there, key=_text_or_number)}
-    names = [str(name) for name in classes]
-    known: dict[int | str, str] = {name: name for name in names} if True in texts else dict(enumerate(names))
+    names: list[Any] | None = list(classes) if isinstance(classes, Sequence) or hasattr(classes, "dtype") else None
+    numbers = names is not None and all(isinstance(name, int | np.integer | np.bool_) for name in names)
+    if names is None or isinstance(classes, str) or not (numbers or all(isinstance(name, str) for name in names)):
+        raise UserError(
+            f"classes = {classes!r:.100} is not possible; give a list of the classes' names in their order, such "
+            "as ['well', 'ill'], or of all numbers that y has"
+        )
+    if True in texts:
+        known: dict[int | str, str] = {str(name): str(name) for name in names}
+    else:
+        known = {int(name) if numbers else at: str(name) for at, name in enumerate(names)}
     for part in every:
         if beyond := sorted(map(str, set(part.y) - known.keys())):
             raise UserError(f"{part.name}: y has {beyond[0]}, which is none of the {len(names)} classes")
@@ -365,7 +438,7 @@ def _in_order(values: Any) -> list[str]:
 
 def _text_or_number(value: int | str) -> tuple[bool, int, str]:
     text = str(value)
-    number = text.lstrip("-").isdecimal()
+    number = text.removeprefix("-").isdecimal()
     return (not number, int(text) if number else 0, text)
 
 

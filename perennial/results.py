@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -94,15 +95,20 @@ class Result:
     def model(self, name: str | None = None, client: str | None = None) -> nn.Module:
         """A model after the last round, on the CPU and in evaluation mode.
 
-        It takes samples (n, *input_shape) as clients have them, and gives logits (n, classes). `name` is one of
-        `config.method.evaluates`, by default the last, which is the method's headline model. "personal" needs
+        It takes samples (n, *input_shape) as they are in training: bytes divided by 255, a table's rows scaled and
+        encoded. It gives logits (n, classes). `perennial export` makes a file that takes raw rows. `name` is one
+        of `config.method.evaluates`, by default the last, which is the method's headline model. "personal" needs
         a `client`. Most are networks with weights to be read, trained on or saved. Where a method predicts in
         another way, such as by the mean of several networks, the module has no weights.
 
-        Raises `UserError` for a name that is none, and for a model that is not on this machine.
+        Warns where a module, a plug-in or data of the run have changed since it began. Raises `UserError` for a
+        name that is none, and for a model that is not on this machine.
         """
         from perennial.trained import model_of
 
+        if other := self._folder.other_inputs(self.config):
+            said = "since the run began, so the model may answer otherwise than in its tables"
+            warnings.warn(f"{', '.join(other)} changed {said}", stacklevel=2)
         return model_of(self._folder, self.config, name, client)
 
     def plot(self, ax: Axes | None = None) -> Axes:

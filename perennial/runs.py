@@ -61,7 +61,9 @@ def run(
     answered; the last checkpoint then stands, and `resume` goes on from it.
     """
     from perennial.results import Result
+    from perennial.server.report.track import require
 
+    require(track)
     complete = configured(
         method,
         plain(scenario),
@@ -142,7 +144,14 @@ def configured(
 def assigned(settings: Settings) -> tuple[str, ...]:
     """Settings as the command line has them, `key=value`. Raises `UserError` for a value of no such kind."""
     if not isinstance(settings, Mapping):
-        return tuple(settings)
+        if isinstance(settings, str) or not isinstance(settings, Iterable):
+            raise UserError(f"settings: {settings!r:.100} is not possible; give a dict, or a list of key=value")
+        told = tuple(settings)
+        if odd := [own for own in told if not isinstance(own, str)]:
+            raise UserError(
+                f"settings: {odd[0]!r:.100} is not possible in a list; write key=value, or give a dict"
+            )
+        return told
     found = []
     for key, value in settings.items():
         plain = value.tolist() if hasattr(value, "tolist") else value  # NumPy's numbers and arrays
@@ -255,10 +264,17 @@ def watched(watch: Watcher | None) -> Watched:
 
 
 def plain(scenario: S | InMemory) -> S | Scenario:
-    """A scenario as configurations know it: without its data."""
+    """A scenario as configurations know it: without its data. Raises `UserError` for what is none."""
+    from perennial.common.data.scenario import Scenario
     from perennial.data import InMemory
 
-    return scenario.scenario if isinstance(scenario, InMemory) else scenario
+    if isinstance(scenario, InMemory):
+        return scenario.scenario
+    if scenario is None or isinstance(scenario, str | Scenario):
+        return scenario
+    raise UserError(
+        f"scenario: give a name, or what perennial.from_arrays makes of your data, not {type(scenario).__name__}"
+    )
 
 
 def root_of(scenario: object, data_root: Path | str | None, otherwise: Path | str) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,9 @@ class Search:
     verdict: Verdict
     files: list[Path] = field(default_factory=list)
     """What `tune` wrote: the chosen configuration and a picture."""
+
+    def __repr__(self) -> str:
+        return f"<Search of {len(self.outcomes)} trials: {'; '.join(self.why)}>"
 
     @property
     def table(self) -> Table:
@@ -110,8 +114,7 @@ def sweep(
 
     Raises `UserError`, and `RunStopped` if a process dies.
     """
-    if trials < 1:
-        raise UserError(f"trials: {trials} is not possible; it must be at least 1")
+    _counts(trials=trials, jobs=jobs)
     scenario, rounds, said = _problem(scenario, config, rounds, settings, data_root=data_root, device=device)
     base = configured(
         method,
@@ -148,8 +151,7 @@ def tune(
     Also writes the chosen configuration and a picture of the search into `out`. Arguments and errors are as with
     `sweep`.
     """
-    if trials < 2:
-        raise UserError(f"trials: {trials} is not possible; it must be at least 2")
+    _counts(2, trials=trials)
     found = sweep(
         method,
         scenario,
@@ -194,9 +196,7 @@ def compare(
     `trial_rounds`, where that is given, in place of all. `oracle` adds the round that is best on test data,
     labelled so. The rest, and the errors, are as with `sweep`. `Comparison.table` has the numbers.
     """
-    for name, value in (("seeds", seeds), ("trials", trials), ("trial_rounds", trial_rounds)):
-        if value is not None and value < 1:
-            raise UserError(f"{name}: {value} is not possible; it must be at least 1")
+    _counts(seeds=seeds, trials=trials, trial_rounds=1 if trial_rounds is None else trial_rounds, jobs=jobs)
     scenario, rounds, said = _problem(scenario, config, rounds, settings, data_root=data_root, device=device)
     plan = comparing.Plan(
         entries=comparing.entries_of([methods] if isinstance(methods, str) else methods),
@@ -236,6 +236,8 @@ def leave_one_site_out(
     many of its samples, where the method can; the others are asked about. Other arguments and errors are as with
     `compare`.
     """
+    _counts(seeds=seeds, jobs=jobs)
+    _counts(0, adapt=adapt)
     scenario, rounds, said = _problem(scenario, config, rounds, settings, data_root=data_root, device=device)
     plan = comparing.Plan(
         entries=comparing.entries_of([methods] if isinstance(methods, str) else methods),
@@ -249,6 +251,13 @@ def leave_one_site_out(
     entries = comparing.with_baselines(plan.entries)
     bases = {entry.label: comparing.base_config(plan, entry, entries) for entry in entries}
     return sites.leave_one_site_out(bases, seeds, Path(out), jobs, watch, adapt)
+
+
+def _counts(least: int = 1, /, **counts: object) -> None:
+    """Raises `UserError` for the first that is no whole number or less than `least`."""
+    for name, value in counts.items():
+        if not isinstance(value, Integral) or value < least:
+            raise UserError(f"{name}: {value!r} is not possible; it must be a whole number, at least {least}")
 
 
 def _problem(

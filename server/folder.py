@@ -226,6 +226,11 @@ class RunFolder:
         """What `note_inputs` kept. Raises `UserError` if the file was damaged."""
         return self._noted(INPUTS, DIGESTS, {})
 
+    def other_inputs(self, config: RunConfig) -> dict[str, list[str]]:
+        """What `note_inputs` kept and is other now: the beginnings of both digests."""
+        before, now = self.inputs(), digests(config)
+        return {name: [was[:8], now[name][:8]] for name, was in before.items() if now.get(name, was) != was}
+
     def logging(self) -> AbstractContextManager[None]:
         """Events are written into the folder."""
         return logged_to(self.events)
@@ -405,14 +410,13 @@ class RunFolder:
 
         Raises `UserError` as `Checkpoint.changes` does, and where sites' data have changed.
         """
-        before, now = self.inputs(), digests(config)
-        other = [name for name, was in before.items() if now.get(name, was) != was]
+        other = self.other_inputs(config)
         if sites := [name for name in other if name in config.sites_with_data]:
             raise UserError(
                 f"the data of {', '.join(sites)} have changed since the run began; put them back, or start a run "
                 "of its own with another --out"
             )
-        return origin.changes(config) | {name: [before[name][:8], now[name][:8]] for name in other}
+        return origin.changes(config) | other
 
     def resumes(self) -> list[int]:
         """Rounds after which this run was taken up again, in the order in which that happened."""

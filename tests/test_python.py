@@ -212,6 +212,23 @@ def test_a_model_is_an_ordinary_module(ditto: Result) -> None:
         ditto.model("best")
 
 
+def test_a_module_that_has_changed_is_warned_of(
+    scenario: InMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "net_that_changes.py"
+    file.write_text(
+        "from torch import nn\n\n"
+        "def make(classes: int) -> nn.Module:\n"
+        "    return nn.Sequential(nn.Linear(5, 3), nn.ReLU(), nn.Linear(3, classes))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    result = perennial.run("fedavg", scenario, rounds=1, settings={"model.name": "net_that_changes:make"})
+    assert result.model()
+    file.write_text(file.read_text().replace("ReLU", "Tanh"))
+    with pytest.warns(UserWarning, match="module net_that_changes changed since the run began, so the model may"):
+        result.model()
+
+
 # ---------------------------------------------------------------------- studies
 
 
@@ -222,6 +239,7 @@ def test_a_search_and_a_comparison_of_arrays(scenario: InMemory, tmp_path: Path)
     assert found.result.folder == found.chosen.path
     assert [file.suffix for file in found.files] == [".toml", ".svg"]
     assert found.settings.keys() >= {"learning_rate", "proximity"}
+    assert repr(found) == f"<Search of 2 trials: {'; '.join(found.why)}>"
     again = perennial.sweep("ditto", scenario, 2, rounds=2, settings=FEW, out=tmp_path, select="held-out")
     assert again.table == found.table
     with pytest.raises(UserError, match="has no checkpoint"):
@@ -232,6 +250,7 @@ def test_a_search_and_a_comparison_of_arrays(scenario: InMemory, tmp_path: Path)
     )
     methods = list(dict.fromkeys(row["method"] for row in compared.table))
     assert methods == ["Ditto", "FedAvg", "Local", "Constant"]
+    assert repr(compared).startswith("<Comparison of Ditto, FedAvg, Local, Constant on arrays, 2 rounds, 2 seeds")
     row = compared.row("Ditto", "final")
     assert row is not None
     (worst,) = (
@@ -242,12 +261,51 @@ def test_a_search_and_a_comparison_of_arrays(scenario: InMemory, tmp_path: Path)
     assert len(list((tmp_path / FOLDER).iterdir())) == 3  # once for all runs
 
 
+def test_a_comparison_without_test_samples_is_one_sentence(tmp_path: Path) -> None:
+    untested = from_arrays({"a": (X, Y), "b": (X, Y)}, test_fraction=0.0)
+    with pytest.raises(UserError, match="no client of arrays has test samples with seed 0, so there is"):
+        perennial.compare(["ditto"], untested, seeds=1, rounds=1, settings=FEW, out=tmp_path)
+
+
+def test_a_script_that_lacks_its_main_line_is_told_so(tmp_path: Path) -> None:
+    study = 'perennial.sweep("fedavg", "colored-digits", 2, rounds=1, select="held-out", jobs=2)'
+    (tmp_path / "script.py").write_text(f"import perennial\n{study}\n")
+    command = [sys.executable, "script.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    assert "no line `if __name__ == '__main__':` around the call?" in done.stderr.splitlines()[-1]
+
+
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
         (lambda: perennial.run("fedavgg", "colored-digits"), "unknown method 'fedavgg'; did you mean 'fedavg'"),
         (lambda: perennial.run("fedavg", "digits"), "unknown scenario 'digits'"),
+        (
+            lambda: perennial.run("fedavg", {"a": (X, Y)}),
+            "what perennial.from_arrays makes of your data, not dict",
+        ),
+        (
+            lambda: perennial.compare(["fedavg"], (X, Y)),
+            "scenario: give a name, or what perennial.from_arrays makes",
+        ),
         (lambda: perennial.run(settings={"rate": 1}), "unknown key 'rate'"),
+        (
+            lambda: perennial.run(settings="learning_rate=0.1"),
+            "settings: 'learning_rate=0.1' is not possible; give a",
+        ),
+        (
+            lambda: perennial.run(settings=None),
+            "settings: None is not possible; give a dict, or a list of key=value",
+        ),
+        (
+            lambda: perennial.run(settings=[("learning_rate", 0.1)]),
+            "settings: ('learning_rate', 0.1) is not possible in a list; write key=value, or give a dict",
+        ),
+        (
+            lambda: perennial.run("fedavg", from_arrays({"a": (X, Y), "b": (X, Y)}), track="wandb"),
+            "track: unknown tracker 'wandb' (there are: mlflow, tensorboard)",
+        ),
         (
             lambda: perennial.run(settings={"learning_rate": None}),
             "settings: learning_rate = None is not possible",
@@ -260,6 +318,16 @@ def test_a_search_and_a_comparison_of_arrays(scenario: InMemory, tmp_path: Path)
         (lambda: perennial.sweep("fedavg", "colored-digits", 0), "trials: 0 is not possible"),
         (lambda: perennial.tune("fedavg", "colored-digits", 1), "trials: 1 is not possible"),
         (lambda: perennial.compare(["fedavg"], "colored-digits", seeds=0), "seeds: 0 is not possible"),
+        (
+            lambda: perennial.compare(["fedavg"], "colored-digits", seeds=[0, 1]),  # type: ignore[arg-type]
+            "seeds: [0, 1] is not possible; it must be a whole number, at least 1",
+        ),
+        (lambda: perennial.sweep("fedavg", "colored-digits", 2, jobs=0), "jobs: 0 is not possible"),
+        (lambda: perennial.leave_one_site_out(["fedavg"], "rc-digits", seeds=0), "seeds: 0 is not possible"),
+        (
+            lambda: perennial.leave_one_site_out(["fedavg"], "rc-digits", adapt=-1),
+            "adapt: -1 is not possible; it must be",
+        ),
         (
             lambda: perennial.sweep("fedavg", "colored-digits", 2, select="test"),
             "select: unknown selection 'test'",
@@ -282,12 +350,16 @@ def test_what_cannot_be_is_one_sentence(
 
 def test_arrays_become_what_clients_have(tmp_path: Path) -> None:
     pixels = np.arange(2 * 4 * 1 * 3 * 3, dtype=np.uint8).reshape(2, 4, 1, 3, 3)
-    made = from_arrays(
-        {"b": (pixels[0], ["cat", "dog", "cat", "dog"], [10, 9, 10, 9]),
-         "a": (torch.from_numpy(pixels[1]), np.array(["dog", "emu", "dog", "emu"]), torch.tensor([9, 9, 10, 10]))},
-        {"new": (pixels[1], ["dog"] * 4), "far": {"b": (pixels[1, :2].tolist(), ["emu", "cat"])}},
-        validation_fraction=0.0,
-    )  # fmt: skip
+    said = (
+        "bytes .uint8., as in a, are divided by 255, and the numbers in test 'far' of b, up to 53, are not; give"
+    )
+    with pytest.warns(UserWarning, match=said):
+        made = from_arrays(
+            {"b": (pixels[0], ["cat", "dog", "cat", "dog"], [10, 9, 10, 9]),
+             "a": (torch.from_numpy(pixels[1]), np.array(["dog", "emu"] * 2), torch.tensor([9, 9, 10, 10]))},
+            {"new": (pixels[1], ["dog"] * 4), "far": {"b": (pixels[1, :2].tolist(), ["emu", "cat"])}},
+            validation_fraction=0.0,
+        )  # fmt: skip
     scenario = made.scenario
     assert (scenario.client_ids, scenario.class_names) == (("a", "b"), ("cat", "dog", "emu"))
     assert (scenario.train_environments, scenario.test_environments) == (("9", "10"), ("new", "far"))
@@ -306,6 +378,29 @@ def test_arrays_become_what_clients_have(tmp_path: Path) -> None:
     assert again.scenario == scenario
 
 
+def test_numbers_come_in_many_types() -> None:
+    plain = from_arrays({"a": (X, Y)}).scenario
+    objects = np.column_stack([X.astype(object), X[:, 0] > 0])  # as pandas has truth values
+    numbers = np.column_stack([X, X[:, 0] > 0])
+    assert from_arrays({"a": (objects, Y.astype(object))}).scenario == from_arrays({"a": (numbers, Y)}).scenario
+    assert from_arrays({"a": (X, Y > 0)}).scenario == from_arrays({"a": (X, list(Y > 0))}).scenario == plain
+    large = from_arrays({"a": (X, np.array([0, 2**64 - 1] * 4, np.uint64), ["--5", "-5"] * 4)}).scenario
+    assert (large.labels, large.environments) == (("0", "18446744073709551615"), ("-5", "--5"))
+
+
+def test_classes_that_are_numbers_are_those_of_y() -> None:
+    def found(y: Any, classes: Any) -> tuple[tuple[str, ...], list[int]]:
+        made = from_arrays({"a": (X, y)}, classes=classes)
+        return made.scenario.labels, made.parts[made.scenario.parts[0]]["train"]["y"].tolist()
+
+    y = Y.tolist()
+    assert found(Y + 1, [1, 2, 3]) == (("1", "2", "3"), y)
+    assert found(Y, np.array([1, 0])) == (("1", "0"), [1 - label for label in y])
+    assert found(Y > 0, [True, False]) == (("True", "False"), [1 - label for label in y])
+    assert found(Y, np.array(["1", "0"])) == (("1", "0"), y)  # names of the classes 0 and 1
+    assert found([str(label) for label in y], [1, 0]) == (("1", "0"), [1 - label for label in y])
+
+
 def test_names_that_are_spelt_in_several_ways_are_warned_of() -> None:
     y = ["1", "0", "1.0", "0"]
     with pytest.warns(UserWarning, match="look like the same name; if so, spell them alike") as told:
@@ -313,6 +408,15 @@ def test_names_that_are_spelt_in_several_ways_are_warned_of() -> None:
     assert made.scenario.class_names == ("0", "1", "1.0")  # nothing is merged
     assert [str(one.message).split(" look")[0] for one in told] == ["y: '1' and '1.0'", "environment: 'U' and 'u'"]
     assert from_arrays({"a": (X[:4], y)}, classes=["0", "1", "1.0"])  # somebody has named them
+
+
+def test_channels_that_are_last_are_warned_of() -> None:
+    with pytest.warns(
+        UserWarning, match="a sample has shape 5x5x3, and pictures are channels x height x width; if"
+    ):
+        from_arrays({"a": (np.zeros((8, 5, 5, 3)), Y)})
+    from_arrays({"a": (np.zeros((8, 3, 5, 5)), Y)})
+    from_arrays({"a": (np.zeros((8, 1, 28, 3)), Y)})
 
 
 def test_without_test_data_a_part_of_each_environment_is_for_testing(tmp_path: Path) -> None:
@@ -324,6 +428,12 @@ def test_without_test_data_a_part_of_each_environment_is_for_testing(tmp_path: P
     seen = torch.cat([data.train.x, data.validation.x, data.test["all"].x])
     given = torch.from_numpy(samples(1)[0]).float()
     assert torch.equal(seen[torch.argsort(seen[:, 1])], given[torch.argsort(given[:, 1])])
+
+
+def test_arrays_that_cannot_be_written_are_one_sentence(scenario: InMemory, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"the arrays cannot be written into .*file \(Not a directory\)"):
+        perennial.run("ditto", scenario, rounds=1, out=tmp_path / "file")
 
 
 def test_other_data_under_the_same_name_are_refused(scenario: InMemory, tmp_path: Path) -> None:
@@ -339,10 +449,20 @@ def test_other_data_under_the_same_name_are_refused(scenario: InMemory, tmp_path
     with pytest.raises(UserError, match=r"the arrays of east in .* cannot be read"):
         plain.client_data(0, 0, root)
     file.unlink()
-    with pytest.raises(UserError, match=r"the arrays of east are not in .*; give the data root that has them"):
+    with pytest.raises(
+        UserError, match=r"east are not in .*; give the data root that has them \(data_root in the"
+    ):
         plain.client_data(0, 0, root)
     scenario.save(tmp_path)
     assert torch.equal(plain.client_data(0, 0, root).train.x, before.train.x)
+
+
+def test_arrays_that_change_under_a_scenario_are_refused(tmp_path: Path) -> None:
+    x = np.zeros((8, 3), np.float32)
+    made = from_arrays({"a": (x, Y), "b": (x, Y)})
+    x += 1
+    with pytest.raises(UserError, match="the arrays were changed after from_arrays took them; call it again"):
+        perennial.run("fedavg", made, rounds=1, out=tmp_path / "run")
 
 
 def test_the_same_arrays_have_the_same_digests(scenario: InMemory) -> None:
@@ -354,9 +474,32 @@ def test_the_same_arrays_have_the_same_digests(scenario: InMemory) -> None:
     assert other.scenario.parts[1] != scenario.scenario.parts[1]
 
 
+class Frame:
+    """As much of a pandas DataFrame as arrays are made of."""
+
+    def __init__(self, x: Any, columns: list[Any]) -> None:
+        self.x, self.columns = x, columns
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return np.asarray(self.x, dtype)
+
+
+def test_columns_of_frames_are_the_same_everywhere() -> None:
+    names, other = ["age", "dose", "pulse", "rate", "size"], ["dose", "age", "pulse", "rate", "size"]
+    frame, turned, plain = Frame(X, names), Frame(X, other), Frame(X, [0, 1, 2, 3, 4])
+    assert from_arrays({"a": (X, Y), "b": (plain, Y), "c": (frame, Y)}, {"new": (Frame(X, names), Y)})
+    said = r"column 0 of x is 'dose', and in b 'age'; all must have the same columns in the same order"
+    with pytest.raises(UserError, match=f"c: {said}"):
+        from_arrays({"a": (plain, Y), "b": (frame, Y), "c": (turned, Y)})
+    with pytest.raises(UserError, match=f"test 'new': {said}"):
+        from_arrays({"b": (frame, Y)}, {"new": (turned, Y)})
+
+
 X, Y, E = samples(0, 8)
 NAN = X.copy()
 NAN[5, 2] = np.nan
+LONG, LATE = np.zeros((1200, 5)), np.array(["u", "v"] * 600, object)
+LATE[1100] = None
 BAD: list[tuple[Any, dict[str, Any], str]] = [
     ({}, {}, "there must be at least one client"),
     ([(X, Y), (X, Y)], {}, "clients must be a dict of arrays by site, such as {"),
@@ -365,6 +508,11 @@ BAD: list[tuple[Any, dict[str, Any], str]] = [
     ({"a": (X, Y)}, {"test_fraction": 0.95}, "test_fraction: 0.95 is not possible with validation_fraction = 0.1"),
     ({"a": X}, {}, "a must be (x, y, environment) or (x, y), not ndarray of 8"),
     ({"a": (X, None, E)}, {}, "a: y must be numbers or texts of one kind, not NoneType"),
+    ({"a": (X, ["u", "v", np.nan, "v"] * 2)}, {}, "a: y must be numbers or texts of one kind, not float and str"),
+    ({"a": (X, Y, ["u", 1] * 4)}, {}, "a: environment must be numbers or texts of one kind, not int and str"),
+    ({"a": (LONG, LATE)}, {}, "a: y must be numbers or texts of one kind, not NoneType and str"),
+    ({"a": (np.ma.masked_array(X, X > 1), Y)}, {}, "a: x has masked values; fill them, or leave out the samples"),
+    ({"a": (X, Y), 1: (X, Y), "1": (X, Y)}, {}, "clients: '1' is there twice, as a text and as a number"),
     ({"a": (X, [], E)}, {}, "a: y must have one class for each sample; it has shape 0"),
     ({"a": (X, Y.astype(float), E)}, {}, "a: y must be whole numbers or texts, not float64"),
     ({"a": (X, Y * 0, E)}, {}, "y is 0 everywhere; there must be at least two classes"),
@@ -387,6 +535,14 @@ BAD: list[tuple[Any, dict[str, Any], str]] = [
     ({"a": (X, Y, E)}, {"test": {"new": (X, Y)}, "test_fraction": 0.5}, "test_fraction = 0.5 is not possible"),
     ({"a": (X, Y, E)}, {"classes": ["only"]}, "a: y has 1, which is none of the 1 classes"),
     ({"a": (X, Y, E)}, {"classes": ["one", "one"]}, "labels: "),
+    ({"a": (X, Y + 1, E)}, {"class_weights": {2: 0.5, 1: 3}}, "is not possible; give a number for each of 1, 2"),
+    ({"a": (X, Y, E)}, {"class_weights": None}, "class_weights: None is not possible; give a number for each of"),
+    ({"a": (X, Y, E)}, {"classes": [1, 2]}, "a: y has 0, which is none of the 2 classes"),
+    ({"a": (X, Y, E)}, {"classes": {1: "ill", 0: "well"}}, "classes = {1: 'ill', 0: 'well'} is not possible"),
+    ({"a": (X, Y, E)}, {"classes": {"ill"}}, "classes = {'ill'} is not possible; give a list of"),
+    ({"a": (X, Y, E)}, {"classes": "ab"}, "classes = 'ab' is not possible"),
+    ({"a": (X, Y, E)}, {"classes": 2}, "classes = 2 is not possible"),
+    ({"a": (X, Y, E)}, {"classes": ["well", None]}, "classes = ['well', None] is not possible"),
     ({"a": (X, Y, E)}, {"validation_fraction": 1.5}, "validation_fraction: 1.5 is not possible"),
 ]  # fmt: skip
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from perennial.common.config import RunConfig
 from perennial.common.errors import UserError
+from perennial.common.suggest import unknown
 from perennial.server.folder import RunFolder
 from perennial.server.progress import Progress, Watcher
 from perennial.server.summary import Evaluation, Row
@@ -21,13 +22,19 @@ Write = Callable[[int, Mapping[str, float]], None]
 """Takes a round and its numbers by name."""
 
 
+TRACKERS = {"tensorboard": "torch.utils.tensorboard", "mlflow": "mlflow"}
+"""Each one's module."""
+
+
 def require(kind: str | None) -> Any:
     """The module that `--track` asks for. Raises `UserError` if it is not installed."""
     if kind is None:
         return None
+    if kind not in TRACKERS:
+        raise UserError(f"track: {unknown('tracker', kind, TRACKERS)}")
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # nothing leaves this machine unasked
     try:
-        return importlib.import_module({"tensorboard": "torch.utils.tensorboard", "mlflow": "mlflow"}[kind])
+        return importlib.import_module(TRACKERS[kind])
     except ImportError as error:
         raise UserError(
             f"--track {kind} needs the extra perennial[{kind}], which is not installed ({error}); "

@@ -157,6 +157,11 @@ class Comparison:
     sites: list[str] = field(default_factory=list)
     """Those with data of their own; none where clients are parts of a data set."""
 
+    def __repr__(self) -> str:
+        methods = ", ".join(dict.fromkeys(row.label for row in self.rows))
+        about = f"{self.scenario}, {self.rounds} rounds, {self.seeds} seeds"
+        return f"<Comparison of {methods} on {about}; it has a table>"
+
     def json(self) -> dict[str, Any]:
         """Everything, fractions instead of percent."""
         return asdict(self)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from perennial.common.config import RunConfig
 from perennial.common.data.examples import ClientData
+from perennial.common.errors import UserError
 from perennial.server.study.runs import Selected
 from perennial.server.summary import Evaluation, Row
 
@@ -48,7 +49,10 @@ def constant_summary(clients: Iterable[tuple[str, ClientData]], classes: int) ->
 
 
 def constant_predictor(config: RunConfig, seed: int) -> Selected:
-    """Its accuracies on the data that a run has with a seed. Raises `UserError` when the data set is not there."""
+    """Its accuracies on the data that a run has with a seed.
+
+    Raises `UserError` when the data set is not there, or nobody has test samples.
+    """
     from perennial.client.host import site_data
 
     task = config.model_copy(update={"seed": seed})
@@ -56,4 +60,10 @@ def constant_predictor(config: RunConfig, seed: int) -> Selected:
         (client, site_data(task, number, None, config.data_folder))
         for number, client in enumerate(config.scenario.client_ids)
     )
-    return Selected.model_validate({"round": 0, **constant_summary(clients, config.scenario.classes)})
+    found = constant_summary(clients, config.scenario.classes)
+    if found["worst"] is None:
+        raise UserError(
+            f"no client of {config.scenario.name} has test samples with seed {seed}, so there is nothing to "
+            "compare; give some (test_fraction)"
+        )
+    return Selected.model_validate({"round": 0, **found})

@@ -348,6 +348,10 @@ def _parse(summary: dict[str, Any], path: Path) -> Summary:
         raise UserError(f"{path / 'summary.json'} is damaged ({sentence(error)})") from None
 
 
+SCRIPT = "out of memory? or, in a script with jobs above 1, no line `if __name__ == '__main__':` around the call?"
+"""Why a process may die before its first round: it imports the script, and begins the study once more."""
+
+
 @contextmanager
 def _workers(jobs: int) -> "Iterator[tuple[ProcessPoolExecutor, Synchronized[int]]]":
     """Processes that run one thing at a time, and a counter of the rounds that they did.
@@ -364,7 +368,8 @@ def _workers(jobs: int) -> "Iterator[tuple[ProcessPoolExecutor, Synchronized[int
         for child in multiprocessing.active_children():
             child.terminate()
         if isinstance(error, BrokenProcessPool):
-            raise RunStopped("a worker process died (out of memory?); the same command continues") from None
+            why = "out of memory?" if counter.value else SCRIPT
+            raise RunStopped(f"a worker process died ({why}); the same command continues") from None
         raise
     pool.shutdown()
 

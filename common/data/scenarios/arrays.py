@@ -80,7 +80,9 @@ class Arrays(Sites):
             records = load_records(path)
         except FileNotFoundError:
             raise UserError(
-                f"{what} are not in {path}; give the data root that has them, or make the run again from Python"
+                f"{what} are not in {path}; "
+                "give the data root that has them (data_root in the run's config.toml), or "
+                "make the run again from Python"
             ) from None
         except (OSError, SafetensorError, ValueError) as error:
             raise UserError(f"{what} in {path} cannot be read ({str(error)[:200]})") from None

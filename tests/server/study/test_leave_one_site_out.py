@@ -9,6 +9,7 @@ import torch
 from click.testing import Result
 from typer.testing import CliRunner
 
+from perennial import from_arrays
 from perennial.common.config import RunConfig, load_config
 from perennial.common.data.own import read
 from perennial.common.errors import UserError
@@ -103,6 +104,14 @@ def test_the_interval_is_that_of_resampled_answers() -> None:
 def test_two_sites_are_too_few(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="needs three sites or more, and own-data has east, north"):
         leave_one_site_out({"FedAvg": config_of("fedavg", folder, SITES[:2])}, 1, tmp_path, 1)
+
+
+def test_arrays_with_tests_of_their_own_do_not_ask_a_site_about_its_samples(tmp_path: Path) -> None:
+    clients = {site: (np.eye(6) + place, [0, 1] * 3) for place, site in enumerate(SITES)}
+    made = from_arrays(clients, {"new": (np.eye(6), [0, 1] * 3)})
+    options = {"method": "fedavg", "scenario": made.scenario, "rounds": 1, "data_root": made.save(tmp_path)}
+    with pytest.raises(UserError, match="about its own samples, and these arrays are tested with new; make them"):
+        leave_one_site_out({"FedAvg": load_config(options=options)}, 1, tmp_path, 1)
 
 
 def call(*arguments: object) -> Result:
