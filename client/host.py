@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatch
 from functools import cached_property, lru_cache
 from logging import WARNING
 from pathlib import Path
@@ -33,19 +34,18 @@ from perennial.common.seeding import torch_generator
 from perennial.common.split import SUMS, summed
 from perennial.common.split import record as reference
 from perennial.common.suggest import unknown
-from perennial.common.wire import CLIENT, CONFIG, METRICS, NUM_EXAMPLES, from_record, records, to_record
+from perennial.common.wire import CLIENT, CONFIG, METRICS, NUM_EXAMPLES, PERSONAL, from_record, records, to_record
 
 
 @lru_cache
 def client_class(method: type[Method]) -> type[Client[Any]]:
     """The client half of a method: a plug-in's own, or the one `Client` subclass of its file in `client/methods/`.
 
-    Raises `UserError` for a plug-in that has none, or two, or whose family is none of ours.
+    Raises `UserError` for a plug-in that has none, or two, whose family is none of ours, or that evaluates a model
+    which its half does not have.
     """
     found: type[Client[Any]] | None = plugins.half(method, "client", Client)
-    if found:
-        return found
-    for module in plugins.of(method):
+    for module in () if found else plugins.of(method):
         if not method.family:
             raise UserError(
                 f"plug-in {module!r}: method {method.model_fields['name'].default!r} has no client half; "
@@ -53,9 +53,26 @@ def client_class(method: type[Method]) -> type[Client[Any]]:
             )
         if method.family not in (ours := names_in("perennial.client.methods")):
             raise UserError(f"plug-in {module!r}: {method.__name__}: {unknown('family', method.family, ours)}")
-    found = defined_in(f"perennial.client.methods.{method.module()}", Client)
+    found = found or defined_in(f"perennial.client.methods.{method.module()}", Client)
     assert found
+    for module in plugins.of(method):
+        if missing := _without_a_model(method, found):
+            also = f" or keeps = frozenset({{{PERSONAL!r}}})" if missing == PERSONAL else ""
+            raise UserError(
+                f"plug-in {module!r}: {method.__name__}.evaluates: {missing!r} is not possible, since "
+                f"{found.__name__} has no such model; give it a method `models` that answers one{also}, or "
+                "evaluate 'global'"
+            )
     return found
+
+
+def _without_a_model(method: type[Method], half: type[Client[Any]]) -> str:
+    """A name in `evaluates` for which the half would evaluate the received model; empty where there is none."""
+    if any(getattr(half, name) is not getattr(Client, name) for name in ("models", "evaluated", "evaluate")):
+        return ""
+    own = half.personal is not Client.personal or any(fnmatch(PERSONAL, name) for name in method.keeps)
+    known = {"global", PERSONAL} if own else {"global"}
+    return next((name for name in method.evaluates if name not in known), "")
 
 
 def client_half(task: Task, site: Site, kept: Kept) -> Client[Any]:

@@ -262,6 +262,20 @@ WRONG = {
         METHOD + "\n\nMyProx.evaluates = 'global'\n",
         "MyProx.evaluates: 'global' is not possible; write a tuple of names, such as",
     ),
+    "no such model": (
+        METHOD + "\n\nMyProx.evaluates = ('globl',)\n",
+        "MyProx.evaluates: unknown model 'globl'; did you mean 'global'? (there are: ensemble, global, personal)",
+    ),
+    "no personal model": (
+        METHOD + "\n\nMyProx.evaluates = ('global', 'personal')\n",
+        "MyProx.evaluates: 'personal' is not possible, since MyClient has no such model; give it a method "
+        "`models` that answers one or keeps = frozenset({'personal'}), or evaluate 'global'",
+    ),
+    "no ensemble": (
+        METHOD + "\n\nMyProx.evaluates = ('ensemble',)\n",
+        "MyProx.evaluates: 'ensemble' is not possible, since MyClient has no such model; give it a method "
+        "`models` that answers one, or evaluate 'global'",
+    ),
     "no such family": (
         SETTINGS + "\n\nMyProx.family = 'fedprx'\n",
         "MyProx: unknown family 'fedprx'; did you mean 'fedprox'?",
