@@ -250,7 +250,7 @@ class Host:
         half = client_class(type(works[0].task.method))
         try:
             found = answers(half, works, self._stacked.train(works))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             doing = f"{len(works)} clients do {works[0].action} one by one"
             log(WARNING, "perennial: %s, since as a stack it failed: %r", doing, error)
             return {}
@@ -287,9 +287,12 @@ class Host:
         return Received(request.round, arrays, request.settings, references)
 
     def _act(self, work: Work) -> Reply:
-        client = client_half(work.task, work.site, work.before)
-        with work.site.drawing(work.received.round, work.action):
-            reply = client.answer(work.action, work.received)
+        try:
+            client = client_half(work.task, work.site, work.before)
+            with work.site.drawing(work.received.round, work.action):
+                reply = client.answer(work.action, work.received)
+        except SystemExit as error:  # which would end more than this client's work
+            raise RuntimeError(f"the client half called sys.exit({error.code!r})") from error
         if TERMS in work.received.arrays:
             participant = Participant(work.place, self._vault)
             own, sums, metrics = _terms(work, reply)

@@ -11,6 +11,8 @@ from toys import Toy, broken_off, toy_config
 from perennial.client import cohort
 from perennial.client.cohort import StackedExamples, evenly
 from perennial.client.host import Host
+from perennial.client.methods.ditto import DittoClient
+from perennial.client.trainer import Received, Reply
 from perennial.common.config import RunConfig, load_config
 from perennial.common.data.examples import ClientData, Examples
 from perennial.common.memory import activation_bytes
@@ -157,6 +159,29 @@ def test_who_keeps_something_is_no_stack_with_who_does_not_yet(tmp_path: Path, s
         runs.append(trained(config, tmp_path / engine))
     assert len([action for action, _ in sizes if action == "train"]) > config.rounds
     assert gap(*runs) < 1e-5
+
+
+@pytest.mark.parametrize("engine", ["loop", "stack"])
+def test_an_exit_in_a_client_half_is_that_clients_failure_and_ctrl_c_is_not(
+    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raised: list[BaseException] = [SystemExit(3)]
+    answer = DittoClient.answer
+
+    def ends(self: DittoClient, action: str, received: Received) -> Reply:
+        if action == "train" and "client-1" in (self.client, *self.stack):
+            raise raised[0]
+        return answer(self, action, received)
+
+    monkeypatch.setattr(DittoClient, "answer", ends)
+    config = ditto(engine, 4)
+    summary = LocalRuntime(config).run(RunFolder.create(tmp_path / "run", config))
+    assert {client: facts["last"] for client, facts in summary["left_out"].items()} == {
+        "client-1": "round 2: failed: the client half called sys.exit(3) (RuntimeError)"
+    }
+    raised[0] = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        LocalRuntime(config).run(RunFolder.create(tmp_path / "broken", config))
 
 
 def test_auto_stacks_many_small_clients_alone(tmp_path: Path, sizes: Sizes) -> None:
