@@ -250,14 +250,15 @@ class Host:
         half = client_class(type(works[0].task.method))
         try:
             found = answers(half, works, self._stacked.train(works))
+            contents = [_content(reply) for reply, _ in found]
         except (Exception, SystemExit) as error:
             doing = f"{len(works)} clients do {works[0].action} one by one"
             log(WARNING, "perennial: %s, since as a stack it failed: %r", doing, error)
             return {}
         replies = {}
-        for (place, work), (reply, after) in zip(stack, found, strict=True):
+        for (place, work), (reply, after), content in zip(stack, found, contents, strict=True):
             self._store(work, after, reply)
-            replies[place] = Message(_content(reply), reply_to=work.message)
+            replies[place] = Message(content, reply_to=work.message)
         return replies
 
     def _work(self, message: Message, request: Request, task: Task, site: Site) -> Work:
@@ -339,7 +340,13 @@ def _content(reply: Reply) -> RecordDict:
     content: dict[str, ArrayRecord | MetricRecord | ConfigRecord] = {
         name: to_record(tensors) for name, tensors in reply.arrays.items()
     }
-    content[METRICS] = MetricRecord(dict(reply.metrics))  # type: ignore[arg-type] # of one client: no tensors
+    content[METRICS] = metrics = MetricRecord()
+    for name, value in reply.metrics.items():
+        try:
+            metrics[name] = value  # type: ignore[assignment] # of one client: no tensors
+        except TypeError:
+            words = f"a tensor of shape {[*value.shape]}" if isinstance(value, torch.Tensor) else repr(value)
+            raise ValueError(f"metric {name!r}: {words[:100]} is not possible; it must be a number") from None
     if reply.settings:
         content[CONFIG] = ConfigRecord(dict(reply.settings))
     return RecordDict(content)

@@ -1,5 +1,6 @@
 """Stacks of clients: which clients make one, what goes in and what comes out."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from perennial.client.methods.ditto import DittoClient
 from perennial.client.trainer import Received, Reply
 from perennial.common.config import RunConfig, load_config
 from perennial.common.data.examples import ClientData, Examples
+from perennial.common.errors import RunStopped
 from perennial.common.memory import activation_bytes
 from perennial.common.model_settings import model_settings
 from perennial.common.models import Tensors
@@ -182,6 +184,23 @@ def test_an_exit_in_a_client_half_is_that_clients_failure_and_ctrl_c_is_not(
     raised[0] = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):
         LocalRuntime(config).run(RunFolder.create(tmp_path / "broken", config))
+
+
+@pytest.mark.parametrize("engine", ["loop", "stack"])
+def test_a_metric_that_is_no_number_is_named(engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = DittoClient.answer
+
+    def odd(self: DittoClient, action: str, received: Received) -> Reply:
+        reply = answer(self, action, received)
+        if action != "train":
+            return reply
+        return replace(reply, metrics={**reply.metrics, "odd": torch.ones(len(self.stack) or 1, 2, 3)})
+
+    monkeypatch.setattr(DittoClient, "answer", odd)
+    config = ditto(engine, 4)
+    words = r"\(client-0: failed: metric 'odd': a tensor of shape \[1, 2, 3\] is not possible; it must be a number"
+    with pytest.raises(RunStopped, match=words):
+        LocalRuntime(config).run(RunFolder.create(tmp_path / "run", config))
 
 
 def test_auto_stacks_many_small_clients_alone(tmp_path: Path, sizes: Sizes) -> None:
