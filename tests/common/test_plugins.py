@@ -24,6 +24,7 @@ from perennial.server.local import LocalRuntime
 from perennial.server.study import version
 from perennial.server.study.version import run_name
 from perennial.strategies.registry import strategy_class
+from perennial.testing import methods
 
 SMALL = ["--set", "scenario.clients=2", "--rounds", "1", "--scenario", "colored-digits"]
 
@@ -139,6 +140,17 @@ def test_a_scenario_and_a_model_train(folder: Path) -> None:
     assert load_file("run/models/global.safetensors")["classifier.weight"].shape == (2, 8)
     assert scenario_class("my-digits").__name__ == "MyDigits"
     assert SCENARIOS["my-digits"].clients == 2
+
+
+def test_a_loss_may_leave_out_the_risk_and_perennial_check_says_what_it_misses(
+    folder: Path, tmp_path: Path
+) -> None:
+    silent = "    def loss(self, *given):\n        return super().loss(*given)[0], {}\n"
+    write(folder, "my_method", METHOD + silent)
+    code, output = perennial("run", "--plugin", "my_method", "--method", "my-prox", *SMALL, "--out", "run")
+    assert code == 0, output
+    with pytest.raises(AssertionError, match="the loss reports no metric 'risk', by which this test tells"):
+        methods.test_trains_and_improves("my-prox", tmp_path)
 
 
 def test_presets_are_scenarios_by_names_of_their_own(folder: Path) -> None:
