@@ -87,6 +87,12 @@ def test_a_plug_in_may_have_one_of_our_halves(folder: Path) -> None:
     assert strategy_class(config("my-mean", plugins=["my_uniform"]).method).__name__ == "UniformStrategy"
 
 
+@pytest.mark.parametrize("name", ["registry", "uniform"])
+def test_a_plug_in_may_have_the_name_of_a_file_of_ours(name: str, folder: Path) -> None:
+    write(folder, "my_method", METHOD.replace("my-prox", name))
+    assert strategy_class(config(name, plugins=["my_method"]).method).__name__ == "MethodStrategy"
+
+
 def test_an_installed_plug_in_is_found_by_its_names_and_imported_no_sooner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -299,6 +305,14 @@ WRONG = {
     "no such server": (
         METHOD + "\n\nMyProx.server = lambda self: 'unifrm'\n",
         "MyProx.server() says 'unifrm', which is no server half of ours; did you mean 'uniform'?",
+    ),
+    "no server half": (
+        METHOD + "\n\nMyProx.server = lambda self: 'registry'\n",
+        "MyProx.server() says 'registry', which is no server half of ours",
+    ),
+    "a mechanism": (
+        METHOD + "\n\nMyProx.server = lambda self: 'secagg'\n",
+        "MyProx.server() says 'secagg', which is no server half of ours",
     ),
     "presets": (SCENARIO + "\nPRESETS = {'a': 1}\n", "PRESETS must be scenarios by name"),
     "abstract": (
