@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatch
 from functools import cached_property, lru_cache
 from logging import WARNING
 from pathlib import Path
@@ -33,19 +34,18 @@ from perennial.common.seeding import torch_generator
 from perennial.common.split import SUMS, summed
 from perennial.common.split import record as reference
 from perennial.common.suggest import unknown
-from perennial.common.wire import CLIENT, CONFIG, METRICS, NUM_EXAMPLES, from_record, records, to_record
+from perennial.common.wire import CLIENT, CONFIG, METRICS, NUM_EXAMPLES, PERSONAL, from_record, records, to_record
 
 
 @lru_cache
 def client_class(method: type[Method]) -> type[Client[Any]]:
     """The client half of a method: a plug-in's own, or the one `Client` subclass of its file in `client/methods/`.
 
-    Raises `UserError` for a plug-in that has none, or two, or whose family is none of ours.
+    Raises `UserError` for a plug-in that has none, or two, whose family is none of ours, or that evaluates a model
+    which its half does not have.
     """
     found: type[Client[Any]] | None = plugins.half(method, "client", Client)
-    if found:
-        return found
-    for module in plugins.of(method):
+    for module in () if found else plugins.of(method):
         if not method.family:
             raise UserError(
                 f"plug-in {module!r}: method {method.model_fields['name'].default!r} has no client half; "
@@ -53,9 +53,26 @@ def client_class(method: type[Method]) -> type[Client[Any]]:
             )
         if method.family not in (ours := names_in("perennial.client.methods")):
             raise UserError(f"plug-in {module!r}: {method.__name__}: {unknown('family', method.family, ours)}")
-    found = defined_in(f"perennial.client.methods.{method.module()}", Client)
+    found = found or defined_in(f"perennial.client.methods.{method.module()}", Client)
     assert found
+    for module in plugins.of(method):
+        if missing := _without_a_model(method, found):
+            also = f" or keeps = frozenset({{{PERSONAL!r}}})" if missing == PERSONAL else ""
+            raise UserError(
+                f"plug-in {module!r}: {method.__name__}.evaluates: {missing!r} is not possible, since "
+                f"{found.__name__} has no such model; give it a method `models` that answers one{also}, or "
+                "evaluate 'global'"
+            )
     return found
+
+
+def _without_a_model(method: type[Method], half: type[Client[Any]]) -> str:
+    """A name in `evaluates` for which the half would evaluate the received model; empty where there is none."""
+    if any(getattr(half, name) is not getattr(Client, name) for name in ("models", "evaluated", "evaluate")):
+        return ""
+    own = half.personal is not Client.personal or any(fnmatch(PERSONAL, name) for name in method.keeps)
+    known = {"global", PERSONAL} if own else {"global"}
+    return next((name for name in method.evaluates if name not in known), "")
 
 
 def client_half(task: Task, site: Site, kept: Kept) -> Client[Any]:
@@ -233,14 +250,15 @@ class Host:
         half = client_class(type(works[0].task.method))
         try:
             found = answers(half, works, self._stacked.train(works))
-        except Exception as error:
+            contents = [_content(reply) for reply, _ in found]
+        except (Exception, SystemExit) as error:
             doing = f"{len(works)} clients do {works[0].action} one by one"
             log(WARNING, "perennial: %s, since as a stack it failed: %r", doing, error)
             return {}
         replies = {}
-        for (place, work), (reply, after) in zip(stack, found, strict=True):
+        for (place, work), (reply, after), content in zip(stack, found, contents, strict=True):
             self._store(work, after, reply)
-            replies[place] = Message(_content(reply), reply_to=work.message)
+            replies[place] = Message(content, reply_to=work.message)
         return replies
 
     def _work(self, message: Message, request: Request, task: Task, site: Site) -> Work:
@@ -270,9 +288,12 @@ class Host:
         return Received(request.round, arrays, request.settings, references)
 
     def _act(self, work: Work) -> Reply:
-        client = client_half(work.task, work.site, work.before)
-        with work.site.drawing(work.received.round, work.action):
-            reply = client.answer(work.action, work.received)
+        try:
+            client = client_half(work.task, work.site, work.before)
+            with work.site.drawing(work.received.round, work.action):
+                reply = client.answer(work.action, work.received)
+        except SystemExit as error:  # which would end more than this client's work
+            raise RuntimeError(f"the client half called sys.exit({error.code!r})") from error
         if TERMS in work.received.arrays:
             participant = Participant(work.place, self._vault)
             own, sums, metrics = _terms(work, reply)
@@ -319,7 +340,13 @@ def _content(reply: Reply) -> RecordDict:
     content: dict[str, ArrayRecord | MetricRecord | ConfigRecord] = {
         name: to_record(tensors) for name, tensors in reply.arrays.items()
     }
-    content[METRICS] = MetricRecord(dict(reply.metrics))  # type: ignore[arg-type] # of one client: no tensors
+    content[METRICS] = metrics = MetricRecord()
+    for name, value in reply.metrics.items():
+        try:
+            metrics[name] = value  # type: ignore[assignment] # of one client: no tensors
+        except TypeError:
+            words = f"a tensor of shape {[*value.shape]}" if isinstance(value, torch.Tensor) else repr(value)
+            raise ValueError(f"metric {name!r}: {words[:100]} is not possible; it must be a number") from None
     if reply.settings:
         content[CONFIG] = ConfigRecord(dict(reply.settings))
     return RecordDict(content)

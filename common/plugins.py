@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import ValidationError
 
 from perennial.common.errors import UserError
+from perennial.common.suggest import unknown
 
 if TYPE_CHECKING:
     from perennial.common.methods.base import Method
@@ -251,7 +252,7 @@ def _defined(module: ModuleType, base: type, plugin: str) -> list[Any]:
 def _read(module: ModuleType) -> Plugin:
     """What a module brings, looked at as far as that needs no data. Raises `UserError`."""
     from perennial.common.data.scenario import Scenario
-    from perennial.common.methods.base import Method
+    from perennial.common.methods.base import EVALUATED, Method
     from perennial.common.model_settings import ModelSettings
 
     methods, models, scenarios = (_named(module, base) for base in (Method, ModelSettings, Scenario))
@@ -271,6 +272,9 @@ def _read(module: ModuleType) -> Plugin:
                 f"plug-in {module.__name__!r}: {kind.__name__}.evaluates: {kind.evaluates!r} is not possible; "
                 'write a tuple of names, such as ("global",)'
             )
+        if strange := [name for name in kind.evaluates if name not in EVALUATED]:
+            words = unknown("model", strange[0], EVALUATED)
+            raise UserError(f"plug-in {module.__name__!r}: {kind.__name__}.evaluates: {words}")
         if not callable(kind.server):
             raise UserError(
                 f"plug-in {module.__name__!r}: {kind.__name__}.server is no method; write def server(self) -> str"

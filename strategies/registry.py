@@ -48,12 +48,22 @@ def strategy_class(method: Method) -> type[MethodStrategy[Any]]:
         return brought
     shared = method.server()
     for module in plugins.of(type(method)):
-        if shared not in (ours := names_in("perennial.strategies")):
+        files = names_in("perennial.strategies")
+        if shared not in files or not _has_half(shared):
             raise UserError(
                 f"plug-in {module!r}: {type(method).__name__}.server() says {shared!r}, which is no server "
-                f"half of ours{meant(shared, ours)}"
+                f"half of ours{meant(shared, filter(_has_half, files))}"
             )
+        return _of_file(method.family or shared, shared)  # its name may be that of any file here
     return _of_file(method.module(), shared)
+
+
+def _has_half(file: str) -> bool:
+    """Whether a file of `strategies/` has a method's server half."""
+    try:
+        return defined_in(f"perennial.strategies.{file}", MethodStrategy) not in MECHANISMS.values()
+    except TypeError:
+        return False
 
 
 @lru_cache

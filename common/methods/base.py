@@ -13,6 +13,8 @@ from perennial.common.model_settings import ModelSettings
 if TYPE_CHECKING:
     from perennial.common.models import Tensors
 
+EVALUATED = ("global", "personal", "ensemble")
+"""Names of models that clients evaluate."""
 EVERY = "whenever it changes"
 FIRST = "in the first reply"
 CHANGE = "how it changes, since a tensor that is sent changes alike"
@@ -49,7 +51,7 @@ class Method(BaseModel):
     source: ClassVar[str]
     """Where the method is published."""
     evaluates: ClassVar[tuple[str, ...]]
-    """The models that clients evaluate, the headline one last: of "global", "personal", "ensemble"."""
+    """The models that clients evaluate, the headline one last: of `EVALUATED`."""
     actions: ClassVar[tuple[str, ...]] = ("train", "evaluate")
     """Message types that the client half answers, e.g. "train.gradient"."""
     sums: ClassVar[tuple[Sum, ...]] = ()

@@ -1,5 +1,6 @@
 """Stacks of clients: which clients make one, what goes in and what comes out."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,11 @@ from toys import Toy, broken_off, toy_config
 from perennial.client import cohort
 from perennial.client.cohort import StackedExamples, evenly
 from perennial.client.host import Host
+from perennial.client.methods.ditto import DittoClient
+from perennial.client.trainer import Received, Reply
 from perennial.common.config import RunConfig, load_config
 from perennial.common.data.examples import ClientData, Examples
+from perennial.common.errors import RunStopped
 from perennial.common.memory import activation_bytes
 from perennial.common.model_settings import model_settings
 from perennial.common.models import Tensors
@@ -157,6 +161,46 @@ def test_who_keeps_something_is_no_stack_with_who_does_not_yet(tmp_path: Path, s
         runs.append(trained(config, tmp_path / engine))
     assert len([action for action, _ in sizes if action == "train"]) > config.rounds
     assert gap(*runs) < 1e-5
+
+
+@pytest.mark.parametrize("engine", ["loop", "stack"])
+def test_an_exit_in_a_client_half_is_that_clients_failure_and_ctrl_c_is_not(
+    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raised: list[BaseException] = [SystemExit(3)]
+    answer = DittoClient.answer
+
+    def ends(self: DittoClient, action: str, received: Received) -> Reply:
+        if action == "train" and "client-1" in (self.client, *self.stack):
+            raise raised[0]
+        return answer(self, action, received)
+
+    monkeypatch.setattr(DittoClient, "answer", ends)
+    config = ditto(engine, 4)
+    summary = LocalRuntime(config).run(RunFolder.create(tmp_path / "run", config))
+    assert {client: facts["last"] for client, facts in summary["left_out"].items()} == {
+        "client-1": "round 2: failed: the client half called sys.exit(3) (RuntimeError)"
+    }
+    raised[0] = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        LocalRuntime(config).run(RunFolder.create(tmp_path / "broken", config))
+
+
+@pytest.mark.parametrize("engine", ["loop", "stack"])
+def test_a_metric_that_is_no_number_is_named(engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = DittoClient.answer
+
+    def odd(self: DittoClient, action: str, received: Received) -> Reply:
+        reply = answer(self, action, received)
+        if action != "train":
+            return reply
+        return replace(reply, metrics={**reply.metrics, "odd": torch.ones(len(self.stack) or 1, 2, 3)})
+
+    monkeypatch.setattr(DittoClient, "answer", odd)
+    config = ditto(engine, 4)
+    words = r"\(client-0: failed: metric 'odd': a tensor of shape \[1, 2, 3\] is not possible; it must be a number"
+    with pytest.raises(RunStopped, match=words):
+        LocalRuntime(config).run(RunFolder.create(tmp_path / "run", config))
 
 
 def test_auto_stacks_many_small_clients_alone(tmp_path: Path, sizes: Sizes) -> None:

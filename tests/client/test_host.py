@@ -8,11 +8,12 @@ import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 from toys import toy_config
 
-from perennial.client.host import Host
+from perennial.client.host import Host, _without_a_model, client_class
 from perennial.client.state import FileStates
 from perennial.common.config import load_config, parse_task
 from perennial.common.data.scenario import Scenario
 from perennial.common.errors import UserError
+from perennial.common.methods import METHODS
 from perennial.common.models import network
 from perennial.common.modules import named_subclasses
 from perennial.common.wire import CONFIG, KEPT, MODEL, RESUMED, ROUND, RUN, TASK, to_record
@@ -75,6 +76,11 @@ def test_a_request_that_cannot_be_is_an_error_that_says_why(
 def test_a_task_that_cannot_be_is_one_sentence(task: str, word: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=word):
         ask(tmp_path, config={**GOOD, TASK: task})
+
+
+def test_our_own_halves_have_the_models_that_they_evaluate() -> None:
+    """By the rule that plug-ins are held to."""
+    assert not [name for name, kind in METHODS.items() if _without_a_model(kind, client_class(kind))]
 
 
 @pytest.mark.parametrize("run", ["../../elsewhere", "/elsewhere", "..", "a/b", "", "a\nb", "x" * 65, "ü", 7])

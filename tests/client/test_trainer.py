@@ -1,4 +1,5 @@
 import math
+import re
 from collections.abc import Callable
 from itertools import islice
 from typing import Any
@@ -80,6 +81,21 @@ def test_a_loss_that_is_no_scalar_is_refused() -> None:
 
     with pytest.raises(ValueError, match=r"loss: a tensor of shape \[5\] is not possible; it must be a scalar"):
         fedavg(batch_size=5).descend(start(), each_samples, received())
+
+
+@pytest.mark.parametrize("wrong", [0.5, "a", torch.ones(2, 3)])
+def test_a_metric_of_a_loss_that_is_no_scalar_tensor_is_named(wrong: Any) -> None:
+    def loss(params: Tensors, batch: Examples, _: Received) -> tuple[Tensor, Metrics]:
+        return quadratic(params, batch, _)[0], {"odd": wrong}
+
+    words = "a tensor of shape [2, 3]" if isinstance(wrong, Tensor) else repr(wrong)
+    client, model = fedavg(), Working(start(), NET.parameter_names)
+    for make in (
+        lambda: client.descend(start(), loss, received()),
+        lambda: client.full_gradient(model, loss, received(), size=8),
+    ):
+        with pytest.raises(ValueError, match=re.escape(f"metric 'odd': {words} is not possible; it must be a s")):
+            make()
 
 
 def test_a_rate_of_its_own_takes_the_place_of_the_learning_rate() -> None:

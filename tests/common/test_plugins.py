@@ -24,6 +24,7 @@ from perennial.server.local import LocalRuntime
 from perennial.server.study import version
 from perennial.server.study.version import run_name
 from perennial.strategies.registry import strategy_class
+from perennial.testing import methods
 
 SMALL = ["--set", "scenario.clients=2", "--rounds", "1", "--scenario", "colored-digits"]
 
@@ -86,6 +87,12 @@ def test_a_plug_in_may_have_one_of_our_halves(folder: Path) -> None:
     assert strategy_class(config("my-mean", plugins=["my_uniform"]).method).__name__ == "UniformStrategy"
 
 
+@pytest.mark.parametrize("name", ["registry", "uniform"])
+def test_a_plug_in_may_have_the_name_of_a_file_of_ours(name: str, folder: Path) -> None:
+    write(folder, "my_method", METHOD.replace("my-prox", name))
+    assert strategy_class(config(name, plugins=["my_method"]).method).__name__ == "MethodStrategy"
+
+
 def test_an_installed_plug_in_is_found_by_its_names_and_imported_no_sooner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,6 +146,17 @@ def test_a_scenario_and_a_model_train(folder: Path) -> None:
     assert load_file("run/models/global.safetensors")["classifier.weight"].shape == (2, 8)
     assert scenario_class("my-digits").__name__ == "MyDigits"
     assert SCENARIOS["my-digits"].clients == 2
+
+
+def test_a_loss_may_leave_out_the_risk_and_perennial_check_says_what_it_misses(
+    folder: Path, tmp_path: Path
+) -> None:
+    silent = "    def loss(self, *given):\n        return super().loss(*given)[0], {}\n"
+    write(folder, "my_method", METHOD + silent)
+    code, output = perennial("run", "--plugin", "my_method", "--method", "my-prox", *SMALL, "--out", "run")
+    assert code == 0, output
+    with pytest.raises(AssertionError, match="the loss reports no metric 'risk', by which this test tells"):
+        methods.test_trains_and_improves("my-prox", tmp_path)
 
 
 def test_presets_are_scenarios_by_names_of_their_own(folder: Path) -> None:
@@ -262,6 +280,20 @@ WRONG = {
         METHOD + "\n\nMyProx.evaluates = 'global'\n",
         "MyProx.evaluates: 'global' is not possible; write a tuple of names, such as",
     ),
+    "no such model": (
+        METHOD + "\n\nMyProx.evaluates = ('globl',)\n",
+        "MyProx.evaluates: unknown model 'globl'; did you mean 'global'? (there are: ensemble, global, personal)",
+    ),
+    "no personal model": (
+        METHOD + "\n\nMyProx.evaluates = ('global', 'personal')\n",
+        "MyProx.evaluates: 'personal' is not possible, since MyClient has no such model; give it a method "
+        "`models` that answers one or keeps = frozenset({'personal'}), or evaluate 'global'",
+    ),
+    "no ensemble": (
+        METHOD + "\n\nMyProx.evaluates = ('ensemble',)\n",
+        "MyProx.evaluates: 'ensemble' is not possible, since MyClient has no such model; give it a method "
+        "`models` that answers one, or evaluate 'global'",
+    ),
     "no such family": (
         SETTINGS + "\n\nMyProx.family = 'fedprx'\n",
         "MyProx: unknown family 'fedprx'; did you mean 'fedprox'?",
@@ -273,6 +305,14 @@ WRONG = {
     "no such server": (
         METHOD + "\n\nMyProx.server = lambda self: 'unifrm'\n",
         "MyProx.server() says 'unifrm', which is no server half of ours; did you mean 'uniform'?",
+    ),
+    "no server half": (
+        METHOD + "\n\nMyProx.server = lambda self: 'registry'\n",
+        "MyProx.server() says 'registry', which is no server half of ours",
+    ),
+    "a mechanism": (
+        METHOD + "\n\nMyProx.server = lambda self: 'secagg'\n",
+        "MyProx.server() says 'secagg', which is no server half of ours",
     ),
     "presets": (SCENARIO + "\nPRESETS = {'a': 1}\n", "PRESETS must be scenarios by name"),
     "abstract": (
