@@ -184,5 +184,5 @@ def test_other_lengths_are_refused(words: tuple[str, ...], said: str, tmp_path: 
 
 
 def test_from_python() -> None:
-    with pytest.raises(UserError, match="trial_rounds: 0 is not possible; it must be at least 1"):
+    with pytest.raises(UserError, match="trial_rounds: 0 is not possible; it must be a whole number, at least 1"):
         studies.compare(["ditto"], "toy", trials=2, trial_rounds=0)
