@@ -106,6 +106,8 @@ def ask(module: str) -> None:
         raise UserError(
             f"plug-in {module!r} is not possible; write a module's name, such as my_method for my_method.py"
         )
+    if module.endswith(".py"):
+        raise UserError(f"plug-in {module!r} is not possible; leave off .py: {module.removesuffix('.py')}")
     top, here = module.partition(".")[0], Path.cwd()
     beside = here / top / "__init__.py", here / f"{top}.py"
     places = [here / path.relative_to(here).parts[0] for path in beside if path.is_file()]

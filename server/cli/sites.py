@@ -395,8 +395,9 @@ ClientId = Annotated[
 ]
 
 
-@app.command("serve")
+@app.command("serve", context_settings={"allow_extra_args": True})  # a run folder, most likely
 def serve_models(
+    ctx: typer.Context,
     state: State = Path(DEFAULTS["state-dir"]),
     port: Annotated[int, typer.Option(min=0, max=65535, help="Of gRPC. 0: any free one.")] = 8001,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0: all of this machine's.")] = "127.0.0.1",
@@ -440,6 +441,11 @@ def serve_models(
 ) -> None:
     """Serve a site's models over the Open Inference Protocol (gRPC, HTTP); follows the training."""
     with sentences():
+        if ctx.args:
+            raise UserError(
+                f"serve: {ctx.args[0]!r} is not possible; name a site's state folder with --state, or take a run "
+                "folder's model out with `perennial export`"
+            )
         from perennial.client.serving.access import Callers  # imports PyTorch
         from perennial.client.serving.inference import Limits
         from perennial.client.serving.models import Catalogue, Choice, Models, named_choice

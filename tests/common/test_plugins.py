@@ -348,7 +348,7 @@ def test_a_broken_plug_in_ends_in_a_sentence_and_harms_nothing_else(wrong: str, 
     ("arguments", "words"),
     [
         (["--plugin", "my_method"], "plug-in 'my_method': there is no my_method.py in "),
-        (["--plugin", "my_method.py"], "there is no my_method.py in "),
+        (["--plugin", "my_method.py"], "plug-in 'my_method.py' is not possible; leave off .py: my_method\n"),
         (["--plugin", "./my_method"], "plug-in './my_method' is not possible; write a module's name"),
         (["--plugin", "colorsys"], "plug-in 'colorsys' (/"),
         (["--set", "plugins=[]"], "--set plugins is not possible; name them with --plugin"),

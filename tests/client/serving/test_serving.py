@@ -988,6 +988,7 @@ def test_what_the_command_cannot_do_it_says(state: Path, served: Served, tmp_pat
             str(served.server.port),
         ): f"cannot listen on 127.0.0.1:{served.server.port}",
         ("--state", str(state), "--certificate", "x.crt"): "belong together",
+        ("runs/first",): "serve: 'runs/first' is not possible; name a site's state folder with --state, or take",
         ("--state", str(state), "--device", "tpu"): "device 'tpu' is unknown",
     }
     for arguments, sentence in sentences.items():
