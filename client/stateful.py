@@ -40,8 +40,7 @@ class StatefulTrainer(LocalTrainer[S]):
 
     def shared_step(self, v: Working, batch: Examples, received: Received) -> Metrics:
         """One step of the shared model's local copy on `loss`; its metrics."""
-        value, metrics = self.each(self.loss)(v.tensors, batch, received)
-        self.must_be_scalars(value, metrics)
+        value, metrics = self.value(self.loss, v, batch, received)
         v.descend(value, self.optimizer(SHARED), self.hparams.learning_rate)
         return metrics
 

@@ -205,15 +205,17 @@ class Client(Generic[H]):
         """Mean cross-entropy (), to which every sample adds as its class counts in the run."""
         return cross_entropy(logits, labels, self.class_weights)
 
-    def must_be_scalars(self, loss: Tensor, metrics: Metrics) -> None:
-        """Raises `ValueError` where what a loss has returned is no scalar, or one of its metrics is none."""
+    def value(self, loss: Loss, model: Working, batch: Examples, received: Received) -> tuple[Tensor, Metrics]:
+        """A loss where the model stands, and its metrics. Raises `ValueError` where one of them is no scalar."""
+        found, metrics = self.each(loss)(model.tensors, batch, received)
         axes = bool(self.stack)
-        for what, value in [("loss", loss), *((f"metric {name!r}", metric) for name, metric in metrics.items())]:
+        for what, value in [("loss", found), *((f"metric {name!r}", metric) for name, metric in metrics.items())]:
             if not isinstance(value, Tensor):
                 raise ValueError(f"{what}: {value!r} is not possible; it must be a scalar tensor")
             if value.dim() != axes:
                 shape = [*value.shape[axes:]]
                 raise ValueError(f"{what}: a tensor of shape {shape} is not possible; it must be a scalar")
+        return found, metrics
 
     def full_gradient(
         self, model: Working, loss: Loss, received: Received, *, size: int, equal_pieces: bool = False
@@ -227,8 +229,7 @@ class Client(Generic[H]):
         total = [torch.zeros_like(value) for value in model.values]
         pieces = torch.split(torch.arange(len(train), device=train.y.device), size)
         for index in pieces:
-            value, metrics = self.each(loss)(model.tensors, train[index], received)
-            self.must_be_scalars(value, metrics)
+            value, metrics = self.value(loss, model, train[index], received)
             weight = 1 / len(pieces) if equal_pieces else len(index) / len(train)
             torch._foreach_add_(total, model.gradient(value), alpha=weight)
             means.add(metrics, weight)
@@ -350,8 +351,7 @@ class LocalTrainer(Client[T]):
         self, model: Working, loss: Loss, batch: Examples, received: Received
     ) -> tuple[list[Tensor], Metrics]:
         """Gradient of `loss` and of weight decay where the model stands, and the loss's metrics."""
-        value, metrics = self.each(loss)(model.tensors, batch, received)
-        self.must_be_scalars(value, metrics)
+        value, metrics = self.value(loss, model, batch, received)
         return self.with_decay(model.gradient(value), model), metrics
 
     def with_decay(self, gradient: list[Tensor], model: Working) -> list[Tensor]:
