@@ -45,7 +45,8 @@ def client_class(method: type[Method]) -> type[Client[Any]]:
     which its half does not have.
     """
     found: type[Client[Any]] | None = plugins.half(method, "client", Client)
-    for module in () if found else plugins.of(method):
+    module = next(iter(plugins.of(method)), "")
+    if module and not found:
         if not method.family:
             raise UserError(
                 f"plug-in {module!r}: method {method.model_fields['name'].default!r} has no client half; "
@@ -55,14 +56,13 @@ def client_class(method: type[Method]) -> type[Client[Any]]:
             raise UserError(f"plug-in {module!r}: {method.__name__}: {unknown('family', method.family, ours)}")
     found = found or defined_in(f"perennial.client.methods.{method.module()}", Client)
     assert found
-    for module in plugins.of(method):
-        if missing := _without_a_model(method, found):
-            also = f" or keeps = frozenset({{{PERSONAL!r}}})" if missing == PERSONAL else ""
-            raise UserError(
-                f"plug-in {module!r}: {method.__name__}.evaluates: {missing!r} is not possible, since "
-                f"{found.__name__} has no such model; give it a method `models` that answers one{also}, or "
-                "evaluate 'global'"
-            )
+    if module and (missing := _without_a_model(method, found)):
+        also = f" or keeps = frozenset({{{PERSONAL!r}}})" if missing == PERSONAL else ""
+        raise UserError(
+            f"plug-in {module!r}: {method.__name__}.evaluates: {missing!r} is not possible, since "
+            f"{found.__name__} has no such model; give it a method `models` that answers one{also}, or "
+            "evaluate 'global'"
+        )
     return found
 
 

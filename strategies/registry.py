@@ -47,15 +47,16 @@ def strategy_class(method: Method) -> type[MethodStrategy[Any]]:
     if brought:
         return brought
     shared = method.server()
-    for module in plugins.of(type(method)):
-        files = names_in("perennial.strategies")
-        if shared not in files or not _has_half(shared):
-            raise UserError(
-                f"plug-in {module!r}: {type(method).__name__}.server() says {shared!r}, which is no server "
-                f"half of ours{meant(shared, filter(_has_half, files))}"
-            )
-        return _of_file(method.family or shared, shared)  # its name may be that of any file here
-    return _of_file(method.module(), shared)
+    modules = plugins.of(type(method))
+    if not modules:
+        return _of_file(method.module(), shared)
+    files = names_in("perennial.strategies")
+    if shared not in files or not _has_half(shared):
+        raise UserError(
+            f"plug-in {modules[0]!r}: {type(method).__name__}.server() says {shared!r}, which is no server "
+            f"half of ours{meant(shared, filter(_has_half, files))}"
+        )
+    return _of_file(method.family or shared, shared)  # its name may be that of any file here
 
 
 def _has_half(file: str) -> bool:
