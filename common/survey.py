@@ -5,7 +5,7 @@ it tells *sums*, up to three times: counts and sums of numbers, squares around t
 leaves a site only if it has so many rows of it or more (`Question.least`), a sum only if it is of so many numbers.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Literal
 
 import numpy as np
@@ -131,6 +131,16 @@ class Request(Part):
 
     question: Question
     asked: Asked | None = None
+
+
+def all_names(
+    classes: Iterable[str],
+    environments: Iterable[str] | None,
+    categories: Mapping[str, Iterable[str]] | None = None,
+) -> Spellings:
+    """All names of somewhere, `categories` by column."""
+    found = {("classes", ""): {*classes}, ("environments", ""): {*(environments or ())}}
+    return found | {("categories", column): {*names} for column, names in (categories or {}).items()}
 
 
 def spelt_alike(sites: Mapping[str, Spellings], show: bool = True) -> list[str]:

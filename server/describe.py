@@ -25,7 +25,7 @@ from perennial.common.data.own import LABEL, TABLES, Found, read
 from perennial.common.data.scenarios.own import SITE, SITE_TEXT, OwnData
 from perennial.common.errors import UserError
 from perennial.common.suggest import unknown
-from perennial.common.survey import Question, Rule, Spellings, spelt_alike
+from perennial.common.survey import Question, Rule, Spellings, all_names, spelt_alike
 from perennial.server.grid import LocalGrid
 from perennial.server.local import number
 from perennial.server.survey import Surveyed, announced, balancing, short, survey, union
@@ -87,8 +87,8 @@ def describe(
     files = _files(path)
     if files[0].suffix not in TABLES:
         found = read(files[0], asked.label_column, asked.environment_column)
-        told: Spellings = {("classes", ""): {*found.labels}, ("environments", ""): {*(found.environments or ())}}
-        return Surveyed(_measured(found, sites, balance), remarks=spelt_alike({found.name: told}))
+        remarks = spelt_alike({found.name: all_names(found.labels, found.environments)})
+        return Surveyed(_measured(found, sites, balance), remarks=remarks)
     if path.is_dir():
         files = _of(files, sites)
         names = [file.stem for file in files]

@@ -39,6 +39,7 @@ from perennial.common.survey import (
     Request,
     Shape,
     Spellings,
+    all_names,
     edges,
     entered,
     some,
@@ -471,8 +472,8 @@ def _categories(name: str, taking: Taking, question: Question) -> tuple[str, ...
 
 def _spellings(shape: Shape, kinds: Mapping[str, str]) -> Spellings:
     """What a site tells of names, of columns that are categories everywhere."""
-    names = {("categories", name): shape.columns[name].names for name, kind in kinds.items() if kind == "category"}
-    return {("classes", ""): shape.classes, ("environments", ""): shape.environments or (), **names}
+    columns = {name: shape.columns[name].names for name, kind in kinds.items() if kind == "category"}
+    return all_names(shape.classes, shape.environments, columns)
 
 
 def _must_know(question: Question, shapes: Mapping[str, Shape]) -> None:

@@ -42,6 +42,7 @@ from perennial.common.survey import (
     Request,
     Shape,
     Spellings,
+    all_names,
     edges,
     limbs,
     spelt_alike,
@@ -110,15 +111,12 @@ class Table:
 
     def spellings(self) -> Spellings:
         """All names in it, those of few rows included; they stay on this machine."""
-        found = {
-            ("classes", ""): {*self.found.labels},
-            ("environments", ""): {*(self.found.environments or ())},
-        }
+        categories = {}
         for name in self.found.columns:
             cells = [] if name in self.question.drop else self._read(name)
             if isinstance(cells, list) and _kind(texts := [text for text in cells if text]) == "category":
-                found["categories", name] = {*texts}
-        return found
+                categories[name] = texts
+        return all_names(self.found.labels, self.found.environments, categories)
 
     # ------------------------------------------------------------------ inside
 

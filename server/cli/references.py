@@ -2,12 +2,11 @@
 
 import json
 import shlex
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from perennial.common.config import RunConfig, load_config
+from perennial.common.config import RunConfig, load_config, read
 from perennial.common.errors import UserError
 from perennial.common.methods import method_class
 from perennial.server.folder import RunFolder
@@ -53,7 +52,7 @@ def fedavg_beside(path: Path, config: RunConfig) -> Path | None:
     found: dict[float, Path] = {}
     for file in path.parent.glob("*/config.toml"):
         try:
-            values = tomllib.loads(file.read_text(encoding="utf-8"))
+            values = read(file)
             if values["method"]["name"] != REFERENCE or _others(values) != wanted:
                 continue
             if not inputs.items() <= RunFolder(file.parent).inputs().items():
