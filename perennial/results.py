@@ -114,10 +114,14 @@ class Result:
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw the accuracy in each test environment, for each model and selection.
 
-        On `ax`, or in a new figure of pyplot.
+        On `ax`, or in a new figure of pyplot. Raises `UserError` where no client has test data.
         """
         from matplotlib import pyplot
 
+        if not any(found["accuracy"] for _, found in self._selected()):
+            raise UserError(
+                "no client has test data, so there is nothing to plot; plot_history has held-out accuracy"
+            )
         if ax is None:
             ax = pyplot.subplots(layout="constrained")[1]
         for key, found in self._selected():

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,7 @@ from perennial.common.files import load_records, load_tensors, save_records
 from perennial.runs import vacant
 from perennial.server.cli.main import app
 from perennial.server.folder import RunFolder
+from perennial.server.report.page import report
 from perennial.server.study.recipes import recipe_config
 
 FEW = {"evaluate_every": 2, "checkpoint_every": 2, "model.hidden": [8]}
@@ -265,6 +267,18 @@ def test_a_comparison_without_test_samples_is_one_sentence(tmp_path: Path) -> No
     untested = from_arrays({"a": (X, Y), "b": (X, Y)}, test_fraction=0.0)
     with pytest.raises(UserError, match="no client of arrays has test samples with seed 0, so there is"):
         perennial.compare(["ditto"], untested, seeds=1, rounds=1, settings=FEW, out=tmp_path)
+
+
+def test_a_search_without_test_samples_has_held_out_numbers_alone(tmp_path: Path) -> None:
+    untested = from_arrays({"a": (X, Y), "b": (X, Y)}, test_fraction=0.0)
+    found = perennial.tune("ditto", untested, 2, select="held-out", rounds=1, settings=FEW, out=tmp_path)
+    assert [(row["worst"], row["trouble"]) for row in found.table] == [(None, ""), (None, "")]
+    assert all(0 <= row["held-out"] <= 1 for row in found.table)
+    page, skipped = report([tmp_path], oracle=True)
+    assert skipped == []
+    assert re.findall("<figcaption>([^<]*)", page) == ["Held-out training accuracy against rounds"]
+    with pytest.raises(UserError, match="no client has test data"):
+        found.result.plot()
 
 
 def test_a_script_that_lacks_its_main_line_is_told_so(tmp_path: Path) -> None:

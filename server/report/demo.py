@@ -17,6 +17,7 @@ from perennial.server.report.page import framed, html_figure, legend
 from perennial.server.report.panels import Figure, curve_line, environment_line, round_means
 from perennial.server.report.results import Result
 from perennial.server.report.tables import Table, html_table
+from perennial.server.study.compare import measures
 from perennial.server.study.demo import Finding, Measured, difference_text, mean, points, seeds_line
 from perennial.server.words import percent
 
@@ -167,7 +168,7 @@ def _lines(finding: Finding) -> tuple[list[Line], dict[int, str]]:
     else:
         lines = [curve_line(style, round_means(result, "accuracy")) for style, result in results.items()]
         x = [min(min(line.x) for line in lines), max(max(line.x) for line in lines)]
-        constant = [fmean(found.average for found in finding.constant)] * 2
+        constant = [fmean(measures(found)["average"] for found in finding.constant)] * 2
     lines.append(Line(CONSTANT, x, [100 * value for value in constant]))
     return lines, {style: names[style] for style in results} | {CONSTANT: "a constant"}
 

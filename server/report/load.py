@@ -13,7 +13,6 @@ from pydantic import ValidationError
 from perennial.common.config import RunConfig, sentence
 from perennial.common.errors import UserError
 from perennial.server.folder import RunFolder
-from perennial.server.study.compare import measures
 from perennial.server.study.runs import Selected
 from perennial.server.study.version import NO_NUMBER
 from perennial.server.summary import Evaluation, Row, summarise
@@ -111,13 +110,16 @@ def _run(path: Path, config: RunConfig, summary: dict[str, Any], rows: list[Row]
     found = summary["models"]
     if oracle:
         again = summarise(config, rows, seconds=0.0, oracle=True)["models"]
-        found = {model: {**chosen, "oracle": again[model]["oracle"]} for model, chosen in found.items()}
+        found = {
+            model: chosen | {name: one for name, one in again[model].items() if name == "oracle"}
+            for model, chosen in found.items()
+        }
     sent = list(accumulate(float(row["bytes_down"] + row["bytes_up"]) for row in trained))
     return Run(
         path=path,
         config=config,
         models={
-            model: {selection: _selected(facts) for selection, facts in found[model].items()}
+            model: {selection: Selected.model_validate(facts) for selection, facts in found[model].items()}
             for model in config.method.evaluates
         },
         curves={model: _curve(model, rows, sent) for model in config.method.evaluates},
@@ -132,12 +134,6 @@ def _run(path: Path, config: RunConfig, summary: dict[str, Any], rows: list[Row]
         left_out=sum(int(entry["replies"]) for entry in summary["left_out"].values()),
         versions=", ".join(f"{name} {version}" for name, version in summary.get("versions", {}).items()),
     )
-
-
-def _selected(facts: Mapping[str, Any]) -> Selected:
-    found = Selected.model_validate(facts)
-    measures(found)  # it has clients, or the run is skipped here and now
-    return found
 
 
 def _curve(model: str, rows: Iterable[Row], sent: Sequence[float]) -> Curve:

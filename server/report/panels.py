@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import nan
+from math import isnan, nan
+from typing import Any
 
 import numpy as np
 
@@ -43,13 +44,18 @@ def drawn(found: Sequence[Result]) -> list[Result]:
 
 
 def scenario_figures(key: str, shown: Sequence[Result], selections: Sequence[str]) -> list[Figure]:
-    """All panels of a scenario; the place of a result in `shown` is its style."""
+    """All panels of a scenario that have a number; the place of a result in `shown` is its style."""
     names = environments_of(shown)
-    made = []
+    made: list[Figure] = []
+
+    def add(caption: str, name: str, lines: Sequence[figures.Line], *labels: str, **options: Any) -> None:
+        if any(not isnan(value) for line in lines for value in line.y):
+            made.append(Figure(caption, figures.line_figure(f"{key}{name}", lines, *labels, **options)))
+
     for selection in selections:
         lines = [environment_line(style, result, selection, names) for style, result in enumerate(shown)]
-        svg = figures.line_figure(f"{key}e{selection}", lines, "test environment", "accuracy (%)", names=names)
-        made.append(Figure(f"Accuracy against test environment, {titled(selection)}", svg))
+        caption = f"Accuracy against test environment, {titled(selection)}"
+        add(caption, f"e{selection}", lines, "test environment", "accuracy (%)", names=names)
     kinds = (
         ("accuracy", "Test accuracy against rounds", "accuracy (%)"),
         ("held_out", "Held-out training accuracy against rounds", "accuracy (%)"),
@@ -58,8 +64,7 @@ def scenario_figures(key: str, shown: Sequence[Result], selections: Sequence[str
     for kind, caption, label in kinds:
         factor = 1 if kind == "loss" else 100
         lines = [curve_line(style, round_means(result, kind), factor) for style, result in enumerate(shown)]
-        svg = figures.line_figure(f"{key}r{kind}", lines, "round", label, percent=kind != "loss")
-        made.append(Figure(caption, svg))
+        add(caption, f"r{kind}", lines, "round", label, percent=kind != "loss")
     sent = [[found.mean for found in round_means(result, "sent").values() if found] for result in shown]
     unit, unit_name = _unit(max((value for values in sent for value in values), default=0))
     lines = [
@@ -67,18 +72,15 @@ def scenario_figures(key: str, shown: Sequence[Result], selections: Sequence[str
         for style, result in enumerate(shown)
     ]
     label = f"{unit_name} of the training exchanges so far, both ways"
-    svg = figures.line_figure(f"{key}b", lines, label, "accuracy (%)")
-    made.append(Figure("Test accuracy against bytes", svg))
+    add("Test accuracy against bytes", "b", lines, label, "accuracy (%)")
     for selection in selections:
         lines = [_client_line(style, result.picked(selection)) for style, result in enumerate(shown)]
         label = "% of the clients, from the worst to the best"
-        svg = figures.line_figure(f"{key}c{selection}", lines, label, "accuracy (%)")
-        made.append(Figure(f"Accuracy of the clients, {titled(selection)}", svg))
+        add(f"Accuracy of the clients, {titled(selection)}", f"c{selection}", lines, label, "accuracy (%)")
     reliable = [line for style, result in enumerate(shown) if (line := _reliability_line(style, result))]
-    if reliable:
-        labels = "score (%)", "share of positives among samples of this score (%)"
-        svg = figures.line_figure(f"{key}s", reliable, *labels, diagonal=True)
-        made.append(Figure("Reliability of the scores after the last round, all clients together", svg))
+    labels = "score (%)", "share of positives among samples of this score (%)"
+    caption = "Reliability of the scores after the last round, all clients together"
+    add(caption, "s", reliable, *labels, diagonal=True)
     return made
 
 

@@ -309,20 +309,24 @@ def measures(found: Selected) -> dict[str, float]:
     """Everything a row averages over seeds, of one seed.
 
     A client's accuracy is its mean over the test environments; the bottom decile is the mean over the worst tenth
-    of the clients, at least one. An area is the mean over test environments.
+    of the clients, at least one. An area is the mean over test environments. Of a run without test data only what
+    is measured on held-out data is there.
     """
     clients = sorted(fmean(values.values()) for values in found.clients.values() if values)
     tenth = clients[: ceil(len(clients) / 10)]
-    optional = {"held-out": found.validation, "loss": found.loss}
-    areas = {name: [own[name] for own in found.areas.values() if name in own] for name in AREAS}
-    return {
-        **found.accuracy,
+    of_all = {
         "worst": found.worst,
         "average": found.average,
         "pooled": found.pooled,
-        "worst client": clients[0],
-        "bottom decile": fmean(tenth),
-        **{name: value for name, value in optional.items() if value is not None},
+        "worst client": clients[0] if clients else None,
+        "bottom decile": fmean(tenth) if clients else None,
+        "held-out": found.validation,
+        "loss": found.loss,
+    }
+    areas = {name: [own[name] for own in found.areas.values() if name in own] for name in AREAS}
+    return {
+        **found.accuracy,
+        **{name: value for name, value in of_all.items() if value is not None},
         **fairness(list(found.accuracy.values())),
         **{name: fmean(values) for name, values in areas.items() if values},
     }

@@ -16,6 +16,7 @@ from perennial.common.config import RunConfig, load_config
 from perennial.common.files import write_text
 from perennial.server.split import Select
 from perennial.server.study.choose import SHUT, choose, with_references
+from perennial.server.study.compare import measures
 from perennial.server.study.leave import LeftOut, leave_one_out
 from perennial.server.study.runs import Outcome, Standing, Watch, kept_lines, run_all
 from perennial.server.study.sweep import trials
@@ -185,7 +186,11 @@ def judge(
     """
     verdict, held_out = choose(outcomes, Select.by_split, why_not), choose(outcomes, Select.held_out)
     leaving = choose(outcomes, Select.leave_one_out, leave_not, left)
-    worst = {n: found.worst for n, own in enumerate(outcomes) if (found := own.selected("final"))}
+    worst = {
+        n: found.worst
+        for n, own in enumerate(outcomes)
+        if (found := own.selected("final")) and found.worst is not None
+    }
     if verdict.trial is None or held_out.trial is None or 0 not in worst:
         return None
     return Case(
@@ -209,7 +214,7 @@ def judge(
 def _constant(config: RunConfig, seed: int) -> float:
     from perennial.server.study.constant import constant_predictor  # with PyTorch
 
-    return constant_predictor(config, seed).worst
+    return measures(constant_predictor(config, seed))["worst"]
 
 
 def regret_table(cases: Sequence[Case]) -> Table:

@@ -58,9 +58,10 @@ class Selected(BaseModel):
     round: int
     accuracy: dict[str, float]
     """By test environment, mean over clients."""
-    worst: float
-    average: float
-    pooled: float
+    worst: float | None
+    """This and the next two: None without test data."""
+    average: float | None
+    pooled: float | None
     """Share of all test samples, so that a client counts by its size."""
     validation: float | None
     """On held-out training-environment data."""
@@ -171,7 +172,9 @@ def standing_line(standing: Standing) -> str:
     line = f"{standing.ended}/{standing.runs} runs  {latest.path.name}"
     found = latest.selected("final")
     said = "waits for the other trials" if latest.waits else latest.trouble
-    line += f"  average {100 * found.average:.1f} %" if found else f"  {said}"
+    if found:
+        said = "no test data" if found.average is None else f"average {100 * found.average:.1f} %"
+    line += f"  {said}"
     if standing.rounds_done and (left := standing.rounds - standing.rounds_done):
         line += f"  about {duration(standing.seconds / standing.rounds_done * left)} to go"
     return line
