@@ -9,7 +9,6 @@ from typing import Any
 from rich.table import Table
 
 from perennial.common.config import RunConfig
-from perennial.common.data.scenarios.arrays import Arrays
 from perennial.common.errors import UserError
 from perennial.server.study.compare import CONSTANT
 from perennial.server.study.runs import Watch, run_all
@@ -47,13 +46,8 @@ def must_leave_out(config: RunConfig) -> None:
             f"--leave-one-site-out needs three sites or more, and {config.scenario.name} has "
             f"{', '.join(config.scenario.client_ids)}: without one, a single one would train alone"
         )
-    if why_not := config.all_train():
+    if why_not := config.all_train() or config.tested_alike():
         raise UserError(f"--leave-one-site-out is not possible with {why_not}")
-    if isinstance(config.scenario, Arrays) and config.scenario.tests:
-        raise UserError(
-            "--leave-one-site-out asks each site about its own samples, and these arrays are tested with "
-            f"{', '.join(config.scenario.tests)}; make them without test"
-        )
 
 
 def without_each(config: RunConfig, adapt: int) -> list[RunConfig]:
