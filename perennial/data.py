@@ -108,13 +108,13 @@ def from_arrays(
     for part in every:
         if part.x.shape[1:] != shape:
             raise UserError(
-                f"{part.name}: a sample has shape {_shape(part.x.shape[1:])}, and in {every[0].name} "
-                f"{_shape(shape)}; all must be alike"
+                f"{part.name}: a sample has shape {shape_text(part.x.shape[1:])}, and in {every[0].name} "
+                f"{shape_text(shape)}; all must be alike"
             )
     if len(shape) == 3 and shape[0] > 4 >= shape[2]:
         warnings.warn(
-            f"x: a sample has shape {_shape(shape)}, and pictures are channels x height x width; if the channels "
-            "are last, move them: x.transpose(0, 3, 1, 2)",
+            f"x: a sample has shape {shape_text(shape)}, and pictures are channels x height x width; if the "
+            "channels are last, move them: x.transpose(0, 3, 1, 2)",
             stacklevel=2,
         )
     framed = [part for part in every if part.columns]
@@ -125,6 +125,7 @@ def from_arrays(
                     f"{part.name}: column {number} of x is {own!r}, and in {framed[0].name} {first!r}; all must "
                     "have the same columns in the same order"
                 )
+    columns = framed[0].columns if framed else ()
     pixels = [part for part in every if part.x.dtype == np.uint8]
     unscaled = [part for part in every if part.x.dtype != np.uint8 and np.abs(part.x).max() > 1]
     if pixels and unscaled:
@@ -168,7 +169,7 @@ def from_arrays(
         scenario = Arrays.model_validate(
             {
                 "sites": tuple(sites),
-                "inputs": tuple(shape),
+                "inputs": columns if len(set(columns)) == len(columns) > 0 else tuple(shape),
                 "labels": tuple(labels.values()),
                 "class_weights": weights,
                 "environments": tuple(environments),
@@ -263,7 +264,7 @@ def _inputs(name: str, part: Any, columns: Sequence[str]) -> npt.NDArray[Any]:
             stacked = np.stack(pixels)
             found.append(stacked[:, None] if grey else stacked.transpose(0, 3, 1, 2))
         else:
-            array = _array(name, column, values)
+            array = as_array(name, column, values)
             found.append(array[:, None] if array.ndim == 1 else array)
     if len(found) > 1 and any(own.ndim != 2 for own in found):
         raise UserError(f"{name}: x: columns of a table must be numbers; give one column of pictures alone")
@@ -291,34 +292,27 @@ class _Part:
     @classmethod
     def of(cls, name: str, given: Any, most: int = 3) -> _Part:
         """Raises `UserError` where a client's or a test environment's arrays are none."""
-        import numpy as np
-
         wanted = "(x, y, environment) or (x, y)" if most == 3 else "(x, y)"
         if isinstance(given, str | Mapping) or not hasattr(given, "__len__") or not 2 <= len(given) <= most:
             raise UserError(f"{name} must be {wanted}, not {type(given).__name__}{_length(given)}")
-        x, y = _array(name, "x", given[0]), _array(name, "y", given[1])
+        x, y = as_array(name, "x", given[0]), as_array(name, "y", given[1])
         n = len(y) if y.ndim else 0
         if y.ndim != 1 or not n:
-            raise UserError(f"{name}: y must have one class for each sample; it has shape {_shape(y.shape)}")
+            raise UserError(f"{name}: y must have one class for each sample; it has shape {shape_text(y.shape)}")
         if y.dtype.kind not in "iubUT":
             raise UserError(f"{name}: y must be whole numbers or texts, not {y.dtype}")
         if x.ndim < 2 or len(x) != n or x.dtype.kind not in "fiub":
             raise UserError(
-                f"{name}: x must be numbers, {n} rows as in y; it is {x.dtype} of shape {_shape(x.shape)}"
+                f"{name}: x must be numbers, {n} rows as in y; it is {x.dtype} of shape {shape_text(x.shape)}"
             )
         if 0 in x.shape:
-            raise UserError(f"{name}: a sample has shape {_shape(x.shape[1:])}, which has no numbers")
-        if x.dtype != np.uint8:
-            with np.errstate(over="ignore"):
-                x = np.ascontiguousarray(x, dtype=np.float32)
-            finite = np.isfinite(x).reshape(n, -1).all(axis=1)
-            if not finite.all():
-                row = int(np.argmin(finite))
-                raise UserError(f"{name}: sample {row} of x has what is no finite number (as float32)")
+            raise UserError(f"{name}: a sample has shape {shape_text(x.shape[1:])}, which has no numbers")
+        columns = _columns(given[0])
+        x = numbers(name, x, columns)
         environment = _environments(name, given[2], n) if len(given) == 3 else None
         values = y.tolist()
         labels = [int(value) for value in values] if y.dtype.kind in "iub" else [str(value) for value in values]
-        return cls(name, x, labels, environment, _columns(given[0]))
+        return cls(name, x, labels, environment, columns)
 
     def tensors(self, labels: Mapping[int | str, str], environments: Sequence[str] = ()) -> Tensors:
         """As they are written; `environments` are those of a client's own samples."""
@@ -336,7 +330,7 @@ class _Part:
         return found
 
 
-def _array(name: str, what: str, given: Any) -> npt.NDArray[Any]:
+def as_array(name: str, what: str, given: Any) -> npt.NDArray[Any]:
     """A NumPy array of what was given. Raises `UserError` where it is no array."""
     import numpy as np
 
@@ -360,6 +354,25 @@ def _array(name: str, what: str, given: Any) -> npt.NDArray[Any]:
     return found
 
 
+def numbers(name: str, x: npt.NDArray[Any], columns: Sequence[str] = ()) -> npt.NDArray[Any]:
+    """Samples (n, …) as they are kept: bytes, or float32. Raises `UserError` for what is no finite number then."""
+    import numpy as np
+
+    if x.dtype == np.uint8:
+        return x
+    with np.errstate(over="ignore"):
+        x = np.ascontiguousarray(x, dtype=np.float32)
+    wrong = np.argwhere(~np.isfinite(x))
+    if len(wrong):
+        row, place = wrong[0][:2]
+        where = f"column {columns[place]!r}" if columns else f"number {place}" if x.ndim == 2 else "x"
+        raise UserError(
+            f"{name}: sample {row} has in {where} what is no finite number (as float32); fill it in, or leave the "
+            "sample out"
+        )
+    return x
+
+
 def _columns(given: Any) -> tuple[str, ...]:
     """The names of a frame's columns; numbers, which pandas gives where nobody has named them, are none."""
     columns = tuple(getattr(given, "columns", ()))
@@ -371,11 +384,11 @@ def _environments(name: str, given: Any, n: int) -> list[str]:
         return [given] * n
     if given is None:
         raise UserError(f"{name}: environment is None; give one for each sample, or leave it out")
-    found = _array(name, "environment", given)
+    found = as_array(name, "environment", given)
     if found.dtype.kind not in "iuUT" or found.shape != (n,):
         raise UserError(
             f"{name}: environment must be {n} whole numbers or texts as in y, or one text; it is {found.dtype} of "
-            f"shape {_shape(found.shape)}"
+            f"shape {shape_text(found.shape)}"
         )
     return [str(value) for value in found.tolist()]
 
@@ -446,7 +459,8 @@ def _by_name(item: tuple[Any, Any]) -> str:
     return str(item[0])
 
 
-def _shape(shape: Sequence[int]) -> str:
+def shape_text(shape: Sequence[int]) -> str:
+    """A shape as a person writes it, such as 3x32x32."""
     return "x".join(map(str, shape)) or "of a single number"
 
 

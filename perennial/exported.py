@@ -47,6 +47,8 @@ class Taken:
     client: str
     """Whose it is, or was evaluated by; empty: nobody's in particular."""
     round: int
+    changed: tuple[str, ...] = ()
+    """Modules, plug-ins and sites' data that have changed since the run began."""
 
     @property
     def scenario(self) -> Scenario:
@@ -98,7 +100,8 @@ def take(
                 f"{', '.join(config.scenario.client_ids[:20])}"
             )
         module = model_of(folder, config, name, client)
-        return Taken(module, config, name, client or "", max(folder.checkpoints(), default=config.rounds))
+        last = max(folder.checkpoints(), default=config.rounds)
+        return Taken(module, config, name, client or "", last, tuple(folder.other_inputs(config)))
     path = Choice(place, run, client).path() if place.is_dir() else None
     if path is None:
         raise UserError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Mapping
 from functools import cached_property
@@ -15,6 +16,8 @@ from perennial.server.summary import Evaluation
 from perennial.server.words import percent
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     from matplotlib.axes import Axes
     from torch import nn
 
@@ -96,9 +99,9 @@ class Result:
         """A model after the last round, on the CPU and in evaluation mode.
 
         It takes samples (n, *input_shape) as they are in training: bytes divided by 255, a table's rows scaled and
-        encoded. It gives logits (n, classes). `perennial export` makes a file that takes raw rows. `name` is one
-        of `config.method.evaluates`, by default the last, which is the method's headline model. "personal" needs
-        a `client`. Most are networks with weights to be read, trained on or saved. Where a method predicts in
+        encoded. It gives logits (n, classes). `predict` takes raw rows. `name` is one of
+        `config.method.evaluates`, by default the last, which is the method's headline model. "personal" needs a
+        `client`. Most are networks with weights to be read, trained on or saved. Where a method predicts in
         another way, such as by the mean of several networks, the module has no weights.
 
         Warns where a module, a plug-in or data of the run have changed since it began. Raises `UserError` for a
@@ -110,6 +113,31 @@ class Result:
             said = "since the run began, so the model may answer otherwise than in its tables"
             warnings.warn(f"{', '.join(other)} changed {said}", stacklevel=2)
         return model_of(self._folder, self.config, name, client)
+
+    def predict_proba(self, x: Any, name: str | None = None, client: str | None = None) -> npt.NDArray[np.float32]:
+        """Probabilities (n, classes) of raw rows; `name` and `client` say by which model, as in `model`.
+
+        `x` is a frame that has the run's columns, in any order and among others, or (n, *input_shape) numbers.
+        Rows of a table are scaled, filled and encoded as in training; bytes (uint8) are divided by 255. The order
+        of the classes is that of `config.scenario.class_names`. Raises `UserError` for rows that do not fit, and
+        as `model`.
+        """
+        from perennial.trained import probabilities
+
+        return probabilities(self.model(name, client), x, self.config.scenario.at(client or ""))
+
+    def predict(self, x: Any, name: str | None = None, client: str | None = None) -> npt.NDArray[Any]:
+        """The likeliest class (n,) of raw rows: its name, or its number where all names are whole numbers.
+
+        Arguments and errors are as with `predict_proba`.
+        """
+        import numpy as np
+
+        names = self.config.scenario.class_names
+        whole = all(re.fullmatch("0|-?[1-9][0-9]*", name) for name in names)
+        classes = np.array([int(name) for name in names] if whole else names)
+        found: npt.NDArray[np.intp] = self.predict_proba(x, name, client).argmax(axis=1)
+        return classes[found] if names else found
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw the accuracy in each test environment, for each model and selection.

@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
@@ -14,16 +16,25 @@ from perennial.client.serving import models as serving
 from perennial.client.state import FileStates, Kept, valid
 from perennial.client.trainer import Client, Predictor, Received
 from perennial.common.config import RunConfig
+from perennial.common.data.environments import unit_range
+from perennial.common.data.own import Found
+from perennial.common.data.scenario import Scenario
+from perennial.common.data.scenarios.own import OwnData
 from perennial.common.errors import UserError
 from perennial.common.files import load_tensors
 from perennial.common.models import Network
 from perennial.common.suggest import unknown
 from perennial.common.wire import MODEL, PERSONAL
+from perennial.data import as_array, numbers, shape_text
 from perennial.server.folder import RunFolder, reason
 from perennial.strategies.registry import strategy_for
 
 CPU = torch.device("cpu")
 GLOBAL = "global"
+
+
+BATCH = 1024
+"""Samples of which a model is asked at once."""
 
 
 class Predicting(nn.Module):
@@ -63,6 +74,43 @@ def model_of(folder: RunFolder, config: RunConfig, name: str | None, client: str
 def module_of(predict: Predictor, network: Network) -> nn.Module:
     """A prediction as a module: the network with its weights, where that is what it is."""
     return network.module(predict.args[0]) if isinstance(predict, partial) else Predicting(predict)
+
+
+def probabilities(module: nn.Module, x: Any, scenario: Scenario) -> npt.NDArray[np.float32]:
+    """A model's answers (n, classes) to raw rows. Raises `UserError` where they do not fit the scenario."""
+    with torch.no_grad():
+        parts = [module(part).softmax(dim=1) for part in torch.split(samples(x, scenario), BATCH)]
+    return torch.cat(parts).numpy()
+
+
+def samples(x: Any, scenario: Scenario) -> Tensor:
+    """Raw rows as a model takes them, (n, *input_shape): a frame's columns by their names, bytes divided by 255.
+
+    Raises `UserError` where they do not fit the scenario.
+    """
+    names = scenario.column_names
+    if frame := hasattr(x, "columns") and any(isinstance(name, str) for name in x.columns):
+        if lacking := [name for name in names if name not in [*x.columns]]:
+            raise UserError(f"x has no column {lacking[0]!r}; a model of this run takes {', '.join(names)}")
+        x = x[list(names)] if names else x
+    if isinstance(scenario, OwnData) and names:
+        if not frame:
+            raise UserError(f"x must be a data frame with the columns {', '.join(names)}, not {type(x).__name__}")
+        import pyarrow as pa
+
+        try:
+            table = pa.Table.from_pandas(x, preserve_index=False) if hasattr(x, "index") else pa.table(x)
+        except (pa.ArrowException, TypeError) as error:  # a column of several kinds
+            raise UserError(f"x cannot be read ({' '.join(map(str, error.args))[:200]})") from None
+        found = Found("x", table, (), None, names).tensor(scenario.input_shape, names, scenario.cells)
+        return scenario.prepare(found)
+    array = as_array("predict", "x", x)
+    if array.dtype.kind not in "fiub" or array.shape[1:] != scenario.input_shape or not len(array):
+        raise UserError(
+            f"x must be numbers of shape n x {shape_text(scenario.input_shape)}, not {array.dtype} of shape "
+            f"{shape_text(array.shape)}"
+        )
+    return scenario.prepare(unit_range(torch.from_numpy(numbers("x", array, names if frame else ()))))
 
 
 def _personal(folder: RunFolder, config: RunConfig, client: str, network: Network) -> Predictor:

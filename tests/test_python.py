@@ -12,6 +12,7 @@ import matplotlib
 import numpy as np
 import pytest
 import torch
+from tables import hospitals
 from torch import nn
 from typer.testing import CliRunner
 
@@ -214,6 +215,78 @@ def test_a_model_is_an_ordinary_module(ditto: Result) -> None:
         ditto.model("best")
 
 
+def test_predictions_of_raw_rows_are_those_that_the_run_counted(ditto: Result, scenario: InMemory) -> None:
+    x, y, _ = samples(4, 16)  # north's own test samples
+    found = {row["client"]: row["accuracy"] for row in ditto.clients
+             if (row["model"], row["selection"], row["environment"]) == ("personal", "final", "own")}  # fmt: skip
+    assert np.mean(ditto.predict(x, client="north") == y) == found["north"]
+    assert ditto.predict_proba(x, "global").sum(axis=1) == pytest.approx(1)
+    assert ditto.predict_proba(x.tolist(), "global").argmax(axis=1).tolist() == ditto.predict(x, "global").tolist()
+    for wrong, sentence in (
+        (x[:, :4], "x must be numbers of shape n x 5, not float64 of shape 16x4"),
+        (x[0], "x must be numbers of shape n x 5, not float64 of shape 5"),
+        (x[:0], "x must be numbers of shape n x 5, not float64 of shape 0x5"),
+        ("new.csv", "x must be numbers of shape n x 5, not <U7"),
+        (np.where(x == x[3, 1], np.nan, x), "sample 3 has in number 1 what is no finite number"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            ditto.predict(wrong, "global")
+
+
+def test_columns_of_a_frame_go_by_their_names(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas", reason="needs pandas")
+    x, y, _ = samples(1)
+    frame = pandas.DataFrame(x, columns=["a", "b", "c", "d", "e"], index=range(7, 47))
+    made = from_arrays({"north": (frame, y + 3), "east": (frame, y + 3)})
+    assert made.scenario.column_names == ("a", "b", "c", "d", "e")
+    result = perennial.run("fedavg", made, rounds=2, settings=FEW, out=tmp_path / "run")
+    found = result.predict_proba(frame)
+    assert np.array_equal(result.predict_proba(x), found)
+    assert np.array_equal(result.predict_proba(frame[["e", "c", "a", "d", "b"]].assign(more=1)), found)
+    assert set(result.predict(frame)) <= {3, 4}
+    with pytest.raises(UserError, match="x has no column 'b'; a model of this run takes a, b, c, d, e"):
+        result.predict(frame.drop(columns="b"))
+    with pytest.raises(UserError, match="x: sample 2 has in column 'd' what is no finite number"):
+        result.predict(frame.replace(frame["d"].iloc[2], np.nan))
+
+
+def test_predictions_of_messy_rows_are_those_that_the_run_counted(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas", reason="needs pandas")
+    hospitals(tmp_path / "hospitals")
+    described = [
+        "describe",
+        str(tmp_path / "hospitals"),
+        "--impute",
+        "median",
+        "--out",
+        str(tmp_path / "run.toml"),
+    ]
+    made = CliRunner().invoke(app, described)
+    assert made.exit_code == 0, made.output
+    result = perennial.run(
+        "fedavg",
+        config=tmp_path / "run.toml",
+        data_root=tmp_path / "hospitals",
+        rounds=2,
+        settings={"test_sites": ["va"]},
+        out=tmp_path / "run",
+    )
+    rows = pandas.read_csv(tmp_path / "hospitals" / "va.csv")
+    (counted,) = (
+        row["accuracy"] for row in result.clients if row["client"] == "va" and row["selection"] == "final"
+    )
+    assert np.mean(result.predict(rows) == rows["label"]) == counted
+    texts = rows.astype({"age": object})
+    texts.loc[3, "age"] = "old"
+    for wrong, sentence in (
+        (rows.drop(columns="thal"), "x has no column 'thal'; a model of this run takes age, pressure, pain, thal"),
+        (rows.to_numpy(), "x must be a data frame with the columns age, pressure, pain, thal, not ndarray"),
+        (texts, "age"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            result.predict(wrong)
+
+
 def test_a_module_that_has_changed_is_warned_of(
     scenario: InMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,6 +302,9 @@ def test_a_module_that_has_changed_is_warned_of(
     file.write_text(file.read_text().replace("ReLU", "Tanh"))
     with pytest.warns(UserWarning, match="module net_that_changes changed since the run began, so the model may"):
         result.model()
+    words = [str(result.folder), "--format", "torch", "--out", "model.safetensors"]
+    said = CliRunner().invoke(app, ["export", *words]).stderr
+    assert "module net_that_changes changed since the run began; the file may answer otherwise" in said
 
 
 # ---------------------------------------------------------------------- studies
@@ -281,14 +357,14 @@ def test_a_search_without_test_samples_has_held_out_numbers_alone(tmp_path: Path
         found.result.plot()
 
 
-def tested_alike() -> InMemory:
+def with_common_tests() -> InMemory:
     """Three sites, and test samples that all of them have."""
     return from_arrays({"a": (X, Y), "b": (X, Y), "c": (X, Y)}, test={"later": (X, Y)})
 
 
 def test_sites_that_share_test_samples_are_not_left_out(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not possible with arrays that are tested with later, not with each site"):
-        perennial.leave_one_site_out(["fedavg"], tested_alike(), seeds=1, out=tmp_path)
+        perennial.leave_one_site_out(["fedavg"], with_common_tests(), seeds=1, out=tmp_path)
 
 
 def test_a_script_that_lacks_its_main_line_is_told_so(tmp_path: Path) -> None:
@@ -349,7 +425,7 @@ def test_a_script_that_lacks_its_main_line_is_told_so(tmp_path: Path) -> None:
         (lambda: perennial.sweep("fedavg", "colored-digits", 2, jobs=0), "jobs: 0 is not possible"),
         (lambda: perennial.leave_one_site_out(["fedavg"], "rc-digits", seeds=0), "seeds: 0 is not possible"),
         (
-            lambda: perennial.run("fedavg", tested_alike(), settings={"test_sites": ["a"]}),
+            lambda: perennial.run("fedavg", with_common_tests(), settings={"test_sites": ["a"]}),
             "test_sites: a is not possible with arrays that are tested with later, not with each site's own",
         ),
         (
@@ -547,8 +623,8 @@ BAD: list[tuple[Any, dict[str, Any], str]] = [
     ({"a": (X[:5], Y, E)}, {}, "a: x must be numbers, 8 rows as in y; it is float64 of shape 5x5"),
     ({"a": (X.astype(str), Y, E)}, {}, "a: x must be numbers, 8 rows as in y; it is <U"),
     ({"a": ([[1.0], [1.0, 2.0]], [0, 1], E[:2])}, {}, "a: x is no array"),
-    ({"a": (NAN, Y, E)}, {}, "a: sample 5 of x has what is no finite number"),
-    ({"a": (X * 1e300, Y, E)}, {}, "a: sample 0 of x has what is no finite number (as float32)"),
+    ({"a": (NAN, Y, E)}, {}, "a: sample 5 has in number 2 what is no finite number"),
+    ({"a": (X * 1e300, Y, E)}, {}, "a: sample 0 has in number 0 what is no finite number (as float32)"),
     ({"a": (X[:, :0], Y, E)}, {}, "a: a sample has shape 0, which has no numbers"),
     ({"a": (X, Y, E), "b": (X[:, :4], Y, E)}, {}, "b: a sample has shape 4, and in a 5; all must be alike"),
     ({"a": (X, Y, E), "b": (X, Y)}, {}, "b has no environments, and a has; give all of them some, or none"),

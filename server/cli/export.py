@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from perennial.server.cli.console import out, sentences
+from perennial.server.cli.console import out, remark, sentences
 from perennial.server.cli.options import DataRoot, app
 from perennial.server.cli.sites import ClientId, RunId
 
@@ -41,6 +41,9 @@ def export_model(
         from perennial.exported import take, write_onnx, write_torch  # imports PyTorch
 
         taken = take(place, model, client, run_id, Path(data_root) if data_root else None)
+        if taken.changed:
+            changed = ", ".join(taken.changed)
+            remark(f"{changed} changed since the run began; the file may answer otherwise than in its tables")
         said = (write_onnx if form is Form.onnx else write_torch)(taken, file)
         whose = f" of {taken.client}" if taken.client else ""
         what = f"the {taken.name} model of {taken.task.method.name}{whose} after round {taken.round}"

@@ -110,6 +110,10 @@ class Sites(Scenario):
         return _shape(self.inputs)
 
     @property
+    def column_names(self) -> tuple[str, ...]:
+        return tuple(name for name in self.inputs if isinstance(name, str))
+
+    @property
     def classes(self) -> int:
         return len(self.labels)
 
@@ -211,10 +215,6 @@ class OwnData(Sites):
     def columns_of(self, site: str) -> dict[str, AnyColumn]:
         """What becomes of each column's cells at a site."""
         return {**self.columns, **self.own_columns.get(site, {})}
-
-    @property
-    def column_names(self) -> tuple[str, ...]:
-        return tuple(name for name in self.inputs if isinstance(name, str))
 
     @property
     def cells(self) -> dict[str, AnyColumn]:
