@@ -1,5 +1,7 @@
 """The files of somebody's own that a run reads on this machine, and their digests."""
 
+import ast
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
@@ -16,29 +18,59 @@ from perennial.common.model_settings import Module
 
 
 def own_digests(config: RunConfig) -> dict[str, str]:
-    """By site, of its data, where they are here; and of the source of a module that is the model."""
-    return {name: _digest(path, tuple(_files(path))) for name, path in _own(config)}
+    """By site, of its data, where they are here; and of the sources of a module that is the model."""
+    return {name: _digest(path, tuple(files)) for name, path, files in _own(config)}
 
 
 def digests(config: RunConfig) -> dict[str, str]:
-    """Those, and of the source of each plug-in."""
+    """Those, and of the sources of each plug-in."""
     found = own_digests(config)
     for name in config.plugins:
         path = plugins.source(name)
-        found[f"plug-in {name}"] = _digest(path, tuple(own for own in _files(path) if own[0].suffix == ".py"))
+        found[f"plug-in {name}"] = _digest(path, tuple(_sources(path)))
     return found
 
 
-def _own(config: RunConfig) -> Iterator[tuple[str, Path]]:
+def _own(config: RunConfig) -> Iterator[tuple[str, Path, Iterator[tuple[Path, int]]]]:
     root = resolve_root(config.data_folder)
     if isinstance(config.scenario, OwnData) and root and config.runtime != "deployment":
         for site in config.scenario.sites:
             with suppress(UserError):  # of a site that has no data, which the run itself will say
-                yield site, place_of(root, site)
+                path = place_of(root, site)
+                yield site, path, _files(path)
     if isinstance(config.model, Module) and not config.model.torchvision:
         name = config.model.name.partition(":")[0]
-        if path := plugins.file_of(name):
-            yield f"module {name}", path  # no site's name has a blank
+        if place := plugins.file_of(name):
+            yield f"module {name}", place, _sources(place)  # no site's name has a blank
+
+
+def _sources(place: Path) -> Iterator[tuple[Path, int]]:
+    """The Python files of a plug-in, and those that it imports from beside it if it is not installed."""
+    found, waiting = dict[Path, int](), [place]
+    while waiting:
+        for file, changed in _files(waiting.pop()):
+            if file.suffix != ".py" or file in found:
+                continue
+            found[file] = changed
+            if place.parent.name not in ("site-packages", "dist-packages"):
+                tops = {name.partition(".")[0] for name in named_in(file)} - {"perennial"}
+                beside = [place.parent / end for top in sorted(tops) for end in (top, f"{top}.py")]
+                waiting += [path for path in beside if path.exists()]
+    yield from sorted(found.items())
+
+
+def named_in(file: Path) -> Iterator[str]:
+    """The modules that a source names in its imports, and what `from` takes of them, which may be modules, too."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError):  # a file that lies about, which nobody could have imported
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def _files(path: Path) -> Iterator[tuple[Path, int]]:
@@ -54,5 +86,6 @@ def _digest(place: Path, files: tuple[tuple[Path, int], ...]) -> str:
     digest = sha256()
     for path, _ in files:
         with path.open("rb") as file:
-            digest.update(bytes(path.relative_to(place)) + b"\0" + file_digest(file, "sha256").digest())
+            name = os.path.relpath(path, place).encode(errors="surrogateescape")
+            digest.update(name + b"\0" + file_digest(file, "sha256").digest())
     return digest.hexdigest()

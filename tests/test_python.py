@@ -357,16 +357,6 @@ def test_a_search_without_test_samples_has_held_out_numbers_alone(tmp_path: Path
         found.result.plot()
 
 
-def with_common_tests() -> InMemory:
-    """Three sites, and test samples that all of them have."""
-    return from_arrays({"a": (X, Y), "b": (X, Y), "c": (X, Y)}, test={"later": (X, Y)})
-
-
-def test_sites_that_share_test_samples_are_not_left_out(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="not possible with arrays that are tested with later, not with each site"):
-        perennial.leave_one_site_out(["fedavg"], with_common_tests(), seeds=1, out=tmp_path)
-
-
 def test_a_script_that_lacks_its_main_line_is_told_so(tmp_path: Path) -> None:
     study = 'perennial.sweep("fedavg", "colored-digits", 2, rounds=1, select="held-out", jobs=2)'
     (tmp_path / "script.py").write_text(f"import perennial\n{study}\n")
@@ -425,7 +415,11 @@ def test_a_script_that_lacks_its_main_line_is_told_so(tmp_path: Path) -> None:
         (lambda: perennial.sweep("fedavg", "colored-digits", 2, jobs=0), "jobs: 0 is not possible"),
         (lambda: perennial.leave_one_site_out(["fedavg"], "rc-digits", seeds=0), "seeds: 0 is not possible"),
         (
-            lambda: perennial.run("fedavg", with_common_tests(), settings={"test_sites": ["a"]}),
+            lambda: perennial.run(
+                "fedavg",
+                from_arrays({"a": (X, Y), "b": (X, Y)}, {"later": (X, Y)}),
+                settings={"test_sites": ["a"]},
+            ),
             "test_sites: a is not possible with arrays that are tested with later, not with each site's own",
         ),
         (

@@ -1,6 +1,5 @@
 """The name of a run's folder in a study: what its numbers depend on, and nothing else."""
 
-import ast
 import json
 from functools import cache
 from hashlib import sha256
@@ -12,7 +11,7 @@ from perennial.common.config import RunConfig
 from perennial.common.data.scenario import Scenario
 from perennial.common.methods.base import Method
 from perennial.common.model_settings import ModelSettings
-from perennial.server.inputs import own_digests
+from perennial.server.inputs import named_in, own_digests
 
 ROOT = Path(perennial.__file__).parents[1]
 NO_NUMBER = {
@@ -96,12 +95,7 @@ def imported(*modules: str) -> dict[str, Path]:
         if name in found or path is None:
             continue
         found[name] = path
-        for node in ast.walk(ast.parse(path.read_bytes())):
-            if isinstance(node, ast.Import):
-                waiting += [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                # `from package import module` names a module as well.
-                waiting += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        waiting += named_in(path)
     return found
 
 

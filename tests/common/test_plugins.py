@@ -195,15 +195,18 @@ def test_the_runs_of_a_study_find_it_in_their_processes(folder: Path) -> None:
     assert "MyProx" in output
 
 
-@pytest.mark.parametrize("edited", [False, True])
-def test_a_run_goes_on_with_its_plug_in(edited: bool, folder: Path) -> None:
-    """In a new process, as after a crash; it says so if the plug-in is another one now."""
-    write(folder, "my_method", METHOD)
+@pytest.mark.parametrize("edited", ["", "my_method", "my_helper"])
+def test_a_run_goes_on_with_its_plug_in(edited: str, folder: Path) -> None:
+    """In a new process, as after a crash; it says so if the plug-in, or a file beside it, is another one now."""
+    write(folder, "my_method", f"import my_helper\n{METHOD}")
+    write(folder, "my_helper", "WEIGHT = 1\n")
+    write(folder, "my_neighbour", "1 / 0\n")
     path = folder / "run"
     found = config(plugins=["my_method"], rounds=2)
     LocalRuntime(found).run(RunFolder.create(path, found), until=1)
+    write(folder, "my_neighbour", "nobody imports this\n")
     if edited:
-        write(folder, "my_method", f"{METHOD}# more\n")
+        write(folder, edited, f"{(folder / f'{edited}.py').read_text()}# more\n")
     program = "from perennial.server.cli.main import main; main()"
     command = [sys.executable, "-P", "-c", program, "resume", "run"]
     environment = {**os.environ, plugins.VARIABLE: ""}
@@ -216,7 +219,7 @@ def test_a_run_goes_on_with_its_plug_in(edited: bool, folder: Path) -> None:
     assert [name for entry in summary.get("changed", ()) for name in entry["settings"]] == (
         ["plug-in my_method"] if edited else []
     )
-    assert ("changed from round 2 on: plug-in my_method" in done.stderr) == edited
+    assert ("changed from round 2 on: plug-in my_method" in done.stderr) == bool(edited)
 
 
 # ---------------------------------------------------------------------- what a study's digest covers

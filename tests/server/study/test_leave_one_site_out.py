@@ -110,7 +110,7 @@ def test_arrays_with_tests_of_their_own_do_not_ask_a_site_about_its_samples(tmp_
     clients = {site: (np.eye(6) + place, [0, 1] * 3) for place, site in enumerate(SITES)}
     made = from_arrays(clients, {"new": (np.eye(6), [0, 1] * 3)})
     options = {"method": "fedavg", "scenario": made.scenario, "rounds": 1, "data_root": made.save(tmp_path)}
-    with pytest.raises(UserError, match="about its own samples, and these arrays are tested with new; make them"):
+    with pytest.raises(UserError, match="arrays that are tested with new, not with each site's own samples; make"):
         leave_one_site_out({"FedAvg": load_config(options=options)}, 1, tmp_path, 1)
 
 
