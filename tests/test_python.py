@@ -617,6 +617,7 @@ BAD: list[tuple[Any, dict[str, Any], str]] = [
     ({"a": (X[:5], Y, E)}, {}, "a: x must be numbers, 8 rows as in y; it is float64 of shape 5x5"),
     ({"a": (X.astype(str), Y, E)}, {}, "a: x must be numbers, 8 rows as in y; it is <U"),
     ({"a": ([[1.0], [1.0, 2.0]], [0, 1], E[:2])}, {}, "a: x is no array"),
+    ({"a": (X, ["u", " "] * 4)}, {}, "a: y of sample 1 is an empty text; name its class, or leave the sample out"),
     ({"a": (NAN, Y, E)}, {}, "a: sample 5 has in number 2 what is no finite number"),
     ({"a": (X * 1e300, Y, E)}, {}, "a: sample 0 has in number 0 what is no finite number (as float32)"),
     ({"a": (X[:, :0], Y, E)}, {}, "a: a sample has shape 0, which has no numbers"),

@@ -60,7 +60,8 @@ def _csv(path: Path) -> pa.Table:
     parse, read = csv.ParseOptions(invalid_row_handler=note), csv.ReadOptions(use_threads=False)
     with csv.open_csv(path, read, parse) as reader:
         names = reader.schema.names
-    if len(names) == 1 and (mark := next((mark for mark in SEPARATORS if mark in names[0]), "")):
+    header = "".join(names)
+    if mark := next((mark for mark in SEPARATORS if header.count(mark) >= len(names)), ""):
         raise UserError(
             f"{path.name}: columns are separated by {SEPARATORS[mark]}; separate them by ',', and write numbers "
             "with a point, such as 3.5"
@@ -99,7 +100,9 @@ def number_cells(table: pa.Table, name: str, file: str, may_be_empty: bool = Tru
                 f"{file}: column {name!r} has numbers with a comma; write 3.5 for 3,5, and 1234 for 1,234"
             ) from None
         rule = "" if may_be_empty else "; every column but those of label and environment must have numbers"
-        raise NotNumbers(f"{file}: row {_first_text(column)}, column {name!r} is no number{rule}") from None
+        row = _first_text(column)
+        rule = "; write 3.5 for 3,5, and 1234 for 1,234" if _has_commas(column[row - 1 : row]) else rule
+        raise NotNumbers(f"{file}: row {row}, column {name!r} is no number{rule}") from None
     with np.errstate(over="ignore"):
         narrow = numbers.astype(np.float32)  # as what a model is given
     wrong = np.isinf(narrow) if may_be_empty else ~np.isfinite(narrow)

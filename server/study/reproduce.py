@@ -272,7 +272,7 @@ class Line:
 
 
 def side_by_side(table: Reproduction, comparison: Comparison) -> list[Line]:
-    """The paper's rows, then those that only we have: baselines and the constant predictor."""
+    """The paper's rows that were asked for, then those that only we have: baselines and the constant predictor."""
 
     def ours(title: str, column: str) -> dict[str, Spread | None]:
         rows = {selection: comparison.row(title, selection) for selection in SELECTIONS}
@@ -280,6 +280,7 @@ def side_by_side(table: Reproduction, comparison: Comparison) -> list[Line]:
         return {selection: as_shown(column, spread) if spread else None for selection, spread in found.items()}
 
     columns = (*table.columns, *table.beside)
+    asked = {choice.label for choice in comparison.choices}
     theirs = [
         Line(
             row.title,
@@ -291,6 +292,7 @@ def side_by_side(table: Reproduction, comparison: Comparison) -> list[Line]:
             row.remark,
         )
         for row in table.rows
+        if row.title in asked or not row.implemented
         for column in columns
     ]
     titles = {row.title for row in table.rows}

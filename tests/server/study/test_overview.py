@@ -36,7 +36,14 @@ from perennial.server.study.overview import (
     kept,
     overview,
 )
-from perennial.server.study.reproduce import LESS_IS_BETTER, Claim, Reproduction, load_reproduction, reproductions
+from perennial.server.study.reproduce import (
+    LESS_IS_BETTER,
+    Claim,
+    Reproduction,
+    load_reproduction,
+    reproductions,
+    side_by_side,
+)
 
 ROOT = Path(__file__).parents[3]
 CLAIM = Claim(row="A", than="B", column="worst")
@@ -182,6 +189,9 @@ def test_a_table_is_made_row_by_row(table: Reproduction, tmp_path: Path) -> None
     def kept_of(only: str, rounds: int) -> dict[str, int]:
         comparison = compare(table.plan(quick=False, rounds=rounds, only=[only]), tmp_path / "pool", 1)
         keep("t", table, comparison, False, Select.held_out, tmp_path)
+        assert {line.title.lower() for line in side_by_side(table, comparison)} == {
+            *(only.lower(), "fedavg", "local", "constant")
+        }
         return {line.row: line.rounds for line in kept("t", tmp_path)[0] if line.selection in ("final", "–")}
 
     assert kept_of("FedAvg", 2) == {"FedAvg": 2, "Local": 2, "Constant": 2}
