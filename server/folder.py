@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, NonNegativeInt, 
 from safetensors import SafetensorError
 
 from perennial.common.config import RunConfig, load_config, sentence
+from perennial.common.data.scenarios.arrays import Arrays
 from perennial.common.errors import UserError
 from perennial.common.files import (
     added,
@@ -214,8 +215,16 @@ class RunFolder:
         return ""
 
     def config(self) -> RunConfig:
-        """The run's configuration. Raises `UserError` if the file was damaged."""
-        return load_config(self.path / "config.toml")
+        """The run's configuration; arrays that moved with the folder are found where they lie now.
+
+        Raises `UserError` if the file was damaged.
+        """
+        config = load_config(self.path / "config.toml")
+        if not isinstance(config.scenario, Arrays):
+            return config
+        places = [config.data_folder, self.path.resolve(), self.path.resolve().parent]
+        there = [place for place in places if place and config.scenario.lie_in(place)]
+        return config.model_copy(update={"data_root": str(there[0])}) if there else config
 
     def note_inputs(self, config: RunConfig) -> None:
         """Keep the digests of what of somebody's own the run reads (`server/inputs.py`)."""

@@ -534,6 +534,17 @@ def test_arrays_that_cannot_be_written_are_one_sentence(scenario: InMemory, tmp_
         perennial.run("ditto", scenario, rounds=1, out=tmp_path / "file")
 
 
+def test_a_run_folder_may_be_moved(scenario: InMemory, tmp_path: Path) -> None:
+    whole = perennial.run("ditto", scenario, rounds=4, settings=FEW, out=tmp_path / "whole")
+    made = perennial.run("ditto", scenario, rounds=2, settings=FEW, out=tmp_path / "made")
+    before = made.predict_proba(X, client="north")
+    moved = made.folder.rename(tmp_path / "moved")
+    assert np.array_equal(perennial.load(moved).predict_proba(X, client="north"), before)
+    file = moved / "config.toml"
+    file.write_text(file.read_text().replace("rounds = 2", "rounds = 4"))
+    assert perennial.resume(moved).accuracy == whole.accuracy
+
+
 def test_other_data_under_the_same_name_are_refused(scenario: InMemory, tmp_path: Path) -> None:
     root, plain = Path(scenario.save(tmp_path)), scenario.scenario
     before = plain.client_data(0, 0, root)

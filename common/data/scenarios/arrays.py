@@ -56,6 +56,10 @@ class Arrays(Sites):
     def test_environments(self) -> tuple[str, ...]:
         return self.tests or self.environments
 
+    def lie_in(self, root: Path) -> bool:
+        """Whether a data root has arrays of the scenario."""
+        return any((root / FOLDER / f"{part}.safetensors").is_file() for part in self.parts)
+
     def client_data(self, client: int, seed: int, data_root: Path | None) -> ClientData:
         root, site = resolve_root(data_root), self.sites[client]
         records = self._read(root, self.parts[client], f"the arrays of {site}")
