@@ -30,6 +30,7 @@ from perennial.server.folder import RunFolder
 STATUS_EVERY = 5.0
 SILENCE = 180.0
 """Seconds that a SuperLink may be away, to be started again, before a run that is followed counts as stopped."""
+NO_CONTROL = "no Control API answers at this port; the SuperLink has it at 9093 unless set otherwise"
 
 
 class FlowerFailed(RunStopped):
@@ -191,7 +192,8 @@ def _marker(out: Path) -> Path:
 
 def _reason(answer: dict[str, Any]) -> str:
     lines = str(answer.get("error-message", answer)).splitlines()
-    return " ".join(" ".join(line for line in lines if not line.startswith("Using SuperLink")).split())
+    reason = " ".join(" ".join(line for line in lines if not line.startswith("Using SuperLink")).split())
+    return NO_CONTROL if reason == "Method not found!" else reason
 
 
 @contextmanager
