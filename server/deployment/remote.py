@@ -182,11 +182,16 @@ def _marker(out: Path) -> Path:
     """A file beside a run folder, which is there while the run is followed; made where it is not.
 
     A ServerApp that sees it writes the run folder itself; one that does not sends it (`desk.py`).
+
+    Raises `UserError` where it cannot be made.
     """
     out = out.resolve()
     marker = out.parent / f".{out.name}.desk-{socket.gethostname()}-{os.getpid()}"
-    marker.parent.mkdir(parents=True, exist_ok=True)
-    marker.touch()
+    try:
+        marker.parent.mkdir(parents=True, exist_ok=True)
+        marker.touch()
+    except OSError as error:
+        raise UserError(f"{out} cannot be made: {error.strerror}; give another --out") from None
     return marker
 
 

@@ -174,6 +174,18 @@ def test_the_status_of_a_superlink_and_runs_that_cannot_be_stopped(superlink: st
         assert sentence in refused.stderr
 
 
+def test_a_run_folder_that_cannot_be_made_is_named_and_no_file_that_nobody_knows(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    out = tmp_path / "file" / "runs" / "first"
+    with listening() as port:
+        reach = ["--runtime", "deployment", "--superlink", f"127.0.0.1:{port}", "--out", str(out)]
+        result = call("run", "--method", "fedavg", *reach)
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[-1] == (
+        f"perennial: {out} cannot be made: Not a directory; give another --out"
+    )
+
+
 def test_a_port_that_is_not_the_control_api_is_told_apart(certs: Path) -> None:
     """A SuperLink has three ports, and all of them speak gRPC."""
     server = grpc.server(ThreadPoolExecutor(1))
