@@ -121,6 +121,10 @@ class Connection:
             seen = folder.log.stat().st_size
         summary = out / "summary.json"  # the last thing that a run writes
         goes_on = f"`perennial resume {out}` goes on from the last checkpoint"
+
+        def hint() -> str:
+            return f"; {goes_on}" if folder.checkpoints() or (out / PLACE).exists() else ""
+
         asked = heard = time.monotonic()
         while not status.startswith("finished"):
             time.sleep(0.3)
@@ -136,7 +140,7 @@ class Connection:
                         lost = (
                             f"the SuperLink was started again without its database and does not know run {run_id}"
                         )
-                        raise RunStopped(f"{lost}; {goes_on}") from None
+                        raise RunStopped(f"{lost}{hint()}") from None
                     elif time.monotonic() - heard > SILENCE:
                         away = f"the SuperLink has not answered for {SILENCE:g} seconds"
                         raise RunStopped(f"{away} ({error}); once it is back, {goes_on}") from None
@@ -153,10 +157,10 @@ class Connection:
                 raise RunStopped(word.read_text().strip())
             out.mkdir(parents=True, exist_ok=True)
             write_text(out / "flower.log", self._call("log", run_id, self.name, "--show").stdout)
-            hint = f"; {goes_on}" if folder.checkpoints() or (out / PLACE).exists() else ""
             if status == "finished:stopped":
-                raise RunStopped(f"run {run_id} was stopped{hint}")
-            raise FlowerFailed(f"Flower says of run {run_id}: {status}; its log is in {out / 'flower.log'}{hint}")
+                raise RunStopped(f"run {run_id} was stopped{hint()}")
+            log = out / "flower.log"
+            raise FlowerFailed(f"Flower says of run {run_id}: {status}; its log is in {log}{hint()}")
 
     def _flwr(self, *arguments: str) -> dict[str, Any]:
         done = self._call(*arguments, "--format", "json")
