@@ -298,7 +298,11 @@ class RunFolder:
         if (note := self.path / PRUNED).is_file():
             return f"a search stopped it {note.read_text().strip()} (perennial resume {self.path} runs the rest)"
         if self.checkpoints():
-            return f"the run has not ended (perennial resume {self.path})"
+            stopped = self.path / "error.txt"
+            how = (
+                f"the run stopped: {stopped.read_text().strip()}" if stopped.is_file() else "the run has not ended"
+            )
+            return f"{how} (perennial resume {self.path})"
         return (
             "the run ended before its first checkpoint, so there is nothing to resume; start it again: "
             f"perennial run --config {self.path / 'config.toml'} --out ANOTHER-FOLDER"

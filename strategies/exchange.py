@@ -201,7 +201,7 @@ def _error_text(message: Message) -> str:
         case wire.NO_REPLY:
             return reason
         case wire.NODE_UNAVAILABLE:
-            return "is gone: it has sent no heartbeat for a minute"
+            return "is gone: it has left, or has sent no heartbeat for a minute"
     # Flower's form of an exception, perhaps cut. Each part of the expression ends where the next one begins.
     if not (raised := re.match(r"<class '([^']+)'>:<['\"]", reason)):
         return f"failed: {reason} (code {message.error.code})"

@@ -179,6 +179,7 @@ class Executor:
             context, run = context_from_proto(work.input.context), run_from_proto(work.input.run)
             if not work.messages.messages_list:
                 work.messages.CopyFrom(_arrived(stub))
+                self._note(work)  # the SuperNode announces it once, and its content may take long to arrive
             tree, node = work.messages.message_object_trees[0], Node(node_id=context.node_id)
             pull = self._unless_left(make_pull_object_fn_protobuf(stub.PullObject, node, run.run_id))
             # Confirmed, and so forgotten by the SuperNode, once it is answered: the next executor may need it.

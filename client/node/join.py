@@ -42,8 +42,10 @@ SESSION = 75.0
 """Seconds after which the SuperLink has surely let go of a node that vanished: two missed heartbeats and a bit."""
 REFUSED_PAUSE, LONGEST_PAUSE = 10.0, 60.0
 
-NOT_REGISTERED, NOT_TAKEN = "2001", "2004"
-"""The SuperLink's words, as codes: only registered keys may join; this key cannot now."""
+NOT_REGISTERED, NOT_TAKEN, NO_FLEET = "2001", "2004", "UNIMPLEMENTED"
+"""The SuperLink's words, as codes: only registered keys may join; this key cannot now; no Fleet API is there."""
+FLEET = "superlink.example:9092"
+"""What an address for `--superlink` looks like here."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,7 @@ def prepare(
         raise UserError(
             "say what this site has: --data PATH, or --partition N of a run's scenario, one of the two"
         )
-    must_be_protected(Address.parse(superlink), ca, insecure)
+    must_be_protected(Address.parse(superlink, example=FLEET), ca, insecure)
     if key and not ca:
         raise UserError("--key FILE is of use with TLS alone: give the SuperLink's CA with --ca FILE")
     if key:
@@ -217,7 +219,9 @@ class Narrator:
         """How long the action took whose reply was the latest line."""
         self.away = False
         """Whether the SuperLink does not answer now."""
-        self._round, self._begun = "", 0.0
+        self._run, self._round, self._begun = "", "", 0.0
+        self._survey = ""
+        """The latest run that is a survey."""
 
     def tell(self, line: str) -> str:
         """The line in plain words; empty where it is of no interest."""
@@ -229,8 +233,8 @@ class Narrator:
             self.last = "" if level in ("INFO", "WARNING", "ERROR") else printable(line).rstrip(".")
         if level == "ERROR" and not text.startswith("perennial: "):
             self.error = text
-        if found := re.search(r'"code": (\d+)', line):
-            self.refusal = found[1]
+        if found := re.search(r'"code": (\d+)|status = StatusCode.(UNIMPLEMENTED)', line):
+            self.refusal = found[1] or found[2]
         if self.muted or level not in ("INFO", "WARNING", "ERROR"):
             return ""
         if text.startswith("perennial: "):
@@ -238,9 +242,14 @@ class Narrator:
         if found := re.fullmatch(r"SuperNode ID: (\d+)", text):
             self.connected = True
             return f"connected to {self.superlink} as node {found[1]}; waiting for a run"
-        if found := re.fullmatch(r"\[RUN \d+, ROUND (\d+)\]", text):
-            self._round = found[1]
-        if (found := re.match(r"(Receiving|Sending): (\S+) message", text)) and not found[2].startswith("query"):
+        if found := re.fullmatch(r"\[RUN (\d+), ROUND (\d+)\]", text):
+            self._run, self._round = found.groups()
+        if found := re.match(r"(Receiving|Sending): (\S+) message", text):
+            if found[2] == "query.shape":
+                self._survey = self._run
+            # A survey trains nothing, though its masks are agreed on by messages that are called so.
+            if found[2].startswith("query") or self._run == self._survey:
+                return ""
             self.known = {"round": int(self._round or 0), "action": found[2]}
             if found[1] == "Sending":
                 self.seconds = round(time.monotonic() - self._begun, 3)
@@ -321,6 +330,11 @@ def keep_running(plan: Plan, node_config: Path, say: Say, metrics: SiteMetrics |
         if node.refusal == NOT_REGISTERED:
             raise UserError(
                 f"the SuperLink at {address} lets in registered sites alone: give the site's --key FILE"
+            )
+        if node.refusal == NO_FLEET and not was_connected:
+            raise UserError(
+                f"no site can join at {address}: what answers is no SuperLink's Fleet API; "
+                "its port is 9092 unless set otherwise"
             )
         if node.refusal == NOT_TAKEN:
             refused_since = refused_since or now

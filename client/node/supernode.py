@@ -12,6 +12,7 @@ machine, with a secret that only this user can read. Flower's own files stay as 
 That leans on names inside Flower 1.34.0; `tests/client/node/test_supernode.py` fails when they move.
 """
 
+import fcntl
 import hashlib
 import json
 import os
@@ -22,7 +23,7 @@ import time
 from logging import ERROR, WARNING
 from pathlib import Path
 from threading import Thread
-from typing import NoReturn
+from typing import IO, NoReturn
 
 from flwr.common import log
 from flwr.common.config import parse_config_args
@@ -33,11 +34,13 @@ from flwr.supernode.cli import flower_supernode
 
 from perennial.client.node.executor import SECRET
 from perennial.client.settings import settings_in
-from perennial.common.files import private_folder
+from perennial.common.files import PRIVATE, private_folder
 from perennial.common.flower import LOOK_EVERY, free_port, hasten, insist, persist
 
 FLOWER = "1.34.0"
 EXECUTOR = [sys.executable, "-P", "-m", "perennial.client.node.executor"]
+LOCK = "lock"
+"""A file of an executor's folder, beside the executor's own."""
 PARTITIONS = ("sklearn.datasets",)
 """Modules that take seconds to load and are needed where a site has a part of a scenario, not data of its own."""
 IDLE, LONGEST_PAUSE = 3.0, 1.0
@@ -68,6 +71,22 @@ def folder_of(settings: dict[str, str]) -> Path:
     return private_folder(Path(settings["state-dir"]) / ".executor" / name)
 
 
+def alone(folder: Path) -> IO[str]:
+    """A lock on an executor's folder, held while it is open. Ends the program where another SuperNode has it.
+
+    Two would change each other's secret, and the executor that is started next could take no task.
+    """
+    lock = os.fdopen(os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, PRIVATE), "r+")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        sys.exit(f"process {lock.read()} has joined with the state folder {folder.parents[1]} already")
+    lock.truncate(0)
+    lock.write(str(os.getpid()))
+    lock.flush()
+    return lock
+
+
 def keep_executor(*arguments: str) -> NoReturn:
     """Start an executor again whenever it ends."""
     rest = 0.0
@@ -87,6 +106,7 @@ def main() -> None:
     config = options[options.index("--node-config") + 1] if "--node-config" in options else ""
     settings = settings_in(parse_config_args([config] if config else None))
     folder = folder_of(settings)
+    lock = alone(folder)
     secret = folder / SECRET
     secret.unlink(missing_ok=True)
     with os.fdopen(os.open(secret, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -102,6 +122,7 @@ def main() -> None:
     insist(start_client_internal, "push_object_contents_from_iterable")
     Thread(target=keep_executor, args=(address, str(folder), *loaded), daemon=True).start()
     flower_supernode()
+    lock.close()
 
 
 if __name__ == "__main__":

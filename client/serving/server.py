@@ -241,7 +241,8 @@ class Server:
         self.http_port = self.health_port = self.metrics_port = 0
         self._tls = tls
         self._loop = asyncio.new_event_loop()
-        Thread(target=self._loop.run_forever, daemon=True).start()
+        self._thread = Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
         try:
             self._wait(self._start(address, http, health))
             if metrics:
@@ -312,6 +313,7 @@ class Server:
         """Take no more requests; those that are there have some seconds."""
         self._wait(self._stop(grace))
         self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()  # else gRPC, let go of at the program's end, closes a socket that the loop still reads
 
     async def _stop(self, grace: float | None) -> None:
         if self._http:

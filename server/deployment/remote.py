@@ -30,6 +30,7 @@ from perennial.server.folder import RunFolder
 STATUS_EVERY = 5.0
 SILENCE = 180.0
 """Seconds that a SuperLink may be away, to be started again, before a run that is followed counts as stopped."""
+NO_CONTROL = "no Control API answers at this port; the SuperLink has it at 9093 unless set otherwise"
 
 
 class FlowerFailed(RunStopped):
@@ -120,6 +121,10 @@ class Connection:
             seen = folder.log.stat().st_size
         summary = out / "summary.json"  # the last thing that a run writes
         goes_on = f"`perennial resume {out}` goes on from the last checkpoint"
+
+        def hint() -> str:
+            return f"; {goes_on}" if folder.checkpoints() or (out / PLACE).exists() else ""
+
         asked = heard = time.monotonic()
         while not status.startswith("finished"):
             time.sleep(0.3)
@@ -135,7 +140,7 @@ class Connection:
                         lost = (
                             f"the SuperLink was started again without its database and does not know run {run_id}"
                         )
-                        raise RunStopped(f"{lost}; {goes_on}") from None
+                        raise RunStopped(f"{lost}{hint()}") from None
                     elif time.monotonic() - heard > SILENCE:
                         away = f"the SuperLink has not answered for {SILENCE:g} seconds"
                         raise RunStopped(f"{away} ({error}); once it is back, {goes_on}") from None
@@ -152,10 +157,10 @@ class Connection:
                 raise RunStopped(word.read_text().strip())
             out.mkdir(parents=True, exist_ok=True)
             write_text(out / "flower.log", self._call("log", run_id, self.name, "--show").stdout)
-            hint = f"; {goes_on}" if folder.checkpoints() or (out / PLACE).exists() else ""
             if status == "finished:stopped":
-                raise RunStopped(f"run {run_id} was stopped{hint}")
-            raise FlowerFailed(f"Flower says of run {run_id}: {status}; its log is in {out / 'flower.log'}{hint}")
+                raise RunStopped(f"run {run_id} was stopped{hint()}")
+            log = out / "flower.log"
+            raise FlowerFailed(f"Flower says of run {run_id}: {status}; its log is in {log}{hint()}")
 
     def _flwr(self, *arguments: str) -> dict[str, Any]:
         done = self._call(*arguments, "--format", "json")
@@ -181,17 +186,23 @@ def _marker(out: Path) -> Path:
     """A file beside a run folder, which is there while the run is followed; made where it is not.
 
     A ServerApp that sees it writes the run folder itself; one that does not sends it (`desk.py`).
+
+    Raises `UserError` where it cannot be made.
     """
     out = out.resolve()
     marker = out.parent / f".{out.name}.desk-{socket.gethostname()}-{os.getpid()}"
-    marker.parent.mkdir(parents=True, exist_ok=True)
-    marker.touch()
+    try:
+        marker.parent.mkdir(parents=True, exist_ok=True)
+        marker.touch()
+    except OSError as error:
+        raise UserError(f"{out} cannot be made: {error.strerror}; give another --out") from None
     return marker
 
 
 def _reason(answer: dict[str, Any]) -> str:
     lines = str(answer.get("error-message", answer)).splitlines()
-    return " ".join(" ".join(line for line in lines if not line.startswith("Using SuperLink")).split())
+    reason = " ".join(" ".join(line for line in lines if not line.startswith("Using SuperLink")).split())
+    return NO_CONTROL if reason == "Method not found!" else reason
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from flwr.proto.control_pb2_grpc import ControlStub
 from flwr.supercore.run import Run
 
 from perennial.common.errors import UserError
-from perennial.server.deployment.remote import Connection
+from perennial.server.deployment.remote import NO_CONTROL, Connection
 
 SECONDS = 30.0
 
@@ -24,7 +24,7 @@ class RunState:
     """Flower's id, which `perennial stop` takes."""
     status: str
     what: str
-    """Method on scenario, rounds and seed, of runs that `perennial run` has started; else the app."""
+    """Method on scenario, rounds and seed, of runs that `perennial run` has started; `survey`; else the app."""
     started: str
 
 
@@ -73,6 +73,8 @@ def _ask(connection: Connection, method: str, request: object) -> Any:
         try:
             return getattr(ControlStub(channel), method)(request, timeout=SECONDS)
         except grpc.RpcError as error:
+            if error.code() == grpc.StatusCode.UNIMPLEMENTED:
+                raise UserError(f"the SuperLink cannot be asked: {NO_CONTROL}") from None
             raise UserError(f"the SuperLink says: {_words(error.details() or error.code().name)}") from None
 
 
@@ -90,6 +92,8 @@ def _status(run: Run) -> str:
 
 
 def _what(run: Run) -> str:
+    if run.override_config.get("survey"):
+        return "survey"
     try:
         config = json.loads(str(run.override_config["config"]))
         method, scenario = (config[part]["name"] for part in ("method", "scenario"))

@@ -164,6 +164,10 @@ def test_a_summary_that_is_missing_or_damaged_is_one_sentence(folder: RunFolder)
     folder.save_checkpoint(checkpoint(1))
     with pytest.raises(UserError, match="has no summary yet: the run has not ended"):
         folder.summary()
+    (folder.path / "error.txt").write_text("metrics.jsonl: No space left on device\n")
+    stopped = r"has no summary yet: the run stopped: metrics.jsonl: No space left on device \(perennial resume "
+    with pytest.raises(UserError, match=stopped):
+        folder.summary()
     with folder.held(), pytest.raises(UserError, match=rf"process {os.getpid()} on \S+ is at work on it$"):
         folder.summary()
     folder.write_summary({"rounds": 3})

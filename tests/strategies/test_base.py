@@ -132,7 +132,7 @@ def test_unusable_replies_are_left_out_and_named() -> None:
         CLIENTS[0]: "failed: no memory (Odd)",
         CLIENTS[1]: "did not answer in time",
         CLIENTS[2]: "did not answer in time",
-        CLIENTS[3]: "is gone: it has sent no heartbeat for a minute",
+        CLIENTS[3]: "is gone: it has left, or has sent no heartbeat for a minute",
         CLIENTS[4]: "failed: ClientApp stopped responding. (code 8)",
         CLIENTS[5]: "its answer broke off, or cannot be read",
     }

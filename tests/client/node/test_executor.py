@@ -293,6 +293,21 @@ def test_what_a_killed_executor_had_taken_is_answered_by_the_next_unless_it_kill
     assert line(node.reply(node.ask("train"))) == 5
 
 
+def test_killed_while_the_content_of_its_message_arrives(make: Callable[..., Node]) -> None:
+    """The SuperNode announces a message once; the next executor has to know of it from the one before."""
+    node = make()
+    message = Message(RecordDict({"config": ConfigRecord({"do": "train"})}), NODE, "train")
+    asked = node.give(message, whole=False)
+    process, task = node.start(), node.folder / executor.TASK
+    until(lambda: task.exists() and json.loads(task.read_bytes()).get("messages"), within=30)
+    process.kill()
+    process.wait()
+    node.start()
+    for object_id, part in get_all_nested_objects(message).items():
+        node.objects.put(object_id, part.deflate())
+    assert line(node.reply(asked)) == 1
+
+
 def test_a_reply_that_was_made_and_not_sent_is_sent_by_the_next_and_nothing_is_trained_twice(
     make: Callable[..., Node],
 ) -> None:

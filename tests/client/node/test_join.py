@@ -24,7 +24,7 @@ from listening import listening
 from typer.testing import CliRunner
 
 from perennial.client.node import join
-from perennial.client.node.join import NOT_REGISTERED, NOT_TAKEN, Narrator, Plan, Teller
+from perennial.client.node.join import NO_FLEET, NOT_REGISTERED, NOT_TAKEN, Narrator, Plan, Teller
 from perennial.client.settings import Consent
 from perennial.common.errors import UserError
 from perennial.common.flower import program
@@ -88,7 +88,10 @@ def test_a_site_is_called_as_it_says_or_as_its_key_or_as_its_data(
         ({"data": "north.csv", "partition": 0}, "say what this site has"),
         ({"partition": 0, "name": "a"}, "--name, --label-column, --environment-column and --survey go with"),
         ({"partition": 0, "survey": Consent.full}, "--name, --label-column, --environment-column and --survey go"),
-        ({"partition": 0, "superlink": "somewhere"}, "--superlink 'somewhere' is no address; write HOST:PORT"),
+        (
+            {"partition": 0, "superlink": "somewhere"},
+            "--superlink 'somewhere' is no address; write HOST:PORT, e.g. .*:9092",
+        ),
         ({"partition": 0, "superlink": "far.example:9092"}, "far.example:9092 is another machine: give --ca FILE"),
         ({"partition": 0, "ca": "ca.crt", "insecure": True}, "--ca asks for TLS and --insecure for plaintext"),
         ({"partition": 0, "key": "key"}, "--key FILE is of use with TLS alone"),
@@ -232,6 +235,28 @@ def test_a_supernodes_log_in_plain_words() -> None:
         f"the SuperLink at {HERE} answers again",
     ]
     assert (narrator.connected, narrator.refusal, narrator.error) == (True, "", "Heartbeat failed")
+
+
+def test_of_a_survey_no_round_of_training_is_told() -> None:
+    """With secure aggregation its masks are agreed on by messages called `train.keys` and so on."""
+    narrator, told = Narrator(HERE), list[str]()
+    for run, number, action in (("5", 0, "query.shape"), ("5", 1, "train.keys"), ("6", 1, "train.keys")):
+        for line in (
+            f"INFO :      [RUN {run}, ROUND {number}]",
+            f"INFO :      Receiving: {action} message (ID: 1)",
+        ):
+            told.append(narrator.tell(line))
+    assert list(filter(None, told)) == ["round 1: train.keys"]
+    assert narrator.known == {"round": 1, "action": "train.keys"}
+
+
+def test_a_port_of_the_superlink_that_no_site_joins_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    narrator = Narrator(HERE)
+    assert narrator.tell("\tstatus = StatusCode.UNIMPLEMENTED") == ""
+    assert narrator.refusal == NO_FLEET
+    with pytest.raises(UserError, match="what answers is no SuperLink's Fleet API; its port is 9092 unless"):
+        World(monkeypatch, [], [(1.0, False, NO_FLEET, 1)]).go()
+    World(monkeypatch, [], [(100.0, True, "", 1), (1.0, False, NO_FLEET, 1)]).go()  # something else for a while
 
 
 def test_the_superlinks_refusal_is_found_in_a_traceback() -> None:

@@ -119,6 +119,9 @@ def test_a_run_that_was_done_before_the_superlink_went_is_done(folder: RunFolder
 
 def test_a_superlink_that_has_lost_its_database_is_the_end(folder: RunFolder) -> None:
     lost = UserError("Displaying information for run ID 7... [code: 16] Run ID not found.")
+    with pytest.raises(RunStopped, match=r"without its database and does not know run 7$"):
+        rounds(Scripted("running", lost), folder)
+    (folder.path / "checkpoint" / "round-1").mkdir(parents=True)
     with pytest.raises(RunStopped, match=r"without its database and does not know run 7; `perennial resume"):
         rounds(Scripted("running", lost), folder)
 

@@ -5,10 +5,13 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import grpc
 import pytest
 from flwr.supercore.constant import TaskType
+from flwr.supercore.run import Run
 from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor
 from flwr.supercore.superexec.executor.types import ExecutionSpec
 from listening import listening
@@ -17,6 +20,7 @@ from typer.testing import CliRunner, Result
 from perennial.common.errors import UserError
 from perennial.common.flower import QUIET, free_port, program
 from perennial.server.cli.main import app
+from perennial.server.deployment import state
 from perennial.server.deployment.certs import make
 from perennial.server.deployment.remote import await_port, connected
 
@@ -168,6 +172,40 @@ def test_the_status_of_a_superlink_and_runs_that_cannot_be_stopped(superlink: st
         refused = call("stop", run, *reach)
         assert refused.exit_code == 2
         assert sentence in refused.stderr
+
+
+def test_a_run_folder_that_cannot_be_made_is_named_and_no_file_that_nobody_knows(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    out = tmp_path / "file" / "runs" / "first"
+    with listening() as port:
+        reach = ["--runtime", "deployment", "--superlink", f"127.0.0.1:{port}", "--out", str(out)]
+        result = call("run", "--method", "fedavg", *reach)
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[-1] == (
+        f"perennial: {out} cannot be made: Not a directory; give another --out"
+    )
+
+
+def test_a_port_that_is_not_the_control_api_is_told_apart(certs: Path) -> None:
+    """A SuperLink has three ports, and all of them speak gRPC."""
+    server = grpc.server(ThreadPoolExecutor(1))
+    reach = ["--superlink", f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"]
+    server.start()
+    try:
+        for command in (["status"], ["stop", "7"], ["register", str(certs / "ours" / "sites" / "site-1.pub")]):
+            refused = call(*command, *reach)
+            assert refused.exit_code == 2
+            assert "no Control API answers at this port; the SuperLink has it at 9093 unless" in refused.stderr
+    finally:
+        server.stop(0)
+
+
+def test_of_a_survey_the_status_says_that_it_is_one() -> None:
+    run = Run.create_empty(7)
+    run.fab_id, run.fab_version = "perennial/perennial", "0.1.0"
+    assert state._what(run) == "perennial/perennial 0.1.0"
+    run.override_config = {"survey": '{"question": {}}'}
+    assert state._what(run) == "survey"
 
 
 def test_flower_puts_the_token_of_an_app_on_its_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
