@@ -62,11 +62,25 @@ def _load(modules: Iterable[str]) -> None:
             ask(module)
 
 
-app = typer.Typer(
-    cls=Commands,
-    no_args_is_help=True,
-    help="Federated learning for clients whose data differ from each other and from what they will meet later.",
-)
+app = typer.Typer(cls=Commands, no_args_is_help=True)
+
+
+def _tell_versions(asked: bool) -> None:
+    if asked:
+        from perennial.server.summary import versions
+
+        typer.echo(", ".join(f"{name} {version}" for name, version in versions().items()))
+        raise typer.Exit
+
+
+@app.callback()
+def whole(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_tell_versions, help="Print what is installed.")
+    ] = False,
+) -> None:
+    """Federated learning for clients whose data differ from each other and from what they will meet later."""
+
 
 Json = Annotated[bool, typer.Option("--json", help="Print data as JSON.")]
 SuperLink = Annotated[

@@ -31,6 +31,7 @@ from perennial.server.local import LocalRuntime
 from perennial.server.study.constant import constant_predictor
 from perennial.server.study.recipes import recipe_config
 from perennial.server.study.reproduce import load_reproduction
+from perennial.server.summary import versions
 
 TOY = ["--config", "toy.toml", "--set", "evaluate_every=2", "--set", "checkpoint_every=2"]
 
@@ -56,6 +57,12 @@ def test_run_ends_in_a_table_and_leaves_a_folder(here: Path) -> None:
     assert "best on test" not in result.stdout
     found = {path.name for path in (here / "one").iterdir()}
     assert found == {".lock", "config.toml", "log.jsonl", "metrics.jsonl", "summary.json", "checkpoint", "models"}
+
+
+def test_the_versions_are_those_that_a_summary_has() -> None:
+    said = ", ".join(f"{name} {version}" for name, version in versions().items())
+    assert call("--version").output.strip() == said
+    assert "perennial 0" in said
 
 
 def test_command_line_beats_file_and_settings_beat_both(here: Path) -> None:
