@@ -403,7 +403,9 @@ def read(file: Path) -> dict[str, Any]:
         values = tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise UserError(f"configuration file {file}: {error.strerror or error}") from None
-    except ValueError as error:  # TOML's own, of the encoding, and of numbers with thousands of digits
+    except UnicodeDecodeError:  # as PowerShell's > writes
+        raise UserError(f"configuration file {file} is not UTF-8; save it as UTF-8") from None
+    except ValueError as error:  # TOML's own, and of numbers with thousands of digits
         raise UserError(f"configuration file {file} is not valid TOML: {error}") from None
     if not values:
         raise UserError(f"configuration file {file} has no settings; leave out --config to run with the defaults")

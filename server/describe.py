@@ -93,7 +93,7 @@ def describe(
         files = _of(files, sites)
         names = [file.stem for file in files]
     else:
-        names, sites = ["table"], sites or OwnData().sites
+        names, sites = [path.stem if SITE.fullmatch(path.stem) else "table"], sites or OwnData().sites
     if strange := [name for name in names if not SITE.fullmatch(name)]:
         raise UserError(f"{path} has a table of {strange[0]!r}, which is no name of a site; take {SITE_TEXT}")
     loads = [partial(_load, file) for file in files]

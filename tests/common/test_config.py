@@ -187,6 +187,9 @@ def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
     file = tmp_path / "a.toml"
     file.write_text("rounds = 3\n", encoding="utf-8-sig")
     assert load_config(file).rounds == 3
+    file.write_text("rounds = 3\n", encoding="utf-16")
+    with pytest.raises(UserError, match=r"a\.toml is not UTF-8; save it as UTF-8"):
+        load_config(file)
 
 
 @pytest.mark.parametrize("part", ["method", "scenario"])

@@ -249,6 +249,15 @@ def test_an_identifier_is_pointed_out(tmp_path: Path) -> None:
     assert "column 'id' counts rows" in result.stderr
 
 
+def test_what_is_wrong_with_a_table_names_its_file(tmp_path: Path) -> None:
+    rows = "".join(f"2020-01-{n},{n % 2}\n" for n in range(10, 30))
+    for file, name in (("visits.csv", "visits"), ("all my visits.csv", "table")):
+        (tmp_path / file).write_text(f"day,label\n{rows}")
+        result = call("describe", tmp_path / file)
+        assert result.exit_code == 2
+        assert result.stderr.startswith(f"perennial: {name}: column 'day' has dates")
+
+
 def test_names_that_are_spelt_in_several_ways_are_pointed_out_and_not_merged(tmp_path: Path) -> None:
     """Those of few rows, too, which no survey is told of: the tables are on this machine."""
     (tmp_path / "a.csv").write_text("x,ward,label\n" + "1,North,ill\n2,South,well\n" * 20 + "1,South,Ill\n")
