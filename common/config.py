@@ -13,7 +13,6 @@ from perennial.common import plugins
 from perennial.common.aggregation import Aggregation
 from perennial.common.data.scenario import Scenario
 from perennial.common.data.scenarios import SCENARIOS, scenario_class, scenario_preset
-from perennial.common.data.scenarios.arrays import Arrays
 from perennial.common.errors import UserError
 from perennial.common.knobs import knob
 from perennial.common.methods import method_class
@@ -195,13 +194,6 @@ class RunConfig(Task):
             return f"the method {self.method.name}, whose ensemble has a part of every client"
         return ""
 
-    def tested_alike(self) -> str:
-        """What it is that keeps a site from being asked about its own samples; empty where it can be."""
-        if isinstance(self.scenario, Arrays) and self.scenario.tests:
-            tests = ", ".join(self.scenario.tests)
-            return f"arrays that are tested with {tests}, not with each site's own samples; make them without test"
-        return ""
-
     def toml(self) -> str:
         """The complete configuration as TOML; `load_config` of it gives an equal configuration."""
         return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
@@ -289,7 +281,7 @@ def _load(
         raise UserError(f"references: {config.references!r} is not possible with {why_not}")
     if config.left_out and (why_not := config.all_train()):
         raise UserError(f"left_out: {config.left_out!r} is not possible with {why_not}")
-    if config.test_sites and (why_not := config.all_train() or config.tested_alike()):
+    if config.test_sites and (why_not := config.all_train() or config.scenario.cannot_ask_sites()):
         raise UserError(f"test_sites: {', '.join(config.test_sites)} is not possible with {why_not}")
     if config.adapt and (why_not := config.method.cannot_adapt()):
         raise UserError(f"adapt: {config.adapt} is not possible with the method {config.method.name}, {why_not}")

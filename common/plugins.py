@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from perennial.common.methods.base import Method
 
 Group = Literal["methods", "models", "scenarios"]
+PACKAGES = ("site-packages", "dist-packages")
+"""Folders in which what is installed lies; files beside each other there have nothing to do with each other."""
 GROUPS: tuple[Group, ...] = ("methods", "models", "scenarios")
 VARIABLE = "PERENNIAL_PLUGINS"
 """Files and package folders of plug-ins that this machine's owner trusts, beside the installed ones. Processes
@@ -221,7 +223,7 @@ def roots(package: str) -> list[Path]:
     for name, plugin in _loaded.items():
         package_above = 1 if hasattr(plugin.module, "__path__") else 0
         root = Path(str(plugin.module.__file__)).parents[name.count(".") + package_above]
-        if package == name.partition(".")[0] or root.name not in ("site-packages", "dist-packages"):
+        if package == name.partition(".")[0] or root.name not in PACKAGES:
             found.append(root)
     return found
 

@@ -312,7 +312,7 @@ class _Part:
         environment = _environments(name, given[2], n) if len(given) == 3 else None
         values = y.tolist()
         labels = [int(value) for value in values] if y.dtype.kind in "iub" else [str(value) for value in values]
-        if empty := [sample for sample, label in enumerate(labels) if not str(label).strip()]:
+        if empty := [at for at, label in enumerate(labels) if isinstance(label, str) and not label.strip()]:
             raise UserError(
                 f"{name}: y of sample {empty[0]} is an empty text; name its class, or leave the sample out"
             )

@@ -31,8 +31,6 @@ from perennial.strategies.registry import strategy_for
 
 CPU = torch.device("cpu")
 GLOBAL = "global"
-
-
 BATCH = 1024
 """Samples of which a model is asked at once."""
 
@@ -90,7 +88,7 @@ def samples(x: Any, scenario: Scenario) -> Tensor:
     """
     names = scenario.column_names
     if frame := hasattr(x, "columns") and any(isinstance(name, str) for name in x.columns):
-        if lacking := [name for name in names if name not in [*x.columns]]:
+        if lacking := [name for name in names if name not in x.columns]:
             raise UserError(f"x has no column {lacking[0]!r}; a model of this run takes {', '.join(names)}")
         x = x[list(names)] if names else x
     if isinstance(scenario, OwnData) and names:

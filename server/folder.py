@@ -223,8 +223,8 @@ class RunFolder:
         if not isinstance(config.scenario, Arrays):
             return config
         places = [config.data_folder, self.path.resolve(), self.path.resolve().parent]
-        there = [place for place in places if place and config.scenario.lie_in(place)]
-        return config.model_copy(update={"data_root": str(there[0])}) if there else config
+        there = next((place for place in places if place and config.scenario.lie_in(place)), None)
+        return config.model_copy(update={"data_root": str(there)}) if there else config
 
     def note_inputs(self, config: RunConfig) -> None:
         """Keep the digests of what of somebody's own the run reads (`server/inputs.py`)."""

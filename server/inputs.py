@@ -52,11 +52,17 @@ def _sources(place: Path) -> Iterator[tuple[Path, int]]:
             if file.suffix != ".py" or file in found:
                 continue
             found[file] = changed
-            if place.parent.name not in ("site-packages", "dist-packages"):
-                tops = {name.partition(".")[0] for name in named_in(file)} - {"perennial"}
-                beside = [place.parent / end for top in sorted(tops) for end in (top, f"{top}.py")]
+            if place.parent.name not in plugins.PACKAGES:
+                tops = sorted(_tops(file, changed) - {"perennial"})
+                beside = [place.parent / end for top in tops for end in (top, f"{top}.py")]
                 waiting += [path for path in beside if path.exists()]
     yield from sorted(found.items())
+
+
+@cache
+def _tops(file: Path, changed: int) -> frozenset[str]:
+    """The packages and modules that a source imports, parsed anew only if it has `changed`."""
+    return frozenset(name.partition(".")[0] for name in named_in(file))
 
 
 def named_in(file: Path) -> Iterator[str]:
@@ -86,6 +92,6 @@ def _digest(place: Path, files: tuple[tuple[Path, int], ...]) -> str:
     digest = sha256()
     for path, _ in files:
         with path.open("rb") as file:
-            name = os.path.relpath(path, place).encode(errors="surrogateescape")
+            name = os.fsencode(os.path.relpath(path, place))
             digest.update(name + b"\0" + file_digest(file, "sha256").digest())
     return digest.hexdigest()

@@ -104,6 +104,10 @@ class Scenario(BaseModel, ABC):
         """Samples (n, *input_shape) in the units of the raw data, as the models take them."""
         return x
 
+    def cannot_ask_sites(self) -> str:
+        """What it is that keeps a site from being tested with its own samples; empty where it can be."""
+        return ""
+
     @property
     def standardised(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Mean and standard deviation, of each channel or of all, by which pictures in [0, 1] are standardised."""

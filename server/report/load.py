@@ -111,7 +111,7 @@ def _run(path: Path, config: RunConfig, summary: dict[str, Any], rows: list[Row]
     if oracle:
         again = summarise(config, rows, seconds=0.0, oracle=True)["models"]
         found = {
-            model: chosen | {name: one for name, one in again[model].items() if name == "oracle"}
+            model: {**chosen, "oracle": again[model]["oracle"]} if "oracle" in again[model] else chosen
             for model, chosen in found.items()
         }
     sent = list(accumulate(float(row["bytes_down"] + row["bytes_up"]) for row in trained))

@@ -46,7 +46,7 @@ def must_leave_out(config: RunConfig) -> None:
             f"--leave-one-site-out needs three sites or more, and {config.scenario.name} has "
             f"{', '.join(config.scenario.client_ids)}: without one, a single one would train alone"
         )
-    if why_not := config.all_train() or config.tested_alike():
+    if why_not := config.all_train() or config.scenario.cannot_ask_sites():
         raise UserError(f"--leave-one-site-out is not possible with {why_not}")
 
 

@@ -56,6 +56,12 @@ class Arrays(Sites):
     def test_environments(self) -> tuple[str, ...]:
         return self.tests or self.environments
 
+    def cannot_ask_sites(self) -> str:
+        if not self.tests:
+            return ""
+        tests = ", ".join(self.tests)
+        return f"arrays that are tested with {tests}, not with each site's own samples; make them without test"
+
     def lie_in(self, root: Path) -> bool:
         """Whether a data root has arrays of the scenario."""
         return any((root / FOLDER / f"{part}.safetensors").is_file() for part in self.parts)
