@@ -32,20 +32,26 @@ if TYPE_CHECKING:
 
 out = Console()
 err = Console(stderr=True)
-_interrupted = False
+_interrupted: int | None = None
+"""The signal that came."""
 
 
 def heed_interrupts() -> None:
-    """Ctrl-C as ever, and remembered: what PyTorch imports may make another exception of it."""
+    """Ctrl-C as ever, SIGTERM likewise; and remembered: what PyTorch imports may make another exception of it."""
 
     def heed(number: int, frame: FrameType | None) -> None:
         global _interrupted
-        _interrupted = True
+        _interrupted = number
         signal.default_int_handler(number, frame)
 
-    # Not where it is ignored, as in a script's `&`.
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, heed)
+    for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
+        if signal.getsignal(number) is usual:  # not where it is ignored, as in a script's `&`
+            signal.signal(number, heed)
+
+
+def _exit_code() -> int:
+    """As a shell counts it."""
+    return 128 + (_interrupted or signal.SIGINT)
 
 
 @dataclass
@@ -115,7 +121,7 @@ def _end_interrupted(working: Working) -> NoReturn:
     what = working.hint()
     if working.deployed and working.folder and working.folder.path.is_dir():
         what = f"; the run goes on at the SuperLink and in {working.folder.path}"
-    _end(f"interrupted{what}", 130)
+    _end(f"interrupted{what}", _exit_code())
 
 
 def _out_of_memory(error: BaseException) -> bool:
@@ -168,7 +174,7 @@ def watching(config: RunConfig, doing: str, quiet: bool) -> Iterator[Watched]:
 
 @contextmanager
 def watching_runs(quiet: bool) -> Iterator[Callable[[Standing], None]]:
-    """The same for many runs; Ctrl-C ends them with a sentence."""
+    """The same for many runs; Ctrl-C and SIGTERM end them with a sentence."""
     from perennial.server.study.runs import standing_line
 
     try:
@@ -203,7 +209,7 @@ def watching_runs(quiet: bool) -> Iterator[Callable[[Standing], None]]:
             yield say
     except KeyboardInterrupt:
         err.print("perennial: interrupted; the same command continues", style="red", markup=False)
-        raise typer.Exit(130) from None
+        raise typer.Exit(_exit_code()) from None
 
 
 def _bar() -> rich.progress.Progress:

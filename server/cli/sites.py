@@ -64,35 +64,62 @@ def make_certs(
         out.print(certs.about(folder, made), markup=False, highlight=False, soft_wrap=True)
 
 
+Keys = Annotated[
+    list[Path], typer.Argument(metavar="KEY.pub...", help="Public keys, as `certs` makes them, or folders.")
+]
+
+
 @app.command("register")
 def register_sites(
-    keys: Annotated[
-        list[Path], typer.Argument(metavar="KEY.pub...", help="Public keys, as `certs` makes them, or folders.")
-    ],
-    superlink: SuperLink = "deployment",
-    ca: Ca = None,
-    insecure: Insecure = False,
+    keys: Keys, superlink: SuperLink = "deployment", ca: Ca = None, insecure: Insecure = False
 ) -> None:
     """Let sites join a SuperLink that authenticates them, by their public keys."""
     from perennial.server.deployment.certs import public_keys
     from perennial.server.deployment.remote import connected
+    from perennial.server.deployment.state import register
 
     with sentences(), connected(superlink, ca, insecure) as connection:
         for key in public_keys(keys):
-            node = connection.register(key)
+            node = register(connection, key)
             out.print(f"{key.stem}: {f'node {node}' if node else 'registered already'}", highlight=False)
+
+
+@app.command("unregister")
+def unregister_sites(
+    keys: Keys, superlink: SuperLink = "deployment", ca: Ca = None, insecure: Insecure = False
+) -> None:
+    """Shut sites out of a SuperLink, by their public keys: now, and for good."""
+    from perennial.server.deployment.certs import public_keys
+    from perennial.server.deployment.remote import connected
+    from perennial.server.deployment.state import unregister
+
+    with sentences(), connected(superlink, ca, insecure) as connection:
+        gone = public_keys(keys)
+        for key, node in zip(gone, unregister(connection, gone), strict=True):
+            out.print(f"{key.stem}: shut out, was node {node}", highlight=False)
 
 
 @app.command("status")
 def show_status(
-    superlink: SuperLink = "deployment", ca: Ca = None, insecure: Insecure = False, as_json: Json = False
+    keys: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[KEY.pub...]", help="Public keys, or folders of them, that give sites their names."
+        ),
+    ] = None,
+    superlink: SuperLink = "deployment",
+    ca: Ca = None,
+    insecure: Insecure = False,
+    as_json: Json = False,
 ) -> None:
     """List the runs and the sites of a SuperLink."""
+    from perennial.server.deployment.certs import public_keys
     from perennial.server.deployment.remote import connected
     from perennial.server.deployment.state import runs, sites
 
     with sentences(), connected(superlink, ca, insecure) as connection:
-        found = {"runs": [vars(run) for run in runs(connection)], "sites": [vars(s) for s in sites(connection)]}
+        joined = sites(connection, public_keys(keys or []))
+        found = {"runs": [vars(run) for run in runs(connection)], "sites": [vars(site) for site in joined]}
         if as_json:
             out.print_json(data=found)
             return
@@ -100,9 +127,10 @@ def show_status(
             if not rows:
                 out.print(f"no {name}")
                 continue
-            table = Table(*rows[0], title=name)
+            columns = [column for column in rows[0] if any(row[column] for row in rows)]
+            table = Table(*columns, title=name)
             for row in rows:
-                table.add_row(*map(escape, row.values()))
+                table.add_row(*(escape(row[column]) for column in columns))
             out.print(table)
 
 

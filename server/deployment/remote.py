@@ -78,18 +78,6 @@ class Connection:
             raise UserError(f"flwr run {self.name}: {_reason(answer)}")
         return str(answer["run-id"])
 
-    def register(self, key: Path) -> str:
-        """Let the site with this public key in; its node id, or "" where it may already. Raises `UserError`."""
-        from perennial.server.deployment.certs import must_be_public  # with cryptography
-
-        must_be_public(key)
-        answer = self._flwr("supernode", "register", str(key), self.name)
-        if answer.get("success"):
-            return str(answer["node-id"])
-        if "already in use" in (reason := _reason(answer)):
-            return ""
-        raise UserError(f"{key} was not registered: {reason}")
-
     def status(self, run_id: str) -> str:
         """Flower's word on a run, e.g. `running` or `finished:completed`. Raises `UserError` where it has none."""
         answer = self._flwr("ls", self.name, "--run-id", run_id)
@@ -120,10 +108,11 @@ class Connection:
         if resume and not comes_anew:
             seen = folder.log.stat().st_size
         summary = out / "summary.json"  # the last thing that a run writes
-        goes_on = f"`perennial resume {out}` goes on from the last checkpoint"
 
-        def hint() -> str:
-            return f"; {goes_on}" if folder.checkpoints() or (out / PLACE).exists() else ""
+        def hint(when: str = "") -> str:
+            if not (folder.checkpoints() or (out / PLACE).exists()):
+                return ""
+            return f"; {when}`perennial resume {out}` goes on from the last checkpoint"
 
         asked = heard = time.monotonic()
         while not status.startswith("finished"):
@@ -143,7 +132,7 @@ class Connection:
                         raise RunStopped(f"{lost}{hint()}") from None
                     elif time.monotonic() - heard > SILENCE:
                         away = f"the SuperLink has not answered for {SILENCE:g} seconds"
-                        raise RunStopped(f"{away} ({error}); once it is back, {goes_on}") from None
+                        raise RunStopped(f"{away} ({error}){hint('once it is back, ')}") from None
                 asked = time.monotonic()
             if receiver and status.startswith("finished"):
                 receiver.drained(SILENCE)

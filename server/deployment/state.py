@@ -1,19 +1,31 @@
-"""What a SuperLink has: its runs and sites, asked over the Control API."""
+"""What a SuperLink has: its runs and sites, asked and set over the Control API."""
 
 import json
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import grpc
 from flwr.common.serde import run_from_proto
-from flwr.proto.control_pb2 import ListNodesRequest, ListRunsRequest, StopRunRequest
+from flwr.proto.control_pb2 import (
+    ListNodesRequest,
+    ListRunsRequest,
+    RegisterNodeRequest,
+    StopRunRequest,
+    UnregisterNodeRequest,
+)
 from flwr.proto.control_pb2_grpc import ControlStub
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.run import Run
 
 from perennial.common.errors import UserError
+from perennial.server.deployment.certs import public_key
 from perennial.server.deployment.remote import NO_CONTROL, Connection
 
 SECONDS = 30.0
+SHUT_OUT = "unregistered"
+"""Flower's word for a node that no longer may join. It keeps the key, and never takes it again."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +44,8 @@ class RunState:
 class SiteState:
     """A SuperNode that has joined or is registered."""
 
+    site: str
+    """Name of the public key that it has; empty where none was given."""
     node: str
     status: str
     since: str
@@ -45,19 +59,53 @@ def runs(connection: Connection) -> list[RunState]:
     return [RunState(str(run.run_id), _status(run), _what(run), run.pending_at) for run in known]
 
 
-def sites(connection: Connection) -> list[SiteState]:
-    """All SuperNodes that are not shut out, those online first. Raises `UserError`."""
-    found = _ask(connection, "ListNodes", ListNodesRequest()).nodes_info
-    nodes = [
+def sites(connection: Connection, keys: Iterable[Path] = ()) -> list[SiteState]:
+    """All SuperNodes that are not shut out, those online first; keys name them. Raises `UserError`, `OSError`."""
+    names = {public_key(key): key.stem for key in keys}
+    found = [
         SiteState(
+            names.get(node.public_key, ""),
             str(node.node_id),
             node.status,
             node.last_activated_at if node.status == "online" else node.last_deactivated_at,
         )
-        for node in found
-        if node.status != "unregistered"
+        for node in _nodes(connection)
+        if node.status != SHUT_OUT
     ]
-    return sorted(nodes, key=lambda node: (node.status != "online", node.node))
+    return sorted(found, key=lambda node: (node.status != "online", node.site, node.node))
+
+
+def register(connection: Connection, key: Path) -> str:
+    """Let the site with this public key in; its node id, or "" where it was let in before.
+
+    Raises `UserError` for a key that was shut out, or is none; `OSError` where it is not there.
+    """
+    own = public_key(key)
+    known = {node.public_key: node.status for node in _nodes(connection)}
+    if own not in known:
+        return str(_ask(connection, "RegisterNode", RegisterNodeRequest(public_key=own)).node_id)
+    if known[own] == SHUT_OUT:
+        raise UserError(
+            f"{key} was shut out, and a SuperLink never takes a key again; make the site a new one "
+            "(`perennial certs DIR --add --name NAME`)"
+        )
+    return ""
+
+
+def unregister(connection: Connection, keys: Sequence[Path]) -> list[str]:
+    """Shut the sites with these public keys out, for good; their node ids.
+
+    Raises `UserError` where one of them was not let in, and then shuts none out; `OSError` where one is not there.
+    """
+    known = {node.public_key: node.node_id for node in _nodes(connection) if node.status != SHUT_OUT}
+    nodes = []
+    for key in keys:
+        if (own := public_key(key)) not in known:
+            raise UserError(f"{key} is not registered, so nobody was shut out; `perennial status` lists the sites")
+        nodes.append(known[own])
+    for node in nodes:
+        _ask(connection, "UnregisterNode", UnregisterNodeRequest(node_id=node))
+    return list(map(str, nodes))
 
 
 def stop(connection: Connection, run: str) -> None:
@@ -66,6 +114,11 @@ def stop(connection: Connection, run: str) -> None:
         raise UserError(f"{run!r:.80} is no run; `perennial status` lists them")
     if not _ask(connection, "StopRun", StopRunRequest(run_id=int(run))).success:
         raise UserError(f"run {run} was not stopped; `perennial status` says how it is")
+
+
+def _nodes(connection: Connection) -> Sequence[NodeInfo]:
+    found: Sequence[NodeInfo] = _ask(connection, "ListNodes", ListNodesRequest()).nodes_info
+    return found
 
 
 def _ask(connection: Connection, method: str, request: object) -> Any:

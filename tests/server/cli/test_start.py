@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -139,25 +140,28 @@ class Interrupts:
     def find_spec(self, name, *_):
         if name == MODULE:
             try:
-                os.kill(os.getpid(), signal.SIGINT)
+                os.kill(os.getpid(), SIGNAL)
             except KeyboardInterrupt:
                 if name == "torch":
                     raise RecursionError("maximum recursion depth exceeded") from None
                 raise
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # the tests may be a script's `&`, where it is ignored
-MODULE = sys.argv.pop()
+MODULE, SIGNAL = sys.argv.pop(), int(sys.argv.pop())
 sys.meta_path.insert(0, Interrupts())
 from perennial.server.cli.main import main
 main()
 """
 
 
-@pytest.mark.parametrize("module", ["rich.table", "torch"])
-def test_ctrl_c_while_modules_come_in_ends_quietly(module: str, tmp_path: Path) -> None:
-    """One of the first, and PyTorch, which makes now and then another exception of it."""
+@pytest.mark.parametrize(
+    ("number", "module"),
+    [(signal.SIGINT, "rich.table"), (signal.SIGINT, "torch"), (signal.SIGTERM, "torch")],
+)
+def test_ctrl_c_while_modules_come_in_ends_quietly(number: signal.Signals, module: str, tmp_path: Path) -> None:
+    """One of the first, and PyTorch, which makes now and then another exception of it. SIGTERM is no other."""
     done = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED, "run", "--rounds", "1", "--out", "run", module],
+        [sys.executable, "-c", INTERRUPTED, "run", "--rounds", "1", "--out", "run", str(int(number)), module],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
         capture_output=True,
@@ -165,6 +169,6 @@ def test_ctrl_c_while_modules_come_in_ends_quietly(module: str, tmp_path: Path) 
         timeout=300,
         check=False,
     )
-    assert done.returncode == 130, done.stderr
+    assert done.returncode == 128 + number, done.stderr
     assert done.stderr.splitlines()[-1] == "perennial: interrupted"
     assert "Traceback" not in done.stderr

@@ -103,12 +103,15 @@ def test_a_superlink_that_comes_back_is_no_end(folder: RunFolder, monkeypatch: p
 
 
 def test_a_superlink_that_stays_away_is_the_end(folder: RunFolder) -> None:
+    away = "the SuperLink has not answered for 0 seconds (Connection to the SuperLink is unavailable.)"
     with pytest.raises(RunStopped) as caught:
         rounds(Scripted("running", AWAY, AWAY), folder)
-    assert str(caught.value) == (
-        "the SuperLink has not answered for 0 seconds (Connection to the SuperLink is unavailable.); once it is "
-        f"back, `perennial resume {folder.path}` goes on from the last checkpoint"
-    )
+    assert str(caught.value) == away
+    (folder.path / "checkpoint" / "round-1").mkdir(parents=True)
+    with pytest.raises(RunStopped) as caught:
+        rounds(Scripted("running", AWAY, AWAY), folder)
+    goes_on = f"`perennial resume {folder.path}` goes on from the last checkpoint"
+    assert str(caught.value) == f"{away}; once it is back, {goes_on}"
 
 
 def test_a_run_that_was_done_before_the_superlink_went_is_done(folder: RunFolder) -> None:

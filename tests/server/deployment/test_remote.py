@@ -158,13 +158,33 @@ def test_keys_are_registered_once(superlink: str, certs: Path) -> None:
 
 
 @pytest.mark.runtimes
+def test_a_site_that_is_shut_out_stays_out(superlink: str, certs: Path) -> None:
+    first, second = (str(certs / "ours" / "sites" / f"site-{i}.pub") for i in (1, 2))
+    reach = ["--superlink", superlink, "--ca", str(certs / "ours" / "ca.crt")]
+    node = call("register", first, *reach).stdout.split()[-1]
+    refused = call("unregister", first, second, *reach)
+    assert refused.exit_code == 2
+    assert f"{second} is not registered, so nobody was shut out" in refused.stderr
+    gone = call("unregister", first, *reach)
+    assert gone.exit_code == 0, gone.output
+    assert gone.stdout == f"site-1: shut out, was node {node}\n"
+    assert json.loads(call("status", "--json", *reach).stdout)["sites"] == []
+    again = call("register", first, *reach)
+    assert again.exit_code == 2
+    assert f"{first} was shut out, and a SuperLink never takes a key again" in again.stderr
+
+
+@pytest.mark.runtimes
 def test_the_status_of_a_superlink_and_runs_that_cannot_be_stopped(superlink: str, certs: Path) -> None:
     reach = ["--superlink", superlink, "--ca", str(certs / "ours" / "ca.crt")]
     assert call("status", *reach).stdout.split("\n")[:2] == ["no runs", "no sites"]
     node = call("register", str(certs / "ours" / "sites" / "site-1.pub"), *reach).stdout.split()[-1]
     found = json.loads(call("status", "--json", *reach).stdout)
-    assert found == {"runs": [], "sites": [{"node": node, "status": "registered", "since": ""}]}
+    site = {"site": "", "node": node, "status": "registered", "since": ""}
+    assert found == {"runs": [], "sites": [site]}
     assert node in call("status", *reach, COLUMNS="120").stdout
+    found = json.loads(call("status", str(certs / "ours" / "sites"), "--json", *reach).stdout)
+    assert found["sites"] == [{**site, "site": "site-1"}]
     for run, sentence in (
         ("7", "the SuperLink says: Run ID not found."),
         ("x", "'x' is no run; `perennial status`"),
@@ -190,9 +210,10 @@ def test_a_port_that_is_not_the_control_api_is_told_apart(certs: Path) -> None:
     """A SuperLink has three ports, and all of them speak gRPC."""
     server = grpc.server(ThreadPoolExecutor(1))
     reach = ["--superlink", f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"]
+    key = str(certs / "ours" / "sites" / "site-1.pub")
     server.start()
     try:
-        for command in (["status"], ["stop", "7"], ["register", str(certs / "ours" / "sites" / "site-1.pub")]):
+        for command in (["status"], ["stop", "7"], ["register", key], ["unregister", key]):
             refused = call(*command, *reach)
             assert refused.exit_code == 2
             assert "no Control API answers at this port; the SuperLink has it at 9093 unless" in refused.stderr
