@@ -333,6 +333,7 @@ class Server:
 
 
 def _bind(server: grpc.aio.Server, address: Address, tls: Tls | None) -> int:
+    _listener(address).close()  # where it cannot, gRPC would write lines of its own
     try:
         place = str(address)
         port: int = server.add_secure_port(place, tls.grpc()) if tls else server.add_insecure_port(place)

@@ -108,7 +108,7 @@ def _kinds(name: str) -> list[Own]:
     from perennial.common.data.scenarios import SCENARIOS
     from perennial.common.methods import METHODS
     from perennial.common.model_settings import MODELS
-    from perennial.common.suggest import unknown
+    from perennial.common.suggest import meant
 
     known: dict[Own, Mapping[str, Any]] = {Own.method: METHODS, Own.model: MODELS, Own.scenario: SCENARIOS}
     for group in plugins.GROUPS:
@@ -116,8 +116,13 @@ def _kinds(name: str) -> list[Own]:
             plugins.look_for(group, name)
     kinds = [kind for kind, names in known.items() if name in names]
     if not kinds:
-        installed = {own for group in plugins.GROUPS for own in plugins.installed(group)}
-        raise UserError(unknown("name", name, installed.union(*known.values())))
+        names = {own for group in plugins.GROUPS for own in plugins.installed(group)}.union(*known.values())
+        if Path(name).is_dir():
+            raise UserError(f"nothing of the name {name!r} is installed; first `uv pip install -e {name}`")
+        raise UserError(
+            f"unknown name {name!r}{meant(name, names)} (`perennial list methods`, `list models` and "
+            "`list scenarios` have all names)"
+        )
     if Own.method in kinds:
         from perennial.client.host import client_class
         from perennial.strategies.registry import strategy_class

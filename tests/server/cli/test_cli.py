@@ -603,3 +603,14 @@ def test_also_outside_of_a_commands_own_sentences(
         main()
     assert end.value.code == 1
     assert "this should not happen: TypeError" in capsys.readouterr().err
+
+
+def test_a_name_that_nothing_has_is_not_checked(here: Path) -> None:
+    call("new", "method", "my-method")
+    for name, sentence in (
+        ("my-method", "nothing of the name 'my-method' is installed; first `uv pip install -e my-method`"),
+        ("fedvg", "unknown name 'fedvg'; did you mean 'fedavg'? (`perennial list methods`"),
+    ):
+        refused = call("check", name)
+        assert refused.exit_code == 2
+        assert sentence in refused.stderr
