@@ -254,6 +254,7 @@ def go_on(
         checkpoint = _origin(folder, config, say)
         with _here(config, watch) as here:
             folder.cut_log(checkpoint.log_bytes)
+            (path / "error.txt").unlink(missing_ok=True)  # of its end before, in a study
             watch.round(Progress(checkpoint.round, config.rounds, {}, {}))
             _add_constant(here, folder, here.run(folder, checkpoint, watch.round))
 

@@ -342,7 +342,9 @@ def test_a_run_of_more_rounds_is_the_longer_run_and_says_so(here: Path) -> None:
     assert json.loads((here / "short" / "summary.json").read_text())["changed"] == []
     edit(here / "short", "rounds = 4", "rounds = 6")
     edit(here / "short", "deadline = 600.0", "deadline = 60.0")
+    (here / "short" / "error.txt").write_text("why it stopped before\n")
     result = call("resume", "short")
+    assert not (here / "short" / "error.txt").exists()
     line = "changed from round 5 on: rounds 4 → 6, deadline 600.0 → 60.0"
     assert result.exit_code == 0, result.output
     assert f"perennial: {line}\n" in result.stderr
