@@ -283,11 +283,19 @@ def _read(module: ModuleType) -> Plugin:
             raise UserError(
                 f"plug-in {module.__name__!r}: {kind.__name__}.server is no method; write def server(self) -> str"
             )
+        kind.family = kind.family or _parent(kind)
     usual = {name: _made(module, kind) for name, kind in {**methods, **models, **scenarios}.items()}
     presets = getattr(module, "PRESETS", {name: usual[name] for name in scenarios})
     if not (isinstance(presets, Mapping) and all(isinstance(preset, Scenario) for preset in presets.values())):
         raise UserError(f"plug-in {module.__name__!r}: PRESETS must be scenarios by name")
     return Plugin(module, {"methods": methods, "models": models, "scenarios": presets}, scenarios)
+
+
+def _parent(kind: "type[Method]") -> str:
+    """File name of the halves of the method of ours that a plug-in's method is a subclass of; empty: of none."""
+    from perennial.common.methods import METHODS
+
+    return next((base.module() for base in METHODS.values() if issubclass(kind, base) and not of(base)), "")
 
 
 def _named(module: ModuleType, base: Any) -> dict[str, Any]:

@@ -81,10 +81,43 @@ def test_a_plug_in_may_have_one_of_our_halves(folder: Path) -> None:
     write(
         folder,
         "my_uniform",
-        METHOD.replace("my-prox", "my-mean") + "    pass\nMyProx.server = lambda _: 'uniform'\n",
+        METHOD.replace("my-prox", "my-mean").replace("MyProx", "MyMean")
+        + "    pass\nMyMean.server = lambda _: 'uniform'\n",
     )
     assert client_class(type(config(plugins=["my_method"]).method)).__name__ == "FedProxClient"
     assert strategy_class(config("my-mean", plugins=["my_uniform"]).method).__name__ == "UniformStrategy"
+
+
+ABLATION = """
+from typing import Literal
+
+from perennial.client.methods.fedsdr import FedSDRClient
+from perennial.common.methods.fedsdr import FedSDR
+
+
+class MySDR(FedSDR):
+    title = "my-sdr"
+    name: Literal["my-sdr"] = "my-sdr"
+"""
+
+
+def test_a_subclass_of_our_method_has_its_halves_where_it_brings_none(folder: Path) -> None:
+    write(folder, "my_settings", ABLATION)
+    write(
+        folder, "my_half", ABLATION.replace("my-sdr", "my-half") + "\n\nclass MyClient(FedSDRClient):\n    pass\n"
+    )
+    write(
+        folder, "my_uniform", ABLATION.replace("my-sdr", "my-mean") + "\n    def server(self): return 'uniform'\n"
+    )
+    named = [("my-sdr", "my_settings"), ("my-half", "my_half"), ("my-mean", "my_uniform")]
+    methods = [config(name, plugins=[module]).method for name, module in named]
+    assert [client_class(type(method)).__name__ for method in methods] == [
+        "FedSDRClient",
+        "MyClient",
+        "FedSDRClient",
+    ]
+    servers = [strategy_class(method).__name__ for method in methods]
+    assert servers == ["FedSDRStrategy", "FedSDRStrategy", "UniformStrategy"]
 
 
 @pytest.mark.parametrize("name", ["registry", "uniform"])
