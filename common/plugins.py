@@ -350,5 +350,12 @@ def _take(plugin: Plugin) -> None:
                 f"plug-in {plugin.module.__name__!r}: the {group[:-1]} name {name!r} is taken by {whose}; "
                 "give yours another one"
             )
+    titles = {kind.title: name for name, kind in METHODS.items()}  # tables and reports tell methods apart by them
+    for kind in plugin.names["methods"].values():
+        if kind.title in titles:
+            raise UserError(
+                f"plug-in {plugin.module.__name__!r}: {kind.__name__}.title: {kind.title!r} is that of method "
+                f"{titles[kind.title]!r}; give yours another one"
+            )
     for group, (known, _) in places.items():
         known.update(plugin.names[group])

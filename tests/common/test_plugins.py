@@ -355,6 +355,10 @@ WRONG = {
         ABSTRACT,
         "MyDigits cannot be made with its defaults (TypeError: Can't instantiate abstract",
     ),
+    "title taken": (
+        METHOD.replace('"MyProx", "FedProx again"', '"FedProx", "again"'),
+        "MyProx.title: 'FedProx' is that of method 'fedprox'; give yours another one",
+    ),
     "no client": (SETTINGS, "method 'my-prox' has no client half; define a subclass of LocalTrainer or Client"),
     "two clients": (METHOD + "\n\nclass Third(MyClient):\n    pass\n", "2 subclasses of Client, MyClient, Third"),
     "two servers": (METHOD + SERVER + "\n\nclass More(MyServer):\n    pass\n", "2 subclasses of MethodStrategy"),
