@@ -412,6 +412,10 @@ def test_a_script_that_lacks_its_main_line_is_told_so(tmp_path: Path) -> None:
             lambda: perennial.compare(["fedavg"], "colored-digits", seeds=[0, 1]),  # type: ignore[arg-type]
             "seeds: [0, 1] is not possible; it must be a whole number, at least 1",
         ),
+        (
+            lambda: perennial.compare({"ditto": {"proximity": 1}}, "colored-digits"),
+            "methods: {'ditto': {'proximity': 1}} is not possible; give a list of names",
+        ),
         (lambda: perennial.sweep("fedavg", "colored-digits", 2, jobs=0), "jobs: 0 is not possible"),
         (lambda: perennial.leave_one_site_out(["fedavg"], "rc-digits", seeds=0), "seeds: 0 is not possible"),
         (
