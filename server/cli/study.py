@@ -376,7 +376,7 @@ def reproduce_table(
         out.print_json(data=reproduction_json(table, comparison))
     else:
         print_tables(reproduction_table(table, comparison))
-        lines = [*remark_lines(table), *comparison_lines(comparison)]
+        lines = [*remark_lines(table, comparison), *comparison_lines(comparison)]
         out.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
         print_troubles(trouble_lines(comparison))
 

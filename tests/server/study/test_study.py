@@ -615,6 +615,14 @@ def test_the_quick_version_may_have_settings_of_its_own(tmp_path: Path) -> None:
     assert table.plan(quick=True).settings == ("local_steps=2", "model.hidden=[4]", "seed=0")
 
 
+def test_remarks_are_those_of_the_rows_shown(tmp_path: Path) -> None:
+    row = '[[rows]]\ntitle = "Ditto"\nmethod = "ditto"\nremark = "not asked for"\n\n'
+    (tmp_path / "t.toml").write_text(GOOD.replace("[[rows]]", row + "[[rows]]", 1))
+    table = reproduce.load_reproduction("t", tmp_path)
+    comparison = compare(table.plan(quick=True, only=("FedAvg",)), tmp_path / "pool", 1)
+    assert reproduce.remark_lines(table, comparison) == ["- other pictures", "[2] another world"]
+
+
 @pytest.mark.parametrize("quick", [False, True])
 def test_paper_and_ours_side_by_side(quick: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "t.toml").write_text(GOOD)
@@ -628,7 +636,7 @@ def test_paper_and_ours_side_by_side(quick: bool, tmp_path: Path, monkeypatch: p
     assert line.difference("final") == pytest.approx(100 * ours.measures["p=0.1"].mean - 60.0)
     assert lines["Tomorrow", "worst"].ours == {"final": None, "validation": None}
     assert lines["Local", "worst"].difference("final") is None
-    assert reproduce.remark_lines(table) == ["- other pictures", "[1] another world"]
+    assert reproduce.remark_lines(table, comparison) == ["- other pictures", "[1] another world"]
 
     monkeypatch.setattr("perennial.server.study.reproduce.load_reproduction", lambda name: table)
     arguments = ["reproduce", "t", "--jobs", "1", "--out", str(tmp_path / "pool")]
