@@ -644,6 +644,8 @@ def test_paper_and_ours_side_by_side(quick: bool, tmp_path: Path, monkeypatch: p
     assert result.exit_code == 0, result.output
     assert ("QUICK VERSION, not comparable with the paper" in result.stdout) == quick
     assert "not implemented yet" in result.stdout
+    # local_steps is the table's
+    assert "hyper-parameters: what was set, else the defaults; no search" in result.stdout
     difference = f"{line.difference('final'):+.2f}"
     assert (f"({difference})" if quick else f" {difference} ") in result.stdout
 
