@@ -71,7 +71,10 @@ def _runs_below(folder: Path) -> Iterable[Path]:
 
 
 def load_runs(paths: Iterable[Path], oracle: bool = False) -> tuple[list[Run], list[str]]:
-    """The runs that can be read, and a sentence for each that cannot, or that says again what another one says."""
+    """The runs that can be read, and a sentence for each that cannot, or that says again what another one says.
+
+    What a study makes beside them, such as the references of `split`, is there if nothing else is.
+    """
     runs: dict[tuple[object, ...], Run] = {}
     skipped = []
     for path in paths:
@@ -87,7 +90,8 @@ def load_runs(paths: Iterable[Path], oracle: bool = False) -> tuple[list[Run], l
         if other is not run:
             older, runs[key] = sorted((run, other), key=_written)
             skipped.append(f"{older.path} has the configuration and the seed of {runs[key].path}, which counts")
-    return list(runs.values()), skipped
+    methods = [run for run in runs.values() if run.config.method.listed]
+    return methods or list(runs.values()), skipped
 
 
 def _written(run: Run) -> float:
