@@ -99,12 +99,12 @@ def look_for(group: Group, name: str) -> None:
         )
 
 
-def ask(module: str) -> None:
+def plugin(module: str) -> None:
     """Load a plug-in that the person at this machine asks for: of the current folder, or installed.
 
     Processes that this one starts may load it, too. Raises `UserError`.
     """
-    if not all(part.isidentifier() for part in module.split(".")):
+    if not all(part.isidentifier() for part in str(module).split(".")):
         raise UserError(
             f"plug-in {module!r} is not possible; write a module's name, such as my_method for my_method.py"
         )
