@@ -57,7 +57,8 @@ def strategy_class(method: Method) -> type[MethodStrategy[Any]]:
             f"half of ours{meant(shared, filter(_has_half, files))}"
         )
     # Its name may be that of any file here, and what it says itself is stronger than its family's.
-    return _of_file(shared if "server" in vars(type(method)) else method.family or shared, shared)
+    says = not type(method).server.__module__.startswith("perennial.")
+    return _of_file(shared if says else method.family or shared, shared)
 
 
 def _has_half(file: str) -> bool:

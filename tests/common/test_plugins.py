@@ -106,9 +106,8 @@ def test_a_subclass_of_our_method_has_its_halves_where_it_brings_none(folder: Pa
     write(
         folder, "my_half", ABLATION.replace("my-sdr", "my-half") + "\n\nclass MyClient(FedSDRClient):\n    pass\n"
     )
-    write(
-        folder, "my_uniform", ABLATION.replace("my-sdr", "my-mean") + "\n    def server(self): return 'uniform'\n"
-    )
+    base = "class Base:\n    def server(self): return 'uniform'\n\n\nclass MySDR(Base, FedSDR)"
+    write(folder, "my_uniform", ABLATION.replace("my-sdr", "my-mean").replace("class MySDR(FedSDR)", base))
     named = [("my-sdr", "my_settings"), ("my-half", "my_half"), ("my-mean", "my_uniform")]
     methods = [config(name, plugins=[module]).method for name, module in named]
     assert [client_class(type(method)).__name__ for method in methods] == [
