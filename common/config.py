@@ -243,7 +243,7 @@ def _load(
     kept = {"method", "scenario"} & values.keys()  # the options name them, too, but without their settings
     values |= {key: value for key, value in options.items() if key not in kept}
     for module in _modules(values.get("plugins", ())):
-        plugins.ask(module)
+        plugins.plugin(module)
     values["method"] = _named(values.get("method", "fedsdr"), "method")
     values["privacy"] = _table(values.get("privacy", {}), "privacy")
     rule = values.get("aggregation", {})

@@ -99,12 +99,12 @@ def look_for(group: Group, name: str) -> None:
         )
 
 
-def ask(module: str) -> None:
+def plugin(module: str) -> None:
     """Load a plug-in that the person at this machine asks for: of the current folder, or installed.
 
     Processes that this one starts may load it, too. Raises `UserError`.
     """
-    if not all(part.isidentifier() for part in module.split(".")):
+    if not all(part.isidentifier() for part in str(module).split(".")):
         raise UserError(
             f"plug-in {module!r} is not possible; write a module's name, such as my_method for my_method.py"
         )
@@ -283,11 +283,19 @@ def _read(module: ModuleType) -> Plugin:
             raise UserError(
                 f"plug-in {module.__name__!r}: {kind.__name__}.server is no method; write def server(self) -> str"
             )
+        kind.family = kind.family or _parent(kind)
     usual = {name: _made(module, kind) for name, kind in {**methods, **models, **scenarios}.items()}
     presets = getattr(module, "PRESETS", {name: usual[name] for name in scenarios})
     if not (isinstance(presets, Mapping) and all(isinstance(preset, Scenario) for preset in presets.values())):
         raise UserError(f"plug-in {module.__name__!r}: PRESETS must be scenarios by name")
     return Plugin(module, {"methods": methods, "models": models, "scenarios": presets}, scenarios)
+
+
+def _parent(kind: "type[Method]") -> str:
+    """File name of the halves of the method of ours that a plug-in's method is a subclass of; empty: of none."""
+    from perennial.common.methods import METHODS
+
+    return next((base.module() for base in METHODS.values() if issubclass(kind, base) and not of(base)), "")
 
 
 def _named(module: ModuleType, base: Any) -> dict[str, Any]:
@@ -341,6 +349,13 @@ def _take(plugin: Plugin) -> None:
             raise UserError(
                 f"plug-in {plugin.module.__name__!r}: the {group[:-1]} name {name!r} is taken by {whose}; "
                 "give yours another one"
+            )
+    titles = {kind.title: name for name, kind in METHODS.items()}  # tables and reports tell methods apart by them
+    for kind in plugin.names["methods"].values():
+        if kind.title in titles:
+            raise UserError(
+                f"plug-in {plugin.module.__name__!r}: {kind.__name__}.title: {kind.title!r} is that of method "
+                f"{titles[kind.title]!r}; give yours another one"
             )
     for group, (known, _) in places.items():
         known.update(plugin.names[group])

@@ -1,8 +1,8 @@
 """Federated learning for clients whose data differ from each other and from what they will meet after training.
 
 `run`, `resume` and `load` give a `Result`; `sweep`, `tune`, `compare` and `leave_one_site_out` run many;
-`from_arrays` and `from_partitions` make a scenario of data in memory. docs/python.md shows each. `client_app` is a
-ClientApp for a Flower app of your own (docs/plugins.md).
+`from_arrays` and `from_partitions` make a scenario of data in memory; `plugin` takes up a method of your own.
+docs/python.md shows each. `client_app` is a ClientApp for a Flower app of your own (docs/plugins.md).
 """
 
 from importlib import import_module
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from perennial.client.plain import client_app
     from perennial.common.errors import RunStopped, UserError
+    from perennial.common.plugins import plugin
     from perennial.data import InMemory, from_arrays, from_partitions
     from perennial.results import Result
     from perennial.runs import load, resume, run
@@ -34,6 +35,7 @@ __all__ = [
     "from_partitions",
     "leave_one_site_out",
     "load",
+    "plugin",
     "resume",
     "run",
     "sweep",
@@ -43,6 +45,7 @@ __all__ = [
 ROOMS = {
     "client.plain": ("client_app",),
     "common.errors": ("RunStopped", "UserError"),
+    "common.plugins": ("plugin",),
     "data": ("InMemory", "from_arrays", "from_partitions"),
     "results": ("Result",),
     "runs": ("load", "resume", "run"),

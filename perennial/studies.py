@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from numbers import Integral
@@ -199,7 +199,7 @@ def compare(
     _counts(seeds=seeds, trials=trials, trial_rounds=1 if trial_rounds is None else trial_rounds, jobs=jobs)
     scenario, rounds, said = _problem(scenario, config, rounds, settings, data_root=data_root, device=device)
     plan = comparing.Plan(
-        entries=comparing.entries_of([methods] if isinstance(methods, str) else methods),
+        entries=_entries(methods),
         scenario=plain(scenario),
         seeds=seeds,
         trials=trials,
@@ -240,7 +240,7 @@ def leave_one_site_out(
     _counts(0, adapt=adapt)
     scenario, rounds, said = _problem(scenario, config, rounds, settings, data_root=data_root, device=device)
     plan = comparing.Plan(
-        entries=comparing.entries_of([methods] if isinstance(methods, str) else methods),
+        entries=_entries(methods),
         scenario=plain(scenario),
         seeds=seeds,
         rounds=rounds,
@@ -251,6 +251,15 @@ def leave_one_site_out(
     entries = comparing.with_baselines(plan.entries)
     bases = {entry.label: comparing.base_config(plan, entry, entries) for entry in entries}
     return sites.leave_one_site_out(bases, seeds, Path(out), jobs, watch, adapt)
+
+
+def _entries(methods: Iterable[str]) -> tuple[comparing.Entry, ...]:
+    """Raises `UserError` for a name that is none, and for a dict, whose values nothing would read."""
+    if isinstance(methods, Mapping):
+        raise UserError(
+            f"methods: {methods!r} is not possible; give a list of names, and what all share as settings"
+        )
+    return comparing.entries_of([methods] if isinstance(methods, str) else methods)
 
 
 def _counts(least: int = 1, /, **counts: object) -> None:

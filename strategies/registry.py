@@ -56,7 +56,9 @@ def strategy_class(method: Method) -> type[MethodStrategy[Any]]:
             f"plug-in {modules[0]!r}: {type(method).__name__}.server() says {shared!r}, which is no server "
             f"half of ours{meant(shared, filter(_has_half, files))}"
         )
-    return _of_file(method.family or shared, shared)  # its name may be that of any file here
+    # Its name may be that of any file here, and what it says itself is stronger than its family's.
+    says = not type(method).server.__module__.startswith("perennial.")
+    return _of_file(shared if says else method.family or shared, shared)
 
 
 def _has_half(file: str) -> bool:

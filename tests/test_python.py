@@ -12,6 +12,7 @@ import matplotlib
 import numpy as np
 import pytest
 import torch
+from plugging import METHOD, unloaded, write
 from tables import hospitals
 from torch import nn
 from typer.testing import CliRunner
@@ -166,6 +167,23 @@ def test_a_run_is_loaded_and_goes_on_from_its_data(ditto: Result, scenario: InMe
         perennial.resume(short.folder)
     with pytest.raises(UserError, match="is not a run folder"):
         perennial.load(tmp_path)
+
+
+def test_a_method_of_ones_own_is_taken_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PERENNIAL_PLUGINS", "")
+    write(tmp_path, "my_method", METHOD)
+    with unloaded():
+        with pytest.raises(UserError, match="unknown method 'my-prox'"):
+            perennial.run("my-prox", "colored-digits", rounds=1)
+        perennial.plugin("my_method")
+        result = perennial.run("my-prox", "colored-digits", rounds=1, settings=FEW, out="run")
+        assert result.config.plugins == ("my_method",)
+        assert perennial.compare(["my-prox"], "colored-digits", seeds=1, rounds=1, out="pool").row(
+            "MyProx", "final"
+        )
+    with pytest.raises(UserError, match=r"plug-in 3 is not possible; write a module's name"):
+        perennial.plugin(3)  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------------- models
@@ -411,6 +429,10 @@ def test_a_script_that_lacks_its_main_line_is_told_so(tmp_path: Path) -> None:
         (
             lambda: perennial.compare(["fedavg"], "colored-digits", seeds=[0, 1]),  # type: ignore[arg-type]
             "seeds: [0, 1] is not possible; it must be a whole number, at least 1",
+        ),
+        (
+            lambda: perennial.compare({"ditto": {"proximity": 1}}, "colored-digits"),
+            "methods: {'ditto': {'proximity': 1}} is not possible; give a list of names",
         ),
         (lambda: perennial.sweep("fedavg", "colored-digits", 2, jobs=0), "jobs: 0 is not possible"),
         (lambda: perennial.leave_one_site_out(["fedavg"], "rc-digits", seeds=0), "seeds: 0 is not possible"),

@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup, TyperOption
 
 from perennial.common.logs import VARIABLE, set_format
-from perennial.common.plugins import ask
+from perennial.common.plugins import plugin
 from perennial.server.cli.completion import methods, scenarios
 from perennial.server.cli.console import sentences
 from perennial.server.split import Select
@@ -59,7 +59,7 @@ class Commands(TyperGroup):
 def _load(modules: Iterable[str]) -> None:
     with sentences():
         for module in modules:
-            ask(module)
+            plugin(module)
 
 
 app = typer.Typer(cls=Commands, no_args_is_help=True)

@@ -1,5 +1,6 @@
 """`perennial sweep`, `tune`, `compare`, `reproduce` and `report`."""
 
+import shlex
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -260,7 +261,10 @@ def compare_methods(
         out.print_json(data=comparison.json())
     else:
         print_tables(*comparison_tables(comparison))
-        out.print("\n".join(comparison_lines(comparison)), markup=False, highlight=False, soft_wrap=True)
+        # Of these alone: beside them lie trials that were not chosen, with their test accuracies.
+        folders = [folder for choice in comparison.choices for folder in choice.runs]
+        page = f"page of these runs: {shlex.join(['perennial', 'report', *folders])}"
+        out.print("\n".join([*comparison_lines(comparison), page]), markup=False, highlight=False, soft_wrap=True)
         print_troubles(trouble_lines(comparison))
 
 
@@ -376,7 +380,7 @@ def reproduce_table(
         out.print_json(data=reproduction_json(table, comparison))
     else:
         print_tables(reproduction_table(table, comparison))
-        lines = [*remark_lines(table), *comparison_lines(comparison)]
+        lines = [*remark_lines(table, comparison), *comparison_lines(comparison)]
         out.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
         print_troubles(trouble_lines(comparison))
 

@@ -71,7 +71,10 @@ def _runs_below(folder: Path) -> Iterable[Path]:
 
 
 def load_runs(paths: Iterable[Path], oracle: bool = False) -> tuple[list[Run], list[str]]:
-    """The runs that can be read, and a sentence for each that cannot, or that says again what another one says."""
+    """The runs that can be read, and a sentence for each that cannot, or that says again what another one says.
+
+    What a study makes beside them, such as the references of `split`, is there if nothing else is.
+    """
     runs: dict[tuple[object, ...], Run] = {}
     skipped = []
     for path in paths:
@@ -80,11 +83,19 @@ def load_runs(paths: Iterable[Path], oracle: bool = False) -> tuple[list[Run], l
         except UserError as error:
             skipped.append(str(error) if str(path) in str(error) else f"{path}: {error}")
             continue
-        # Twice the same seed is no second seed: it would make the standard deviation smaller than it is.
-        first = runs.setdefault((run.config.seed, *settings(run.config).items()), run)
-        if first is not run:
-            skipped.append(f"{path} has the configuration and the seed of {first.path}, which counts")
-    return list(runs.values()), skipped
+        # Twice the same seed is no second seed: it would make the standard deviation smaller than it is. The newer
+        # one counts: code that has changed since, a plug-in's own too, is in no configuration.
+        key = (run.config.seed, *settings(run.config).items())
+        other = runs.setdefault(key, run)
+        if other is not run:
+            older, runs[key] = sorted((run, other), key=_written)
+            skipped.append(f"{older.path} has the configuration and the seed of {runs[key].path}, which counts")
+    methods = [run for run in runs.values() if run.config.method.listed]
+    return methods or list(runs.values()), skipped
+
+
+def _written(run: Run) -> float:
+    return (run.path / "summary.json").stat().st_mtime
 
 
 def load(path: Path, oracle: bool = False) -> Run:

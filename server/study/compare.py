@@ -426,7 +426,7 @@ def comparison_lines(comparison: Comparison) -> list[str]:
     ]
     said += [comparison.advice] if comparison.advice else []
     if comparison.trials == 1:
-        return ["hyper-parameters: the defaults, no search", *said]
+        return ["hyper-parameters: what was set, else the defaults; no search", *said]
     chosen = [
         f"{choice.label}: trial {choice.trial} of {comparison.trials}"
         + (" (the defaults)" if choice.trial == 0 else f" ({_assignments(choice.settings)})")

@@ -336,10 +336,11 @@ def reproduction_table(table: Reproduction, comparison: Comparison) -> Table:
     return shown
 
 
-def remark_lines(table: Reproduction) -> list[str]:
-    """What has to be known before the numbers are compared: the file's remarks, then the rows'."""
-    general = [f"- {remark}" for remark in table.remarks]
-    return [*general, *(f"[{number}] {text}" for text, number in table.remark_numbers.items())]
+def remark_lines(table: Reproduction, comparison: Comparison) -> list[str]:
+    """What has to be known before the numbers are compared: the file's remarks, then those of the rows shown."""
+    shown = {line.remark for line in side_by_side(table, comparison)}
+    of_rows = [f"[{number}] {text}" for text, number in table.remark_numbers.items() if text in shown]
+    return [*(f"- {remark}" for remark in table.remarks), *of_rows]
 
 
 def reproduction_json(table: Reproduction, comparison: Comparison) -> dict[str, Any]:
@@ -352,7 +353,7 @@ def reproduction_json(table: Reproduction, comparison: Comparison) -> dict[str, 
         "title": table.title,
         "source": table.source,
         "quick": is_smaller(table, comparison),
-        "remarks": remark_lines(table),
+        "remarks": remark_lines(table, comparison),
     }
     return {**about, "lines": lines, "comparison": comparison.json()}
 

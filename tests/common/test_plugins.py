@@ -81,10 +81,42 @@ def test_a_plug_in_may_have_one_of_our_halves(folder: Path) -> None:
     write(
         folder,
         "my_uniform",
-        METHOD.replace("my-prox", "my-mean") + "    pass\nMyProx.server = lambda _: 'uniform'\n",
+        METHOD.replace("my-prox", "my-mean").replace("MyProx", "MyMean")
+        + "    pass\nMyMean.server = lambda _: 'uniform'\n",
     )
     assert client_class(type(config(plugins=["my_method"]).method)).__name__ == "FedProxClient"
     assert strategy_class(config("my-mean", plugins=["my_uniform"]).method).__name__ == "UniformStrategy"
+
+
+ABLATION = """
+from typing import Literal
+
+from perennial.client.methods.fedsdr import FedSDRClient
+from perennial.common.methods.fedsdr import FedSDR
+
+
+class MySDR(FedSDR):
+    title = "my-sdr"
+    name: Literal["my-sdr"] = "my-sdr"
+"""
+
+
+def test_a_subclass_of_our_method_has_its_halves_where_it_brings_none(folder: Path) -> None:
+    write(folder, "my_settings", ABLATION)
+    write(
+        folder, "my_half", ABLATION.replace("my-sdr", "my-half") + "\n\nclass MyClient(FedSDRClient):\n    pass\n"
+    )
+    base = "class Base:\n    def server(self): return 'uniform'\n\n\nclass MySDR(Base, FedSDR)"
+    write(folder, "my_uniform", ABLATION.replace("my-sdr", "my-mean").replace("class MySDR(FedSDR)", base))
+    named = [("my-sdr", "my_settings"), ("my-half", "my_half"), ("my-mean", "my_uniform")]
+    methods = [config(name, plugins=[module]).method for name, module in named]
+    assert [client_class(type(method)).__name__ for method in methods] == [
+        "FedSDRClient",
+        "MyClient",
+        "FedSDRClient",
+    ]
+    servers = [strategy_class(method).__name__ for method in methods]
+    assert servers == ["FedSDRStrategy", "FedSDRStrategy", "UniformStrategy"]
 
 
 @pytest.mark.parametrize("name", ["registry", "uniform"])
@@ -321,6 +353,10 @@ WRONG = {
     "abstract": (
         ABSTRACT,
         "MyDigits cannot be made with its defaults (TypeError: Can't instantiate abstract",
+    ),
+    "title taken": (
+        METHOD.replace('"MyProx", "FedProx again"', '"FedProx", "again"'),
+        "MyProx.title: 'FedProx' is that of method 'fedprox'; give yours another one",
     ),
     "no client": (SETTINGS, "method 'my-prox' has no client half; define a subclass of LocalTrainer or Client"),
     "two clients": (METHOD + "\n\nclass Third(MyClient):\n    pass\n", "2 subclasses of Client, MyClient, Third"),

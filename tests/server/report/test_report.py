@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -336,6 +337,22 @@ def test_the_same_run_twice_is_no_second_seed(runs: Path) -> None:
     text, skipped = report([runs], "csv")
     assert skipped == [f"{runs / 'twin'} has the configuration and the seed of {runs / 'fedavg-0'}, which counts"]
     assert text == report([runs / name for name in ("ditto-0", "fedavg-0", "fedavg-1")], "csv")[0]
+
+
+def test_references_of_a_study_are_no_method_of_its_report(runs: Path) -> None:
+    config = toy_config("references")
+    LocalRuntime(config).run(RunFolder.create(runs / "references", config))
+    assert "References" not in report([runs], "markdown")[0]
+    assert "References" in report([runs / "references"], "markdown")[0]
+
+
+@pytest.mark.parametrize("name", ["a-run", "z-run"])
+def test_of_two_runs_of_one_configuration_the_newer_counts(name: str, runs: Path) -> None:
+    again = Path(shutil.copytree(runs / "fedavg-0", runs / name))
+    os.utime(again / "summary.json")  # as after a change of the code, which no configuration tells
+    text, skipped = report([runs], "csv")
+    assert skipped == [f"{runs / 'fedavg-0'} has the configuration and the seed of {again}, which counts"]
+    assert str(again) in text
 
 
 def test_nothing_to_report_is_one_sentence(runs: Path) -> None:

@@ -1,7 +1,9 @@
 """Sweeps, comparisons and reproductions: the same numbers for everybody, nothing run twice, nothing hidden."""
 
+import csv
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -615,6 +617,14 @@ def test_the_quick_version_may_have_settings_of_its_own(tmp_path: Path) -> None:
     assert table.plan(quick=True).settings == ("local_steps=2", "model.hidden=[4]", "seed=0")
 
 
+def test_remarks_are_those_of_the_rows_shown(tmp_path: Path) -> None:
+    row = '[[rows]]\ntitle = "Ditto"\nmethod = "ditto"\nremark = "not asked for"\n\n'
+    (tmp_path / "t.toml").write_text(GOOD.replace("[[rows]]", row + "[[rows]]", 1))
+    table = reproduce.load_reproduction("t", tmp_path)
+    comparison = compare(table.plan(quick=True, only=("FedAvg",)), tmp_path / "pool", 1)
+    assert reproduce.remark_lines(table, comparison) == ["- other pictures", "[2] another world"]
+
+
 @pytest.mark.parametrize("quick", [False, True])
 def test_paper_and_ours_side_by_side(quick: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "t.toml").write_text(GOOD)
@@ -628,7 +638,7 @@ def test_paper_and_ours_side_by_side(quick: bool, tmp_path: Path, monkeypatch: p
     assert line.difference("final") == pytest.approx(100 * ours.measures["p=0.1"].mean - 60.0)
     assert lines["Tomorrow", "worst"].ours == {"final": None, "validation": None}
     assert lines["Local", "worst"].difference("final") is None
-    assert reproduce.remark_lines(table) == ["- other pictures", "[1] another world"]
+    assert reproduce.remark_lines(table, comparison) == ["- other pictures", "[1] another world"]
 
     monkeypatch.setattr("perennial.server.study.reproduce.load_reproduction", lambda name: table)
     arguments = ["reproduce", "t", "--jobs", "1", "--out", str(tmp_path / "pool")]
@@ -636,6 +646,8 @@ def test_paper_and_ours_side_by_side(quick: bool, tmp_path: Path, monkeypatch: p
     assert result.exit_code == 0, result.output
     assert ("QUICK VERSION, not comparable with the paper" in result.stdout) == quick
     assert "not implemented yet" in result.stdout
+    # local_steps is the table's
+    assert "hyper-parameters: what was set, else the defaults; no search" in result.stdout
     difference = f"{line.difference('final'):+.2f}"
     assert (f"({difference})" if quick else f" {difference} ") in result.stdout
 
@@ -704,6 +716,12 @@ def test_compare_prints_both_tables(tmp_path: Path) -> None:
     for text in ("FedAvg (global)", "Local (personal)", "Constant", "final", "validation", "p=0.9"):
         assert text in result.stdout
     assert "oracle" not in result.stdout
+    searched = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path), "--trials", "2"]).stdout
+    report = shlex.split(searched.splitlines()[-1].removeprefix("page of these runs: perennial "))
+    assert len(list(tmp_path.glob("fedavg-*"))) + len(list(tmp_path.glob("local-*"))) > len(report) - 1 == 2
+    page = CliRunner().invoke(app, [*report, "--format", "csv"])
+    assert page.exit_code == 0, page.output
+    assert {row["method"] for row in csv.DictReader(page.stdout.splitlines())} == {"FedAvg", "Local"}
     result = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path), "--oracle"])
     assert "oracle: the round that is best on test data" in result.stdout.replace("\n", " ")
 
