@@ -295,7 +295,8 @@ def _parent(kind: "type[Method]") -> str:
     """File name of the halves of the method of ours that a plug-in's method is a subclass of; empty: of none."""
     from perennial.common.methods import METHODS
 
-    return next((base.module() for base in METHODS.values() if issubclass(kind, base) and not of(base)), "")
+    ours = {base for base in METHODS.values() if not of(base)}
+    return next((base.module() for base in kind.__mro__ if base in ours), "")
 
 
 def _named(module: ModuleType, base: Any) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """`perennial sweep`, `tune`, `compare`, `reproduce` and `report`."""
 
-import shlex
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -198,6 +197,10 @@ def compare_methods(
         int,
         typer.Option(min=0, help="With --leave-one-site-out: samples that the site then learns from."),
     ] = 0,
+    page: Annotated[
+        Path | None,
+        typer.Option("--report", metavar="FILE", help="Also write the page of the chosen runs, and of no trial."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Methods side by side, tuned alike. Started again, it continues."""
@@ -212,9 +215,10 @@ def compare_methods(
             raise UserError(f"--adapt {adapt} is for --leave-one-site-out; a run has adapt beside test_sites")
     if each_site:
         with sentences(), watching_runs(as_json) as watch:
-            if count > 1 or trial_rounds or oracle:
+            if count > 1 or trial_rounds or oracle or page:
                 raise UserError(
-                    "--leave-one-site-out is not possible with --trials, --trial-rounds or --oracle; tune first"
+                    "--leave-one-site-out is not possible with --trials, --trial-rounds, --oracle or --report; "
+                    "tune first"
                 )
             _say_unused(config, scenario)
             cells, troubles = studies.leave_one_site_out(
@@ -261,11 +265,15 @@ def compare_methods(
         out.print_json(data=comparison.json())
     else:
         print_tables(*comparison_tables(comparison))
-        # Of these alone: beside them lie trials that were not chosen, with their test accuracies.
-        folders = [folder for choice in comparison.choices for folder in choice.runs]
-        page = f"page of these runs: {shlex.join(['perennial', 'report', *folders])}"
-        out.print("\n".join([*comparison_lines(comparison), page]), markup=False, highlight=False, soft_wrap=True)
+        out.print("\n".join(comparison_lines(comparison)), markup=False, highlight=False, soft_wrap=True)
         print_troubles(trouble_lines(comparison))
+    if page:
+        from perennial.server.report.page import report
+
+        with sentences():
+            chosen = [Path(run) for choice in comparison.choices for run in choice.runs]
+            write_text(page, report(chosen, oracle=oracle)[0])
+            err.print(f"report: {page}", highlight=False, soft_wrap=True)
 
 
 @app.command("reproduce")
