@@ -143,4 +143,4 @@ def _passes(kind: Own, name: str, settings: list[str]) -> bool:
         # Nobody's configuration, and no files left in the folder that this is typed in.
         alone = ["-c", os.devnull, "--rootdir", folder, "-p", "no:cacheprovider", "--basetemp", f"{folder}/tmp"]
         alone += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # the command itself has imported perennial
-        return pytest.main([str(file), "-q", *alone, *options]) == 0
+        return pytest.main([str(file), "-q", "-rs", *alone, *options]) == 0
