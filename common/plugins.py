@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
+from inspect import get_annotations
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
@@ -302,10 +303,12 @@ def _parent(kind: "type[Method]") -> str:
 def _named(module: ModuleType, base: Any) -> dict[str, Any]:
     """A module's subclasses of a settings class by their names. Raises `UserError` where one lacks a fact."""
     found: dict[str, Any] = {}
-    for kind in _defined(module, base, module.__name__):
+    own = _defined(module, base, module.__name__)
+    for kind in own:
         name = kind.model_fields["name"].default
-        if not isinstance(name, str):
-            continue  # a base of others
+        names = next(parent for parent in kind.__mro__ if "name" in get_annotations(parent))
+        if not isinstance(name, str) or names not in own:
+            continue  # a base of others, of which one of ours may have the name
         if name in found:
             raise UserError(f"plug-in {module.__name__!r} has two classes of the name {name!r}")
         if missing := sorted(fact for fact in kind.__class_vars__ if not hasattr(kind, fact)):

@@ -108,6 +108,9 @@ def test_a_subclass_of_our_method_has_its_halves_where_it_brings_none(folder: Pa
     )
     base = "class Base:\n    def server(self): return 'uniform'\n\n\nclass MySDR(Base, FedSDR)"
     write(folder, "my_uniform", ABLATION.replace("my-sdr", "my-mean").replace("class MySDR(FedSDR)", base))
+    between = "class Between(FedSDR):\n    pass\n\n\nclass MySDR(Between)"
+    write(folder, "my_two", ABLATION.replace("my-sdr", "my-two").replace("class MySDR(FedSDR)", between))
+    assert config("my-two", plugins=["my_two"]).method.name == "my-two"
     named = [("my-sdr", "my_settings"), ("my-half", "my_half"), ("my-mean", "my_uniform")]
     methods = [config(name, plugins=[module]).method for name, module in named]
     assert [client_class(type(method)).__name__ for method in methods] == [
