@@ -36,6 +36,8 @@ class Run:
 
     path: Path
     config: RunConfig
+    settings: Mapping[str, str]
+    """All that the result depends on but the seed: settings by dotted names, digests of files of one's own."""
     models: Mapping[str, Mapping[str, Selected]]
     """By model and selection."""
     curves: Mapping[str, Curve]
@@ -84,8 +86,8 @@ def load_runs(paths: Iterable[Path], oracle: bool = False) -> tuple[list[Run], l
             skipped.append(str(error) if str(path) in str(error) else f"{path}: {error}")
             continue
         # Twice the same seed is no second seed: it would make the standard deviation smaller than it is. The newer
-        # one counts: code that has changed since, a plug-in's own too, is in no configuration.
-        key = (run.config.seed, *settings(run.config).items())
+        # one counts: code of ours that has changed since is in no configuration.
+        key = (run.config.seed, *run.settings.items())
         other = runs.setdefault(key, run)
         if other is not run:
             older, runs[key] = sorted((run, other), key=_written)
@@ -129,6 +131,8 @@ def _run(path: Path, config: RunConfig, summary: dict[str, Any], rows: list[Row]
     return Run(
         path=path,
         config=config,
+        settings={name: value for name, value in config.flat().items() if name not in {*NO_NUMBER, "seed"}}
+        | {name: digest[:8] for name, digest in RunFolder(path).inputs().items()},
         models={
             model: {selection: Selected.model_validate(facts) for selection, facts in found[model].items()}
             for model in config.method.evaluates
@@ -175,8 +179,3 @@ def _test_loss(rows: Iterable[Row]) -> float:
 
 def _number(value: float | None) -> float:
     return nan if value is None else float(value)
-
-
-def settings(config: RunConfig) -> dict[str, str]:
-    """Every setting that a result depends on, but the seed, by its dotted name."""
-    return {name: value for name, value in config.flat().items() if name not in {*NO_NUMBER, "seed"}}

@@ -6,7 +6,7 @@ What tells two configurations of a method apart becomes part of its label.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from perennial.server.report.load import Run, settings
+from perennial.server.report.load import Run
 from perennial.server.study.compare import Spread, measures, spread
 from perennial.server.study.runs import Selected
 
@@ -40,7 +40,7 @@ def results(runs: Iterable[Run]) -> list[Result]:
     """Runs of the same configuration together, by scenario and method; each model that is evaluated on its own."""
     groups: dict[tuple[tuple[str, str], ...], list[Run]] = {}
     for run in runs:
-        groups.setdefault(tuple(settings(run.config).items()), []).append(run)
+        groups.setdefault(tuple(run.settings.items()), []).append(run)
     keys, grouped = [dict(key) for key in groups], list(groups.values())
     scenarios = _labels([key["scenario.name"] for key in keys], [part(key, scenario=True) for key in keys])
     titles = [own[0].config.method.title for own in grouped]

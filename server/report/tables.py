@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from html import escape
 
 from perennial.common.scores import BINS, SCORE_MEASURES
-from perennial.server.report.load import Run, settings
+from perennial.server.report.load import Run
 from perennial.server.report.results import Result, by_scenario, over_seeds, part, telling
 from perennial.server.study.compare import Spread
 from perennial.server.summary import SPLIT
@@ -156,7 +156,7 @@ def run_table(found: Sequence[Result]) -> Table:
 def settings_table(found: Sequence[Result]) -> Table | None:
     """What stands behind the numbers of numbered configurations; None where there are none."""
     numbered = [result for result in found if result.headline and "(#" in result.method]
-    flat = [part(settings(result.runs[0].config), scenario=False) for result in numbered]
+    flat = [part(result.runs[0].settings, scenario=False) for result in numbered]
     names = telling(flat)
     rows = [
         [result.method, *(_short(own.get(name, "")) for name in names)]
@@ -215,7 +215,7 @@ def to_csv(found: Sequence[Result], selections: Sequence[str]) -> str:
     names = environments_of(found)
     configs = [result.runs[0].config for result in found]
     titles = [(config.scenario.name, config.method.title) for config in configs]
-    every = [settings(config) for config in configs]
+    every = [result.runs[0].settings for result in found]
     apart = {
         key: telling([own for title, own in zip(titles, every, strict=True) if title == key]) for key in titles
     }

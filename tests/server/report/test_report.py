@@ -355,6 +355,16 @@ def test_of_two_runs_of_one_configuration_the_newer_counts(name: str, runs: Path
     assert str(again) in text
 
 
+def test_runs_with_other_files_of_ones_own_are_other_lines(runs: Path) -> None:
+    """A seed that was run before a plug-in changed is not averaged with one that was run after it."""
+    for name, digest in (("fedavg-0", "a" * 64), ("fedavg-1", "b" * 64)):
+        (runs / name / "inputs.json").write_text(json.dumps({"plug-in mine": digest}))
+    rows = csv.DictReader(io.StringIO(report([runs], "csv")[0]))
+    found = {(row["settings"], row["seeds"]) for row in rows if row["method"] == "FedAvg"}
+    assert found == {("plug-in mine=aaaaaaaa", "0"), ("plug-in mine=bbbbbbbb", "1")}
+    assert "FedAvg (plug-in mine=aaaaaaaa)" in report([runs], "markdown")[0]
+
+
 def test_nothing_to_report_is_one_sentence(runs: Path) -> None:
     (runs / "empty").mkdir()
     assert "holds no run folder" in call(runs / "empty").stderr
