@@ -35,7 +35,7 @@ from perennial.common.files import (
 )
 from perennial.common.logs import logged_to
 from perennial.common.privacy import Clipping
-from perennial.server.inputs import digests
+from perennial.server.inputs import digests, must_be_as_imported
 from perennial.server.summary import summarise
 
 if TYPE_CHECKING:
@@ -147,8 +147,8 @@ class RunFolder:
         try:
             folder.must_be_empty()
             path.mkdir(parents=True, exist_ok=True)
-            write_text(path / "config.toml", config.toml())
             folder.note_inputs(config)
+            write_text(path / "config.toml", config.toml())
             folder.log.touch()
         except OSError as error:
             raise _unwritable(path, error) from None
@@ -227,8 +227,12 @@ class RunFolder:
         return config.model_copy(update={"data_root": str(there)}) if there else config
 
     def note_inputs(self, config: RunConfig) -> None:
-        """Keep the digests of what of somebody's own the run reads (`server/inputs.py`)."""
+        """Keep the digests of what of somebody's own the run reads (`server/inputs.py`).
+
+        Raises `UserError` where this process has other code of theirs than their files hold by now.
+        """
         if found := digests(config):
+            must_be_as_imported(found)
             write_text(self.path / INPUTS, json.dumps(found, indent=2) + "\n")
 
     def inputs(self) -> dict[str, str]:

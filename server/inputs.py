@@ -2,11 +2,14 @@
 
 import ast
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from hashlib import file_digest, sha256
 from pathlib import Path
+from types import ModuleType
+from weakref import WeakKeyDictionary
 
 from perennial.common import plugins
 from perennial.common.config import RunConfig
@@ -15,6 +18,9 @@ from perennial.common.data.own import place_of
 from perennial.common.data.scenarios.own import OwnData
 from perennial.common.errors import UserError
 from perennial.common.model_settings import Module
+
+PLUG_IN, MODULE = "plug-in ", "module "
+"""Before what is no site; no site's name has a blank."""
 
 
 def own_digests(config: RunConfig) -> dict[str, str]:
@@ -27,8 +33,19 @@ def digests(config: RunConfig) -> dict[str, str]:
     found = own_digests(config)
     for name in config.plugins:
         path = plugins.source(name)
-        found[f"plug-in {name}"] = _digest(path, tuple(_sources(path)))
+        found[f"{PLUG_IN}{name}"] = _digest(path, tuple(_sources(path)))
     return found
+
+
+def must_be_as_imported(found: Mapping[str, str]) -> None:
+    """Raises `UserError` for sources that are not as at an earlier run with a module, which keeps its code."""
+    for name, digest in found.items():
+        module = name.startswith((PLUG_IN, MODULE)) and sys.modules.get(name.partition(" ")[2])
+        if module and _imported.setdefault(module, digest) != digest:
+            raise UserError(f"{name} has changed since this process imported it; start Python anew, and run again")
+
+
+_imported = WeakKeyDictionary[ModuleType, str]()
 
 
 def _own(config: RunConfig) -> Iterator[tuple[str, Path, Iterator[tuple[Path, int]]]]:
@@ -41,7 +58,7 @@ def _own(config: RunConfig) -> Iterator[tuple[str, Path, Iterator[tuple[Path, in
     if isinstance(config.model, Module) and not config.model.torchvision:
         name = config.model.name.partition(":")[0]
         if place := plugins.file_of(name):
-            yield f"module {name}", place, _sources(place)  # no site's name has a blank
+            yield f"{MODULE}{name}", place, _sources(place)
 
 
 def _sources(place: Path) -> Iterator[tuple[Path, int]]:

@@ -257,6 +257,17 @@ def test_a_run_goes_on_with_its_plug_in(edited: str, folder: Path) -> None:
     assert ("changed from round 2 on: plug-in my_method" in done.stderr) == bool(edited)
 
 
+def test_a_plug_in_that_changed_since_it_was_imported_runs_no_more(folder: Path) -> None:
+    """As in a notebook: Python keeps the old code, and the run folder would note the new one."""
+    write(folder, "my_method", METHOD)
+    found = config(plugins=["my_method"])
+    RunFolder.create(folder / "one", found)
+    write(folder, "my_method", f"{METHOD}# more\n")
+    with pytest.raises(UserError, match="plug-in my_method has changed since this process imported it"):
+        RunFolder.create(folder / "two", found)
+    assert not list((folder / "two").iterdir())
+
+
 # ---------------------------------------------------------------------- what a study's digest covers
 
 
