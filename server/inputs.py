@@ -21,6 +21,8 @@ from perennial.common.model_settings import Module
 
 PLUG_IN, MODULE = "plug-in ", "module "
 """Before what is no site; no site's name has a blank."""
+_imported = WeakKeyDictionary[ModuleType, str]()
+"""The digest of a module's sources when this process first ran with it."""
 
 
 def own_digests(config: RunConfig) -> dict[str, str]:
@@ -43,9 +45,6 @@ def must_be_as_imported(found: Mapping[str, str]) -> None:
         module = name.startswith((PLUG_IN, MODULE)) and sys.modules.get(name.partition(" ")[2])
         if module and _imported.setdefault(module, digest) != digest:
             raise UserError(f"{name} has changed since this process imported it; start Python anew, and run again")
-
-
-_imported = WeakKeyDictionary[ModuleType, str]()
 
 
 def _own(config: RunConfig) -> Iterator[tuple[str, Path, Iterator[tuple[Path, int]]]]:

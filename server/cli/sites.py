@@ -79,8 +79,8 @@ def register_sites(
     from perennial.server.deployment.state import register
 
     with sentences(), connected(superlink, ca, insecure) as connection:
-        for key in public_keys(keys):
-            node = register(connection, key)
+        let_in = public_keys(keys)
+        for key, node in zip(let_in, register(connection, let_in), strict=True):
             out.print(f"{key.stem}: {f'node {node}' if node else 'registered already'}", highlight=False)
 
 

@@ -268,11 +268,10 @@ def compare_methods(
         out.print("\n".join(comparison_lines(comparison)), markup=False, highlight=False, soft_wrap=True)
         print_troubles(trouble_lines(comparison))
     if page:
-        from perennial.server.report.page import report
+        from perennial.server.report.page import write_page
 
         with sentences():
-            chosen = [Path(run) for choice in comparison.choices for run in choice.runs]
-            write_text(page, report(chosen, oracle=oracle)[0])
+            write_page([Path(run) for choice in comparison.choices for run in choice.runs], page, oracle)
             err.print(f"report: {page}", highlight=False, soft_wrap=True)
 
 

@@ -27,7 +27,9 @@ def print_run(path: Path, as_json: bool, oracle: bool, report: bool = False) -> 
     if report:
         from perennial.server.report.page import write_page
 
-        line = f"page of this run: {write_page(path, oracle)}"
+        file = path / "report.html"
+        write_page([path], file, oracle)
+        line = f"page of this run: {file}"
     if not as_json:
         out.print(line, highlight=False, markup=False, soft_wrap=True)
 

@@ -22,7 +22,6 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_public_key,
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
 from perennial.common.errors import UserError
 
@@ -89,18 +88,15 @@ def public_keys(places: Sequence[Path]) -> list[Path]:
     return found
 
 
-def public_key(path: Path) -> bytes:
-    """A site's public key as a SuperLink knows it.
-
-    Raises `UserError` for what is not one, `OSError` for what is not there.
-    """
+def public_key(path: Path) -> ec.EllipticCurvePublicKey:
+    """A site's public key. Raises `UserError` for what is not one, `OSError` for what is not there."""
     try:
         key = load_ssh_public_key(path.read_bytes())
     except (ValueError, UnsupportedAlgorithm):
         key = None
     if not isinstance(key, ec.EllipticCurvePublicKey):
         raise UserError(f"{path} is no public key of a site; give a file sites/NAME.pub of `perennial certs`")
-    return public_key_to_bytes(key)
+    return key
 
 
 def authority(key: Key, days: int) -> x509.Certificate:

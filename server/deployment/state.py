@@ -1,7 +1,7 @@
 """What a SuperLink has: its runs and sites, asked and set over the Control API."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from flwr.proto.control_pb2 import (
 )
 from flwr.proto.control_pb2_grpc import ControlStub
 from flwr.proto.node_pb2 import NodeInfo
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.run import Run
 
 from perennial.common.errors import UserError
@@ -61,7 +62,7 @@ def runs(connection: Connection) -> list[RunState]:
 
 def sites(connection: Connection, keys: Iterable[Path] = ()) -> list[SiteState]:
     """All SuperNodes that are not shut out, those online first; keys name them. Raises `UserError`, `OSError`."""
-    names = {public_key(key): key.stem for key in keys}
+    names = {_as_known(key): key.stem for key in keys}
     found = [
         SiteState(
             names.get(node.public_key, ""),
@@ -75,21 +76,24 @@ def sites(connection: Connection, keys: Iterable[Path] = ()) -> list[SiteState]:
     return sorted(found, key=lambda node: (node.status != "online", node.site, node.node))
 
 
-def register(connection: Connection, key: Path) -> str:
-    """Let the site with this public key in; its node id, or "" where it was let in before.
+def register(connection: Connection, keys: Iterable[Path]) -> Iterator[str]:
+    """Let the sites with these public keys in, one by one; of each its node id, or "" where it was let in before.
 
     Raises `UserError` for a key that was shut out, or is none; `OSError` where it is not there.
     """
-    own = public_key(key)
     known = {node.public_key: node.status for node in _nodes(connection)}
-    if own not in known:
-        return str(_ask(connection, "RegisterNode", RegisterNodeRequest(public_key=own)).node_id)
-    if known[own] == SHUT_OUT:
-        raise UserError(
-            f"{key} was shut out, and a SuperLink never takes a key again; make the site a new one "
-            "(`perennial certs DIR --add --name NAME`)"
-        )
-    return ""
+    for key in keys:
+        own = _as_known(key)
+        if known.get(own) == SHUT_OUT:
+            raise UserError(
+                f"{key} was shut out, and a SuperLink never takes a key again; make the site a new one "
+                "(`perennial certs DIR --add --name NAME`)"
+            )
+        if own in known:
+            yield ""
+        else:
+            known[own] = "registered"
+            yield str(_ask(connection, "RegisterNode", RegisterNodeRequest(public_key=own)).node_id)
 
 
 def unregister(connection: Connection, keys: Sequence[Path]) -> list[str]:
@@ -100,7 +104,7 @@ def unregister(connection: Connection, keys: Sequence[Path]) -> list[str]:
     known = {node.public_key: node.node_id for node in _nodes(connection) if node.status != SHUT_OUT}
     nodes = []
     for key in keys:
-        if (own := public_key(key)) not in known:
+        if (own := _as_known(key)) not in known:
             raise UserError(f"{key} is not registered, so nobody was shut out; `perennial status` lists the sites")
         nodes.append(known[own])
     for node in nodes:
@@ -114,6 +118,11 @@ def stop(connection: Connection, run: str) -> None:
         raise UserError(f"{run!r:.80} is no run; `perennial status` lists them")
     if not _ask(connection, "StopRun", StopRunRequest(run_id=int(run))).success:
         raise UserError(f"run {run} was not stopped; `perennial status` says how it is")
+
+
+def _as_known(key: Path) -> bytes:
+    """A site's public key as a SuperLink knows it. Raises as `public_key` does."""
+    return public_key_to_bytes(public_key(key))
 
 
 def _nodes(connection: Connection) -> Sequence[NodeInfo]:

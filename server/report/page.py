@@ -48,11 +48,9 @@ def report(folders: Sequence[Path], form: str = "html", oracle: bool = False) ->
     return text.encode("utf-8", "replace").decode(), skipped
 
 
-def write_page(path: Path, oracle: bool = False) -> Path:
-    """The page of one run, `report.html` in its folder. Raises `UserError` as `report` does."""
-    file = path / "report.html"
-    file.write_text(report([path], oracle=oracle)[0], encoding="utf-8")
-    return file
+def write_page(folders: Sequence[Path], file: Path, oracle: bool = False) -> None:
+    """The page of all runs at or below the folders. Raises `UserError` as `report` does, `OSError`."""
+    file.write_text(report(folders, oracle=oracle)[0], encoding="utf-8")
 
 
 def to_markdown(found: Sequence[Result], skipped: Sequence[str], selections: Sequence[str]) -> str:
