@@ -381,7 +381,7 @@ def test_a_script_that_lacks_its_main_line_is_told_so(tmp_path: Path) -> None:
     command = [sys.executable, "script.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1
-    assert "no line `if __name__ == '__main__':` around the call?" in done.stderr.splitlines()[-1]
+    assert "no line `if __name__ == '__main__':` around the call?" in done.stderr
 
 
 @pytest.mark.parametrize(

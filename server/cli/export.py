@@ -38,6 +38,7 @@ def export_model(
 ) -> None:
     """Write a model to a file for other programs, checked against its own answers."""
     with sentences():
+        from perennial.common.wire import PERSONAL
         from perennial.exported import take, write_onnx, write_torch  # imports PyTorch
 
         taken = take(place, model, client, run_id, Path(data_root) if data_root else None)
@@ -45,6 +46,6 @@ def export_model(
             changed = ", ".join(taken.changed)
             remark(f"{changed} changed since the run began; the file may answer otherwise than in its tables")
         said = (write_onnx if form is Form.onnx else write_torch)(taken, file)
-        whose = f" of {taken.client}" if taken.client else ""
+        whose = f" {'of' if taken.name == PERSONAL else 'for'} {taken.client}" if taken.client else ""
         what = f"the {taken.name} model of {taken.task.method.name}{whose} after round {taken.round}"
         out.print(f"{file}: {what}; {said}", markup=False, highlight=False, soft_wrap=True)

@@ -14,7 +14,7 @@ from perennial.common.config import RunConfig, sentence
 from perennial.common.errors import UserError
 from perennial.server.folder import RunFolder
 from perennial.server.study.runs import Selected
-from perennial.server.study.version import NO_NUMBER
+from perennial.server.study.version import NO_NUMBER, name_without_code
 from perennial.server.summary import Evaluation, Row, summarise
 
 
@@ -47,6 +47,8 @@ class Run:
     up: float
     left_out: int
     versions: str
+    code: str
+    """The version of the code in the name that a study gave the folder; empty: it has another name."""
 
 
 def find_runs(folders: Iterable[Path]) -> list[Path]:
@@ -92,6 +94,13 @@ def load_runs(paths: Iterable[Path], oracle: bool = False) -> tuple[list[Run], l
         if other is not run:
             older, runs[key] = sorted((run, other), key=_written)
             skipped.append(f"{older.path} has the configuration and the seed of {runs[key].path}, which counts")
+    newest: dict[tuple[object, ...], Run] = {}
+    for run in sorted((run for run in runs.values() if run.code), key=_written):
+        newest[tuple(run.settings.items())] = run
+    for key, run in list(runs.items()):
+        if run.code and run.code != (by := newest[tuple(run.settings.items())]).code:
+            skipped.append(f"{run.path} was made by other code than {by.path}, which is newer; no mean has both")
+            del runs[key]
     methods = [run for run in runs.values() if run.config.method.listed]
     return methods or list(runs.values()), skipped
 
@@ -148,6 +157,7 @@ def _run(path: Path, config: RunConfig, summary: dict[str, Any], rows: list[Row]
         up=float(summary["bytes_per_client_and_round"]["up"]),
         left_out=sum(int(entry["replies"]) for entry in summary["left_out"].values()),
         versions=", ".join(f"{name} {version}" for name, version in summary.get("versions", {}).items()),
+        code=path.name.removeprefix(own) if path.name.startswith(own := f"{name_without_code(config)}-") else "",
     )
 
 

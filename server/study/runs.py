@@ -219,13 +219,15 @@ def run_all(
         seconds = before.seconds + time.monotonic() - begun
         watch(Standing(ended, runs, rounds_done, rounds, latest, doing, seconds))
 
-    if not before.rounds_done and (missing or not (later or until)):  # what comes later may have been run as well
-        ready = before.ended + sum(not outcome.waits for outcome in outcomes.values())
+    if not before.runs and (missing or not (later or until)):  # what comes later may have been run as well
+        bad = sum(bool(outcome.trouble) for outcome in outcomes.values())
+        ready = before.ended + sum(not outcome.waits for outcome in outcomes.values()) - bad
         interrupted, about = sum(map(bool, held.values())), "about " if until else ""
+        also = f"{bad} stopped or damaged, " if bad else ""
         tell(
             0,
-            doing=f"{runs} run{'s' * (runs != 1)}: {ready} done already, {interrupted} go on where they were "
-            f"interrupted; {about}{rounds} rounds to come. If interrupted, the same command goes on.",
+            doing=f"{runs} run{'s' * (runs != 1)}: {ready} done already, {also}{interrupted} go on where they "
+            f"were interrupted; {about}{rounds} rounds to come. If interrupted, the same command goes on.",
         )
     if jobs == 1:
         for name, config in missing.items():

@@ -26,6 +26,7 @@ from perennial.server.report.figures import Line, line_figure, membership_figure
 from perennial.server.report.load import find_runs, load, load_runs
 from perennial.server.report.page import report
 from perennial.server.report.results import results
+from perennial.server.study.version import name_without_code
 
 NASTY = '"><img src=x onerror=alert(1)><script>alert(1)</script> $x|*_&'
 
@@ -353,6 +354,19 @@ def test_of_two_runs_of_one_configuration_the_newer_counts(name: str, runs: Path
     text, skipped = report([runs], "csv")
     assert skipped == [f"{runs / 'fedavg-0'} has the configuration and the seed of {again}, which counts"]
     assert str(again) in text
+
+
+def test_no_mean_has_seeds_of_two_versions_of_the_code(runs: Path) -> None:
+    place = {}
+    for name, code in (("fedavg-0", "new"), ("fedavg-1", "old")):
+        config = RunFolder(runs / name).config()
+        place[code] = (runs / name).rename(runs / f"{name_without_code(config)}-{code}")
+    os.utime(place["new"] / "summary.json")
+    text, skipped = report([runs], "csv")
+    assert skipped == [
+        f"{place['old']} was made by other code than {place['new']}, which is newer; no mean has both"
+    ]
+    assert {row["seeds"] for row in csv.DictReader(text.splitlines()) if row["method"] == "FedAvg"} == {"0"}
 
 
 def test_runs_with_other_files_of_ones_own_are_other_lines(runs: Path) -> None:

@@ -786,6 +786,25 @@ def test_the_start_says_what_is_there_and_what_goes_on(tmp_path: Path) -> None:
     assert told(standings)[0].startswith("3 runs: 1 done already, 1 go on where they were interrupted; 6 ")
 
 
+def test_the_start_counts_a_damaged_run_apart(tmp_path: Path) -> None:
+    configs = [toy_config("fedavg", seed=seed) for seed in range(2)]
+    first, _ = run_all(configs, tmp_path, 1)
+    (first.path / "summary.json").write_text("{}")
+    standings: list[Standing] = []
+    run_all(configs, tmp_path, 1, standings.append)
+    assert told(standings)[0].startswith("2 runs: 1 done already, 1 stopped or damaged, 0 go on where")
+
+
+def test_a_study_of_which_all_is_done_says_so_once(tmp_path: Path) -> None:
+    for _ in range(2):
+        standings: list[Standing] = []
+        compare(plan("fedavg", trials=2, seeds=1), tmp_path, 1, standings.append)
+    assert [line.partition(",")[0] for line in told(standings)] == [
+        "2 methods on toy",
+        "4 runs: 4 done already",
+    ]
+
+
 def test_an_estimate_from_the_rounds_so_far() -> None:
     ended = outcome(0.5)
     assert "  about 40 min to go" in runs.standing_line(Standing(1, 5, 10, 50, ended, seconds=600))
