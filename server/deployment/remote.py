@@ -144,6 +144,8 @@ class Connection:
             word = out / "error.txt"
             if word.exists():
                 raise RunStopped(word.read_text().strip())
+            if seen and not out.exists():
+                raise RunStopped(f"{out} was removed while the run wrote into it; start the run again")
             out.mkdir(parents=True, exist_ok=True)
             write_text(out / "flower.log", self._call("log", run_id, self.name, "--show").stdout)
             if status == "finished:stopped":

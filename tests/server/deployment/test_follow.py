@@ -1,5 +1,6 @@
 """Whoever follows a run on Flower is told how it ended, also when it is Flower that ends."""
 
+import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -142,6 +143,17 @@ def test_a_server_that_died_without_a_word_leaves_flowers_log(folder: RunFolder)
     folder.checkpoint_path(2).mkdir(parents=True)
     with pytest.raises(FlowerFailed, match=rf"flower\.log; `perennial resume {folder.path}` goes on"):
         rounds(Scripted("finished:failed"), folder)
+
+
+def test_a_folder_that_somebody_removed_is_the_reason(folder: RunFolder) -> None:
+    def remove() -> str:
+        shutil.rmtree(folder.path)
+        return "finished:failed"
+
+    folder.append([{"round": 1}])
+    with pytest.raises(RunStopped, match=rf"^{folder.path} was removed while the run wrote into it; start the"):
+        rounds(Scripted("running", remove), folder)
+    assert not folder.path.exists()
 
 
 def test_flowers_reasons_come_without_its_greeting(monkeypatch: pytest.MonkeyPatch) -> None:
