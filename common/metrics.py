@@ -8,6 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+WRONG = 100.0
+"""At which PyTorch's `BCELoss` cuts the loss of an impossible answer, too."""
+MOST = 1e30
+"""Cross-entropy of one sample, so that the sum over all is finite."""
+
 
 @dataclass(frozen=True)
 class Score:
@@ -35,6 +40,17 @@ def score(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Scor
         correct=plain((logits.argmax(dim=-1) == labels).sum(dim=-1)),
         loss=plain(losses.double().sum(dim=-1)),
     )
+
+
+def answered(logits: Tensor, labels: Tensor) -> Tensor:
+    """Logits (..., n, classes) as they are; where a model has diverged and a sample's make no loss, wrong ones.
+
+    So a client whose own model has diverged stays in every mean, as one that is never right. The cross-entropy is
+    then `WRONG` for two classes.
+    """
+    losses = F.cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction="none").view(labels.shape)
+    wrong = -WRONG * F.one_hot(labels, logits.shape[-1]).to(logits.dtype)
+    return torch.where((losses < MOST)[..., None], logits, wrong)  # no comparison with NaN holds
 
 
 def plain(value: Tensor) -> Any:

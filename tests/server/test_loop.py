@@ -8,12 +8,13 @@ import torch
 from flwr.app import Message
 from flwr.serverapp import Grid
 from safetensors.torch import load_file
-from toys import SpoilingGrid, toy_config
+from toys import SpoilingGrid, Toy, toy_config
 
 from perennial.client.app import OneHandlerApp
 from perennial.client.host import Host
 from perennial.client.state import FileStates, valid
 from perennial.common.config import RunConfig, load_config
+from perennial.common.data.examples import ClientData, Examples
 from perennial.common.errors import RunStopped
 from perennial.common.wire import METRICS, NUM_EXAMPLES
 from perennial.server.folder import RunFolder
@@ -172,3 +173,35 @@ def test_a_client_that_claims_most_of_the_samples_is_in_the_summary(tmp_path: Pa
     assert share > 0.99
     honest = LocalRuntime(config).run(RunFolder.create(tmp_path / "honest", config))
     assert "majority" not in honest
+
+
+@pytest.mark.parametrize("method", ["local", "fedsdr"])
+def test_a_client_whose_model_diverges_stays_in_every_mean(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mean over the others would make settings that ruin some clients look good."""
+    plain = Toy.client_data
+
+    def hard(self: Toy, client: int, seed: int, root: Path | None) -> ClientData:
+        data = plain(self, client, seed, root)
+        if client >= 2:
+            return data
+
+        def far(part: Examples) -> Examples:
+            noise = torch.rand(len(part.y), generator=torch.Generator().manual_seed(client)) < 0.4
+            return Examples(1e3 * part.x, torch.where(noise, 1 - part.y, part.y), part.environment)
+
+        tests = {name: far(part) for name, part in data.test.items()}
+        return ClientData(far(data.train), far(data.validation), tests)
+
+    monkeypatch.setattr(Toy, "client_data", hard)
+    config = toy_config(method, "learning_rate=3", "rounds=6")
+    summary = LocalRuntime(config).run(RunFolder.create(tmp_path / "run", config))
+    assert summary
+    final = summary["models"]["personal"]["final"]
+    assert {name: max(own.values()) for name, own in final["clients"].items() if max(own.values()) == 0} == {
+        "client-0": 0,
+        "client-1": 0,
+    }
+    assert len(final["clients"]) == 4
+    assert {*summary["left_out"]} == {"client-0", "client-1"}  # of the training
