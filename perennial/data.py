@@ -10,6 +10,7 @@ from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from perennial.common.data.own import in_order
 from perennial.common.errors import UserError
 from perennial.common.suggest import alike
 
@@ -140,7 +141,7 @@ def from_arrays(
         raise UserError(
             f"{lacking[0].name} has no environments, and {having.name} has; give all of them some, or none"
         )
-    environments = _in_order(value for part in sites.values() for value in (part.environment or [ONLY]))
+    environments = in_order(value for part in sites.values() for value in (part.environment or [ONLY]))
     labels = _labels(list(sites.values()), every, classes)
     for what, names in (("y", labels.values() if classes is None else ()), ("environment", environments)):
         for same in alike(names):
@@ -430,7 +431,7 @@ def _labels(
             )
         if len(there) < 2:
             raise UserError(f"y is {min(map(str, there))} everywhere; there must be at least two classes")
-        return {label: str(label) for label in sorted(there, key=_text_or_number)}
+        return {label: str(label) for label in in_order(there)}
     names: list[Any] | None = list(classes) if isinstance(classes, Sequence) or hasattr(classes, "dtype") else None
     numbers = names is not None and all(isinstance(name, int | np.integer | np.bool_) for name in names)
     if names is None or isinstance(classes, str) or not (numbers or all(isinstance(name, str) for name in names)):
@@ -446,17 +447,6 @@ def _labels(
         if beyond := sorted(map(str, set(part.y) - known.keys())):
             raise UserError(f"{part.name}: y has {beyond[0]}, which is none of the {len(names)} classes")
     return known
-
-
-def _in_order(values: Any) -> list[str]:
-    """Different names, numbers among them by their size."""
-    return sorted(set(values), key=_text_or_number)
-
-
-def _text_or_number(value: int | str) -> tuple[bool, int, str]:
-    text = str(value)
-    number = text.removeprefix("-").isdecimal()
-    return (not number, int(text) if number else 0, text)
 
 
 def _by_name(item: tuple[Any, Any]) -> str:

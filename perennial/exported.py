@@ -179,7 +179,7 @@ def some_cells(scenario: Scenario, rows: int = CHECKED) -> dict[str, Cells]:
     for name in scenario.column_names:
         column = scenario.cells.get(name, NumberColumn())
         if isinstance(column, CategoryColumn):
-            choices = [*column.categories, "", "no category of this name"]
+            choices = [*column.places(), "", "no category of this name"]
             made[name] = np.array([choices[row % len(choices)] for row in range(rows)], object)
             continue
         made[name] = (column.mean + column.scale * random.standard_normal(rows)).astype(np.float32)
@@ -310,7 +310,8 @@ class _Graph:
         if column is None:
             return wide(name)
         if isinstance(column, CategoryColumn):
-            places = {"keys_strings": list(column.categories), "values_int64s": [*range(len(column.categories))]}
+            found = column.places()
+            places = {"keys_strings": [*found], "values_int64s": [*found.values()]}
             place = self.add(
                 "LabelEncoder", name, domain="ai.onnx.ml", **places, default_int64=len(column.categories)
             )

@@ -98,7 +98,7 @@ def samples(x: Any, scenario: Scenario) -> Tensor:
 
         try:
             table = pa.Table.from_pandas(x, preserve_index=False) if hasattr(x, "index") else pa.table(x)
-        except (pa.ArrowException, TypeError) as error:  # a column of several kinds
+        except (pa.ArrowException, TypeError, ValueError) as error:  # columns of several kinds, or of one name
             raise UserError(f"x cannot be read ({' '.join(map(str, error.args))[:200]})") from None
         found = Found("x", table, (), None, names).tensor(scenario.input_shape, names, scenario.cells)
         return scenario.prepare(found)

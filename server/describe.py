@@ -6,6 +6,7 @@ Tables are surveyed as those of sites are, in this process; pictures and arrays 
 from collections import Counter
 from collections.abc import Collection, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
@@ -32,6 +33,8 @@ from perennial.server.survey import Surveyed, announced, balancing, short, surve
 
 LONGEST = 64
 """Pixels of a picture's longer side, unless its owner announces more."""
+OTHER_TABLES = (".tsv", ".txt", ".xls", ".xlsx", ".ods", ".feather", ".sav", ".dta", ".sas7bdat", ".rds")
+NO_TABLE = "is no .csv or .parquet file; save it as one"
 
 
 def question(
@@ -84,8 +87,8 @@ def describe(
     asked = asked or question()
     if not path.exists():  # readers name no folders, because a site's sentences leave it
         raise UserError(f"there is no file or folder {path}")
-    files = _files(path)
-    if files[0].suffix not in TABLES:
+    files, others = _files(path)
+    if files[0].suffix.lower() not in TABLES:
         found = read(files[0], asked.label_column, asked.environment_column)
         remarks = spelt_alike({found.name: all_names(found.labels, found.environments)})
         return Surveyed(_measured(found, sites, balance), remarks=remarks)
@@ -107,9 +110,10 @@ def describe(
         with suppress(UserError):  # the survey says it
             spellings[respondent.name] = respondent.table(asked).spellings()
     grid = LocalGrid(OneHandlerApp(reply), len(files))
-    return survey(
+    told = survey(
         grid, asked, named=sites, per_site=per_site, balance=balance, quantiles=quantiles, spellings=spellings
     )
+    return replace(told, left_out={**told.left_out, **dict.fromkeys(others, NO_TABLE)})
 
 
 def _load(file: Path, asked: Question) -> Found:
@@ -124,13 +128,17 @@ def _of(tables: Sequence[Path], sites: Collection[str]) -> list[Path]:
     return [table for table in tables if not sites or table.stem in sites]
 
 
-def _files(path: Path) -> list[Path]:
-    """The data themselves, or the tables of a folder of several sites, one each."""
-    tables = sorted(file for file in path.iterdir() if file.suffix in TABLES) if path.is_dir() else []
+def _files(path: Path) -> tuple[list[Path], list[str]]:
+    """The data themselves, or the tables of a folder of several sites, one each; names of others beside them."""
+    files = sorted(path.iterdir()) if path.is_dir() else []
+    tables = [file for file in files if file.suffix.lower() in TABLES]
+    strange = [file.name for file in files if file.suffix.lower() in OTHER_TABLES]
     names = [file.stem for file in tables]
     if double := [name for name in names if names.count(name) > 1]:
         raise UserError(f"{path} has two tables of a site {double[0]!r}; one site is one file")
-    return tables or [path]
+    if strange and not tables:
+        raise UserError(f"{path} has no table that can be read: {strange[0]} {NO_TABLE}")
+    return tables or [path], strange
 
 
 def announcement(scenario: OwnData) -> dict[str, Any]:
@@ -161,7 +169,7 @@ def _measured(found: Found, sites: Sequence[str], balance: bool) -> OwnData:
     if balance:
         counts = Counter(found.labels)
         given["class_weights"] = balancing({name: counts[name] for name in given["labels"]})
-    given["mean"] = [short(value) for value in mean.tolist()]
+    given["mean"] = [short(value, scale) for value, scale in zip(mean.tolist(), std.tolist(), strict=True)]
     given["scale"] = [short(value) or 1.0 for value in std.tolist()]
     return announced(given)
 

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from perennial.common.config import load_config, sentence
 from perennial.common.data.columns import MOST_CATEGORIES, AnyColumn, CategoryColumn, NumberColumn
+from perennial.common.data.own import in_order
 from perennial.common.data.scenarios.own import SITE, OwnData, balanced
 from perennial.common.errors import RunStopped, UserError
 from perennial.common.methods.base import Method
@@ -61,6 +62,8 @@ COUNTED = ("rows", "class", "environment", "empty", "count", "value", "bin")
 """Entries that are whole numbers."""
 THRESHOLDED = ("rows", "class", "environment", "count", "value", "bin")
 """Those that are 0 or at least the least."""
+FLOAT32_DIGITS = 1e5
+"""Of a number's seven, those that may be the same in all rows, so that two are left."""
 NOT_ASKED_FOR = "is none of the sites that were asked for (--site)"
 
 
@@ -281,10 +284,16 @@ class _Fit:
             variance = 0.0
             if n > 1:
                 remarks.append(f"column {name!r} has the same number in every row")
+        scale = math.sqrt(variance)
+        if abs(mean) > FLOAT32_DIGITS * scale > 0:
+            remarks.append(
+                f"column {name!r} varies by {scale:.2g} around {mean:.7g}, of which models see 7 digits; subtract "
+                "a number from it first"
+            )
         return NumberColumn(
-            mean=short(mean),
-            scale=short(math.sqrt(variance)) or 1.0,
-            fill=None if rule is None else short(self._fill(rule, name, sums, mean, math.sqrt(variance))),
+            mean=short(mean, scale),
+            scale=short(scale) or 1.0,
+            fill=None if rule is None else short(self._fill(rule, name, sums, mean, scale), scale),
             missing=bool(empty),
         )
 
@@ -492,12 +501,13 @@ def _most(values: Mapping[str, V]) -> V | None:
 
 def union(every: Iterable[Iterable[str]]) -> tuple[str, ...]:
     """Each name once; numbers by their size."""
-    names = {name for names in every for name in names}
-    return tuple(sorted(names, key=lambda name: (int(name), "") if name.isdecimal() else (10**18, name)))
+    return tuple(in_order(name for names in every for name in names))
 
 
-def short(value: float) -> float:
-    return float(f"{value:.6g}")
+def short(value: float, scale: float = 0.0) -> float:
+    """Six digits; of a number of which only parts as small as `scale` count, six digits of these."""
+    more = max(0, math.floor(math.log10(abs(value) / scale))) if scale and value else 0
+    return float(f"{value:.{min(6 + more, 17)}g}")
 
 
 def _of(sums: Sums, what: str, name: str) -> list[float]:

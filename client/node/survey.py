@@ -24,7 +24,7 @@ from perennial.client.trainer import Received
 from perennial.common.config import sentence
 from perennial.common.data.columns import LEAST, MOST_CATEGORIES
 from perennial.common.data.own import LABEL, Found, read
-from perennial.common.data.tables import Commas, NotNumbers, number_cells, text_cells
+from perennial.common.data.tables import Commas, NotNumbers, like_number, number_cells, text_cells
 from perennial.common.errors import UserError
 from perennial.common.models import Tensors
 from perennial.common.secagg import ACTIONS, TERMS
@@ -65,7 +65,6 @@ Numbers = npt.NDArray[np.float64]
 FEW = 20
 """Different texts that a column may have in any case; beyond, more than half of the rows is free text."""
 DATE = re.compile(r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4}")
-NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*")
 RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -186,8 +185,14 @@ class Table:
                 return number_cells(self.found.x, name, self.found.name)
             except Commas as error:
                 raise UserError(f"{error}; or say --category {name} if they are names") from None
-            except NotNumbers:
-                pass
+            except NotNumbers as error:
+                texts = text_cells(self.found.x, name, self.found.name)
+                known = [text for text in texts if text]
+                if 2 * sum(map(like_number, known)) > len(known):
+                    raise UserError(
+                        f"{error}, and most are; correct it, or say --category {name} if they are names"
+                    ) from None
+                return texts
         return text_cells(self.found.x, name, self.found.name)
 
     def _enough(self, names: Iterable[Any]) -> tuple[Any, ...]:
@@ -301,15 +306,16 @@ def of_survey(message: Message) -> bool:
 
 
 def no_numbers_as_names(found: Found, question: Question, own: OwnSite) -> None:
-    """Raises `UserError` where a column of numbers would be told as names because the server alone says so."""
-    asked: dict[str, Sequence[str]] = {}
+    """Raises `UserError` where numbers would be told as names, unless the site's owner has named the column."""
+    names = Table(found, question).spellings().items()
+    asked: dict[str, Iterable[str]] = {column: own for (what, column), own in names if what == "categories"}
+    asked |= {name: text_cells(found.x, name, found.name) for name in question.categories if name in found.columns}
     if not own.label_column and question.label_column != LABEL:
         asked[question.label_column] = found.labels
     if not own.environment_column and found.environments:
         asked[question.environment_column] = found.environments
-    asked |= {name: text_cells(found.x, name, found.name) for name in question.categories if name in found.columns}
     for name, cells in asked.items():
-        if all(NUMBER.fullmatch(cell) for cell in cells if cell):
+        if any(map(like_number, cells)):
             raise UserError(
                 f"{found.name} does not tell the numbers of {name} as names; `perennial join --survey full` does, "
                 "and with `counts` it names its label-column and environment-column itself"

@@ -111,6 +111,7 @@ def _bytes(tensor: Tensor) -> bytes:
     """A tensor's values as raw contents. Raises `Refused`."""
     values, name = tensor.data or [], short(tensor.name)
     if tensor.datatype == "BYTES":
+        values = ["" if value is None else value for value in values]  # an empty cell
         if not all(isinstance(value, str) for value in values):
             invalid(f"input {name!r} has data that are no list of texts")
         if tensor.parameters.get("content_type") != "base64":

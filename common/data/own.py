@@ -7,10 +7,10 @@ never with the value of a cell: the sentence also goes to the server.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from zipfile import BadZipFile
 
 from perennial.common.data.environments import unit_range
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 PICTURES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 TABLES = (".csv", ".parquet")
 LABEL = "label"
+N = TypeVar("N", str, int | str)
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,9 @@ def place_of(folder: Path, site: str) -> Path:
     """A site's data in a folder that has those of several. Raises `UserError` if there are none, or two."""
     names = [f"{site}{ending}" for ending in (*TABLES, ".npz", "")]
     found = [name for name in names if (folder / name).exists()]
+    if not found and folder.is_dir():  # with other capitals, such as .CSV
+        files = (file for file in folder.iterdir() if file.stem == site)
+        found = sorted(file.name for file in files if file.suffix.lower() in (*TABLES, ".npz"))
     if len(found) != 1:
         raise UserError(
             f"{folder} must have the data of site {site!r} in one of {', '.join(names)}; "
@@ -138,9 +142,9 @@ def read(path: Path, label: str = LABEL, environment: str = "") -> Found:
         raise UserError(f"there is no {path.name}")
     if path.is_dir():
         return _pictures(path)
-    if path.suffix in TABLES:
+    if path.suffix.lower() in TABLES:
         return _rows(path, label, environment)
-    if path.suffix == ".npz":
+    if path.suffix.lower() == ".npz":
         return _arrays(path)
     raise UserError(f"{path.name} is no folder of pictures and no .csv, .parquet or .npz file")
 
@@ -150,7 +154,7 @@ def check(path: Path, label: str = "", environment: str = "") -> None:
 
     Raises `UserError`.
     """
-    if path.suffix in TABLES and path.is_file():
+    if path.suffix.lower() in TABLES and path.is_file():
         _table(path, label, environment)
     elif (found := read(path)).of_pictures:
         found.tensor((1, 1, 1))  # every picture can be decoded
@@ -201,26 +205,41 @@ def _rows(path: Path, label: str, environment: str) -> Found:
 
 
 def _table(path: Path, label: str, environment: str) -> Any:
-    """A table that has rows and these columns, as PyArrow's."""
+    """A table that has rows and these columns, as PyArrow's, without columns that have no name."""
     # PyArrow takes its time to import, and only sites with tables need it.
-    from perennial.common.data.tables import UNREADABLE, read_table
+    from perennial.common.data.tables import UNREADABLE, like_number, read_table
 
     try:
         table = read_table(path)
     except UNREADABLE as error:
         raise _unreadable(path, error) from None
+    # Without a name are the row numbers of pandas and R, and the empty columns of spreadsheets.
+    table = table.select([place for place, name in enumerate(table.column_names) if name])
     names = table.column_names
+    numbers = [name for name in names if like_number(name)]
+    if numbers != [str(number) for number in _counting(numbers)]:  # a row of cells, which is nobody's business
+        raise UserError(
+            f"{path.name}: the first row has numbers where names of columns must be; write a name for each, with "
+            "a letter in it"
+        )
     if double := [name for name in names if names.count(name) > 1]:
         raise UserError(f"{path.name} has more than one column {double[0]!r}")
     for kind, column in (("label", label), ("environment", environment)):
         if column and column not in names:
+            has = "its first row must have names of columns" if numbers else f"it has {', '.join(names)}"
             raise UserError(
-                f"{path.name} has no column {column!r} for the {kind}; it has {', '.join(names)}; "
-                f"rename one, or say which it is with --{kind}-column"
+                f"{path.name} has no column {column!r} for the {kind}; {has}; rename one, or say which it is with "
+                f"--{kind}-column"
             )
     if not table.num_rows:
         raise UserError(f"{path.name} has no rows")
     return table
+
+
+def _counting(names: Sequence[str]) -> range:
+    """0, 1, 2 and so on, or 1, 2, 3, as pandas and others name columns of arrays."""
+    first = 1 if names[:1] == ["1"] else 0
+    return range(first, first + len(names))
 
 
 def _arrays(path: Path) -> Found:
@@ -252,7 +271,21 @@ def _texts(path: Path, name: str, array: npt.NDArray[np.generic], n: int) -> lis
         raise UserError(
             f"{path.name}: {name} must be {n} whole numbers or texts; it is {array.dtype} of {_size(array.shape)}"
         )
-    return [str(value) for value in array.tolist()]
+    texts = [str(value) for value in array.tolist()]
+    if "" in texts:
+        raise UserError(f"{path.name}: row {texts.index('') + 1} of {name} is empty")
+    return texts
+
+
+def in_order(names: Iterable[N]) -> list[N]:
+    """Different names, numbers among them by their size, and first."""
+    return sorted(set(names), key=_text_or_number)
+
+
+def _text_or_number(value: int | str) -> tuple[bool, int, str]:
+    text = str(value)
+    number = text.removeprefix("-").isdecimal()
+    return (not number, int(text) if number else 0, text)
 
 
 def _unreadable(path: Path, error: Exception) -> UserError:

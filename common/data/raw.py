@@ -69,6 +69,8 @@ def picture(
         with Image.open(file, formats=formats) as found:
             if found.width * found.height > most:
                 raise ValueError(f"it has {found.width * found.height} pixels, and {most} are the most")
+            if found.mode[0] in "IF":  # of which PIL would make white, or black
+                raise ValueError("it has more than 8 bits for each value; save it with 8")
             small = found.convert(mode).resize((width, height), Image.Resampling.BILINEAR)
     except MemoryError:
         raise

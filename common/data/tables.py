@@ -30,7 +30,7 @@ def read_table(path: Path) -> pa.Table:
 
     Raises one of `UNREADABLE`, and `UserError` for a file that another program would have to write otherwise.
     """
-    if path.suffix == ".parquet":
+    if path.suffix.lower() == ".parquet":
         return parquet.read_table(path)
     try:
         return _csv(path)
@@ -57,7 +57,9 @@ def _csv(path: Path) -> pa.Table:
         wrong.append(row)  # PyArrow's own error would hold the row's cells
         return "skip"
 
-    parse, read = csv.ParseOptions(invalid_row_handler=note), csv.ReadOptions(use_threads=False)
+    # Cells may have line breaks, which PyArrow otherwise takes for ends of rows where its blocks end.
+    parse = csv.ParseOptions(newlines_in_values=True, invalid_row_handler=note)
+    read = csv.ReadOptions(use_threads=False)
     with csv.open_csv(path, read, parse) as reader:
         names = reader.schema.names
     header = "".join(names)
@@ -84,6 +86,14 @@ COMMAS = re.compile(r"[+-]?[0-9][0-9.]*(,[0-9.]+)*")
 """A number that may have commas."""
 EMPTY = ("", "?", "NA", "N/A", "NaN", "nan", "null", "None")
 """What stands for an empty cell, where one is allowed."""
+NO_NAME = tuple(text for text in EMPTY if text != "None")
+"""What is no name of a class or environment; None may be one."""
+NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*")
+
+
+def like_number(text: str) -> bool:
+    """Whether a cell has a number, also one with a comma."""
+    return bool(NUMBER.fullmatch(text) or ("," in text and COMMAS.fullmatch(text)))
 
 
 def number_cells(table: pa.Table, name: str, file: str, may_be_empty: bool = True) -> npt.NDArray[np.float64]:
@@ -92,8 +102,10 @@ def number_cells(table: pa.Table, name: str, file: str, may_be_empty: bool = Tru
     That is `NotNumbers` where a cell has text, or `Commas`.
     """
     column = _trimmed(table[name], EMPTY) if may_be_empty else _full(table, name, file)
+    if column.null_count == len(column):  # of dates, too
+        return np.full(len(column), np.nan)
     try:
-        numbers: npt.NDArray[np.float64] = column.cast(pa.float64()).to_numpy()
+        numbers: npt.NDArray[np.float64] = column.cast(pa.float64(), safe=False).to_numpy()
     except pa.ArrowException:
         if _has_commas(column):
             raise Commas(
@@ -112,9 +124,15 @@ def number_cells(table: pa.Table, name: str, file: str, may_be_empty: bool = Tru
 
 
 def text_cells(table: pa.Table, name: str, file: str) -> list[str]:
-    """A column (n,) as text, "" where a cell is empty; 3.0 is 3, as another site may have it."""
+    """A column (n,) as text, "" where a cell is empty; 3.0 is 3, as another site may have it.
+
+    Truth values are True and False, as pandas writes them.
+    """
+    column = table[name]
+    if pa.types.is_boolean(column.type):
+        column = pc.if_else(column, "True", "False")
     try:
-        column = _trimmed(table[name].cast(pa.string()), EMPTY).fill_null("")
+        column = _trimmed(column.cast(pa.string()), EMPTY).fill_null("")
     except pa.ArrowException:
         raise UserError(f"{file}: column {name!r} has neither text nor numbers") from None
     texts: list[str] = pc.replace_substring_regex(column, r"^(-?\d+)\.0+$", r"\1").to_pylist()
@@ -124,15 +142,17 @@ def text_cells(table: pa.Table, name: str, file: str) -> list[str]:
 def text_column(table: pa.Table, name: str, file: str) -> list[str]:
     """A column (n,) as text. Raises `UserError` naming the first row that is empty."""
     try:
-        names: list[str] = _full(table, name, file).cast(pa.string()).to_pylist()
+        names: list[str] = _full(table, name, file, NO_NAME).cast(pa.string()).to_pylist()
     except pa.ArrowException:
         raise UserError(f"{file}: column {name!r} has neither text nor whole numbers") from None
     return names
 
 
-def _full(table: pa.Table, name: str, file: str) -> pa.ChunkedArray:
+def _full(table: pa.Table, name: str, file: str, empty: Sequence[str] = ("",)) -> pa.ChunkedArray:
     """A column with something in each cell, and no blanks around text."""
-    column = _trimmed(table[name], ("",))
+    column = _trimmed(table[name], empty)
+    if pa.types.is_floating(column.type):
+        column = pc.if_else(pc.is_nan(column), None, column)
     if column.null_count:
         raise UserError(f"{file}: row {column.is_null().to_pylist().index(True) + 1}, column {name!r} is empty")
     return column

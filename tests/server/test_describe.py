@@ -13,9 +13,10 @@ from typer.testing import CliRunner, Result
 
 from perennial.common.config import load_config
 from perennial.common.data.own import read
+from perennial.common.data.tables import number_cells
 from perennial.common.errors import UserError
 from perennial.server.cli.main import app
-from perennial.server.describe import announcement, describe
+from perennial.server.describe import announcement, describe, question
 from perennial.server.survey import announced
 
 TABLE = "age,sick,ward,one\n10,yes,b,1\n20,no,a,1\n30,no,a,1\n"
@@ -296,3 +297,59 @@ def test_sites_that_do_not_fit_together(tmp_path: Path) -> None:
     assert others.exit_code == 0
     assert "left out b: b.csv has no rows" in others.stderr
     assert tomllib.loads(others.stdout)["scenario"]["sites"] == ["a", "c"]
+
+
+# ---------------------------------------------------------------------- tables that people have
+
+
+def of_two(folder: Path, *rows: str, head: str = "age,label") -> Path:
+    """A table with these rows, over and over, of whom every second is ill."""
+    lines = [f"{rows[number % len(rows)]},{'ill' if number % 2 else 'well'}" for number in range(60)]
+    path = folder / "t.csv"
+    path.write_text("\n".join([head, *lines]) + "\n")
+    return path
+
+
+def test_numbers_far_from_zero_are_scaled_as_others_are(tmp_path: Path) -> None:
+    numbers = [10_000_012.25 + number for number in range(7)]
+    path = of_two(tmp_path, *map(str, numbers))
+    found = describe(path, asked=question(impute=["median"]))
+    (column,) = found.scenario.columns.values()
+    features = column.features(number_cells(read(path).x, "age", "t.csv"))  # type: ignore[arg-type]
+    assert abs(features.mean()) < 1e-3
+    assert features.std() == pytest.approx(1, abs=1e-3)
+    assert abs(column.fill - column.mean) < 0.1 * column.scale  # type: ignore[operator, union-attr]
+    assert (
+        "column 'age' varies by 2 around 1.000002e+07, of which models see 7 digits; subtract" in found.remarks[0]
+    )
+
+
+def test_classes_below_zero_come_first(tmp_path: Path) -> None:
+    path = of_two(tmp_path, "1", "2")
+    path.write_text(path.read_text().replace("well", "-1").replace("ill", "1"))
+    assert describe(path).scenario.labels == ("-1", "1")
+
+
+def test_tables_in_capitals_count_and_others_are_named(tmp_path: Path) -> None:
+    table = of_two(tmp_path, "30", "40", "50").read_bytes()
+    (tmp_path / "t.csv").rename(tmp_path / "north.csv")
+    (tmp_path / "SOUTH.CSV").write_bytes(table)
+    (tmp_path / "va.tsv").write_bytes(table)
+    found = describe(tmp_path)
+    assert found.scenario.sites == ("SOUTH", "north")
+    assert found.left_out == {"va.tsv": "is no .csv or .parquet file; save it as one"}
+    assert len(found.scenario.at("SOUTH").client_data(0, 0, tmp_path).train.y)
+    for name in ("north.csv", "SOUTH.CSV"):
+        (tmp_path / name).unlink()
+    with pytest.raises(
+        UserError, match=r"has no table that can be read: va.tsv is no .csv or .parquet file; save"
+    ):
+        describe(tmp_path)
+
+
+def test_deep_pictures_are_refused(tmp_path: Path) -> None:
+    pictures(tmp_path / "pics", (4, 4), "I;16")
+    with pytest.raises(
+        UserError, match=r"1\.png cannot be read \(it has more than 8 bits for each value; save it"
+    ):
+        describe(tmp_path / "pics")

@@ -212,7 +212,8 @@ def test_nothing_but_what_the_page_says_is_on_the_wire(folder: Path, secure: boo
 def test_a_server_that_calls_a_column_of_numbers_names_learns_nothing_of_it(folder: Path) -> None:
     file = folder / "va.csv"
     rows(folder, "va", lambda row: re.sub(r"(ill|well)$", lambda label: str(len(label[0])), row))  # 3 and 4
-    rows(folder, "va", lambda row: ",".join(cell or "60" for cell in row.split(",")))
+    usual = ("60", "60", "none", "fixed", "")
+    rows(folder, "va", lambda row: ",".join(a or b for a, b in zip(row.split(","), usual, strict=True)))
     own = OwnSite(file, "va")
     for asked, column in (
         (question(label_column="age"), "age"),
@@ -230,6 +231,32 @@ def test_a_server_that_calls_a_column_of_numbers_names_learns_nothing_of_it(fold
     ):
         found = read(file, named.label_column or asked.label_column, asked.environment_column)
         no_numbers_as_names(found, asked, named)
+
+
+def test_numbers_among_names_are_not_told_as_names(folder: Path) -> None:
+    file = folder / "va.csv"
+    for change in (
+        lambda row: row.replace("none,fixed,", "none,1.75,"),  # a column that is one of names by itself
+        lambda row: row.replace("none,fixed,", 'none,"1,75",'),
+    ):
+        before = file.read_text()
+        rows(folder, "va", change)
+        with pytest.raises(UserError, match="does not tell the numbers of thal as names"):
+            no_numbers_as_names(read(file), question(), OwnSite(file, "va"))
+        no_numbers_as_names(read(file), question(drop=["thal"]), OwnSite(file, "va"))
+        file.write_text(before)
+
+
+@pytest.mark.parametrize("stray", ["unknown", ".", "#DIV/0!", "1’000"])
+def test_a_column_of_numbers_with_a_stray_text_is_no_category(stray: str, folder: Path) -> None:
+    lines = (folder / "va.csv").read_text().splitlines()
+    lines[3] = f"{stray},{lines[3].partition(',')[2]}"
+    (folder / "va.csv").write_text("\n".join(lines) + "\n")
+    found = survey(Federation(folder), MEDIAN)
+    assert found.left_out == {
+        "va": "va.csv: row 3, column 'age' is no number, and most are; correct it, or say --category age if they "
+        "are names"
+    }
 
 
 def test_consent(folder: Path) -> None:

@@ -4,13 +4,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 
+from perennial import trained
 from perennial.client.serving import rest
 from perennial.client.serving.messages import LONGEST_TEXT, Refused, samples
 from perennial.common.data.own import read
 from perennial.common.data.scenarios.own import OwnData
+from perennial.common.errors import UserError
 
 SCENARIO = OwnData.model_validate(
     {
@@ -43,6 +47,27 @@ def test_rows_become_what_they_are_at_the_site(tmp_path: Path) -> None:
     found = read(tmp_path / "s.csv").tensor(SCENARIO.input_shape, SCENARIO.column_names, SCENARIO.cells)
     assert torch.equal(asked(PAIN, AGE, OLD), found)
     assert found.shape == (3, 2 + 3 + 1)
+
+
+def test_names_as_other_programs_write_them(tmp_path: Path) -> None:
+    columns = {
+        "thal": {"kind": "category", "categories": ["3", "7"]},
+        "old": {"kind": "category", "categories": ["False", "True"]},
+    }
+    scenario = OwnData.model_validate({"inputs": list(columns), "columns": columns})
+    (tmp_path / "s.csv").write_text("thal,old,label\n3.0,true,0\n7,FALSE,1\n,,0\n")
+    cells = [column("thal", "BYTES", ["3.0", "7", None]), column("old", "BYTES", ["true", "FALSE", None])]
+    request, _ = rest.parsed(json.dumps({"inputs": cells}).encode(), None)
+    sent = samples(rest.message(request, b"", "perennial", ""), scenario, 8)
+    frame = pd.DataFrame({"thal": [3.0, 7.0, np.nan], "old": [True, False, None]})
+    expected = [[1, 0, 0, 0, 1, 0], [0, 1, 0, 1, 0, 0], [0, 0, 1, 0, 0, 1]]
+    assert sent.tolist() == trained.samples(frame, scenario).tolist() == expected
+    found = read(tmp_path / "s.csv").tensor(scenario.input_shape, scenario.column_names, scenario.cells)
+    assert found.tolist() == expected
+    truths = frame[:2].astype({"old": bool})
+    assert trained.samples(truths, scenario).tolist() == expected[:2]
+    with pytest.raises(UserError, match=r"x cannot be read \(Duplicate column names found"):
+        trained.samples(pd.concat([frame, frame[["old"]]], axis=1), scenario)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from pyarrow import parquet
 from pydantic import ValidationError
 
 from perennial.common.config import load_config, parse_task
+from perennial.common.data.columns import CategoryColumn
 from perennial.common.data.examples import ClientData, join
 from perennial.common.data.own import Found, place_of, read
 from perennial.common.data.raw import picture
@@ -455,3 +456,68 @@ def test_in_one_process_there_must_be_a_data_root(tmp_path: Path, monkeypatch: p
     assert torch.equal(found.train.x, divided(announced(), tmp_path / "b.csv", "b", 3).train.x)
     with pytest.raises(UserError, match="data of site 'a'"):
         announced().client_data(0, 0, tmp_path)
+
+
+# ---------------------------------------------------------------------- tables that people have
+
+
+def test_cells_with_line_breaks_in_a_large_file(tmp_path: Path) -> None:
+    """PyArrow reads a file in pieces of 1 MB, at whose ends a cell may be."""
+    rows = "".join(f'{n % 50},{n % 2},"seen\n1,2,3"\n' for n in range(60_000))
+    found = read(write(tmp_path / "a.csv", f"age,label,note\n{rows}"))
+    assert len(found.labels) == 60_000
+    assert set(found.labels) == {"0", "1"}
+
+
+def test_truth_values_are_the_same_from_every_format(tmp_path: Path) -> None:
+    parquet.write_table(pa.table({"old": [True, False, None], "label": ["a", "b", "a"]}), tmp_path / "a.parquet")
+    write(tmp_path / "b.csv", "old,label\nTrue,a\nFalse,b\n,a\n")
+    cells = [text_cells(read(tmp_path / name).x, "old", name) for name in ("a.parquet", "b.csv")]
+    assert cells == [["True", "False", ""]] * 2
+    for trained in ("True", "TRUE", "true"):  # pandas', R's and Arrow's
+        assert CategoryColumn(categories=(trained,)).features(["True", "False"]).tolist() == [[1, 0], [0, 1]]
+
+
+def test_columns_that_are_empty_or_whole_numbers(tmp_path: Path) -> None:
+    columns = {"seen": pa.array([None] * 2, pa.date32()), "time": [2**60 + 1, 2**62], "label": ["a", "b"]}
+    parquet.write_table(pa.table(columns), tmp_path / "a.parquet")
+    table = read(tmp_path / "a.parquet").x
+    assert np.isnan(number_cells(table, "seen", "a")).all()  # type: ignore[arg-type]
+    assert number_cells(table, "time", "a").tolist() == [2.0**60, 2.0**62]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("labels", "row"),
+    [([1.0, float("nan")], 2), (["nan", "a"], 1), (["a", "?"], 2), (["a", "NA"], 2), (["a", " "], 2)],
+)
+def test_a_label_that_says_nothing_is_no_class(labels: list[Any], row: int, tmp_path: Path) -> None:
+    parquet.write_table(pa.table({"x": [1.0, 2.0], "label": labels}), tmp_path / "a.parquet")
+    with pytest.raises(UserError, match=rf"^a.parquet: row {row}, column 'label' is empty$"):
+        read(tmp_path / "a.parquet")
+
+
+def test_none_may_be_a_class(tmp_path: Path) -> None:
+    assert read(write(tmp_path / "a.csv", "x,label\n1,None\n2,mild\n")).labels == ["None", "mild"]
+
+
+def test_an_empty_text_is_no_class(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.zeros((2, 2)), y=np.array(["a", ""]))
+    with pytest.raises(UserError, match=r"^a.npz: row 2 of y is empty$"):
+        read(tmp_path / "a.npz")
+
+
+def test_a_row_of_cells_is_no_header_and_is_not_told(tmp_path: Path) -> None:
+    for text in ("63,145.5,ill\n64,140.5,well\n", "63,ill\n64,well\n", "63,63,ill\n64,1,well\n"):
+        with pytest.raises(UserError, match=r"^a.csv: the first row has numbers where names of columns must be"):
+            read(write(tmp_path / "a.csv", text))
+    found = read(write(tmp_path / "a.csv", "0,1,label\n5,6,a\n7,8,b\n"))  # an array's columns, by pandas
+    assert found.columns == ("0", "1")
+    with pytest.raises(
+        UserError, match=r"^a.csv has no column 'label' for the label; its first row must have names"
+    ):
+        read(write(tmp_path / "a.csv", "0,ill\n1,well\n"))
+
+
+def test_columns_without_a_name_are_left_out(tmp_path: Path) -> None:
+    found = read(write(tmp_path / "a.csv", ",age,ward,label,,\n0,30,A,ill,,\n1,40,B,well,,\n"), environment="ward")
+    assert (found.columns, found.environments) == (("age",), ["A", "B"])
