@@ -50,6 +50,34 @@ def is_there(cite: str, page: str, names: set[str]) -> bool:
     return any(f"/{name}".endswith(f"/{cite}") for name in names)
 
 
+def anchors(page: Path) -> set[str]:
+    """Of a page's headings, as GitHub makes them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    found: dict[str, int] = {}
+    for heading in re.findall(r"^#+ (.+)$", text, re.M):
+        words = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).strip().lower()
+        name = re.sub(r"[^\w\- ]", "", words).replace(" ", "-")
+        found[name] = found.get(name, -1) + 1
+    return {f"{name}-{number}" if number else name for name, last in found.items() for number in range(last + 1)}
+
+
+def test_every_section_that_is_linked_is_there() -> None:
+    missing, checked = [], 0
+    for name in listed():
+        if not name.endswith(".md"):
+            continue
+        for link in re.findall(r"\]\(<?([^)\s>]*#[^)\s>]+)", (ROOT / name).read_text(encoding="utf-8")):
+            file, _, section = link.partition("#")
+            page = (ROOT / name).parent / file if file else ROOT / name
+            if ":" in file or page.suffix != ".md":
+                continue
+            checked += 1
+            if section not in anchors(page):
+                missing.append(f"{name}: {link}")
+    assert not missing
+    assert checked > 100
+
+
 def test_every_file_that_is_cited_is_in_the_repository() -> None:
     names = listed()
     missing, notes = [], []
