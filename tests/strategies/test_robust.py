@@ -342,7 +342,7 @@ def test_no_rule_lets_it_through(rule: str, before: str, tmp_path: Path) -> None
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("value", [1e7, 1e9, -1e9])
 def test_how_far_the_hostile_one_is_rounds_no_honest_distance_away(rule: str, before: str, value: float) -> None:
-    """Among honest vectors that have come a way of about 1 and lie apart by as much, the result lies as they do."""
+    """Of honest vectors that have come a way of about 1 and lie as far apart, the result is one more."""
     generator = torch.Generator().manual_seed(0)
     start = torch.randn(4000, generator=generator)
     honest = start + (0.5 + torch.randn(8, 4000, generator=generator)) / 4000**0.5
