@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from scripted import ScriptedGrid, content, one_round
-from toys import SpoilingGrid, toy_config
+from toys import SpoilingGrid, broken_off, toy_config
 
 from perennial.client.methods.drfa import DRFAClient
 from perennial.client.methods.fedavg import FedAvgClient
@@ -238,6 +238,20 @@ def test_with_one_client_it_is_fedavg(tmp_path: Path) -> None:
         LocalRuntime(config).run(RunFolder.create(tmp_path / method, config))
         found.append(load_file(tmp_path / method / "models" / "global.safetensors"))
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[1])
+
+
+def test_who_is_drawn_does_not_depend_on_who_has_enrolled(tmp_path: Path) -> None:
+    """In a federation of which some evaluate, a resumed run knows only those that it has asked anew. A client that
+    `left_out` leaves no data is drawn and then dropped, as from a cohort."""
+    settings = ("scenario.clients=40", "participation=0.2", "quorum=0", "evaluate_clients=3", "left_out=p=0.8")
+    config = toy_config("drfa", *settings, "mixture_rate=1e-5", "checkpoint_every=2", rounds=8)
+    LocalRuntime(config).run(whole := RunFolder.create(tmp_path / "whole", config))
+    folder, origin = broken_off(config, tmp_path / "broken", 4)
+    LocalRuntime(config).run(folder, origin)
+    assert whole.rows() == folder.rows()
+    one, other = whole.load_checkpoint().arrays, folder.load_checkpoint().arrays
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert [row["left_out"] for row in whole.rows() if row["kind"] == "round"] == [{}] * 8
 
 
 def test_traffic(tmp_path: Path) -> None:
