@@ -17,7 +17,7 @@ from perennial.strategies.base import MethodStrategy
 from perennial.strategies.exchange import MetricMeans
 from perennial.strategies.mean import StreamingMean
 from perennial.strategies.robust import RobustMean
-from perennial.strategies.simplex import project
+from perennial.strategies.simplex import project, told
 
 
 class DRFAStrategy(MethodStrategy[DRFA]):
@@ -75,7 +75,8 @@ class DRFAStrategy(MethodStrategy[DRFA]):
         silent = self.exchanges[-1].left_out
         rate = self.hparams.local_steps * self.hparams.mixture_rate
         self.mixture = ascend(self.mixture, losses, silent, rate)
-        self.notes.append({"kind": "mixture", "round": server_round, "lambda": self.mixture})
+        own, overall = told(self.mixture, self.exchanges)
+        self.notes.append({"kind": "mixture", "round": server_round, "lambda": own, **overall})
         return to_record(self.trained.result()) if self.trained.weight else None, self.metrics.result()
 
     def draw(self, server_round: int, size: int) -> Counter[str]:
