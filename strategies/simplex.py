@@ -18,8 +18,8 @@ def project(point: Tensor, mass: float = 1.0) -> Tensor:
 
 
 def told(weights: Mapping[str, float], exchanges: Iterable[Exchange]) -> tuple[dict[str, float], dict[str, float]]:
-    """For the log, whose rows must not grow with the federation: the weights of the clients that a round has asked,
-    and of all the least, the largest and the entropy (natural logarithm)."""
+    """For the log, whose rows must not grow with the federation: the weights of the clients that a round has
+    asked, and of all the least, the largest and the entropy (natural logarithm)."""
     asked = {client for each in exchanges for client in (*each.clients.values(), *each.left_out)}
     own = {client: weight for client, weight in weights.items() if client in asked}
     entropy = -sum(weight * log(weight) for weight in weights.values() if weight > 0)

@@ -261,11 +261,12 @@ def test_who_is_drawn_does_not_depend_on_who_has_enrolled(tmp_path: Path) -> Non
 def test_a_row_of_the_log_does_not_grow_with_the_federation(tmp_path: Path) -> None:
     """It has the shares of the clients of the draw and of V."""
     config = toy_config("drfa", "scenario.clients=100", "participation=0.05", "evaluate_clients=3", rounds=3)
+    ids = config.scenario.client_ids
     asked: dict[int, set[str]] = {1: set(), 2: set(), 3: set()}
 
     def note(request: Message, reply: Message) -> Message:
         if request.metadata.message_type.startswith("train"):
-            asked[int(request.metadata.group_id)].add(f"client-{request.metadata.dst_node_id - 1}")
+            asked[int(request.metadata.group_id)].add(ids[request.metadata.dst_node_id - 1])
         return reply
 
     here = LocalRuntime(config)
