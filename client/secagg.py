@@ -159,7 +159,12 @@ class Participant:
         if len(shares) < known[THRESHOLD]:
             raise ValueError(f"only {len(shares)} clients take part, and the threshold is {known[THRESHOLD]}")
         terms = received[TERMS]
-        parts = summands(sums, exchange, {**received.arrays, **own}, received.arrays)
+        like = {**received.arrays, **own}
+        parts = [
+            part
+            for part in summands(sums, exchange, like, received.arrays)
+            if part.owners or part.record in own  # what all send is not all that all were sent
+        ]
         words = vector(parts, own, int(terms["weight"]), float(terms["range"]))
         words += mask(seed, len(words))
         for other in received[SHARES]:

@@ -317,6 +317,8 @@ class Network:
     """State-dict names of all other tensors: BatchNorm's statistics and counters, and what is frozen."""
     frozen_names: tuple[str, ...]
     """State-dict names of all tensors that no training changes: a frozen featurizer's, or frozen by the module."""
+    moving_names: tuple[str, ...]
+    """State-dict names of all buffers that are not frozen."""
     featurizer_names: tuple[str, ...]
     """State-dict names of the featurizer's trained parameters."""
     classifier_names: tuple[str, ...]
@@ -348,6 +350,7 @@ class Network:
         self.frozen_names = tuple(
             name for name in self.buffer_names if name in parameters or (frozen and name.startswith("featurizer."))
         )
+        self.moving_names = tuple(name for name in self.buffer_names if name not in self.frozen_names)
         self.featurizer_names, self.classifier_names = (
             tuple(name for name in self.parameter_names if name.startswith(f"{part}."))
             for part in ("featurizer", "classifier")

@@ -1,6 +1,6 @@
 """AND-mask, server half: a step where the clients agree which way to go."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -22,21 +22,26 @@ class AndMaskStrategy(FedSGDStrategy[AndMask]):
 
     robust = True
 
+    def weight(self, reply: AcceptedReply) -> float:
+        return 1.0
+
     def combined(self, server_round: int, replies: Iterable[AcceptedReply]) -> dict[str, Tensors]:
-        gradient, signs = self.mean(), StreamingMean()
-        for reply in replies:
-            gradient.add(reply[GRADIENT])
-            signs.add({name: reply[GRADIENT][name].sign() for name in self.network.parameter_names})
-        if not gradient.weight:
-            return {}
-        return {GRADIENT: gradient.result(), SIGNS: signs.result()}
+        signs = StreamingMean()
+
+        def counted() -> Iterator[AcceptedReply]:
+            for reply in replies:
+                signs.add({name: part.sign() for name, part in reply[GRADIENT].items()})
+                yield reply
+
+        means = super().combined(server_round, counted())
+        return {**means, SIGNS: signs.result()} if means else {}
 
     def update(self, model: Tensors, means: Mapping[str, Tensors]) -> Tensors:
         """A step along `m ⊙ ḡ`."""
         mean, signs = means[GRADIENT], means[SIGNS]
         masks = {name: signs[name].abs() >= self.hparams.agreement for name in self.network.parameter_names}
         agreed = {name: masked(mean[name], mask, self.hparams.rescale) for name, mask in masks.items()}
-        return super().update(model, {GRADIENT: mean | agreed})
+        return super().update(model, {**means, GRADIENT: agreed})
 
 
 def masked(gradient: Tensor, mask: Tensor, rescale: bool) -> Tensor:

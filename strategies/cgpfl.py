@@ -13,7 +13,7 @@ from perennial.common.models import Tensors
 from perennial.common.seeding import derive
 from perennial.common.wire import MODEL, to_record
 from perennial.strategies.base import MethodStrategy
-from perennial.strategies.clustering import align, averaging, coordinates, flat, k_means
+from perennial.strategies.clustering import align, averaging, coordinates, flat, k_means, pulled_in
 from perennial.strategies.exchange import MetricMeans, PerClient
 from perennial.strategies.mean import StreamingMean, mix
 
@@ -66,7 +66,7 @@ class CGPFLStrategy(MethodStrategy[C]):
     def cluster(self, server_round: int, metrics: MetricRecord) -> None:
         """k-means on all uploads; a cluster keeps the number of the context that it continues."""
         clients = sorted(self.uploads)
-        rows = flat((self.uploads[client] for client in clients), self.network.parameter_names)
+        rows = pulled_in(flat((self.uploads[client] for client in clients), self.network.parameter_names))
         points = coordinates(rows)
         number = self.number(server_round, points, metrics)
         if len(self.contexts) != number:

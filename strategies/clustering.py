@@ -16,11 +16,28 @@ from perennial.common.models import Tensors
 
 RESTARTS = 10
 ITERATIONS = 100
+FAR, LENGTHS = 1e3, 10.0
+"""How far from the median a point may lie: in median distances, or in lengths of the median if that is more."""
 
 
 def flat(models: Iterable[Tensors], names: Sequence[str]) -> Tensor:
     """The named tensors of each model as one row, (models, d) in float64."""
     return torch.stack([torch.cat([model[name].flatten() for name in names]).double() for model in models])
+
+
+def pulled_in(rows: Tensor) -> Tensor:
+    """The points of `rows` (n, d), those that lie too far from the median moved to where a point may lie.
+
+    So a client that sends 1e9 sets no scale at which all others look like one point. Without such a point the rows
+    stay as they are, to the bit.
+    """
+    median = rows.median(dim=0).values
+    away = (rows - median).norm(dim=1)
+    limit = max(FAR * float(away.median()), LENGTHS * float(median.norm()))
+    if not 0 < limit < float(away.max()):
+        return rows
+    moved: Tensor = median + (rows - median) * (limit / away.clamp(min=limit))[:, None]
+    return moved
 
 
 def coordinates(rows: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from perennial.strategies.base import MethodStrategy
 from perennial.strategies.exchange import MetricMeans
 from perennial.strategies.mean import StreamingMean
 from perennial.strategies.robust import RobustMean
-from perennial.strategies.simplex import project
+from perennial.strategies.simplex import project, told
 
 
 class DRFAStrategy(MethodStrategy[DRFA]):
@@ -47,6 +47,7 @@ class DRFAStrategy(MethodStrategy[DRFA]):
         """Train the clients that λ draws, then ask the cohort V for its losses of the mean snapshot."""
         drawn = self.draw(server_round, len(cohort))
         self.enrol(grid, drawn)
+        drawn = Counter({client: times for client, times in drawn.items() if self.trains(client)})
         generator = numpy_generator(self.run.seed, "server", server_round, SNAPSHOT)
         step = int(generator.integers(1, self.hparams.local_steps, endpoint=True))
         self.trained, self.metrics, snapshot = self.mean(self.sent), MetricMeans(), self.mean(self.sent)
@@ -74,12 +75,13 @@ class DRFAStrategy(MethodStrategy[DRFA]):
         silent = self.exchanges[-1].left_out
         rate = self.hparams.local_steps * self.hparams.mixture_rate
         self.mixture = ascend(self.mixture, losses, silent, rate)
-        self.notes.append({"kind": "mixture", "round": server_round, "lambda": self.mixture})
+        own, overall = told(self.mixture, self.exchanges)
+        self.notes.append({"kind": "mixture", "round": server_round, "lambda": own, **overall})
         return to_record(self.trained.result()) if self.trained.weight else None, self.metrics.result()
 
     def draw(self, server_round: int, size: int) -> Counter[str]:
-        """The multiset D: `size` independent draws by λ, from (seed, round)."""
-        weights = np.array([weight * self.trains(client) for client, weight in self.mixture.items()])
+        """The multiset D: `size` independent draws by λ, from (seed, round) alone, as a cohort's."""
+        weights = np.array([w * (client not in self.run.test_sites) for client, w in self.mixture.items()])
         generator = numpy_generator(self.run.seed, "server", server_round, "mixture")
         return Counter(generator.choice(list(self.mixture), size, p=weights / weights.sum()).tolist())
 

@@ -1,6 +1,7 @@
 """FedILC, server half: the clients' gradients combined, and Fishr's penalty, whose gradient takes an exchange."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import cached_property
 
 import torch
@@ -54,7 +55,8 @@ class FedILCStrategy(FedSGDStrategy[FedILC]):
         self.before: Tensors = {}
         """c̄ of the round before, in mode `stale`."""
         self.pulls: StreamingMean | RobustMean = StreamingMean()
-        self.gradient: Tensors = {}
+        self.means: dict[str, Tensors] = {}
+        """Of this round's first exchange: M, and the buffers'."""
         self.metrics = MetricMeans()
 
     def state_dict(self) -> dict[str, Tensors]:
@@ -74,7 +76,7 @@ class FedILCStrategy(FedSGDStrategy[FedILC]):
         self.cohort, self.variances = cohort, {}
         self.pulls, self.metrics = self.mean(), MetricMeans()
         params = {name: self.sent[name] for name in self.network.parameter_names}
-        payload, expect = {MODEL: self.sent}, {GRADIENT: self.sent}
+        payload, expect = {MODEL: self.sent}, dict(self.expect(self.sent))
         if self.mode in ("exact", "stale"):
             expect[VARIANCE] = {
                 VARIANCE: torch.zeros(sum(self.sent[n].numel() for n in self.network.classifier_names))
@@ -86,7 +88,7 @@ class FedILCStrategy(FedSGDStrategy[FedILC]):
         replies = self.exchange(
             grid, server_round, cohort, "train", payload, expect=expect, settings={CLIENTS: len(cohort)}
         )
-        self.gradient = self.combined(server_round, replies).get(GRADIENT, {})
+        self.means = self.combined(server_round, replies)
         mean = self._mean_variance(server_round)
         if self.mode == "stale":
             self.before = mean or self.before
@@ -99,38 +101,40 @@ class FedILCStrategy(FedSGDStrategy[FedILC]):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        if not self.gradient:
+        if not self.means:
             return None, self.metrics.result()
         if self.mode == "exact":
             for reply in self.accepted(replies):
                 self.pulls.add(reply[PULL])
+        gradient = self.means[GRADIENT]
         if self.fishr:
             slope = self.fishr.slope(len(self.cohort))
             pull = self._central() if self.mode == "central" else self.pulls.result() if self.pulls.weight else {}
             for name, part in pull.items():
-                self.gradient[name] = self.gradient[name] + slope * part.to(self.gradient[name].device)
-        return to_record(self.update(self.sent, {GRADIENT: self.gradient})), self.metrics.result()
+                gradient[name] = gradient[name] + slope * part.to(gradient[name].device)
+        return to_record(self.update(self.sent, self.means)), self.metrics.result()
 
     def combined(self, server_round: int, replies: Iterable[AcceptedReply]) -> dict[str, Tensors]:
         """M, and the mean of the buffers; takes in what else the replies bring. Empty if nobody answered."""
-        plain, geometric = self.mean(), self.hparams.geometric_mean("clients")
-        for reply in replies:
-            self.metrics.add(reply)
-            plain.add(reply[GRADIENT])
-            if geometric:
-                geometric.add({name: reply[GRADIENT][name] for name in self.network.parameter_names})
-            if VARIANCE in reply.arrays:
-                self.variances[reply.client] = reply[VARIANCE][VARIANCE]
-            if PULL in reply.arrays:
-                self.pulls.add(reply[PULL])
-        if not plain.weight:
-            return {}
-        mean = plain.result()
-        if not geometric:
-            return {GRADIENT: mean}
-        found = geometric.result()
-        self.notes.append({"kind": "geometric", "round": server_round, **_compared(found, mean)})
-        return {GRADIENT: mean | found}
+        geometric = self.hparams.geometric_mean("clients")
+
+        def taken() -> Iterator[AcceptedReply]:
+            for reply in replies:
+                self.metrics.add(reply)
+                if geometric:
+                    geometric.add(reply[GRADIENT])
+                if VARIANCE in reply.arrays:
+                    self.variances[reply.client] = reply[VARIANCE][VARIANCE]
+                if PULL in reply.arrays:
+                    self.pulls.add(reply[PULL])
+                yield replace(reply, arrays={n: reply[n] for n in reply.arrays if n not in (VARIANCE, PULL)})
+
+        means = super().combined(server_round, taken())
+        if means and geometric:
+            found = geometric.result()
+            self.notes.append({"kind": "geometric", "round": server_round, **_compared(found, means[GRADIENT])})
+            return {**means, GRADIENT: found}
+        return means
 
     # ------------------------------------------------------------------ inside
 

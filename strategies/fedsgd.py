@@ -9,7 +9,7 @@ from perennial.common.adam import Adam
 from perennial.common.config import RunConfig
 from perennial.common.methods.fedsgd import ServerTraining
 from perennial.common.models import Tensors
-from perennial.common.wire import GRADIENT
+from perennial.common.wire import GRADIENT, MODEL
 from perennial.strategies.base import MethodStrategy
 from perennial.strategies.exchange import Payload
 
@@ -20,7 +20,7 @@ class FedSGDStrategy(MethodStrategy[S]):
     """`w ← w − η Σ_u (n_u / Σn) ∇R_u(w)` over the clients that answered, or Adam's step for that gradient.
 
     A subclass says with `combined` what it makes of the gradients (McMahan et al. 2017, Algorithm 1 with E = 1 and
-    B = ∞).
+    B = ∞). Buffers come in a record of their own: they have started from what was sent, and a gradient from 0.
     """
 
     def __init__(self, run: RunConfig, run_id: str) -> None:
@@ -34,11 +34,13 @@ class FedSGDStrategy(MethodStrategy[S]):
         self.adam = Adam(state.get("adam"))
 
     def expect(self, model: Tensors) -> Payload:
-        """A gradient in the shape of the model."""
-        return {GRADIENT: model}
+        """A gradient, and the buffers of a model that has some that move."""
+        gradient = {GRADIENT: {name: model[name] for name in self.network.parameter_names}}
+        buffers = {name: model[name] for name in self.network.moving_names}
+        return {**gradient, MODEL: buffers} if buffers else gradient
 
     def update(self, model: Tensors, means: Mapping[str, Tensors]) -> Tensors:
-        """One step on from `model`; buffers as they come."""
+        """One step on from `model`; buffers as they come, and what is frozen as it is."""
         gradient = means[GRADIENT]
         names = self.network.parameter_names
         params = [model[name] for name in names]
@@ -48,4 +50,4 @@ class FedSGDStrategy(MethodStrategy[S]):
         if self.hparams.optimizer == "adam":
             direction = self.adam.direction(direction)
         moved = torch._foreach_add(params, direction, alpha=-self.hparams.learning_rate)
-        return {**gradient, **dict(zip(names, moved, strict=True))}
+        return {**model, **means.get(MODEL, {}), **dict(zip(names, moved, strict=True))}

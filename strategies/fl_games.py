@@ -24,6 +24,7 @@ from perennial.common.models import Tensors, divided, joined, part
 from perennial.common.wire import GRADIENT, MODEL, Scalar, to_record
 from perennial.strategies.base import MethodStrategy
 from perennial.strategies.exchange import AcceptedReply, MetricMeans, Payload, PerClient
+from perennial.strategies.fedrep import split_network
 from perennial.strategies.mean import StreamingMean
 from perennial.strategies.screening import Rejected
 
@@ -38,8 +39,11 @@ class FLGamesStrategy(MethodStrategy[FLGames]):
     """
 
     def __init__(self, run: RunConfig, run_id: str) -> None:
-        """Raises `UserError` where predictors that are not linear would be summed in parameter space."""
+        """Raises `UserError` where predictors that are not linear would be summed in parameter space, and for a
+        model whose featurizer has nothing to be learned."""
         super().__init__(run, run_id)
+        if self.hparams.learns:
+            split_network(run)
         self.players = run.scenario.client_ids
         names = self.hparams.predictor(self.network.initial(run.seed)).keys()
         if self.hparams.space == "parameter" and names != {"classifier.weight", "classifier.bias"}:

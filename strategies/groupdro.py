@@ -12,6 +12,7 @@ from perennial.common.models import Tensors
 from perennial.common.privacy import Clipping, NoMechanism
 from perennial.common.wire import MODEL
 from perennial.strategies.exchange import AcceptedReply, Payload, PerClient
+from perennial.strategies.simplex import told
 from perennial.strategies.uniform import UniformStrategy
 
 G = TypeVar("G", bound=GroupTraining)
@@ -78,7 +79,8 @@ class GroupDROStrategy(UniformStrategy[G]):
         means = super().combined(server_round, followed())
         total = sum(self.q.values())
         self.q = {client: q / total for client, q in self.q.items()}
-        self.notes.append({"kind": "groups", "round": server_round, "q": dict(self.q)})
+        own, overall = told(self.q, self.exchanges)
+        self.notes.append({"kind": "groups", "round": server_round, "q": own, **overall})
         return means
 
     def follow(self, reply: AcceptedReply) -> None:

@@ -82,11 +82,12 @@ class RobustMean:
         return sum(tensor.numel() for tensor in self._like.values())
 
     def _gram(self, mixed: Tensor) -> Tensor:
-        """Inner products of the rows of `mixed @ x` and, last, of the start, all less the mean of the x_i."""
+        """Inner products of the rows of `mixed @ x` and, last, of the start, all less the x_i's median."""
         floating = sum(tensor.numel() for tensor in self._like.values() if tensor.is_floating_point())
         gram = torch.zeros(len(mixed) + 1, len(mixed) + 1, dtype=torch.float64)
         for chunk in self._chunks(floating):
-            chunk = chunk - chunk[:-1].mean(dim=0)  # what all have in common would only round the rest
+            # What all have in common would only round the rest. A mean could be as far away as one hostile x_i.
+            chunk = chunk - chunk[:-1].median(dim=0).values
             rows = torch.cat([mixed @ chunk[:-1], chunk[-1:]])
             gram += rows @ rows.T
         return gram

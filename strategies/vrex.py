@@ -1,6 +1,7 @@
 """V-REx, server half: a step that also brings the clients' risks together."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
 
 import torch
@@ -25,6 +26,9 @@ class VRExStrategy(FedSGDStrategy[VREx]):
         if abs(risk := _risk(reply)) > self.run.largest:
             raise Rejected(f"metric 'risk' is {risk:g}, and largest={self.run.largest:g} is the limit")
 
+    def weight(self, reply: AcceptedReply) -> float:
+        return 1.0
+
     def mean_risk(self, risks: Sequence[float]) -> float:
         """R̄, or what the run's `aggregation` makes of the R_e."""
         if self.run.aggregation.rule == "mean":
@@ -35,17 +39,20 @@ class VRExStrategy(FedSGDStrategy[VREx]):
         return float(found.result()["risk"])
 
     def combined(self, server_round: int, replies: Iterable[AcceptedReply]) -> dict[str, Tensors]:
-        gradient, product, risks = self.mean(), self.mean(), []
-        for reply in replies:
-            # In float64, since what is left of the difference may be small.
-            own = {name: reply[GRADIENT][name].double() for name in self.network.parameter_names}
-            gradient.add({**reply[GRADIENT], **own})
-            product.add({name: _risk(reply) * part for name, part in own.items()})
-            risks.append(_risk(reply))
-        if not risks:
+        risks = []
+
+        def with_product() -> Iterator[AcceptedReply]:
+            for reply in replies:
+                # In float64, since what is left of the difference may be small.
+                own = {name: part.double() for name, part in reply[GRADIENT].items()}
+                product = {name: _risk(reply) * part for name, part in own.items()}
+                risks.append(_risk(reply))
+                yield replace(reply, arrays={**reply.arrays, GRADIENT: own, PRODUCT: product})
+
+        means = super().combined(server_round, with_product())
+        if not means:
             return {}
-        risk = torch.tensor(self.mean_risk(risks), dtype=torch.float64)
-        return {GRADIENT: gradient.result(), PRODUCT: product.result(), RISK: {RISK: risk}}
+        return {**means, RISK: {RISK: torch.tensor(self.mean_risk(risks), dtype=torch.float64)}}
 
     def update(self, model: Tensors, means: Mapping[str, Tensors]) -> Tensors:
         """A step along `ḡ + 2λ (1/E Σ_e R_e g_e − R̄ ḡ)`."""
@@ -53,9 +60,10 @@ class VRExStrategy(FedSGDStrategy[VREx]):
         weight = self.hparams.penalty
         if self.exchanges[-1].round <= self.hparams.anneal_rounds:
             weight = min(weight, 1.0)
-        for name in self.network.parameter_names:
+        for name in mean:
             mean[name] = mean[name] + 2 * weight * (means[PRODUCT][name] - risk * mean[name])
-        return super().update(model, {GRADIENT: {n: tensor.to(model[n].dtype) for n, tensor in mean.items()}})
+        gradient = {name: tensor.to(model[name].dtype) for name, tensor in mean.items()}
+        return super().update(model, {**means, GRADIENT: gradient})
 
 
 def _risk(reply: AcceptedReply) -> float:

@@ -16,7 +16,7 @@ PIECE = 256
 
 
 class FedSGDClient(Client[S]):
-    """Sends `∇R_u(w^t; D_u)` (McMahan et al. 2017), and under their own names the buffers that D_u leaves."""
+    """Sends `∇R_u(w^t; D_u)` (McMahan et al. 2017), and as the model's the buffers that D_u leaves."""
 
     stacks = ("train", "evaluate")
 
@@ -24,8 +24,10 @@ class FedSGDClient(Client[S]):
         names = self.network.parameter_names
         model = Working(received[MODEL], names)
         gradient, metrics = self.own_gradient(model, received)
-        answer = {**model.result(), **dict(zip(names, gradient, strict=True))}
-        return Reply({GRADIENT: answer}, {NUM_EXAMPLES: len(self.data.train), **metrics})
+        arrays, after = {GRADIENT: dict(zip(names, gradient, strict=True))}, model.result()
+        if buffers := self.network.moving_names:
+            arrays[MODEL] = {name: after[name] for name in buffers}
+        return Reply(arrays, {NUM_EXAMPLES: len(self.data.train), **metrics})
 
     def own_gradient(self, model: Working, received: Received) -> tuple[list[Tensor], dict[str, float]]:
         """The gradient to be sent, where the model stands, and metrics."""

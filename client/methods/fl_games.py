@@ -58,7 +58,8 @@ class FLGamesClient(LocalTrainer[FLGames]):
         return risk, {"risk": risk, "accuracy": (ensemble.argmax(dim=1) == batch.y).float().mean()}
 
     def train_gradient(self, received: Received) -> Reply:
-        """RepresentationUpdate (l. 7-11): `g^k = ∇_φ R^k(w^av ∘ φ)`, without the past of equation 5."""
+        """RepresentationUpdate (l. 7-11): `g^k = ∇_φ R^k(w^av ∘ φ)`, without the past of equation 5; weight decay
+        is part of it."""
         phi, own = Working(received[MODEL], self.network.featurizer_names), self.own()
         total = [torch.zeros_like(value) for value in phi.values]
         count, loss, correct = 0, 0.0, 0
@@ -70,6 +71,7 @@ class FLGamesClient(LocalTrainer[FLGames]):
             count, loss = count + len(batch), loss + float(risk.detach())
             correct += int((logits.argmax(dim=1) == batch.y).sum())
         torch._foreach_div_(total, count)
+        total = self.with_decay(total, phi)
         metrics = {NUM_EXAMPLES: len(self.data.train), "risk": loss / count, "accuracy": correct / count}
         if count < len(self.data.train):
             metrics |= self._measured(received)

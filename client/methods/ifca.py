@@ -1,5 +1,7 @@
 """IFCA, client half: FedAvg's steps on the one of K models that fits best."""
 
+import math
+
 from perennial.client.trainer import LocalTrainer, Predictor, Received, Reply
 from perennial.common.methods.ifca import IFCA
 from perennial.common.wire import MODEL, NUM_EXAMPLES
@@ -17,10 +19,13 @@ class IFCAClient(LocalTrainer[IFCA]):
         return Reply({MODEL: trained}, {NUM_EXAMPLES: len(self.data.train), **metrics}, {"cluster": cluster})
 
     def cluster(self, received: Received) -> int:
-        """The number of the model with the least risk on all of this client's training data, first of equals."""
+        """The number of the model with the least risk on all of this client's training data, first of equals.
+
+        A risk that is no number is the worst: a hostile client may have made its model overflow.
+        """
         models = [self.predictor(received[name]) for name in self.hparams.model_names]
         risks = [self.score(predict, self.data.train).loss for predict in models]
-        return risks.index(min(risks))
+        return min(range(len(risks)), key=lambda k: (math.isnan(risks[k]), risks[k]))
 
     def visit(self, received: Received) -> None:
         """Nothing: `models` does it all."""

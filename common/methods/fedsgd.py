@@ -33,7 +33,8 @@ class ServerTraining(Method):
     )
 
 
-GRADIENTS = (Sum("train", "gradient"),)
+GRADIENTS = (Sum("train", "gradient"), Sum("train", "model"))
+"""The gradient, and the model's buffers if it has some that move."""
 
 
 class FedSGD(ServerTraining):

@@ -17,7 +17,7 @@ from perennial.client.methods.pfedme import PFedMeClient
 from perennial.common.config import RunConfig
 from perennial.common.errors import UserError
 from perennial.common.models import Tensors
-from perennial.common.wire import MODEL, PERSONAL, from_record
+from perennial.common.wire import MODEL, PERSONAL, from_record, to_record
 from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
 
@@ -407,6 +407,32 @@ def test_membership_is_logged_in_every_round(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize("value", [1e4, 1e9])
+def test_one_upload_far_away_leaves_the_others_their_contexts(value: float, tmp_path: Path) -> None:
+    """A client that sends it once and is never heard of again has one of four contexts, and the others three."""
+    config = toy_config("cgpfl", "contexts=4", rounds=3, scenario={"name": "toy", "clients": 8})
+    here = LocalRuntime(config)
+
+    def spoil(request: Message, reply: Message) -> Message | None:
+        if request.metadata.dst_node_id != 1 or request.metadata.message_type != "train":
+            return reply
+        if request.metadata.group_id != "1":
+            return None
+        upload = from_record(reply.content.array_records[MODEL])
+        reply.content[MODEL] = to_record({name: torch.full_like(t, value) for name, t in upload.items()})
+        return reply
+
+    here.grid = SpoilingGrid(here.grid, spoil)  # type: ignore[assignment]
+    here.run(folder := RunFolder.create(tmp_path / "run", config))
+    for row in folder.rows():
+        if row["kind"] == "clusters":
+            far = row["labels"].pop("client-0")
+            assert len(set(row["labels"].values())) == 3
+            assert far not in row["labels"].values()
+    models = [folder.load_checkpoint().strategy[f"context-{number}"] for number in range(4)]
+    assert sum(max(float(t.abs().max()) for t in model.values()) < 10 for model in models) == 3
 
 
 def test_more_contexts_than_clients_are_refused() -> None:

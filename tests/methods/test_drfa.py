@@ -1,3 +1,4 @@
+import math
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from scripted import ScriptedGrid, content, one_round
-from toys import SpoilingGrid, toy_config
+from toys import SpoilingGrid, broken_off, toy_config
 
 from perennial.client.methods.drfa import DRFAClient
 from perennial.client.methods.fedavg import FedAvgClient
@@ -160,7 +161,10 @@ def test_a_round_by_hand() -> None:
         assert sent[SNAPSHOT]["w"].tolist() == pytest.approx([10 * mean] * 3)
     # λ + 5 · 0.01 · (0, 1, 2, 3) = (0, 0.55, 0.1, 0.65): three shares stay, each 0.1 less.
     assert strategy.mixture == pytest.approx({"client-0": 0, "client-1": 0.45, "client-2": 0, "client-3": 0.55})
-    assert strategy.notes == [{"kind": "mixture", "round": number, "lambda": strategy.mixture}]
+    (note,) = strategy.notes
+    assert note.pop("entropy") == pytest.approx(-(0.45 * math.log(0.45) + 0.55 * math.log(0.55)))
+    assert note.pop("largest") == pytest.approx(0.55)
+    assert note == {"kind": "mixture", "round": number, "lambda": strategy.mixture, "least": 0}
 
 
 def test_the_state_is_the_mixture() -> None:
@@ -238,6 +242,41 @@ def test_with_one_client_it_is_fedavg(tmp_path: Path) -> None:
         LocalRuntime(config).run(RunFolder.create(tmp_path / method, config))
         found.append(load_file(tmp_path / method / "models" / "global.safetensors"))
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[1])
+
+
+def test_who_is_drawn_does_not_depend_on_who_has_enrolled(tmp_path: Path) -> None:
+    """In a federation of which some evaluate, a resumed run knows only those that it has asked anew. A client that
+    `left_out` leaves no data is drawn and then dropped, as from a cohort."""
+    settings = ("scenario.clients=40", "participation=0.2", "quorum=0", "evaluate_clients=3", "left_out=p=0.8")
+    config = toy_config("drfa", *settings, "mixture_rate=1e-5", "checkpoint_every=2", rounds=8)
+    LocalRuntime(config).run(whole := RunFolder.create(tmp_path / "whole", config))
+    folder, origin = broken_off(config, tmp_path / "broken", 4)
+    LocalRuntime(config).run(folder, origin)
+    assert whole.rows() == folder.rows()
+    one, other = whole.load_checkpoint().arrays, folder.load_checkpoint().arrays
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert [row["left_out"] for row in whole.rows() if row["kind"] == "round"] == [{}] * 8
+
+
+def test_a_row_of_the_log_does_not_grow_with_the_federation(tmp_path: Path) -> None:
+    """It has the shares of the clients of the draw and of V."""
+    config = toy_config("drfa", "scenario.clients=100", "participation=0.05", "evaluate_clients=3", rounds=3)
+    ids = config.scenario.client_ids
+    asked: dict[int, set[str]] = {1: set(), 2: set(), 3: set()}
+
+    def note(request: Message, reply: Message) -> Message:
+        if request.metadata.message_type.startswith("train"):
+            asked[int(request.metadata.group_id)].add(ids[request.metadata.dst_node_id - 1])
+        return reply
+
+    here = LocalRuntime(config)
+    here.grid = SpoilingGrid(here.grid, note)  # type: ignore[assignment]
+    here.run(folder := RunFolder.create(tmp_path / "run", config))
+    rows = [row for row in folder.rows() if row["kind"] == "mixture"]
+    assert {row["round"]: row["lambda"].keys() for row in rows} == asked
+    assert all(len(row["lambda"]) <= 10 for row in rows)
+    assert all(0 <= row["least"] <= min(row["lambda"].values()) for row in rows)
+    assert all(max(row["lambda"].values()) <= row["largest"] <= 1 for row in rows)
 
 
 def test_traffic(tmp_path: Path) -> None:

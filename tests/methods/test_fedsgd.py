@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from flwr.app import Message, RecordDict
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 from scripted import ScriptedGrid, content, one_round
@@ -23,12 +23,14 @@ from perennial.common.methods.fedavg import FedAvg
 from perennial.common.methods.fedsgd import FedSGD
 from perennial.common.methods.vrex import VREx
 from perennial.common.model_settings import model_settings
-from perennial.common.models import Tensors, network
+from perennial.common.models import Network, Tensors, network
 from perennial.common.wire import GRADIENT, METRICS, MODEL, NUM_EXAMPLES, from_record, to_record
 from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
 from perennial.strategies.and_mask import AndMaskStrategy, masked
+from perennial.strategies.exchange import AcceptedReply
 from perennial.strategies.fedsgd import FedSGDStrategy
+from perennial.strategies.registry import strategy_for
 from perennial.strategies.vrex import VRExStrategy
 
 STRATEGIES: dict[str, Any] = {"fedsgd": FedSGDStrategy, "vrex": VRExStrategy, "and-mask": AndMaskStrategy}
@@ -156,7 +158,8 @@ def test_batch_norms_statistics_are_the_clients_mean(tmp_path: Path) -> None:
     sent = net.initial(0)
     reply = FedSGDClient(Site("client-0", SITES[0].data, net, 0), FedSGD(), {}).train(Received(1, {MODEL: sent}))
     hidden = F.linear(SITES[0].data.train.x, sent["featurizer.1.weight"], sent["featurizer.1.bias"])
-    answer = reply.arrays[GRADIENT]
+    answer = reply.arrays[MODEL]
+    assert answer.keys() == set(net.buffer_names)
     torch.testing.assert_close(answer["featurizer.2.running_mean"], 0.1 * hidden.mean(dim=0))
     assert answer["featurizer.2.num_batches_tracked"].item() == 1
     assert all(torch.equal(tensor, net.initial(0)[name]) for name, tensor in sent.items())
@@ -164,6 +167,61 @@ def test_batch_norms_statistics_are_the_clients_mean(tmp_path: Path) -> None:
         config = toy_config(method, "model.norm=batch", "learning_rate=0.5", rounds=5)
         summary = LocalRuntime(config).run(RunFolder.create(tmp_path / method, config))
         assert summary["left_out"] == {}
+
+
+CLIPPED = ("privacy.mechanism=fixed", "privacy.noise_multiplier=0", "privacy.clipping_norm=0.1")
+MASKED = ("privacy.mechanism=secagg", "privacy.range=2.9")
+CENTRED = ("aggregation=centred-clipping", "aggregation.radius=0.05")
+
+
+def trained(tmp_path: Path, method: str, *settings: str) -> tuple[Tensors, Tensors, Network]:
+    """A model before and after two rounds in which nobody is left out, and its network."""
+    voting = ["agreement=0.5"] if method == "and-mask" else []
+    config = toy_config(method, *settings, *voting, rounds=2)
+    summary = LocalRuntime(config).run(folder := RunFolder.create(tmp_path / "run", config))
+    assert summary["left_out"] == {}
+    net = network(config.model, config.scenario.input_shape, config.scenario.classes)
+    return net.initial(config.seed), folder.load_checkpoint().arrays, net
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        *((method, how) for method in STRATEGIES for how in ((), CLIPPED, MASKED, CENTRED)),
+        *((method, how) for method in ("fedcurv", "fishr") for how in ((), CENTRED)),
+        ("geometric", ()),
+    ],
+)
+def test_what_is_frozen_stays_to_the_bit(method: str, settings: tuple[str, ...], tmp_path: Path) -> None:
+    """It is no part of a gradient, so nothing clips it towards 0 and it uses up no range."""
+    own, frozen = "model.name=own_modules:Plain", "model.freeze=featurizer"
+    drawn = network(toy_config("fedsgd", own).model, (2,), 2).initial(0)
+    torch.save({name: 3 * tensor for name, tensor in drawn.items()}, tmp_path / "own.pt")
+    before, after, net = trained(tmp_path, method, own, frozen, f"model.weights={tmp_path / 'own.pt'}", *settings)
+    assert after.keys() == before.keys()
+    moved = {name for name in after if not torch.equal(after[name], before[name])}
+    assert moved
+    assert moved <= set(net.classifier_names)
+
+
+@pytest.mark.parametrize("settings", [(), CLIPPED, MASKED, CENTRED])
+@pytest.mark.parametrize("method", STRATEGIES)
+def test_a_buffer_that_no_client_changes_stays(method: str, settings: tuple[str, ...], tmp_path: Path) -> None:
+    """A robust rule, clipping and the range see it from where it was sent."""
+    before, after, net = trained(tmp_path, method, "model.name=own_modules:Scaled", *settings)
+    assert net.moving_names == ("featurizer.scale",)
+    assert torch.equal(after["featurizer.scale"], before["featurizer.scale"])
+    assert not torch.equal(after["featurizer.inner.weight"], before["featurizer.inner.weight"])
+
+
+@pytest.mark.parametrize("method", ["fedsgd", "vrex", "and-mask", "fedcurv"])
+def test_clipping_leaves_batch_norms_statistics_where_the_clients_do(method: str, tmp_path: Path) -> None:
+    _, plain, _ = trained(tmp_path / "mean", method, "model.norm=batch")
+    before, after, net = trained(tmp_path / "rule", method, "model.norm=batch", *CENTRED)
+    for name in net.moving_names:
+        if name.endswith("running_var"):
+            assert float((after[name] - before[name]).norm()) <= 2 * 10 * 0.05 + 1e-6
+            assert float((after[name] - plain[name]).norm()) <= float((before[name] - plain[name]).norm())
 
 
 # ---------------------------------------------------------------------- V-REx
@@ -189,6 +247,16 @@ def test_without_their_term_both_are_fedsgd(method: str, settings: list[str]) ->
     plain, _ = step("fedsgd", "learning_rate=0.3", rounds=2)
     found, _ = step(method, "learning_rate=0.3", *settings, rounds=2)
     assert_close(found, plain, rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("mechanism", ["none", "secagg"])
+@pytest.mark.parametrize("method", ["vrex", "and-mask"])
+def test_environments_count_alike_however_many_samples_they_have(method: str, mechanism: str) -> None:
+    half = strategy_for(toy_config(method, f"privacy.mechanism={mechanism}"), "run")
+    weights = [
+        half.weight(AcceptedReply("client-0", {}, MetricRecord({NUM_EXAMPLES: n}), ConfigRecord())) for n in (1, 9)
+    ]
+    assert weights == [1, 1]
 
 
 @pytest.mark.parametrize("method", ["vrex", "and-mask"])

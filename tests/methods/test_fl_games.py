@@ -39,6 +39,7 @@ from perennial.server.local import LocalRuntime
 from perennial.server.loop import run_rounds, start
 from perennial.strategies.exchange import Exchange
 from perennial.strategies.fl_games import FLGamesStrategy, oscillation
+from perennial.strategies.registry import strategy_for
 
 MLP = ("model.hidden=[6, 5]", "model.head_layers=1")
 LINEAR = ("model.name=logistic",)
@@ -657,6 +658,26 @@ def test_without_fast_the_gradient_is_a_mini_batchs() -> None:
     (batch,) = player.batches(1, 5)
     player.data = ClientData(batch, batch, {})
     assert_close(reply.arrays[GRADIENT], full_gradient(player, phi, [head(0), head(1)]))
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_weight_decay_is_part_of_the_representations_gradient(fast: bool) -> None:
+    phi, received = whole(4), request(0, 0, client1=head(1), **{MODEL: whole(4)})
+    plain, decayed = (
+        client(VFLGames(fast=fast, batch_size=8, weight_decay=w), {PREDICTOR: head(0)}).train_gradient(received)
+        for w in (0, 0.1)
+    )
+    expected = {name: part + 0.1 * phi[name] for name, part in plain.arrays[GRADIENT].items()}
+    assert_close(decayed.arrays[GRADIENT], expected)
+    assert decayed.metrics == plain.metrics
+
+
+@pytest.mark.parametrize("model", [("name=own_modules:Plain", "freeze=featurizer"), ("name=logistic",)])
+def test_a_featurizer_without_anything_to_learn_is_refused_in_a_sentence(model: tuple[str, ...]) -> None:
+    settings = [f"model.{setting}" for setting in model]
+    with pytest.raises(UserError, match="has no featurizer to be trained, and method 'v-fl-games' shares one"):
+        strategy_for(toy_config("v-fl-games", *settings), "run")
+    strategy_for(toy_config("f-fl-games", *settings), "run")
 
 
 def test_the_server_steps_along_the_sample_weighted_gradient() -> None:

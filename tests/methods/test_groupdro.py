@@ -53,7 +53,10 @@ def test_the_weights_grow_with_the_risk_and_are_sent_n_times() -> None:
         sent.append({client: records[GROUP]["weight"].item() for client, records in grid.of("train").items()})
         q = softmax({client: 0.5 * number * risk for client, risk in RISKS.items()})
         assert strategy.q == pytest.approx(q)
-        assert strategy.notes == [{"kind": "groups", "round": number, "q": strategy.q}]
+        (note,) = strategy.notes
+        assert note.pop("entropy") == pytest.approx(-sum(share * math.log(share) for share in q.values()))
+        bounds = {"least": min(strategy.q.values()), "largest": max(strategy.q.values())}
+        assert note == {"kind": "groups", "round": number, "q": strategy.q, **bounds}
     assert sent[0] == dict.fromkeys(RISKS, 1.0)
     assert sent[1] == pytest.approx({c: 4 * q for c, q in softmax({c: 0.5 * r for c, r in RISKS.items()}).items()})
     assert max(strategy.q, key=strategy.q.get) == "client-1"
@@ -68,6 +71,7 @@ def test_a_client_with_a_bad_risk_keeps_its_weight_but_for_the_normalisation(bad
     one_round(strategy, grid, to_record(model(9)))
     assert strategy.q == pytest.approx(softmax({c: 0.5 * r for c, r in ({**RISKS, "client-1": 0.0}).items()}))
     assert strategy.exchanges[-1].left_out.keys() == {"client-1"}
+    assert strategy.notes[-1]["q"] == strategy.q  # of who has failed, too
 
 
 def test_no_risk_stops_the_server() -> None:
@@ -137,6 +141,19 @@ def test_without_a_rate_a_run_is_fedavgs(tmp_path: Any) -> None:
             assert ours["bytes_down"] - theirs["bytes_down"] == ours["bytes_up"] - theirs["bytes_up"] == 4 * 4
 
 
+def test_a_row_of_the_log_does_not_grow_with_the_federation(tmp_path: Any) -> None:
+    """It has the weights of the cohort."""
+    config = toy_config("groupdro", "scenario.clients=100", "participation=0.05", "evaluate_clients=3", rounds=3)
+    LocalRuntime(config).run(folder := RunFolder.create(tmp_path / "run", config))
+    rows = [row for row in folder.rows() if row["kind"] == "groups"]
+    assert [len(row["q"]) for row in rows] == [5, 5, 5]
+    q = {client: weight.item() for client, weight in folder.load_checkpoint().strategy["q"].items()}
+    assert len(q) == 100
+    assert rows[-1]["q"] == {client: q[client] for client in rows[-1]["q"]}
+    assert (rows[-1]["least"], rows[-1]["largest"]) == (min(q.values()), max(q.values()))
+    assert rows[-1]["entropy"] == pytest.approx(-sum(share * math.log(share) for share in q.values()))
+
+
 def test_perinvfl_has_weights_with_this_loss_only() -> None:
     strategy, grid = server("invariance=groupdro", method="perinvfl")
     one_round(strategy, grid, to_record(model(9)))
@@ -182,7 +199,7 @@ def test_clients_that_keep_their_weights_have_those_that_the_server_would_keep(
     """Three rounds, also where one of four clients is absent from each."""
     config = toy_config(method, "group_rate=0.5", *settings, rounds=3)
     LocalRuntime(config).run(plain := RunFolder.create(tmp_path / "plain", config))
-    q = [row["q"] for row in plain.rows() if row["kind"] == "groups"][-1]
+    q = {client: weight.item() for client, weight in plain.load_checkpoint().strategy["q"].items()}
     assert max(q.values()) - min(q.values()) > 0.01
 
     config = toy_config(method, "group_rate=0.5", *settings, *PRIVATE[mechanism], rounds=3)

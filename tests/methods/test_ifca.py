@@ -1,4 +1,5 @@
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -72,6 +73,15 @@ def test_a_client_trains_the_model_with_the_least_risk_on_its_training_data() ->
         assert found.kept == {}
         chosen.add(best)
     assert len(chosen) > 1
+
+
+def test_a_model_whose_risk_is_no_number_is_not_chosen() -> None:
+    sent = models(3)
+    sent["cluster-0"] = {name: torch.full_like(tensor, 3e38) for name, tensor in sent["cluster-0"].items()}
+    found = client(clusters=3)
+    assert math.isnan(found.score(found.predictor(sent["cluster-0"]), found.data.train).loss)
+    without = client(clusters=2).cluster(Received(1, {f"cluster-{k}": sent[f"cluster-{k + 1}"] for k in range(2)}))
+    assert found.cluster(Received(1, sent)) == 1 + without
 
 
 def test_of_equal_models_the_first_is_chosen() -> None:

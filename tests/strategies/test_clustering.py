@@ -17,6 +17,7 @@ from perennial.strategies.clustering import (
     costs,
     flat,
     k_means,
+    pulled_in,
 )
 
 
@@ -111,6 +112,28 @@ def test_equal_points_are_one_cluster(number: int) -> None:
     points = coordinates(rows)
     for clusters in (number, number + 1, 12):
         assert partition(k_means(points, clusters, seed=0)) == partition([i // 4 for i in range(4 * number)])
+
+
+@pytest.mark.parametrize("value", [1e4, 1e9, -1e9])
+@pytest.mark.parametrize("number", [2, 3, 4])
+def test_a_far_outlier_leaves_all_clusters_but_one_to_the_others(number: int, value: float) -> None:
+    others, planted = groups(number, 3, 0.001, d=300)
+    rows = torch.cat([torch.full((1, 300), value, dtype=torch.float64), 0.001 * others])
+    labels = k_means(coordinates(pulled_in(rows)), number + 1, seed=0)
+    assert partition(labels) == {frozenset({0})} | {
+        frozenset(point + 1 for point in group) for group in partition(planted)
+    }
+
+
+def test_points_that_lie_as_points_do_are_not_pulled_in() -> None:
+    points, _ = groups(4, 3, 0.001)
+    assert pulled_in(points) is points
+    alone = torch.cat([torch.ones(5, 4), 9 * torch.ones(1, 4)]).double()  # among equal ones
+    assert pulled_in(alone) is alone
+    zeros = torch.cat([torch.zeros(5, 4), torch.ones(1, 4)]).double()
+    assert pulled_in(zeros) is zeros
+    assert torch.equal(pulled_in(points[:1]), points[:1])
+    assert pulled_in(1e3 * torch.cat([alone, 1e6 * alone[:1]])).isfinite().all()
 
 
 def test_a_cluster_continues_the_nearest_context() -> None:

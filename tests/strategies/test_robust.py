@@ -273,9 +273,9 @@ def test_a_server_half_that_does_not_say_how_it_takes_means_is_refused(monkeypat
 # ---------------------------------------------------------------------- whole runs
 
 
-def largest(tmp_path: Path, method: str, *settings: str) -> float:
+def largest(tmp_path: Path, method: str, *settings: str, value: float = 0.0) -> float:
     """The largest number that the server has after a round of eight clients, the first of whom goes a million
-    times as far as it has come."""
+    times as far as it has come, or sends nothing but `value`."""
     run = toy_config(method, *settings, "seed=1", scenario={"name": "toy", "clients": 8}, rounds=1)
     here = LocalRuntime(run)
 
@@ -286,6 +286,8 @@ def largest(tmp_path: Path, method: str, *settings: str) -> float:
                 if name != "group":  # a risk, of which no mean is taken
                     own, sent = from_record(record), start.get(name, start.get(MODEL, {}))
                     far = {n: 1e6 * (t - sent.get(n, torch.zeros(()))) for n, t in own.items()}
+                    if value:
+                        far = {n: torch.full_like(t, value) for n, t in own.items()}
                     reply.content[name] = to_record(far)
         return reply
 
@@ -332,7 +334,24 @@ def test_no_rule_lets_it_through(rule: str, before: str, tmp_path: Path) -> None
     settings = [f"aggregation={rule}", f"aggregation.before={before}"]
     if (rule, before) == ("multi-krum", "bucketing"):
         settings.append("aggregation.bucket=1")  # four buckets bear none
-    assert largest(tmp_path, "fedavg", *settings) < 50
+    assert largest(tmp_path / "far", "fedavg", *settings) < 50
+    assert largest(tmp_path / "largest", "fedavg", *settings, "model.hidden=[200,200]", value=1e9) < 2
+
+
+@pytest.mark.parametrize("before", ["nothing", "nearest-neighbours", "bucketing"])
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("value", [1e7, 1e9, -1e9])
+def test_how_far_the_hostile_one_is_rounds_no_honest_distance_away(rule: str, before: str, value: float) -> None:
+    """Of honest vectors that have come a way of about 1 and lie as far apart, the result is one more."""
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randn(4000, generator=generator)
+    honest = start + (0.5 + torch.randn(8, 4000, generator=generator)) / 4000**0.5
+    mean = RobustMean(Aggregation(rule=rule, before=before, hostile=1), {"w": start})
+    for vector in [torch.full((4000,), value), *honest]:
+        mean.add({"w": vector})
+    moved, way = mean.result()["w"] - start, honest.mean(dim=0) - start
+    assert float(moved @ way / way.square().sum()) == pytest.approx(1, abs=0.5)
+    assert float(moved.norm()) < 1.5
 
 
 @pytest.mark.parametrize("kind", ATTACKS)
