@@ -12,6 +12,9 @@ from perennial.strategies.exchange import AcceptedReply
 from perennial.strategies.fedsgd import FedSGDStrategy
 from perennial.strategies.mean import StreamingMean
 
+ROUNDING = 1e-6
+"""Of a mean of signs, in float32 or in the whole steps of secure aggregation."""
+
 
 class AndMaskStrategy(FedSGDStrategy[AndMask]):
     """`w ← w − η m ⊙ ḡ`, `m = 1{|1/E Σ_e sign g_e| ≥ τ}`, ḡ the uniform mean of the g_e = ∇R_e.
@@ -39,7 +42,8 @@ class AndMaskStrategy(FedSGDStrategy[AndMask]):
     def update(self, model: Tensors, means: Mapping[str, Tensors]) -> Tensors:
         """A step along `m ⊙ ḡ`."""
         mean, signs = means[GRADIENT], means[SIGNS]
-        masks = {name: signs[name].abs() >= self.hparams.agreement for name in self.network.parameter_names}
+        least = self.hparams.agreement - ROUNDING
+        masks = {name: signs[name].abs() >= least for name in self.network.parameter_names}
         agreed = {name: masked(mean[name], mask, self.hparams.rescale) for name, mask in masks.items()}
         return super().update(model, {**means, GRADIENT: agreed})
 

@@ -224,6 +224,21 @@ def test_clipping_leaves_batch_norms_statistics_where_the_clients_do(method: str
             assert float((after[name] - plain[name]).norm()) <= float((before[name] - plain[name]).norm())
 
 
+# ---------------------------------------------------------------------- AND-mask
+
+
+def test_masked_signs_that_agree_are_told_to(tmp_path: Path) -> None:
+    """In steps of a range that is no power of two, the mean of ones is a little less than one."""
+    arrays = []
+    for mechanism in ((), MASKED):
+        config = toy_config("and-mask", "agreement=1", *mechanism, rounds=2)
+        LocalRuntime(config).run(folder := RunFolder.create(tmp_path / f"run-{len(mechanism)}", config))
+        arrays.append(folder.load_checkpoint().arrays)
+    for name, tensor in arrays[0].items():
+        assert torch.allclose(arrays[1][name], tensor, atol=1e-5)
+        assert not torch.equal(tensor, network(config.model, (2,), 2).initial(0)[name])
+
+
 # ---------------------------------------------------------------------- V-REx
 
 
