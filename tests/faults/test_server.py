@@ -124,5 +124,6 @@ def test_a_superlink_without_its_database_has_forgotten_the_run_and_the_nodes(
     for name in ("supernode-0", "supernode-1"):  # ends, for nobody knows its node; `join` would start it again
         until(lambda name=name: site.processes[name].poll() is not None)
         site.start(name)
+    until(lambda: not RunFolder(out).owner())  # the ServerApp of the old SuperLink may outlive it
     print(perennial(site, "resume", str(out)).ends(0))
     assert_same_model(out, unbroken)
