@@ -163,7 +163,7 @@ class Participant:
         parts = [
             part
             for part in summands(sums, exchange, like, received.arrays)
-            if part.owners or part.record in own  # what all send is not all that all were sent
+            if part.owners or part.record in own  # but what was only received, and nobody sends
         ]
         words = vector(parts, own, int(terms["weight"]), float(terms["range"]))
         words += mask(seed, len(words))

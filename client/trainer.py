@@ -278,8 +278,9 @@ class Client(Generic[H]):
         known = [self.right(self.predictor(tensors), held_out) for tensors in received.references]
         for model, predict in (self.evaluated if len(self.data.train) else self.untrained)(received).items():
             for split, environments in splits.items():
-                parts = list(environments.values())
-                answers = [(answered(self.outputs(predict, part.x), part.y), part.y) for part in parts]
+                answers = [
+                    (answered(self.outputs(predict, part.x), part.y), part.y) for part in environments.values()
+                ]
                 scores = [score(logits, labels) for logits, labels in answers]
                 metrics[f"{model}/{split}/count"] = [s.count for s in scores]
                 metrics[f"{model}/{split}/correct"] = column([s.correct for s in scores])
@@ -295,7 +296,7 @@ class Client(Generic[H]):
                     count = partial(_tallies, classes=logits.shape[-1])
                     counts = self.lists(count, known, logits.argmax(dim=-1) == labels, held_out)
                     metrics |= {f"{model}/{SPLIT}/{name}": values for name, values in counts.items()}
-        return Reply(metrics=metrics, settings={split: list(own) for split, own in splits.items()})
+        return Reply(metrics=metrics, settings={split: list(parts) for split, parts in splits.items()})
 
 
 def _rankings(answers: Sequence[tuple[Tensor, Tensor]], batch: int) -> dict[str, list[int] | list[float]]:

@@ -17,7 +17,17 @@ from perennial.server.folder import Checkpoint, RunFolder
 from perennial.server.local import LocalRuntime
 from perennial.testing.toys import STRIDES, SpoilingGrid, Toy, WireGrid, carried, toy_config
 
-__all__ = ["STRIDES", "Quadratic", "SpoilingGrid", "Toy", "WireGrid", "broken_off", "carried", "toy_config"]
+__all__ = [
+    "STRIDES",
+    "Quadratic",
+    "SpoilingGrid",
+    "Toy",
+    "WireGrid",
+    "broken_off",
+    "carried",
+    "taken_up",
+    "toy_config",
+]
 
 
 class Killed(Exception):  # noqa: N818
@@ -37,6 +47,18 @@ def broken_off(config: RunConfig, path: Path, after: int) -> tuple[RunFolder, Ch
     origin = folder.load_checkpoint()
     folder.cut_log(origin.log_bytes)
     return folder, origin
+
+
+def taken_up(config: RunConfig, path: Path, after: int) -> RunFolder:
+    """The folder of a run that was broken off and taken up again: to the bit the same as one that was not."""
+    LocalRuntime(config).run(whole := RunFolder.create(path / "whole", config))
+    folder, origin = broken_off(config, path / "broken", after)
+    LocalRuntime(config).run(folder, origin)
+    assert whole.rows() == folder.rows()
+    one, other = whole.load_checkpoint().arrays, folder.load_checkpoint().arrays
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    return folder
 
 
 def toy_site(number: int = 0, seed: int = 0) -> Site:

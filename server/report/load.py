@@ -94,11 +94,10 @@ def load_runs(paths: Iterable[Path], oracle: bool = False) -> tuple[list[Run], l
         if other is not run:
             older, runs[key] = sorted((run, other), key=_written)
             skipped.append(f"{older.path} has the configuration and the seed of {runs[key].path}, which counts")
-    newest: dict[tuple[object, ...], Run] = {}
-    for run in sorted((run for run in runs.values() if run.code), key=_written):
-        newest[tuple(run.settings.items())] = run
+    named = sorted((key for key, run in runs.items() if run.code), key=lambda key: _written(runs[key]))
+    newest = {key[1:]: runs[key] for key in named}  # whatever the seed
     for key, run in list(runs.items()):
-        if run.code and run.code != (by := newest[tuple(run.settings.items())]).code:
+        if run.code and run.code != (by := newest[key[1:]]).code:
             skipped.append(f"{run.path} was made by other code than {by.path}, which is newer; no mean has both")
             del runs[key]
     methods = [run for run in runs.values() if run.config.method.listed]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from flwr.app import Message, RecordDict
 from scripted import ScriptedGrid, content, one_round
-from toys import broken_off, toy_config, toy_site
+from toys import taken_up, toy_config, toy_site
 
 from perennial.client.methods.fedavg import FedAvgClient
 from perennial.client.methods.groupdro import GroupDROClient
@@ -278,8 +278,5 @@ def test_a_stack_of_clients_keeps_the_weights_that_its_clients_keep_one_by_one(t
 @pytest.mark.parametrize("mechanism", PRIVATE)
 def test_a_resumed_run_goes_on_with_the_weights_that_clients_keep(mechanism: str, tmp_path: Any) -> None:
     config = toy_config("groupdro", "group_rate=0.5", *PRIVATE[mechanism], rounds=4)
-    LocalRuntime(config).run(unbroken := RunFolder.create(tmp_path / "unbroken", config))
-    folder, origin = broken_off(config, tmp_path / "broken", 3)
-    LocalRuntime(config).run(folder, origin)
-    assert unbroken.rows() == folder.rows()
+    folder = taken_up(config, tmp_path, 3)
     assert [row["round"] for row in folder.rows() if row["kind"] == "groups"] == [1, 2, 3, 4]

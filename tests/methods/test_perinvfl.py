@@ -21,7 +21,7 @@ from beds import (
     population,
 )
 from torch import Tensor
-from toys import Toy, broken_off, quadratic_site, theta, toy_config, toy_site
+from toys import Toy, quadratic_site, taken_up, theta, toy_config, toy_site
 
 from perennial.client.methods.irm import IrmClient
 from perennial.client.methods.irm_l2 import IrmL2Client
@@ -38,8 +38,6 @@ from perennial.common.methods.irm_l2 import IrmL2
 from perennial.common.methods.perinvfl import PerInvFL
 from perennial.common.models import Tensors
 from perennial.common.wire import MODEL, PERSONAL
-from perennial.server.folder import RunFolder
-from perennial.server.local import LocalRuntime
 
 FLOAT: dict[str, Any] = {"dtype": torch.float64}
 START = {"theta": torch.tensor([0.1, 0.1, 0.0], **FLOAT)}
@@ -360,10 +358,7 @@ def test_in_the_code_the_personal_model_is_a_displacement_bounded_by_its_step_si
 
 def test_the_code_resumes_with_its_optimizers_and_its_auxiliary_model(tmp_path: Any) -> None:
     config = toy_config("perinvfl", "preset=code", "learning_rate=0.005", "anneal_rounds=2", rounds=5)
-    LocalRuntime(config).run(RunFolder.create(tmp_path / "unbroken", config))
-    broken, origin = broken_off(config, tmp_path / "broken", 3)
-    LocalRuntime(config).run(broken, origin)
-    assert broken.rows() == RunFolder(tmp_path / "unbroken").rows()
+    broken = taken_up(config, tmp_path, 3)
     assert broken.rows()[-1]["round"] == 5
 
 

@@ -199,9 +199,6 @@ def test_a_client_whose_model_diverges_stays_in_every_mean(
     summary = LocalRuntime(config).run(RunFolder.create(tmp_path / "run", config))
     assert summary
     final = summary["models"]["personal"]["final"]
-    assert {name: max(own.values()) for name, own in final["clients"].items() if max(own.values()) == 0} == {
-        "client-0": 0,
-        "client-1": 0,
-    }
+    assert [name for name, own in final["clients"].items() if max(own.values()) == 0] == ["client-0", "client-1"]
     assert len(final["clients"]) == 4
     assert {*summary["left_out"]} == {"client-0", "client-1"}  # of the training

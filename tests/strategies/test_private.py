@@ -14,7 +14,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
 from flwr.supercore.differential_privacy import compute_adaptive_clip_model_update, compute_stdv
 from scripted import ScriptedGrid, content, one_round, payload
-from toys import SpoilingGrid, Toy, WireGrid, broken_off, toy_config
+from toys import SpoilingGrid, Toy, WireGrid, broken_off, taken_up, toy_config
 
 from perennial.common.config import RunConfig
 from perennial.common.errors import RunStopped
@@ -498,10 +498,7 @@ def test_a_classifier_that_nobody_seems_to_have_stays() -> None:
 def test_a_resumed_run_of_two_exchanges_knows_both_clipping_norms(tmp_path: Path) -> None:
     settings = ("privacy.noise_multiplier=0", "privacy.clipping_norm=0.01")
     run = config(*settings, mechanism="adaptive", method="fediir", rounds=6)
-    LocalRuntime(run).run(RunFolder.create(tmp_path / "unbroken", run))
-    folder, origin = broken_off(run, tmp_path / "broken", 3)
-    LocalRuntime(run).run(folder, origin)
-    assert RunFolder(tmp_path / "unbroken").rows() == folder.rows()
+    folder = taken_up(run, tmp_path, 3)
     norms = {
         row.get("exchange", "train"): row["clipping_norm"] for row in folder.rows() if row["kind"] == "privacy"
     }

@@ -9,7 +9,7 @@ import torch
 from attacking import ATTACKS, attack, wrong
 from flwr.app import Message
 from torch import Tensor
-from toys import SpoilingGrid, broken_off, toy_config
+from toys import SpoilingGrid, taken_up, toy_config
 
 from perennial.common.aggregation import Aggregation
 from perennial.common.config import load_config
@@ -397,9 +397,4 @@ def test_fewer_senders_than_the_rule_needs_are_in_the_log(tmp_path: Path) -> Non
 def test_a_run_with_buckets_is_the_same_again_and_after_a_resume(tmp_path: Path) -> None:
     settings = ("aggregation=trimmed-mean", "aggregation.before=bucketing")
     run = toy_config("fedavg", *settings, scenario={"name": "toy", "clients": 6}, rounds=4)
-    LocalRuntime(run).run(whole := RunFolder.create(tmp_path / "whole", run))
-    folder, origin = broken_off(run, tmp_path / "broken", 3)
-    LocalRuntime(run).run(folder, origin)
-    assert whole.rows() == folder.rows()
-    one, other = whole.load_checkpoint().arrays, folder.load_checkpoint().arrays
-    assert all(torch.equal(one[name], other[name]) for name in one)
+    taken_up(run, tmp_path, 3)

@@ -13,7 +13,7 @@ from flwr.common.secure_aggregation.crypto.shamir import combine_shares
 from safetensors.torch import load_file
 from scripted import one_round, payload
 from torch import Tensor
-from toys import SpoilingGrid, Toy, WireGrid, broken_off, toy_config
+from toys import SpoilingGrid, Toy, WireGrid, taken_up, toy_config
 
 from perennial.client.secagg import Participant, Vault
 from perennial.client.trainer import Received
@@ -527,10 +527,7 @@ def test_the_wire_changes_nothing(method: str, tmp_path: Path) -> None:
 
 def test_a_resumed_run_equals_an_unbroken_one(tmp_path: Path) -> None:
     run = config(method="ditto", rounds=4)
-    LocalRuntime(run).run(RunFolder.create(tmp_path / "unbroken", run))
-    folder, origin = broken_off(run, tmp_path / "broken", 3)
-    LocalRuntime(run).run(folder, origin)
-    assert RunFolder(tmp_path / "unbroken").rows() == folder.rows()
+    taken_up(run, tmp_path, 3)
 
 
 def test_what_a_dropped_client_remembers_is_gone_with_the_next_evaluation(tmp_path: Path) -> None:
