@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from perennial.client.plain import client_app
     from perennial.common.errors import RunStopped, UserError
-    from perennial.common.plugins import plugin
     from perennial.data import InMemory, from_arrays, from_partitions
     from perennial.results import Result
-    from perennial.runs import load, resume, run
+    from perennial.runs import load, plugin, resume, run
     from perennial.server.progress import Progress
     from perennial.server.rows import Table
     from perennial.studies import Comparison, Search, compare, leave_one_site_out, sweep, tune
@@ -45,10 +44,9 @@ __all__ = [
 ROOMS = {
     "client.plain": ("client_app",),
     "common.errors": ("RunStopped", "UserError"),
-    "common.plugins": ("plugin",),
     "data": ("InMemory", "from_arrays", "from_partitions"),
     "results": ("Result",),
-    "runs": ("load", "resume", "run"),
+    "runs": ("load", "plugin", "resume", "run"),
     "server.progress": ("Progress",),
     "server.rows": ("Table",),
     "studies": ("Comparison", "Search", "compare", "leave_one_site_out", "sweep", "tune"),

@@ -106,6 +106,18 @@ def load(folder: Path | str) -> Result:
     return Result(Path(folder))
 
 
+def plugin(module: str) -> None:
+    """Take up a method, model or scenario of your own, as `--plugin` does: of the current folder, or installed.
+
+    Raises `UserError`, also where the module's file has changed since this process took it up.
+    """
+    from perennial.common import plugins
+    from perennial.server.inputs import must_be_as_imported, plug_in_digests
+
+    plugins.plugin(module)
+    must_be_as_imported(plug_in_digests([module]))
+
+
 # ---------------------------------------------------------------------- the parts, for the command line
 
 

@@ -3,7 +3,7 @@
 import ast
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from hashlib import file_digest, sha256
@@ -22,7 +22,7 @@ from perennial.common.model_settings import Module
 PLUG_IN, MODULE = "plug-in ", "module "
 """Before what is no site; no site's name has a blank."""
 _imported = WeakKeyDictionary[ModuleType, str]()
-"""The digest of a module's sources when this process first ran with it."""
+"""The digest of a module's sources when this process first asked."""
 
 
 def own_digests(config: RunConfig) -> dict[str, str]:
@@ -32,15 +32,17 @@ def own_digests(config: RunConfig) -> dict[str, str]:
 
 def digests(config: RunConfig) -> dict[str, str]:
     """Those, and of the sources of each plug-in."""
-    found = own_digests(config)
-    for name in config.plugins:
-        path = plugins.source(name)
-        found[f"{PLUG_IN}{name}"] = _digest(path, tuple(_sources(path)))
-    return found
+    return own_digests(config) | plug_in_digests(config.plugins)
+
+
+def plug_in_digests(modules: Iterable[str]) -> dict[str, str]:
+    """Of the sources of each plug-in."""
+    places = {f"{PLUG_IN}{name}": plugins.source(name) for name in modules}
+    return {name: _digest(path, tuple(_sources(path))) for name, path in places.items()}
 
 
 def must_be_as_imported(found: Mapping[str, str]) -> None:
-    """Raises `UserError` for sources that are not as at an earlier run with a module, which keeps its code."""
+    """Raises `UserError` for sources that have changed since this was first asked: a module keeps its code."""
     for name, digest in found.items():
         module = name.startswith((PLUG_IN, MODULE)) and sys.modules.get(name.partition(" ")[2])
         if module and _imported.setdefault(module, digest) != digest:

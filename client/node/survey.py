@@ -340,11 +340,12 @@ def respond(message: Message, own: OwnSite | None, settings: Mapping[str, str]) 
     respondent = Respondent(own.name, load, consent, least, Vault(Path(settings["state-dir"])))
     reply = respondent.answer(message)
     if message.metadata.message_type == SHAPE:
+        request, _, run = asked_in(message)
         refusal = records(reply.content, ConfigRecord)[CONFIG].get(REFUSED)
         told = {Consent.counts: "names and counts", Consent.full: "names, counts and sums"}.get(consent)
-        log(INFO, "perennial: a survey: %s", refusal or f"{own.name} tells {told}, of {least} rows or more")
+        log(INFO, "perennial: survey %s: %s", run, refusal or f"{own.name} tells {told}, of {least} rows or more")
         if not refusal:
-            table = respondent.table(asked_in(message)[0].question)
+            table = respondent.table(request.question)
             for remark in spelt_alike({own.name: table.spellings()}):
-                log(INFO, "perennial: a survey: %s: %s", own.data.name, remark)
+                log(INFO, "perennial: survey %s: %s: %s", run, own.data.name, remark)
     return reply

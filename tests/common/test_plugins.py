@@ -12,6 +12,7 @@ from plugging import CLIENT, METHOD, MODEL, SCENARIO, SERVER, SETTINGS, install,
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
+from perennial import runs
 from perennial.client.host import Host, client_class
 from perennial.common import plugins
 from perennial.common.config import RunConfig, load_config, parse_task
@@ -257,15 +258,21 @@ def test_a_run_goes_on_with_its_plug_in(edited: str, folder: Path) -> None:
     assert ("changed from round 2 on: plug-in my_method" in done.stderr) == bool(edited)
 
 
-def test_a_plug_in_that_changed_since_it_was_imported_runs_no_more(folder: Path) -> None:
+@pytest.mark.parametrize("earlier", ["taken up", "run"])
+def test_a_plug_in_that_changed_since_it_was_imported_runs_no_more(earlier: str, folder: Path) -> None:
     """As in a notebook: Python keeps the old code, and the run folder would note the new one."""
     write(folder, "my_method", METHOD)
+    if earlier == "taken up":
+        runs.plugin("my_method")
     found = config(plugins=["my_method"])
-    RunFolder.create(folder / "one", found)
+    if earlier == "run":
+        RunFolder.create(folder / "one", found)
     write(folder, "my_method", f"{METHOD}# more\n")
     with pytest.raises(UserError, match="plug-in my_method has changed since this process imported it"):
         RunFolder.create(folder / "two", found)
     assert not list((folder / "two").iterdir())
+    with pytest.raises(UserError, match="plug-in my_method has changed since this process imported it"):
+        runs.plugin("my_method")
 
 
 # ---------------------------------------------------------------------- what a study's digest covers

@@ -374,7 +374,7 @@ def test_a_sites_own_log_has_names_of_few_rows_too(folder: Path, caplog: pytest.
         reply = respond(Message(content, 1, SHAPE), own, {"survey": "full", "state-dir": str(folder)})
     assert "ILL" not in str(records(reply.content, ConfigRecord)[CONFIG][TOLD])
     said = "classes 'ILL' and 'ill' look like the same one; if so, spell them alike in the tables"
-    assert f"perennial: a survey: va.csv: {said}" in caplog.messages
+    assert f"perennial: survey x: va.csv: {said}" in caplog.messages
 
 
 def test_lists_of_numbers_are_names_where_the_server_says_so(folder: Path) -> None:
