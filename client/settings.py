@@ -6,9 +6,19 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-SETTINGS = {"state-dir": "PERENNIAL_STATE", "data-root": "PERENNIAL_DATA", "device": "PERENNIAL_DEVICE"}
+SETTINGS = {
+    "state-dir": "PERENNIAL_STATE",
+    "data-root": "PERENNIAL_DATA",
+    "device": "PERENNIAL_DEVICE",
+    "superlink": "PERENNIAL_SUPERLINK",
+}
 """As `--node-config` knows them, and the environment's names for them."""
-DEFAULTS = {"state-dir": str(Path.home() / ".perennial" / "state"), "data-root": "", "device": "auto"}
+DEFAULTS = {
+    "state-dir": str(Path.home() / ".perennial" / "state"),
+    "data-root": "",
+    "device": "auto",
+    "superlink": "",
+}
 
 
 class Consent(StrEnum):

@@ -108,7 +108,7 @@ class FileStates(MutableMapping[str, list[Version]]):
         for name, version in names.items():
             if version is versions[-1] or not (folder / name).exists():
                 save_records(folder / name, version.kept, PRIVATE)
-        for path in folder.glob("round-*"):
+        for path in (*folder.glob("round-*"), *folder.glob(".new-*")):  # the latter of a process that was killed
             if path.name not in names:
                 path.unlink()
 

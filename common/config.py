@@ -149,6 +149,12 @@ class RunConfig(Task):
         return own and self.privacy.mechanism == "none"
 
     @property
+    def ranking_batch(self) -> int:
+        """Test samples that are ranked together for the areas under curves; 0 where none are, as behind a
+        mechanism: rankings are histograms of single samples."""
+        return self.scenario.ranking_batch if self.privacy.mechanism == "none" else 0
+
+    @property
     def cohort(self) -> int:
         """How many clients are asked in a round."""
         return max(1, round(self.participation * len(self.scenario.client_ids)))

@@ -14,8 +14,10 @@ def printable(text: str) -> str:
 class UserError(Exception):
     """Something the user can put right; the command line shows it as one sentence and exits with 2."""
 
-    def __init__(self, sentence: str) -> None:
+    def __init__(self, sentence: str, told: str = "") -> None:
+        """`told` is what another machine is told, where the sentence itself says what is in somebody's files."""
         super().__init__(printable(sentence))
+        self.told = printable(told or sentence)
 
 
 class RunStopped(Exception):  # noqa: N818 - a state of the run, not a fault of the program

@@ -155,5 +155,5 @@ def _replace(path: Path, fill: Callable[[str], object], mode: int) -> None:
             os.replace(beside, path)
             sync(path.parent)
         except BaseException:
-            os.unlink(beside)
+            Path(beside).unlink(missing_ok=True)
             raise

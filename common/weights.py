@@ -82,7 +82,8 @@ def _read(weights: str, digest: str) -> dict[str, Tensor]:
         # A site reads no file by a server's word alone: one without a digest is refused here, too.
         raise UserError(
             f"model.weights: {path} is another file than that of the run (SHA-256 {found[:12]}…, and the run has "
-            f"{digest[:12] or 'none'}…); put that one there"
+            f"{digest[:12] or 'none'}…); put that one there",
+            _not_here(path),
         )
     try:
         loaded = _tensors(path, data)
@@ -127,7 +128,12 @@ def _bytes(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         why = error.strerror or str(error)
-        raise UserError(f"model.weights: {path} cannot be read here ({why})") from None
+        raise UserError(f"model.weights: {path} cannot be read here ({why})", _not_here(path)) from None
+
+
+def _not_here(path: Path) -> str:
+    """The same of a file that is another one and of none: what a site has is not its server's to know."""
+    return f"model.weights: {path} of the run is not at this site; put it there"
 
 
 def _named(settings: Pretrained) -> Any:

@@ -82,7 +82,7 @@ def serve(grid: OrderedGrid, settings: dict[str, str]) -> None:
                 must_have_nodes(grid, config)
             run_rounds(config, folder, grid, origin, _watch)
     except (UserError, RunStopped, OSError) as error:
-        word = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
+        word = f"{error.filename or 'a file'}: {error.strerror}" if isinstance(error, OSError) else str(error)
         log(ERROR, "perennial: %s", printable(word))
         if path and not isinstance(error, InUse):  # the folder is another run's
             leave_word(path, word)

@@ -343,8 +343,8 @@ class RunFolder:
         """
         parent = self.path / "checkpoint"
         parent.mkdir(exist_ok=True)
-        for torso in parent.glob(".new-*"):
-            shutil.rmtree(torso)
+        for torso in parent.glob(".new-*"):  # of a checkpoint, or of a file beside it
+            shutil.rmtree(torso) if torso.is_dir() else torso.unlink()
         beside = Path(tempfile.mkdtemp(dir=parent, prefix=".new-"))
         final = self.checkpoint_path(checkpoint.round)
         try:

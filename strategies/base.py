@@ -177,7 +177,7 @@ class MethodStrategy(Strategy, Generic[H]):
         """The clients that evaluate and are there, what they need, and what they are to count."""
         evaluated = self.run.evaluated
         self.enrol(grid, evaluated)
-        batch = self.run.scenario.ranking_batch
+        batch = self.run.ranking_batch
         settings = {**({BATCH: batch} if batch else {}), **({SCORES: BINS} if self.run.scored else {})}
         payload, references = self.payload(from_record(arrays)), self.references.records if self.references else {}
 

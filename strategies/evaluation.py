@@ -140,7 +140,7 @@ class Evaluation:
         """A reply as one row per model and split, with `rankings` and `scores` by environment if they were asked
         for, and the tallies of its models."""
         scenario, method = self._run.scenario, self._run.method
-        ranked = COLUMNS if scenario.ranking_batch else ()
+        ranked = COLUMNS if self._run.ranking_batch else ()
         environments = {"validation": {"validation"}, "test": set(scenario.test_environments)}
         columns: dict[tuple[str, str], Row] = {}
         rows = []
@@ -164,7 +164,7 @@ class Evaluation:
                 if any(correct > count for count, correct in zip(counts, corrects, strict=True)):
                     raise ValueError("more correct answers than samples")
                 given = {column: row.pop(column) for column in ranked}
-                rankings = from_columns(given, counts, scenario.ranking_batch) if given else []
+                rankings = from_columns(given, counts, self._run.ranking_batch) if given else []
                 by_score = {column: row.pop(column) for column in scored}
                 scores = from_score_columns(by_score, counts, corrects) if scored else []
                 named = {"kind": "evaluation", "round": self._round, "client": reply.client}

@@ -6,13 +6,15 @@ of the vectors. So memory is n² + n · chunk numbers and one result, whatever d
 """
 
 from collections.abc import Callable, Iterator
-from tempfile import SpooledTemporaryFile
+from pathlib import Path
+from tempfile import SpooledTemporaryFile, gettempdir
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from perennial.common.aggregation import Aggregation
+from perennial.common.files import writing
 from perennial.common.models import Tensors
 
 CHUNK = 2**21
@@ -52,7 +54,8 @@ class RobustMean:
             small = {torch.float16, torch.float32, torch.bfloat16}
             exact = all(tensor.dtype in small for tensor in tensors.values())
             self._type = np.dtype(np.float32 if exact else np.float64)
-        self._file.write(_flat(tensors, self._like).numpy().astype(self._type).tobytes())
+        with writing(Path(gettempdir())):
+            self._file.write(_flat(tensors, self._like).numpy().astype(self._type).tobytes())
         self.weight += 1
 
     def result(self) -> Tensors:

@@ -1,12 +1,14 @@
 """Secure aggregation in place of a method's own mean: the server sees masked updates and their sum alone."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from logging import WARNING
 from math import ceil
 from typing import Any
 
 import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.common import log
 from flwr.common.secure_aggregation.crypto.shamir import combine_shares
 from flwr.serverapp import Grid
 
@@ -34,6 +36,7 @@ from perennial.common.secagg import (
     Words,
     agreed,
     as_bytes,
+    as_tensor,
     mask,
     opened,
     pair_mask,
@@ -46,6 +49,9 @@ from perennial.strategies.evaluation import Evaluation
 from perennial.strategies.exchange import AcceptedReply, MetricMeans, Payload, PerClient
 from perennial.strategies.screening import Rejected, Template
 from perennial.strategies.summing import SummingStrategy
+
+COUNTED = "counted"
+"""In a checkpoint: whose counts were summed for `split`."""
 
 
 class SecureStrategy(SummingStrategy):
@@ -60,6 +66,19 @@ class SecureStrategy(SummingStrategy):
         super().__init__(run, run_id)
         assert isinstance(run.privacy, SecureAggregation)
         self.privacy = run.privacy
+        self.counted: list[str] = []
+        """The clients of the first sum of counts for `split`. The counts stay the same, so the difference of two
+        sums over other clients would tell those of a single one."""
+
+    def state_dict(self) -> dict[str, Tensors]:
+        """The method's, and whose counts were summed."""
+        own = {COUNTED: {COUNTED: as_tensor("\n".join(self.counted).encode())}} if self.counted else {}
+        return {**super().state_dict(), **own}
+
+    def load_state_dict(self, state: Mapping[str, Tensors]) -> None:
+        super().load_state_dict({name: tensors for name, tensors in state.items() if name != COUNTED})
+        if COUNTED in state:
+            self.counted = as_bytes(state[COUNTED][COUNTED]).decode().split("\n")
 
     def averaged(
         self,
@@ -103,7 +122,16 @@ class SecureStrategy(SummingStrategy):
         if not self.references:
             return super().aggregate_evaluate(server_round, replies)
         found = Evaluation(self.run, server_round, self.references, masked=True)
-        means = self.opened(server_round, "evaluate", replies, found.add)[SPLIT]
+        total = self.received(server_round, "evaluate", replies, found.add)
+        self.counted = self.counted or sorted(self.survivors)
+        if self.counted != sorted(self.survivors):
+            log(
+                WARNING,
+                "perennial: round %d: other clients answer than before, so nothing is counted for split",
+                server_round,
+            )
+            return self.evaluated(found)
+        means = self.unmasked(server_round, total)[SPLIT]
         counts = {name: (mean * len(self.survivors)).round().long().numpy() for name, mean in means.items()}
         if wrong := found.take_sums(counts, len(self.survivors)):
             raise self.not_kept(server_round, wrong)
@@ -159,15 +187,29 @@ class SecureStrategy(SummingStrategy):
     ) -> dict[str, Tensors]:
         """The means of each record, of the sum of masked vectors. `take` is given what comes in the clear beside
         them, and raises `Rejected` as a check does."""
+        return self.unmasked(server_round, self.received(server_round, action, replies, take))
+
+    def received(
+        self,
+        server_round: int,
+        action: str,
+        replies: Iterable[Message],
+        take: Callable[[AcceptedReply], object] = lambda _: None,
+    ) -> Words:
+        """The sum of the `survivors`' masked vectors."""
         total, survivors = np.zeros(1, dtype=np.uint64), list[str]()
         for reply in self.accepted(replies, quorum=0.0, check=take):
             total = total + np.frombuffer(as_bytes(reply[MASKED][MASKED]), dtype=np.uint64)
             survivors.append(reply.client)
         self._enough(server_round, action, survivors)
         self.survivors = survivors
-        weight = sum(self.weights[client] for client in survivors)
+        return total
+
+    def unmasked(self, server_round: int, total: Words) -> dict[str, Tensors]:
+        """The means of each record, of the sum of the `survivors`' masked vectors. Raises `RunStopped`."""
+        weight = sum(self.weights[client] for client in self.survivors)
         try:
-            total = total - self.masks(server_round, survivors, len(total))
+            total = total - self.masks(server_round, self.survivors, len(total))
             return opened(total, self.parts, weight, self.limit)
         except ValueError as error:
             raise self.not_kept(server_round, str(error)) from None

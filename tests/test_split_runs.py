@@ -25,7 +25,7 @@ from perennial.common.methods.fedavg import FedAvg
 from perennial.common.methods.references import FILE, References, model_of, samples_of
 from perennial.common.secagg import MASKED, as_bytes
 from perennial.common.split import record
-from perennial.common.wire import MODEL, NUM_EXAMPLES, from_record
+from perennial.common.wire import MODEL, NUM_EXAMPLES, ROUND, from_record
 from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
 from perennial.server.loop import run_rounds, start
@@ -316,10 +316,10 @@ SECURE = "privacy.mechanism=secagg"
 
 
 def spied(
-    path: Path, method: str, *settings: str, spoil: Callable[..., Any] | None = None
+    path: Path, method: str, *settings: str, spoil: Callable[..., Any] | None = None, rounds: int = 2
 ) -> tuple[RunFolder, list[tuple[Message, Message]]]:
     """A run, and all messages of it."""
-    config = toy_config(method, *SIZE, *settings, rounds=2)
+    config = toy_config(method, *SIZE, *settings, rounds=rounds)
     here, seen = LocalRuntime(config), list[tuple[Message, Message]]()
 
     def read(request: Message, reply: Message) -> Message:
@@ -401,6 +401,35 @@ def test_a_client_that_drops_out_of_the_counting_is_not_in_the_sums(references: 
     (row,) = split_rows(folder)
     assert row["clients"] == [3, 2]
     assert sum(sum(map(sum, own)) for own in row["samples"][0]) == 5 * 300
+
+
+def test_two_sums_of_counts_do_not_differ_by_a_client(references: Path, tmp_path: Path) -> None:
+    """The counts are the same in every evaluation, so the difference would be its own."""
+
+    def spoil(request: Message, reply: Message) -> Message:
+        late = request.content.config_records["config"][ROUND] in (2, 3)
+        if late and (request.metadata.dst_node_id, request.metadata.message_type) == (2, "evaluate"):
+            return Message(Error(code=2, reason="gone"), reply_to=request)
+        return reply
+
+    settings = (f"references='{references}'", SECURE, "evaluate_every=1", "checkpoint_every=2")
+    folder, _ = spied(tmp_path / "run", "fedavg", *settings, spoil=spoil, rounds=4)
+    assert [row["round"] for row in split_rows(folder)] == [1, 4]
+    assert len({str(row["samples"]) for row in split_rows(folder)}) == 1
+    evaluated = [row for row in folder.rows() if row["kind"] == "evaluation" and row["split"] == "test"]
+    assert [sum(row["round"] == number for row in evaluated) for number in (1, 2, 3, 4)] == [6, 5, 5, 6]
+    traffic = [row["exchanges"] for row in folder.rows() if row["kind"] == "evaluation-traffic"]
+    assert ["train.unmask" in exchanges for exchanges in traffic] == [True, False, False, True]
+
+    config = toy_config("fedavg", *SIZE, *settings, rounds=4)
+    here = LocalRuntime(config)
+    here.grid = SpoilingGrid(here.grid, spoil)  # type: ignore[assignment]
+    again = RunFolder.create(tmp_path / "again", config)
+    here.run(again, until=2)
+    another = LocalRuntime(config)
+    another.grid = SpoilingGrid(another.grid, spoil)  # type: ignore[assignment]
+    another.run(again, again.load_checkpoint())
+    assert split_rows(again) == split_rows(folder)
 
 
 @pytest.mark.parametrize(("column", "change"), [("validation/count", 1), ("validation/correct", -1)])

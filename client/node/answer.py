@@ -42,7 +42,7 @@ def answer(
             raise
         what = "survey" if of_survey(message) else "run"
         log(ERROR, "perennial: this site takes no part in the %s: %s", what, error)
-        who = ConfigRecord({CLIENT: _client(message, settings), REFUSED: str(error)})
+        who = ConfigRecord({CLIENT: _client(message, settings), REFUSED: error.told})
         return Message(RecordDict({CONFIG: who, METRICS: MetricRecord()}), reply_to=message)
     except OSError as error:  # a full disk, say; what the site kept before is still there
         log(ERROR, "perennial: %s: %s", error.filename, error.strerror)

@@ -306,7 +306,8 @@ def _again(reply: Message, message: Message) -> Message:
 
 def _failure(message: Message, error: Exception) -> Message:
     """An error reply in Flower's own words."""
-    return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"{type(error)}:<'{error}'>"), reply_to=message)
+    told = error.told if isinstance(error, UserError) else str(error)
+    return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"{type(error)}:<'{told}'>"), reply_to=message)
 
 
 def serve(address: str, folder: Path, answer: Answer, audit: Audit) -> None:

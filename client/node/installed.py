@@ -35,6 +35,7 @@ def answer(message: Message, context: Context, run: Run) -> Message:
 
     def must_be_allowed() -> None:
         must_fit(run)
+        policy.must_allow_server(settings["superlink"])
         policy.must_allow(message, context.run_config)
 
     if code_of(context) == "other" and run.run_id not in _told:

@@ -37,6 +37,8 @@ LOG_BYTES = 5_000_000
 SECONDS_TO_STOP = 15.0
 SUPERNODE = [sys.executable, "-P", "-m", "perennial.client.node.supernode"]
 """With its executor. It runs the code that is installed here."""
+MOST_ACTIONS = 20
+"""Kinds of message that a site's metrics tell apart."""
 SHIPPED = "--code shipped: this site runs whatever code the server sends, and keeps to no policy and no audit file"
 SESSION = 75.0
 """Seconds after which the SuperLink has surely let go of a node that vanished: two missed heartbeats and a bit."""
@@ -298,6 +300,7 @@ class SiteMetrics:
             buckets=(0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800),
             registry=registry,
         )
+        self.actions = set[str]()
         self.last = Gauge("perennial_site_last_reply_timestamp_seconds", "When it was sent.", registry=registry)
 
     def add(self, narrator: Narrator) -> None:
@@ -306,7 +309,10 @@ class SiteMetrics:
         if known := narrator.known:
             self.round.set(known["round"])
         if narrator.seconds is not None:
-            self.seconds.labels(narrator.known["action"]).observe(narrator.seconds)
+            # A server may call its actions what it likes, and each name is kept as long as this process lives.
+            action = narrator.known["action"]
+            self.actions |= {action} if len(self.actions) < MOST_ACTIONS else set()
+            self.seconds.labels(action if action in self.actions else "other").observe(narrator.seconds)
             self.last.set_to_current_time()
 
 

@@ -17,10 +17,14 @@ from perennial.common.config import Task, parse_task, sentence
 from perennial.common.errors import UserError
 from perennial.common.methods import method_class
 from perennial.common.privacy import Clipping, Privacy, mechanism_class
+from perennial.common.ranking import BATCH
 from perennial.common.scores import SCORES
 from perennial.common.secagg import ACTIONS, TERMS
 from perennial.common.split import SPLIT
 from perennial.common.wire import records
+
+IN_THE_CLEAR = ("count", "correct", "loss")
+"""What an evaluation says of a model on a split without a mask."""
 
 
 class Policy(BaseModel):
@@ -36,6 +40,8 @@ class Policy(BaseModel):
     """Nothing that was made from the data leaves but as a part of a sum that hides it."""
     epsilon: float | None = Field(default=None, gt=0)
     """The largest ε of the differential privacy that the server announces for all of the run."""
+    delta: float = Field(default=1e-5, gt=0, lt=1)
+    """The δ of that ε, whatever δ the run reports its own with."""
 
     @property
     def insists(self) -> str:
@@ -67,16 +73,16 @@ class Policy(BaseModel):
         harmless = action in ("query", "evaluate", *ACTIONS)
         if self.require and not harmless and TERMS not in records(message.content, ArrayRecord):
             raise self._no(f"{action!r} without secure aggregation", "requires 'secagg'")
-        if self.require and SCORES in request.settings:
+        if self.require and not request.settings.keys().isdisjoint((SCORES, BATCH)):
             raise self._no("counts of test rows by score (scores=on)", f"requires {self.require!r}")
         if self.max_rounds or self.require or self.epsilon:
             self._must_allow_run(_announced(task, announced))
 
     def must_allow_reply(self, message: Message, reply: Message) -> None:
-        """Raises `UserError` for a reply with arrays, or counts for `split`, that nothing hides."""
+        """Raises `UserError` for a reply with arrays, or counts for `split` or by score, that nothing hides."""
         hidden = message.metadata.message_type in ACTIONS or TERMS in records(message.content, ArrayRecord)
-        names = (name for record in records(reply.content, MetricRecord).values() for name in record)
-        counts = any(f"/{SPLIT}/" in name for name in names)
+        names = (name.split("/") for record in records(reply.content, MetricRecord).values() for name in record)
+        counts = any(len(parts) > 1 and (parts[1] == SPLIT or parts[-1] not in IN_THE_CLEAR) for parts in names)
         if self.require and (counts or (not hidden and records(reply.content, ArrayRecord))):
             raise self._no(f"{message.metadata.message_type!r} without secure aggregation", "requires 'secagg'")
 
@@ -89,9 +95,13 @@ class Policy(BaseModel):
             raise self._no("scores=on", f"requires {self.require!r}, and counts of test rows are not hidden by it")
         if self.epsilon:
             privacy = run.privacy
-            spent = privacy.report(run.rounds)["epsilon"] if isinstance(privacy, Clipping) else None
+            spent = None
+            if isinstance(privacy, Clipping):
+                spent = privacy.model_copy(update={"delta": self.delta}).report(run.rounds)["epsilon"]
             if spent is None or spent > self.epsilon:
-                what = "no epsilon" if spent is None else f"epsilon {spent:.3g} after {run.rounds} rounds"
+                what = "no epsilon"
+                if spent is not None:
+                    what = f"epsilon {spent:.3g} after {run.rounds} rounds (delta {self.delta:g})"
                 raise self._no(f"privacy.mechanism {privacy.mechanism!r} with {what}", f"allows {self.epsilon:g}")
 
     @staticmethod

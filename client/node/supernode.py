@@ -33,7 +33,7 @@ from flwr.supernode import start_client_internal
 from flwr.supernode.cli import flower_supernode
 
 from perennial.client.node.executor import SECRET
-from perennial.client.settings import settings_in
+from perennial.client.settings import SETTINGS, settings_in
 from perennial.common.files import PRIVATE, private_folder
 from perennial.common.flower import LOOK_EVERY, free_port, hasten, insist, persist
 
@@ -66,8 +66,9 @@ class Pauses:
 
 
 def folder_of(settings: dict[str, str]) -> Path:
-    """The executor's folder: one for each site that keeps its state in the same place."""
-    name = hashlib.sha256(json.dumps(sorted(settings.items())).encode()).hexdigest()[:12]
+    """The executor's folder: one for each site that keeps its state in the same place, and each SuperLink."""
+    who = [settings.get(key, "") for key in ("superlink", "name", "partition-id")]
+    name = hashlib.sha256(json.dumps(who).encode()).hexdigest()[:12]
     return private_folder(Path(settings["state-dir"]) / ".executor" / name)
 
 
@@ -104,6 +105,8 @@ def main() -> None:
         sys.exit(f"perennial is made for Flower {FLOWER}, not {package_version}; install that release")
     options = sys.argv[1:]
     config = options[options.index("--node-config") + 1] if "--node-config" in options else ""
+    if "--superlink" in options:  # for the executor, too
+        os.environ[SETTINGS["superlink"]] = options[options.index("--superlink") + 1]
     settings = settings_in(parse_config_args([config] if config else None))
     folder = folder_of(settings)
     lock = alone(folder)

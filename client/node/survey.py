@@ -282,7 +282,7 @@ class Respondent:
         try:
             shape = self.table(request.question).shape()
         except UserError as error:
-            return ConfigRecord({CLIENT: self.name, REFUSED: str(error)})
+            return ConfigRecord({CLIENT: self.name, REFUSED: error.told})
         return ConfigRecord({CLIENT: self.name, TOLD: shape.model_dump_json(exclude_defaults=True)})
 
 

@@ -90,9 +90,9 @@ class Found:
         for row, name in enumerate(names, start=1):
             if name not in place:
                 where = f"folder {name}" if self.of_pictures else f"row {row}"
-                raise UserError(
-                    f"{self.name}: {where} is of no {kind} that the server announces ({', '.join(announced)})"
-                )
+                why = f"is of no {kind} that the server announces ({', '.join(announced)})"
+                # A server that knew the row could find out the names in any column, list by list.
+                raise UserError(f"{self.name}: {where} {why}", f"{self.name}: a sample {why}")
         return torch.tensor([place[name] for name in names])
 
     def _features(self, name: str, column: AnyColumn | None) -> npt.NDArray[np.float32]:

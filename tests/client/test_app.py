@@ -28,9 +28,9 @@ def test_a_node_s_own_settings_are_stronger_and_a_server_has_none(
     )
     monkeypatch.setenv("PERENNIAL_DATA", "/site-data")
     monkeypatch.setenv("PERENNIAL_DEVICE", "cuda:1")
-    monkeypatch.delenv("PERENNIAL_STATE", raising=False)
+    for variable in ("PERENNIAL_STATE", "PERENNIAL_SUPERLINK"):
+        monkeypatch.delenv(variable, raising=False)
     message = Message(RecordDict(), 1, "train")
     assert handle(message, context) is message
-    assert asked == [
-        (message, {"partition-id": "3", "device": "cpu", "state-dir": state, "data-root": "/site-data"})
-    ]
+    node = {"partition-id": "3", "device": "cpu", "state-dir": state, "data-root": "/site-data", "superlink": ""}
+    assert asked == [(message, node)]

@@ -294,6 +294,7 @@ def test_other_files_in_the_folder_are_left_alone_and_not_read(tmp_path: Path) -
     states[PLACE] = [version(2)]
     assert [v.round for v in states[PLACE]] == [2]
     assert (tmp_path / PLACE / "notes.txt").exists()
+    assert not (tmp_path / PLACE / ".new-abc").exists()
 
 
 def test_a_damaged_file_is_named_in_one_sentence(tmp_path: Path) -> None:

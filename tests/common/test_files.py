@@ -66,6 +66,22 @@ def test_a_failure_while_writing_leaves_the_old_file_and_no_rubbish(
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_what_fails_once_the_file_has_its_name_is_what_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync = files.sync
+
+    def fail(path: Path) -> None:
+        if path.is_dir():
+            raise OSError(5, "Input/output error")
+        sync(path)
+
+    monkeypatch.setattr(files, "sync", fail)
+    with pytest.raises(OSError, match=r"Input/output error: '.*x'"):
+        write_text(tmp_path / "x", "text")
+    assert (tmp_path / "x").read_text() == "text"
+
+
 def test_the_bytes_are_on_disk_before_the_name_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
     fsync, replace = os.fsync, os.replace

@@ -402,8 +402,16 @@ def test_another_file_at_the_site_is_refused_and_so_is_one_that_no_run_has_noted
     config = toy_config("fedavg", "model.name=own_modules:Plain", own_weights(tmp_path))
     torch.save(own_modules.Plain(2).state_dict(), tmp_path / "own.pt")
     weights._read.cache_clear()
-    with pytest.raises(UserError, match=r"own.pt is another file than that of the run \(SHA-256 [0-9a-f]{12}"):
+    other = r"own.pt is another file than that of the run \(SHA-256 [0-9a-f]{12}"
+    with pytest.raises(UserError, match=other) as another:
         start(config)
+    (tmp_path / "own.pt").unlink()
+    weights._read.cache_clear()
+    with pytest.raises(UserError, match="cannot be read here") as none:
+        start(config)
+    assert another.value.told == none.value.told, "a server could find out what files a site has"
+    assert "SHA" not in none.value.told
+    torch.save(own_modules.Plain(2).state_dict(), tmp_path / "own.pt")
     unnoted = config.model.model_copy(update={"digest": ""})
     with pytest.raises(UserError, match=r"the run has none"):
         network(unnoted, (2,), 2).initial(0)

@@ -66,6 +66,16 @@ def outputs(folder: RunFolder) -> Iterator[tuple[str, torch.Tensor, torch.Tensor
             yield name, logits[:, 1] - logits[:, 0], part.y
 
 
+def test_no_samples_are_ranked_behind_a_mechanism(tmp_path: Path) -> None:
+    """The positives and negatives by rank are counts of a client's single samples, and nothing hides them."""
+    run = load_config(
+        options={"method": "fedavg", "scenario": "ranked-toy", "rounds": 1}, settings=["privacy.mechanism=secagg"]
+    )
+    summary = LocalRuntime(run).run(RunFolder.create(tmp_path / "run", run))
+    assert summary["models"]["global"]["final"]["areas"] == {}
+    assert summary["models"]["global"]["final"]["worst"] is not None
+
+
 def test_areas_of_a_run_are_those_of_all_clients_samples(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", config())
     summary = LocalRuntime(config()).run(folder)

@@ -224,6 +224,7 @@ def test_a_crash_at_any_moment_leaves_the_previous_one_whole(
     again = RunFolder(folder.path)
     assert again.load_checkpoint().round == 2
     assert torch.equal(again.load_checkpoint().arrays["w"], ARRAYS["w"] + 2)
+    (folder.path / "checkpoint" / ".new-releases").write_text("as a process leaves it that is killed beside them")
     again.save_checkpoint(checkpoint(3))
     assert again.checkpoints() == [2, 3]
     assert not list((folder.path / "checkpoint").glob(".new-*"))  # nor does the torso take space for ever

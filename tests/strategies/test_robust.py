@@ -1,5 +1,6 @@
 """Robust rules: equal to ByzFL's, in every mean of every method, in bounded memory, checked before use."""
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +152,14 @@ def test_a_client_counts_once_whatever_it_says_of_its_samples() -> None:
     for value, weight in ((1.0, 1.0), (2.0, 1e6)):
         mean.add({"w": torch.tensor([value])}, weight)
     assert mean.result()["w"].item() == 1.5
+
+
+def test_a_full_temporary_disk_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Path("/dev/full").open("wb", buffering=0) as full:
+        monkeypatch.setattr(robust, "SpooledTemporaryFile", lambda **_: full)
+        mean = RobustMean(Aggregation(rule="median"))
+        with pytest.raises(OSError, match=f"No space left on device: '{tempfile.gettempdir()}'"):
+            mean.add({"w": torch.ones(3)})
 
 
 def test_the_mean_of_nothing_is_none() -> None:

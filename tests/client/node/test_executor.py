@@ -34,6 +34,7 @@ from perennial.client.node.installed import APP
 from perennial.client.state import FileStates
 from perennial.common.asked import NAME, RECORD
 from perennial.common.config import load_config
+from perennial.common.errors import UserError
 from perennial.common.wire import CONFIG, KEPT, RESUMED, ROUND, RUN, TASK
 
 RUN_ID, NODE, SECRET = 7, 1, "a secret of this test"
@@ -265,6 +266,12 @@ def test_what_answering_raises_reaches_flower_in_its_own_words_and_what_is_not_w
     reply = node.reply(node.ask("no audit"))
     assert "cannot write its audit file, and sends nothing: No space left on device" in reply.error.reason
     assert len(node.lines("started")) == 1
+
+
+def test_what_is_not_the_servers_to_know_does_not_leave() -> None:
+    error = UserError("row 2 is of no class", "a row is of no class")
+    reply = executor._failure(Message(RecordDict(), 1, "train"), error)
+    assert reply.error.reason == f"{UserError}:<'a row is of no class'>"
 
 
 # ---------------------------------------------------------------------- killed and started again

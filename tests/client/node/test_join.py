@@ -282,6 +282,14 @@ def test_a_site_s_actions_are_timed_and_told_to_prometheus_and_as_events(
     }
     assert found["perennial_site_action_duration_seconds_sum", "train.gradient"] == 2.5
     assert (found["perennial_site_connected",], found["perennial_site_round",]) == (1, 3)
+    for number in range(2 * join.MOST_ACTIONS):  # as a hostile server may call its own
+        for way in ("Receiving", "Sending"):
+            narrator.tell(f"INFO : {way}: train.x{number} message")
+            metrics.add(narrator)
+    (seconds,) = (family for family in metrics.registry.collect() if "duration" in family.name)
+    told = {sample.labels["action"] for sample in seconds.samples}
+    assert len(told) == join.MOST_ACTIONS + 1
+    assert {"train.gradient", "train.x0", "other"} <= told
     metrics.add(Narrator(HERE))
     assert metrics.registry.get_sample_value("perennial_site_connected") == 0
     monkeypatch.setenv("PERENNIAL_LOG_FORMAT", "text")

@@ -14,12 +14,13 @@ from typer.testing import CliRunner
 
 import perennial
 from perennial.client.node import installed
-from perennial.client.node.policy import Policy, read_policy
+from perennial.client.node.policy import IN_THE_CLEAR, Policy, read_policy
 from perennial.common.code import code_digest
 from perennial.common.config import RunConfig, load_config
 from perennial.common.errors import UserError
 from perennial.common.models import Tensors
 from perennial.common.privacy import epsilon
+from perennial.common.ranking import BATCH
 from perennial.common.scores import SCORES
 from perennial.common.secagg import TERMS
 from perennial.common.wire import (
@@ -134,6 +135,15 @@ def test_where_secure_aggregation_is_required_no_test_rows_are_counted_by_score(
     message = asked(quiet, "evaluate")
     message.content.config_records[CONFIG][SCORES] = 100
     assert "counts of test rows by score (scores=on); it requires 'secagg'" in refused(policy, message, quiet)
+    ranked = asked(quiet, "evaluate")
+    ranked.content.config_records[CONFIG][BATCH] = 4
+    assert "counts of test rows by score (scores=on); it requires 'secagg'" in refused(policy, ranked, quiet)
+    for name in ("global/test/positives", "global/test/area"):
+        told = RecordDict({METRICS: MetricRecord({"global/test/count": [4], name: [1, 2]})})
+        with pytest.raises(UserError, match="'evaluate' without secure aggregation"):
+            policy.must_allow_reply(message, Message(told, reply_to=message))
+    told = RecordDict({METRICS: MetricRecord({f"global/test/{name}": [4] for name in IN_THE_CLEAR})})
+    policy.must_allow_reply(message, Message(told, reply_to=message))
     Policy(max_rounds=9).must_allow(asked(counting, "evaluate"), announced(counting))
 
 
@@ -142,9 +152,11 @@ def test_epsilon_is_that_of_all_announced_rounds() -> None:
     policy = Policy(epsilon=4)
     weak, strong = (run_of("fedavg", "privacy.mechanism=fixed", f"privacy.noise_multiplier={z}") for z in (1, 4))
     policy.must_allow(asked(strong), announced(strong))
-    assert "privacy.mechanism 'fixed' with epsilon 8.39 after 3 rounds; it allows 4" in refused(
-        policy, asked(weak), weak
-    )
+    sentence = "privacy.mechanism 'fixed' with epsilon 8.39 after 3 rounds (delta 1e-05); it allows 4"
+    assert sentence in refused(policy, asked(weak), weak)
+    hollow = weak.model_copy(update={"privacy": weak.privacy.model_copy(update={"delta": 0.999})})
+    assert sentence in refused(policy, asked(hollow), hollow), "the server's own δ"
+    Policy(epsilon=4, delta=0.05).must_allow(asked(weak), announced(weak))
     assert "privacy.mechanism 'none' with no epsilon; it allows 4" in refused(policy, asked(run_of()), run_of())
 
 
@@ -211,6 +223,10 @@ def test_the_policy_s_sentence_is_the_query_s_answer(tmp_path: Path) -> None:
         REFUSED: "this site's policy does not allow method 'fedavg'; it allows ditto",
     }
     with pytest.raises(UserError, match="does not allow method 'fedavg'"):
+        installed.answer(asked(run_of()), context, flower_run())
+    policy.write_text('servers = ["other:9092"]\n')
+    read_policy.cache_clear()
+    with pytest.raises(UserError, match="allows the servers other:9092, and not s:9092"):
         installed.answer(asked(run_of()), context, flower_run())
 
 
@@ -308,7 +324,7 @@ def test_a_site_that_insists_on_epsilon_is_shown_and_another_that_gets_less_is_l
     assert summary["insists"] == {"client-0": "epsilon 4"}
     assert summary["left_out"].keys() == {"client-1", "client-2"}
     assert summary["left_out"]["client-1"]["last"].endswith(
-        f"epsilon {epsilon(4, 2, 1e-5):.3g} after 2 rounds; it allows 0.1"
+        f"epsilon {epsilon(4, 2, 1e-5):.3g} after 2 rounds (delta 1e-05); it allows 0.1"
     )
 
 

@@ -143,6 +143,17 @@ def test_a_site_that_cannot_take_part_says_who_it_is_and_why_there_and_here(
     assert f"perennial: this site takes no part in the run: {reply[REFUSED]}" in caplog.messages
 
 
+def test_which_row_is_of_no_class_stays_at_the_site(
+    settings: dict[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that says which column has the labels, and which labels there are, could read it cell by cell."""
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    (tmp_path / "south.csv").write_text("age,bmi,ill\n1,2,0\n3,4,Meier\n")
+    reply = told(node.answer(message(config()), settings))
+    assert str(reply[REFUSED]).startswith("south.csv: a sample is of no class that the server announces")
+    assert any("south.csv: row 2 is of no class that the server announces" in line for line in caplog.messages)
+
+
 def test_a_part_of_a_scenario_that_cannot_take_part_does_so_too(tmp_path: Path) -> None:
     settings = {"state-dir": str(tmp_path), "data-root": str(tmp_path), "device": "cpu", "partition-id": "2"}
     far = node.answer(message(config()), settings)

@@ -23,6 +23,7 @@ from flwr.supernode import start_client_internal
 
 from perennial.client.node import supernode
 from perennial.client.node.executor import SECRET
+from perennial.client.settings import settings_in
 from perennial.common.flower import hasten, insist, persist
 
 ROOT = Path(__file__).parents[3]
@@ -160,8 +161,11 @@ def test_the_supernode_gets_a_port_and_a_secret_of_its_own(
     monkeypatch.setattr(supernode, "flower_supernode", lambda: seen.append(sys.argv))
     monkeypatch.setattr(supernode, "keep_executor", lambda *call: kept.append(call))
     config = f'partition-id=1 state-dir="{tmp_path}"'
-    monkeypatch.setattr(sys, "argv", ["supernode", "--insecure", "--node-config", config])
+    monkeypatch.setenv("PERENNIAL_SUPERLINK", "another:9092")
+    where = ["--insecure", "--superlink", "here:9092", "--node-config", config]
+    monkeypatch.setattr(sys, "argv", ["supernode", *where])
     supernode.main()
+    assert settings_in({})["superlink"] == "here:9092", "what the executor compares with the policy"
     ((address, name, *loaded),) = kept
     folder = Path(name)
     assert loaded == ["sklearn.datasets"]
@@ -174,7 +178,7 @@ def test_the_supernode_gets_a_port_and_a_secret_of_its_own(
         "--superexec-auth-secret-file",
         str(secret),
     ]
-    assert seen == [["flower-supernode", "--insecure", "--node-config", config, *own]]
+    assert seen == [["flower-supernode", *where, *own]]
     assert address.startswith("127.0.0.1:")
     assert folder.parent == tmp_path / ".executor"
     assert [stat.S_IMODE(path.stat().st_mode) for path in (secret, folder, folder.parent)] == [0o600, 0o700, 0o700]
@@ -185,6 +189,8 @@ def test_the_supernode_gets_a_port_and_a_secret_of_its_own(
     other = supernode.folder_of({"state-dir": str(tmp_path), "partition-id": "2"})
     assert other.parent == folder.parent
     assert other != folder
+    same = {"state-dir": str(tmp_path), "partition-id": "2", "device": "cpu", "policy": "other.toml"}
+    assert supernode.folder_of(same) == other, "two executors over one state"
 
 
 def test_a_second_supernode_leaves_the_secret_of_the_first(

@@ -328,8 +328,11 @@ def test_shapes_that_the_server_does_not_announce(tmp_path: Path) -> None:
     folder = pictures(tmp_path / "p", "ill/1.png")
     with pytest.raises(UserError, match=r"p has pictures, but the server announces samples of size 2"):
         divided(announced(), folder)
-    with pytest.raises(UserError, match=r"p: folder ill is of no class that the server announces \(cat, dog\)"):
+    with pytest.raises(
+        UserError, match=r"p: folder ill is of no class that the server announces \(cat, dog\)"
+    ) as error:
         divided(announced(inputs=(3, 4, 4), labels=("cat", "dog")), folder)
+    assert error.value.told == "p: a sample is of no class that the server announces (cat, dog)"
 
 
 def many(path: Path, count: int = 100, wards: str = "xy") -> Path:
