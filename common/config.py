@@ -365,7 +365,8 @@ def sentence(error: ValidationError, known: Iterable[str] = ()) -> str:
     Of the `known` fields the closest is named where there is no such field.
     """
     first, *others = error.errors()
-    where = ".".join(str(part) for part in first["loc"])[:LONGEST] or error.title
+    parts = [str(part) for part in first["loc"]]
+    where = ".".join(part for part in parts if "[" not in part)[:LONGEST] or error.title  # else of a union
     if first["type"] == "extra_forbidden":
         text = f"{where}: there is no such setting{meant(where, known)}"
     elif first["type"] == "missing":

@@ -1,6 +1,7 @@
 """The two ways in which a run ends early, and what may stand in a sentence."""
 
 import re
+from collections.abc import Sequence
 
 ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?)?")
 """A terminal's commands: colours, the cursor, the window's title."""
@@ -9,6 +10,12 @@ ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?
 def printable(text: str) -> str:
     """A text that somebody else may have written, as one line without anything that a terminal would obey."""
     return "".join(letter if letter.isprintable() else " " for letter in ESCAPES.sub("", text))
+
+
+def some_of(sentences: Sequence[str]) -> str:
+    """The first three, and how many more there are."""
+    more = [f"and {len(sentences) - 3} more"] if len(sentences) > 3 else []
+    return "; ".join([*sentences[:3], *more])
 
 
 class UserError(Exception):

@@ -323,7 +323,7 @@ def _made(module: ModuleType, kind: Any) -> Any:
 
     try:
         usual = kind()
-        kind.model_validate(usual.model_dump())  # making it checks no defaults
+        kind.model_validate(usual.model_dump(warnings=False))  # making it checks no defaults
         return usual
     except ValidationError as error:
         words = sentence(error)

@@ -107,4 +107,7 @@ def preset_settings(name: object, method: str, family: str, others: Iterable[str
     if entry := found.get((method, family)):
         return dict(entry.settings)
     there = ", ".join(f"{own} on {of}" for own, of in sorted(found)) or "none"
-    raise UserError(f"preset: {method} has no preset {name!r} for {family} (there are: {there})")
+    raise UserError(
+        f"preset: {method} has no preset {name!r} for {family} (there are: {there}); a file that `tune` "
+        "wrote is for --config"
+    )

@@ -299,12 +299,14 @@ class _Part:
         x, y = as_array(name, "x", given[0]), as_array(name, "y", given[1])
         n = len(y) if y.ndim else 0
         if y.ndim != 1 or not n:
-            raise UserError(f"{name}: y must have one class for each sample; it has shape {shape_text(y.shape)}")
+            has = f"it has shape {shape_text(y.shape)}" if y.ndim and n else "there is none"
+            raise UserError(f"{name}: y must have one class for each sample; {has}")
         if y.dtype.kind not in "iubUT":
             raise UserError(f"{name}: y must be whole numbers or texts, not {y.dtype}")
         if x.ndim < 2 or len(x) != n or x.dtype.kind not in "fiub":
             raise UserError(
-                f"{name}: x must be numbers, {n} rows as in y; it is {x.dtype} of shape {shape_text(x.shape)}"
+                f"{name}: x must be numbers, {n} rows as in y and a column for each feature; it is {x.dtype} of "
+                f"shape {shape_text(x.shape)}"
             )
         if 0 in x.shape:
             raise UserError(f"{name}: a sample has shape {shape_text(x.shape[1:])}, which has no numbers")

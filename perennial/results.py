@@ -152,9 +152,11 @@ class Result:
             )
         if ax is None:
             ax = pyplot.subplots(layout="constrained")[1]
-        for key, found in self._selected():
-            label = f"{key['model']}, {key['selection']} (round {key['round']})"
-            accuracies = found["accuracy"]
+        drawn: dict[tuple[str, int], tuple[list[str], Mapping[str, float]]] = {}
+        for key, found in self._selected():  # selections that picked the same round are one line
+            drawn.setdefault((key["model"], key["round"]), ([], found["accuracy"]))[0].append(key["selection"])
+        for (model, number), (selections, accuracies) in drawn.items():
+            label = f"{model}, {' and '.join(selections)} (round {number})"
             ax.plot(list(accuracies), [100 * value for value in accuracies.values()], marker="o", label=label)
         _lettered(ax, self.config, "test environment", "test accuracy, %")
         return ax
@@ -162,6 +164,7 @@ class Result:
     def plot_history(self, ax: Axes | None = None) -> Axes:
         """Draw held-out accuracy, and worst and average over test environments, by round; `ax` as in `plot`."""
         from matplotlib import pyplot
+        from matplotlib.ticker import MaxNLocator
 
         if ax is None:
             ax = pyplot.subplots(layout="constrained")[1]
@@ -171,13 +174,15 @@ class Result:
             rounds.setdefault(row["round"], []).append(100 * row["accuracy"])
         for label, rounds in found.items():
             if label.endswith("validation"):
-                ax.plot(list(rounds), [own[0] for own in rounds.values()], "--", label=f"{label} (held out)")
+                held_out = [own[0] for own in rounds.values()]
+                ax.plot(list(rounds), held_out, "--", marker=".", label=f"{label} (held out)")
             else:
                 means = [sum(own) / len(own) for own in rounds.values()]
                 (line,) = ax.plot(list(rounds), means, marker="o", label=f"{label}, average")
                 if any(len(own) > 1 for own in rounds.values()):
                     worst = [min(own) for own in rounds.values()]
-                    ax.plot(list(rounds), worst, ":", color=line.get_color(), label=f"{label}, worst")
+                    ax.plot(list(rounds), worst, ":", marker=".", color=line.get_color(), label=f"{label}, worst")
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         _lettered(ax, self.config, "round", "accuracy, %")
         return ax
 

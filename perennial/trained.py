@@ -93,7 +93,10 @@ def samples(x: Any, scenario: Scenario) -> Tensor:
         x = x[list(names)] if names else x
     if isinstance(scenario, OwnData) and names:
         if not frame:
-            raise UserError(f"x must be a data frame with the columns {', '.join(names)}, not {type(x).__name__}")
+            raise UserError(
+                f"x must be a pandas data frame (`uv pip install pandas`) with the columns {', '.join(names)}, "
+                f"not {type(x).__name__}"
+            )
         import pyarrow as pa
 
         try:

@@ -197,7 +197,7 @@ def shut(row: Row) -> str:
         known, guess, _ = _own(row, number)
         return (
             f"the reference of {names[number]} is right on {100 * known:.1f} % of its own environment's held-out "
-            f"samples, and a constant on {100 * guess:.1f} %"
+            f"samples, which is not surely more than the {100 * guess:.1f} % of a constant (two standard errors)"
         )
     pairs = compared(row)
     chosen = _strongest(pairs)

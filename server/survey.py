@@ -22,7 +22,7 @@ from perennial.common.config import load_config, sentence
 from perennial.common.data.columns import MOST_CATEGORIES, AnyColumn, CategoryColumn, NumberColumn
 from perennial.common.data.own import in_order
 from perennial.common.data.scenarios.own import SITE, OwnData, balanced
-from perennial.common.errors import RunStopped, UserError
+from perennial.common.errors import RunStopped, UserError, some_of
 from perennial.common.methods.base import Method
 from perennial.common.suggest import unknown
 from perennial.common.survey import (
@@ -48,7 +48,7 @@ from perennial.common.survey import (
     total,
     whole,
 )
-from perennial.common.wire import CLIENT, NUM_EXAMPLES, REFUSED, ROUND, RUN, Scalar
+from perennial.common.wire import CLIENT, LONGEST_NAME, NUM_EXAMPLES, REFUSED, ROUND, RUN, Scalar
 from perennial.strategies.base import MethodStrategy
 from perennial.strategies.exchange import AcceptedReply, Exchange, PerClient
 from perennial.strategies.screening import FLOAT32_MAX, Rejected
@@ -102,7 +102,8 @@ class Taking:
             order = sorted(self.left_out, key=lambda site: (self.left_out[site] == NOT_ASKED_FOR, site))
             reasons = [f"{site}: {self.left_out[site]}" for site in order]
             only = next(iter(self.left_out.values())) if len(reasons) == 1 else ""
-            raise UserError(only or f"no site can be surveyed ({'; '.join(reasons[:3]) or 'none is connected'})")
+            why = some_of(reasons) or "none is connected"
+            raise UserError(only or f"no site can be surveyed ({why})")
 
 
 def survey(
@@ -428,19 +429,22 @@ def agreed(taking: Taking, question: Question) -> dict[str, Literal["number", "c
 
 
 def _kind(name: str, taking: Taking, question: Question) -> Literal["number", "category"]:
-    out = f"; leave it out with --drop {name}"
+    out = f", or leave it out with --drop {name}"
     kinds = {site: shape.columns[name].kind for site, shape in taking.shapes.items()}
     kinds = {site: kind for site, kind in kinds.items() if kind != "empty"}
     if not kinds:
-        raise UserError(f"{some(taking.shapes)}: column {name!r} is empty in every row{out}")
+        raise UserError(
+            f"{some(taking.shapes)}: column {name!r} is empty in every row; leave it out with --drop {name}"
+        )
     words = {"number": "numbers", "category": "text", "dates": "dates", "text": "free text"}
     kind = _most(kinds)
     if kind is None:
         one, *others = sorted(kinds, key=lambda site: (kinds[site] != "number", site))
         other = next(site for site in others if kinds[site] != kinds[one])
+        names = f"--category {name} or " if kinds[one] == "number" else ""
         raise UserError(
             f"column {name!r} has {words[kinds[one]]} in {one} and {words[kinds[other]]} in {other}; "
-            f"put that right, or say --category {name} or --drop {name}"
+            f"put that right, or say {names}--drop {name}"
         )
     for site, own in kinds.items():
         if own != kind:
@@ -448,13 +452,16 @@ def _kind(name: str, taking: Taking, question: Question) -> Literal["number", "c
     if kind == "number":
         return kind
     if kind == "category":
+        if name in question.impute:
+            raise UserError(f"--impute {name}: its cells are names; an empty one has a feature of its own")
         _categories(name, taking, question)
         return kind
     where = some([site for site, own in kinds.items() if own == kind])
     if kind == "dates":
         raise UserError(f"{where}: column {name!r} has dates; make numbers of them, such as days{out}")
     raise UserError(
-        f"{where}: column {name!r} has too many different texts, so it is free text or an identifier{out}"
+        f"{where}: column {name!r} has free text or identifiers (more than {MOST_CATEGORIES} different ones, more "
+        f"than half as many as rows, or one of more than {LONGEST_NAME} letters); group them{out}"
     )
 
 
@@ -475,7 +482,10 @@ def _categories(name: str, taking: Taking, question: Question) -> tuple[str, ...
             f"column {name!r} has no text that a site has in {question.least} rows; leave it out with {out}"
         )
     if len(names) > MOST_CATEGORIES:
-        raise UserError(f"column {name!r} has {len(names)} texts at all sites; leave it out with {out}")
+        raise UserError(
+            f"column {name!r} has {len(names)} texts at all sites, and at most {MOST_CATEGORIES} are possible; "
+            f"group them, or leave it out with {out}"
+        )
     return names
 
 

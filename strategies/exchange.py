@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from perennial.common import wire
-from perennial.common.errors import RunStopped, printable
+from perennial.common.errors import RunStopped, printable, some_of
 from perennial.common.models import Tensors
 from perennial.common.wire import CONFIG, LONGEST_NAME, METRICS, NUM_EXAMPLES, payload_bytes, records, to_record
 from perennial.strategies.screening import (
@@ -132,7 +132,7 @@ class Exchange:
         self.silent |= set(waiting.values())
         need = math.ceil(round(quorum * asked, 9))  # 0.55 * 20 is a little more than 11
         if used < need:
-            reasons = "; ".join(f"{client}: {reason}" for client, reason in sorted(self.left_out.items())[:3])
+            reasons = some_of([f"{client}: {reason}" for client, reason in sorted(self.left_out.items())])
             raise RunStopped(
                 f"round {self.round}: only {used} of {asked} clients gave a usable answer to "
                 f"{self.action!r}, and quorum={quorum} asks for {need} ({reasons})"

@@ -13,7 +13,7 @@ from flwr.common.secure_aggregation.crypto.shamir import combine_shares
 from flwr.serverapp import Grid
 
 from perennial.common.config import RunConfig
-from perennial.common.errors import RunStopped
+from perennial.common.errors import RunStopped, some_of
 from perennial.common.models import Tensors
 from perennial.common.privacy import SecureAggregation
 from perennial.common.secagg import (
@@ -270,8 +270,8 @@ class SecureStrategy(SummingStrategy):
 
     def _enough(self, server_round: int, action: str, answered: Iterable[str]) -> None:
         if (count := len(list(answered))) < self.threshold:
-            left_out = sorted(self.exchanges[-1].left_out.items())[:3]
-            reasons = "; ".join(f"{client}: {reason}" for client, reason in left_out)
+            left_out = sorted(self.exchanges[-1].left_out.items())
+            reasons = some_of([f"{client}: {reason}" for client, reason in left_out])
             raise RunStopped(
                 f"round {server_round}: secure aggregation needs {self.threshold} clients to the end, and {count} "
                 f"gave a usable answer to {action!r} ({reasons})"

@@ -150,6 +150,8 @@ def test_a_table_is_a_frame_where_pandas_is_there(ditto: Result) -> None:
 def test_plots_have_a_line_for_each_row_of_numbers(ditto: Result) -> None:
     matplotlib.use("Agg")
     axes = ditto.plot()
+    picked = {(model, own["round"]) for model, by in ditto.summary["models"].items() for own in by.values()}
+    assert len(axes.get_lines()) == len(picked), "lines upon lines"
     lines = {line.get_label(): line.get_ydata() for line in axes.get_lines()}
     found = ditto.summary["models"]["global"]["final"]["accuracy"]
     assert list(lines["global, final (round 4)"]) == [100 * value for value in found.values()]
@@ -298,7 +300,7 @@ def test_predictions_of_messy_rows_are_those_that_the_run_counted(tmp_path: Path
     texts.loc[3, "age"] = "old"
     for wrong, sentence in (
         (rows.drop(columns="thal"), "x has no column 'thal'; a model of this run takes age, pressure, pain, thal"),
-        (rows.to_numpy(), "x must be a data frame with the columns age, pressure, pain, thal, not ndarray"),
+        (rows.to_numpy(), "x must be a pandas .* with the columns age, pressure, pain, thal, not ndarray"),
         (texts, "age"),
     ):
         with pytest.raises(UserError, match=sentence):
@@ -644,11 +646,13 @@ BAD: list[tuple[Any, dict[str, Any], str]] = [
     ({"a": (LONG, LATE)}, {}, "a: y must be numbers or texts of one kind, not NoneType and str"),
     ({"a": (np.ma.masked_array(X, X > 1), Y)}, {}, "a: x has masked values; fill them, or leave out the samples"),
     ({"a": (X, Y), 1: (X, Y), "1": (X, Y)}, {}, "clients: '1' is there twice, as a text and as a number"),
-    ({"a": (X, [], E)}, {}, "a: y must have one class for each sample; it has shape 0"),
+    ({"a": (X, [], E)}, {}, "a: y must have one class for each sample; there is none"),
     ({"a": (X, Y.astype(float), E)}, {}, "a: y must be whole numbers or texts, not float64"),
     ({"a": (X, Y * 0, E)}, {}, "y is 0 everywhere; there must be at least two classes"),
-    ({"a": (X[:5], Y, E)}, {}, "a: x must be numbers, 8 rows as in y; it is float64 of shape 5x5"),
-    ({"a": (X.astype(str), Y, E)}, {}, "a: x must be numbers, 8 rows as in y; it is <U"),
+    ({"a": (X[:5], Y, E)}, {}, "a: x must be numbers, 8 rows as in y and a column for each feature"),
+    ({"a": (X[:, 0], Y, E)}, {}, "a: x must be numbers, 8 rows as in y and a column for each feature"),
+    ({"a": (X[:0], Y[:0], E[:0])}, {}, "a: y must have one class for each sample; there is none"),
+    ({"a": (X.astype(str), Y, E)}, {}, "a: x must be numbers, 8 rows as in y and a column for each feature"),
     ({"a": ([[1.0], [1.0, 2.0]], [0, 1], E[:2])}, {}, "a: x is no array"),
     ({"a": (X, ["u", " "] * 4)}, {}, "a: y of sample 1 is an empty text; name its class, or leave the sample out"),
     ({"a": (NAN, Y, E)}, {}, "a: sample 5 has in number 2 what is no finite number"),

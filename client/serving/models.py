@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from perennial.client.host import client_half, pick_device, site_data, site_of
-from perennial.client.serving.snapshot import FILE, HELD, Snapshot, held, named, put, written
+from perennial.client.serving.snapshot import FILE, Snapshot, held, named, put, written
 from perennial.client.trainer import Predictor, Received, in_pieces
 from perennial.common.config import parse_task
 from perennial.common.data.examples import ClientData
@@ -122,14 +122,15 @@ class Choice:
             raise UserError(f"{self.folder} has no model that could be served")
         client = (newest(self.folder, self.run, self.client) or now).parent.name
         places = (path for path in self.folder.glob(f"*/{client}") if self.run in (None, path.parent.name))
-        found = sorted((path for place in places for path in held(place)), key=written)
+        every = sorted((path for place in places for path in held(place)), key=written)
         if to is not None:
-            found = [path for path in found if round_of(path) == to]
+            found = [path for path in every if round_of(path) == to]
         else:
-            found = [path for path in found if written(path) < written(now)]
+            found = [path for path in every if written(path) < written(now)]
         if not found:
             wanted = f"of round {to}" if to is not None else "before the one that is served"
-            raise UserError(f"{self.folder} holds no model of {client} {wanted}; {HELD} of a run are held")
+            rounds = ", ".join(str(round_of(path)) for path in every)
+            raise UserError(f"{self.folder} holds no model of {client} {wanted}; it holds those of round {rounds}")
         put(found[-1], self.pin(client))
         return found[-1]
 

@@ -15,7 +15,7 @@ from perennial.common.data.columns import LEAST
 from perennial.common.data.own import LABEL
 from perennial.common.errors import UserError
 from perennial.common.files import write_text
-from perennial.server.cli.console import out, remark, sentences
+from perennial.server.cli.console import out, print_tables, remark, sentences
 from perennial.server.cli.options import (
     Ca,
     DataRoot,
@@ -128,10 +128,12 @@ def show_status(
                 out.print(f"no {name}")
                 continue
             columns = [column for column in rows[0] if any(row[column] for row in rows)]
-            table = Table(*columns, title=name)
+            table = Table(title=name)
+            for column in columns:  # an id that is cut is of no use
+                table.add_column(column, no_wrap=column in ("run", "node"), overflow="fold")
             for row in rows:
                 table.add_row(*(escape(row[column]) for column in columns))
-            out.print(table)
+            print_tables(table)
 
 
 @app.command("stop")
@@ -323,11 +325,14 @@ def _announce(found: "Surveyed", file: Path | None, as_json: bool) -> None:
         print(text)
 
 
+RUN_SETTINGS = "# Settings of the run, such as rounds = 100, go here: above the first [table]."
+
+
 def _toml(announced: dict[str, Any], facts: list[str]) -> str:
     """One line for each setting, and one for each column. A list in JSON is one in TOML, too."""
     parts = {"columns": announced.pop("columns", {})}
     parts |= {f"own_columns.{_text(site)}": own for site, own in announced.pop("own_columns", {}).items()}
-    lines = [*facts, "[scenario]", *(f"{key} = {_text(value)}" for key, value in announced.items())]
+    lines = [*facts, RUN_SETTINGS, "[scenario]", *(f"{key} = {_text(value)}" for key, value in announced.items())]
     for part, columns in parts.items():
         lines += ["", f"[scenario.{part}]"] if columns else []
         lines += [

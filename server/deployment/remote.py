@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import socket
 import subprocess
 import tempfile
@@ -40,8 +41,9 @@ class FlowerFailed(RunStopped):
 class Connection:
     """A SuperLink as the `flwr` command line knows it by name."""
 
-    def __init__(self, name: str, environment: dict[str, str]) -> None:
-        self.name = name
+    def __init__(self, name: str, environment: dict[str, str], options: str = "") -> None:
+        """`options` are those by which a command line finds it."""
+        self.name, self.options = name, options
         self.environment = {**flower.environment(), **environment}
 
     def execute(self, config: RunConfig, out: Path, resume: bool = False) -> Iterator[dict[str, Any]]:
@@ -112,7 +114,7 @@ class Connection:
         def hint(when: str = "") -> str:
             if not (folder.checkpoints() or (out / PLACE).exists()):
                 return ""
-            return f"; {when}`perennial resume {out}` goes on from the last checkpoint"
+            return f"; {when}`perennial resume {out}{self.options}` goes on from the last checkpoint"
 
         asked = heard = time.monotonic()
         while not status.startswith("finished"):
@@ -206,14 +208,15 @@ def connected(superlink: str, ca: Path | None = None, insecure: bool = False) ->
         if ca or insecure:
             raise UserError(f"--ca and --insecure go with --superlink HOST:PORT, and {superlink!r} is but a name")
         _must_be_known(superlink)
-        yield Connection(superlink, {})
+        yield Connection(superlink, {}, "" if superlink == "deployment" else f" --superlink {superlink}")
         return
     address = Address.parse(superlink)
     must_be_protected(address, ca, insecure)
     must_answer(address, ca)
     protection = {"root-certificates": str(ca.resolve())} if ca else {"insecure": True}
+    options = f" --superlink {address} " + (f"--ca {shlex.quote(str(ca))}" if ca else "--insecure")
     with tempfile.TemporaryDirectory(prefix="perennial-") as home:
-        yield _connection(Path(home), {"address": str(address), **protection})
+        yield _connection(Path(home), {"address": str(address), **protection}, options)
 
 
 def _must_be_known(name: str) -> None:
@@ -236,9 +239,9 @@ def _must_be_known(name: str) -> None:
         )
 
 
-def _connection(home: Path, settings: dict[str, Any]) -> Connection:
+def _connection(home: Path, settings: dict[str, Any], options: str) -> Connection:
     (home / "config.toml").write_text(tomli_w.dumps({"superlink": {"here": settings}}))
-    return Connection("here", {"FLWR_HOME": str(home)})
+    return Connection("here", {"FLWR_HOME": str(home)}, options)
 
 
 def await_port(port: int, process: subprocess.Popen[Any], log: Path, seconds: float = 60.0) -> None:

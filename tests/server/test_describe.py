@@ -213,7 +213,11 @@ def test_of_a_folder_only_the_named_sites_count(tmp_path: Path) -> None:
         (("--impute", "best"), "--impute best: unknown rule 'best'"),
         (("--impute", "pains=mean"), "--impute: unknown column 'pains'; did you mean 'pain'"),
         (("--impute", "mean", "--drop", "note"), "column 'when' has dates; make numbers of them"),
-        (("--impute", "mean", "--drop", "when"), "column 'note' has too many different texts"),
+        (("--impute", "mean", "--drop", "when"), "column 'note' has free text or identifiers (more than 100"),
+        (
+            ("--impute", "mean", "--impute", "pain=mean", "--drop", "note", "--drop", "when"),
+            "--impute pain: its cells are names; an empty one has a feature of its own",
+        ),
         (("--impute", "mean", "--category", "agee"), "--category: unknown column 'agee'"),
     ],
 )

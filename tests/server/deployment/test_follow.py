@@ -25,7 +25,7 @@ class Scripted(Connection):
     """Says of a run what it is told to, word after word; something may happen between two."""
 
     def __init__(self, *words: Any) -> None:
-        super().__init__("here", {})
+        super().__init__("here", {}, " --superlink here:1 --insecure")
         self.words = list(words)
 
     def status(self, run_id: str) -> str:
@@ -111,7 +111,7 @@ def test_a_superlink_that_stays_away_is_the_end(folder: RunFolder) -> None:
     (folder.path / "checkpoint" / "round-1").mkdir(parents=True)
     with pytest.raises(RunStopped) as caught:
         rounds(Scripted("running", AWAY, AWAY), folder)
-    goes_on = f"`perennial resume {folder.path}` goes on from the last checkpoint"
+    goes_on = f"`perennial resume {folder.path} --superlink here:1 --insecure` goes on from the last checkpoint"
     assert str(caught.value) == f"{away}; once it is back, {goes_on}"
 
 
@@ -141,7 +141,7 @@ def test_a_server_that_died_without_a_word_leaves_flowers_log(folder: RunFolder)
         rounds(Scripted("running", "finished:failed"), folder)
     assert (folder.path / "flower.log").read_text() == "the log of Flower\n"
     folder.checkpoint_path(2).mkdir(parents=True)
-    with pytest.raises(FlowerFailed, match=rf"flower\.log; `perennial resume {folder.path}` goes on"):
+    with pytest.raises(FlowerFailed, match=rf"flower\.log; `perennial resume {folder.path} --superlink here:1"):
         rounds(Scripted("finished:failed"), folder)
 
 

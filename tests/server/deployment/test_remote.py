@@ -182,7 +182,7 @@ def test_the_status_of_a_superlink_and_runs_that_cannot_be_stopped(superlink: st
     found = json.loads(call("status", "--json", *reach).stdout)
     site = {"site": "", "node": node, "status": "registered", "since": ""}
     assert found == {"runs": [], "sites": [site]}
-    assert node in call("status", *reach, COLUMNS="120").stdout
+    assert node in call("status", *reach, COLUMNS="60").stdout, "half an id is of no use"
     found = json.loads(call("status", str(certs / "ours" / "sites"), "--json", *reach).stdout)
     assert found["sites"] == [{**site, "site": "site-1"}]
     for run, sentence in (
