@@ -9,6 +9,7 @@ from statistics import fmean, median, stdev
 
 from pydantic import BaseModel, ConfigDict
 
+from perennial.common.errors import UserError
 from perennial.common.files import write_text
 from perennial.common.methods import method_class
 from perennial.server.folder import RunFolder
@@ -32,7 +33,7 @@ from perennial.server.study.reproduce import (
     reproductions,
     row_name,
 )
-from perennial.server.study.runs import kept_lines
+from perennial.server.study.runs import kept_lines, locked
 from perennial.server.summary import SPLIT
 
 SELECTION = "final"
@@ -89,7 +90,8 @@ def keep(name: str, table: Reproduction, comparison: Comparison, quick: bool, by
     """Write what the page needs of a table's comparison; the file. There is one for each rule of a search, and for
     each smaller number of rounds.
 
-    Rows that the comparison lacks stay in the file if they are of its size; so a long table is made row by row.
+    Rows that the comparison lacks stay in the file; so a long table is made row by row. `known` sees to it that
+    they are of its size.
     """
     shown = {*table.columns, *table.beside}
     choices = {choice.label: choice for choice in comparison.choices}
@@ -113,22 +115,29 @@ def keep(name: str, table: Reproduction, comparison: Comparison, quick: bool, by
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / _file_name(name, table, comparison, by, quick)
     made = {line.row for line in lines}
-    there = kept_lines(file, Kept)
-    lines += [line for line in there if line.row not in made and line.size == lines[0].size]
     order = {row.title: number for number, row in enumerate(table.rows)}
-    lines.sort(key=lambda line: (order.get(line.row, len(order)), line.row == CONSTANT))
-    write_text(file, "".join(f"{line.model_dump_json()}\n" for line in lines))
+    with locked(folder):
+        lines += [line for line in kept_lines(file, Kept) if line.row not in made]
+        lines.sort(key=lambda line: (order.get(line.row, len(order)), line.row == CONSTANT))
+        write_text(file, "".join(f"{line.model_dump_json()}\n" for line in lines))
     return file
 
 
 def known(name: str, table: Reproduction, plan: Plan, quick: bool, only: Sequence[str], folder: Path) -> Plan:
     """The plan less what is kept: rows of its size and seeds but for those in `only`, and what a search chose.
 
-    A search is the same at any number of rounds where its trials have rounds of their own.
+    A search is the same at any number of rounds where its trials have rounds of their own. Raises `UserError` for
+    a file that does not fit, holds rows of another size, or more seeds of a row that is to be made.
     """
-    lines = kept_lines(folder / _file_name(name, table, plan, plan.select, quick), Kept)
-    size, asked = (plan.rounds, plan.trials, plan.trial_rounds, quick), {row_name(row).casefold() for row in only}
-    there = {line.row for line in lines if line.size == size and _seeds(line) == plan.seeds}
+    file = folder / _file_name(name, table, plan, plan.select, quick)
+    lines, asked = kept_lines(file, Kept), {row_name(row).casefold() for row in only}
+    size = (plan.rounds or table.rounds, plan.trials, plan.trial_rounds, quick)
+    if other := next((line.size for line in lines if line.size != size), None):
+        raise UserError(
+            f"{file} holds rows of {_size_words(*other)}, which rows of {_size_words(*size)} cannot join; "
+            "give another --keep folder"
+        )
+    there = {line.row for line in lines if _seeds(line) == plan.seeds}
     labels = {entry.label for entry in with_baselines(plan.entries)}
     search = (plan.trials, plan.trial_rounds, quick, plan.select)
     choices = {
@@ -140,7 +149,17 @@ def known(name: str, table: Reproduction, plan: Plan, quick: bool, only: Sequenc
         and search == (line.trials, line.trial_rounds, line.quick, line.by)
     }
     rows = frozenset(label for label in labels & there if row_name(label).casefold() not in asked)
+    for line in lines:
+        if line.row in labels - rows and _seeds(line) > plan.seeds:
+            raise UserError(
+                f"{file} holds {_seeds(line)} seeds of the row {line.row}, which {plan.seeds} would replace; "
+                "say --seeds, or give another --keep folder"
+            )
     return replace(plan, kept=rows, choices=choices)
+
+
+def _size_words(rounds: int, trials: int, trial_rounds: int | None, quick: bool) -> str:
+    return f"{rounds} rounds with {budget(trials, trial_rounds)}" + " of the small version" * quick
 
 
 def _file_name(name: str, table: Reproduction, size: Plan | Comparison, by: Select, quick: bool) -> str:
