@@ -114,7 +114,9 @@ def accuracy_table(summary: dict[str, Any]) -> Table:
         table.add_section()
         for name in AREAS:
             table.add_row(name.replace("_", " "), *(percent(_area(found, name)) for _, found in columns))
-        table.add_row("loss", *(f"{found['loss']:.4f}" for _, found in columns))
+        table.add_row(
+            "loss", *(f"{found['loss']:.4f}" if found["loss"] is not None else "–" for _, found in columns)
+        )
     table.add_section()
     table.add_row("held-out training", *(percent(found["validation"]) for _, found in columns))
     if any(found.get(SPLIT) for _, found in columns):
@@ -132,8 +134,8 @@ def score_table(summary: Mapping[str, Any]) -> Table | None:
         return None
     positive = next(iter(every.values()))["positive"]
     own, where = ("clients", "site") if summary["scenario"] == "own-data" else ("environments", "environment")
-    parts = {model: {**scores[own], "all": scores["all"]} for model, scores in every.items()}
-    errors = [found["auroc_error"] or 0.0 for rows in parts.values() for found in rows.values()]
+    parts = {model: [*scores[own].items(), ("all", scores["all"])] for model, scores in every.items()}
+    errors = [found["auroc_error"] or 0.0 for rows in parts.values() for _, found in rows]
     table = Table(
         title=f"class {positive} against the other, after round {summary['rounds']}",
         caption=f"in % of the test samples; AUROC from {BINS} bins of the score, by which it can be off by "
@@ -144,10 +146,10 @@ def score_table(summary: Mapping[str, Any]) -> Table | None:
     for title in (f"{positive},\nof all", "sensi-\ntivity", "speci-\nficity", "AUROC", "calibr.\nerror"):
         table.add_column(title, justify="right", overflow="fold")
     for model, rows in parts.items():
-        for name, found in rows.items():
+        for name, found in rows:
             values = (percent(found[measure]) for measure in SCORE_MEASURES)
             counts = f"{found['positives']} of {found['samples']}"
-            table.add_row(model, name, counts, *values, style="bold" if name == "all" else "")
+            table.add_row(model, name, counts, *values, style="bold" if found is rows[-1][1] else "")
         table.add_section()
     return table
 

@@ -105,12 +105,19 @@ class Row:
     model: str
     selection: str
     measures: dict[str, Spread]
-    """By test environment, and `worst`, `average`, `pooled`, `worst client`, `bottom decile`, `held-out`, `loss`,
-    `variance` and `entropy` of the environments' accuracies, and areas."""
+    """`worst`, `average`, `pooled`, `worst client`, `bottom decile`, `held-out`, `loss`, `variance` and `entropy`
+    of the environments' accuracies, and areas."""
     seeds: int
     """How many seeds the means are over; fewer than planned where runs have trouble."""
     sites: dict[str, Spread] = field(default_factory=dict)
     """Accuracies of sites with data of their own, each the mean over its test environments."""
+    environments: dict[str, Spread] = field(default_factory=dict)
+    """Accuracies by test environment, which may be called as a measure is."""
+
+    @property
+    def columns(self) -> dict[str, Spread]:
+        """Measures and environments together, as in papers' tables, where no two are called the same."""
+        return self.environments | self.measures
 
 
 @dataclass(frozen=True)
@@ -168,19 +175,24 @@ class Comparison:
 
     @property
     def table(self) -> Table:
-        """A row for each method, selection and measure (`Row.measures`): mean and deviation over seeds."""
+        """A row for each method, selection and measure: mean and deviation over seeds.
+
+        Measures are the accuracy in each test environment, and `Row.measures`. An environment that is called as
+        one of these has "environment" before its name.
+        """
         return Table(
             {
                 "method": row.label,
                 "model": row.model,
                 "selection": row.selection,
-                "measure": name,
+                "measure": f"environment {name}" if name in apart else name,
                 "mean": value.mean,
                 "deviation": value.deviation,
                 "seeds": row.seeds,
             }
             for row in self.rows
-            for name, value in row.measures.items()
+            for measures, apart in ((row.environments, row.measures), (row.measures, {}))
+            for name, value in measures.items()
         )
 
     def row(self, label: str, selection: str) -> Row | None:
@@ -306,7 +318,7 @@ def compare(plan: Plan, out: Path, jobs: int, watch: Watch = lambda _: None) -> 
 
 
 def measures(found: Selected) -> dict[str, float]:
-    """Everything a row averages over seeds, of one seed.
+    """Everything but environments that a row averages over seeds, of one seed.
 
     A client's accuracy is its mean over the test environments; the bottom decile is the mean over the worst tenth
     of the clients, at least one. An area is the mean over test environments. Of a run without test data only what
@@ -325,7 +337,6 @@ def measures(found: Selected) -> dict[str, float]:
     }
     areas = {name: [own[name] for own in found.areas.values() if name in own] for name in AREAS}
     return {
-        **found.accuracy,
         **{name: value for name, value in of_all.items() if value is not None},
         **fairness(list(found.accuracy.values())),
         **{name: fmean(values) for name, values in areas.items() if values},
@@ -391,25 +402,34 @@ def comparison_tables(comparison: Comparison) -> list[terminal.Table]:
         title="per test environment", caption=f"test accuracy in %, mean over clients, {spread_text}"
     )
     areas = terminal.Table(title="loss and areas", caption=f"mean cross-entropy; {AREAS_TEXT}; {spread_text}")
-    tables: list[tuple[terminal.Table, Sequence[str]]] = [(summary, OVERALL), (details, comparison.environments)]
-    if any("auroc" in row.measures for row in comparison.rows):
-        tables.append((areas, ("loss", *AREAS)))
+    rows = comparison.rows
+    measured = [{name: text(name, own) for name, own in row.measures.items()} for row in rows]
+    tables: list[tuple[terminal.Table, Sequence[str], list[dict[str, str]]]] = [
+        (summary, OVERALL, measured),
+        (details, comparison.environments, [_percents(row.environments) for row in rows]),
+    ]
+    if any("auroc" in row.measures for row in rows):
+        tables.append((areas, ("loss", *AREAS), measured))
     if comparison.sites:
         caption = f"test accuracy in %, of a site its mean over the test environments, {spread_text}"
-        tables.append((terminal.Table(title="per site", caption=caption), comparison.sites))
-    for table, columns in tables:
+        sites = terminal.Table(title="per site", caption=caption)
+        tables.append((sites, comparison.sites, [_percents(row.sites) for row in rows]))
+    for table, columns, shown in tables:
         table.add_column("method (model)")
         table.add_column("selection")
         for column in columns:
             table.add_column(column.replace("_hard_batch", " hard batch").replace(" ", "\n"), justify="right")
-        for number, row in enumerate(comparison.rows):
-            last = number + 1 == len(comparison.rows) or comparison.rows[number + 1].label != row.label
+        for number, row in enumerate(rows):
+            last = number + 1 == len(rows) or rows[number + 1].label != row.label
             name = row.label if row.label == CONSTANT else f"{row.label} ({row.model})"
             name += "" if row.seeds == comparison.seeds else f", {row.seeds} of {seeds}"
-            shown = row.sites if columns is comparison.sites else row.measures
-            values = [text(column, shown.get(column)) for column in columns]
+            values = [shown[number].get(column, "–") for column in columns]
             table.add_row(name, row.selection, *values, end_section=last)
-    return [table for table, _ in tables]
+    return [table for table, _, _ in tables]
+
+
+def _percents(accuracies: Mapping[str, Spread]) -> dict[str, str]:
+    return {name: str(own.percent()) for name, own in accuracies.items()}
 
 
 def budget(trials: int, rounds: int | None) -> str:
@@ -551,10 +571,14 @@ def _rows(label: str, model: str, selection: str, found: list[Selected], sites: 
         return []
     known = {site: [value for one in found if (value := one.site(site)) is not None] for site in sites}
     own = {site: spread(values) for site, values in known.items() if values}
-    seeds = [measures(selected) for selected in found]
+    environments = _means([one.accuracy for one in found])
+    return [Row(label, model, selection, _means(list(map(measures, found))), len(found), own, environments)]
+
+
+def _means(seeds: Sequence[Mapping[str, float]]) -> dict[str, Spread]:
+    """Over seeds, of what all of them have."""
     names = [name for name in seeds[0] if all(name in seed for seed in seeds)]
-    means = {name: spread([seed[name] for seed in seeds]) for name in names}
-    return [Row(label, model, selection, means, len(seeds), own)]
+    return {name: spread([seed[name] for seed in seeds]) for name in names}
 
 
 def _has_oracle(comparison: Comparison) -> bool:

@@ -106,7 +106,7 @@ def keep(name: str, table: Reproduction, comparison: Comparison, quick: bool, by
             by=by,
             quick=quick,
             settings=choices[row.label].settings if row.label in choices else {},
-            measures={column: list(own.values) for column, own in row.measures.items() if column in shown},
+            measures={column: list(own.values) for column, own in row.columns.items() if column in shown},
             runs=[Path(run).name for run in choices[row.label].runs] if row.label in choices else [],
             ended=own if any(own := endings.get(row.label, [])) else [],
         )
