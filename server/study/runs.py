@@ -121,14 +121,14 @@ class Outcome:
     pruned: Pruned | None = None
 
     def rows(self) -> list[dict[str, Any]]:
-        """Of its log; none where that is not there, or damaged."""
-        try:
-            return RunFolder(self.path).rows()
-        except UserError:
-            return []
+        """Of its log. Raises `UserError` where that is not there, or damaged."""
+        return RunFolder(self.path).rows()
 
     def counts(self, model: str, split: str, client: str | None = None) -> tuple[int, int]:
-        """Of a split's samples, all clients' or one's: those that a model gets right at the end, and all."""
+        """Of a split's samples, all clients' or one's: those that a model gets right at the end, and all.
+
+        Raises `UserError` as `rows` does.
+        """
         if not self.summary:
             return 0, 0
         wanted = {"kind": "evaluation", "round": self.summary.rounds, "model": model, "split": split}
@@ -270,6 +270,16 @@ def look(config: RunConfig, path: Path, until: int | None = None) -> Outcome | N
     if until and max(folder.checkpoints(), default=0) >= until:
         return Outcome(config, path)
     return None
+
+
+def with_log(outcome: Outcome) -> Outcome:
+    """The outcome as far as its log can be read; where it cannot, that is its trouble, and nothing judges it."""
+    try:
+        if outcome.summary:
+            outcome.rows()
+    except UserError as error:
+        return _damaged(outcome.config, outcome.path, error)
+    return outcome
 
 
 def kept_lines(file: Path, kind: type[T]) -> list[T]:

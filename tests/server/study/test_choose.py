@@ -132,10 +132,27 @@ def test_methods_side_by_side_end_in_one_sentence(tmp_path: Path) -> None:
         "; the best constant has 50.00 %, and the mean over right and wrong samples is 0.00 points and no more "
         "than two standard errors above a constant's: nothing that was tried is better than a constant"
     )
+    (found["FedSDR"][1].path / "metrics.jsonl").write_text("torn")
+    assert "first by split: FedSDR (1 of 2 seeds) with 72.00 %" in advice(found)
     shut_ = {"FedAvg": trials(tmp_path / "shut", SHAPE, clients=[4, 0])}
     assert advice(shut_) == (
         "split does not speak: environment p=0.9 alone has held-out samples, and two are needed"
     )
+
+
+def test_a_method_that_knows_something_comes_before_a_coin_though_it_is_worse_in_the_worst_case(
+    tmp_path: Path,
+) -> None:
+    coin, learnt = trials(tmp_path / "coin", COIN), trials(tmp_path / "learnt", (0.8, 0.9, 0.3))
+    said = advice({"Coin": coin, "Learnt": learnt})
+    assert said.startswith(
+        "first by split: Learnt with 30.00 % (standard error 2.81); the best constant has 50.00 %"
+    )
+    assert said.endswith("constant's: nothing that was tried is better than a constant")
+    learnt = trials(tmp_path / "more", (0.75, 0.75, 0.51))
+    just_above = {"Coin": trials(tmp_path / "just", (0.5, 0.52, 0.52)), "Learnt": learnt}
+    assert advice(just_above).startswith("first by split: Learnt with 51.00 %")
+    assert "nothing that was tried" not in advice(just_above)
 
 
 def test_a_run_whose_summary_has_an_older_rule_s_score_is_judged_by_its_counts(tmp_path: Path) -> None:
@@ -493,6 +510,12 @@ def test_a_damaged_pool_leaves_the_choice_to_the_other_trials(
     again = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
     (other,) = (row for row in again["trials"] if row["chosen"])
     assert other["trial"] != chosen["trial"]
+
+    (Path(other["run"]) / "metrics.jsonl").write_text('{"kind": "sp')
+    result = CliRunner().invoke(app, words, env={"COLUMNS": "300"})
+    assert f"{other['run']}/metrics.jsonl line 1 is damaged" in result.output
+    third = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)["trials"]
+    assert "metrics.jsonl line 1 is damaged" in third[other["trial"]]["trouble"]
 
     (references,) = tmp_path.glob("references-*")
     (references / FILE).unlink()

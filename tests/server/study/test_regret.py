@@ -133,7 +133,7 @@ def test_cases_that_another_process_keeps_meanwhile_stay(tmp_path: Path, monkeyp
         return mine
 
     monkeypatch.setattr(regret, "judge", judged)
-    monkeypatch.setattr(regret, "run_all", lambda configs, *_: [None] * len(configs))
+    monkeypatch.setattr(regret, "run_all", lambda configs, *_: [Outcome(own, tmp_path) for own in configs])
     monkeypatch.setattr(regret, "with_references", lambda configs, *_: (configs, ""))
     monkeypatch.setattr(regret, "leave_one_out", lambda configs, *_: ([None] * len(configs), ""))
     size = Size(("fedavg",), ("toy",), rounds=1, seeds=1, trials=2)
