@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from perennial.common.config import RunConfig
+from perennial.common.errors import UserError
 from perennial.common.files import write_text
 from perennial.common.methods.references import FILE, ROUNDS, References
 from perennial.server.split import CONSTANT, Judged, Score, Select, first, more, score, shut
@@ -59,6 +60,8 @@ def search(
     """
     configs, why_not = trials(config, count, fixed), ""
     if select is Select.by_split:
+        if config.references:
+            raise UserError(f"references: {config.references!r} is not possible with split, which makes its own")
         configs, why_not = with_references(configs, out, jobs, watch)
     (found,) = search_each([configs], select, prune, out, jobs, watch, why_not=why_not)
     return found

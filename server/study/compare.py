@@ -483,6 +483,8 @@ def base_config(plan: Plan, entry: Entry, entries: tuple[Entry, ...]) -> RunConf
     config = entry_config(plan, entry, entries)
     if config.seed != SEARCH_SEED:
         raise UserError(f"--set seed={config.seed} is not possible here; say how many with --seeds")
+    if config.references:
+        raise UserError(f"references: {config.references!r} is not possible here; those of each seed are made")
     return config
 
 

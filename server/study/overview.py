@@ -130,7 +130,7 @@ def known(name: str, table: Reproduction, plan: Plan, quick: bool, only: Sequenc
     a file that does not fit, holds rows of another size, or more seeds of a row that is to be made.
     """
     file = folder / _file_name(name, table, plan, plan.select, quick)
-    lines, asked = kept_lines(file, Kept), {row_name(row).casefold() for row in only}
+    lines, asked = kept_beside(name, table, plan, quick, folder), {row_name(row).casefold() for row in only}
     size = (plan.rounds or table.rounds, plan.trials, plan.trial_rounds, quick)
     if other := next((line.size for line in lines if line.size != size), None):
         raise UserError(
@@ -156,6 +156,11 @@ def known(name: str, table: Reproduction, plan: Plan, quick: bool, only: Sequenc
                 "say --seeds, or give another --keep folder"
             )
     return replace(plan, kept=rows, choices=choices)
+
+
+def kept_beside(name: str, table: Reproduction, plan: Plan, quick: bool, folder: Path) -> list[Kept]:
+    """What is kept in the file that the plan's rows go to. Raises `UserError` for a line that does not fit."""
+    return kept_lines(folder / _file_name(name, table, plan, plan.select, quick), Kept)
 
 
 def _size_words(rounds: int, trials: int, trial_rounds: int | None, quick: bool) -> str:

@@ -479,6 +479,10 @@ def command(path: Path, *words: str, method: str = "fedavg") -> list[str]:
         (["--scenario", "toy", "--trials", "2"], "METHOD: name one method, as in `perennial tune fedsdr"),
         (["fedavg", "--method", "local", "--scenario", "toy", "--trials", "2"], "METHOD: name one method"),
         (["fedavg", "--scenario", "toy", "--trials", "2", "--set", "runtime=deployment"], "studies run in local"),
+        (
+            ["fedavg", "--scenario", "toy", "--trials", "2", "--set", "references=x"],
+            "'x' is not possible with split",
+        ),
     ],
 )
 @pytest.mark.parametrize("study", ["tune", "sweep"])

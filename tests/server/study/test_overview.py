@@ -1,5 +1,6 @@
 """The page of all claims: what is kept of a table, the rule of the verdict, and that the page is what is kept."""
 
+import json
 from dataclasses import replace
 from math import sqrt
 from pathlib import Path
@@ -219,6 +220,18 @@ def test_a_table_goes_on_without_its_runs(
     assert methods_run("--row", "FedAvg") == {"fedavg", "local"}
     assert methods_run("--row", "ditto") == {"ditto"}
     assert methods_run() == set()
+    command = [
+        "reproduce",
+        "t",
+        "--keep",
+        str(tmp_path / "kept"),
+        "--json",
+        "--figures",
+        str(tmp_path / "figures"),
+    ]
+    again = CliRunner().invoke(app, command)
+    assert {line["row"] for line in json.loads(again.stdout)} == {"FedAvg", "Ditto", "Local", "Constant"}
+    assert "there is nothing to draw, since no row was made" in again.stderr
     assert methods_run("--row", "FedAvg") == {"fedavg"}
     assert [line.row for line in kept("t", tmp_path / "kept")[0] if line.selection in ("final", "–")] == [
         *("FedAvg", "Ditto", "Local", "Constant")

@@ -357,6 +357,10 @@ def test_figures_of_a_comparison(finished: tuple[comparing.Comparison, Path]) ->
     assert f">{label}</text>" in fewer
     assert f">{comparison.choices[1].label}</text>" not in fewer
     assert pictures(comparison) == made
+    assert pictures(comparison, ["another"]) == {}
+    gone = [replace(choice, runs=["gone", *choice.runs[1:]]) for choice in comparison.choices]
+    assert set(pictures(replace(comparison, choices=gone))) == {"environments", "rounds"}
+    assert pictures(replace(comparison, choices=[replace(gone[0], runs=["gone"])])) == {}
 
 
 def test_a_training_curve_ends_with_the_game(tmp_path: Path) -> None:
