@@ -312,7 +312,8 @@ It is about the last round, which nobody chose:
 Below a table's claims is **why** one is not so here, what shows it, and which rows are not the paper's. Then come
 **all its rows** that were run, and what the paper has, in brackets. Rows without brackets are not in the paper.
 Where a table was also made at another size, or with settings found in another way, these runs follow. A claim is
-counted once: as the first runs have it that have both its rows. Its reason stands there.
+counted once: as the first runs have it that have both its rows. Its reason stands there. "By split" names the rule
+that was asked for: where [`split`](selection.md) does not speak, held-out data chose.
 
 Accuracies are in percent, as mean over seeds ± standard deviation. The difference is ours, ± its standard error.
 *Constant* is a predictor that always says the most frequent class. A method below it has learnt nothing that is of
