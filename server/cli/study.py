@@ -96,7 +96,7 @@ def sweep_method(
     else:
         print_tables(*sweep_tables(found.outcomes, found.verdict))
         if found.verdict.sentence:
-            out.print(found.verdict.sentence, markup=False, highlight=False, soft_wrap=True)
+            out.print(found.verdict.sentence, highlight=False, soft_wrap=True)
         print_troubles(found.troubles)
 
 
@@ -158,7 +158,7 @@ def tune_method(
     else:
         print_tables(*sweep_tables(found.outcomes, found.verdict))
         lines += [f"written: {file}" for file in found.files]
-        out.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
+        out.print("\n".join(lines), highlight=False, soft_wrap=True)
         print_troubles(found.troubles)
 
 
@@ -265,7 +265,7 @@ def compare_methods(
         out.print_json(data=comparison.json())
     else:
         print_tables(*comparison_tables(comparison))
-        out.print("\n".join(comparison_lines(comparison)), markup=False, highlight=False, soft_wrap=True)
+        out.print("\n".join(comparison_lines(comparison)), highlight=False, soft_wrap=True)
         print_troubles(trouble_lines(comparison))
     if page:
         from perennial.server.report.page import write_page
@@ -387,7 +387,7 @@ def reproduce_table(
     else:
         print_tables(reproduction_table(table, comparison))
         lines = [*remark_lines(table, comparison), *comparison_lines(comparison)]
-        out.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
+        out.print("\n".join(lines), highlight=False, soft_wrap=True)
         print_troubles(trouble_lines(comparison))
     if figures:
         from perennial.server.report.pictures import pictures
@@ -488,6 +488,6 @@ def report_runs(
         else:
             print(text, end="")
         for line in skipped:
-            err.print(f"skipped: {line}", style="yellow", markup=False, soft_wrap=True)
+            err.print(f"skipped: {line}", style="yellow", soft_wrap=True)
         if file:
             err.print(f"report: {file}", highlight=False, soft_wrap=True)

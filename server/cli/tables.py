@@ -31,7 +31,7 @@ def print_run(path: Path, as_json: bool, oracle: bool, report: bool = False) -> 
         write_page([path], file, oracle)
         line = f"page of this run: {file}"
     if not as_json:
-        out.print(line, highlight=False, markup=False, soft_wrap=True)
+        out.print(line, highlight=False, soft_wrap=True)
 
 
 def _print(folder: RunFolder, as_json: bool, oracle: bool) -> None:
@@ -47,25 +47,25 @@ def _print(folder: RunFolder, as_json: bool, oracle: bool) -> None:
     if clusters := cluster_table(folder.rows()):
         out.print(clusters)
     for line in reference_lines(folder.path, config, summary):
-        out.print(line, highlight=False, markup=False, soft_wrap=True)
+        out.print(line, highlight=False, soft_wrap=True)
     out.print(f"{traffic_line(summary)}; {summary['wall_seconds']:.1f} s", highlight=False)
     if line := privacy_line(summary):
         out.print(line, highlight=False, soft_wrap=True)
     if line := insists_line(summary):
-        out.print(line, markup=False, highlight=False, soft_wrap=True)
+        out.print(line, highlight=False, soft_wrap=True)
     if line := split_line(summary):
-        out.print(line, markup=False, highlight=False, soft_wrap=True)
+        out.print(line, highlight=False, soft_wrap=True)
     for line in changed_lines(summary):
-        out.print(line, style="yellow", markup=False, soft_wrap=True)
+        out.print(line, style="yellow", soft_wrap=True)
     for line in left_out_lines(summary):
-        out.print(line, style="yellow", markup=False)
+        out.print(line, style="yellow")
     for line in majority_lines(summary):
-        out.print(line, style="yellow", markup=False, soft_wrap=True)
+        out.print(line, style="yellow", soft_wrap=True)
     for line in untested_lines(summary):
-        out.print(line, style="yellow", markup=False)
+        out.print(line, style="yellow")
     for caution in (config.method.caution(config.scenario), config.method.model_caution(config.model)):
         if caution:
-            out.print(f"caution: {caution}", style="yellow", markup=False)
+            out.print(f"caution: {caution}", style="yellow")
     out.print(f"run folder: {folder.path}", highlight=False, soft_wrap=True)
 
 
