@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from math import sqrt
 from pathlib import Path
 from typing import Any
@@ -289,12 +290,17 @@ def named(outcomes: Sequence[Outcome], trial: int) -> str:
 # ---------------------------------------------------------------------- what is kept of it
 
 
-def keep(outcomes: Sequence[Outcome], verdict: Verdict, folder: Path) -> list[Path]:
-    """Write the chosen configuration, which `--config` takes, and a picture of the search; their files."""
+def keep(outcomes: Sequence[Outcome], verdict: Verdict, select: Select, folder: Path) -> list[Path]:
+    """Write the chosen configuration, which `--config` takes, and a picture of the search; their files.
+
+    The digits of their names are another search's on other data, with other settings or by another rule.
+    """
     from perennial.server.report.figures import knob_figure  # matplotlib takes its time
 
     config = outcomes[0].config
-    stem = f"tuned-{config.method.name}-{config.scenario.name}-s{config.seed}"
+    search = f"{run_name(config.model_copy(update={'references': ''}))} {select}"
+    digits = sha256(search.encode()).hexdigest()[:8]
+    stem = f"tuned-{config.method.name}-{config.scenario.name}-s{config.seed}-{digits}"
     files = []
     if verdict.trial is not None:
         files.append(folder / f"{stem}.toml")

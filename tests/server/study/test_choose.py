@@ -313,7 +313,7 @@ def test_leave_one_out_says_what_it_rests_on(tmp_path: Path) -> None:
     shown = " ".join(table.export_text().split())
     assert f"{100 * own.score:.2f}" in shown
     assert "by leave-one-out" in shown
-    (toml, picture) = keep(outcomes, verdict, tmp_path)
+    (toml, picture) = keep(outcomes, verdict, Select.leave_one_out, tmp_path)
     assert "leave-one-out, %" in picture.read_text()
     assert load_config(toml).left_out == ""
 
@@ -346,6 +346,16 @@ def test_a_comparison_leaves_out_environments_for_every_method_that_can(
     assert (fedavg.by, fedavg.sentence) == ("leave-one-out", "")
     assert local.by == "held-out"  # a site's own model, and no site has seen what it is to be judged on
     assert local.sentence.startswith("leave-one-out does not speak: ")
+
+
+def test_the_files_of_one_search_are_not_another_s(tmp_path: Path) -> None:
+    outcomes = trials(tmp_path / "runs", WEAK, SHAPE)
+    longer = [replace(own, config=own.config.model_copy(update={"rounds": 7})) for own in outcomes]
+    for found in (outcomes, longer):
+        for select in (Select.by_split, Select.held_out):
+            keep(found, choose(found, select), select, tmp_path)
+            keep(found, choose(found, select), select, tmp_path)
+    assert len(list(tmp_path.glob("tuned-fedavg-toy-s0-*.toml"))) == 4
 
 
 def test_tune_writes_a_configuration_and_a_picture_and_continues(
