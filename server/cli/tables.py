@@ -3,7 +3,6 @@
 import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from rich.table import Table
@@ -12,7 +11,7 @@ from perennial.common.scores import BINS, GROUPS, SCORE_MEASURES
 from perennial.server.cli.console import out
 from perennial.server.cli.references import reference_lines
 from perennial.server.folder import RunFolder, understood
-from perennial.server.summary import AREAS, SPLIT, changed_line, summarise, worst_site
+from perennial.server.summary import AREAS, SPLIT, area_means, changed_line, site_means, summarise, worst_site
 from perennial.server.words import members, percent, size
 
 
@@ -98,7 +97,7 @@ def accuracy_table(summary: dict[str, Any]) -> Table:
         table.add_column(title, justify="right", overflow="fold")
     if sites:
         for site in sites:
-            table.add_row(site, *(percent(_site(found, site)) for _, found in columns))
+            table.add_row(site, *(percent(site_means(found["clients"]).get(site)) for _, found in columns))
         table.add_section()
     for name in environments if several or not sites else ():
         row = f"environment {name}" if sites else name
@@ -112,8 +111,9 @@ def accuracy_table(summary: dict[str, Any]) -> Table:
         table.add_row(row, *(percent(found[row]) for _, found in columns), style="bold")
     if any(found.get("areas") for _, found in columns):
         table.add_section()
+        means = [area_means(found["areas"]) for _, found in columns]
         for name in AREAS:
-            table.add_row(name.replace("_", " "), *(percent(_area(found, name)) for _, found in columns))
+            table.add_row(name.replace("_", " "), *(percent(own.get(name)) for own in means))
         table.add_row(
             "loss", *(f"{found['loss']:.4f}" if found["loss"] is not None else "–" for _, found in columns)
         )
@@ -245,15 +245,3 @@ def untested_lines(summary: dict[str, Any]) -> list[str]:
     every = [found for selections in summary["models"].values() for found in selections.values()]
     names = sorted({client for found in every for client, own in found["clients"].items() if not own})
     return [f"{', '.join(names)}: no test data, so not in any test accuracy"] if names else []
-
-
-def _site(found: Mapping[str, Any], site: str) -> float | None:
-    """Mean over the test environments that a site has."""
-    own = found["clients"].get(site)
-    return fmean(own.values()) if own else None
-
-
-def _area(found: Mapping[str, Any], name: str) -> float | None:
-    """Mean over test environments."""
-    values = [own[name] for own in found["areas"].values() if name in own]
-    return fmean(values) if values else None

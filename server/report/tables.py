@@ -12,7 +12,7 @@ from perennial.server.report.load import Run
 from perennial.server.report.results import Result, by_scenario, over_seeds, part, telling
 from perennial.server.study.compare import Spread
 from perennial.server.study.runs import Scored
-from perennial.server.summary import SPLIT
+from perennial.server.summary import SPLIT, site_means
 from perennial.server.words import members, size
 
 MEASURES = ("worst", "average", "worst client", "bottom decile")
@@ -93,8 +93,8 @@ def site_table(found: Sequence[Result], selections: Sequence[str]) -> Table | No
     rows = []
     for result in found:
         for selection in selections:
-            picked = result.picked(selection)
-            known = [[value for one in picked if (value := one.site(name)) is not None] for name in sites]
+            means = [site_means(one.clients) for one in result.picked(selection)]
+            known = [[own[name] for own in means if name in own] for name in sites]
             rows.append([result.method, result.model, titled(selection), *(_cell(over_seeds(v)) for v in known)])
     head = ["method", "model", "selection", *sites]
     return Table("Test accuracy in % by site", head, rows, 3) if sites else None

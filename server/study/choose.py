@@ -17,7 +17,7 @@ from perennial.server.study.prune import run_trials
 from perennial.server.study.runs import Outcome, Standing, Watch, run_all, with_log
 from perennial.server.study.sweep import best, differences, held_out, search_ranges, trials
 from perennial.server.study.version import run_name
-from perennial.server.words import percent
+from perennial.server.words import assignments, percent
 
 SHUT = "split does not speak"
 MEANS = ("score", "mean", "agreeing", "misleading", "constant", "constant_mean")
@@ -281,10 +281,7 @@ def _resting(own: Judged) -> str:
 def named(outcomes: Sequence[Outcome], trial: int) -> str:
     """A trial with the hyper-parameters in which it differs from trial 0."""
     drawn = differences(outcomes[trial].config, outcomes[0].config)
-    shown = [
-        f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}" for name, value in drawn.items()
-    ]
-    return f"trial {trial} ({', '.join(shown) or 'the defaults'})"
+    return f"trial {trial} ({assignments(drawn) or 'the defaults'})"
 
 
 # ---------------------------------------------------------------------- what is kept of it

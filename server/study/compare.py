@@ -20,10 +20,11 @@ from perennial.server.rows import Table
 from perennial.server.split import Select
 from perennial.server.study.choose import SHUT, Verdict, advice, search_each, with_references
 from perennial.server.study.prune import grouped
-from perennial.server.study.runs import Outcome, Selected, Standing, Watch, older, run_all
+from perennial.server.study.runs import Followed, Outcome, Selected, Standing, Watch, older, run_all
 from perennial.server.study.sweep import differences, equals, key_of, tie, trials
 from perennial.server.study.version import run_name
-from perennial.server.summary import AREAS, SELECTIONS, SPLIT, summarise
+from perennial.server.summary import AREAS, SELECTIONS, SPLIT, area_means, site_means, summarise
+from perennial.server.words import assignments
 
 BASELINES = ("fedavg", "local")
 SEARCH_SEED = 0
@@ -240,13 +241,7 @@ def compare(plan: Plan, out: Path, jobs: int, watch: Watch = lambda _: None) -> 
         ]
         for label, entry in zip(bases, entries, strict=True)
     }
-    standing = Standing()
-
-    def follow(now: Standing) -> None:
-        nonlocal standing
-        standing = now
-        watch(now)
-
+    followed = Followed(watch)
     searched: dict[str, list[Outcome]] = {}
     chosen: dict[str, int | None] = dict.fromkeys(tried, 0)
     verdicts: dict[str, Verdict] = {}
@@ -260,10 +255,10 @@ def compare(plan: Plan, out: Path, jobs: int, watch: Watch = lambda _: None) -> 
         groups = {label: own for label, own in tried.items() if label not in verdicts}
         searching = [config for configs in groups.values() for config in configs]
         later = [first.rounds] * (len(set(map(run_name, bases.values()))) * (plan.seeds - (not short)))
-        found = search_each([*groups.values()], plan.select, plan.prune, out, jobs, follow, later, why_not)
+        found = search_each([*groups.values()], plan.select, plan.prune, out, jobs, followed, later, why_not)
         searched = {label: own for label, (own, _) in zip(groups, found, strict=True)}
         verdicts |= {label: verdict for label, (_, verdict) in zip(groups, found, strict=True)}
-        standing = replace(standing, ended=len(set(map(run_name, searching))))
+        followed.standing = replace(followed.standing, ended=len(set(map(run_name, searching))))
         chosen = {label: verdicts[label].trial for label in tried}
     final = {
         label: [seeded(label, tried[label][number], seed) for seed in range(plan.seeds)]
@@ -274,7 +269,9 @@ def compare(plan: Plan, out: Path, jobs: int, watch: Watch = lambda _: None) -> 
     whole = {} if short else searched
     ended = {label: [whole[label][number]] for label in whole if (number := chosen[label]) is not None}
     rest = {label: configs[len(ended.get(label, ())) :] for label, configs in final.items()}
-    others = run_all([config for configs in rest.values() for config in configs], out, jobs, follow, standing)
+    others = run_all(
+        [config for configs in rest.values() for config in configs], out, jobs, followed, followed.standing
+    )
     by_label = zip(rest, grouped(others, rest.values()), strict=True)
     outcomes = {label: ended.get(label, []) + own for label, own in by_label}
 
@@ -324,7 +321,7 @@ def measures(found: Selected) -> dict[str, float]:
     of the clients, at least one. An area is the mean over test environments. Of a run without test data only what
     is measured on held-out data is there.
     """
-    clients = sorted(fmean(values.values()) for values in found.clients.values() if values)
+    clients = sorted(site_means(found.clients).values())
     tenth = clients[: ceil(len(clients) / 10)]
     of_all = {
         "worst": found.worst,
@@ -335,11 +332,10 @@ def measures(found: Selected) -> dict[str, float]:
         "held-out": found.validation,
         "loss": found.loss,
     }
-    areas = {name: [own[name] for own in found.areas.values() if name in own] for name in AREAS}
     return {
         **{name: value for name, value in of_all.items() if value is not None},
         **fairness(list(found.accuracy.values())),
-        **{name: fmean(values) for name, values in areas.items() if values},
+        **area_means(found.areas),
     }
 
 
@@ -449,7 +445,7 @@ def comparison_lines(comparison: Comparison) -> list[str]:
         return ["hyper-parameters: what was set, else the defaults; no search", *said]
     chosen = [
         f"{choice.label}: trial {choice.trial} of {comparison.trials}"
-        + (" (the defaults)" if choice.trial == 0 else f" ({_assignments(choice.settings)})")
+        + (" (the defaults)" if choice.trial == 0 else f" ({assignments(choice.settings)})")
         + (f"; {tied}" if (tied := tie(choice.tied, choice.trial)) else "")
         + (f"; {choice.pruned} stopped early" if choice.pruned else "")
         for choice in comparison.choices
@@ -571,7 +567,8 @@ def _pick(outcome: Outcome, selection: str, troubles: list[str]) -> Selected | N
 def _rows(label: str, model: str, selection: str, found: list[Selected], sites: Sequence[str]) -> list[Row]:
     if not found:
         return []
-    known = {site: [value for one in found if (value := one.site(site)) is not None] for site in sites}
+    each = [site_means(one.clients) for one in found]
+    known = {site: [means[site] for means in each if site in means] for site in sites}
     own = {site: spread(values) for site, values in known.items() if values}
     environments = _means([one.accuracy for one in found])
     return [Row(label, model, selection, _means(list(map(measures, found))), len(found), own, environments)]
@@ -585,7 +582,3 @@ def _means(seeds: Sequence[Mapping[str, float]]) -> dict[str, Spread]:
 
 def _has_oracle(comparison: Comparison) -> bool:
     return any(row.selection == "oracle" for row in comparison.rows)
-
-
-def _assignments(settings: Mapping[str, Any]) -> str:
-    return ", ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in settings.items())

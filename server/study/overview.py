@@ -35,6 +35,7 @@ from perennial.server.study.reproduce import (
 )
 from perennial.server.study.runs import kept_lines, locked
 from perennial.server.summary import SPLIT
+from perennial.server.words import assignments
 
 SELECTION = "final"
 """Verdicts are about the last round, which nobody chose."""
@@ -493,15 +494,8 @@ def _drawn(lines: Sequence[Kept]) -> list[str]:
     own = [line for line in lines if line.trials > 1 and line.selection == SELECTION]
     if not own:
         return []
-    texts = (", ".join(f"{key}={_short(value)}" for key, value in line.settings.items()) for line in own)
-    chosen = [
-        f"- {line.row}: {text or 'the defaults, its first trial'}" for line, text in zip(own, texts, strict=True)
-    ]
+    chosen = [f"- {line.row}: {assignments(line.settings) or 'the defaults, its first trial'}" for line in own]
     return ["The settings that the search chose:", "", *chosen, ""]
-
-
-def _short(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _seeds(line: Kept) -> int:

@@ -16,7 +16,7 @@ from perennial.common.errors import UserError
 from perennial.common.files import write_text
 from perennial.server.folder import PRUNED
 from perennial.server.split import Select
-from perennial.server.study.runs import Outcome, Pruned, Standing, Watch, run_all
+from perennial.server.study.runs import Followed, Outcome, Pruned, Watch, run_all
 from perennial.server.summary import SPLIT, Evaluation
 
 LEAST = 5
@@ -78,18 +78,14 @@ def run_trials(
     if not groups:
         return []
     every = [config for group in groups for config in group]
-    first, standing = every[0], Standing()
+    first = every[0]
     until = early_round(first)
     prune = prune and select is not Select.leave_one_out
     if not prune or len(groups[0]) < LEAST or until == first.rounds:
         return grouped(run_all(every, out, jobs, watch, later=later), groups)
 
-    def follow(now: Standing) -> None:
-        nonlocal standing
-        standing = now
-        watch(now)
-
-    started = grouped(run_all(every, out, jobs, follow, later=later, until=until), groups)
+    followed = Followed(watch)
+    started = grouped(run_all(every, out, jobs, followed, later=later, until=until), groups)
     stopped = [hopeless(outcomes, select) for outcomes in started]
     going = {
         outcome.path.name: outcome.config
@@ -101,6 +97,7 @@ def run_trials(
         for number, why in gone.items():
             if outcomes[number].waits and outcomes[number].path.name not in going:
                 write_text(outcomes[number].path / PRUNED, f"{why.sentence}\n")
+    standing = followed.standing
     if standing.rounds_done:
         said = f"{sum(map(len, stopped))} of {len(every)} trials stop after round {until}, below the median"
         watch(replace(standing, latest=None, doing=said))

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 from shutil import rmtree
-from statistics import fmean
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -73,11 +72,6 @@ class Selected(BaseModel):
     clients: dict[str, dict[str, float]]
     scores: Scores | None = None
     """Of test samples counted by score, where they were."""
-
-    def site(self, name: str) -> float | None:
-        """A client's accuracy, the mean over its test environments."""
-        own = self.clients.get(name)
-        return fmean(own.values()) if own else None
 
 
 class Summary(BaseModel):
@@ -164,6 +158,18 @@ class Standing:
 
 
 Watch = Callable[[Standing], None]
+
+
+@dataclass
+class Followed:
+    """A watch that passes on what it is told, and remembers how the study stands."""
+
+    watch: Watch
+    standing: Standing = Standing()
+
+    def __call__(self, now: Standing) -> None:
+        self.standing = now
+        self.watch(now)
 
 
 def standing_line(standing: Standing) -> str:
