@@ -168,7 +168,8 @@ def tune(
         device=device,
         watch=watch,
     )
-    return Search(found.outcomes, found.verdict, keep(found.outcomes, found.verdict, Path(out)))
+    files = keep(found.outcomes, found.verdict, _select(select), Path(out))
+    return Search(found.outcomes, found.verdict, files)
 
 
 def compare(

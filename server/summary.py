@@ -3,6 +3,7 @@
 import platform
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
+from statistics import fmean
 from typing import Any
 
 from perennial.common.config import RunConfig
@@ -70,9 +71,20 @@ def majority(samples: Mapping[str, int]) -> dict[str, float]:
     return {client: share} if share > 0.5 else {}
 
 
+def site_means(clients: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Of each client that has test samples, the mean of its accuracies over its test environments."""
+    return {name: fmean(own.values()) for name, own in clients.items() if own}
+
+
 def worst_site(clients: Mapping[str, Mapping[str, float]]) -> float | None:
-    """The least of the clients' means over their test environments; none where nobody has test samples."""
-    return min((_mean(own.values()) for own in clients.values() if own), default=None)
+    """The least of `site_means`; none where nobody has test samples."""
+    return min(site_means(clients).values(), default=None)
+
+
+def area_means(areas: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Of each kind of area, the mean over the test environments that have it."""
+    found = {name: [own[name] for own in areas.values() if name in own] for name in AREAS}
+    return {name: fmean(values) for name, values in found.items() if values}
 
 
 def changed_line(round_: int, settings: Mapping[str, Sequence[str]]) -> str:

@@ -25,6 +25,14 @@ def percent(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.2f}"
 
 
+def assignments(settings: Mapping[str, object]) -> str:
+    """Settings as people write them, numbers to four digits."""
+    return ", ".join(
+        f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
+        for name, value in settings.items()
+    )
+
+
 def duration(seconds: float) -> str:
     """A time in the unit that reads best."""
     for unit, length in (("s", 90.0), ("min", 90.0 * 60)):

@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from perennial.server.folder import RunFolder
     from perennial.server.study.runs import Standing
 
-out = Console()
-err = Console(stderr=True)
+# Names of environments, classes and files are no markup.
+out = Console(markup=False, emoji=False)
+err = Console(markup=False, emoji=False, stderr=True)
 _interrupted: int | None = None
 """The signal that came."""
 
@@ -134,7 +135,7 @@ def _end(sentence: str, code: int) -> NoReturn:
     if is_json():
         tell(sentence, level=logging.ERROR, exit_code=code)
         raise typer.Exit(code) from None
-    err.print(f"perennial: {printable(sentence)}", style="red", markup=False, highlight=False, soft_wrap=True)
+    err.print(f"perennial: {printable(sentence)}", style="red", highlight=False, soft_wrap=True)
     raise typer.Exit(code) from None
 
 
@@ -143,7 +144,7 @@ def remark(sentence: str) -> None:
     if is_json():
         tell(sentence)
         return
-    err.print(f"perennial: {sentence}", markup=False, highlight=False, soft_wrap=True)
+    err.print(f"perennial: {sentence}", highlight=False, soft_wrap=True)
 
 
 @contextmanager
@@ -158,7 +159,7 @@ def watching(config: RunConfig, doing: str, quiet: bool) -> Iterator[Watched]:
             def advance(progress: Progress) -> None:
                 bar.update(task, description="rounds", total=progress.rounds, completed=progress.round)
                 if line := progress_line(progress):
-                    bar.console.print(line, markup=False, highlight=False)
+                    bar.console.print(line, highlight=False)
 
             yield Watched(lambda what: bar.update(task, description=what), advance)
     else:
@@ -197,7 +198,7 @@ def watching_runs(quiet: bool) -> Iterator[Callable[[Standing], None]]:
                         task, description=text, completed=standing.rounds_done, total=standing.rounds or None
                     )
                     if standing.runs and (line := standing_line(standing)):
-                        bar.console.print(line, markup=False, highlight=False)
+                        bar.console.print(line, highlight=False)
 
                 yield advance
         else:
@@ -208,14 +209,19 @@ def watching_runs(quiet: bool) -> Iterator[Callable[[Standing], None]]:
 
             yield say
     except KeyboardInterrupt:
-        err.print("perennial: interrupted; the same command continues", style="red", markup=False)
+        err.print("perennial: interrupted; the same command continues", style="red")
         raise typer.Exit(_exit_code()) from None
 
 
 def _bar() -> rich.progress.Progress:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
     return Progress(*columns, console=err, transient=True)
 
 
@@ -230,4 +236,4 @@ def print_tables(*tables: Table) -> None:
 def print_troubles(lines: Iterable[str]) -> None:
     """What is not in a table, and why."""
     for line in lines:
-        out.print(line, style="yellow", markup=False, soft_wrap=True)
+        out.print(line, style="yellow", soft_wrap=True)

@@ -46,7 +46,7 @@ def demo_claims(
         out.print_json(data={**demo_json(findings), "page": str(page)})
         return
     print_tables(demo_table(findings))
-    out.print(seeds_line(findings), markup=False, highlight=False, soft_wrap=True)
+    out.print(seeds_line(findings), highlight=False, soft_wrap=True)
     print_troubles(trouble for finding in findings for trouble in finding.troubles)
     out.print(f"{sum(finding.holds for finding in findings)} of {len(findings)} claims hold", highlight=False)
-    out.print(f"page: {page}", markup=False, highlight=False, soft_wrap=True)
+    out.print(f"page: {page}", highlight=False, soft_wrap=True)

@@ -48,4 +48,4 @@ def export_model(
         said = (write_onnx if form is Form.onnx else write_torch)(taken, file)
         whose = f" {'of' if taken.name == PERSONAL else 'for'} {taken.client}" if taken.client else ""
         what = f"the {taken.name} model of {taken.task.method.name}{whose} after round {taken.round}"
-        out.print(f"{file}: {what}; {said}", markup=False, highlight=False, soft_wrap=True)
+        out.print(f"{file}: {what}; {said}", highlight=False, soft_wrap=True)

@@ -42,7 +42,6 @@ def make_package(
         out.print(
             f"{folder}: its code is in {folder / module}. Install it with `uv pip install -e {folder}`, then\n"
             f"  perennial check {name}\n  perennial run {_example(kind, name)}",
-            markup=False,
             highlight=False,
             soft_wrap=True,
         )
@@ -97,7 +96,7 @@ def check_own(
         failed = [kind for kind in kinds if not _passes(kind, name, settings or [])]
     for kind in kinds:
         verdict = "does not keep" if kind in failed else "keeps"
-        out.print(f"{name} {verdict} what every {kind} must keep", markup=False, highlight=False)
+        out.print(f"{name} {verdict} what every {kind} must keep", highlight=False)
     if failed:
         raise typer.Exit(1)
 

@@ -60,7 +60,7 @@ def list_things(kind: Annotated[Kind, typer.Argument(help="What to list.")], as_
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(no_wrap=True, style="bold")
     for name, line in lines.items():
-        table.add_row(Text(name), Text(line))
+        table.add_row(name, line)
     out.print(table)
 
 
@@ -151,7 +151,7 @@ def _show_method(method: type[Method], as_json: bool) -> None:
         found = {TUNED: [{**preset.model_dump(mode="json"), "command": preset.command} for preset in tuned]}
         out.print_json(data={**about, **found, "evaluates": method.evaluates, "hyper-parameters": fields})
         return
-    out.print(f"[bold]{method.title}[/bold]: {method.summary}\n{method.source}")
+    out.print(Text.assemble((method.title, "bold"), f": {method.summary}\n{method.source}"))
     out.print(f"Of what a client keeps from round to round, it sends: {method.leaving()}")
     out.print(f"With references (docs/selection.md) it also sends, at each evaluation, {COUNTS}.")
     out.print("Under secure aggregation only sums of these counts over clients are seen.\n")
@@ -168,7 +168,7 @@ def _print_preset(preset: Preset) -> None:
         f"constant has {percent(preset.constant)} %), trial {preset.trial} of {preset.trials}",
         f"  found with: {preset.command} (code {preset.code})",
     ]
-    out.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
+    out.print("\n".join(lines), highlight=False, soft_wrap=True)
 
 
 def _show_scenario(scenario: Scenario, as_json: bool) -> None:
@@ -248,7 +248,7 @@ def _print_facts(facts: dict[str, Any], fields: dict[str, dict[str, Any]], as_js
         return
     table = Table(box=None, show_header=False, pad_edge=False)
     for name, fact in facts.items():
-        table.add_row(Text(name, style="bold"), Text(str(fact)))
+        table.add_row(Text(name, style="bold"), str(fact))
     out.print(table)
     out.print()
     out.print(_field_table(fields))
@@ -287,5 +287,5 @@ def _field_table(fields: dict[str, dict[str, Any]]) -> Table:
             "source": facts.get("source"),
         }
         lines = [facts.get("description", ""), *(f"{key}: {value}" for key, value in more.items() if value)]
-        table.add_row(name, str(facts.get("default", "")), Text("\n".join(lines)), end_section=True)
+        table.add_row(name, str(facts.get("default", "")), "\n".join(lines), end_section=True)
     return table

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from perennial.client.settings import DEFAULTS, Consent
@@ -61,7 +60,7 @@ def make_certs(
         if (sites is None) == (not names):
             raise UserError("say how many sites with --sites N, or name each with --name NAME, one of the two")
         made = certs.make(folder, names or sites or 0, hosts or [], days, add)
-        out.print(certs.about(folder, made), markup=False, highlight=False, soft_wrap=True)
+        out.print(certs.about(folder, made), highlight=False, soft_wrap=True)
 
 
 Keys = Annotated[
@@ -132,7 +131,7 @@ def show_status(
             for column in columns:  # an id that is cut is of no use
                 table.add_column(column, no_wrap=column in ("run", "node"), overflow="fold")
             for row in rows:
-                table.add_row(*(escape(row[column]) for column in columns))
+                table.add_row(*(row[column] for column in columns))
             print_tables(table)
 
 

@@ -96,7 +96,7 @@ def sweep_method(
     else:
         print_tables(*sweep_tables(found.outcomes, found.verdict))
         if found.verdict.sentence:
-            out.print(found.verdict.sentence, markup=False, highlight=False, soft_wrap=True)
+            out.print(found.verdict.sentence, highlight=False, soft_wrap=True)
         print_troubles(found.troubles)
 
 
@@ -158,7 +158,7 @@ def tune_method(
     else:
         print_tables(*sweep_tables(found.outcomes, found.verdict))
         lines += [f"written: {file}" for file in found.files]
-        out.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
+        out.print("\n".join(lines), highlight=False, soft_wrap=True)
         print_troubles(found.troubles)
 
 
@@ -215,10 +215,10 @@ def compare_methods(
             raise UserError(f"--adapt {adapt} is for --leave-one-site-out; a run has adapt beside test_sites")
     if each_site:
         with sentences(), watching_runs(as_json) as watch:
-            if count > 1 or trial_rounds or oracle or page:
+            if count > 1 or trial_rounds or select is not Select.by_split or prune or oracle or page:
                 raise UserError(
-                    "--leave-one-site-out is not possible with --trials, --trial-rounds, --oracle or --report; "
-                    "tune first"
+                    "--leave-one-site-out is not possible with --trials, --trial-rounds, --select, --prune, "
+                    "--oracle or --report; tune first"
                 )
             _say_unused(config, scenario)
             cells, troubles = studies.leave_one_site_out(
@@ -265,7 +265,7 @@ def compare_methods(
         out.print_json(data=comparison.json())
     else:
         print_tables(*comparison_tables(comparison))
-        out.print("\n".join(comparison_lines(comparison)), markup=False, highlight=False, soft_wrap=True)
+        out.print("\n".join(comparison_lines(comparison)), highlight=False, soft_wrap=True)
         print_troubles(trouble_lines(comparison))
     if page:
         from perennial.server.report.page import write_page
@@ -346,7 +346,7 @@ def reproduce_table(
         _print_regret(size, folder, jobs, data_root, device, as_json, results, figures)
         return
     from perennial.server.study.compare import compare, comparison_lines, trouble_lines, with_baselines
-    from perennial.server.study.overview import keep, known
+    from perennial.server.study.overview import keep, kept_beside, known
     from perennial.server.study.reproduce import (
         load_reproduction,
         remark_lines,
@@ -373,23 +373,32 @@ def reproduce_table(
             if plan.kept:
                 err.print(f"not made again, {results} has them: {', '.join(sorted(plan.kept))}", soft_wrap=True)
             if {entry.label for entry in with_baselines(plan.entries)} <= plan.kept:
+                if as_json:
+                    there = kept_beside(name, table, plan, quick, results)
+                    out.print_json(data=[line.model_dump(mode="json") for line in there])
+                if figures:
+                    remark(f"--figures {figures}: there is nothing to draw, since no row was made")
                 raise typer.Exit
         comparison = compare(plan, folder, jobs or cores(), watch)
         if results:
             keep(name, table, comparison, quick, plan.select, results)
-        if figures:
-            from perennial.server.report.pictures import pictures
-
-            figures.mkdir(parents=True, exist_ok=True)
-            for kind, svg in pictures(comparison, table.drawn).items():
-                (figures / f"{name}-{kind}.svg").write_text(svg, encoding="utf-8")
     if as_json:
         out.print_json(data=reproduction_json(table, comparison))
     else:
         print_tables(reproduction_table(table, comparison))
         lines = [*remark_lines(table, comparison), *comparison_lines(comparison)]
-        out.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
+        out.print("\n".join(lines), highlight=False, soft_wrap=True)
         print_troubles(trouble_lines(comparison))
+    if figures:
+        from perennial.server.report.pictures import pictures
+
+        with sentences():
+            made = pictures(comparison, table.drawn)
+            if not made:
+                remark(f"--figures {figures}: there is nothing to draw, since no row that is drawn has a run")
+            for kind, svg in made.items():
+                figures.mkdir(parents=True, exist_ok=True)
+                write_text(figures / f"{name}-{kind}.svg", svg)
 
 
 def _overview(page: Path, results: Path, check: bool) -> None:
@@ -479,6 +488,6 @@ def report_runs(
         else:
             print(text, end="")
         for line in skipped:
-            err.print(f"skipped: {line}", style="yellow", markup=False, soft_wrap=True)
+            err.print(f"skipped: {line}", style="yellow", soft_wrap=True)
         if file:
             err.print(f"report: {file}", highlight=False, soft_wrap=True)

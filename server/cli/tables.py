@@ -3,7 +3,6 @@
 import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from rich.table import Table
@@ -12,7 +11,7 @@ from perennial.common.scores import BINS, GROUPS, SCORE_MEASURES
 from perennial.server.cli.console import out
 from perennial.server.cli.references import reference_lines
 from perennial.server.folder import RunFolder, understood
-from perennial.server.summary import AREAS, SPLIT, changed_line, summarise, worst_site
+from perennial.server.summary import AREAS, SPLIT, area_means, changed_line, site_means, summarise, worst_site
 from perennial.server.words import members, percent, size
 
 
@@ -31,7 +30,7 @@ def print_run(path: Path, as_json: bool, oracle: bool, report: bool = False) -> 
         write_page([path], file, oracle)
         line = f"page of this run: {file}"
     if not as_json:
-        out.print(line, highlight=False, markup=False, soft_wrap=True)
+        out.print(line, highlight=False, soft_wrap=True)
 
 
 def _print(folder: RunFolder, as_json: bool, oracle: bool) -> None:
@@ -47,25 +46,25 @@ def _print(folder: RunFolder, as_json: bool, oracle: bool) -> None:
     if clusters := cluster_table(folder.rows()):
         out.print(clusters)
     for line in reference_lines(folder.path, config, summary):
-        out.print(line, highlight=False, markup=False, soft_wrap=True)
+        out.print(line, highlight=False, soft_wrap=True)
     out.print(f"{traffic_line(summary)}; {summary['wall_seconds']:.1f} s", highlight=False)
     if line := privacy_line(summary):
         out.print(line, highlight=False, soft_wrap=True)
     if line := insists_line(summary):
-        out.print(line, markup=False, highlight=False, soft_wrap=True)
+        out.print(line, highlight=False, soft_wrap=True)
     if line := split_line(summary):
-        out.print(line, markup=False, highlight=False, soft_wrap=True)
+        out.print(line, highlight=False, soft_wrap=True)
     for line in changed_lines(summary):
-        out.print(line, style="yellow", markup=False, soft_wrap=True)
+        out.print(line, style="yellow", soft_wrap=True)
     for line in left_out_lines(summary):
-        out.print(line, style="yellow", markup=False)
+        out.print(line, style="yellow")
     for line in majority_lines(summary):
-        out.print(line, style="yellow", markup=False, soft_wrap=True)
+        out.print(line, style="yellow", soft_wrap=True)
     for line in untested_lines(summary):
-        out.print(line, style="yellow", markup=False)
+        out.print(line, style="yellow")
     for caution in (config.method.caution(config.scenario), config.method.model_caution(config.model)):
         if caution:
-            out.print(f"caution: {caution}", style="yellow", markup=False)
+            out.print(f"caution: {caution}", style="yellow")
     out.print(f"run folder: {folder.path}", highlight=False, soft_wrap=True)
 
 
@@ -98,7 +97,7 @@ def accuracy_table(summary: dict[str, Any]) -> Table:
         table.add_column(title, justify="right", overflow="fold")
     if sites:
         for site in sites:
-            table.add_row(site, *(percent(_site(found, site)) for _, found in columns))
+            table.add_row(site, *(percent(site_means(found["clients"]).get(site)) for _, found in columns))
         table.add_section()
     for name in environments if several or not sites else ():
         row = f"environment {name}" if sites else name
@@ -112,9 +111,12 @@ def accuracy_table(summary: dict[str, Any]) -> Table:
         table.add_row(row, *(percent(found[row]) for _, found in columns), style="bold")
     if any(found.get("areas") for _, found in columns):
         table.add_section()
+        means = [area_means(found["areas"]) for _, found in columns]
         for name in AREAS:
-            table.add_row(name.replace("_", " "), *(percent(_area(found, name)) for _, found in columns))
-        table.add_row("loss", *(f"{found['loss']:.4f}" for _, found in columns))
+            table.add_row(name.replace("_", " "), *(percent(own.get(name)) for own in means))
+        table.add_row(
+            "loss", *(f"{found['loss']:.4f}" if found["loss"] is not None else "–" for _, found in columns)
+        )
     table.add_section()
     table.add_row("held-out training", *(percent(found["validation"]) for _, found in columns))
     if any(found.get(SPLIT) for _, found in columns):
@@ -132,8 +134,8 @@ def score_table(summary: Mapping[str, Any]) -> Table | None:
         return None
     positive = next(iter(every.values()))["positive"]
     own, where = ("clients", "site") if summary["scenario"] == "own-data" else ("environments", "environment")
-    parts = {model: {**scores[own], "all": scores["all"]} for model, scores in every.items()}
-    errors = [found["auroc_error"] or 0.0 for rows in parts.values() for found in rows.values()]
+    parts = {model: [*scores[own].items(), ("all", scores["all"])] for model, scores in every.items()}
+    errors = [found["auroc_error"] or 0.0 for rows in parts.values() for _, found in rows]
     table = Table(
         title=f"class {positive} against the other, after round {summary['rounds']}",
         caption=f"in % of the test samples; AUROC from {BINS} bins of the score, by which it can be off by "
@@ -144,10 +146,10 @@ def score_table(summary: Mapping[str, Any]) -> Table | None:
     for title in (f"{positive},\nof all", "sensi-\ntivity", "speci-\nficity", "AUROC", "calibr.\nerror"):
         table.add_column(title, justify="right", overflow="fold")
     for model, rows in parts.items():
-        for name, found in rows.items():
+        for name, found in rows:
             values = (percent(found[measure]) for measure in SCORE_MEASURES)
             counts = f"{found['positives']} of {found['samples']}"
-            table.add_row(model, name, counts, *values, style="bold" if name == "all" else "")
+            table.add_row(model, name, counts, *values, style="bold" if found is rows[-1][1] else "")
         table.add_section()
     return table
 
@@ -243,15 +245,3 @@ def untested_lines(summary: dict[str, Any]) -> list[str]:
     every = [found for selections in summary["models"].values() for found in selections.values()]
     names = sorted({client for found in every for client, own in found["clients"].items() if not own})
     return [f"{', '.join(names)}: no test data, so not in any test accuracy"] if names else []
-
-
-def _site(found: Mapping[str, Any], site: str) -> float | None:
-    """Mean over the test environments that a site has."""
-    own = found["clients"].get(site)
-    return fmean(own.values()) if own else None
-
-
-def _area(found: Mapping[str, Any], name: str) -> float | None:
-    """Mean over test environments."""
-    values = [own[name] for own in found["areas"].values() if name in own]
-    return fmean(values) if values else None

@@ -7,7 +7,6 @@ from math import nan
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from pydantic import ValidationError
 
 from perennial.common.config import RunConfig, sentence
@@ -171,19 +170,8 @@ def _curve(model: str, rows: Iterable[Row], sent: Sequence[float]) -> Curve:
         sent=[sent[number - 1] for number in by_round],
         accuracy=[_number(found["average"]) for found in evaluations],
         held_out=[_number(found["validation"]) for found in evaluations],
-        loss=[_test_loss(own) for own in by_round.values()],
+        loss=[_number(found["loss"]) for found in evaluations],
     )
-
-
-def _test_loss(rows: Iterable[Row]) -> float:
-    """Mean over test environments of the mean over clients, as `average` is for the accuracy."""
-    by_environment: dict[str, list[float]] = {}
-    for row in rows:
-        if row["split"] == "test":
-            for name, count, loss in zip(row["environment"], row["count"], row["loss"], strict=True):
-                if count:
-                    by_environment.setdefault(name, []).append(loss / count)
-    return float(np.mean([np.mean(values) for values in by_environment.values()])) if by_environment else nan
 
 
 def _number(value: float | None) -> float:

@@ -106,7 +106,7 @@ def _line(style: int, x: Sequence[float], spreads: Sequence[Spread | None], fact
 
 def environment_line(style: int, result: Result, selection: str, names: Sequence[str]) -> figures.Line:
     """A result's accuracy in each test environment."""
-    return _line(style, range(len(names)), [result.spread(selection, name) for name in names])
+    return _line(style, range(len(names)), [result.accuracy(selection, name) for name in names])
 
 
 def curve_line(style: int, means: Mapping[int, Spread | None], factor: float = 100) -> figures.Line:
@@ -138,13 +138,16 @@ def _reliability_line(style: int, result: Result) -> figures.Line | None:
 
 
 def round_means(result: Result, kind: str) -> dict[int, Spread | None]:
-    """One of a curve's quantities over the runs of a result, by round."""
+    """One of a curve's quantities over the runs of a result that have it, by round; None where none has."""
     found: dict[int, list[float]] = {}
     for run in result.runs:
         curve = run.curves[result.model]
         for number, value in zip(curve.rounds, getattr(curve, kind), strict=True):
             found.setdefault(number, []).append(value)
-    return {number: over_seeds(values) for number, values in sorted(found.items())}
+    return {
+        number: over_seeds(value for value in values if not isnan(value))
+        for number, values in sorted(found.items())
+    }
 
 
 def _unit(most: float) -> tuple[float, str]:

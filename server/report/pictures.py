@@ -5,7 +5,7 @@ from pathlib import Path
 
 from perennial.server.folder import RunFolder
 from perennial.server.report.figures import STYLES, Line, standalone_figure
-from perennial.server.report.load import Run, load
+from perennial.server.report.load import Run, load_runs
 from perennial.server.report.panels import curve_line, environment_line, round_means
 from perennial.server.report.results import Result
 from perennial.server.study.compare import Choice, Comparison
@@ -14,10 +14,13 @@ from perennial.server.study.compare import Choice, Comparison
 def pictures(comparison: Comparison, labels: Sequence[str] = ()) -> dict[str, str]:
     """SVG by name: `environments` and `rounds`, and `training` where methods log an accuracy in every round.
 
-    `labels` are the rows to draw; none are the first that can be told apart.
+    `labels` are the rows to draw; none are the first that can be told apart. Empty where none of them has a run
+    that can be read.
     """
-    wanted = [c for c in comparison.choices if c.runs and (not labels or c.label in labels)][:STYLES]
-    results = [_result(choice) for choice in wanted]
+    wanted = [choice for choice in comparison.choices if not labels or choice.label in labels]
+    results = [result for choice in wanted if (result := _result(choice))][:STYLES]
+    if not results:
+        return {}
     made = {}
     if len(comparison.environments) > 1:
         lines = [environment_line(n, result, "final", comparison.environments) for n, result in enumerate(results)]
@@ -47,8 +50,10 @@ def _picture(lines: Sequence[Line], results: Sequence[Result], xlabel: str, name
     return standalone_figure(lines, labels, xlabel, "test accuracy (%)", names=names)
 
 
-def _result(choice: Choice) -> Result:
-    runs = [load(Path(path)) for path in choice.runs]
+def _result(choice: Choice) -> Result | None:
+    runs, _ = load_runs(map(Path, choice.runs))  # what cannot be read is among the comparison's troubles
+    if not runs:
+        return None
     return Result(runs[0].config.scenario.name, choice.label, runs[0].config.method.evaluates[-1], True, runs)
 
 

@@ -32,8 +32,13 @@ class Result:
         return [run.models[self.model][selection] for run in self.runs if selection in run.models[self.model]]
 
     def spread(self, selection: str, measure: str) -> Spread | None:
-        """A test environment, or one of `MEASURES` or `held-out`, over seeds; None where there is no number."""
+        """One of `MEASURES` or `held-out` over seeds; None where there is no number."""
         return over_seeds(found[measure] for one in self.picked(selection) if measure in (found := measures(one)))
+
+    def accuracy(self, selection: str, environment: str) -> Spread | None:
+        """In a test environment over seeds; None where there is no number."""
+        found = (one.accuracy for one in self.picked(selection))
+        return over_seeds(own[environment] for own in found if environment in own)
 
 
 def results(runs: Iterable[Run]) -> list[Result]:

@@ -11,7 +11,8 @@ from perennial.common.scores import BINS, SCORE_MEASURES
 from perennial.server.report.load import Run
 from perennial.server.report.results import Result, by_scenario, over_seeds, part, telling
 from perennial.server.study.compare import Spread
-from perennial.server.summary import SPLIT
+from perennial.server.study.runs import Scored
+from perennial.server.summary import SPLIT, site_means
 from perennial.server.words import members, size
 
 MEASURES = ("worst", "average", "worst client", "bottom decile")
@@ -75,7 +76,8 @@ def environment_table(found: Sequence[Result], selections: Sequence[str]) -> Tab
     rows = [
         [
             *(result.method, result.model, titled(selection)),
-            *(_cell(result.spread(selection, measure)) for measure in (*names, "held-out")),
+            *(_cell(result.accuracy(selection, name)) for name in names),
+            _cell(result.spread(selection, "held-out")),
             ", ".join(str(one.round) for one in result.picked(selection)) or "–",
         ]
         for result in found
@@ -91,8 +93,8 @@ def site_table(found: Sequence[Result], selections: Sequence[str]) -> Table | No
     rows = []
     for result in found:
         for selection in selections:
-            picked = result.picked(selection)
-            known = [[value for one in picked if (value := one.site(name)) is not None] for name in sites]
+            means = [site_means(one.clients) for one in result.picked(selection)]
+            known = [[own[name] for own in means if name in own] for name in sites]
             rows.append([result.method, result.model, titled(selection), *(_cell(over_seeds(v)) for v in known)])
     head = ["method", "model", "selection", *sites]
     return Table("Test accuracy in % by site", head, rows, 3) if sites else None
@@ -103,9 +105,12 @@ def score_table(found: Sequence[Result]) -> Table | None:
     rows, sites = [], sites_of(found)
     for result in found:
         scores = [one.scores for one in result.picked("final") if one.scores]
-        names = dict.fromkeys(name for own in scores for name in (own.clients if sites else own.environments))
-        for name in [*names, *(["all"] if scores else [])]:
-            parts = [{**own.environments, **own.clients, "all": own.all}.get(name) for own in scores]
+        each = [own.clients if sites else own.environments for own in scores]
+        names = dict.fromkeys(name for own in each for name in own)
+        lines: list[tuple[str, list[Scored | None]]] = [(name, [own.get(name) for own in each]) for name in names]
+        if scores:
+            lines.append(("all", [own.all for own in scores]))
+        for name, parts in lines:
             spreads = (
                 over_seeds(value for part in parts if part and (value := getattr(part, measure)) is not None)
                 for measure in SCORE_MEASURES
@@ -229,13 +234,15 @@ def to_csv(found: Sequence[Result], selections: Sequence[str]) -> str:
         "seeds",
         "rounds picked",
     ]
-    numbers = {**{name: name for name in (*MEASURES, "held-out")}, **{f"accuracy {name}": name for name in names}}
+    measures = (*MEASURES, "held-out")
+    numbers = [*measures, *(f"accuracy {name}" for name in names)]
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow([*about, *(column for title in numbers for column in (title, f"{title} sd")), "run folders"])
     for result, title, own in zip(found, titles, every, strict=True):
         for selection in selections:
-            spreads = [result.spread(selection, measure) for measure in numbers.values()]
+            spreads = [result.spread(selection, measure) for measure in measures]
+            spreads += [result.accuracy(selection, name) for name in names]
             cells = [value for one in spreads for value in ((one.mean, one.deviation) if one else (None, None))]
             writer.writerow(
                 [

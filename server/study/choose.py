@@ -2,20 +2,22 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from math import sqrt
 from pathlib import Path
 from typing import Any
 
 from perennial.common.config import RunConfig
+from perennial.common.errors import UserError
 from perennial.common.files import write_text
 from perennial.common.methods.references import FILE, ROUNDS, References
 from perennial.server.split import CONSTANT, Judged, Score, Select, first, more, score, shut
 from perennial.server.study.leave import LeftOut, leave_one_out
 from perennial.server.study.prune import run_trials
-from perennial.server.study.runs import Outcome, Standing, Watch, run_all
+from perennial.server.study.runs import Outcome, Standing, Watch, run_all, with_log
 from perennial.server.study.sweep import best, differences, held_out, search_ranges, trials
 from perennial.server.study.version import run_name
-from perennial.server.words import percent
+from perennial.server.words import assignments, percent
 
 SHUT = "split does not speak"
 MEANS = ("score", "mean", "agreeing", "misleading", "constant", "constant_mean")
@@ -59,6 +61,8 @@ def search(
     """
     configs, why_not = trials(config, count, fixed), ""
     if select is Select.by_split:
+        if config.references:
+            raise UserError(f"references: {config.references!r} is not possible with split, which makes its own")
         configs, why_not = with_references(configs, out, jobs, watch)
     (found,) = search_each([configs], select, prune, out, jobs, watch, why_not=why_not)
     return found
@@ -77,6 +81,8 @@ def search_each(
     """Each method's trials and the choice; `why_not` where there are no references. Raises as `run_all` does."""
     left = [leave_one_out(own, out, jobs, watch) for own in groups] if select is Select.leave_one_out else []
     outcomes = run_trials(groups, select, prune, out, jobs, watch, later)
+    if select is Select.by_split:
+        outcomes = [list(map(with_log, own)) for own in outcomes]
     if left:
         return [(own, choose(own, select, why, found)) for own, (found, why) in zip(outcomes, left, strict=True)]
     return [(own, choose(own, select, why_not)) for own in outcomes]
@@ -176,7 +182,7 @@ def choose(
 
 
 def last_counts(outcome: Outcome) -> dict[str, Any] | None:
-    """The headline model's row of counts after the last round; None where there is none."""
+    """The headline model's row of counts after the last round; None where there is none. Raises as `rows` does."""
     if not outcome.summary:
         return None
     model = outcome.config.method.evaluates[-1]
@@ -187,28 +193,32 @@ def last_counts(outcome: Outcome) -> dict[str, Any] | None:
 def advice(outcomes: Mapping[str, Sequence[Outcome]]) -> str:
     """Which of several methods is first by `split` after the last round, in one sentence; by label, over seeds.
 
-    A method's score is the mean over its runs; the standard error of that goes with it.
+    A method's score is the mean over its runs with counts; the standard error of that goes with it. Informed ones
+    come first, as where a trial is chosen.
     """
-    rows = {label: [row for own in found if (row := last_counts(own))] for label, found in outcomes.items()}
+    readable = {label: list(map(with_log, found)) for label, found in outcomes.items()}
+    rows = {label: [row for own in found if (row := last_counts(own))] for label, found in readable.items()}
     reasons = [shut(row) for found in rows.values() for row in found]
     if not reasons or any(reasons):
         return f"{SHUT}: {next(filter(None, reasons), 'no run has counts')}"
     each = {label: [own for row in found if (own := score(row))] for label, found in rows.items()}
     scores = {label: average(own) for label, own in each.items() if own}
-    order = sorted(scores, key=lambda label: -scores[label].score)
+    order = sorted(scores, key=lambda label: (not scores[label].informed, -scores[label].score))
+    seeds = {label: (len(each[label]), len(outcomes[label])) for label in order}
+    named = {label: label + f" ({has} of {all_} seeds)" * (has < all_) for label, (has, all_) in seeds.items()}
     top = scores[order[0]]
-    text = f"first by split: {order[0]} with {percent(top.score)} % (standard error {percent(top.error)})"
-    if len(order) > 1:
-        second = scores[order[1]]
+    text = f"first by split: {named[order[0]]} with {percent(top.score)} % (standard error {percent(top.error)})"
+    # One that is not informed may be above, and comes after all the same.
+    if len(order) > 1 and (second := scores[order[1]]).score <= top.score:
         far = "more" if more(top, second) else "no more"
         points = percent(top.score - second.score)
-        text += f", {points} points and {far} than two standard errors before {order[1]}"
+        text += f", {points} points and {far} than two standard errors before {named[order[1]]}"
     far = "more" if top.informed else "no more"
     text += (
         f"; the best constant has {percent(top.constant)} %, and the mean over right and wrong samples is "
         f"{percent(top.mean - top.constant_mean)} points and {far} than two standard errors above a constant's"
     )
-    return text if top.beats_constant else f"{text}: {CONSTANT}"
+    return text if any(own.beats_constant for own in scores.values()) else f"{text}: {CONSTANT}"
 
 
 def average(scores: Sequence[Score]) -> Score:
@@ -271,21 +281,23 @@ def _resting(own: Judged) -> str:
 def named(outcomes: Sequence[Outcome], trial: int) -> str:
     """A trial with the hyper-parameters in which it differs from trial 0."""
     drawn = differences(outcomes[trial].config, outcomes[0].config)
-    shown = [
-        f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}" for name, value in drawn.items()
-    ]
-    return f"trial {trial} ({', '.join(shown) or 'the defaults'})"
+    return f"trial {trial} ({assignments(drawn) or 'the defaults'})"
 
 
 # ---------------------------------------------------------------------- what is kept of it
 
 
-def keep(outcomes: Sequence[Outcome], verdict: Verdict, folder: Path) -> list[Path]:
-    """Write the chosen configuration, which `--config` takes, and a picture of the search; their files."""
+def keep(outcomes: Sequence[Outcome], verdict: Verdict, select: Select, folder: Path) -> list[Path]:
+    """Write the chosen configuration, which `--config` takes, and a picture of the search; their files.
+
+    The digits of their names are another search's on other data, with other settings or by another rule.
+    """
     from perennial.server.report.figures import knob_figure  # matplotlib takes its time
 
     config = outcomes[0].config
-    stem = f"tuned-{config.method.name}-{config.scenario.name}-s{config.seed}"
+    search = f"{run_name(config.model_copy(update={'references': ''}))} {select}"
+    digits = sha256(search.encode()).hexdigest()[:8]
+    stem = f"tuned-{config.method.name}-{config.scenario.name}-s{config.seed}-{digits}"
     files = []
     if verdict.trial is not None:
         files.append(folder / f"{stem}.toml")

@@ -20,10 +20,11 @@ from perennial.server.rows import Table
 from perennial.server.split import Select
 from perennial.server.study.choose import SHUT, Verdict, advice, search_each, with_references
 from perennial.server.study.prune import grouped
-from perennial.server.study.runs import Outcome, Selected, Standing, Watch, older, run_all
+from perennial.server.study.runs import Followed, Outcome, Selected, Standing, Watch, older, run_all
 from perennial.server.study.sweep import differences, equals, key_of, tie, trials
 from perennial.server.study.version import run_name
-from perennial.server.summary import AREAS, SELECTIONS, SPLIT, summarise
+from perennial.server.summary import AREAS, SELECTIONS, SPLIT, area_means, site_means, summarise
+from perennial.server.words import assignments
 
 BASELINES = ("fedavg", "local")
 SEARCH_SEED = 0
@@ -105,12 +106,19 @@ class Row:
     model: str
     selection: str
     measures: dict[str, Spread]
-    """By test environment, and `worst`, `average`, `pooled`, `worst client`, `bottom decile`, `held-out`, `loss`,
-    `variance` and `entropy` of the environments' accuracies, and areas."""
+    """`worst`, `average`, `pooled`, `worst client`, `bottom decile`, `held-out`, `loss`, `variance` and `entropy`
+    of the environments' accuracies, and areas."""
     seeds: int
     """How many seeds the means are over; fewer than planned where runs have trouble."""
     sites: dict[str, Spread] = field(default_factory=dict)
     """Accuracies of sites with data of their own, each the mean over its test environments."""
+    environments: dict[str, Spread] = field(default_factory=dict)
+    """Accuracies by test environment, which may be called as a measure is."""
+
+    @property
+    def columns(self) -> dict[str, Spread]:
+        """Measures and environments together, as in papers' tables, where no two are called the same."""
+        return self.environments | self.measures
 
 
 @dataclass(frozen=True)
@@ -168,19 +176,24 @@ class Comparison:
 
     @property
     def table(self) -> Table:
-        """A row for each method, selection and measure (`Row.measures`): mean and deviation over seeds."""
+        """A row for each method, selection and measure: mean and deviation over seeds.
+
+        Measures are the accuracy in each test environment, and `Row.measures`. An environment that is called as
+        one of these has "environment" before its name.
+        """
         return Table(
             {
                 "method": row.label,
                 "model": row.model,
                 "selection": row.selection,
-                "measure": name,
+                "measure": f"environment {name}" if name in apart else name,
                 "mean": value.mean,
                 "deviation": value.deviation,
                 "seeds": row.seeds,
             }
             for row in self.rows
-            for name, value in row.measures.items()
+            for measures, apart in ((row.environments, row.measures), (row.measures, {}))
+            for name, value in measures.items()
         )
 
     def row(self, label: str, selection: str) -> Row | None:
@@ -228,13 +241,7 @@ def compare(plan: Plan, out: Path, jobs: int, watch: Watch = lambda _: None) -> 
         ]
         for label, entry in zip(bases, entries, strict=True)
     }
-    standing = Standing()
-
-    def follow(now: Standing) -> None:
-        nonlocal standing
-        standing = now
-        watch(now)
-
+    followed = Followed(watch)
     searched: dict[str, list[Outcome]] = {}
     chosen: dict[str, int | None] = dict.fromkeys(tried, 0)
     verdicts: dict[str, Verdict] = {}
@@ -248,10 +255,10 @@ def compare(plan: Plan, out: Path, jobs: int, watch: Watch = lambda _: None) -> 
         groups = {label: own for label, own in tried.items() if label not in verdicts}
         searching = [config for configs in groups.values() for config in configs]
         later = [first.rounds] * (len(set(map(run_name, bases.values()))) * (plan.seeds - (not short)))
-        found = search_each([*groups.values()], plan.select, plan.prune, out, jobs, follow, later, why_not)
+        found = search_each([*groups.values()], plan.select, plan.prune, out, jobs, followed, later, why_not)
         searched = {label: own for label, (own, _) in zip(groups, found, strict=True)}
         verdicts |= {label: verdict for label, (_, verdict) in zip(groups, found, strict=True)}
-        standing = replace(standing, ended=len(set(map(run_name, searching))))
+        followed.standing = replace(followed.standing, ended=len(set(map(run_name, searching))))
         chosen = {label: verdicts[label].trial for label in tried}
     final = {
         label: [seeded(label, tried[label][number], seed) for seed in range(plan.seeds)]
@@ -262,7 +269,9 @@ def compare(plan: Plan, out: Path, jobs: int, watch: Watch = lambda _: None) -> 
     whole = {} if short else searched
     ended = {label: [whole[label][number]] for label in whole if (number := chosen[label]) is not None}
     rest = {label: configs[len(ended.get(label, ())) :] for label, configs in final.items()}
-    others = run_all([config for configs in rest.values() for config in configs], out, jobs, follow, standing)
+    others = run_all(
+        [config for configs in rest.values() for config in configs], out, jobs, followed, followed.standing
+    )
     by_label = zip(rest, grouped(others, rest.values()), strict=True)
     outcomes = {label: ended.get(label, []) + own for label, own in by_label}
 
@@ -306,13 +315,13 @@ def compare(plan: Plan, out: Path, jobs: int, watch: Watch = lambda _: None) -> 
 
 
 def measures(found: Selected) -> dict[str, float]:
-    """Everything a row averages over seeds, of one seed.
+    """Everything but environments that a row averages over seeds, of one seed.
 
     A client's accuracy is its mean over the test environments; the bottom decile is the mean over the worst tenth
     of the clients, at least one. An area is the mean over test environments. Of a run without test data only what
     is measured on held-out data is there.
     """
-    clients = sorted(fmean(values.values()) for values in found.clients.values() if values)
+    clients = sorted(site_means(found.clients).values())
     tenth = clients[: ceil(len(clients) / 10)]
     of_all = {
         "worst": found.worst,
@@ -323,12 +332,10 @@ def measures(found: Selected) -> dict[str, float]:
         "held-out": found.validation,
         "loss": found.loss,
     }
-    areas = {name: [own[name] for own in found.areas.values() if name in own] for name in AREAS}
     return {
-        **found.accuracy,
         **{name: value for name, value in of_all.items() if value is not None},
         **fairness(list(found.accuracy.values())),
-        **{name: fmean(values) for name, values in areas.items() if values},
+        **area_means(found.areas),
     }
 
 
@@ -391,25 +398,34 @@ def comparison_tables(comparison: Comparison) -> list[terminal.Table]:
         title="per test environment", caption=f"test accuracy in %, mean over clients, {spread_text}"
     )
     areas = terminal.Table(title="loss and areas", caption=f"mean cross-entropy; {AREAS_TEXT}; {spread_text}")
-    tables: list[tuple[terminal.Table, Sequence[str]]] = [(summary, OVERALL), (details, comparison.environments)]
-    if any("auroc" in row.measures for row in comparison.rows):
-        tables.append((areas, ("loss", *AREAS)))
+    rows = comparison.rows
+    measured = [{name: text(name, own) for name, own in row.measures.items()} for row in rows]
+    tables: list[tuple[terminal.Table, Sequence[str], list[dict[str, str]]]] = [
+        (summary, OVERALL, measured),
+        (details, comparison.environments, [_percents(row.environments) for row in rows]),
+    ]
+    if any("auroc" in row.measures for row in rows):
+        tables.append((areas, ("loss", *AREAS), measured))
     if comparison.sites:
         caption = f"test accuracy in %, of a site its mean over the test environments, {spread_text}"
-        tables.append((terminal.Table(title="per site", caption=caption), comparison.sites))
-    for table, columns in tables:
+        sites = terminal.Table(title="per site", caption=caption)
+        tables.append((sites, comparison.sites, [_percents(row.sites) for row in rows]))
+    for table, columns, shown in tables:
         table.add_column("method (model)")
         table.add_column("selection")
         for column in columns:
             table.add_column(column.replace("_hard_batch", " hard batch").replace(" ", "\n"), justify="right")
-        for number, row in enumerate(comparison.rows):
-            last = number + 1 == len(comparison.rows) or comparison.rows[number + 1].label != row.label
+        for number, row in enumerate(rows):
+            last = number + 1 == len(rows) or rows[number + 1].label != row.label
             name = row.label if row.label == CONSTANT else f"{row.label} ({row.model})"
             name += "" if row.seeds == comparison.seeds else f", {row.seeds} of {seeds}"
-            shown = row.sites if columns is comparison.sites else row.measures
-            values = [text(column, shown.get(column)) for column in columns]
+            values = [shown[number].get(column, "–") for column in columns]
             table.add_row(name, row.selection, *values, end_section=last)
-    return [table for table, _ in tables]
+    return [table for table, _, _ in tables]
+
+
+def _percents(accuracies: Mapping[str, Spread]) -> dict[str, str]:
+    return {name: str(own.percent()) for name, own in accuracies.items()}
 
 
 def budget(trials: int, rounds: int | None) -> str:
@@ -429,7 +445,7 @@ def comparison_lines(comparison: Comparison) -> list[str]:
         return ["hyper-parameters: what was set, else the defaults; no search", *said]
     chosen = [
         f"{choice.label}: trial {choice.trial} of {comparison.trials}"
-        + (" (the defaults)" if choice.trial == 0 else f" ({_assignments(choice.settings)})")
+        + (" (the defaults)" if choice.trial == 0 else f" ({assignments(choice.settings)})")
         + (f"; {tied}" if (tied := tie(choice.tied, choice.trial)) else "")
         + (f"; {choice.pruned} stopped early" if choice.pruned else "")
         for choice in comparison.choices
@@ -463,6 +479,8 @@ def base_config(plan: Plan, entry: Entry, entries: tuple[Entry, ...]) -> RunConf
     config = entry_config(plan, entry, entries)
     if config.seed != SEARCH_SEED:
         raise UserError(f"--set seed={config.seed} is not possible here; say how many with --seeds")
+    if config.references:
+        raise UserError(f"references: {config.references!r} is not possible here; those of each seed are made")
     return config
 
 
@@ -549,17 +567,18 @@ def _pick(outcome: Outcome, selection: str, troubles: list[str]) -> Selected | N
 def _rows(label: str, model: str, selection: str, found: list[Selected], sites: Sequence[str]) -> list[Row]:
     if not found:
         return []
-    known = {site: [value for one in found if (value := one.site(site)) is not None] for site in sites}
+    each = [site_means(one.clients) for one in found]
+    known = {site: [means[site] for means in each if site in means] for site in sites}
     own = {site: spread(values) for site, values in known.items() if values}
-    seeds = [measures(selected) for selected in found]
+    environments = _means([one.accuracy for one in found])
+    return [Row(label, model, selection, _means(list(map(measures, found))), len(found), own, environments)]
+
+
+def _means(seeds: Sequence[Mapping[str, float]]) -> dict[str, Spread]:
+    """Over seeds, of what all of them have."""
     names = [name for name in seeds[0] if all(name in seed for seed in seeds)]
-    means = {name: spread([seed[name] for seed in seeds]) for name in names}
-    return [Row(label, model, selection, means, len(seeds), own)]
+    return {name: spread([seed[name] for seed in seeds]) for name in names}
 
 
 def _has_oracle(comparison: Comparison) -> bool:
     return any(row.selection == "oracle" for row in comparison.rows)
-
-
-def _assignments(settings: Mapping[str, Any]) -> str:
-    return ", ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in settings.items())

@@ -152,6 +152,10 @@ def load_claims(file: Path = DEMO, only: Iterable[str] = (), option: str = "--on
     return [by_method[name] for name in wanted or by_method]
 
 
+def _column(found: Selected, column: str) -> float | None:
+    return {**found.accuracy, **measures(found)}.get(column)
+
+
 @dataclass(frozen=True)
 class Measured:
     """A method's runs for a claim, by seed."""
@@ -166,7 +170,7 @@ class Measured:
 
     def numbers(self, column: str) -> Numbers:
         """A measure by seed."""
-        return [measures(found).get(column) if found else None for found in self.selected()]
+        return [_column(found, column) if found else None for found in self.selected()]
 
 
 @dataclass(frozen=True)
@@ -220,7 +224,7 @@ class Finding:
         column = self.claim.column
         sides = {"method": self.measured[0], "reference": self.measured[1], "oracle": self.oracle}
         found = {name: own.numbers(column) for name, own in sides.items() if own}
-        return {**found, "constant": [measures(one).get(column) for one in self.constant]}
+        return {**found, "constant": [_column(one, column) for one in self.constant]}
 
     @property
     def titles(self) -> dict[str, str]:

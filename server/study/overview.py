@@ -9,6 +9,7 @@ from statistics import fmean, median, stdev
 
 from pydantic import BaseModel, ConfigDict
 
+from perennial.common.errors import UserError
 from perennial.common.files import write_text
 from perennial.common.methods import method_class
 from perennial.server.folder import RunFolder
@@ -32,8 +33,9 @@ from perennial.server.study.reproduce import (
     reproductions,
     row_name,
 )
-from perennial.server.study.runs import kept_lines
+from perennial.server.study.runs import kept_lines, locked
 from perennial.server.summary import SPLIT
+from perennial.server.words import assignments
 
 SELECTION = "final"
 """Verdicts are about the last round, which nobody chose."""
@@ -89,7 +91,8 @@ def keep(name: str, table: Reproduction, comparison: Comparison, quick: bool, by
     """Write what the page needs of a table's comparison; the file. There is one for each rule of a search, and for
     each smaller number of rounds.
 
-    Rows that the comparison lacks stay in the file if they are of its size; so a long table is made row by row.
+    Rows that the comparison lacks stay in the file; so a long table is made row by row. `known` sees to it that
+    they are of its size.
     """
     shown = {*table.columns, *table.beside}
     choices = {choice.label: choice for choice in comparison.choices}
@@ -104,7 +107,7 @@ def keep(name: str, table: Reproduction, comparison: Comparison, quick: bool, by
             by=by,
             quick=quick,
             settings=choices[row.label].settings if row.label in choices else {},
-            measures={column: list(own.values) for column, own in row.measures.items() if column in shown},
+            measures={column: list(own.values) for column, own in row.columns.items() if column in shown},
             runs=[Path(run).name for run in choices[row.label].runs] if row.label in choices else [],
             ended=own if any(own := endings.get(row.label, [])) else [],
         )
@@ -113,22 +116,29 @@ def keep(name: str, table: Reproduction, comparison: Comparison, quick: bool, by
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / _file_name(name, table, comparison, by, quick)
     made = {line.row for line in lines}
-    there = kept_lines(file, Kept)
-    lines += [line for line in there if line.row not in made and line.size == lines[0].size]
     order = {row.title: number for number, row in enumerate(table.rows)}
-    lines.sort(key=lambda line: (order.get(line.row, len(order)), line.row == CONSTANT))
-    write_text(file, "".join(f"{line.model_dump_json()}\n" for line in lines))
+    with locked(folder):
+        lines += [line for line in kept_lines(file, Kept) if line.row not in made]
+        lines.sort(key=lambda line: (order.get(line.row, len(order)), line.row == CONSTANT))
+        write_text(file, "".join(f"{line.model_dump_json()}\n" for line in lines))
     return file
 
 
 def known(name: str, table: Reproduction, plan: Plan, quick: bool, only: Sequence[str], folder: Path) -> Plan:
     """The plan less what is kept: rows of its size and seeds but for those in `only`, and what a search chose.
 
-    A search is the same at any number of rounds where its trials have rounds of their own.
+    A search is the same at any number of rounds where its trials have rounds of their own. Raises `UserError` for
+    a file that does not fit, holds rows of another size, or more seeds of a row that is to be made.
     """
-    lines = kept_lines(folder / _file_name(name, table, plan, plan.select, quick), Kept)
-    size, asked = (plan.rounds, plan.trials, plan.trial_rounds, quick), {row_name(row).casefold() for row in only}
-    there = {line.row for line in lines if line.size == size and _seeds(line) == plan.seeds}
+    file = folder / _file_name(name, table, plan, plan.select, quick)
+    lines, asked = kept_beside(name, table, plan, quick, folder), {row_name(row).casefold() for row in only}
+    size = (plan.rounds or table.rounds, plan.trials, plan.trial_rounds, quick)
+    if other := next((line.size for line in lines if line.size != size), None):
+        raise UserError(
+            f"{file} holds rows of {_size_words(*other)}, which rows of {_size_words(*size)} cannot join; "
+            "give another --keep folder"
+        )
+    there = {line.row for line in lines if _seeds(line) == plan.seeds}
     labels = {entry.label for entry in with_baselines(plan.entries)}
     search = (plan.trials, plan.trial_rounds, quick, plan.select)
     choices = {
@@ -140,7 +150,22 @@ def known(name: str, table: Reproduction, plan: Plan, quick: bool, only: Sequenc
         and search == (line.trials, line.trial_rounds, line.quick, line.by)
     }
     rows = frozenset(label for label in labels & there if row_name(label).casefold() not in asked)
+    for line in lines:
+        if line.row in labels - rows and _seeds(line) > plan.seeds:
+            raise UserError(
+                f"{file} holds {_seeds(line)} seeds of the row {line.row}, which {plan.seeds} would replace; "
+                "say --seeds, or give another --keep folder"
+            )
     return replace(plan, kept=rows, choices=choices)
+
+
+def kept_beside(name: str, table: Reproduction, plan: Plan, quick: bool, folder: Path) -> list[Kept]:
+    """What is kept in the file that the plan's rows go to. Raises `UserError` for a line that does not fit."""
+    return kept_lines(folder / _file_name(name, table, plan, plan.select, quick), Kept)
+
+
+def _size_words(rounds: int, trials: int, trial_rounds: int | None, quick: bool) -> str:
+    return f"{rounds} rounds with {budget(trials, trial_rounds)}" + " of the small version" * quick
 
 
 def _file_name(name: str, table: Reproduction, size: Plan | Comparison, by: Select, quick: bool) -> str:
@@ -288,7 +313,8 @@ It is about the last round, which nobody chose:
 Below a table's claims is **why** one is not so here, what shows it, and which rows are not the paper's. Then come
 **all its rows** that were run, and what the paper has, in brackets. Rows without brackets are not in the paper.
 Where a table was also made at another size, or with settings found in another way, these runs follow. A claim is
-counted once: as the first runs have it that have both its rows. Its reason stands there.
+counted once: as the first runs have it that have both its rows. Its reason stands there. "By split" names the rule
+that was asked for: where [`split`](selection.md) does not speak, held-out data chose.
 
 Accuracies are in percent, as mean over seeds ± standard deviation. The difference is ours, ± its standard error.
 *Constant* is a predictor that always says the most frequent class. A method below it has learnt nothing that is of
@@ -468,15 +494,8 @@ def _drawn(lines: Sequence[Kept]) -> list[str]:
     own = [line for line in lines if line.trials > 1 and line.selection == SELECTION]
     if not own:
         return []
-    texts = (", ".join(f"{key}={_short(value)}" for key, value in line.settings.items()) for line in own)
-    chosen = [
-        f"- {line.row}: {text or 'the defaults, its first trial'}" for line, text in zip(own, texts, strict=True)
-    ]
+    chosen = [f"- {line.row}: {assignments(line.settings) or 'the defaults, its first trial'}" for line in own]
     return ["The settings that the search chose:", "", *chosen, ""]
-
-
-def _short(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _seeds(line: Kept) -> int:

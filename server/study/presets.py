@@ -6,13 +6,13 @@ from typing import Any
 
 import tomli_w
 
-from perennial.common.config import RunConfig, load_config
+from perennial.common.config import RunConfig
 from perennial.common.files import write_text
 from perennial.common.presets import FILE, TUNED, Preset, read_presets
 from perennial.server.split import Select
 from perennial.server.study.choose import Verdict
 from perennial.server.study.runs import Outcome
-from perennial.server.study.sweep import key_of, search_ranges, trial
+from perennial.server.study.sweep import key_of, search_ranges
 from perennial.server.study.version import run_name
 
 HEADER = f"""\
@@ -67,14 +67,6 @@ def preset_of(
         constant=round(found.constant, 4),
         code=run_name(config).rpartition("-")[2],
     )
-
-
-def redrawn(preset: Preset) -> dict[str, Any]:
-    """The settings of the preset's trial, drawn anew: what the preset must have. Raises as `load_config` does."""
-    options = {"method": preset.method, "scenario": preset.scenario, "seed": preset.seed, "rounds": preset.rounds}
-    base = load_config(options=options, settings=preset.given)
-    fixed = {key_of(setting) for setting in preset.given}
-    return _settings(trial(base, preset.trial, fixed), fixed)
 
 
 def _settings(config: RunConfig, fixed: Collection[str]) -> dict[str, Any]:

@@ -12,10 +12,11 @@ from statistics import median
 from typing import TypeVar
 
 from perennial.common.config import RunConfig
+from perennial.common.errors import UserError
 from perennial.common.files import write_text
 from perennial.server.folder import PRUNED
 from perennial.server.split import Select
-from perennial.server.study.runs import Outcome, Pruned, Standing, Watch, run_all
+from perennial.server.study.runs import Followed, Outcome, Pruned, Watch, run_all
 from perennial.server.summary import SPLIT, Evaluation
 
 LEAST = 5
@@ -34,27 +35,30 @@ def early_round(config: RunConfig) -> int:
 def hopeless(outcomes: Sequence[Outcome], select: Select) -> dict[int, Pruned]:
     """The trials that stop: by `split` where it speaks, else by held-out accuracy. The defaults never do.
 
-    It depends on the rows of `early_round` alone, whatever came after it.
+    A setting that destroys the model leaves the shortcut, too. So by `split` an `informed` trial stops only where
+    most are: else the median may be above all that is worth choosing. It depends on the rows of `early_round`
+    alone, whatever came after it.
     """
     first = outcomes[0].config
     round_ = early_round(first)
     if round_ == first.rounds:
         return {}
     found = {number: _evaluation(outcome, round_) for number, outcome in enumerate(outcomes)}
-    split = {number: own.score for number, evaluation in found.items() if (own := evaluation.score())}
-    by = Select.by_split if split and select is Select.by_split else Select.held_out
-    scores = (
-        split
-        if by is Select.by_split
-        else {n: own.held_out for n, own in found.items() if own.held_out is not None}
-    )
+    split = {number: own for number, evaluation in found.items() if (own := evaluation.score())}
+    spared = {0}
+    if split and select is Select.by_split:
+        by, scores = Select.by_split, {number: own.score for number, own in split.items()}
+        informed = {number for number, own in split.items() if own.informed}
+        spared |= informed if 2 * len(informed) <= len(split) else set()
+    else:
+        by, scores = Select.held_out, {n: own.held_out for n, own in found.items() if own.held_out is not None}
     if len(scores) < LEAST:
         return {}
     middle = median(scores.values())
     return {
         number: Pruned(round_, first.rounds, by, own, middle)
         for number, own in scores.items()
-        if number and own < middle
+        if number not in spared and own < middle
     }
 
 
@@ -74,18 +78,14 @@ def run_trials(
     if not groups:
         return []
     every = [config for group in groups for config in group]
-    first, standing = every[0], Standing()
+    first = every[0]
     until = early_round(first)
     prune = prune and select is not Select.leave_one_out
     if not prune or len(groups[0]) < LEAST or until == first.rounds:
         return grouped(run_all(every, out, jobs, watch, later=later), groups)
 
-    def follow(now: Standing) -> None:
-        nonlocal standing
-        standing = now
-        watch(now)
-
-    started = grouped(run_all(every, out, jobs, follow, later=later, until=until), groups)
+    followed = Followed(watch)
+    started = grouped(run_all(every, out, jobs, followed, later=later, until=until), groups)
     stopped = [hopeless(outcomes, select) for outcomes in started]
     going = {
         outcome.path.name: outcome.config
@@ -97,6 +97,7 @@ def run_trials(
         for number, why in gone.items():
             if outcomes[number].waits and outcomes[number].path.name not in going:
                 write_text(outcomes[number].path / PRUNED, f"{why.sentence}\n")
+    standing = followed.standing
     if standing.rounds_done:
         said = f"{sum(map(len, stopped))} of {len(every)} trials stop after round {until}, below the median"
         watch(replace(standing, latest=None, doing=said))
@@ -116,9 +117,16 @@ def run_trials(
 
 
 def _evaluation(outcome: Outcome, round_: int) -> Evaluation:
-    """The headline model's in a round; empty where there is none. That of a run that stopped later counts, too."""
+    """The headline model's in a round. That of a run that stopped later counts, too.
+
+    Empty where there is none, or the log is damaged: whoever then chooses among the trials says so.
+    """
     here = (round_, outcome.config.method.evaluates[-1])
-    wanted = (row for row in outcome.rows() if row.get("kind") in ("evaluation", SPLIT))
+    try:
+        rows = outcome.rows()
+    except UserError:
+        rows = []
+    wanted = (row for row in rows if row.get("kind") in ("evaluation", SPLIT))
     return Evaluation(row for row in wanted if (row["round"], row["model"]) == here)
 
 

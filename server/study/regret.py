@@ -18,10 +18,13 @@ from perennial.server.split import Select
 from perennial.server.study.choose import SHUT, choose, with_references
 from perennial.server.study.compare import measures
 from perennial.server.study.leave import LeftOut, leave_one_out
-from perennial.server.study.runs import Outcome, Standing, Watch, kept_lines, run_all
+from perennial.server.study.runs import Outcome, Standing, Watch, kept_lines, locked, run_all, with_log
 from perennial.server.study.sweep import trials
 
 NAME = "selection"
+FILE = f"{NAME}.jsonl"
+"""Of the cases that are kept, one a line."""
+Key = tuple[str, str, int, int, int]
 TITLE = "What the selection split loses to the test oracle, and whether it harms where there is no shortcut"
 METHODS = ("fedsdr", "fedpin", "irm", "perinvfl", "groupdro", "fediir", "drfa", "f-fl-games", "fedavg")
 ORACLE = "-oracle"
@@ -69,7 +72,7 @@ class Case:
     """Why it cannot."""
 
     @property
-    def key(self) -> tuple[str, str, int, int, int]:
+    def key(self) -> Key:
         """What there is one case of."""
         return self.method, self.scenario, self.seed, self.rounds, self.trials
 
@@ -119,13 +122,10 @@ def measure(
     choice is held-out data's, and the others are not run.
 
     Runs that are there are not run again. With `results`, cases of this size that its file holds are not run, and
-    each new one is kept there at once: so the study can go on without the runs, on another machine. Raises as
-    `run_all` does, and `UserError` for a file that does not fit.
+    each new one is kept there at once: so the study can go on without the runs, on another machine, and several
+    processes can share it. Raises as `run_all` does, and `UserError` for a file that does not fit.
     """
-    file = results / f"{NAME}.jsonl" if results else None
-    if results:
-        results.mkdir(parents=True, exist_ok=True)
-    there = {case.key: case for case in kept_lines(file, Case)} if file else {}
+    there = {case.key: case for case in kept_lines(results / FILE, Case)} if results else {}
     cases, troubles = list[Case](), list[str]()
     for scenario, method in _pairs(size):
         missing = []
@@ -146,21 +146,31 @@ def measure(
         every = [config for configs in tried for config in configs]
         watch(Standing(0, 0, 0, 0, doing=f"{method} on {scenario}: {len(every)} runs and their references"))
         configs, why_not = with_references(every, out, jobs, watch)
-        outcomes = run_all(configs, out, jobs, watch)
+        outcomes = list(map(with_log, run_all(configs, out, jobs, watch)))
+        troubles += [outcome.trouble for outcome in outcomes if outcome.trouble]
         left, leave_not = list[LeftOut | None](), ""
         if not scenario.endswith(ORACLE):
             left, leave_not = leave_one_out(every, out, jobs, watch)
+        new = dict[Key, Case]()
         for number, seed in enumerate(missing):
             part = slice(number * size.trials, (number + 1) * size.trials)
             constant = _constant(every[0], seed)
             if case := judge(outcomes[part], scenario, seed, constant, why_not, left[part], leave_not):
-                cases.append(case)
-                there[case.key] = case
+                new[case.key] = case
             else:
                 troubles.append(f"{method} on {scenario}, seed {seed}: no trial can be judged")
-        if file:
-            write_text(file, "".join(f"{json.dumps(asdict(case))}\n" for case in there.values()))
+        there |= _kept_with(new, results) if results else new
+        cases += new.values()
     return cases, troubles
+
+
+def _kept_with(new: dict[Key, Case], results: Path) -> dict[Key, Case]:
+    """Add cases to the file of a folder; all that it then has, those that other processes added meanwhile, too."""
+    results.mkdir(parents=True, exist_ok=True)
+    with locked(results):
+        every = {case.key: case for case in kept_lines(results / FILE, Case)} | new
+        write_text(results / FILE, "".join(f"{json.dumps(asdict(case))}\n" for case in every.values()))
+    return every
 
 
 def _pairs(size: Size) -> Iterator[tuple[str, str]]:

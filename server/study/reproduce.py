@@ -276,7 +276,7 @@ def side_by_side(table: Reproduction, comparison: Comparison) -> list[Line]:
 
     def ours(title: str, column: str) -> dict[str, Spread | None]:
         rows = {selection: comparison.row(title, selection) for selection in SELECTIONS}
-        found = {selection: row.measures.get(column) if row else None for selection, row in rows.items()}
+        found = {selection: row.columns.get(column) if row else None for selection, row in rows.items()}
         return {selection: as_shown(column, spread) if spread else None for selection, spread in found.items()}
 
     columns = (*table.columns, *table.beside)

@@ -1,5 +1,6 @@
 """Many runs, several at a time: what has ended is not run again, what was broken off goes on."""
 
+import fcntl
 import multiprocessing
 import os
 import signal
@@ -13,7 +14,6 @@ from dataclasses import dataclass
 from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 from shutil import rmtree
-from statistics import fmean
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -73,11 +73,6 @@ class Selected(BaseModel):
     scores: Scores | None = None
     """Of test samples counted by score, where they were."""
 
-    def site(self, name: str) -> float | None:
-        """A client's accuracy, the mean over its test environments."""
-        own = self.clients.get(name)
-        return fmean(own.values()) if own else None
-
 
 class Summary(BaseModel):
     """What a study reads of `summary.json`; everything else in it is ignored."""
@@ -120,14 +115,14 @@ class Outcome:
     pruned: Pruned | None = None
 
     def rows(self) -> list[dict[str, Any]]:
-        """Of its log; none where that is not there, or damaged."""
-        try:
-            return RunFolder(self.path).rows()
-        except UserError:
-            return []
+        """Of its log. Raises `UserError` where that is not there, or damaged."""
+        return RunFolder(self.path).rows()
 
     def counts(self, model: str, split: str, client: str | None = None) -> tuple[int, int]:
-        """Of a split's samples, all clients' or one's: those that a model gets right at the end, and all."""
+        """Of a split's samples, all clients' or one's: those that a model gets right at the end, and all.
+
+        Raises `UserError` as `rows` does.
+        """
         if not self.summary:
             return 0, 0
         wanted = {"kind": "evaluation", "round": self.summary.rounds, "model": model, "split": split}
@@ -163,6 +158,18 @@ class Standing:
 
 
 Watch = Callable[[Standing], None]
+
+
+@dataclass
+class Followed:
+    """A watch that passes on what it is told, and remembers how the study stands."""
+
+    watch: Watch
+    standing: Standing = Standing()
+
+    def __call__(self, now: Standing) -> None:
+        self.standing = now
+        self.watch(now)
 
 
 def standing_line(standing: Standing) -> str:
@@ -271,6 +278,16 @@ def look(config: RunConfig, path: Path, until: int | None = None) -> Outcome | N
     return None
 
 
+def with_log(outcome: Outcome) -> Outcome:
+    """The outcome as far as its log can be read; where it cannot, that is its trouble, and nothing judges it."""
+    try:
+        if outcome.summary:
+            outcome.rows()
+    except UserError as error:
+        return _damaged(outcome.config, outcome.path, error)
+    return outcome
+
+
 def kept_lines(file: Path, kind: type[T]) -> list[T]:
     """What a file of kept numbers has, line by line; nothing where there is none.
 
@@ -283,6 +300,17 @@ def kept_lines(file: Path, kind: type[T]) -> list[T]:
         except ValidationError as error:
             raise UserError(f"{file}, line {number}: {sentence(error)}") from None
     return found
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Have a folder of kept numbers to oneself, once no other process has it; the lock leaves nothing there."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def older(configs: Sequence[RunConfig], out: Path) -> list[Path]:

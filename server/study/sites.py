@@ -11,7 +11,7 @@ from rich.table import Table
 from perennial.common.config import RunConfig
 from perennial.common.errors import UserError
 from perennial.server.study.compare import CONSTANT
-from perennial.server.study.runs import Watch, run_all
+from perennial.server.study.runs import Watch, run_all, with_log
 from perennial.server.summary import Row
 
 LEVEL = 0.95
@@ -81,7 +81,7 @@ def leave_one_site_out(
         for seed in range(seeds)
         for run in without_each(config.model_copy(update={"seed": seed}), adapt)
     ]
-    outcomes = run_all(runs, out, jobs, watch)
+    outcomes = list(map(with_log, run_all(runs, out, jobs, watch)))
     sites = first.scenario.client_ids
     each, cells = len(sites) + 1, list[Cell]()
     for number, (title, config) in enumerate(methods.items()):

@@ -13,6 +13,7 @@ from perennial.common.knobs import Search
 from perennial.common.methods.base import Method
 from perennial.common.seeding import numpy_generator
 from perennial.server.study.runs import Outcome
+from perennial.server.summary import site_means
 from perennial.server.words import percent
 
 if TYPE_CHECKING:
@@ -111,6 +112,7 @@ def sweep_rows(outcomes: Sequence[Outcome], verdict: "Verdict") -> list[dict[str
     sites = outcomes[0].config.sites_with_data
     for number, outcome in enumerate(outcomes):
         last = outcome.selected("final")
+        means = site_means(last.clients) if last else {}
         rows.append(
             {
                 "trial": number,
@@ -122,7 +124,7 @@ def sweep_rows(outcomes: Sequence[Outcome], verdict: "Verdict") -> list[dict[str
                 "held-out": last.validation if last else None,
                 "worst": last.worst if last else None,
                 "average": last.average if last else None,
-                **({"sites": {site: last.site(site) if last else None for site in sites}} if sites else {}),
+                **({"sites": {site: means.get(site) for site in sites}} if sites else {}),
                 "pruned": asdict(outcome.pruned) if outcome.pruned else None,
                 "run": str(outcome.path),
                 "trouble": outcome.trouble,

@@ -212,6 +212,9 @@ def test_what_people_see(tmp_path: Path) -> None:
     shown = printed(accuracy_table(summary))
     assert f"{100 * auroc:.2f}" in shown
     assert f"{final['loss']:.4f}" in shown
+    nobody = {"accuracy": {}, "worst": None, "average": None, "pooled": None, "loss": None, "areas": {}}
+    models = {"global": {"final": final | nobody, "validation": final}}
+    assert f"loss│–│{final['loss']:.4f}" in "".join(printed(accuracy_table(summary | {"models": models})).split())
     table = Reproduction.model_validate(TABLE)
     comparison = compare(table.plan(quick=True), tmp_path / "pool", jobs=1)
     row = comparison.row("FedAvg", "final")

@@ -164,6 +164,9 @@ def test_tables_and_the_figure(tmp_path: Path) -> None:
     last = next(line for line in reversed(text.splitlines()) if "all" in line and "│" in line)
     assert f"{100 * scores['all']['auroc']:.2f}" in last
     assert f"{scores['all']['positives']} of {scores['all']['samples']}" in last
+    scores["environments"] = {"all": scores["environments"]["p=0.1"]}
+    names = list(score_table(summary).columns[1].cells)  # type: ignore[union-attr]
+    assert names.count("all") == 3  # of the global model, and two of the personal one
     page, skipped = report([folder.path])
     assert not skipped
     assert "Reliability of the scores" in page

@@ -594,6 +594,17 @@ def test_a_site_without_test_data_is_named(here: Path) -> None:
     assert "client-2: no test data, so not in any test accuracy" in call("show", "run", "one").stdout
 
 
+def test_names_are_no_markup(here: Path) -> None:
+    call("run", *TOY, "--rounds", "2", "--out", "one [b]")
+    file = here / "one [b]" / "summary.json"
+    file.write_text(file.read_text().replace("p=0.1", "ward [/b]").replace("p=0.9", "ward [red] :x:"))
+    shown = call("show", "run", "one [b]")
+    assert shown.exit_code == 0, shown.output
+    assert "ward [/b] " in shown.stdout
+    assert "ward [red] :x: " in shown.stdout
+    assert "run folder: one [b]\n" in shown.stdout
+
+
 def test_also_outside_of_a_commands_own_sentences(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from statistics import fmean, stdev
@@ -25,7 +26,11 @@ from perennial.server.report import figures
 from perennial.server.report.figures import Line, line_figure, membership_figure
 from perennial.server.report.load import find_runs, load, load_runs
 from perennial.server.report.page import report
+from perennial.server.report.panels import round_means
 from perennial.server.report.results import results
+from perennial.server.report.tables import environment_table, score_table, to_csv
+from perennial.server.study.compare import Spread
+from perennial.server.study.runs import Scores
 from perennial.server.study.version import name_without_code
 
 NASTY = '"><img src=x onerror=alert(1)><script>alert(1)</script> $x|*_&'
@@ -487,6 +492,41 @@ def test_numbers_that_are_none_are_gaps() -> None:
     drawn = line_figure("a", [Line(0, [], []), Line(1, [1, 2], [float("nan"), float("inf")])], "x", "y")
     assert drawn.startswith("<svg")
     assert "nan" not in drawn.lower()
+
+
+def test_a_quantity_that_a_round_lacks_leaves_the_mean_to_the_other_seeds(made: Path) -> None:
+    none = float("nan")
+    first, second = (load(made / f"fedavg-{seed}") for seed in (0, 1))
+    curves = [replace(first.curves["global"], rounds=[1, 2], held_out=own) for own in ([none, 0.5], [none, none])]
+    runs = [replace(run, curves={"global": own}) for run, own in zip((first, second), curves, strict=True)]
+    found = round_means(replace(results([first])[0], runs=runs), "held_out")
+    assert found == {1: None, 2: Spread(0.5, None)}
+
+
+def test_names_that_environments_clients_and_measures_share(made: Path) -> None:
+    """An environment `loss`, one called as a client is, and one called `all` have their own numbers."""
+    run = load(made / "fedavg-0")
+    names = {"loss": 0.25, "client-0": 0.5, "all": 0.75}
+    facts = {"positives": 5, "specificity": 0.5, "auroc": 0.5, "auroc_error": 0, "calibration_error": 0}
+    facts |= {"samples": 10, "reliability": []}
+    scores = {
+        "positive": "1",
+        "all": {**facts, "sensitivity": 0.125},
+        "environments": {name: {**facts, "sensitivity": value} for name, value in names.items()},
+        "clients": {"client-0": {**facts, "sensitivity": 0.0}},
+    }
+    final = run.models["global"]["final"].model_copy(
+        update={"accuracy": names, "loss": 2.0, "scores": Scores.model_validate(scores)}
+    )
+    found = [replace(results([run])[0], runs=[replace(run, models={"global": {"final": final}})])]
+    assert environment_table(found, ["final"]).rows[0][3:6] == ["25.00", "50.00", "75.00"]
+    table = score_table(found)
+    assert table
+    assert [row[3:5] for row in table.rows] == [
+        ["loss", "25.00"], ["client-0", "50.00"], ["all", "75.00"], ["all", "12.50"]
+    ]  # fmt: skip
+    (line,) = csv.DictReader(io.StringIO(to_csv(found, ["final"])))
+    assert line["accuracy loss"] == "0.25"
 
 
 # ---------------------------------------------------------------------- in a browser

@@ -132,10 +132,27 @@ def test_methods_side_by_side_end_in_one_sentence(tmp_path: Path) -> None:
         "; the best constant has 50.00 %, and the mean over right and wrong samples is 0.00 points and no more "
         "than two standard errors above a constant's: nothing that was tried is better than a constant"
     )
+    (found["FedSDR"][1].path / "metrics.jsonl").write_text("torn")
+    assert "first by split: FedSDR (1 of 2 seeds) with 72.00 %" in advice(found)
     shut_ = {"FedAvg": trials(tmp_path / "shut", SHAPE, clients=[4, 0])}
     assert advice(shut_) == (
         "split does not speak: environment p=0.9 alone has held-out samples, and two are needed"
     )
+
+
+def test_a_method_that_knows_something_comes_before_a_coin_though_it_is_worse_in_the_worst_case(
+    tmp_path: Path,
+) -> None:
+    coin, learnt = trials(tmp_path / "coin", COIN), trials(tmp_path / "learnt", (0.8, 0.9, 0.3))
+    said = advice({"Coin": coin, "Learnt": learnt})
+    assert said.startswith(
+        "first by split: Learnt with 30.00 % (standard error 2.81); the best constant has 50.00 %"
+    )
+    assert said.endswith("constant's: nothing that was tried is better than a constant")
+    learnt = trials(tmp_path / "more", (0.75, 0.75, 0.51))
+    just_above = {"Coin": trials(tmp_path / "just", (0.5, 0.52, 0.52)), "Learnt": learnt}
+    assert advice(just_above).startswith("first by split: Learnt with 51.00 %")
+    assert "nothing that was tried" not in advice(just_above)
 
 
 def test_a_run_whose_summary_has_an_older_rule_s_score_is_judged_by_its_counts(tmp_path: Path) -> None:
@@ -296,7 +313,7 @@ def test_leave_one_out_says_what_it_rests_on(tmp_path: Path) -> None:
     shown = " ".join(table.export_text().split())
     assert f"{100 * own.score:.2f}" in shown
     assert "by leave-one-out" in shown
-    (toml, picture) = keep(outcomes, verdict, tmp_path)
+    (toml, picture) = keep(outcomes, verdict, Select.leave_one_out, tmp_path)
     assert "leave-one-out, %" in picture.read_text()
     assert load_config(toml).left_out == ""
 
@@ -329,6 +346,16 @@ def test_a_comparison_leaves_out_environments_for_every_method_that_can(
     assert (fedavg.by, fedavg.sentence) == ("leave-one-out", "")
     assert local.by == "held-out"  # a site's own model, and no site has seen what it is to be judged on
     assert local.sentence.startswith("leave-one-out does not speak: ")
+
+
+def test_the_files_of_one_search_are_not_another_s(tmp_path: Path) -> None:
+    outcomes = trials(tmp_path / "runs", WEAK, SHAPE)
+    longer = [replace(own, config=own.config.model_copy(update={"rounds": 7})) for own in outcomes]
+    for found in (outcomes, longer):
+        for select in (Select.by_split, Select.held_out):
+            keep(found, choose(found, select), select, tmp_path)
+            keep(found, choose(found, select), select, tmp_path)
+    assert len(list(tmp_path.glob("tuned-fedavg-toy-s0-*.toml"))) == 4
 
 
 def test_tune_writes_a_configuration_and_a_picture_and_continues(
@@ -462,6 +489,10 @@ def command(path: Path, *words: str, method: str = "fedavg") -> list[str]:
         (["--scenario", "toy", "--trials", "2"], "METHOD: name one method, as in `perennial tune fedsdr"),
         (["fedavg", "--method", "local", "--scenario", "toy", "--trials", "2"], "METHOD: name one method"),
         (["fedavg", "--scenario", "toy", "--trials", "2", "--set", "runtime=deployment"], "studies run in local"),
+        (
+            ["fedavg", "--scenario", "toy", "--trials", "2", "--set", "references=x"],
+            "'x' is not possible with split",
+        ),
     ],
 )
 @pytest.mark.parametrize("study", ["tune", "sweep"])
@@ -493,6 +524,12 @@ def test_a_damaged_pool_leaves_the_choice_to_the_other_trials(
     again = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
     (other,) = (row for row in again["trials"] if row["chosen"])
     assert other["trial"] != chosen["trial"]
+
+    (Path(other["run"]) / "metrics.jsonl").write_text('{"kind": "sp')
+    result = CliRunner().invoke(app, words, env={"COLUMNS": "300"})
+    assert f"{other['run']}/metrics.jsonl line 1 is damaged" in result.output
+    third = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)["trials"]
+    assert "metrics.jsonl line 1 is damaged" in third[other["trial"]]["trouble"]
 
     (references,) = tmp_path.glob("references-*")
     (references / FILE).unlink()

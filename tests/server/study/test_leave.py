@@ -195,6 +195,16 @@ def test_the_score_is_the_mean_over_environments(tmp_path: Path) -> None:
     assert judge([counted(tmp_path / "other", "p=0.8", 1, 9, model="personal")]) is None
 
 
+def test_a_damaged_log_judges_nothing_and_is_said(tmp_path: Path) -> None:
+    config = config_of("fedavg", "rc-digits")
+    leave_one_out([config], tmp_path, 1)
+    for path in tmp_path.iterdir():
+        (path / "metrics.jsonl").write_text("torn")
+    found, why_not = leave_one_out([config], tmp_path, 1)
+    assert found == [None]
+    assert "metrics.jsonl line 1 is damaged" in why_not
+
+
 def test_every_configuration_is_run_once_without_each_environment_and_not_again(tmp_path: Path) -> None:
     configs = [config_of("fedavg", "rc-digits", f"learning_rate={rate}") for rate in (0.01, 0.1)]
     found, why_not = leave_one_out(configs, tmp_path, 1)

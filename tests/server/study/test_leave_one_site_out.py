@@ -143,6 +143,12 @@ def test_the_command_takes_the_file_that_describe_writes(folder: Path, tmp_path:
         (("--scenario", "rc-digits", "--config", "x.toml"), "one of the two"),
         (("--scenario", "rc-digits", "--leave-one-site-out", "--trials", "2"), "not possible with --trials"),
         (("--scenario", "rc-digits", "--leave-one-site-out", "--trial-rounds", "2"), "not possible with --trials"),
+        (("--scenario", "rc-digits", "--leave-one-site-out", "--select", "held-out"), "--trial-rounds, --select"),
+        (("--scenario", "rc-digits", "--leave-one-site-out", "--prune"), "--select, --prune"),
+        (
+            ("--scenario", "rc-digits", "--set", "references=x"),
+            "references: 'x' is not possible here; those of each",
+        ),
         (("--scenario", "rc-digits", "--leave-one-site-out", "--methods", "f-fl-games"), "whose ensemble"),
         (("--scenario", "rc-digits", "--adapt", "3"), "--adapt 3 is for --leave-one-site-out"),
     ],

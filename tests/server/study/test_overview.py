@@ -1,5 +1,6 @@
 """The page of all claims: what is kept of a table, the rule of the verdict, and that the page is what is kept."""
 
+import json
 from dataclasses import replace
 from math import sqrt
 from pathlib import Path
@@ -219,12 +220,58 @@ def test_a_table_goes_on_without_its_runs(
     assert methods_run("--row", "FedAvg") == {"fedavg", "local"}
     assert methods_run("--row", "ditto") == {"ditto"}
     assert methods_run() == set()
+    command = [
+        "reproduce",
+        "t",
+        "--keep",
+        str(tmp_path / "kept"),
+        "--json",
+        "--figures",
+        str(tmp_path / "figures"),
+    ]
+    again = CliRunner().invoke(app, command)
+    assert {line["row"] for line in json.loads(again.stdout)} == {"FedAvg", "Ditto", "Local", "Constant"}
+    assert "there is nothing to draw, since no row was made" in again.stderr
     assert methods_run("--row", "FedAvg") == {"fedavg"}
     assert [line.row for line in kept("t", tmp_path / "kept")[0] if line.selection in ("final", "–")] == [
         *("FedAvg", "Ditto", "Local", "Constant")
     ]
     assert methods_run("--seeds", "3") == {"fedavg", "ditto", "local"}
     assert methods_run("--rounds", "3", "--row", "ditto") == {"fedavg", "ditto", "local"}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            ("--quick",),
+            "holds rows of 4 rounds with 1 trial, which rows of 2 rounds with 1 trial of the small version cannot "
+            "join; give another --keep folder",
+        ),
+        (
+            ("--rounds", "5"),
+            "holds rows of 4 rounds with 1 trial, which rows of 5 rounds with 1 trial cannot join",
+        ),
+        (
+            ("--seeds", "1"),
+            "holds 2 seeds of the row FedAvg, which 1 would replace; say --seeds, or give another --keep folder",
+        ),
+    ],
+)
+def test_numbers_that_are_kept_are_never_lost(
+    options: tuple[str, ...], said: str, table: Reproduction, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reproduce, "load_reproduction", lambda _: table)
+    file = tmp_path / "t.jsonl"
+    rows = ("FedAvg", "Ditto", "Local")
+    there = "".join(f"{made(row=row, measures={'worst': [0.5, 0.6]}).model_dump_json()}\n" for row in rows)
+    file.write_text(there)
+    command = ["reproduce", "t", "--jobs", "1", "--out", str(tmp_path / "pool"), "--keep", str(tmp_path)]
+    ended = CliRunner().invoke(app, [*command, "--row", "ditto", *options])
+    assert ended.exit_code == 2
+    assert f"{file} {said}" in ended.stderr
+    assert file.read_text() == there
+    assert not (tmp_path / "pool").exists()
 
 
 def test_the_page_says_what_is_kept(table: Reproduction, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

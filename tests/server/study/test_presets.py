@@ -20,9 +20,9 @@ from perennial.server.folder import RunFolder
 from perennial.server.split import Select
 from perennial.server.study.choose import choose
 from perennial.server.study.compare import Plan, base_config, entries_of
-from perennial.server.study.presets import add_preset, redrawn
+from perennial.server.study.presets import _settings, add_preset
 from perennial.server.study.runs import Outcome, Selected, Summary
-from perennial.server.study.sweep import trials
+from perennial.server.study.sweep import key_of, trial, trials
 
 COLOUR, SHAPE = (0.9, 1.0, 0.0), (0.75, 0.75, 0.72)
 
@@ -58,6 +58,14 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     assert said == f"written: preset tuned of ditto on toy to {path}"
     monkeypatch.setattr(places, "FILE", path)
     return path
+
+
+def redrawn(preset: Preset) -> dict[str, Any]:
+    """The settings of the preset's trial, drawn anew: what the preset must have."""
+    options = {"method": preset.method, "scenario": preset.scenario, "seed": preset.seed, "rounds": preset.rounds}
+    base = load_config(options=options, settings=preset.given)
+    fixed = {key_of(setting) for setting in preset.given}
+    return _settings(trial(base, preset.trial, fixed), fixed)
 
 
 @pytest.mark.parametrize("entry", sorted(read_presets(FILE)) or [None])

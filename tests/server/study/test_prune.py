@@ -98,6 +98,14 @@ def test_below_the_median_of_the_selection_s_own_score(tmp_path: Path) -> None:
     assert {own.median for own in by_held_out.values()} == {0.8}
 
 
+def test_what_knows_something_does_not_stop_below_coins(tmp_path: Path) -> None:
+    coin, learnt = (0.5, 0.5, 0.5), (0.8, 0.9, 0.3)
+    few = hopeless(started(tmp_path / "few", coin, coin, coin, learnt, learnt, COLOUR), Select.by_split)
+    assert list(few) == [5]
+    most = hopeless(started(tmp_path / "most", coin, coin, SHAPE, learnt, SHAPE), Select.by_split)
+    assert list(most) == [3]
+
+
 def test_where_split_does_not_speak_held_out_accuracy_decides_who_stops(tmp_path: Path) -> None:
     outcomes = started(tmp_path, COLOUR, SHAPE, BETWEEN, COLOUR, SHAPE)
     for outcome in outcomes:

@@ -1,6 +1,7 @@
 """The tables of regret and of no harm."""
 
 import json
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from perennial.server.cli.main import app
 from perennial.server.folder import RunFolder
 from perennial.server.study import regret
 from perennial.server.study.leave import LeftOut
-from perennial.server.study.regret import Case, Size, harm_table, judge, regret_figure, regret_table
+from perennial.server.study.regret import Case, Size, harm_table, judge, measure, regret_figure, regret_table
 from perennial.server.study.runs import Outcome, Selected, Summary
 
 
@@ -118,3 +119,24 @@ def test_what_is_kept_is_not_run_again(tmp_path: Path, monkeypatch: pytest.Monke
     rule = CliRunner().invoke(app, ["reproduce", "selection", "--select", "split"])
     assert rule.exit_code == 2
     assert "--trial-rounds and --select are not possible" in rule.stderr
+
+
+def test_cases_that_another_process_keeps_meanwhile_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(scenarios.SCENARIOS, "toy", Toy())
+    monkeypatch.setitem(scenarios.SCENARIOS, "toy-oracle", Toy(oracle=True))
+    monkeypatch.setattr(regret, "_constant", lambda *_: 0.5)
+    other = Case("ditto", "toy", 0, 0.5, 0.0, 0.5, 0.55, "split", "", 0.5, 1, 2, 0.3)
+    mine = replace(other, method="fedavg")
+
+    def judged(*_: object) -> Case:
+        (tmp_path / "selection.jsonl").write_text(f"{json.dumps(asdict(other))}\n")
+        return mine
+
+    monkeypatch.setattr(regret, "judge", judged)
+    monkeypatch.setattr(regret, "run_all", lambda configs, *_: [Outcome(own, tmp_path) for own in configs])
+    monkeypatch.setattr(regret, "with_references", lambda configs, *_: (configs, ""))
+    monkeypatch.setattr(regret, "leave_one_out", lambda configs, *_: ([None] * len(configs), ""))
+    size = Size(("fedavg",), ("toy",), rounds=1, seeds=1, trials=2)
+    measure(size, tmp_path / "pool", 1, lambda _: None, results=tmp_path)
+    there = [json.loads(line)["method"] for line in (tmp_path / "selection.jsonl").read_text().splitlines()]
+    assert there == ["ditto", "fedavg"]

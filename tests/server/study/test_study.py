@@ -271,6 +271,16 @@ def test_worst_client_and_bottom_decile() -> None:
     assert few["bottom decile"] == few["worst client"] == 0.2
 
 
+def test_an_environment_may_be_called_as_a_measure_is() -> None:
+    found = selected().model_copy(update={"accuracy": {"loss": 0.25, "ward": 0.5}, "loss": 2.0})
+    rows = comparing._rows("A", "global", "final", [found], ())
+    comparison = comparing.Comparison("x", ["loss", "ward"], 1, 1, 1, None, [], rows, [], [])
+    means = {line["measure"]: line["mean"] for line in comparison.table}
+    assert (means["environment loss"], means["ward"], means["loss"]) == (0.25, 0.5, 2.0)
+    _, details = comparing.comparison_tables(comparison)
+    assert [list(column.cells) for column in details.columns[2:]] == [["25.00"], ["50.00"]]
+
+
 # ---------------------------------------------------------------------- comparisons
 
 
@@ -299,8 +309,8 @@ def test_the_numbers_are_those_of_the_run_folders(finished: tuple[comparing.Comp
                 "p=0.1": [summary[selection]["accuracy"]["p=0.1"] for summary in summaries],
                 "held-out": [summary[selection]["validation"] for summary in summaries],
             }.items():
-                assert row.measures[measure].mean == pytest.approx(mean(of))
-                assert row.measures[measure].deviation == pytest.approx(stdev(of))
+                assert row.columns[measure].mean == pytest.approx(mean(of))
+                assert row.columns[measure].deviation == pytest.approx(stdev(of))
 
 
 def test_oracle_is_a_row_of_its_own_and_never_below(finished: tuple[comparing.Comparison, Path]) -> None:
@@ -347,6 +357,10 @@ def test_figures_of_a_comparison(finished: tuple[comparing.Comparison, Path]) ->
     assert f">{label}</text>" in fewer
     assert f">{comparison.choices[1].label}</text>" not in fewer
     assert pictures(comparison) == made
+    assert pictures(comparison, ["another"]) == {}
+    gone = [replace(choice, runs=["gone", *choice.runs[1:]]) for choice in comparison.choices]
+    assert set(pictures(replace(comparison, choices=gone))) == {"environments", "rounds"}
+    assert pictures(replace(comparison, choices=[replace(gone[0], runs=["gone"])])) == {}
 
 
 def test_a_training_curve_ends_with_the_game(tmp_path: Path) -> None:
@@ -633,7 +647,7 @@ def test_paper_and_ours_side_by_side(quick: bool, tmp_path: Path, monkeypatch: p
     ours = comparison.row("FedAvg", "final")
     assert ours
     line = lines["FedAvg", "p=0.1"]
-    assert line.difference("final") == pytest.approx(100 * ours.measures["p=0.1"].mean - 60.0)
+    assert line.difference("final") == pytest.approx(100 * ours.environments["p=0.1"].mean - 60.0)
     assert lines["Tomorrow", "worst"].ours == {"final": None, "validation": None}
     assert lines["Local", "worst"].difference("final") is None
     assert reproduce.remark_lines(table, comparison) == ["- other pictures", "[1] another world"]

@@ -118,8 +118,8 @@ def test_a_table_s_search_on_its_page(
     assert str(whole.title) == "T\n3 rounds, 2 seeds, 3 trials of 1 rounds"
     less = compare(table.plan(quick=False, trials=2, trial_rounds=2), tmp_path / "pool", 1)
     assert "QUICK VERSION" in str(reproduction_table(table, less).title)
-    keep("t", table, less, False, Select.by_split, tmp_path / "results")
-    said, _ = overview(tmp_path / "results", "page.svg")
+    keep("t", table, less, False, Select.by_split, tmp_path / "less")
+    said, _ = overview(tmp_path / "less", "page.svg")
     assert "`perennial reproduce t --trials 2 --trial-rounds 2`" in said
 
 
