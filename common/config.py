@@ -1,5 +1,6 @@
 """The configuration of a run: defaults < file < command line < `--set`, complete and checked once it is built."""
 
+import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -359,6 +360,10 @@ def _checked(settings: type[S], values: Mapping[str, Any], prefix: str = "") -> 
         raise UserError(prefix + sentence(error, settings.model_fields)) from None
 
 
+UNION = re.compile(r"(tuple|list|dict)\[.*\]")
+"""What pydantic puts into a place for the type that a value of several possible ones was tried as."""
+
+
 def sentence(error: ValidationError, known: Iterable[str] = ()) -> str:
     """One sentence for a validation error: the field, the value, what would be right.
 
@@ -366,7 +371,7 @@ def sentence(error: ValidationError, known: Iterable[str] = ()) -> str:
     """
     first, *others = error.errors()
     parts = [str(part) for part in first["loc"]]
-    where = ".".join(part for part in parts if "[" not in part)[:LONGEST] or error.title  # else of a union
+    where = ".".join(part for part in parts if not UNION.fullmatch(part))[:LONGEST] or error.title
     if first["type"] == "extra_forbidden":
         text = f"{where}: there is no such setting{meant(where, known)}"
     elif first["type"] == "missing":

@@ -212,3 +212,8 @@ def test_a_client_can_be_bound_by_a_setting() -> None:
 def test_a_deep_setting_is_one_sentence() -> None:
     with pytest.raises(UserError, match="nested too deeply"):
         load_config(settings=["model.hidden=" + 5000 * "["])
+
+
+def test_the_types_that_a_value_could_have_are_no_part_of_its_place() -> None:
+    with pytest.raises(UserError, match=r"^scenario\.inputs: 'age' is not possible; write a list, "):
+        load_config(options={"method": "fedavg", "scenario": "own-data"}, settings=['scenario.inputs="age"'])
