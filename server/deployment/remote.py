@@ -239,7 +239,7 @@ def _must_be_known(name: str) -> None:
         )
 
 
-def _connection(home: Path, settings: dict[str, Any], options: str) -> Connection:
+def _connection(home: Path, settings: dict[str, Any], options: str = "") -> Connection:
     (home / "config.toml").write_text(tomli_w.dumps({"superlink": {"here": settings}}))
     return Connection("here", {"FLWR_HOME": str(home)}, options)
 
