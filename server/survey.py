@@ -413,7 +413,8 @@ def agreed(taking: Taking, question: Question) -> dict[str, Literal["number", "c
         one, *others = sorted(used)
         other = next(site for site in others if used[site] != used[one])
         alone = min(used[one] ^ used[other])
-        raise UserError(f"{one} and {other} must have the same columns; only one has {alone!r}")
+        who = one if alone in used[one] else other
+        raise UserError(f"{one} and {other} must have the same columns; only {who} has {alone!r}")
     if not most:
         raise UserError(f"{some(used)} has no columns of features that are not dropped")
     for site, names in used.items():
@@ -421,10 +422,15 @@ def agreed(taking: Taking, question: Question) -> dict[str, Literal["number", "c
             alone = min(names ^ most)
             has, have = ("has", "do not have") if alone in names else ("lacks", "have")
             taking.leave_out(site, f"it {has} column {alone!r}, which most sites {have}")
-    found = dict[str, Literal["number", "category"]]()
+    found, wrong = dict[str, Literal["number", "category"]](), list[str]()
     for name in next(shape for _, shape in sorted(taking.shapes.items())).columns:
         if name in most:
-            found[name] = _kind(name, taking, question)
+            try:
+                found[name] = _kind(name, taking, question)
+            except UserError as error:  # all that is to be put right is told at once
+                wrong.append(str(error))
+    if wrong:
+        raise UserError(some_of(wrong))
     return found
 
 

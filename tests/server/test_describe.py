@@ -218,6 +218,7 @@ def test_of_a_folder_only_the_named_sites_count(tmp_path: Path) -> None:
             ("--impute", "mean", "--impute", "pain=mean", "--drop", "note", "--drop", "when"),
             "--impute pain: its cells are names; an empty one has a feature of its own",
         ),
+        (("--impute", "mean"), "leave it out with --drop note; m: column 'when' has dates"),
         (("--impute", "mean", "--category", "agee"), "--category: unknown column 'agee'"),
     ],
 )
@@ -289,7 +290,7 @@ def test_sites_that_do_not_fit_together(tmp_path: Path) -> None:
     assert "column 'x' has numbers in a and text in b" in mixed.stderr
     assert call("describe", tmp_path, *SMALL, "--category", "x").exit_code == 0
     other.write_text("y,label\n1,u\n2,v\n")
-    assert "a and b must have the same columns; only one has 'x'" in call("describe", tmp_path, *SMALL).stderr
+    assert "a and b must have the same columns; only a has 'x'" in call("describe", tmp_path, *SMALL).stderr
     other.rename(tmp_path / "a.parquet")
     assert "has two tables of a site 'a'" in call("describe", tmp_path).stderr
     other.write_text("x,label\n")
