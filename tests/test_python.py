@@ -20,7 +20,9 @@ from typer.testing import CliRunner
 import perennial
 from perennial import InMemory, Progress, Result, UserError, from_arrays
 from perennial.common.config import load_config
+from perennial.common.data.datasets import load
 from perennial.common.data.scenarios.arrays import FOLDER
+from perennial.common.data.scenarios.label_skew import Digits3Class
 from perennial.common.files import load_records, load_tensors, save_records
 from perennial.runs import vacant
 from perennial.server.cli.main import app
@@ -251,6 +253,20 @@ def test_predictions_of_raw_rows_are_those_that_the_run_counted(ditto: Result, s
     ):
         with pytest.raises(UserError, match=sentence):
             ditto.predict(wrong, "global")
+
+
+def test_predictions_of_pictures_are_those_that_the_run_counted_where_a_scenario_standardises_them(
+    tmp_path: Path,
+) -> None:
+    result = perennial.run("fedavg", "digits-3class", rounds=5, out=tmp_path / "run")
+    raw, scenario = load("digits"), result.config.scenario
+    assert isinstance(scenario, Digits3Class)
+    own = scenario.shares(0, raw)[3].test
+    found = {row["client"]: row["accuracy"] for row in result.clients if row["selection"] == "final"}
+    pictures = raw.images[own].view(-1, 1, 8, 8)
+    for x in (pictures, pictures.float() / 255 if pictures.dtype == torch.uint8 else pictures):
+        right = result.predict(x.numpy()) == raw.labels[own].numpy()
+        assert np.mean(right) == pytest.approx(found["client-03"])
 
 
 def test_columns_of_a_frame_go_by_their_names(tmp_path: Path) -> None:

@@ -46,16 +46,12 @@ def standardise(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> 
     """Images (n, c, h, w) less the mean of each channel, in units of its standard deviation."""
     import torch
 
-    return (images - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]
+    less, by = (torch.tensor(values, device=images.device)[:, None, None] for values in (mean, std))
+    return (images - less) / by
 
 
 PHOTOS = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Mean and standard deviation of each channel of ImageNet's photos, the usual numbers."""
-
-
-def standardise_photos(images: Tensor) -> Tensor:
-    """Colour pictures (n, 3, h, w) in [0, 1], standardised by `PHOTOS`."""
-    return standardise(images, *PHOTOS)
 
 
 def downsample(images: Tensor, stride: int) -> Tensor:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from perennial.common.data.columns import AnyColumn
 from perennial.common.data.datasets import load
+from perennial.common.data.environments import standardise
 from perennial.common.data.examples import ClientData
 from perennial.common.data.partition import Share
 from perennial.common.data.raw import Raw
@@ -17,6 +18,10 @@ from perennial.common.knobs import knob
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+AS_THEY_ARE = (0.0,), (1.0,)
+"""Mean and deviation of samples that are not standardised."""
 
 
 class Scenario(BaseModel, ABC):
@@ -101,8 +106,8 @@ class Scenario(BaseModel, ABC):
         return ()
 
     def prepare(self, x: "Tensor") -> "Tensor":
-        """Samples (n, *input_shape) in the units of the raw data, as the models take them."""
-        return x
+        """Samples (n, *input_shape) in the units of the raw data, of pictures from 0 to 1, as models take them."""
+        return x if self.standardised == AS_THEY_ARE else standardise(x, *self.standardised)
 
     def cannot_ask_sites(self) -> str:
         """What it is that keeps a site from being tested with its own samples; empty where it can be."""
@@ -111,7 +116,7 @@ class Scenario(BaseModel, ABC):
     @property
     def standardised(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Mean and standard deviation, of each channel or of all, by which pictures in [0, 1] are standardised."""
-        return (0.0,), (1.0,)
+        return AS_THEY_ARE
 
     @property
     @abstractmethod

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from perennial.common.data.datasets import load, resolve_root
-from perennial.common.data.environments import rotate_quarter, standardise, unit_range
+from perennial.common.data.environments import rotate_quarter, unit_range
 from perennial.common.data.examples import ClientData, Examples
 from perennial.common.data.partition import Indices, Share, dirichlet
 from perennial.common.data.raw import Raw
@@ -118,7 +118,7 @@ class LabelSkew(Partitioned):
             chosen = torch.from_numpy(index)
             images = unit_range(raw.images[chosen]).view(-1, *self.input_shape)
             labels = raw.labels[chosen]
-            return Examples(standardise(images, self.mean, self.std), labels, torch.full_like(labels, environment))
+            return Examples(self.prepare(images), labels, torch.full_like(labels, environment))
 
         return ClientData(
             examples(share.train, 0), examples(share.validation, 0), {"own": examples(share.test, -1)}

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from perennial.common.data.datasets import load, resolve_root
-from perennial.common.data.environments import PHOTOS, standardise_photos, unit_range
+from perennial.common.data.environments import PHOTOS, unit_range
 from perennial.common.data.examples import ClientData, Examples
 from perennial.common.data.partition import Indices, Share, iid
 from perennial.common.data.raw import Raw
@@ -125,7 +125,7 @@ class WaterbirdsScenario(Agreeing, Partitioned):
 
         def examples(index: Indices, environment: int) -> Examples:
             chosen = torch.from_numpy(index)
-            images = standardise_photos(unit_range(raw.images[chosen]))
+            images = self.prepare(unit_range(raw.images[chosen]))
             return Examples(images, raw.labels[chosen], torch.full((len(index),), environment))
 
         # All test pictures once, and then for each environment the places' pictures among them.

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from perennial.common.data.datasets import load, resolve_root
-from perennial.common.data.environments import standardise_photos, unit_range
+from perennial.common.data.environments import PHOTOS, unit_range
 from perennial.common.data.examples import ClientData, Examples
 from perennial.common.data.partition import Share
 from perennial.common.data.raw import Raw
@@ -59,6 +59,10 @@ class Camelyon17(Partitioned):
         return {"name": "resnet18"}
 
     @property
+    def standardised(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        return PHOTOS
+
+    @property
     def train_environments(self) -> tuple[str, ...]:
         return tuple(f"hospital-{number}" for number in TRAINED)
 
@@ -101,7 +105,7 @@ class Camelyon17(Partitioned):
         share = all_shares(self, seed, root)[client]
 
         def examples(index: torch.Tensor, environment: int) -> Examples:
-            images = standardise_photos(unit_range(raw.images[index]))
+            images = self.prepare(unit_range(raw.images[index]))
             return Examples(images, raw.labels[index], torch.full((len(index),), environment))
 
         train, validation, test = map(torch.from_numpy, (share.train, share.validation, share.test))

@@ -42,6 +42,16 @@ def test_a_client_is_a_hospital_and_every_test_patch_is_one_clients() -> None:
     assert sorted(tested) == np.flatnonzero((hospital == 1) | (hospital == 2)).tolist()
 
 
+def test_patches_are_standardised_once(root: Path) -> None:
+    """By what the scenario says of itself: weights of torchvision's ask it, and so does who serves a model."""
+    scenario = Camelyon17()
+    patches = scenario.client_data(0, 0, root).train.x
+    mean, std = (torch.tensor(values)[:, None, None] for values in scenario.standardised)
+    raw = patches * std + mean
+    assert 0 <= raw.min() + 1e-6 < raw.max() <= 1 + 1e-6
+    assert torch.allclose(scenario.prepare(raw), patches, atol=1e-6)
+
+
 def test_most_patches_are_a_limit() -> None:
     shares = Camelyon17(samples=9, test_samples=6).shares(0, fake())
     assert [(len(share.train), len(share.validation), len(share.test)) for share in shares] == [(9, 1, 4)] * 3
