@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from perennial.common import plugins
 from perennial.common.errors import UserError
 from perennial.common.given import AUXILIARY, constructed, layout, parts
 from perennial.common.model_settings import (
@@ -364,8 +365,11 @@ class Network:
         stay = isinstance(settings, Pretrained) and settings.statistics_stay
         self._still = ([model.featurizer] if frozen else []) + ([layer for _, layer in norms] if stay else [])
         """Layers that run in training as in evaluation."""
-        self.draws = isinstance(settings, Module) and layout(settings, input_shape, classes).draws
-        """Whether the model draws in training, as dropout does, and is to be run within `drawing`."""
+        if isinstance(settings, Module):
+            self.draws = layout(settings, input_shape, classes).draws
+        else:
+            self.draws = bool(plugins.of(type(settings)))
+        """Whether the model draws in training, as dropout does, or may, and is to be run within `drawing`."""
         self._whole = list(names.items())
         self._featurizer, self._classifier = (
             [(name.removeprefix(f"{part}."), own) for name, own in names.items() if name.startswith(f"{part}.")]

@@ -44,14 +44,27 @@ def test_functional_calls_equal_the_module(model: str, training: bool) -> None:
     module = build(own.settings, own.input_shape, CLASSES).train(training)
     tensors = own.initial(4)
     module.load_state_dict(tensors)
-    logits = own.predict(tensors, x, training)
-    z = own.features(own.initial(4), x, training)
+    with own.drawing(0):
+        logits = own.predict(tensors, x, training)
+    with own.drawing(0):
+        expected = module(x)
+    with own.drawing(0):
+        z = own.features(own.initial(4), x, training)
+        parted = own.classify(own.initial(4), z, training)
     assert logits.shape == (len(x), CLASSES)
     assert z.ndim == 2
     assert own.width == z.shape[1]
     assert own.classifier_names
-    torch.testing.assert_close(logits, module(x), rtol=0, atol=0)
-    torch.testing.assert_close(own.classify(own.initial(4), z, training), logits, rtol=0, atol=0)
+    torch.testing.assert_close(logits, expected, rtol=0, atol=0)
+    torch.testing.assert_close(parted, logits, rtol=0, atol=0)
+
+
+def test_what_it_says_of_a_sample_does_not_depend_on_those_beside_it(model: str) -> None:
+    """In evaluation: else what a service answers one depends on what others ask."""
+    own = net(model)
+    x, tensors = samples(own), own.initial(4)
+    alone = torch.cat([own.predict(tensors, one) for one in torch.split(x, 1)])
+    torch.testing.assert_close(alone, own.predict(tensors, x), rtol=1e-3, atol=1e-4)
 
 
 def test_initial_weights_depend_on_their_key_alone(model: str) -> None:

@@ -29,4 +29,5 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
     for kind in set(KINDS).intersection(metafunc.fixturenames):
         metafunc.parametrize(kind, names)
-    STRIDES.update(dict.fromkeys(names, tuple(metafunc.config.getoption("--perennial-set"))))
+    given = tuple(metafunc.config.getoption("--perennial-set"))
+    STRIDES.update({name: (*STRIDES.get(name, ()), *given) for name in names})

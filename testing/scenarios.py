@@ -3,8 +3,10 @@
 Each test takes the name of a preset as `scenario`.
 """
 
+import random
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from perennial.common.config import load_config
@@ -62,13 +64,22 @@ def test_every_client_has_what_the_scenario_announces(scenario: str) -> None:
 
 def test_the_same_seed_gives_the_same_samples(scenario: str) -> None:
     preset = scenario_preset(scenario)
-    state = torch.get_rng_state()
-    for one, other in zip(data(preset), data(preset), strict=True):
+    state = torch.get_rng_state(), str(np.random.get_state()), random.getstate()
+    again = [preset.client_data(client, 0, None) for client in reversed(range(min(MOST, preset.clients)))]
+    for one, other in zip(data(preset), reversed(again), strict=True):
         for left, right in zip(parts(one), parts(other), strict=True):
             assert torch.equal(left.x, right.x)
             assert torch.equal(left.y, right.y)
             assert torch.equal(left.environment, right.environment)
-    assert torch.equal(torch.get_rng_state(), state), "a global generator was used"
+    assert torch.equal(torch.get_rng_state(), state[0]), "a global generator was used"
+    assert (str(np.random.get_state()), random.getstate()) == state[1:], "a global generator was used"
+
+
+def test_nothing_is_tested_on_what_it_was_trained_on(scenario: str) -> None:
+    for own in data(scenario_preset(scenario)):
+        for name, part in own.test.items():
+            for train in (own.train, own.validation):
+                assert not (len(part) and torch.equal(part.x, train.x)), f"{name} has the samples of training"
 
 
 def test_fedavg_trains_on_it(scenario: str, tmp_path: Path) -> None:

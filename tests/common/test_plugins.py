@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from plugging import CLIENT, METHOD, MODEL, SCENARIO, SERVER, SETTINGS, install, unloaded, write
 from safetensors.torch import load_file
 from typer.testing import CliRunner
@@ -19,6 +20,8 @@ from perennial.common.config import RunConfig, load_config, parse_task
 from perennial.common.data.scenarios import SCENARIOS, scenario_class
 from perennial.common.errors import UserError
 from perennial.common.methods import METHODS, method_class
+from perennial.common.model_settings import model_settings
+from perennial.common.models import network
 from perennial.server.cli.main import app
 from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
@@ -26,6 +29,8 @@ from perennial.server.study import version
 from perennial.server.study.version import run_name
 from perennial.strategies.registry import strategy_class
 from perennial.testing import methods
+from perennial.testing import models as contract
+from perennial.testing import scenarios as scenario_contract
 
 SMALL = ["--set", "scenario.clients=2", "--rounds", "1", "--scenario", "colored-digits"]
 
@@ -499,3 +504,52 @@ def test_a_host_without_the_half_says_so_before_it_trains(folder: Path) -> None:
     found = config(plugins=["my_method"])
     with pytest.raises(UserError, match="has no client half"):
         Host({}).site(found.task(), parse_task(found.task()), 0)
+
+
+# ---------------------------------------------------------------------- what a plug-in must keep
+
+
+def test_what_a_model_of_a_plug_in_draws_depends_on_its_key_alone(folder: Path) -> None:
+    write(folder, "my_model", MODEL.replace("nn.ReLU()", "nn.Dropout()"))
+    plugins.plugin("my_model")
+    own = network(model_settings({"name": "my-net"}), (4,), 2)
+    tensors, x = own.initial(0), torch.ones(8, 4)
+    found = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        with own.drawing(7, "client-0"):
+            found.append(own.predict(tensors, x, training=True))
+    assert torch.equal(*found)
+    assert not torch.equal(found[0], own.predict(tensors, x, training=True))
+    contract.test_functional_calls_equal_the_module("my-net", training=True)
+
+
+def test_a_model_that_looks_at_the_samples_beside_it_does_not_keep_the_contract(folder: Path) -> None:
+    centred = (
+        "class Centre(nn.Module):\n    def forward(self, x):\n        return x - x.mean(0)\n\n\n@build.register"
+    )
+    model = MODEL.replace("@build.register", centred)
+    write(folder, "my_model", model.replace("nn.ReLU()", "Centre()"))
+    plugins.plugin("my_model")
+    with pytest.raises(AssertionError, match="not close"):
+        contract.test_what_it_says_of_a_sample_does_not_depend_on_those_beside_it("my-net")
+
+
+def test_a_scenario_with_draws_of_its_own_or_without_test_data_does_not_keep_the_contract(folder: Path) -> None:
+    loose = f"""{SCENARIO}
+    def client_data(self, client, seed, data_root):
+        import numpy as np
+        from perennial.common.data.examples import ClientData
+
+        own = super().client_data(client, seed, data_root)
+        if not client:
+            np.random.seed(seed)
+        own.train.x.add_(float(np.random.rand()))
+        return ClientData(own.train, own.validation, dict.fromkeys(own.test, own.train))
+"""
+    write(folder, "my_scenario", loose)
+    plugins.plugin("my_scenario")
+    with pytest.raises(AssertionError):
+        scenario_contract.test_the_same_seed_gives_the_same_samples("my-digits")
+    with pytest.raises(AssertionError, match="has the samples of training"):
+        scenario_contract.test_nothing_is_tested_on_what_it_was_trained_on("my-digits")
