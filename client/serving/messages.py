@@ -20,7 +20,7 @@ from perennial.client.serving.inference_pb2 import (
 )
 from perennial.common.data.columns import AnyColumn, CategoryColumn
 from perennial.common.data.environments import unit_range
-from perennial.common.data.raw import picture
+from perennial.common.data.raw import opened, picture
 from perennial.common.data.scenario import Scenario
 
 INPUT = "input"
@@ -35,7 +35,7 @@ LONGEST_TEXT = 256
 PIECE = 2**16
 """Values that become an array at once, without a moment for other callers."""
 FORMATS, MOST_PIXELS = ("BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP"), 2**26
-"""Of pictures: PIL's names of the kinds that a site's own data may have; width times height."""
+"""Of a request's pictures: PIL's names of their kinds, as of a site's own data; width times height, together."""
 LONGEST_NAME, MOST_SHOWN = 64, 8
 """What a sentence quotes of a request: letters of a name, items of a list."""
 T = TypeVar("T")
@@ -216,13 +216,22 @@ def _pictures(request: ModelInferRequest, input_shape: tuple[int, ...], max_batc
     if len(files) != count:
         invalid(f"input {INPUT!r} has {len(files)} pictures, but shape {list(given.shape)} takes {count}")
     channels, height, width = input_shape
-    pixels = np.empty((count, *input_shape), np.uint8)
-    for number, file in enumerate(files):
-        try:
-            pixels[number] = picture(BytesIO(file), (channels, height, width), formats=FORMATS, most=MOST_PIXELS)
-        except ValueError as error:
-            why = re.sub(r" <.*>", "", str(error))  # PIL names the buffer's address
-            invalid(f"picture {number} of input {INPUT!r} cannot be read ({short(' '.join(why.split()), 200)})")
+    number, together = 0, 0
+    try:
+        for number in range(count):  # by their heads: a small file may take a second to decode
+            with opened(BytesIO(files[number]), FORMATS) as found:
+                together += found.width * found.height
+        if together > MOST_PIXELS:
+            invalid(
+                f"input {INPUT!r} has pictures of {together} pixels together, and {MOST_PIXELS} are the most; "
+                "send fewer or smaller ones"
+            )
+        pixels = np.empty((count, *input_shape), np.uint8)
+        for number in range(count):
+            pixels[number] = picture(BytesIO(files[number]), (channels, height, width), FORMATS)
+    except ValueError as error:
+        why = re.sub(r" <.*>", "", str(error))  # PIL names the buffer's address
+        invalid(f"picture {number} of input {INPUT!r} cannot be read ({short(' '.join(why.split()), 200)})")
     return unit_range(torch.from_numpy(pixels))
 
 

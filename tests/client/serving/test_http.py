@@ -242,23 +242,28 @@ def test_the_file_of_a_picture_is_read_as_those_of_a_site_s_own_data(
         assert one.ask(INFER, {"inputs": [{**given, "data": data}]}) == (400, {"error": sentence})
 
 
-def test_a_picture_of_too_many_pixels_is_not_decoded(
-    tmp_path: Path, start: Callable[..., Serving], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_pictures_of_too_many_pixels_together_are_not_decoded(
+    count: int, tmp_path: Path, start: Callable[..., Serving], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("perennial.client.serving.messages.MOST_PIXELS", 50)
+    monkeypatch.setattr("perennial.client.serving.messages.MOST_PIXELS", 63 * count - 1)
     monkeypatch.setattr("PIL.Image.Image.convert", lambda *_: pytest.fail("it was decoded"))
     snapshot(tmp_path, **PICTURES)
     file = io.BytesIO()
     Image.new("RGB", (9, 7)).save(file, "PNG")
-    size = len(file.getvalue())
-    given = {"name": "input", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": size + 4}}
+    files = count * (struct.pack("<I", len(file.getvalue())) + file.getvalue())
+    size = {"binary_data_size": len(files)}
+    given = {"name": "input", "datatype": "BYTES", "shape": [count], "parameters": size}
     head = json.dumps({"inputs": [given]}).encode()
-    body = head + struct.pack("<I", size) + file.getvalue()
+    body = head + files
     status, answer = start(("", Choice(tmp_path))).ask(
         INFER, body, **{"Inference-Header-Content-Length": str(len(head))}
     )
     assert status == 400
-    assert answer["error"].endswith("cannot be read (it has 63 pixels, and 50 are the most)")
+    assert answer["error"] == (
+        f"input 'input' has pictures of {63 * count} pixels together, and {63 * count - 1} are the most; send "
+        "fewer or smaller ones"
+    )
 
 
 def column(name: str, length: int) -> dict[str, Any]:
