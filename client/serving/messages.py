@@ -168,7 +168,12 @@ def _texts(request: ModelInferRequest, place: int, max_batch: int) -> list[str]:
         invalid(f"input {name!r} has {len(texts)} texts, but shape {list(given.shape)} takes {count}")
     if any(len(text) > LONGEST_TEXT for text in texts):
         invalid(f"input {name!r} has a text of more than {LONGEST_TEXT} bytes")
-    return [text.decode(errors="replace").strip() for text in texts]
+    # PyArrow takes its time to import, and only tables with names need it.
+    import pyarrow as pa
+
+    from perennial.common.data.tables import plain_texts
+
+    return plain_texts(pa.array([text.decode(errors="replace") for text in texts], pa.string()))  # as in training
 
 
 def _numbers(
