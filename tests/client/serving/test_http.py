@@ -1,5 +1,6 @@
 """HTTP beside gRPC: the same answers, who may call, bounds, and the page in a real browser."""
 
+import asyncio
 import base64
 import http.client
 import io
@@ -33,11 +34,13 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
+from starlette.responses import JSONResponse
 from tritonclient.utils import InferenceServerException
 from typer.testing import CliRunner
 
 from perennial.client.serving import models as served_models
 from perennial.client.serving.access import Callers, read_tokens
+from perennial.client.serving.http import Api
 from perennial.client.serving.inference import Limits
 from perennial.client.serving.inference_pb2 import ModelInferRequest, ServerLiveRequest
 from perennial.client.serving.inference_pb2_grpc import GRPCInferenceServiceStub
@@ -634,6 +637,31 @@ def test_who_says_nothing_or_half_a_request_is_shown_out(
                 found = b""
             assert found == answer
     assert one.ask("/v2")[0] == 200
+
+
+def test_who_begins_no_tls_is_shown_out(
+    table: Path, authority: Path, start: Callable[..., Serving], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perennial.client.serving.http.HEAD", 0.2)
+    one = start(("", Choice(table)), tls=credentials(authority / "server.crt", authority / "server.key"))
+    with socket.create_connection(("127.0.0.1", one.server.http_port), timeout=20) as caller:
+        assert caller.recv(1) == b""
+
+
+def test_a_request_may_take_as_long_as_its_body_and_the_model_may(
+    table: Path, start: Callable[..., Serving], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HEAD", "BODY", "MARGIN"):
+        monkeypatch.setattr(f"perennial.client.serving.http.{name}", 0.2)
+
+    async def slow(*_: object) -> JSONResponse:
+        await asyncio.sleep(1)
+        return JSONResponse({})
+
+    monkeypatch.setattr(Api, "server", slow)
+    assert start(("", Choice(table)), limits=Limits(timeout=60)).ask("/v2") == (200, {})
+    with pytest.raises(http.client.RemoteDisconnected):
+        start(("", Choice(table)), limits=Limits(timeout=0.2)).ask("/v2")
 
 
 # ---------------------------------------------------------------------- several models, and going back
