@@ -113,8 +113,10 @@ class Service(GRPCInferenceServiceServicer):  # type: ignore[misc]
         return await self.inference.queued(size, lambda: self._answer(data))
 
     def _answer(self, data: bytes) -> ModelInferResponse:
-        if too_many_fields(data, most := self.inference.fields()):
-            invalid(f"the request, or a message in it, has more than {most} fields; send values packed")
+        most, texts = self.inference.fields()
+        if too_many_fields(data, most, texts):
+            beside = f" beside {texts} texts" if texts else ""
+            invalid(f"the request, or a message in it, has more than {most} fields{beside}; send values packed")
         return self.inference.answer(parsed(data, ModelInferRequest.FromString))
 
 

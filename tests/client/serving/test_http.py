@@ -245,6 +245,34 @@ def test_the_file_of_a_picture_is_read_as_those_of_a_site_s_own_data(
         assert one.ask(INFER, {"inputs": [{**given, "data": data}]}) == (400, {"error": sentence})
 
 
+def test_as_many_texts_as_samples_come_as_typed_contents(tmp_path: Path, start: Callable[..., Serving]) -> None:
+    kinds = {name: {"kind": "category", "categories": ["u"]} for name in ("a", "b")}
+    snapshot(tmp_path, inputs=("a", "b"), labels=("no", "yes"), columns=kinds, run="table")
+    snapshot(tmp_path, **PICTURES, run="pictures")
+    file = io.BytesIO()
+    Image.new("RGB", (1, 1)).save(file, "PNG")
+    sites = [named_choice(f"{run}={run}/north", tmp_path) for run in ("table", "pictures")]
+    one = start(*sites, limits=Limits(max_batch=100))
+    with grpc.insecure_channel(f"127.0.0.1:{one.server.port}") as channel:
+        infer = GRPCInferenceServiceStub(channel).ModelInfer
+
+        def request(model: str, names: str, count: int, text: bytes) -> ModelInferRequest:
+            made = ModelInferRequest(model_name=model)
+            for name in names.split():
+                made.inputs.add(name=name, datatype="BYTES", shape=[100]).contents.bytes_contents.extend(
+                    [text] * count
+                )
+            return made
+
+        for model, names, text in (("table", "a b", b"u"), ("pictures", "input", file.getvalue())):
+            assert list(infer(request(model, names, 100, text)).outputs[1].shape) == [100]
+        with pytest.raises(grpc.RpcError) as caught:
+            infer(request("table", "a b", 101 + 64, b""))
+        assert caught.value.details() == (
+            "the request, or a message in it, has more than 68 fields beside 200 texts; send values packed"
+        )
+
+
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_pictures_of_too_many_pixels_together_are_not_decoded(
     count: int, tmp_path: Path, start: Callable[..., Serving], monkeypatch: pytest.MonkeyPatch
