@@ -20,7 +20,7 @@ from perennial.client.serving.inference_pb2 import (
 )
 from perennial.common.data.columns import AnyColumn, CategoryColumn
 from perennial.common.data.environments import unit_range
-from perennial.common.data.raw import opened, picture
+from perennial.common.data.raw import opened, resized
 from perennial.common.data.scenario import Scenario
 
 INPUT = "input"
@@ -228,22 +228,21 @@ def _pictures(request: ModelInferRequest, input_shape: tuple[int, ...], max_batc
     if len(files) != count:
         invalid(f"input {INPUT!r} has {len(files)} pictures, but shape {list(given.shape)} takes {count}")
     channels, height, width = input_shape
-    number, together = 0, 0
-    try:
-        for number in range(count):  # by their heads: a small file may take a second to decode
-            with opened(BytesIO(files[number]), FORMATS) as found:
+    pixels, together = np.empty((count, *input_shape), np.uint8), 0
+    for number, file in enumerate(files):
+        try:
+            with opened(BytesIO(file), FORMATS) as found:
                 together += found.width * found.height
+                if together <= MOST_PIXELS:  # a small file may take a second to decode
+                    pixels[number] = resized(found, (channels, height, width))
+        except ValueError as error:
+            why = re.sub(r" <.*>", "", str(error))  # PIL names the buffer's address
+            invalid(f"picture {number} of input {INPUT!r} cannot be read ({short(' '.join(why.split()), 200)})")
         if together > MOST_PIXELS:
             invalid(
-                f"input {INPUT!r} has pictures of {together} pixels together, and {MOST_PIXELS} are the most; "
+                f"input {INPUT!r} has pictures of more than {MOST_PIXELS} pixels together; "
                 "send fewer or smaller ones"
             )
-        pixels = np.empty((count, *input_shape), np.uint8)
-        for number in range(count):
-            pixels[number] = picture(BytesIO(files[number]), (channels, height, width), FORMATS)
-    except ValueError as error:
-        why = re.sub(r" <.*>", "", str(error))  # PIL names the buffer's address
-        invalid(f"picture {number} of input {INPUT!r} cannot be read ({short(' '.join(why.split()), 200)})")
     return unit_range(torch.from_numpy(pixels))
 
 

@@ -44,7 +44,8 @@ class Files:
         pixels = np.empty((len(index), channels, height, width), np.uint8)
         for place, number in enumerate(index.tolist()):
             try:
-                pixels[place] = picture(self.paths[number], self.shape)
+                with opened(self.paths[number]) as found:
+                    pixels[place] = resized(found, self.shape)
             except ValueError as error:
                 raise UserError(f"picture {self.paths[number]} cannot be read ({error})") from None
         return torch.from_numpy(pixels)
@@ -74,20 +75,17 @@ def eight_bits(found: Image, mode: str) -> Image:
     return found.convert(mode)
 
 
-def picture(
-    file: Path | BinaryIO, shape: tuple[int, int, int], formats: tuple[str, ...] | None = None
-) -> npt.NDArray[np.uint8]:
+def resized(found: Image, shape: tuple[int, int, int]) -> npt.NDArray[np.uint8]:
     """A picture's pixels in this shape (channels, height, width), whatever its own (PIL's bilinear filter).
 
-    Raises `ValueError` where it cannot be read, or is of none of PIL's `formats`.
+    Raises `ValueError` where it has more than 8 bits, and whatever PIL raises.
     """
     import numpy as np
     from PIL.Image import Resampling
 
     channels, height, width = shape
-    with opened(file, formats) as found:
-        small = eight_bits(found, "RGB" if channels == 3 else "L").resize((width, height), Resampling.BILINEAR)
-        return np.asarray(small).reshape(height, width, channels).transpose(2, 0, 1)
+    small = eight_bits(found, "RGB" if channels == 3 else "L").resize((width, height), Resampling.BILINEAR)
+    return np.asarray(small).reshape(height, width, channels).transpose(2, 0, 1)
 
 
 @dataclass(frozen=True)
