@@ -112,6 +112,11 @@ def plugin(module: str) -> None:
     if module.endswith(".py"):
         raise UserError(f"plug-in {module!r} is not possible; leave off .py: {module.removesuffix('.py')}")
     top, here = module.partition(".")[0], Path.cwd()
+    if top == "__main__":
+        raise UserError(
+            f"plug-in {module!r} is not possible; put its code into a file, and write that module's name, such as "
+            "my_method for my_method.py"
+        )
     beside = here / top / "__init__.py", here / f"{top}.py"
     places = [here / path.relative_to(here).parts[0] for path in beside if path.is_file()]
     if not places and not file_of(module) and not _is_installed(module):

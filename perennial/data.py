@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from perennial.common.data.own import in_order
+from perennial.common.data.raw import eight_bits
 from perennial.common.errors import UserError
 from perennial.common.suggest import alike
 
@@ -219,6 +220,8 @@ def from_partitions(
     else:
         raise UserError(f"give a FederatedDataset or a Partitioner of flwr-datasets, not {type(source).__name__}")
     columns = [x] if isinstance(x, str) else list(x)
+    if not columns:
+        raise UserError("x: there must be at least one column")
     width = len(str(len(parts) - 1))
     names = [f"client-{number:0{width}d}" for number in range(len(parts))]
     clients: dict[str, Samples] = {}
@@ -228,6 +231,12 @@ def from_partitions(
     tests: dict[str, Samples | Mapping[str, Samples]] | None = None
     if test is not None:
         given = test if isinstance(test, Mapping) else {test if isinstance(test, str) else "test": test}
+        splits = [own for own in given.values() if isinstance(own, str)]
+        if splits and not hasattr(source, "load_split"):
+            raise UserError(
+                f"test: {splits[0]!r} is the name of a split, and a {type(source).__name__} has none; give the "
+                "data set itself"
+            )
         loaded = {name: source.load_split(own) if isinstance(own, str) else own for name, own in given.items()}
         tests = {
             name: (_inputs(f"test {name!r}", own, columns), _values(f"test {name!r}", own, y))
@@ -256,7 +265,12 @@ def _inputs(name: str, part: Any, columns: Sequence[str]) -> npt.NDArray[Any]:
         values = _values(name, part, column)
         if values and hasattr(values[0], "convert"):  # PIL's
             grey = {picture.mode for picture in values} <= {"1", "L"}
-            pixels = [np.asarray(picture.convert("L" if grey else "RGB")) for picture in values]
+            pixels = []
+            for number, picture in enumerate(values):
+                try:
+                    pixels.append(np.asarray(eight_bits(picture, "L" if grey else "RGB")))
+                except ValueError as error:
+                    raise UserError(f"{name}: picture {number} of {column!r} cannot be read ({error})") from None
             if len(sizes := {own.shape for own in pixels}) > 1:
                 said = " and ".join(sorted(f"{own[1]}x{own[0]}" for own in sizes)[:2])
                 raise UserError(
@@ -441,6 +455,9 @@ def _labels(
             f"classes = {classes!r:.100} is not possible; give a list of the classes' names in their order, such "
             "as ['well', 'ill'], or of all numbers that y has"
         )
+    given = [int(name) if numbers else str(name) for name in names]
+    if twice := [name for name, there in Counter(given).items() if there > 1]:
+        raise UserError(f"classes: {twice[0]!r} is there twice; name each class once")
     if True in texts:
         known: dict[int | str, str] = {str(name): str(name) for name in names}
     else:

@@ -166,8 +166,12 @@ def write_onnx(taken: Taken, file: Path) -> str:
 
 def outputs(scenario: Scenario) -> dict[str, str]:
     """The outputs' names in the file, by those of `perennial serve`: a column may have one of these already."""
-    names = [PROBABILITIES, CLASS, *([LABEL] if scenario.class_names else [])]
-    return {name: f"{name}_out" if name in scenario.column_names else name for name in names}
+    found: dict[str, str] = {}
+    for name in [PROBABILITIES, CLASS, *([LABEL] if scenario.class_names else [])]:
+        found[name] = name
+        while found[name] in scenario.column_names:
+            found[name] += "_out"
+    return found
 
 
 def some_cells(scenario: Scenario, rows: int = CHECKED) -> dict[str, Cells]:

@@ -150,6 +150,14 @@ def test_raw_rows_are_answered_as_they_are_served(tmp_path: Path, name: str) -> 
     np.testing.assert_allclose(session(tmp_path / "m.onnx").run(None, one)[0], probabilities[:1], atol=1e-6)
 
 
+def test_an_output_has_a_name_that_no_column_has(tmp_path: Path) -> None:
+    site(tmp_path / "state", {"name": "own-data", "sites": ["here", "there"], "inputs": ["class", "class_out"]})
+    code, said = ask("export", tmp_path / "state", "-o", tmp_path / "m.onnx")
+    assert code == 0, said
+    names = [output.name for output in session(tmp_path / "m.onnx").get_outputs()]
+    assert names == ["probabilities", "class_out_out", "label"]
+
+
 def test_numbers_in_the_sites_units_and_several_networks(tmp_path: Path) -> None:
     """Without columns: `mean` and `scale` are inside; of FedRoD's personal model, two networks are."""
     scenario = {"name": "own-data", "inputs": [3], "mean": [1.0, 2.0, 3.0], "scale": [2.0, 3.0, 4.0]}

@@ -12,13 +12,14 @@ import matplotlib
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from plugging import METHOD, unloaded, write
 from tables import hospitals
 from torch import nn
 from typer.testing import CliRunner
 
 import perennial
-from perennial import InMemory, Progress, Result, UserError, from_arrays
+from perennial import InMemory, Progress, Result, UserError, from_arrays, from_partitions
 from perennial.common.config import load_config
 from perennial.common.data.datasets import load
 from perennial.common.data.scenarios.arrays import FOLDER
@@ -686,7 +687,9 @@ BAD: list[tuple[Any, dict[str, Any], str]] = [
     ({"a": (X, Y, E)}, {"test": {"new": {"z": (X, Y)}}}, "test 'new': z is no client; there are a"),
     ({"a": (X, Y, E)}, {"test": {"new": (X, Y)}, "test_fraction": 0.5}, "test_fraction = 0.5 is not possible"),
     ({"a": (X, Y, E)}, {"classes": ["only"]}, "a: y has 1, which is none of the 1 classes"),
-    ({"a": (X, Y, E)}, {"classes": ["one", "one"]}, "labels: "),
+    ({"a": (X, Y, E)}, {"classes": ["one", "one"]}, "classes: 'one' is there twice; name each class once"),
+    ({"a": (X, Y, E)}, {"classes": [0, 1, True]}, "classes: 1 is there twice; name each class once"),
+    ({"a": (X, ["u", "v"] * 4)}, {"classes": ["u", "v", "v"]}, "classes: 'v' is there twice; name each class"),
     ({"a": (X, Y + 1, E)}, {"class_weights": {2: 0.5, 1: 3}}, "is not possible; give a number for each of 1, 2"),
     ({"a": (X, Y, E)}, {"class_weights": None}, "class_weights: None is not possible; give a number for each of"),
     ({"a": (X, Y, E)}, {"classes": [1, 2]}, "a: y has 0, which is none of the 2 classes"),
@@ -705,6 +708,48 @@ def test_what_is_wrong_with_arrays_is_one_sentence(clients: Any, options: dict[s
         from_arrays(clients, **options)
     assert sentence in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+class Part:
+    """A partition as flwr-datasets gives it."""
+
+    def __init__(self, **columns: list[Any]) -> None:
+        self.columns, self.column_names, self.features = columns, [*columns], dict[str, Any]()
+
+    def __getitem__(self, column: str) -> list[Any]:
+        return self.columns[column]
+
+
+class Partitioner:
+    """Two equal partitions."""
+
+    num_partitions = 2
+
+    def load_partition(self, _: int) -> Part:
+        deep = [Image.fromarray(np.full((4, 4), 1000, np.uint16))] * 4
+        return Part(picture=deep, age=[1.0, 2.0] * 2, label=[0, 1] * 2)
+
+
+@pytest.mark.parametrize(
+    ("x", "test", "sentence"),
+    [
+        (
+            "picture",
+            None,
+            "client-0: picture 0 of 'picture' cannot be read "
+            "(it has more than 8 bits for each value; save it with 8)",
+        ),
+        ([], None, "x: there must be at least one column"),
+        (
+            "age",
+            "later",
+            "test: 'later' is the name of a split, and a Partitioner has none; give the data set itself",
+        ),
+    ],
+)
+def test_what_cannot_be_used_of_partitions_is_one_sentence(x: Any, test: str | None, sentence: str) -> None:
+    with pytest.raises(UserError, match=f"^{re.escape(sentence)}$"):
+        from_partitions(Partitioner(), x=x, y="label", test=test)
 
 
 def test_a_run_folder_is_not_written_twice(ditto: Result, scenario: InMemory) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import socket
 from base64 import b64encode
 from collections.abc import AsyncIterator, Awaitable, Callable
 from hashlib import sha256
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import uvicorn
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -48,10 +50,10 @@ HEADERS = {
     503: {"Retry-After": "1"},
 }
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
-HEAD, LONGEST = 10.0, 120.0
-"""Seconds after which a connection is closed that sends no head of a request; whose request has no end."""
-BODY = 60.0
-"""Seconds within which the body of a request must have come in."""
+HEAD = 10.0
+"""Seconds after which a connection is closed that does not go on with TLS, or sends no head of a request."""
+BODY, MARGIN = 60.0, 30.0
+"""Seconds within which the body of a request must have come in; more of them than for body and model has none."""
 CONNECTIONS = 256
 """More requests at a time are answered 503; of twice as many connections the newest are closed."""
 PAGE = Path(__file__).with_name("page.html")
@@ -60,6 +62,11 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 class Impatient(H11Protocol):
     """uvicorn's HTTP, which closes the connection of a caller who says nothing, or reads no answer."""
+
+    def __init__(self, longest: float, server: uvicorn.Server) -> None:
+        """`longest`: seconds of a request with its answer."""
+        super().__init__(server.config, server.server_state, server.lifespan.state)
+        self._longest = longest
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Uvicorn's, with a clock."""
@@ -79,10 +86,33 @@ class Impatient(H11Protocol):
         waits = self.cycle is None or self.cycle.response_complete
         if (at := (self.cycle, waits)) != self._at:
             self._at, self._since = at, self.loop.time()
-        if self.loop.time() - self._since >= (HEAD / 2 if waits else LONGEST):
+        if self.loop.time() - self._since >= (HEAD / 2 if waits else self._longest):
             self.transport.abort()
         else:
             self._clock = self.loop.call_later(HEAD / 2, self._look)
+
+
+class Listening(uvicorn.Server):
+    """uvicorn's server on one listener, with bounds that uvicorn has no setting for."""
+
+    def __init__(self, config: uvicorn.Config, listener: socket.socket, timeout: float) -> None:
+        """`timeout`: seconds that a caller waits for the model."""
+        super().__init__(config)
+        self._listener, self._longest = listener, BODY + timeout + MARGIN
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Uvicorn's, and the listener, which it is not given."""
+        await super().startup([])
+        tls = self.config.ssl
+        self.servers.append(
+            await asyncio.get_running_loop().create_server(
+                lambda: Impatient(self._longest, self),
+                sock=self._listener,
+                backlog=self.config.backlog,
+                ssl=tls,
+                ssl_handshake_timeout=HEAD if tls else None,
+            )
+        )
 
 
 class ThisMachine:

@@ -28,6 +28,7 @@ from perennial.client.serving.messages import (
 )
 from perennial.client.serving.metrics import ServingMetrics
 from perennial.client.serving.models import Catalogue, Served
+from perennial.common.data.columns import CategoryColumn
 from perennial.common.suggest import unknown
 
 UNSUPPORTED = {"classification", "shared_memory_region"}
@@ -117,10 +118,16 @@ class Inference:
         ]
         return min(max(sizes, default=SMALL), LARGEST_REQUEST)
 
-    def fields(self) -> int:
-        """The most fields in a message of a request: of named columns two for each."""
-        columns = [len(entry.served.scenario.column_names) for entry in self.catalogue.entries if entry.served]
-        return MOST_FIELDS + 2 * max(columns, default=0)
+    def fields(self) -> tuple[int, int]:
+        """The most fields in a message of a request, of named columns two for each, and texts beside these."""
+        scenarios = [entry.served.scenario for entry in self.catalogue.entries if entry.served]
+        columns = max([len(scenario.column_names) for scenario in scenarios], default=0)
+        inputs = [
+            sum(isinstance(column, CategoryColumn) for column in scenario.cells.values())
+            or takes_pictures(scenario.input_shape)
+            for scenario in scenarios
+        ]
+        return MOST_FIELDS + 2 * columns, self.limits.max_batch * max(inputs, default=0)
 
     async def queued(self, size: int, work: Callable[[], T]) -> T:
         """What the model's thread makes of a request of so many bytes. Raises `Refused`."""

@@ -20,7 +20,7 @@ from perennial.client.serving.inference_pb2 import (
 )
 from perennial.common.data.columns import AnyColumn, CategoryColumn
 from perennial.common.data.environments import unit_range
-from perennial.common.data.raw import picture
+from perennial.common.data.raw import opened, resized
 from perennial.common.data.scenario import Scenario
 
 INPUT = "input"
@@ -35,7 +35,7 @@ LONGEST_TEXT = 256
 PIECE = 2**16
 """Values that become an array at once, without a moment for other callers."""
 FORMATS, MOST_PIXELS = ("BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP"), 2**26
-"""Of pictures: PIL's names of the kinds that a site's own data may have; width times height."""
+"""Of a request's pictures: PIL's names of their kinds, as of a site's own data; width times height, together."""
 LONGEST_NAME, MOST_SHOWN = 64, 8
 """What a sentence quotes of a request: letters of a name, items of a list."""
 T = TypeVar("T")
@@ -66,22 +66,29 @@ def few(items: Sequence[object]) -> str:
     return f"[{', '.join([repr(item) for item in islice(items, MOST_SHOWN)] + more)}]"
 
 
-def too_many_fields(data: bytes, most: int = MOST_FIELDS) -> bool:
+def too_many_fields(data: bytes, most: int = MOST_FIELDS, texts: int = 0) -> bool:
     """Whether a `ModelInferRequest` on the wire has a message of more fields than a client of the protocol sends.
 
-    Parsing takes up to fifty times the bytes of a message that is all empty parts; they are counted before.
+    Of `texts` there may be so many in all its inputs together beside these. Parsing takes up to fifty times the
+    bytes of a message that is all empty parts; they are counted before.
     """
     levels: list[tuple[memoryview, Mapping[int, Any]]] = [(memoryview(data), REPEATED)]
     for message, inside in levels:
-        for count, (number, content) in enumerate(fields(message)):
+        count = 0
+        for number, content in fields(message):
+            if inside is IN_CONTENTS and number == 8 and texts:  # of bytes_contents
+                texts -= 1
+                continue
             if count == most:
                 return True
+            count += 1
             if number in inside and content is not None:
                 levels.append((content, inside[number]))
     return False
 
 
-REPEATED: Mapping[int, Any] = {5: {5: {}}, 6: {}}
+IN_CONTENTS: Mapping[int, Any] = {}
+REPEATED: Mapping[int, Any] = {5: {5: IN_CONTENTS}, 6: {}}
 """Numbers of the fields with lists in them: `inputs`, and in these `contents`; `outputs`."""
 
 
@@ -168,7 +175,12 @@ def _texts(request: ModelInferRequest, place: int, max_batch: int) -> list[str]:
         invalid(f"input {name!r} has {len(texts)} texts, but shape {list(given.shape)} takes {count}")
     if any(len(text) > LONGEST_TEXT for text in texts):
         invalid(f"input {name!r} has a text of more than {LONGEST_TEXT} bytes")
-    return [text.decode(errors="replace").strip() for text in texts]
+    # PyArrow takes its time to import, and only tables with names need it.
+    import pyarrow as pa
+
+    from perennial.common.data.tables import plain_texts
+
+    return plain_texts(pa.array([text.decode(errors="replace") for text in texts], pa.string()))  # as in training
 
 
 def _numbers(
@@ -216,13 +228,21 @@ def _pictures(request: ModelInferRequest, input_shape: tuple[int, ...], max_batc
     if len(files) != count:
         invalid(f"input {INPUT!r} has {len(files)} pictures, but shape {list(given.shape)} takes {count}")
     channels, height, width = input_shape
-    pixels = np.empty((count, *input_shape), np.uint8)
+    pixels, together = np.empty((count, *input_shape), np.uint8), 0
     for number, file in enumerate(files):
         try:
-            pixels[number] = picture(BytesIO(file), (channels, height, width), formats=FORMATS, most=MOST_PIXELS)
+            with opened(BytesIO(file), FORMATS) as found:
+                together += found.width * found.height
+                if together <= MOST_PIXELS:  # a small file may take a second to decode
+                    pixels[number] = resized(found, (channels, height, width))
         except ValueError as error:
             why = re.sub(r" <.*>", "", str(error))  # PIL names the buffer's address
             invalid(f"picture {number} of input {INPUT!r} cannot be read ({short(' '.join(why.split()), 200)})")
+        if together > MOST_PIXELS:
+            invalid(
+                f"input {INPUT!r} has pictures of more than {MOST_PIXELS} pixels together; "
+                "send fewer or smaller ones"
+            )
     return unit_range(torch.from_numpy(pixels))
 
 

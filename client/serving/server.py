@@ -22,7 +22,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 import perennial
 from perennial.client.serving.access import Callers
-from perennial.client.serving.http import CONNECTIONS, Api, Impatient
+from perennial.client.serving.http import CONNECTIONS, Api, Listening
 from perennial.client.serving.inference import LARGEST_REQUEST, SMALL, Inference, Limits
 from perennial.client.serving.inference_pb2 import (
     ModelInferRequest,
@@ -113,8 +113,10 @@ class Service(GRPCInferenceServiceServicer):  # type: ignore[misc]
         return await self.inference.queued(size, lambda: self._answer(data))
 
     def _answer(self, data: bytes) -> ModelInferResponse:
-        if too_many_fields(data, most := self.inference.fields()):
-            invalid(f"the request, or a message in it, has more than {most} fields; send values packed")
+        most, texts = self.inference.fields()
+        if too_many_fields(data, most, texts):
+            beside = f" beside {texts} texts" if texts else ""
+            invalid(f"the request, or a message in it, has more than {most} fields{beside}; send values packed")
         return self.inference.answer(parsed(data, ModelInferRequest.FromString))
 
 
@@ -284,7 +286,7 @@ class Server:
         self.http_port = listener.getsockname()[1]
         config = uvicorn.Config(
             Api(self.inference, self.callers, intake, address.loopback).app,
-            http=Impatient,
+            http="h11",
             ws="none",
             lifespan="off",
             log_config=None,
@@ -296,8 +298,8 @@ class Server:
             timeout_graceful_shutdown=5,
             **(self._tls.uvicorn() if self._tls else {}),
         )
-        server = uvicorn.Server(config)
-        task = asyncio.create_task(server.serve(sockets=[listener]))
+        server = Listening(config, listener, self.inference.limits.timeout)
+        task = asyncio.create_task(server.serve())
         while not server.started and not task.done():
             await asyncio.sleep(0.01)
         return server, task

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -13,6 +13,7 @@ from perennial.common.errors import UserError
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+    from PIL.Image import Image
     from torch import Tensor
 
 PACS = ("art_painting", "cartoon", "photo", "sketch")
@@ -43,39 +44,47 @@ class Files:
         pixels = np.empty((len(index), channels, height, width), np.uint8)
         for place, number in enumerate(index.tolist()):
             try:
-                pixels[place] = picture(self.paths[number], self.shape)
+                with opened(self.paths[number]) as found:
+                    pixels[place] = resized(found, self.shape)
             except ValueError as error:
                 raise UserError(f"picture {self.paths[number]} cannot be read ({error})") from None
         return torch.from_numpy(pixels)
 
 
-def picture(
-    file: Path | BinaryIO,
-    shape: tuple[int, int, int],
-    *,
-    formats: tuple[str, ...] | None = None,
-    most: float = inf,
-) -> npt.NDArray[np.uint8]:
-    """A picture's pixels in this shape (channels, height, width), whatever its own (PIL's bilinear filter).
+@contextmanager
+def opened(file: Path | BinaryIO, formats: tuple[str, ...] | None = None) -> Iterator[Image]:
+    """A picture of which PIL has read the head alone.
 
-    Raises `ValueError` where it cannot be read, is of none of PIL's `formats`, or has more than `most` pixels.
+    Raises `ValueError` where it, or what is done with it, cannot be read, or it is of none of PIL's `formats`.
     """
-    import numpy as np
     from PIL import Image
 
-    channels, height, width = shape
-    mode = "RGB" if channels == 3 else "L"
     try:
         with Image.open(file, formats=formats) as found:
-            if found.width * found.height > most:
-                raise ValueError(f"it has {found.width * found.height} pixels, and {most} are the most")
-            if found.mode[0] in "IF":  # of which PIL would make white, or black
-                raise ValueError("it has more than 8 bits for each value; save it with 8")
-            small = found.convert(mode).resize((width, height), Image.Resampling.BILINEAR)
+            yield found
     except MemoryError:
         raise
     except Exception as error:  # PIL's readers check little: of a damaged TIFF there are TypeErrors and others
         raise ValueError(str(error)) from None
+
+
+def eight_bits(found: Image, mode: str) -> Image:
+    """A picture in grey (mode "L") or in colour ("RGB"). Raises `ValueError` where it has more than 8 bits."""
+    if found.mode[0] in "IF":  # of which PIL would make white, or black
+        raise ValueError("it has more than 8 bits for each value; save it with 8")
+    return found.convert(mode)
+
+
+def resized(found: Image, shape: tuple[int, int, int]) -> npt.NDArray[np.uint8]:
+    """A picture's pixels in this shape (channels, height, width), whatever its own (PIL's bilinear filter).
+
+    Raises `ValueError` where it has more than 8 bits, and whatever PIL raises.
+    """
+    import numpy as np
+    from PIL.Image import Resampling
+
+    channels, height, width = shape
+    small = eight_bits(found, "RGB" if channels == 3 else "L").resize((width, height), Resampling.BILINEAR)
     return np.asarray(small).reshape(height, width, channels).transpose(2, 0, 1)
 
 

@@ -132,9 +132,14 @@ def text_cells(table: pa.Table, name: str, file: str) -> list[str]:
     if pa.types.is_boolean(column.type):
         column = pc.if_else(column, "True", "False")
     try:
-        column = _trimmed(column.cast(pa.string()), EMPTY).fill_null("")
+        return plain_texts(column.cast(pa.string()))
     except pa.ArrowException:
         raise UserError(f"{file}: column {name!r} has neither text nor numbers") from None
+
+
+def plain_texts(column: pa.ChunkedArray | pa.Array) -> list[str]:
+    """Texts (n,) without blanks around them, "" for one of `EMPTY`, and 3 for 3.0."""
+    column = _trimmed(column, EMPTY).fill_null("")
     texts: list[str] = pc.replace_substring_regex(column, r"^(-?\d+)\.0+$", r"\1").to_pylist()
     return texts
 
@@ -158,7 +163,7 @@ def _full(table: pa.Table, name: str, file: str, empty: Sequence[str] = ("",)) -
     return column
 
 
-def _trimmed(column: pa.ChunkedArray, empty: Sequence[str]) -> pa.ChunkedArray:
+def _trimmed(column: pa.ChunkedArray | pa.Array, empty: Sequence[str]) -> pa.ChunkedArray:
     """A column without blanks around text, and null where there is nothing but one of `empty`."""
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     if kind not in (pa.string(), pa.large_string(), pa.string_view()):  # the latter are pandas' and Polars'

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Mapping
 from enum import StrEnum
 from importlib.util import find_spec
+from keyword import iskeyword
 from pathlib import Path
 from string import Template
 from typing import Annotated, Any
@@ -63,6 +64,9 @@ def write_package(kind: Own, name: str) -> Path:
         raise UserError(
             f"name {name!r} is not possible; write small letters, digits and hyphens, such as my-{kind}"
         )
+    title = "".join(map(str.title, name.split("-")))
+    if iskeyword(module) or iskeyword(title):
+        raise UserError(f"name {name!r} is not possible: it is a word of Python itself; give yours another name")
     if name in taken:
         raise UserError(f"name {name!r} is taken by a {kind} of Perennial; give yours another one")
     if find_spec(module):
@@ -70,7 +74,7 @@ def write_package(kind: Own, name: str) -> Path:
     folder = Path(name)
     if folder.exists():
         raise UserError(f"{folder} is there already; nothing was written")
-    names = {"name": name, "module": module, "Class": "".join(map(str.title, name.split("-"))), "kind": kind.value}
+    names = {"name": name, "module": module, "Class": title, "kind": kind.value}
     for room in ("any", kind.value):
         for template in sorted((TEMPLATES / room).rglob("*.txt")):
             place = template.relative_to(TEMPLATES / room).with_suffix("")

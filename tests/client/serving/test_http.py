@@ -1,5 +1,6 @@
 """HTTP beside gRPC: the same answers, who may call, bounds, and the page in a real browser."""
 
+import asyncio
 import base64
 import http.client
 import io
@@ -33,11 +34,13 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
+from starlette.responses import JSONResponse
 from tritonclient.utils import InferenceServerException
 from typer.testing import CliRunner
 
 from perennial.client.serving import models as served_models
 from perennial.client.serving.access import Callers, read_tokens
+from perennial.client.serving.http import Api
 from perennial.client.serving.inference import Limits
 from perennial.client.serving.inference_pb2 import ModelInferRequest, ServerLiveRequest
 from perennial.client.serving.inference_pb2_grpc import GRPCInferenceServiceStub
@@ -242,23 +245,57 @@ def test_the_file_of_a_picture_is_read_as_those_of_a_site_s_own_data(
         assert one.ask(INFER, {"inputs": [{**given, "data": data}]}) == (400, {"error": sentence})
 
 
-def test_a_picture_of_too_many_pixels_is_not_decoded(
-    tmp_path: Path, start: Callable[..., Serving], monkeypatch: pytest.MonkeyPatch
+def test_as_many_texts_as_samples_come_as_typed_contents(tmp_path: Path, start: Callable[..., Serving]) -> None:
+    kinds = {name: {"kind": "category", "categories": ["u"]} for name in ("a", "b")}
+    snapshot(tmp_path, inputs=("a", "b"), labels=("no", "yes"), columns=kinds, run="table")
+    snapshot(tmp_path, **PICTURES, run="pictures")
+    file = io.BytesIO()
+    Image.new("RGB", (1, 1)).save(file, "PNG")
+    sites = [named_choice(f"{run}={run}/north", tmp_path) for run in ("table", "pictures")]
+    one = start(*sites, limits=Limits(max_batch=100))
+    with grpc.insecure_channel(f"127.0.0.1:{one.server.port}") as channel:
+        infer = GRPCInferenceServiceStub(channel).ModelInfer
+
+        def request(model: str, names: str, count: int, text: bytes) -> ModelInferRequest:
+            made = ModelInferRequest(model_name=model)
+            for name in names.split():
+                made.inputs.add(name=name, datatype="BYTES", shape=[100]).contents.bytes_contents.extend(
+                    [text] * count
+                )
+            return made
+
+        for model, names, text in (("table", "a b", b"u"), ("pictures", "input", file.getvalue())):
+            assert list(infer(request(model, names, 100, text)).outputs[1].shape) == [100]
+        with pytest.raises(grpc.RpcError) as caught:
+            infer(request("table", "a b", 101 + 64, b""))
+        assert caught.value.details() == (
+            "the request, or a message in it, has more than 68 fields beside 200 texts; send values packed"
+        )
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_no_more_pixels_are_decoded_than_a_request_may_have(
+    count: int, tmp_path: Path, start: Callable[..., Serving], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("perennial.client.serving.messages.MOST_PIXELS", 50)
-    monkeypatch.setattr("PIL.Image.Image.convert", lambda *_: pytest.fail("it was decoded"))
+    monkeypatch.setattr("perennial.client.serving.messages.MOST_PIXELS", 63 * count - 1)
+    convert, decoded = Image.Image.convert, list[Any]()
+    monkeypatch.setattr("PIL.Image.Image.convert", lambda *it: decoded.append(it) or convert(*it))
     snapshot(tmp_path, **PICTURES)
     file = io.BytesIO()
     Image.new("RGB", (9, 7)).save(file, "PNG")
-    size = len(file.getvalue())
-    given = {"name": "input", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": size + 4}}
+    files = count * (struct.pack("<I", len(file.getvalue())) + file.getvalue())
+    size = {"binary_data_size": len(files)}
+    given = {"name": "input", "datatype": "BYTES", "shape": [count], "parameters": size}
     head = json.dumps({"inputs": [given]}).encode()
-    body = head + struct.pack("<I", size) + file.getvalue()
+    body = head + files
     status, answer = start(("", Choice(tmp_path))).ask(
         INFER, body, **{"Inference-Header-Content-Length": str(len(head))}
     )
     assert status == 400
-    assert answer["error"].endswith("cannot be read (it has 63 pixels, and 50 are the most)")
+    assert answer["error"] == (
+        f"input 'input' has pictures of more than {63 * count - 1} pixels together; send fewer or smaller ones"
+    )
+    assert len(decoded) == count - 1
 
 
 def column(name: str, length: int) -> dict[str, Any]:
@@ -629,6 +666,31 @@ def test_who_says_nothing_or_half_a_request_is_shown_out(
                 found = b""
             assert found == answer
     assert one.ask("/v2")[0] == 200
+
+
+def test_who_begins_no_tls_is_shown_out(
+    table: Path, authority: Path, start: Callable[..., Serving], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perennial.client.serving.http.HEAD", 0.2)
+    one = start(("", Choice(table)), tls=credentials(authority / "server.crt", authority / "server.key"))
+    with socket.create_connection(("127.0.0.1", one.server.http_port), timeout=20) as caller:
+        assert caller.recv(1) == b""
+
+
+def test_a_request_may_take_as_long_as_its_body_and_the_model_may(
+    table: Path, start: Callable[..., Serving], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HEAD", "BODY", "MARGIN"):
+        monkeypatch.setattr(f"perennial.client.serving.http.{name}", 0.2)
+
+    async def slow(*_: object) -> JSONResponse:
+        await asyncio.sleep(1)
+        return JSONResponse({})
+
+    monkeypatch.setattr(Api, "server", slow)
+    assert start(("", Choice(table)), limits=Limits(timeout=60)).ask("/v2") == (200, {})
+    with pytest.raises(http.client.RemoteDisconnected):
+        start(("", Choice(table)), limits=Limits(timeout=0.2)).ask("/v2")
 
 
 # ---------------------------------------------------------------------- several models, and going back

@@ -71,6 +71,19 @@ def test_names_as_other_programs_write_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "cell",
+    ["3", "3.0", "3.00", "-3.000", " 3 ", "\u00a03", "\x1f3", "\u200b3", "3.", "03", "NA", "?", "None", "٣.0"],
+)
+def test_a_cell_of_text_is_what_it_is_in_training(cell: str, tmp_path: Path) -> None:
+    kinds = {"a": {"kind": "category", "categories": ["3", "-3", "?", "None", "٣"]}}
+    scenario = OwnData.model_validate({"inputs": ["a"], "columns": kinds})
+    (tmp_path / "s.csv").write_text(f"a,label\n{cell},0\n", encoding="utf-8")
+    there = read(tmp_path / "s.csv").tensor(scenario.input_shape, scenario.column_names, scenario.cells)
+    request, _ = rest.parsed(json.dumps({"inputs": [column("a", "BYTES", [cell])]}).encode(), None)
+    assert samples(rest.message(request, b"", "perennial", ""), scenario, 8).tolist() == there.tolist()
+
+
+@pytest.mark.parametrize(
     ("inputs", "sentence"),
     [
         ((AGE, PAIN, column("old", "FP32", [0, None, 1])), "input 'old' has values that are not finite"),

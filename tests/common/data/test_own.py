@@ -18,7 +18,7 @@ from perennial.common.config import load_config, parse_task
 from perennial.common.data.columns import CategoryColumn
 from perennial.common.data.examples import ClientData, join
 from perennial.common.data.own import Found, place_of, read
-from perennial.common.data.raw import picture
+from perennial.common.data.raw import opened, resized
 from perennial.common.data.scenarios.own import OwnData
 from perennial.common.data.tables import number_cells, text_cells
 from perennial.common.errors import UserError
@@ -270,15 +270,20 @@ def test_whatever_the_reader_of_pictures_raises_it_cannot_be_read(monkeypatch: p
     Image.new("RGB", (4, 2)).save(file, "TIFF")
     begins, text = struct.pack("<HH", 273, 4), struct.pack("<HH", 273, 2)  # where the pixels are; a number, a text
     assert file.getvalue().count(begins) == 1
+
+    def read_it(content: bytes) -> None:
+        with opened(io.BytesIO(content)) as found:
+            resized(found, (3, 4, 4))
+
     with pytest.raises(ValueError, match="cannot be interpreted as an integer"):  # PIL's is a TypeError
-        picture(io.BytesIO(file.getvalue().replace(begins, text)), (3, 4, 4))
+        read_it(file.getvalue().replace(begins, text))
 
     def full(*_: Any) -> Any:
         raise MemoryError
 
     monkeypatch.setattr(Image.Image, "convert", full)
     with pytest.raises(MemoryError):  # which says nothing of the picture
-        picture(file, (3, 4, 4))
+        read_it(file.getvalue())
 
 
 # ---------------------------------------------------------------------- what the server announces

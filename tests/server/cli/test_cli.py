@@ -619,6 +619,14 @@ def test_also_outside_of_a_commands_own_sentences(
     assert "this should not happen: TypeError" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("kind", "name"), [("model", "none"), ("method", "class"), ("scenario", "true")])
+def test_a_word_of_python_is_no_name(kind: str, name: str, here: Path) -> None:
+    refused = call("new", kind, name)
+    assert refused.exit_code == 2
+    assert f"name {name!r} is not possible: it is a word of Python itself; give yours" in refused.stderr
+    assert not (here / name).exists()
+
+
 def test_a_name_that_nothing_has_is_not_checked(here: Path) -> None:
     call("new", "method", "my-method")
     for name, sentence in (
