@@ -74,8 +74,8 @@ def from_arrays(
     all clients.
 
     Warns of names that differ by capitals, blanks or a number's zeros alone: they are classes, or environments, of
-    their own. Warns of bytes in one place and numbers beyond 1 in another, and of channels that seem to be last.
-    Raises `UserError` with one sentence for data that do not fit together.
+    their own. Warns of bytes in one place and numbers beyond 1 in another, of pictures beyond 1, and of channels
+    that seem to be last. Raises `UserError` with one sentence for data that do not fit together.
     """
     import numpy as np
     from pydantic import ValidationError
@@ -134,6 +134,13 @@ def from_arrays(
         warnings.warn(
             f"x: bytes (uint8), as in {pixels[0].name}, are divided by 255, and the numbers in "
             f"{unscaled[0].name}, up to {unscaled[0].x.max():g}, are not; give the same kind everywhere",
+            stacklevel=2,
+        )
+    elif unscaled and len(shape) == 3 and shape[0] in (1, 3):
+        warnings.warn(
+            f"x: the numbers of pictures, as in {unscaled[0].name}, go up to {np.abs(unscaled[0].x).max():g} and "
+            "stay so, but picture files that `perennial serve` is sent are divided by 255; give bytes (uint8), or "
+            "numbers from 0 to 1",
             stacklevel=2,
         )
     lacking = [part for part in sites.values() if part.environment is None]

@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -547,6 +548,17 @@ def test_names_that_are_spelt_in_several_ways_are_warned_of() -> None:
     assert made.scenario.class_names == ("0", "1", "1.0")  # nothing is merged
     assert [str(one.message).split(" look")[0] for one in told] == ["y: '1' and '1.0'", "environment: 'U' and 'u'"]
     assert from_arrays({"a": (X[:4], y)}, classes=["0", "1", "1.0"])  # somebody has named them
+
+
+def test_pictures_whose_numbers_are_beyond_1_are_warned_of() -> None:
+    """A model of them would see picture files that are served in other units than in training."""
+    x = np.full((4, 1, 3, 3), 255.0)
+    with pytest.warns(UserWarning, match="as in a, go up to 255 and stay so, but picture files that"):
+        from_arrays({"a": (x, [0, 1] * 2)})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        from_arrays({"a": (x / 255, [0, 1] * 2)})
+        from_arrays({"a": (x.astype(np.uint8), [0, 1] * 2)})
 
 
 def test_channels_that_are_last_are_warned_of() -> None:
