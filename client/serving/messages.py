@@ -38,6 +38,8 @@ FORMATS, MOST_PIXELS = ("BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP"), 2**26
 """Of a request's pictures: PIL's names of their kinds, as of a site's own data; width times height, together."""
 LONGEST_NAME, MOST_SHOWN = 64, 8
 """What a sentence quotes of a request: letters of a name, items of a list."""
+MOST_TEXT = 2**20
+"""Bytes of the texts in a PNG."""
 T = TypeVar("T")
 Values = np.ndarray[Any, Any] | list[bytes]
 
@@ -227,6 +229,9 @@ def _pictures(request: ModelInferRequest, input_shape: tuple[int, ...], max_batc
         files = list(given.contents.bytes_contents)
     if len(files) != count:
         invalid(f"input {INPUT!r} has {len(files)} pictures, but shape {list(given.shape)} takes {count}")
+    from PIL import PngImagePlugin
+
+    PngImagePlugin.MAX_TEXT_MEMORY = MOST_TEXT  # PIL unpacks a PNG's packed texts as it opens it
     channels, height, width = input_shape
     pixels, together = np.empty((count, *input_shape), np.uint8), 0
     for number, file in enumerate(files):

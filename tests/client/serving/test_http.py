@@ -33,6 +33,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.responses import JSONResponse
 from tritonclient.utils import InferenceServerException
@@ -271,6 +272,25 @@ def test_as_many_texts_as_samples_come_as_typed_contents(tmp_path: Path, start: 
         assert caught.value.details() == (
             "the request, or a message in it, has more than 68 fields beside 200 texts; send values packed"
         )
+
+
+def test_texts_in_a_picture_are_not_unpacked_beyond_a_bound(tmp_path: Path, start: Callable[..., Serving]) -> None:
+    """64 kB of a PNG may be 64 MB of text, which takes longer to unpack than the picture."""
+    snapshot(tmp_path, **PICTURES)
+    texts, file = PngInfo(), io.BytesIO()
+    for number in range(2):
+        texts.add_text(f"text {number}", "x" * 2**19 + "x", zip=True)
+    Image.new("RGB", (9, 7)).save(file, "PNG", pnginfo=texts)
+    given = {
+        "name": "input",
+        "datatype": "BYTES",
+        "shape": [1],
+        "data": [base64.b64encode(file.getvalue()).decode()],
+    }
+    status, answer = start(("", Choice(tmp_path))).ask(INFER, {"inputs": [given]})
+    assert status == 400
+    assert "picture 0 of input 'input' cannot be read" in answer["error"]
+    assert len(file.getvalue()) < 2**12
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
