@@ -19,7 +19,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from perennial.common.errors import UserError
-from perennial.common.files import PRIVATE, load_records, private_folder, save_records, sync
+from perennial.common.files import PRIVATE, clear, load_records, private_folder, save_records, sync
 from perennial.common.models import Tensors
 
 Kept = dict[str, Tensors]
@@ -108,7 +108,8 @@ class FileStates(MutableMapping[str, list[Version]]):
         for name, version in names.items():
             if version is versions[-1] or not (folder / name).exists():
                 save_records(folder / name, version.kept, PRIVATE)
-        for path in (*folder.glob("round-*"), *folder.glob(".new-*")):  # the latter of a process that was killed
+        clear(folder)
+        for path in folder.glob("round-*"):
             if path.name not in names:
                 path.unlink()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
 OPEN, PRIVATE = 0o644, 0o600
 """Modes of files, whatever the umask: results, which a container writes as another user than the one who looks at
 them; and what a site keeps, which nobody else reads."""
+
+
+UNFINISHED = ".new-"
+"""What the name of a file or folder begins with until it is whole."""
 
 
 def write_text(path: Path, text: str, mode: int = OPEN) -> None:
@@ -135,6 +140,15 @@ def writing(path: Path) -> Iterator[None]:
         raise
 
 
+def clear(folder: Path) -> None:
+    """Remove what a process that was killed has left in a folder unfinished."""
+    for path in folder.glob(f"{UNFINISHED}*"):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
 def sync(path: Path) -> None:
     """Flush a file or folder to disk."""
     handle = os.open(path, os.O_RDONLY)
@@ -146,7 +160,7 @@ def sync(path: Path) -> None:
 
 def _replace(path: Path, fill: Callable[[str], object], mode: int) -> None:
     with writing(path):
-        handle, beside = tempfile.mkstemp(dir=path.parent, prefix=".new-")
+        handle, beside = tempfile.mkstemp(dir=path.parent, prefix=UNFINISHED)
         os.close(handle)
         try:
             fill(beside)

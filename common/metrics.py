@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+COUNTED = ("count", "correct", "loss")
+"""Columns that every evaluation has of a model on a split, with one number for each environment."""
 WRONG = 100.0
 """At which PyTorch's `BCELoss` cuts the loss of an impossible answer, too."""
 MOST = 1e30

@@ -365,10 +365,11 @@ class Network:
         stay = isinstance(settings, Pretrained) and settings.statistics_stay
         self._still = ([model.featurizer] if frozen else []) + ([layer for _, layer in norms] if stay else [])
         """Layers that run in training as in evaluation."""
-        if isinstance(settings, Module):
-            self.draws = layout(settings, input_shape, classes).draws
-        else:
-            self.draws = bool(plugins.of(type(settings)))
+        self.draws = (
+            layout(settings, input_shape, classes).draws
+            if isinstance(settings, Module)
+            else bool(plugins.of(type(settings)))
+        )
         """Whether the model draws in training, as dropout does, or may, and is to be run within `drawing`."""
         self._whole = list(names.items())
         self._featurizer, self._classifier = (

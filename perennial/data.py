@@ -320,7 +320,7 @@ class _Part:
         x, y = as_array(name, "x", given[0]), as_array(name, "y", given[1])
         n = len(y) if y.ndim else 0
         if y.ndim != 1 or not n:
-            has = f"it has shape {shape_text(y.shape)}" if y.ndim and n else "there is none"
+            has = "there is none" if y.ndim == 1 else f"it has shape {shape_text(y.shape)}"
             raise UserError(f"{name}: y must have one class for each sample; {has}")
         if y.dtype.kind not in "iubUT":
             raise UserError(f"{name}: y must be whole numbers or texts, not {y.dtype}")

@@ -24,7 +24,9 @@ from perennial.common.config import RunConfig, load_config, sentence
 from perennial.common.data.scenarios.arrays import Arrays
 from perennial.common.errors import UserError
 from perennial.common.files import (
+    UNFINISHED,
     added,
+    clear,
     load_records,
     load_tensors,
     save_records,
@@ -343,9 +345,8 @@ class RunFolder:
         """
         parent = self.path / "checkpoint"
         parent.mkdir(exist_ok=True)
-        for torso in parent.glob(".new-*"):  # of a checkpoint, or of a file beside it
-            shutil.rmtree(torso) if torso.is_dir() else torso.unlink()
-        beside = Path(tempfile.mkdtemp(dir=parent, prefix=".new-"))
+        clear(parent)
+        beside = Path(tempfile.mkdtemp(dir=parent, prefix=UNFINISHED))
         final = self.checkpoint_path(checkpoint.round)
         try:
             sync(self.log)  # the checkpoint counts its bytes

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from perennial.common.config import RunConfig
+from perennial.common.metrics import COUNTED
 from perennial.common.ranking import COLUMNS, Ranking, from_columns
 from perennial.common.scores import COLUMNS as SCORE_COLUMNS
 from perennial.common.scores import SCORE, Scores, whole
@@ -16,8 +17,6 @@ from perennial.strategies.exchange import AcceptedReply
 from perennial.strategies.screening import LONGEST_REASON, Rejected
 
 Row = dict[str, Any]
-COUNTED = ("count", "correct", "loss")
-"""Columns that every evaluation has, with one number for each environment."""
 
 
 class Evaluation:

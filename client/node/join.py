@@ -300,7 +300,7 @@ class SiteMetrics:
             buckets=(0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800),
             registry=registry,
         )
-        self.actions = set[str]()
+        self._actions = set[str]()
         self.last = Gauge("perennial_site_last_reply_timestamp_seconds", "When it was sent.", registry=registry)
 
     def add(self, narrator: Narrator) -> None:
@@ -311,8 +311,9 @@ class SiteMetrics:
         if narrator.seconds is not None:
             # A server may call its actions what it likes, and each name is kept as long as this process lives.
             action = narrator.known["action"]
-            self.actions |= {action} if len(self.actions) < MOST_ACTIONS else set()
-            self.seconds.labels(action if action in self.actions else "other").observe(narrator.seconds)
+            if len(self._actions) < MOST_ACTIONS:
+                self._actions.add(action)
+            self.seconds.labels(action if action in self._actions else "other").observe(narrator.seconds)
             self.last.set_to_current_time()
 
 

@@ -16,15 +16,13 @@ from perennial.client.request import checked
 from perennial.common.config import Task, parse_task, sentence
 from perennial.common.errors import UserError
 from perennial.common.methods import method_class
+from perennial.common.metrics import COUNTED
 from perennial.common.privacy import Clipping, Privacy, mechanism_class
 from perennial.common.ranking import BATCH
 from perennial.common.scores import SCORES
 from perennial.common.secagg import ACTIONS, TERMS
 from perennial.common.split import SPLIT
 from perennial.common.wire import records
-
-IN_THE_CLEAR = ("count", "correct", "loss")
-"""What an evaluation says of a model on a split without a mask."""
 
 
 class Policy(BaseModel):
@@ -82,7 +80,7 @@ class Policy(BaseModel):
         """Raises `UserError` for a reply with arrays, or counts for `split` or by score, that nothing hides."""
         hidden = message.metadata.message_type in ACTIONS or TERMS in records(message.content, ArrayRecord)
         names = (name.split("/") for record in records(reply.content, MetricRecord).values() for name in record)
-        counts = any(len(parts) > 1 and (parts[1] == SPLIT or parts[-1] not in IN_THE_CLEAR) for parts in names)
+        counts = any(len(parts) > 1 and (parts[1] == SPLIT or parts[-1] not in COUNTED) for parts in names)
         if self.require and (counts or (not hidden and records(reply.content, ArrayRecord))):
             raise self._no(f"{message.metadata.message_type!r} without secure aggregation", "requires 'secagg'")
 
@@ -99,9 +97,8 @@ class Policy(BaseModel):
             if isinstance(privacy, Clipping):
                 spent = privacy.model_copy(update={"delta": self.delta}).report(run.rounds)["epsilon"]
             if spent is None or spent > self.epsilon:
-                what = "no epsilon"
-                if spent is not None:
-                    what = f"epsilon {spent:.3g} after {run.rounds} rounds (delta {self.delta:g})"
+                after = f"after {run.rounds} rounds (delta {self.delta:g})"
+                what = "no epsilon" if spent is None else f"epsilon {spent:.3g} {after}"
                 raise self._no(f"privacy.mechanism {privacy.mechanism!r} with {what}", f"allows {self.epsilon:g}")
 
     @staticmethod

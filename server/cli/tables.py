@@ -96,8 +96,9 @@ def accuracy_table(summary: dict[str, Any]) -> Table:
     for title, _ in columns:
         table.add_column(title, justify="right", overflow="fold")
     if sites:
+        by_site = [site_means(found["clients"]) for _, found in columns]
         for site in sites:
-            table.add_row(site, *(percent(site_means(found["clients"]).get(site)) for _, found in columns))
+            table.add_row(site, *(percent(own.get(site)) for own in by_site))
         table.add_section()
     for name in environments if several or not sites else ():
         row = f"environment {name}" if sites else name

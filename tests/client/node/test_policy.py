@@ -14,10 +14,11 @@ from typer.testing import CliRunner
 
 import perennial
 from perennial.client.node import installed
-from perennial.client.node.policy import IN_THE_CLEAR, Policy, read_policy
+from perennial.client.node.policy import Policy, read_policy
 from perennial.common.code import code_digest
 from perennial.common.config import RunConfig, load_config
 from perennial.common.errors import UserError
+from perennial.common.metrics import COUNTED
 from perennial.common.models import Tensors
 from perennial.common.privacy import epsilon
 from perennial.common.ranking import BATCH
@@ -142,7 +143,7 @@ def test_where_secure_aggregation_is_required_no_test_rows_are_counted_by_score(
         told = RecordDict({METRICS: MetricRecord({"global/test/count": [4], name: [1, 2]})})
         with pytest.raises(UserError, match="'evaluate' without secure aggregation"):
             policy.must_allow_reply(message, Message(told, reply_to=message))
-    told = RecordDict({METRICS: MetricRecord({f"global/test/{name}": [4] for name in IN_THE_CLEAR})})
+    told = RecordDict({METRICS: MetricRecord({f"global/test/{name}": [4] for name in COUNTED})})
     policy.must_allow_reply(message, Message(told, reply_to=message))
     Policy(max_rounds=9).must_allow(asked(counting, "evaluate"), announced(counting))
 
