@@ -248,6 +248,14 @@ class Finding:
             return "not"
         return "confirmed" if self.whole else "partly"
 
+    @property
+    def learnt(self) -> bool | None:
+        """Whether the method is better than the constant predictor; None where that has no number."""
+        if self.constant is None:
+            return None
+        sign = -1 if self.claim.column in LESS_IS_BETTER else 1
+        return sign * (fmean(self.method) - self.constant) > 0
+
 
 def findings(table: Reproduction, lines: Sequence[Kept] = ()) -> Iterator[Finding]:
     """Every claim of a table with the numbers of one file."""
@@ -327,7 +335,9 @@ PICTURE = """![What the method of each claim gains in the paper, and in our runs
 what the paper has. Below the dashed line the other method is better.*
 """
 
-BY_METHOD = """By method, with its variants and ablations. Gains are medians, in points, over claims that were run:
+BY_METHOD = """By method, with its variants and ablations. *Above the constant* is about claims that are confirmed
+or partly so: in how many the better method also beats that predictor. Gains are medians, in points, over claims
+that were run:
 """
 
 
@@ -348,7 +358,9 @@ def overview(folder: Path, picture: str) -> tuple[str, str]:
         [f"[{name}](#{name})", claimed[name].source, *(str(verdicts[name].count(verdict)) for verdict in VERDICTS)]
         for name in order
     ]
-    said = f"Of {len(every)} claims: {counts}.\n{_large_and_small(together)}\n"
+    learnt, of = _learnt(together)
+    above = f"In {learnt} of {of} that are confirmed or partly so, the better method also beats the constant."
+    said = f"Of {len(every)} claims: {counts}.\n{_large_and_small(together)}\n{above}\n"
     parts = [
         HEAD,
         said,
@@ -380,8 +392,8 @@ def _by_method(tables: Mapping[str, Reproduction], found: Mapping[str, Sequence[
         gains = [(of.papers_gain, of.difference) for of in every if of.made and of.papers_gain is not None]
         medians = [f"{median(side):+.1f}" for side in zip(*gains, strict=True)] or ["–", "–"]
         counts = [str([of.verdict for of in every].count(verdict)) for verdict in VERDICTS]
-        cells.append([f"[{title}](methods/{stem}.md)", *counts, *medians])
-    return _table(["method", *VERDICTS, "gain in the paper", "gain here"], cells)
+        cells.append([f"[{title}](methods/{stem}.md)", *counts, " of ".join(map(str, _learnt(every))), *medians])
+    return _table(["method", *VERDICTS, "above the constant", "gain in the paper", "gain here"], cells)
 
 
 def _gains(found: Sequence[Finding]) -> str:
@@ -405,6 +417,12 @@ def _large_and_small(found: Sequence[Finding]) -> str:
         f"Where the paper gains {LARGE:.0f} points or more, {sum(large)} of {len(large)} claims that were run are "
         f"confirmed or partly so.\nWhere it gains less, {sum(small)} of {len(small)} are."
     )
+
+
+def _learnt(found: Sequence[Finding]) -> tuple[int, int]:
+    """In how many claims that hold the better method beats the constant, of those that have one."""
+    learnt = [own.learnt for own in found if own.verdict in ("confirmed", "partly") and own.learnt is not None]
+    return sum(learnt), len(learnt)
 
 
 def _section(name: str, table: Reproduction, lines: Sequence[Kept], counted: Collection[int]) -> list[str]:

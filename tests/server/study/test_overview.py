@@ -27,6 +27,7 @@ from perennial.server.study.overview import (
     _endings,
     _gains,
     _large_and_small,
+    _learnt,
     _reasons,
     _rows,
     _section,
@@ -146,8 +147,17 @@ def test_a_method_s_claims_are_counted_with_its_variants_and_their_gains_are_med
     found = [finding(*both, claim=claim) for both, claim in zip(gains, own, strict=True)]
     lines = _by_method({"t": variants}, {"t": [replace(of, made=made()) if of.method else of for of in found]})
     (line,) = (line for line in lines if "FedSDR" in line)
-    assert line == "| [FedSDR](methods/fedsdr.md) | 2 | 0 | 0 | 1 | +10.0 | +7.5 |"
-    assert sum("| 0 | 0 | 0 | 0 | – | – |" in line for line in lines) == 6
+    assert line == "| [FedSDR](methods/fedsdr.md) | 2 | 0 | 0 | 1 | 0 of 0 | +10.0 | +7.5 |"
+    assert sum("| 0 | 0 | 0 | 0 | 0 of 0 | – | – |" in line for line in lines) == 6
+
+
+def test_a_method_that_is_better_may_still_be_below_the_constant() -> None:
+    seeds = [60.0, 61.0, 62.0], [50.0, 50.0, 51.0]
+    above, below = (replace(finding(*seeds), constant=constant) for constant in (58.0, 64.0))
+    worse = replace(finding(*seeds[::-1]), constant=40.0)
+    assert _learnt([above, below, worse, finding(*seeds)]) == (1, 2)
+    loss = finding([0.5, 0.51], [0.6, 0.62], claim=Claim(row="A", than="B", column="loss"))
+    assert _learnt([replace(loss, constant=0.69)]) == (1, 1)
 
 
 def test_less_of_a_loss_is_better() -> None:
@@ -294,7 +304,7 @@ def test_the_page_says_what_is_kept(table: Reproduction, tmp_path: Path, monkeyp
     assert "](page.svg)" in said
     assert "Size: 2 of 4 rounds. Settings: the table's settings." in said
     assert "`perennial reproduce t --rounds 2`" in said
-    assert "| [CGPFL](methods/cgpfl.md) | 0 | 0 | 0 | 0 | – | – |" in said
+    assert "| [CGPFL](methods/cgpfl.md) | 0 | 0 | 0 | 0 | 0 of 0 | – | – |" in said
     line = next(line for line in said.splitlines() if line.startswith("| FedAvg > Ditto, worst | 60.00 / 50.00 |"))
     assert f"{found.difference:+.2f} ± {found.error:.2f} | 2 |" in line
     assert f"{found.constant:.2f}" in line
