@@ -45,6 +45,8 @@ SEALED_BYTES = NONCE_BYTES + 2 * SHARE_BYTES + 16
 """Nonce, two shares, tag."""
 STEPS = 2**23
 """Steps of the fixed-point numbers on either side of 0. With 10^12 samples in all, sums stay below 2^63."""
+VOTES = 8.0
+"""The range of bounded records, in the place of `privacy.range`: in its steps ±1 is exact."""
 
 
 def public(secret: bytes) -> bytes:
@@ -115,6 +117,10 @@ class Summand:
     """Whether only some clients have it. Then the sum of their weights is one more number of the vector."""
     bounded: bool = False
 
+    def limit(self, limit: float) -> float:
+        """What its updates are within, where those of other records are within ± `limit`."""
+        return VOTES if self.bounded else limit
+
     @property
     def size(self) -> int:
         """Numbers in the vector."""
@@ -150,7 +156,9 @@ def vector(parts: Sequence[Summand], own: Mapping[str, Tensors], weight: int, li
         if not there and not part.owners:
             raise ValueError(f"record {part.record!r} is missing")
         size = part.size - part.owners
-        update = quantised(own[part.record], part.reference, limit) if there else np.zeros(size, dtype=np.uint64)
+        update = np.zeros(size, dtype=np.uint64)
+        if there:
+            update = quantised(own[part.record], part.reference, part.limit(limit))
         words += [update * np.uint64(weight), np.array([weight * there][: part.owners], dtype=np.uint64)]
     return np.concatenate(words)
 
@@ -164,7 +172,8 @@ def opened(total: Words, parts: Sequence[Summand], weight: int, limit: float) ->
         if count > weight:
             raise ValueError("more clients have a record than there are")
         if count:
-            found[part.record] = restored(own[: part.size - part.owners], count, part.reference, limit)
+            steps = own[: part.size - part.owners]
+            found[part.record] = restored(steps, count, part.reference, part.limit(limit))
     return found
 
 

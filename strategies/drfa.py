@@ -24,14 +24,15 @@ class DRFAStrategy(MethodStrategy[DRFA]):
     """`min_w max_λ Σ_u λ_u R(w; D_u)` over the simplex (Deng et al. 2020, Algorithm 1).
 
     With m clients per draw: `w^{t+1} = 1/m Σ_{u ∈ D} w_u` and `w′ = 1/m Σ_{u ∈ D} w_u^{(t′)}` for a multiset D
-    drawn by λ; then `λ ← Π(λ + τ γ v)` with `v_u = N/m R(w′; D_u)` for u in a uniform draw V, else 0.
+    drawn by λ; then `λ ← Π(λ + τ γ v)` with `v_u = N/m R(w′; D_u)` for u in a uniform draw V, else 0. N counts
+    those who train.
     """
 
     robust = True
 
     def __init__(self, run: RunConfig, run_id: str) -> None:
         super().__init__(run, run_id)
-        clients = run.scenario.client_ids
+        clients = [client for client in run.scenario.client_ids if client not in run.test_sites]
         self.mixture = dict.fromkeys(clients, 1 / len(clients))
         """λ by client id."""
         self.trained: StreamingMean | RobustMean = StreamingMean()
@@ -81,7 +82,7 @@ class DRFAStrategy(MethodStrategy[DRFA]):
 
     def draw(self, server_round: int, size: int) -> Counter[str]:
         """The multiset D: `size` independent draws by λ, from (seed, round) alone, as a cohort's."""
-        weights = np.array([w * (client not in self.run.test_sites) for client, w in self.mixture.items()])
+        weights = np.array(list(self.mixture.values()))
         generator = numpy_generator(self.run.seed, "server", server_round, "mixture")
         return Counter(generator.choice(list(self.mixture), size, p=weights / weights.sum()).tolist())
 

@@ -10,12 +10,15 @@ from perennial.common.config import RunConfig
 from perennial.common.methods.group import GROUP, HEAVIEST, GroupTraining
 from perennial.common.models import Tensors
 from perennial.common.privacy import Clipping, NoMechanism
+from perennial.common.secagg import VOTES
 from perennial.common.wire import MODEL
 from perennial.strategies.exchange import AcceptedReply, Payload, PerClient
 from perennial.strategies.simplex import told
 from perennial.strategies.uniform import UniformStrategy
 
 G = TypeVar("G", bound=GroupTraining)
+LEAST = 1e-100
+"""The least q_i: from 0 it would never grow again, and the mean of a cohort of zeros is none."""
 
 
 class GroupDROStrategy(UniformStrategy[G]):
@@ -33,15 +36,15 @@ class GroupDROStrategy(UniformStrategy[G]):
 
     def __init__(self, run: RunConfig, run_id: str) -> None:
         super().__init__(run, run_id)
-        clients = run.scenario.client_ids
-        self.q = {client: 1 / len(clients) for client in clients}
+        clients = [client for client in run.scenario.client_ids if client not in run.test_sites]
+        self.q = dict.fromkeys(clients, 1 / len(clients))
         self.first_risks: dict[str, float] = {}
         self.private = not isinstance(run.privacy, NoMechanism)
         self.level = 0.0
         count, clipped = float(len(clients)), isinstance(run.privacy, Clipping)
         self.most = min(HEAVIEST, count) if clipped else count
         # Of what is sent: beyond it noise would not hide it, or secure aggregation refuse it.
-        self.top = self.most * getattr(run.privacy, "range", 1.0)
+        self.top = self.most * (1.0 if clipped else VOTES)
 
     def state_dict(self) -> dict[str, Tensors]:
         if self.private:
@@ -78,7 +81,7 @@ class GroupDROStrategy(UniformStrategy[G]):
 
         means = super().combined(server_round, followed())
         total = sum(self.q.values())
-        self.q = {client: q / total for client, q in self.q.items()}
+        self.q = {client: max(q / total, LEAST) for client, q in self.q.items()}
         own, overall = told(self.q, self.exchanges)
         self.notes.append({"kind": "groups", "round": server_round, "q": own, **overall})
         return means

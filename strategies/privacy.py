@@ -32,10 +32,10 @@ class PrivateStrategy(SummingStrategy):
         self.norms: dict[str, float] = {}
         """C of the next round, by exchange."""
         sums = self.hparams.summed()
-        exchanges, kinds = ({getattr(each, what) for each in sums} for what in ("exchange", "weight"))
-        bounded = any(each.bounded for each in sums)
-        self.mechanisms = len(exchanges) + (len(kinds) - 1) + bounded
-        """How many noised sums a round has: the updates of each exchange, who has a record, what is bounded."""
+        released = {(each.exchange, "bounded" if each.bounded else "update") for each in sums}
+        released |= {(each.exchange, "owners") for each in sums if each.weight == "owner"}
+        self.mechanisms = len(released)
+        """How many noised sums a round has: of each exchange the updates, who has a record, what is bounded."""
         self.entropy = np.random.default_rng()
         """From the operating system's entropy: whoever knew the run's seed, as its clients do, could subtract the
         noise."""

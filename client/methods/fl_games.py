@@ -22,8 +22,8 @@ ENSEMBLE = "ensemble"
 class FLGamesClient(LocalTrainer[FLGames]):
     """Player k of m, whose action is its predictor w^k: `z ↦ w^k(z)` on the representation `z = φ(x)`.
 
-    It keeps w^k, Adam's moments, the last `buffer` actions of each opponent that it has met, and the ensemble of
-    the last evaluation (Gupta et al. 2022, Algorithm 1).
+    It keeps w^k, Adam's moments, in each of `buffer` places the newest action of each opponent that it was sent
+    for it, and the ensemble of the last evaluation (Gupta et al. 2022, Algorithm 1).
     """
 
     def train(self, received: Received) -> Reply:

@@ -32,9 +32,6 @@ class IrmClient(StatefulTrainer[I]):
         penalty = irm_penalty(logits, part.y, halves, self.class_weights)
         return self.cross_entropy(logits, part.y), penalty
 
-    def risk(self, params: Tensors, part: Examples) -> Tensor:
-        return self.risk_and_penalty(params, part)[0]
-
     def penalised(self, value: Tensor, penalty: Tensor, weight: float, round_: int) -> Tensor:
         """`value + λ_t · penalty`, with `rescale` divided by max(1, λ_t); λ_t is at most 1 while annealing."""
         if round_ <= self.hparams.anneal_rounds:

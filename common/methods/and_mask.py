@@ -37,7 +37,7 @@ class AndMask(ServerTraining):
     rescale: bool = knob(
         False,
         "divide a tensor's gradient by the share of its parameters that move",
-        source="Parascandolo et al. 2021, their code",
+        source="Parascandolo et al. 2021 §2.3; their code: true",
     )
 
     def terms(self, arrays: Mapping[str, "Tensors"], metrics: Mapping[str, float]) -> Mapping[str, "Tensors"]:

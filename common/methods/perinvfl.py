@@ -73,8 +73,8 @@ class PerInvFL(HeldTraining, GroupTraining):
             )
         if getattr(scenario, "environments_per_client", 1) == 1:
             return (
-                "each client has one training environment here, where the personal invariance loss has the same "
-                "minima as the plain risk, so PerInvFL and IRM-L2 differ only on the way there "
+                "each client has one training environment here, where the personal invariance loss has the minima "
+                "of the plain risk but for the pull to the shared model: it cannot tell a cause from a shortcut "
                 "(docs/methods/perinvfl.md)"
             )
         return ""

@@ -186,6 +186,12 @@ def test_clients_are_drawn_by_their_share_from_seed_and_round() -> None:
     assert any(draw.total() == 2 and len(draw) == 1 for draw in draws)
 
 
+def test_sites_for_testing_alone_have_no_share() -> None:
+    strategy = DRFAStrategy(toy_config("drfa", "test_sites=['client-1', 'client-3']"), "run")
+    assert strategy.mixture == {"client-0": 0.5, "client-2": 0.5}
+    assert strategy.draw(1, 50).keys() == {"client-0", "client-2"}
+
+
 def test_the_snapshots_step_is_drawn_from_all_local_steps() -> None:
     strategy = DRFAStrategy(toy_config("drfa", "local_steps=3"), "run")
     steps = []

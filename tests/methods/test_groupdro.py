@@ -86,6 +86,30 @@ def test_no_risk_stops_the_server() -> None:
     assert sum(strategy.q.values()) == pytest.approx(1)
 
 
+def test_sites_for_testing_alone_are_no_groups() -> None:
+    """`N q_i` of those who train has the mean 1, in every round."""
+    strategy, grid = server("test_sites=['client-1', 'client-3']")
+    for number in (1, 2, 3):
+        one_round(strategy, grid, to_record(model(9)), number)
+        sent = [records[GROUP]["weight"].item() for records in grid.of("train").values()]
+        assert sum(sent) == pytest.approx(2)
+        q = softmax({client: 0.5 * number * RISKS[client] for client in ("client-0", "client-2")})
+        assert strategy.q == pytest.approx(q)
+
+
+def test_a_cohort_of_hardly_any_weight_has_a_mean_and_comes_back() -> None:
+    """Once one client has reported a huge risk, the others are asked without it."""
+    risks: dict[str, float | None] = {**RISKS, "client-1": 1e5}
+    strategy, grid = server("preset=code", risks=risks)
+    for number in (1, 2):
+        one_round(strategy, grid, to_record(model(9)), number)
+    risks["client-1"] = None  # it fails from now on
+    found = one_round(strategy, grid, to_record(model(9)), 3)
+    assert found is not None
+    assert bool(torch.isfinite(torch.from_numpy(found["w"].numpy())).all())
+    assert strategy.q["client-2"] > strategy.q["client-3"] > 0
+
+
 def test_the_authors_code_uses_the_first_risks_for_ever_and_weighs_the_mean() -> None:
     """`q = softmax(η_q t ℓ^0)`; the mean is by the new q."""
     risks = dict(RISKS)

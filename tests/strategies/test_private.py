@@ -19,7 +19,7 @@ from toys import SpoilingGrid, Toy, WireGrid, broken_off, taken_up, toy_config
 from perennial.common.config import RunConfig
 from perennial.common.errors import RunStopped
 from perennial.common.methods import METHODS
-from perennial.common.methods.base import ONE_MODEL
+from perennial.common.methods.base import ONE_MODEL, Sum
 from perennial.common.methods.fediir import ANCHOR
 from perennial.common.models import Tensors
 from perennial.common.privacy import epsilon
@@ -461,6 +461,23 @@ def test_a_client_changes_the_counts_of_owners_by_a_vector_of_norm_one() -> None
     share = 0.5**0.5
     assert float(moved) == pytest.approx((share * 1.0 + 1.0 * 2.0) / (share + 1.0), rel=1e-5)
     assert strategy.mechanisms == 2
+
+
+@pytest.mark.parametrize(
+    ("sums", "expected"),
+    [
+        ((Sum("train", "head-*", "owner"),), 2),
+        ((Sum("train", "head-*", "owner"), Sum("train", "model")), 2),
+        ((Sum("train", "head-*", "owner"), Sum("train.gradient", "head-*", "owner")), 4),
+        ((Sum("train", "signs", bounded=True),), 1),
+    ],
+)
+def test_every_sum_that_gets_noise_is_counted(
+    sums: tuple[Sum, ...], expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(METHODS["fedavg"], "summed", lambda self: sums)
+    strategy: Any = strategy_for(config("privacy.noise_multiplier=1.5", method="fedavg"), "")
+    assert strategy.mechanisms == expected
 
 
 @pytest.mark.parametrize(

@@ -194,6 +194,14 @@ def test_a_record_that_all_have_must_be_there() -> None:
         vector(parts, {}, 1, 8.0)
 
 
+@pytest.mark.parametrize("limit", [0.3, 8.0, 70.0, 1e6])
+def test_signs_are_exact_whatever_the_range_of_updates(limit: float) -> None:
+    parts = summands((Sum("train", "signs", bounded=True),), "train", {"signs": BEFORE}, {})
+    signs = torch.tensor([1.0, -1.0])
+    total = sum((vector(parts, {"signs": {"w": signs}}, 1, limit) for _ in range(3)), start=np.zeros(2, np.uint64))
+    assert opened(total, parts, 3, limit)["signs"]["w"].tolist() == [1, -1]
+
+
 RESULTS = {"risk", "dependence", "shortcut-risk", "disagreement", "capped"}
 """FedSDR's losses and their like; with accuracies they travel in the clear (docs/privacy.md)."""
 
