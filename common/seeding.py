@@ -17,7 +17,10 @@ def derive(seed: int, *key: str | int) -> int:
 
 
 def torch_generator(seed: int, *key: str | int) -> torch.Generator:
-    """A CPU torch generator for one purpose, e.g. `torch_generator(seed, client, round, "batches")`."""
+    """A CPU torch generator for one purpose, e.g. `torch_generator(seed, client, round, "batches")`.
+
+    PyTorch takes 32 bits of the key. So of a hundred thousand clients a few pairs have the same draws.
+    """
     import torch
 
     return torch.Generator().manual_seed(derive(seed, *key))

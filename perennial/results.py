@@ -85,7 +85,7 @@ class Result:
         """
         with understood(self.folder):
             by_key: dict[tuple[int, str], list[dict[str, Any]]] = {}
-            for row in self._folder.rows():
+            for row in self._folder.rows_after(0)[0]:  # a row may be half written
                 if row["kind"] == "evaluation":
                     by_key.setdefault((row["round"], row["model"]), []).append(row)
             return Table(

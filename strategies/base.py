@@ -6,6 +6,7 @@ ones there with `exchange`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -217,7 +218,11 @@ class MethodStrategy(Strategy, Generic[H]):
         def ask(nodes: list[int]) -> Mapping[int, Claim]:
             query = Exchange("query", 0, {node: f"node {node}" for node in nodes}, lambda _: {})
             messages = self._requests(query, lambda _: {})
-            return claims(query, self.accepted(self.send(grid, messages), quorum=0.0))
+            found = claims(query, self.accepted(self.send(grid, messages), quorum=0.0))
+            if isinstance(grid, Seated) and (nameless := [node for node in nodes if not found[node].client]):
+                names = {grid.node_of(number): client for client, number in self.roster.numbers.items()}
+                found |= {node: replace(found[node], client=names[node]) for node in nameless}
+            return found
 
         if isinstance(grid, Seated) and self.run.evaluates_some:
             self.roster.admit([grid.node_of(self.roster.numbers[client]) for client in clients], ask)

@@ -90,6 +90,8 @@ def rotate(
     import torch
     import torch.nn.functional as F
 
+    if not len(images):  # which F.grid_sample refuses
+        return images
     angle = torch.deg2rad(torch.as_tensor(degrees, dtype=images.dtype)).expand(len(images))
     cos, sin, zero = angle.cos(), angle.sin(), torch.zeros_like(angle)
     tall = images.shape[-2] / images.shape[-1]

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
-from zipfile import BadZipFile
+from zipfile import BadZipFile, is_zipfile
 
 from perennial.common.data.environments import unit_range
 from perennial.common.data.raw import Files
@@ -104,9 +104,9 @@ class Found:
 
         if isinstance(column, CategoryColumn):
             return column.features(text_cells(self.x, name, self.name))
-        if column and column.fill is not None:
-            return column.features(number_cells(self.x, name, self.name))
-        numbers = number_cells(self.x, name, self.name, may_be_empty=False).astype(np.float32)
+        may_be_empty = column is not None and column.fill is not None
+        # In the digits that a served model is sent, with which it must be trained, too.
+        numbers = number_cells(self.x, name, self.name, may_be_empty).astype(np.float32)
         return column.features(numbers.astype(np.float64)) if column else numbers[:, None]
 
     def _must_have(self, columns: Sequence[str], ignored: Sequence[str]) -> None:
@@ -166,12 +166,14 @@ def _pictures(path: Path) -> Found:
     deep = [top for top in tops if _folders(top)]
     if not tops:
         raise UserError(f"{path.name} has no folders; there must be one of each class, with its pictures")
+    if beside := sorted(file.name for file in path.iterdir() if _picture(file)):
+        raise UserError(f"{path.name}: {beside[0]} is in no folder of a class; move it into one, or away")
     if deep and len(deep) < len(tops):
         flat = next(top for top in tops if top not in deep)
         raise UserError(f"{path.name}: {deep[0].name} has folders and {flat.name} has none; all must be alike")
     files, labels, environments = list[Path](), list[str](), list[str]()
     for folder in [child for top in tops for child in _folders(top)] if deep else tops:
-        own = sorted(file for file in folder.iterdir() if file.suffix.lower() in PICTURES and _shown(file))
+        own = sorted(filter(_picture, folder.iterdir()))
         if not own:
             raise UserError(f"{path.name}: {folder.relative_to(path)} has no pictures ({', '.join(PICTURES)})")
         files += own
@@ -182,6 +184,10 @@ def _pictures(path: Path) -> Found:
 
 def _folders(path: Path) -> list[Path]:
     return sorted(child for child in path.iterdir() if child.is_dir() and _shown(child))
+
+
+def _picture(path: Path) -> bool:
+    return path.suffix.lower() in PICTURES and _shown(path)
 
 
 def _shown(path: Path) -> bool:
@@ -250,6 +256,8 @@ def _arrays(path: Path) -> Found:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in ("x", "y", "environment") if name in file.files}
     except (OSError, EOFError, ValueError, TypeError, RuntimeError, BadZipFile, zlib.error) as error:
+        if not is_zipfile(path):  # NumPy would advise to load it unsafely
+            raise UserError(f"{path.name} is no .npz file; numpy.savez writes one") from None
         raise _unreadable(path, error) from None
     if missing := [name for name in ("x", "y") if name not in arrays]:
         raise UserError(f"{path.name} has no array {missing[0]!r}")
@@ -271,7 +279,7 @@ def _texts(path: Path, name: str, array: npt.NDArray[np.generic], n: int) -> lis
         raise UserError(
             f"{path.name}: {name} must be {n} whole numbers or texts; it is {array.dtype} of {_size(array.shape)}"
         )
-    texts = [str(value) for value in array.tolist()]
+    texts = [str(value).strip() for value in array.tolist()]
     if "" in texts:
         raise UserError(f"{path.name}: row {texts.index('') + 1} of {name} is empty")
     return texts

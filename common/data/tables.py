@@ -68,7 +68,7 @@ def _csv(path: Path) -> pa.Table:
             f"{path.name}: columns are separated by {SEPARATORS[mark]}; separate them by ',', and write numbers "
             "with a point, such as 3.5"
         )
-    text = csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=True)
+    text = csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()))
     table = csv.read_csv(path, read, parse, text)
     if wrong:
         row, cells = wrong[0].number - 1, wrong[0].actual_columns
@@ -84,7 +84,7 @@ SEPARATORS = {";": "';'", "\t": "tabs", "|": "'|'"}
 """What other programs have in place of a comma, and its name."""
 COMMAS = re.compile(r"[+-]?[0-9][0-9.]*(,[0-9.]+)*")
 """A number that may have commas."""
-EMPTY = ("", "?", "NA", "N/A", "NaN", "nan", "null", "None")
+EMPTY = ("", "?", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "NULL", "null", "None")
 """What stands for an empty cell, where one is allowed."""
 NO_NAME = tuple(text for text in EMPTY if text != "None")
 """What is no name of a class or environment; None may be one."""
@@ -101,7 +101,7 @@ def number_cells(table: pa.Table, name: str, file: str, may_be_empty: bool = Tru
 
     That is `NotNumbers` where a cell has text, or `Commas`.
     """
-    column = _trimmed(table[name], EMPTY) if may_be_empty else _full(table, name, file)
+    column = _trimmed(table[name], EMPTY) if may_be_empty else _full(table, name, file, EMPTY)
     if column.null_count == len(column):  # of dates, too
         return np.full(len(column), np.nan)
     try:
@@ -153,7 +153,7 @@ def text_column(table: pa.Table, name: str, file: str) -> list[str]:
     return names
 
 
-def _full(table: pa.Table, name: str, file: str, empty: Sequence[str] = ("",)) -> pa.ChunkedArray:
+def _full(table: pa.Table, name: str, file: str, empty: Sequence[str]) -> pa.ChunkedArray:
     """A column with something in each cell, and no blanks around text."""
     column = _trimmed(table[name], empty)
     if pa.types.is_floating(column.type):

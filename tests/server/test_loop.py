@@ -114,18 +114,21 @@ def test_what_keeps_a_client_away_is_said(tmp_path: Path) -> None:
     grid = sites(tmp_path / "a")
     for context in grid.contexts.values():
         context.node_config["partition-id"] = "many"
-    with pytest.raises(RunStopped, match=r"node \d: failed: invalid literal for int\(\) .* \(ValueError\)"):
+    with pytest.raises(RunStopped, match=r"client-\d: failed: invalid literal for int\(\) .* \(ValueError\)"):
         run_rounds(CONFIG, RunFolder.create(tmp_path / "run", CONFIG), grid, start(CONFIG))
 
 
-def test_a_node_that_takes_no_part_is_in_the_log_of_every_round(tmp_path: Path) -> None:
+def test_a_client_that_cannot_say_who_it_is_is_in_the_log_of_every_round_and_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perennial.server.loop.time.sleep", lambda seconds: pytest.fail("it waited"))
     grid = sites(tmp_path / "a")
     grid.contexts[2].node_config["partition-id"] = "many"
     folder = RunFolder.create(tmp_path / "run", CONFIG)
     run_rounds(CONFIG, folder, grid, start(CONFIG))
     left_out = [row["left_out"] for row in folder.rows() if row["kind"] == "round"]
-    assert all("invalid literal" in names["node 2"] for names in left_out)
-    assert {client for names in left_out for client in names} == {"node 2", "client-1"}
+    assert all("invalid literal" in names["client-1"] for names in left_out)
+    assert {client for names in left_out for client in names} == {"client-1"}
 
 
 @pytest.mark.parametrize(("method", "part"), [("ifca", "cluster"), ("cgpfl", "context")])

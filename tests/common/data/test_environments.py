@@ -12,6 +12,7 @@ from perennial.common.data.environments import (
     draw_colour,
     flip,
     grey,
+    rotate,
     rotate_quarter,
     unit_range,
 )
@@ -105,6 +106,10 @@ def test_grey_has_the_image_in_both_channels() -> None:
     both[:, 0] = 0
     assert both[:, 1].any()
     assert source.any()
+
+
+def test_no_image_can_be_turned() -> None:
+    assert rotate(torch.zeros(0, 1, 8, 8), 30.0).shape == (0, 1, 8, 8)
 
 
 def test_a_quarter_turn_is_counter_clockwise() -> None:

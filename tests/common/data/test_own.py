@@ -11,16 +11,16 @@ import pyarrow as pa
 import pytest
 import torch
 from PIL import Image
-from pyarrow import parquet
+from pyarrow import csv, parquet
 from pydantic import ValidationError
 
 from perennial.common.config import load_config, parse_task
-from perennial.common.data.columns import CategoryColumn
+from perennial.common.data.columns import CategoryColumn, NumberColumn
 from perennial.common.data.examples import ClientData, join
 from perennial.common.data.own import Found, place_of, read
 from perennial.common.data.raw import opened, resized
 from perennial.common.data.scenarios.own import OwnData
-from perennial.common.data.tables import number_cells, text_cells
+from perennial.common.data.tables import EMPTY, number_cells, text_cells
 from perennial.common.errors import UserError
 
 TABLE = "age,label,bmi\n30,ill,20.5\n 40 ,well,21\n50,ill,1e1\n"
@@ -230,8 +230,8 @@ def test_files_that_are_something_else(tmp_path: Path) -> None:
         read(tmp_path / "none.csv")
     with pytest.raises(UserError, match=r"a\.xlsx is no folder of pictures and no \.csv, \.parquet or \.npz file"):
         read(write(tmp_path / "a.xlsx"))
-    for name in ("a.npz", "a.parquet"):
-        with pytest.raises(UserError, match=f"{name} cannot be read"):
+    for name, sentence in (("a.npz", "is no .npz file; numpy.savez writes one"), ("a.parquet", "cannot be read")):
+        with pytest.raises(UserError, match=f"^{name} {sentence}"):
             read(write(tmp_path / name))
     for text in (b"age,label\xff\n1,a\n", b"age,label\n1,\xff\n", "age,label\n1,a\n".encode("utf-16")):
         (tmp_path / "b.csv").write_bytes(text)
@@ -241,6 +241,27 @@ def test_files_that_are_something_else(tmp_path: Path) -> None:
             read(tmp_path / "b.csv")
 
 
+@pytest.mark.parametrize("sign", EMPTY)
+def test_the_signs_of_an_empty_cell_are_the_same_in_both_kinds_of_tables(sign: str, tmp_path: Path) -> None:
+    table = pa.table({"city": ["x", sign, "y"], "label": ["a", "b", "a"]})
+    parquet.write_table(table, tmp_path / "s.parquet")
+    csv.write_csv(table, tmp_path / "s.csv")
+    for name in ("s.csv", "s.parquet"):
+        found = read(tmp_path / name)
+        assert text_cells(found.x, "city", name) == ["x", "", "y"]
+        with pytest.raises(UserError, match=rf"{name}: row 2, column 'city' is empty"):
+            found.tensor((1,), ("city",))
+
+
+@pytest.mark.parametrize("fill", [None, 0.0])
+def test_a_number_has_the_digits_that_a_served_model_is_sent(fill: float | None, tmp_path: Path) -> None:
+    """2,460,000.4 is one of them; whether empty cells are allowed makes no difference."""
+    found = read(write(tmp_path / "s.csv", "day,label\n2460000.4,a\n"))
+    column = NumberColumn(mean=2460000, scale=0.1, fill=fill)
+    served = column.features(np.array([2460000.4], dtype=np.float32).astype(np.float64))
+    assert found.tensor((1,), ("day",), {"day": column}).tolist() == served.tolist() == [[5.0]]
+
+
 @pytest.mark.parametrize(
     ("files", "empty", "sentence"),
     [
@@ -248,6 +269,11 @@ def test_files_that_are_something_else(tmp_path: Path) -> None:
         (("cat/1.png",), "dog", "p: dog has no pictures (.bmp, "),
         (("day/cat/1.png",), "day/dog", "p: day/dog has no pictures"),
         (("day/cat/1.png", "dog/1.png"), "", "p: day has folders and dog has none; all must be alike"),
+        (
+            ("cat/1.png", "2.png", ".hidden.png"),
+            "",
+            "p: 2.png is in no folder of a class; move it into one, or away",
+        ),
     ],
 )
 def test_folders_that_are_no_classes(files: tuple[str, ...], empty: str, sentence: str, tmp_path: Path) -> None:
