@@ -52,7 +52,7 @@ class Vault:
         """What was written last; empty if nothing was."""
         text = self._texts.get(place, "{}")
         if self.folder and (path := self._path(place)).exists():
-            text = path.read_text()
+            text = path.read_text(encoding="utf-8")
         found: dict[str, Any] = json.loads(text)
         return found
 

@@ -28,7 +28,7 @@ UNFINISHED = ".new-"
 
 def write_text(path: Path, text: str, mode: int = OPEN) -> None:
     """Write a text file."""
-    _replace(path, lambda beside: Path(beside).write_text(text), mode)
+    _replace(path, lambda beside: Path(beside).write_text(text, encoding="utf-8"), mode)
 
 
 def write_bytes(path: Path, content: bytes, mode: int = OPEN) -> None:

@@ -152,8 +152,8 @@ class Pretrained(ModelSettings):
     """Models that may start from saved weights (`common/weights.py`)."""
 
     weights: str = knob(
-        "", "what it starts from: a .pt or .safetensors file, or torchvision's name, such as IMAGENET1K_V2; "
-        "empty: a draw",
+        "", "what it starts from: a .pt, .pth, .bin or .safetensors file, or torchvision's name, such as "
+        "IMAGENET1K_V2; empty: a draw",
     )  # fmt: skip
     digest: str = knob(
         "", "SHA-256 of the file of weights, noted where the run is made and compared wherever the file is read",

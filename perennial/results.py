@@ -29,7 +29,7 @@ class Result:
 
     def __init__(self, folder: Path | str) -> None:
         """Raises `UserError` if the folder holds no run."""
-        self._folder = RunFolder.open(Path(folder))
+        self._folder = RunFolder.open(Path(folder).absolute())  # whatever the current folder will be
         self.folder = self._folder.path
         """Where the run is."""
         self.config: RunConfig = self._folder.config()

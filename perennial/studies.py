@@ -19,7 +19,7 @@ from perennial.server.study import compare as comparing
 from perennial.server.study import sites
 from perennial.server.study.choose import Verdict, keep, search, why_lines
 from perennial.server.study.compare import Comparison as Comparison
-from perennial.server.study.runs import Outcome, Watch
+from perennial.server.study.runs import Outcome, Watch, troubles_of
 from perennial.server.study.sites import Cell as Cell
 from perennial.server.study.sweep import key_of, sweep_rows
 
@@ -73,8 +73,8 @@ class Search:
 
     @property
     def troubles(self) -> list[str]:
-        """A sentence for each trial that did not end well."""
-        return [outcome.trouble for outcome in self.outcomes if outcome.trouble]
+        """A sentence for each trial that did not end well, and for each client whose replies were left out."""
+        return troubles_of(self.outcomes)
 
     @property
     def _run(self) -> Outcome:

@@ -34,6 +34,15 @@ from perennial.server.survey import Surveyed, announced, balancing, short, surve
 LONGEST = 64
 """Pixels of a picture's longer side, unless its owner announces more."""
 OTHER_TABLES = (".tsv", ".txt", ".xls", ".xlsx", ".ods", ".feather", ".sav", ".dta", ".sas7bdat", ".rds")
+OF_TABLES = {
+    "impute": "--impute",
+    "categories": "--category",
+    "drop": "--drop",
+    "label_column": "--label-column",
+    "environment_column": "--environment-column",
+    "least": "--at-least",
+}
+"""Options that say something of a table's columns or rows, by the question's names."""
 NO_TABLE = "is no .csv or .parquet file; save it as one"
 
 
@@ -89,6 +98,11 @@ def describe(
         raise UserError(f"there is no file or folder {path}")
     files, others = _files(path)
     if files[0].suffix.lower() not in TABLES:
+        plain = Question()
+        if option := next(
+            (option for name, option in OF_TABLES.items() if getattr(asked, name) != getattr(plain, name)), ""
+        ):
+            raise UserError(f"{option} is for tables, and {files[0].name} is none; leave it out")
         found = read(files[0], asked.label_column, asked.environment_column)
         remarks = spelt_alike({found.name: all_names(found.labels, found.environments)})
         return Surveyed(_measured(found, sites, balance), remarks=remarks)
@@ -133,6 +147,8 @@ def _files(path: Path) -> tuple[list[Path], list[str]]:
     files = sorted(path.iterdir()) if path.is_dir() else []
     tables = [file for file in files if file.suffix.lower() in TABLES]
     strange = [file.name for file in files if file.suffix.lower() in OTHER_TABLES]
+    if not tables and (arrays := [file.name for file in files if file.suffix.lower() == ".npz"]):
+        raise UserError(f"{path} has arrays of several sites; describe one site's, such as {path / arrays[0]}")
     names = [file.stem for file in tables]
     if double := [name for name in names if names.count(name) > 1]:
         raise UserError(f"{path} has two tables of a site {double[0]!r}; one site is one file")

@@ -302,11 +302,14 @@ class RunFolder:
         if owner := self.owner():
             return f"{owner} is at work on it"
         if (note := self.path / PRUNED).is_file():
-            return f"a search stopped it {note.read_text().strip()} (perennial resume {self.path} runs the rest)"
+            where = note.read_text(encoding="utf-8").strip()
+            return f"a search stopped it {where} (perennial resume {self.path} runs the rest)"
         if self.checkpoints():
             stopped = self.path / "error.txt"
             how = (
-                f"the run stopped: {stopped.read_text().strip()}" if stopped.is_file() else "the run has not ended"
+                f"the run stopped: {stopped.read_text(encoding='utf-8').strip()}"
+                if stopped.is_file()
+                else "the run has not ended"
             )
             return f"{how} (perennial resume {self.path})"
         return (

@@ -71,7 +71,7 @@ class Simulation:
             if (out / "summary.json").exists():
                 return
             if (word := out / "error.txt").exists():
-                raise RunStopped(word.read_text().strip())
+                raise RunStopped(word.read_text(encoding="utf-8").strip())
             if begun or not left:
                 break
         hint = f"; `perennial resume {out}` goes on from the last checkpoint" if folder.checkpoints() else ""

@@ -44,7 +44,8 @@ class MethodStrategy(Strategy, Generic[H]):
     def __init__(self, run: RunConfig, run_id: str) -> None:
         self.run, self.run_id = run, run_id
         self.hparams: H = run.method  # type: ignore[assignment]
-        self.roster = Roster(run.scenario.client_ids, run.nodes)
+        # Elsewhere the nodes are this machine's, and have other numbers.
+        self.roster = Roster(run.scenario.client_ids, run.nodes if run.runtime == "deployment" else {})
         self.sent: Tensors = {}
         """The global model of the round."""
         self.kept_checkpoints: list[int] = []

@@ -31,6 +31,7 @@ from perennial.server.cli.main import app
 from perennial.server.folder import RunFolder
 from perennial.server.report.page import report
 from perennial.server.study.recipes import recipe_config
+from perennial.server.study.version import run_name
 
 FEW = {"evaluate_every": 2, "checkpoint_every": 2, "model.hidden": [8]}
 
@@ -345,7 +346,43 @@ def test_a_module_that_has_changed_is_warned_of(
     assert "module net_that_changes changed since the run began; the file may answer otherwise" in said
 
 
+def test_a_module_that_python_finds_elsewhere_is_an_input_too(
+    scenario: InMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as one of an installed package, which no variable names."""
+    (tmp_path / "packages").mkdir()
+    file = tmp_path / "packages" / "net_elsewhere.py"
+    file.write_text(
+        "from torch import nn\n\n\ndef make(classes: int) -> nn.Module:\n    return nn.Linear(5, classes)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path / "packages"))
+    config = load_config(options={"method": "fedavg", "scenario": "digits-3class", "model": "net_elsewhere:make"})
+    before = run_name(config)
+    file.write_text(file.read_text() + "\n")
+    assert run_name(config) != before
+
+
+def test_a_run_is_found_from_another_folder(
+    scenario: InMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = perennial.run("fedavg", scenario, rounds=1, out="here")
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path / "there")
+    assert len(result.history)
+    assert perennial.load(result.folder).overall == result.overall
+
+
 # ---------------------------------------------------------------------- studies
+
+
+def test_replies_that_were_left_out_are_told_by_studies(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    parts = {name: (generator.normal(size=(30, 4)), np.arange(30) % 2) for name in ("a", "b", "c")}
+    parts["c"] = (parts["c"][0] * 1e37, parts["c"][1])
+    found = perennial.compare(["ditto"], perennial.from_arrays(parts), seeds=1, rounds=2, out=tmp_path)
+    (told,) = (trouble for trouble in found.troubles if trouble.startswith("c: replies left out in "))
+    assert "such as 2 in " in told
 
 
 def test_a_search_and_a_comparison_of_arrays(scenario: InMemory, tmp_path: Path) -> None:

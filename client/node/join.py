@@ -481,7 +481,7 @@ def main() -> None:
     try:
         with tempfile.TemporaryDirectory(prefix="perennial-") as folder:
             node_config = Path(folder) / "node.toml"
-            node_config.write_text(tomli_w.dumps(plan.settings))
+            node_config.write_text(tomli_w.dumps(plan.settings), encoding="utf-8")
             if plan.code == "shipped":
                 say(SHIPPED)
             keep_running(plan, node_config, say, _exposed(plan))

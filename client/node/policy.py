@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from flwr.app import ArrayRecord, Message, MetricRecord
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from perennial.client.node.survey import asked_in, of_survey
 from perennial.client.request import checked
@@ -41,11 +41,19 @@ class Policy(BaseModel):
     delta: float = Field(default=1e-5, gt=0, lt=1)
     """The δ of that ε, whatever δ the run reports its own with."""
 
+    @model_validator(mode="after")
+    def _one_protection(self) -> Self:
+        if self.require and self.epsilon:
+            raise ValueError(
+                "require and epsilon are not possible together: a run has secure aggregation or differential "
+                "privacy; leave one out"
+            )
+        return self
+
     @property
     def insists(self) -> str:
         """The protection without which this site takes part in no run, in a few words; or nothing."""
-        words = ("secure aggregation" if self.require else "", f"epsilon {self.epsilon:g}" if self.epsilon else "")
-        return " and ".join(filter(None, words))
+        return "secure aggregation" if self.require else f"epsilon {self.epsilon:g}" if self.epsilon else ""
 
     def must_allow_server(self, superlink: str) -> None:
         """Raises `UserError` for a SuperLink that is not on the list."""

@@ -270,7 +270,9 @@ class Respondent:
             if not found.columns:
                 raise UserError(f"{found.name} is no table, and a survey is of tables")
             if len(found.labels) < least:
-                raise UserError(f"{found.name} has fewer than {least} rows, so nothing is told of them")
+                raise UserError(
+                    f"{found.name} has fewer than {least} rows (--at-least), so nothing is told of them"
+                )
             self._tables[key] = Table(found, question, self.consent, least)
         return self._tables[key]
 

@@ -20,7 +20,7 @@ SCHEME = "bearer "
 def read_tokens(path: Path) -> dict[str, bytes]:
     """SHA-256 of each token, by its name, from lines `NAME TOKEN`. Raises `UserError`, which quotes no token."""
     try:
-        lines = path.read_text().splitlines()
+        lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no text"
         raise UserError(f"--token-file {path} cannot be read ({reason})") from None

@@ -304,7 +304,7 @@ def _kinds(scenario: Scenario) -> dict[str, Any]:
 
 def page() -> tuple[str, str]:
     """The page and its Content-Security-Policy: nothing from outside, and no script or style but its own."""
-    text = PAGE.read_text()
+    text = PAGE.read_text(encoding="utf-8")
     hashes = {
         tag: "'sha256-" + b64encode(sha256(found[1].encode()).digest()).decode() + "'"
         for tag in ("script", "style")

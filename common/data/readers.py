@@ -47,7 +47,7 @@ def _below(name: str, root: Path | None, layout: str) -> Path:
     if root is None:
         raise UserError(
             f"data set {name!r} is not bundled and no data root is given; "
-            f"set PERENNIAL_DATA or data_root to a folder that holds {layout}"
+            f"set PERENNIAL_DATA or data_root (--data-root) to a folder that holds {layout}"
         )
     return root
 

@@ -62,7 +62,11 @@ def _print(folder: RunFolder, as_json: bool, oracle: bool) -> None:
         out.print(line, style="yellow", soft_wrap=True)
     for line in untested_lines(summary):
         out.print(line, style="yellow")
-    for caution in (config.method.caution(config.scenario), config.method.model_caution(config.model)):
+    no_model = ""
+    if config.test_sites and not config.adapt and "global" not in config.method.evaluates:
+        sites = ", ".join(config.test_sites)
+        no_model = f"{sites} has no row: the method {config.method.name} has no common model to evaluate there"
+    for caution in (config.method.caution(config.scenario), config.method.model_caution(config.model), no_model):
         if caution:
             out.print(f"caution: {caution}", style="yellow")
     out.print(f"run folder: {folder.path}", highlight=False, soft_wrap=True)

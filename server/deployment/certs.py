@@ -43,7 +43,9 @@ def make(
     either all are written or none. Raises `UserError`.
     """
     if add and not (folder / "ca.key").is_file():
-        raise UserError(f"{folder} has no ca.key, so there is nothing to add to; leave out --add")
+        raise UserError(
+            f"{folder} has no ca.key; put it back for this command, or leave out --add to make all files anew"
+        )
     if not add and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} is there already and is not overwritten; name another folder, or say --add")
     names = _free_names(folder / "sites", sites) if isinstance(sites, int) else list(sites)

@@ -145,7 +145,7 @@ class Connection:
         if status != "finished:completed" and not summary.exists():
             word = out / "error.txt"
             if word.exists():
-                raise RunStopped(word.read_text().strip())
+                raise RunStopped(word.read_text(encoding="utf-8").strip())
             if seen and not out.exists():
                 raise RunStopped(f"{out} was removed while the run wrote into it; start the run again")
             out.mkdir(parents=True, exist_ok=True)
@@ -240,7 +240,7 @@ def _must_be_known(name: str) -> None:
 
 
 def _connection(home: Path, settings: dict[str, Any], options: str = "") -> Connection:
-    (home / "config.toml").write_text(tomli_w.dumps({"superlink": {"here": settings}}))
+    (home / "config.toml").write_text(tomli_w.dumps({"superlink": {"here": settings}}), encoding="utf-8")
     return Connection("here", {"FLWR_HOME": str(home)}, options)
 
 

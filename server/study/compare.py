@@ -20,7 +20,7 @@ from perennial.server.rows import Table
 from perennial.server.split import Select
 from perennial.server.study.choose import SHUT, Verdict, advice, search_each, with_references
 from perennial.server.study.prune import grouped
-from perennial.server.study.runs import Followed, Outcome, Selected, Standing, Watch, older, run_all
+from perennial.server.study.runs import Followed, Outcome, Selected, Standing, Watch, older, run_all, troubles_of
 from perennial.server.study.sweep import differences, equals, key_of, tie, trials
 from perennial.server.study.version import run_name
 from perennial.server.summary import AREAS, SELECTIONS, SPLIT, area_means, site_means, summarise
@@ -277,7 +277,7 @@ def compare(plan: Plan, out: Path, jobs: int, watch: Watch = lambda _: None) -> 
 
     selections = (*SELECTIONS, *([SPLIT] if places else []), *(["oracle"] if plan.oracle else []))
     choices, rows = [], []
-    troubles = [outcome.trouble for outcome in _flat(searched) if outcome.trouble]
+    troubles = list[str]()
     sites = list(first.sites_with_data)
     for entry in entries:
         label, number = entry.label, chosen[entry.label]
@@ -295,7 +295,7 @@ def compare(plan: Plan, out: Path, jobs: int, watch: Watch = lambda _: None) -> 
         for selection in selections:
             picked = [_pick(outcome, selection, troubles) for outcome in outcomes[label]]
             rows += _rows(label, bases[label].method.evaluates[-1], selection, [s for s in picked if s], sites)
-    troubles += [outcome.trouble for outcome in _flat(outcomes) if outcome.trouble]
+    troubles = [*troubles_of([*_flat(searched), *_flat(outcomes)]), *troubles]
     rows += _rows(CONSTANT, "constant", NO_SELECTION, constant, sites)
     every = [config for configs in (*tried.values(), *final.values()) for config in configs]
     return Comparison(

@@ -19,7 +19,7 @@ from perennial.common.methods import METHODS
 from perennial.common.suggest import unknown
 from perennial.server.study.compare import DECIMALS, Entry, Plan, entry_config, measures
 from perennial.server.study.reproduce import DEMO, Part, assignments, columns_of
-from perennial.server.study.runs import Outcome, Selected, Watch, run_all
+from perennial.server.study.runs import Outcome, Selected, Watch, run_all, troubles_of
 from perennial.server.words import percent
 
 ENOUGH = 2.0
@@ -235,9 +235,9 @@ class Finding:
 
     @property
     def troubles(self) -> list[str]:
-        """A sentence for each run that is in no number."""
+        """A sentence for each run that is in no number, and for each client whose replies were left out."""
         every = [*self.measured, *([self.oracle] if self.oracle else [])]
-        return list(dict.fromkeys(one.trouble for own in every for one in own.outcomes if one.trouble))
+        return troubles_of(one for own in every for one in own.outcomes)
 
 
 def run_demo(claims: Sequence[Claim], out: Path, jobs: int, watch: Watch = lambda _: None) -> list[Finding]:

@@ -18,7 +18,16 @@ from perennial.server.split import Select
 from perennial.server.study.choose import SHUT, choose, with_references
 from perennial.server.study.compare import measures
 from perennial.server.study.leave import LeftOut, leave_one_out
-from perennial.server.study.runs import Outcome, Standing, Watch, kept_lines, locked, run_all, with_log
+from perennial.server.study.runs import (
+    Outcome,
+    Standing,
+    Watch,
+    kept_lines,
+    locked,
+    run_all,
+    troubles_of,
+    with_log,
+)
 from perennial.server.study.sweep import trials
 
 NAME = "selection"
@@ -147,7 +156,7 @@ def measure(
         watch(Standing(0, 0, 0, 0, doing=f"{method} on {scenario}: {len(every)} runs and their references"))
         configs, why_not = with_references(every, out, jobs, watch)
         outcomes = list(map(with_log, run_all(configs, out, jobs, watch)))
-        troubles += [outcome.trouble for outcome in outcomes if outcome.trouble]
+        troubles += troubles_of(outcomes)
         left, leave_not = list[LeftOut | None](), ""
         if not scenario.endswith(ORACLE):
             left, leave_not = leave_one_out(every, out, jobs, watch)

@@ -240,7 +240,7 @@ def load_reproduction(name: str, folder: Path = FOLDER) -> Reproduction:
     if name not in files:
         raise UserError(unknown("reproduction", name, [*files, regret.NAME]))
     try:
-        return Reproduction.model_validate(tomllib.loads(files[name].read_text()))
+        return Reproduction.model_validate(tomllib.loads(files[name].read_text(encoding="utf-8")))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{files[name]} is not valid TOML: {error}") from None
     except ValidationError as error:

@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -74,11 +74,19 @@ class Selected(BaseModel):
     """Of test samples counted by score, where they were."""
 
 
+class LeftOut(BaseModel):
+    """Of a client: how many of its replies a run left out, and the round and reason of the last one."""
+
+    replies: int
+    last: str
+
+
 class Summary(BaseModel):
     """What a study reads of `summary.json`; everything else in it is ignored."""
 
     rounds: int
     models: dict[str, dict[str, Selected]]
+    left_out: dict[str, LeftOut] = {}
 
 
 @dataclass(frozen=True)
@@ -138,6 +146,23 @@ class Outcome:
     def selected(self, selection: str) -> Selected | None:
         """The headline model's accuracies."""
         return self.summary.models[self.config.method.evaluates[-1]].get(selection) if self.summary else None
+
+
+def troubles_of(outcomes: Iterable[Outcome]) -> list[str]:
+    """What is to be told of runs: why some have no numbers, and whose replies others did without."""
+    found = list({id(outcome): outcome for outcome in outcomes}.values())
+    told = [outcome.trouble for outcome in found if outcome.trouble]
+    lacking: dict[str, list[tuple[Path, LeftOut]]] = {}
+    for outcome in found:
+        for client, left_out in outcome.summary.left_out.items() if outcome.summary else ():
+            lacking.setdefault(client, []).append((outcome.path, left_out))
+    for client, runs in sorted(lacking.items()):
+        path, one = runs[0]
+        told.append(
+            f"{client}: replies left out in {len(runs)} of {len(found)} runs, such as {one.replies} in {path}, "
+            f"the last in {one.last}"
+        )
+    return list(dict.fromkeys(told))
 
 
 @dataclass(frozen=True)
@@ -272,7 +297,7 @@ def look(config: RunConfig, path: Path, until: int | None = None) -> Outcome | N
     except UserError as error:
         return _damaged(config, path, error)
     if (path / "error.txt").exists():
-        return _stopped(config, path, (path / "error.txt").read_text().strip())
+        return _stopped(config, path, (path / "error.txt").read_text(encoding="utf-8").strip())
     if until and max(folder.checkpoints(), default=0) >= until:
         return Outcome(config, path)
     return None

@@ -11,7 +11,7 @@ from rich.table import Table
 from perennial.common.config import RunConfig
 from perennial.common.errors import UserError
 from perennial.server.study.compare import CONSTANT
-from perennial.server.study.runs import Watch, run_all, with_log
+from perennial.server.study.runs import Watch, run_all, troubles_of, with_log
 from perennial.server.summary import Row
 
 LEVEL = 0.95
@@ -93,8 +93,7 @@ def leave_one_site_out(
             adapted = [run.counts("personal", "test", site) for run in without]
             here = [run.counts(config.method.evaluates[-1], "test", site) for run in whole]
             cells.append(_cell(site, title, unseen, adapted, here))
-    troubles = [outcome.trouble for outcome in outcomes if outcome.trouble]
-    return sorted([*cells, *constants], key=lambda cell: cell.site), list(dict.fromkeys(troubles))
+    return sorted([*cells, *constants], key=lambda cell: cell.site), troubles_of(outcomes)
 
 
 def constant_cells(configs: Sequence[RunConfig], adapt: int) -> list[Cell]:

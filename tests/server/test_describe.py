@@ -72,6 +72,15 @@ def test_classes_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     assert describe(tmp_path / "a.npz").scenario.labels == ("0", "9", "10")
 
 
+def test_a_folder_of_arrays_and_options_of_tables_are_one_sentence_each(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        np.savez(tmp_path / f"{name}.npz", x=np.zeros((4, 2)), y=np.array([0, 1, 0, 1]))
+    with pytest.raises(UserError, match=r"has arrays of several sites; describe one site's, such as .*a\.npz$"):
+        describe(tmp_path)
+    told = call("describe", tmp_path / "a.npz", "--drop", "x1")
+    assert (told.exit_code, "--drop is for tables, and a.npz is none; leave it out" in told.stderr) == (2, True)
+
+
 def pictures(folder: Path, size: tuple[int, int], mode: str = "RGB") -> Path:
     for number, name in enumerate(("cat", "dog")):
         (folder / name).mkdir(parents=True)

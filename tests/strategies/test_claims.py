@@ -99,7 +99,9 @@ def test_of_two_that_come_together_neither_is_used_until_one_is_gone() -> None:
 
 
 def test_a_client_that_is_bound_to_a_node_can_be_no_other() -> None:
-    method, grid = server(f"nodes={{{NAMES[0]} = 7}}"), Nodes({3: NAMES[0]})
+    bound = f"nodes={{{NAMES[0]} = 7}}"
+    assert train(server(bound), Nodes({3: NAMES[0]})) == (3, {}), "the nodes of a rehearsal have other numbers"
+    method, grid = server(bound, "runtime=deployment"), Nodes({3: NAMES[0]})
     assert train(method, grid) == (None, {})
     assert method.roster.refused == {"node 3": f"says that it is {NAMES[0]}, which only node 7 may be"}
     grid.claims[7] = NAMES[0]

@@ -1,6 +1,7 @@
 """What a site allows, whose versions it takes, and what it writes down."""
 
 import json
+import re
 import stat
 from pathlib import Path
 from typing import Any
@@ -169,6 +170,7 @@ def test_epsilon_is_that_of_all_announced_rounds() -> None:
         ("max_rounds = 0", "max_rounds: 0 is not possible"),
         ("require = 'trust'", "require: 'trust' is not possible"),
         ("epsilon =", "Invalid value"),
+        ('require = "secagg"\nepsilon = 4', "require and epsilon are not possible together"),
     ],
 )
 def test_a_policy_that_cannot_be_is_one_sentence(text: str, sentence: str, tmp_path: Path) -> None:
@@ -178,6 +180,18 @@ def test_a_policy_that_cannot_be_is_one_sentence(text: str, sentence: str, tmp_p
         read_policy(str(path))
     assert str(caught.value).startswith(f"--policy {path}: ")
     assert sentence in str(caught.value)
+
+
+def test_the_policy_of_the_page_allows_what_it_says(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "deployment.md").read_text(encoding="utf-8")
+    (text,) = re.findall(r"```toml\n(servers = .+?)```", page, re.DOTALL)
+    (tmp_path / "policy.toml").write_text(text)
+    policy, run = read_policy(str(tmp_path / "policy.toml")), run_of("ditto", "privacy.mechanism=secagg")
+    policy.must_allow_server("server.example:9092")
+    policy.must_allow(asked(run, "query"), announced(run))
+    assert "allows fedavg, ditto" in refused(policy, asked(run_of("fedprox")), run_of("fedprox"))
+    (tmp_path / "other.toml").write_text(text.replace("require", "# require").replace("# epsilon", "epsilon"))
+    assert read_policy(str(tmp_path / "other.toml")).epsilon == 4
 
 
 def test_a_policy_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
