@@ -350,11 +350,12 @@ class _Part:
         place = {label: number for number, label in enumerate(labels)}
         found = {
             "x": torch.from_numpy(np.ascontiguousarray(self.x)),
-            "y": torch.tensor([place[label] for label in self.y]),
+            "y": torch.tensor([place[label] for label in self.y], device="cpu"),  # whatever the default is
         }
         if environments:
             number = {name: at for at, name in enumerate(environments)}
-            found["environment"] = torch.tensor([number[own] for own in self.environment or [ONLY] * len(self.y)])
+            own = [number[name] for name in self.environment or [ONLY] * len(self.y)]
+            found["environment"] = torch.tensor(own, device="cpu")
         return found
 
 

@@ -22,9 +22,10 @@ from perennial.common.data.scenario import Scenario
 from perennial.common.errors import UserError
 from perennial.common.files import save_tensors, write_bytes
 from perennial.common.suggest import unknown
+from perennial.common.torch_state import CPU
 from perennial.common.wire import PERSONAL
 from perennial.server.folder import RunFolder
-from perennial.trained import CPU, Predicting, model_of, module_of
+from perennial.trained import Predicting, model_of, module_of
 
 OPSET, OPSET_ML = 20, 3
 CHECKED = 64

@@ -260,15 +260,18 @@ def go_on(
             (path / word).unlink(missing_ok=True)
         _follow(config, path, link, watch.round, resume=True)
         return
+    from perennial.common.torch_state import plain_torch
+
     with folder.held() as died:
         if died:
             say(taken_over(died, path))
-        checkpoint = _origin(folder, config, say)
-        with _here(config, watch) as here:
-            folder.cut_log(checkpoint.log_bytes)
-            (path / "error.txt").unlink(missing_ok=True)  # of its end before, in a study
-            watch.round(Progress(checkpoint.round, config.rounds, {}, {}))
-            _add_constant(here, folder, here.run(folder, checkpoint, watch.round))
+        with plain_torch(threads=1):  # the checkpoint's tensors, too
+            checkpoint = _origin(folder, config, say)
+            with _here(config, watch) as here:
+                folder.cut_log(checkpoint.log_bytes)
+                (path / "error.txt").unlink(missing_ok=True)  # of its end before, in a study
+                watch.round(Progress(checkpoint.round, config.rounds, {}, {}))
+                _add_constant(here, folder, here.run(folder, checkpoint, watch.round))
 
 
 def watched(watch: Watcher | None) -> Watched:
@@ -304,21 +307,17 @@ def root_of(scenario: object, data_root: Path | str | None, otherwise: Path | st
 
 @contextmanager
 def _here(config: RunConfig, watch: Watched) -> Iterator[LocalRuntime]:
-    """The run's clients in this process, whose number of threads is put back.
+    """The run's clients in this process, whose PyTorch is theirs alone and put back.
 
     Raises `UserError` when the device or the data set is not there.
     """
-    import torch
-
+    from perennial.common.torch_state import plain_torch
     from perennial.server.local import LocalRuntime  # with PyTorch and Flower, in a few seconds
 
     made = {"generated": "generating the data", "own": "reading the sites' data"}
     watch.doing(made.get(config.scenario.dataset, f"reading {config.scenario.dataset}"))
-    threads = torch.get_num_threads()
-    try:
+    with plain_torch(threads=1):
         yield LocalRuntime(config)
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _origin(folder: RunFolder, config: RunConfig, say: Callable[[str], object]) -> Checkpoint:

@@ -24,12 +24,12 @@ from perennial.common.errors import UserError
 from perennial.common.files import load_tensors
 from perennial.common.models import Network
 from perennial.common.suggest import unknown
+from perennial.common.torch_state import CPU, plain_torch
 from perennial.common.wire import MODEL, PERSONAL
 from perennial.data import as_array, numbers, shape_text
 from perennial.server.folder import RunFolder, reason
 from perennial.strategies.registry import strategy_for
 
-CPU = torch.device("cpu")
 GLOBAL = "global"
 BATCH = 1024
 """Samples of which a model is asked at once."""
@@ -48,6 +48,7 @@ class Predicting(nn.Module):
         return self._predict(x)
 
 
+@plain_torch()
 def model_of(folder: RunFolder, config: RunConfig, name: str | None, client: str | None) -> nn.Module:
     """A run's model by its name, the server's or a client's. Raises `UserError` as `Result.model` does."""
     names, clients = config.method.evaluates, config.scenario.client_ids
@@ -74,6 +75,7 @@ def module_of(predict: Predictor, network: Network) -> nn.Module:
     return network.module(predict.args[0]) if isinstance(predict, partial) else Predicting(predict)
 
 
+@plain_torch()
 def probabilities(module: nn.Module, x: Any, scenario: Scenario) -> npt.NDArray[np.float32]:
     """A model's answers (n, classes) to raw rows. Raises `UserError` where they do not fit the scenario."""
     with torch.no_grad():

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-import torch
 from flwr.app import Context, Message
 
 from perennial.client.app import OneHandlerApp
@@ -13,6 +12,7 @@ from perennial.common.config import RunConfig, parse_task
 from perennial.common.data.examples import ClientData
 from perennial.common.errors import UserError
 from perennial.common.memory import COPIES, keep_freed, must_fit
+from perennial.common.torch_state import plain_torch
 from perennial.common.tracebacks import NAME, Tracebacks
 from perennial.server.folder import Checkpoint, RunFolder
 from perennial.server.grid import LocalGrid
@@ -30,12 +30,12 @@ def number(context: Context) -> int:
 class LocalRuntime:
     """One run's clients in this process, data loaded and networks resident."""
 
+    @plain_torch(threads=1)
     def __init__(self, config: RunConfig) -> None:
         """Raises `UserError` when the device, data set, references or a plug-in's half are not there.
 
         Nothing has been written then.
         """
-        torch.set_num_threads(1)
         if config.cohort_engine != "loop":
             keep_freed()
         self.config = config
@@ -58,6 +58,7 @@ class LocalRuntime:
         stacks = config.cohort_engine != "loop"
         self.grid = LocalGrid(app, len(config.scenario.client_ids), ahead if stacks else None)
 
+    @plain_torch(threads=1)
     def run(
         self,
         folder: RunFolder,

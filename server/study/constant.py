@@ -9,6 +9,7 @@ from torch import Tensor
 from perennial.common.config import RunConfig
 from perennial.common.data.examples import ClientData
 from perennial.common.errors import UserError
+from perennial.common.torch_state import plain_torch
 from perennial.server.study.runs import Selected
 from perennial.server.summary import Evaluation, Row
 
@@ -48,6 +49,7 @@ def constant_summary(clients: Iterable[tuple[str, ClientData]], classes: int) ->
     return Evaluation(rows).summary()
 
 
+@plain_torch()  # the runs take up the data that are read here
 def constant_predictor(config: RunConfig, seed: int) -> Selected:
     """Its accuracies on the data that a run has with a seed.
 

@@ -356,31 +356,10 @@ def carry_out(config: RunConfig, path: Path, advance: Callable[[int], None], unt
     with RunFolder(path).held(wait=True):
         if ended := look(config, path, until):  # somebody else was here meanwhile
             return ended
-        from perennial.server.local import LocalRuntime  # with PyTorch and Flower
+        from perennial.common.torch_state import plain_torch
 
-        here = LocalRuntime(config)  # a missing data set ends the study, not just this run
-        try:
-            folder, origin = RunFolder(path), None
-            (path / PRUNED).unlink(missing_ok=True)
-            if folder.checkpoints():
-                origin = folder.origin(config)
-                folder.cut_log(origin.log_bytes)
-            else:
-                if folder.log.exists():
-                    folder.cut_log(0)
-                RunFolder.create(path, config)
-            summary = here.run(folder, origin, lambda _: advance(1), until)
-            if not summary:
-                return Outcome(config, path)
-            outcome = Outcome(config, path, _parse(summary, path))
-        except UserError as error:
-            return _damaged(config, path, error)
-        except RunStopped as error:
-            # The same numbers would stop again, so it is noted and not repeated.
-            write_text(path / "error.txt", f"{error}\n")
-            return _stopped(config, path, str(error))
-        rmtree(path / "checkpoint", ignore_errors=True)
-        return outcome
+        with plain_torch(threads=1):  # the checkpoint's tensors, too
+            return _trained(config, path, advance, until)
 
 
 def cores() -> int:
@@ -389,6 +368,34 @@ def cores() -> int:
 
 
 # ---------------------------------------------------------------------- inside
+
+
+def _trained(config: RunConfig, path: Path, advance: Callable[[int], None], until: int | None) -> Outcome:
+    from perennial.server.local import LocalRuntime  # with PyTorch and Flower
+
+    here = LocalRuntime(config)  # a missing data set ends the study, not just this run
+    try:
+        folder, origin = RunFolder(path), None
+        (path / PRUNED).unlink(missing_ok=True)
+        if folder.checkpoints():
+            origin = folder.origin(config)
+            folder.cut_log(origin.log_bytes)
+        else:
+            if folder.log.exists():
+                folder.cut_log(0)
+            RunFolder.create(path, config)
+        summary = here.run(folder, origin, lambda _: advance(1), until)
+        if not summary:
+            return Outcome(config, path)
+        outcome = Outcome(config, path, _parse(summary, path))
+    except UserError as error:
+        return _damaged(config, path, error)
+    except RunStopped as error:
+        # The same numbers would stop again, so it is noted and not repeated.
+        write_text(path / "error.txt", f"{error}\n")
+        return _stopped(config, path, str(error))
+    rmtree(path / "checkpoint", ignore_errors=True)
+    return outcome
 
 
 def _damaged(config: RunConfig, path: Path, error: UserError) -> Outcome:

@@ -101,6 +101,13 @@ def constant_cells(configs: Sequence[RunConfig], adapt: int) -> list[Cell]:
 
     `configs` are those of the seeds. Raises `UserError` where a site has no more than `adapt` samples.
     """
+    from perennial.common.torch_state import plain_torch
+
+    with plain_torch():  # the runs take up the data that are read here
+        return _constant_cells(configs, adapt)
+
+
+def _constant_cells(configs: Sequence[RunConfig], adapt: int) -> list[Cell]:
     import torch
 
     from perennial.client.host import site_data
