@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from perennial.common.errors import UserError
-from perennial.common.files import write_text
+from perennial.common.files import write_bytes, write_text
 from perennial.common.suggest import unknown
 from perennial.runs import POOL
 from perennial.server.cli.completion import method_list, tables
@@ -46,6 +46,26 @@ class Format(StrEnum):
     html = "html"
     markdown = "markdown"
     csv = "csv"
+
+
+ENDINGS = {Format.html: (".html", ".htm"), Format.markdown: (".md", ".markdown"), Format.csv: (".csv",)}
+
+
+def _form(file: Path | None, said: Format | None) -> Format:
+    """What a report is written as: what is said, or as the file ends. Raises `UserError` for another ending."""
+    if said or not file or not file.suffix:
+        return said or Format.html
+    for form, endings in ENDINGS.items():
+        if file.suffix.lower() in endings:
+            return form
+    raise UserError(f"--out {file}: a report ends in .html, .md or .csv; or say what it is with --format")
+
+
+def _must_be_ours(file: Path, form: Format, option: str = "--out") -> None:
+    """Raises `UserError` where a report would be written over a file of somebody's own."""
+    from perennial.server.outputs import must_be_ours
+
+    must_be_ours(file, ENDINGS[form], option, "scenario,method,settings," if form is Format.csv else "")
 
 
 @app.command("sweep")
@@ -242,6 +262,10 @@ def compare_methods(
             print_troubles(troubles)
         return
     with sentences(), watching_runs(as_json) as watch:
+        if page:
+            if page.suffix.lower() not in ("", *ENDINGS[Format.html]):
+                raise UserError(f"--report {page}: it is a page; let its name end in .html")
+            _must_be_ours(page, Format.html, "--report")
         _say_unused(config, scenario)
         comparison = studies.compare(
             names,
@@ -471,7 +495,9 @@ def report_runs(
         Path | None,
         typer.Option("--out", help=r"File to write.  \[default: report.html in the first folder; others print]"),
     ] = None,
-    form: Annotated[Format, typer.Option("--format", help="What to write.")] = Format.html,
+    form: Annotated[
+        Format | None, typer.Option("--format", help=r"What to write.  \[default: as the file ends, or html]")
+    ] = None,
     oracle: Annotated[
         bool, typer.Option("--oracle", help="Also the round that is best on test data, labelled so.")
     ] = False,
@@ -480,11 +506,13 @@ def report_runs(
     from perennial.server.report.page import report
 
     with sentences():
+        form = _form(file, form)
         text, skipped = report(folders, form.value, oracle)
         if file is None and form is Format.html:
             file = folders[0] / "report.html"
         if file:
-            file.write_text(text, encoding="utf-8")
+            _must_be_ours(file, form)
+            write_bytes(file, text.encode())
         else:
             print(text, end="")
         for line in skipped:

@@ -396,6 +396,33 @@ def test_nothing_to_report_is_one_sentence(runs: Path) -> None:
     assert call(runs, "--out", runs / "no" / "page.html").exit_code == 2
 
 
+def test_a_report_is_written_over_reports_alone(runs: Path) -> None:
+    run = runs / "ditto-0"
+    before, table = (run / "config.toml").read_bytes(), runs / "patients.csv"
+    table.write_text("age,label\n")
+    for file, sentence in (
+        (run / "config.toml", "--out"),
+        (run / "models" / "new.html", "keeps; give another name"),
+        (table, "is a table of another kind"),
+        (runs / "page.pdf", "a report ends in .html, .md or .csv; or say what it is with --format"),
+    ):
+        result = call(run, "--out", file)
+        assert (result.exit_code, sentence in result.stderr) == (2, True), result.output
+    result = call(run, "--format", "html", "--out", run / "config.toml")
+    assert (result.exit_code, "keeps; give another name" in result.stderr) == (2, True), result.output
+    assert ((run / "config.toml").read_bytes(), table.read_text()) == (before, "age,label\n")
+    for _ in range(2):
+        for name, begins in (
+            ("a.csv", "scenario,method,"),
+            ("a.md", "# Perennial"),
+            ("a.html", "<!"),
+            ("a", "<!"),
+        ):
+            if name != "a" or not (runs / name).exists():
+                assert call(run, "--out", runs / name).exit_code == 0, name
+            assert (runs / name).read_text().startswith(begins)
+
+
 def test_folders_below_folders_are_found_once(made: Path, tmp_path: Path) -> None:
     deep = tmp_path / "a" / "b"
     shutil.copytree(made / "ditto-0", deep / "ditto")
