@@ -42,8 +42,8 @@ def must_be_ours(path: Path, endings: Sequence[str], option: str = "--out", begi
         return
     if path.suffix.lower() not in endings:
         raise UserError(
-            f"{option} {path} is there and does not end in {' or '.join(endings)}, so it may be a file of your own; "
-            "give another name"
+            f"{option} {path} is there and does not end in {' or '.join(endings)}, so it may be a file of your "
+            "own; give another name"
         )
     if begins:
         with path.open("rb") as file:

@@ -10,7 +10,7 @@ import typer
 from perennial.common.errors import UserError
 from perennial.common.files import write_bytes, write_text
 from perennial.common.suggest import unknown
-from perennial.runs import POOL
+from perennial.runs import MOST, POOL
 from perennial.server.cli.completion import method_list, tables
 from perennial.server.cli.console import err, out, print_tables, print_troubles, remark, sentences, watching_runs
 from perennial.server.cli.options import (
@@ -70,7 +70,7 @@ def _must_be_ours(file: Path, form: Format, option: str = "--out") -> None:
 
 @app.command("sweep")
 def sweep_method(
-    count: Annotated[int, typer.Option("--trials", min=1, help="How many; trial 0 is the defaults.")],
+    count: Annotated[int, typer.Option("--trials", min=1, max=MOST, help="How many; trial 0 is the defaults.")],
     scenario: ScenarioName = None,
     config: ConfigFile = None,
     named: MethodArgument = None,
@@ -122,7 +122,7 @@ def sweep_method(
 
 @app.command("tune")
 def tune_method(
-    count: Annotated[int, typer.Option("--trials", min=2, help="How many; trial 0 is the defaults.")],
+    count: Annotated[int, typer.Option("--trials", min=2, max=MOST, help="How many; trial 0 is the defaults.")],
     scenario: ScenarioName = None,
     config: ConfigFile = None,
     named: MethodArgument = None,
@@ -193,9 +193,12 @@ def compare_methods(
     ],
     scenario: ScenarioName = None,
     config: ConfigFile = None,
-    seeds: Annotated[int, typer.Option(min=1, help="How many: 0, 1, …")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, max=MOST, help="How many: 0, 1, …")] = 3,
     count: Annotated[
-        int, typer.Option("--trials", min=1, help="Search budget of every method, with seed 0; 1 is the defaults.")
+        int,
+        typer.Option(
+            "--trials", min=1, max=MOST, help="Search budget of every method, with seed 0; 1 is the defaults."
+        ),
     ] = 1,
     trial_rounds: TrialRounds = None,
     select: Selected = Select.by_split,
@@ -309,10 +312,12 @@ def reproduce_table(
         bool, typer.Option("--quick", help="A small version in minutes, not comparable with the paper.")
     ] = False,
     rounds: Annotated[int | None, typer.Option(min=1, help="Rounds in place of the table's.")] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds in place of the table's.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, max=MOST, help="Seeds in place of the table's.")] = None,
     count: Annotated[
         int | None,
-        typer.Option("--trials", min=1, help="Search budget in place of the table's; 1 is its settings."),
+        typer.Option(
+            "--trials", min=1, max=MOST, help="Search budget in place of the table's; 1 is its settings."
+        ),
     ] = None,
     trial_rounds: TrialRounds = None,
     select: Annotated[
@@ -427,9 +432,12 @@ def reproduce_table(
 
 def _overview(page: Path, results: Path, check: bool) -> None:
     """Write the page of all claims with its picture; with `check`, exit code 1 where those there are others."""
+    from perennial.server.outputs import must_be_ours
     from perennial.server.study.overview import overview
 
     with sentences():
+        if not check:
+            must_be_ours(page, ENDINGS[Format.markdown], "--overview")
         if not results.is_dir():
             raise UserError(f"--keep {results}: there is no such folder; it is the one with a file for each table")
         picture = page.with_suffix(".svg")

@@ -310,6 +310,10 @@ def cut_rounds(folder: Path) -> None:
         (lambda folder: (folder / "summary.json").write_text("{"), "is damaged"),
         (lambda folder: (folder / "summary.json").write_text("[]"), "input should be an object"),
         (lambda folder: edited(folder / "summary.json", ('"worst"', '"lowest"')), "worst: a value is missing"),
+        (
+            lambda folder: edited(folder / "summary.json", ('"average": 0.', '"average": -5.')),
+            "the accuracy average is -5",
+        ),
         (lambda folder: edited(folder / "config.toml", ("momentum", "inertia")), "no such setting"),
         (lambda folder: edited(folder / "config.toml", ("seed = 0", "seed = 5")), "summary.json says seed 0"),
         (lambda folder: edited(folder / "metrics.jsonl", ('"bytes_up"', '"up"')), "bytes_up"),
