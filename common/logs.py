@@ -11,6 +11,8 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
 
+from perennial.common.errors import UserError
+
 VARIABLE = "PERENNIAL_LOG_FORMAT"
 """Of the environment: text or json; also for the programs that a command becomes or starts."""
 
@@ -79,7 +81,9 @@ class LogFile(RotatingFileHandler):
 
 @contextmanager
 def logged_to(file: Path) -> Iterator[None]:
-    """All events are also added to a file."""
+    """All events are also added to a file. Raises `UserError` where a folder has its name."""
+    if file.is_dir():
+        raise UserError(f"{file} is a folder, and the log goes into a file of this name; move it away")
     handler = LogFile(file, encoding="utf-8")
     handler.setFormatter(JsonFormatter())
     _log.addHandler(handler)

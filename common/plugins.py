@@ -105,7 +105,7 @@ def plugin(module: str) -> None:
 
     Processes that this one starts may load it, too. Raises `UserError`.
     """
-    if not all(part.isidentifier() for part in str(module).split(".")):
+    if not isinstance(module, str) or not all(part.isidentifier() for part in module.split(".")):
         raise UserError(
             f"plug-in {module!r} is not possible; write a module's name, such as my_method for my_method.py"
         )

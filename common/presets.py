@@ -84,7 +84,10 @@ def presets() -> dict[tuple[str, str], Preset]:
 def read_presets(file: Path) -> dict[tuple[str, str], Preset]:
     """Those of any such file."""
     try:
-        entries = tomllib.loads(file.read_text(encoding="utf-8")).get(TUNED, [])
+        values = tomllib.loads(file.read_text(encoding="utf-8"))
+        if other := values.keys() - {TUNED}:
+            raise ValueError(f"it has {min(other)!r}, so it is another kind of file; give another name")
+        entries = values.get(TUNED, [])
         listed = [Preset.model_validate(entry) for entry in entries]
     except OSError as error:
         raise UserError(f"presets {file}: {error.strerror or error}") from None

@@ -14,6 +14,7 @@ from perennial.common.data.own import in_order
 from perennial.common.data.raw import eight_bits
 from perennial.common.errors import UserError
 from perennial.common.suggest import alike
+from perennial.paths import path_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,7 +29,7 @@ ONLY = "all"
 """The environment of samples that come without one."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # tensors have no equality of their own
 class InMemory:
     """A scenario whose data are in this process until a run writes them where its clients find them."""
 
@@ -44,14 +45,15 @@ class InMemory:
         """
         from perennial.common.data.scenarios.arrays import digest_of, store
 
+        place = path_of(folder, "folder")
         try:
             for digest, records in self.parts.items():
                 if digest_of(records) != digest:  # they may be the caller's own memory
                     raise UserError("the arrays were changed after from_arrays took them; call it again")
-                store(Path(folder), records)
+                store(place, records)
         except OSError as error:
             raise UserError(f"the arrays cannot be written into {folder} ({error.strerror or error})") from None
-        return str(Path(folder).resolve())
+        return str(place.resolve())
 
 
 def from_arrays(
@@ -98,11 +100,19 @@ def from_arrays(
         )
     if test is not None and not test:
         raise UserError('test: there must be at least one environment, as in {"new": (x, y)}; or leave it out')
+    shares: tuple[tuple[str, Any], ...] = (
+        ("test_fraction", test_fraction),
+        ("validation_fraction", validation_fraction),
+    )
+    for what, share in shares:
+        if share is not None and not isinstance(share, Real):
+            raise UserError(f"{what}: {share!r:.100} is not possible; give a number from 0 to 1")
     if test and test_fraction:
         raise UserError(f"test_fraction = {test_fraction} is not possible with test; leave one of them out")
     for what, places in (("clients", clients), ("test", test or {})):
         if twice := [name for name, there in Counter(map(str, places)).items() if there > 1]:
             raise UserError(f"{what}: {twice[0]!r} is there twice, as a text and as a number; give one of each")
+        _written(what, map(str, places))
     sites = {str(name): _Part.of(str(name), given) for name, given in sorted(clients.items(), key=_by_name)}
     tests = {str(name): _tests(str(name), given, sites) for name, given in (test or {}).items()}
     every = [*sites.values(), *(part for parts in tests.values() for part in parts.values())]
@@ -226,9 +236,12 @@ def from_partitions(
         parts = [source.load_partition(number) for number in range(source.num_partitions)]
     else:
         raise UserError(f"give a FederatedDataset or a Partitioner of flwr-datasets, not {type(source).__name__}")
-    columns = [x] if isinstance(x, str) else list(x)
+    columns = [x] if isinstance(x, str) else list(x) if isinstance(x, Iterable) else [x]
     if not columns:
         raise UserError("x: there must be at least one column")
+    for what, named in (*(("x", column) for column in columns), ("y", y), ("environment", environment or "")):
+        if not isinstance(named, str):
+            raise UserError(f"{what}: {named!r:.100} is not possible; give the name of a column")
     width = len(str(len(parts) - 1))
     names = [f"client-{number:0{width}d}" for number in range(len(parts))]
     clients: dict[str, Samples] = {}
@@ -245,6 +258,9 @@ def from_partitions(
                 "data set itself"
             )
         loaded = {name: source.load_split(own) if isinstance(own, str) else own for name, own in given.items()}
+        for own in loaded.values():
+            if not hasattr(own, "column_names"):
+                raise UserError(f"test: {own!r:.100} is not possible; give a data set, or the name of a split")
         tests = {
             name: (_inputs(f"test {name!r}", own, columns), _values(f"test {name!r}", own, y))
             for name, own in loaded.items()
@@ -270,7 +286,12 @@ def _inputs(name: str, part: Any, columns: Sequence[str]) -> npt.NDArray[Any]:
     found = []
     for column in columns:
         values = _values(name, part, column)
-        if values and hasattr(values[0], "convert"):  # PIL's
+        if any(hasattr(value, "convert") for value in values):  # PIL's
+            if lost := [number for number, value in enumerate(values) if not hasattr(value, "convert")]:
+                kind = type(values[lost[0]]).__name__
+                raise UserError(
+                    f"{name}: sample {lost[0]} has in {column!r} no picture, but {kind}; leave the sample out"
+                )
             grey = {picture.mode for picture in values} <= {"1", "L"}
             pixels = []
             for number, picture in enumerate(values):
@@ -363,10 +384,10 @@ def as_array(name: str, what: str, given: Any) -> npt.NDArray[Any]:
     """A NumPy array of what was given. Raises `UserError` where it is no array."""
     import numpy as np
 
-    given = given.detach().cpu() if hasattr(given, "detach") else given
     if np.ma.is_masked(given):
         raise UserError(f"{name}: {what} has masked values; fill them, or leave out the samples that have some")
     try:
+        given = given.detach().cpu() if hasattr(given, "detach") else given
         found = np.asarray(given)
         if found.dtype.kind == "U" and not hasattr(given, "dtype"):  # a list, whose numbers are texts by now
             found = np.asarray(given, object)
@@ -375,12 +396,22 @@ def as_array(name: str, what: str, given: Any) -> npt.NDArray[Any]:
     if found.dtype.kind == "O":
         kinds = {type(value) for value in found.ravel().tolist()}
         if all(issubclass(kind, str) for kind in kinds):  # pandas' texts
+            _written(f"{name}: {what}", found.ravel().tolist())  # NumPy would cut a NUL at the end
             return found.astype(str)
         if all(issubclass(kind, Real | np.bool_) for kind in kinds):  # a frame with numbers and truth values
             return np.array(found.tolist())
         said = " and ".join(sorted(kind.__name__ for kind in kinds))
         raise UserError(f"{name}: {what} must be numbers or texts of one kind, not {said}")
+    if found.dtype.kind in "UT":
+        _written(f"{name}: {what}", found.ravel().tolist())
     return found
+
+
+def _written(what: str, texts: Iterable[str]) -> None:
+    """Raises `UserError` for a text that no file can have: with a NUL, or with half a character."""
+    for text in sorted(set(texts)):
+        if "\0" in text or text.encode(errors="replace").decode() != text:
+            raise UserError(f"{what}: {text!r:.100} has a NUL or half a character; spell it with letters alone")
 
 
 def numbers(name: str, x: npt.NDArray[Any], columns: Sequence[str] = ()) -> npt.NDArray[Any]:
@@ -405,11 +436,13 @@ def numbers(name: str, x: npt.NDArray[Any], columns: Sequence[str] = ()) -> npt.
 def _columns(given: Any) -> tuple[str, ...]:
     """The names of a frame's columns; numbers, which pandas gives where nobody has named them, are none."""
     columns = tuple(getattr(given, "columns", ()))
+    _written("a column of x", map(str, columns))
     return tuple(map(str, columns)) if any(isinstance(name, str) for name in columns) else ()
 
 
 def _environments(name: str, given: Any, n: int) -> list[str]:
     if isinstance(given, str):
+        _written(f"{name}: environment", [given])
         return [given] * n
     if given is None:
         raise UserError(f"{name}: environment is None; give one for each sample, or leave it out")
@@ -464,6 +497,7 @@ def _labels(
             "as ['well', 'ill'], or of all numbers that y has"
         )
     given = [int(name) if numbers else str(name) for name in names]
+    _written("classes", map(str, given))
     if twice := [name for name, there in Counter(given).items() if there > 1]:
         raise UserError(f"classes: {twice[0]!r} is there twice; name each class once")
     if True in texts:

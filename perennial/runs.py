@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import chain, count
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from perennial.common.errors import UserError
+from perennial.paths import path_of
 from perennial.server.progress import QUIET, Progress, Watched, Watcher
 
 if TYPE_CHECKING:
@@ -29,6 +31,8 @@ Settings = Mapping[str, Any] | Iterable[str]
 """By name, as in `{"learning_rate": 0.1, "scenario.clients": 4}`, or as the command line's `key=value`."""
 POOL = Path("runs/studies")
 """Where the runs of studies are, unless told otherwise; studies may share it."""
+MOST = 10_000
+"""Seeds, trials and runs at a time; whoever asks for more has mistyped."""
 FIRST = "demo/fedsdr"
 """The recipe of a run without a method, scenario, recipe or file."""
 
@@ -103,7 +107,7 @@ def load(folder: Path | str) -> Result:
     """What came of the run in a run folder. Raises `UserError` if it is none."""
     from perennial.results import Result
 
-    return Result(Path(folder))
+    return Result(path_of(folder, "folder"))
 
 
 def plugin(module: str) -> None:
@@ -136,8 +140,12 @@ def configured(
 
     chosen = {"config": config, "method": method, "scenario": scenario}
     given = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
-    if not recipe and any(value is not None for value in chosen.values()):
-        file = Path(config) if config is not None else None
+    if given.get("data_root") is not None:
+        given["data_root"] = str(path_of(given["data_root"], "data_root"))
+    if recipe is not None and not (isinstance(recipe, str) and recipe):
+        raise UserError(f"recipe: {recipe!r:.100} is not possible; give a name, such as {FIRST!r}")
+    if recipe is None and any(value is not None for value in chosen.values()):
+        file = path_of(config, "config") if config is not None else None
         return load_config(file, {"method": method, "scenario": scenario, **given}, assigned(settings), say)
     for name, value in chosen.items():
         if value is not None:
@@ -147,7 +155,7 @@ def configured(
             )
     from perennial.server.study.recipes import recipe_config
 
-    complete, caution = recipe_config(recipe or FIRST, given, assigned(settings))
+    complete, caution = recipe_config(FIRST if recipe is None else recipe, given, assigned(settings))
     if caution:
         say(caution)
     return complete
@@ -181,7 +189,7 @@ def vacant(config: RunConfig, out: Path | str | None) -> Path:
     """Where a new run goes. Raises `UserError` if the folder holds a run or is in use."""
     from perennial.server.folder import RunFolder, default_out
 
-    path = Path(default_out(config) if out is None else out)
+    path = path_of(default_out(config) if out is None else out, "out")
     if out is None:  # another run may have begun in the same second
         more = (path.with_name(f"{path.name}-{number}") for number in count(2))
         path = next(own for own in chain([path], more) if not own.exists())
@@ -194,10 +202,11 @@ def unfinished(folder: Path | str) -> RunFolder:
     """A run folder with rounds to come. Raises `UserError`."""
     from perennial.server.folder import RunFolder
 
-    opened = RunFolder.open(Path(folder))
+    opened = RunFolder.open(path_of(folder, "folder"))
     rounds = opened.config().rounds
     if (opened.path / "summary.json").exists() and max(opened.checkpoints(), default=0) >= rounds:
-        raise UserError(f"{folder} has ended: all {rounds} rounds are done (perennial show run {folder})")
+        command = shlex.join(["perennial", "show", "run", str(folder)])
+        raise UserError(f"{folder} has ended: all {rounds} rounds are done ({command})")
     return opened
 
 
@@ -217,7 +226,7 @@ def connection(
         return nullcontext(Simulation(path / "flower"))
     from perennial.server.deployment.remote import connected
 
-    return connected(superlink, Path(ca) if ca is not None else None, insecure)
+    return connected(superlink, path_of(ca, "ca") if ca is not None else None, insecure)
 
 
 def begin(config: RunConfig, path: Path, link: Link, watch: Watched = QUIET, track: str | None = None) -> None:

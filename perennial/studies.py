@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import inf
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perennial.common.errors import UserError
 from perennial.common.suggest import unknown
+from perennial.paths import path_of
 from perennial.results import Result
-from perennial.runs import POOL, Settings, assigned, configured, plain, root_of
+from perennial.runs import MOST, POOL, Settings, assigned, configured, plain, root_of
 from perennial.server.rows import Table
 from perennial.server.split import Select
 from perennial.server.study import compare as comparing
@@ -114,7 +116,8 @@ def sweep(
 
     Raises `UserError`, and `RunStopped` if a process dies.
     """
-    _counts(trials=trials, jobs=jobs)
+    trials, jobs = _counts(trials=trials, jobs=jobs)
+    pool = path_of(out, "out")
     scenario, rounds, said = _problem(scenario, config, rounds, settings, data_root=data_root, device=device)
     base = configured(
         method,
@@ -122,11 +125,11 @@ def sweep(
         settings=said,
         rounds=rounds,
         seed=seed,
-        data_root=root_of(scenario, data_root, out),
+        data_root=root_of(scenario, data_root, pool),
         device=device,
     )
     fixed = [key_of(setting) for setting in said]
-    return Search(*search(base, trials, fixed, _select(select), Path(out), jobs, watch, prune))
+    return Search(*search(base, trials, fixed, _select(select), pool, jobs, watch, prune))
 
 
 def tune(
@@ -152,6 +155,7 @@ def tune(
     `sweep`.
     """
     _counts(2, trials=trials)
+    pool = path_of(out, "out")
     found = sweep(
         method,
         scenario,
@@ -168,7 +172,7 @@ def tune(
         device=device,
         watch=watch,
     )
-    files = keep(found.outcomes, found.verdict, _select(select), Path(out))
+    files = keep(found.outcomes, found.verdict, _select(select), pool)
     return Search(found.outcomes, found.verdict, files)
 
 
@@ -197,7 +201,10 @@ def compare(
     `trial_rounds`, where that is given, in place of all. `oracle` adds the round that is best on test data,
     labelled so. The rest, and the errors, are as with `sweep`. `Comparison.table` has the numbers.
     """
-    _counts(seeds=seeds, trials=trials, trial_rounds=1 if trial_rounds is None else trial_rounds, jobs=jobs)
+    seeds, trials, jobs = _counts(seeds=seeds, trials=trials, jobs=jobs)
+    if trial_rounds is not None:
+        (trial_rounds,) = _counts(1, inf, trial_rounds=trial_rounds)
+    pool = path_of(out, "out")
     scenario, rounds, said = _problem(scenario, config, rounds, settings, data_root=data_root, device=device)
     plan = comparing.Plan(
         entries=_entries(methods),
@@ -207,13 +214,13 @@ def compare(
         trial_rounds=trial_rounds,
         rounds=rounds,
         settings=said,
-        data_root=root_of(scenario, data_root, out),
+        data_root=root_of(scenario, data_root, pool),
         device=device,
         oracle=oracle,
         select=_select(select),
         prune=prune,
     )
-    return comparing.compare(plan, Path(out), jobs, watch)
+    return comparing.compare(plan, pool, jobs, watch)
 
 
 def leave_one_site_out(
@@ -237,8 +244,9 @@ def leave_one_site_out(
     many of its samples, where the method can; the others are asked about. Other arguments and errors are as with
     `compare`.
     """
-    _counts(seeds=seeds, jobs=jobs)
-    _counts(0, adapt=adapt)
+    seeds, jobs = _counts(seeds=seeds, jobs=jobs)
+    (adapt,) = _counts(0, inf, adapt=adapt)
+    pool = path_of(out, "out")
     scenario, rounds, said = _problem(scenario, config, rounds, settings, data_root=data_root, device=device)
     plan = comparing.Plan(
         entries=_entries(methods),
@@ -246,28 +254,36 @@ def leave_one_site_out(
         seeds=seeds,
         rounds=rounds,
         settings=said,
-        data_root=root_of(scenario, data_root, out),
+        data_root=root_of(scenario, data_root, pool),
         device=device,
     )
     entries = comparing.with_baselines(plan.entries)
     bases = {entry.label: comparing.base_config(plan, entry, entries) for entry in entries}
-    return sites.leave_one_site_out(bases, seeds, Path(out), jobs, watch, adapt)
+    return sites.leave_one_site_out(bases, seeds, pool, jobs, watch, adapt)
 
 
 def _entries(methods: Iterable[str]) -> tuple[comparing.Entry, ...]:
     """Raises `UserError` for a name that is none, and for a dict, whose values nothing would read."""
-    if isinstance(methods, Mapping):
+    names = [methods] if isinstance(methods, str) or not isinstance(methods, Iterable) else list(methods)
+    if isinstance(methods, Mapping) or not all(isinstance(name, str) for name in names):
         raise UserError(
-            f"methods: {methods!r} is not possible; give a list of names, and what all share as settings"
+            f"methods: {methods!r:.100} is not possible; give a list of names, and what all share as settings"
         )
-    return comparing.entries_of([methods] if isinstance(methods, str) else methods)
+    return comparing.entries_of(names)
 
 
-def _counts(least: int = 1, /, **counts: object) -> None:
-    """Raises `UserError` for the first that is no whole number or less than `least`."""
+def _counts(least: int = 1, most: float = MOST, /, **counts: object) -> list[int]:
+    """The counts. Raises `UserError` for the first that is no whole number, too small or too large."""
+    found = []
     for name, value in counts.items():
-        if not isinstance(value, Integral) or value < least:
-            raise UserError(f"{name}: {value!r} is not possible; it must be a whole number, at least {least}")
+        number = int(value) if isinstance(value, Integral) else -1
+        if not least <= number <= most:
+            above = f", and at most {most}" if number > most else ""
+            raise UserError(
+                f"{name}: {value!r:.100} is not possible; it must be a whole number, at least {least}{above}"
+            )
+        found.append(number)
+    return found
 
 
 def _problem(
@@ -286,8 +302,9 @@ def _problem(
         raise UserError("scenario: name one, or a configuration file that has one, one of the two")
     from perennial.common.config import load_config, read
 
-    whole = load_config(Path(config))  # which loads its plug-ins
-    values = read(Path(config))
+    file = path_of(config, "config")
+    whole = load_config(file)  # which loads its plug-ins
+    values = read(file)
     flat: dict[str, Any] = {}
     for key, value in values.items():
         if key in ("plugins", "scenario", "rounds", *OF_ONE_RUN) or stronger.get(key) is not None:
@@ -303,7 +320,7 @@ def not_used(config: Path | str) -> str:
     """
     from perennial.common.config import read
 
-    values = read(Path(config))
+    values = read(path_of(config, "config"))
     method = values.get("method")
     found = [f"[method] {method.get('name', '')}"] if isinstance(method, dict) and {*method} - {"name"} else []
     found += [f"{key} = {values[key]}" for key in OF_ONE_RUN if key != "method" and key in values]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from functools import partial
 from typing import Any
 
@@ -158,7 +159,7 @@ def _received(folder: RunFolder, config: RunConfig, client: str | None) -> Recei
     if not folder.checkpoints():
         raise UserError(
             f"{folder.path} has no checkpoint to make its models from (a study deletes those of runs that have "
-            f"ended); perennial run --config {folder.path / 'config.toml'} makes the run again"
+            f"ended); perennial run --config {shlex.quote(str(folder.path / 'config.toml'))} makes the run again"
         )
     last = folder.load_checkpoint()
     strategy = strategy_for(config, last.run_id)

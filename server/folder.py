@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import re
+import shlex
 import shutil
 import socket
 import tempfile
@@ -159,7 +160,7 @@ class RunFolder:
     def must_be_empty(self) -> None:
         """Raises `UserError` if the folder holds a run that has written anything."""
         if self.log.exists() and self.log.stat().st_size:
-            or_else = f", or continue it: perennial resume {self.path}" if self.checkpoints() else ""
+            or_else = f", or continue it: {self.resume_command}" if self.checkpoints() else ""
             raise UserError(f"{self.path} already holds a run; give another --out{or_else}")
 
     @classmethod
@@ -257,18 +258,28 @@ class RunFolder:
 
     def rows(self) -> list[dict[str, Any]]:
         """All rows of the log. Raises `UserError` naming the line that cannot be read."""
-        try:
-            return self._decoded(self.log.read_bytes())
-        except OSError as error:
-            raise UserError(f"{self.log} cannot be read ({error.strerror})") from None
+        return self._decoded(self._logged())
 
     def rows_after(self, offset: int) -> tuple[list[dict[str, Any]], int]:
         """Whole rows that were written after a byte offset of the log, and the offset after them.
 
         Raises `UserError` as `rows` does.
         """
-        whole, end = added(self.log, offset)
+        try:
+            whole, end = added(self.log, offset)
+        except OSError as error:
+            raise self._unreadable(error) from None
         return self._decoded(whole, offset), end
+
+    def _logged(self) -> bytes:
+        """The log. Raises `UserError`."""
+        try:
+            return self.log.read_bytes()
+        except OSError as error:
+            raise self._unreadable(error) from None
+
+    def _unreadable(self, error: OSError) -> UserError:
+        return UserError(f"{self.log} cannot be read ({error.strerror})")
 
     def _decoded(self, text: bytes, offset: int = 0) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = []
@@ -298,12 +309,17 @@ class RunFolder:
         except (OSError, ValidationError) as error:
             raise UserError(f"{path} is damaged ({reason(error)})") from None
 
+    @property
+    def resume_command(self) -> str:
+        """What goes on with the run, for whoever has a shell."""
+        return shlex.join(["perennial", "resume", str(self.path)])
+
     def _unfinished(self) -> str:
         if owner := self.owner():
             return f"{owner} is at work on it"
         if (note := self.path / PRUNED).is_file():
             where = note.read_text(encoding="utf-8").strip()
-            return f"a search stopped it {where} (perennial resume {self.path} runs the rest)"
+            return f"a search stopped it {where} ({self.resume_command} runs the rest)"
         if self.checkpoints():
             stopped = self.path / "error.txt"
             how = (
@@ -311,10 +327,10 @@ class RunFolder:
                 if stopped.is_file()
                 else "the run has not ended"
             )
-            return f"{how} (perennial resume {self.path})"
+            return f"{how} ({self.resume_command})"
         return (
             "the run ended before its first checkpoint, so there is nothing to resume; start it again: "
-            f"perennial run --config {self.path / 'config.toml'} --out ANOTHER-FOLDER"
+            f"perennial run --config {shlex.quote(str(self.path / 'config.toml'))} --out ANOTHER-FOLDER"
         )
 
     def save_model(self, name: str, tensors: Tensors) -> None:
@@ -418,7 +434,7 @@ class RunFolder:
                 f"least {checkpoint.round}, or ε is not known; restore it from a copy"
             )
         self._must_reach(checkpoint.log_bytes)
-        rows = self._decoded(self.log.read_bytes()[: checkpoint.log_bytes])
+        rows = self._decoded(self._logged()[: checkpoint.log_bytes])
         with understood(self.path):
             done = [row["round"] for row in rows if row["kind"] == "round"]
             if done != list(range(1, checkpoint.round + 1)):

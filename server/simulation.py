@@ -74,7 +74,7 @@ class Simulation:
                 raise RunStopped(word.read_text(encoding="utf-8").strip())
             if begun or not left:
                 break
-        hint = f"; `perennial resume {out}` goes on from the last checkpoint" if folder.checkpoints() else ""
+        hint = f"; `{folder.resume_command}` goes on from the last checkpoint" if folder.checkpoints() else ""
         raise RunStopped(f"Flower's simulation ended without a word; its log is {self.log}{hint}")
 
     @contextmanager

@@ -214,6 +214,19 @@ def test_what_is_not_there(
     assert not Path("m.onnx").exists()
 
 
+def test_what_a_run_keeps_is_not_written_over(here: Path) -> None:
+    run = here / "runs" / "first"
+    kept = {name: (run / name).read_bytes() for name in ("config.toml", "models/global.safetensors")}
+    for name in kept:
+        code, said = ask("export", run, "--model", "global", "--format", "torch", "-o", run / name)
+        assert (code, "keeps; give another name" in " ".join(said.split())) == (2, True), said
+    assert {name: (run / name).read_bytes() for name in kept} == kept
+    own = here / "table.csv"
+    own.write_text("age\n")
+    assert ask("export", run, "--model", "global", "--format", "torch", "-o", own)[0] == 2
+    assert own.read_text() == "age\n"
+
+
 def test_without_the_extra_one_sentence(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = builtins.__import__
 

@@ -414,6 +414,14 @@ def test_a_search_and_a_comparison_of_arrays(scenario: InMemory, tmp_path: Path)
     assert len(list((tmp_path / FOLDER).iterdir())) == 3  # once for all runs
 
 
+def test_numbers_of_a_study_may_be_numpys(scenario: InMemory, tmp_path: Path) -> None:
+    one, two = np.int64(1), np.int64(2)
+    compared = perennial.compare(
+        ["fedavg"], scenario, seeds=one, trials=two, trial_rounds=one, rounds=2, settings=FEW, out=tmp_path
+    )  # type: ignore[arg-type]
+    assert (compared.seeds, compared.trials, compared.trial_rounds) == (1, 2, 1)
+
+
 def test_a_comparison_without_test_samples_is_one_sentence(tmp_path: Path) -> None:
     untested = from_arrays({"a": (X, Y), "b": (X, Y)}, test_fraction=0.0)
     with pytest.raises(UserError, match="no client of arrays has test samples with seed 0, so there is"):
@@ -509,6 +517,22 @@ def test_a_script_that_lacks_its_main_line_is_told_so(tmp_path: Path) -> None:
             lambda: perennial.sweep("fedavg", "colored-digits", 2, select="test"),
             "select: unknown selection 'test'",
         ),
+        (lambda: perennial.compare(["fedavg"], "colored-digits", seeds=10**30), "at least 1, and at most 10000"),
+        (lambda: perennial.compare(None, "colored-digits"), "methods: None is not possible; give a list of"),  # type: ignore[arg-type]
+        (lambda: perennial.compare([3], "colored-digits"), "methods: [3] is not possible; give a list of names"),  # type: ignore[list-item]
+        (lambda: perennial.compare(["references"], "colored-digits"), "unknown method 'references'"),
+        (lambda: perennial.compare(["fedavg"], "colored-digits", out=None), "out: None is not possible; give a"),  # type: ignore[arg-type]
+        (lambda: perennial.run(out="a\0b"), r"out: 'a\x00b' is no path; it must have letters"),
+        (lambda: perennial.run(out="\ud800"), r"out: '\ud800' is no path; it must have letters"),
+        (lambda: perennial.run(out=""), "out: '' is no path; it must have letters"),
+        (lambda: perennial.run(out="n" * 300), "is too long for a path; a name has 255 bytes at most"),
+        (lambda: perennial.run(out=b"one"), "out: b'one' is not possible; give a path, as a text or a"),  # type: ignore[arg-type]
+        (lambda: perennial.run(config=3), "config: 3 is not possible; give a path"),  # type: ignore[arg-type]
+        (lambda: perennial.run(data_root="a\0b"), r"data_root: 'a\x00b' is no path"),
+        (lambda: perennial.run(recipe=""), "recipe: '' is not possible; give a name, such as 'demo/fedsdr'"),
+        (lambda: perennial.run(recipe=3), "recipe: 3 is not possible; give a name"),  # type: ignore[arg-type]
+        (lambda: perennial.load(3), "folder: 3 is not possible; give a path"),  # type: ignore[arg-type]
+        (lambda: perennial.plugin(Path("h")), "is not possible; write a module's name, such as my_method"),  # type: ignore[arg-type]
     ],
 )
 def test_what_cannot_be_is_one_sentence(
@@ -553,6 +577,12 @@ def test_arrays_become_what_clients_have(tmp_path: Path) -> None:
     assert scenario.client_data(0, 0, root).test.keys() == {"new"}
     again = load_config(options={"scenario": json.loads(scenario.model_dump_json())})
     assert again.scenario == scenario
+
+
+def test_scenarios_in_memory_are_told_apart(scenario: InMemory) -> None:
+    other = from_arrays({"a": (X, Y), "b": (X, Y)})
+    assert scenario != other
+    assert len({scenario, other, scenario}) == 2
 
 
 def test_numbers_come_in_many_types() -> None:
@@ -748,6 +778,14 @@ BAD: list[tuple[Any, dict[str, Any], str]] = [
     ({"a": (X, Y, E)}, {"classes": 2}, "classes = 2 is not possible"),
     ({"a": (X, Y, E)}, {"classes": ["well", None]}, "classes = ['well', None] is not possible"),
     ({"a": (X, Y, E)}, {"validation_fraction": 1.5}, "validation_fraction: 1.5 is not possible"),
+    ({"a": (X, Y, E)}, {"test_fraction": np.array([0.1, 0.2])}, "test_fraction: array([0.1, 0.2]) is not"),
+    ({"a": (torch.zeros(8, 5, device="meta"), Y, E)}, {}, "a: x is no array (Cannot copy out of meta tensor"),
+    ({"a": (X, ["u", "u\0"] * 4)}, {}, r"a: y: 'u\x00' has a NUL or half a character; spell it with"),
+    ({"a": (X, ["u", "\ud800"] * 4)}, {}, r"a: y: '\ud800' has a NUL or half a character"),
+    ({"a": (X, Y, ["u\0", "v"] * 4)}, {}, r"a: environment: 'u\x00' has a NUL or half a character"),
+    ({"a": (X, Y, "u\0")}, {}, r"a: environment: 'u\x00' has a NUL or half a character"),
+    ({"a": (X, Y)}, {"test": {"t\0": (X, Y)}}, r"test: 't\x00' has a NUL or half a character"),
+    ({"a": (X, Y)}, {"classes": ["u\0", "v"]}, r"classes: 'u\x00' has a NUL or half a character"),
 ]  # fmt: skip
 
 
@@ -776,7 +814,8 @@ class Partitioner:
 
     def load_partition(self, _: int) -> Part:
         deep = [Image.fromarray(np.full((4, 4), 1000, np.uint16))] * 4
-        return Part(picture=deep, age=[1.0, 2.0] * 2, label=[0, 1] * 2)
+        flat = Image.fromarray(np.zeros((4, 4), np.uint8))
+        return Part(picture=deep, gap=[flat, None, flat, flat], age=[1.0, 2.0] * 2, label=[0, 1] * 2)
 
 
 @pytest.mark.parametrize(
@@ -789,6 +828,9 @@ class Partitioner:
             "(it has more than 8 bits for each value; save it with 8)",
         ),
         ([], None, "x: there must be at least one column"),
+        (None, None, "x: None is not possible; give the name of a column"),
+        ("gap", None, "client-0: sample 1 has in 'gap' no picture, but NoneType; leave the sample out"),
+        ("age", 3, "test: 3 is not possible; give a data set, or the name of a split"),
         (
             "age",
             "later",
@@ -796,7 +838,7 @@ class Partitioner:
         ),
     ],
 )
-def test_what_cannot_be_used_of_partitions_is_one_sentence(x: Any, test: str | None, sentence: str) -> None:
+def test_what_cannot_be_used_of_partitions_is_one_sentence(x: Any, test: Any, sentence: str) -> None:
     with pytest.raises(UserError, match=f"^{re.escape(sentence)}$"):
         from_partitions(Partitioner(), x=x, y="label", test=test)
 

@@ -72,7 +72,7 @@ class Working:
             return ""
         if not self.folder.checkpoints():
             return f"; {self.folder.path} has no checkpoint yet, so start the run again with another --out"
-        return f"; `perennial resume {self.folder.path}` continues from the last checkpoint"
+        return f"; `{self.folder.resume_command}` continues from the last checkpoint"
 
 
 @contextmanager

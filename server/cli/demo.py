@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from perennial.common.errors import UserError
+from perennial.common.files import write_bytes
 from perennial.server.cli.completion import claims
 from perennial.server.cli.console import out, print_tables, print_troubles, sentences, watching_runs
 from perennial.server.cli.options import Jobs, Json, app
@@ -25,6 +26,7 @@ def demo_claims(
     as_json: Json = False,
 ) -> None:
     """What the seven methods claim, measured in a few minutes. Started again, it continues."""
+    from perennial.server.outputs import must_be_ours
     from perennial.server.study.demo import demo_json, demo_table, load_claims, run_demo, seeds_line
     from perennial.server.study.runs import cores
 
@@ -32,16 +34,18 @@ def demo_claims(
         chosen = load_claims(only=only or ())
         if picture and len(chosen) != 1:
             raise UserError(f"--picture {picture} needs one claim; say which with --only METHOD")
+        if picture and picture.parent.is_dir():
+            must_be_ours(picture, (".svg",), "--picture")
         with watching_runs(as_json) as watch:
             findings = run_demo(chosen, folder, jobs or cores(), watch)
         from perennial.server.report.demo import claim_picture, demo_page
 
         folder.mkdir(parents=True, exist_ok=True)
         page = folder / "demo.html"
-        page.write_text(demo_page(findings, folder), encoding="utf-8")
+        write_bytes(page, demo_page(findings, folder).encode())
         if picture:
             picture.parent.mkdir(parents=True, exist_ok=True)
-            picture.write_text(claim_picture(findings[0]), encoding="utf-8")
+            write_bytes(picture, claim_picture(findings[0]).encode())
     if as_json:
         out.print_json(data={**demo_json(findings), "page": str(page)})
         return

@@ -18,6 +18,10 @@ class Form(StrEnum):
     torch = "torch"
 
 
+ENDINGS = {Form.onnx: (".onnx",), Form.torch: (".safetensors", ".pt", ".pth")}
+"""Of files that may be written over."""
+
+
 @app.command("export")
 def export_model(
     place: Annotated[Path, typer.Argument(metavar="RUN|STATE", help="A run folder, or a site's state folder.")],
@@ -40,7 +44,9 @@ def export_model(
     with sentences():
         from perennial.common.wire import PERSONAL
         from perennial.exported import take, write_onnx, write_torch  # imports PyTorch
+        from perennial.server.outputs import must_be_ours
 
+        must_be_ours(file, ENDINGS[form])
         taken = take(place, model, client, run_id, Path(data_root) if data_root else None)
         if taken.changed:
             changed = ", ".join(taken.changed)

@@ -2,18 +2,21 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import click
 import typer
 from typer.core import TyperGroup, TyperOption
 
+from perennial.common.errors import UserError
 from perennial.common.logs import VARIABLE, set_format
 from perennial.common.plugins import plugin
+from perennial.runs import MOST
 from perennial.server.cli.completion import methods, scenarios
 from perennial.server.cli.console import sentences
 from perennial.server.split import Select
 
+T = TypeVar("T")
 WITH_PLUGINS = {"run", "list", "show", "sweep", "tune", "compare", "check"}
 
 
@@ -41,6 +44,10 @@ class Commands(TyperGroup):
                     help="What standard error has: sentences, or an event a line.",
                 )
             )
+        if command and not isinstance(command, click.Group):
+            for option in command.params:
+                if option.callback is None and option.default != "" and option.nargs == 1 and not option.multiple:
+                    option.callback = _not_empty
         if command and cmd_name in WITH_PLUGINS and all(p.name != "plugin" for p in command.params):
             command.params.append(
                 TyperOption(
@@ -54,6 +61,15 @@ class Commands(TyperGroup):
                 )
             )
         return command
+
+
+def _not_empty(ctx: click.Context, option: click.Parameter, value: T) -> T:
+    """What was said; with one sentence for an empty text, which would be the current folder, or nothing."""
+    if value == "" and not ctx.resilient_parsing:
+        with sentences():
+            name = option.opts[0] if option.param_type_name == "option" else option.human_readable_name
+            raise UserError(f"{name}: an empty text is not possible; name something, or leave it out")
+    return value
 
 
 def _load(modules: Iterable[str]) -> None:
@@ -152,5 +168,5 @@ TrialRounds = Annotated[
     int | None,
     typer.Option(min=1, help="Rounds of each trial of a search, if fewer; what it chooses runs them all."),
 ]
-Jobs = Annotated[int | None, typer.Option(min=1, help=r"Runs at a time.  \[default: one per core]")]
+Jobs = Annotated[int | None, typer.Option(min=1, max=MOST, help=r"Runs at a time.  \[default: one per core]")]
 Pool = Annotated[Path, typer.Option("--out", help="Folder of the run folders; studies may share it.")]

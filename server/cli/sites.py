@@ -244,6 +244,7 @@ def describe_data(
             environment_column=environment_column,
             least=least,
         )
+        _must_be_ours(file, as_json)
         found = describe(path, sites or [], asked, scope is Scope.site, weights is Weights.balanced, quantiles)
         _announce(found, file, as_json)
 
@@ -300,9 +301,18 @@ def survey_sites(
             balance=weights is Weights.balanced,
             quantiles=quantiles,
         )
+        _must_be_ours(file, as_json)
         with connected(superlink, ca, insecure) as connection:
             answer = connection.survey(order.model_dump_json(), Path(folder) / "survey")
         _announce(surveyed(answer), file, as_json)
+
+
+def _must_be_ours(file: Path | None, as_json: bool) -> None:
+    """Raises `UserError` where what is announced would be written over a file of somebody's own."""
+    from perennial.server.outputs import must_be_ours
+
+    if file:
+        must_be_ours(file, (".json",) if as_json else (".toml",))
 
 
 def _announce(found: "Surveyed", file: Path | None, as_json: bool) -> None:

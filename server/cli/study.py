@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from perennial.common.errors import UserError
-from perennial.common.files import write_text
+from perennial.common.files import write_bytes, write_text
 from perennial.common.suggest import unknown
-from perennial.runs import POOL
+from perennial.runs import MOST, POOL
 from perennial.server.cli.completion import method_list, tables
 from perennial.server.cli.console import err, out, print_tables, print_troubles, remark, sentences, watching_runs
 from perennial.server.cli.options import (
@@ -48,9 +48,29 @@ class Format(StrEnum):
     csv = "csv"
 
 
+ENDINGS = {Format.html: (".html", ".htm"), Format.markdown: (".md", ".markdown"), Format.csv: (".csv",)}
+
+
+def _form(file: Path | None, said: Format | None) -> Format:
+    """What a report is written as: what is said, or as the file ends. Raises `UserError` for another ending."""
+    if said or not file or not file.suffix:
+        return said or Format.html
+    for form, endings in ENDINGS.items():
+        if file.suffix.lower() in endings:
+            return form
+    raise UserError(f"--out {file}: a report ends in .html, .md or .csv; or say what it is with --format")
+
+
+def _must_be_ours(file: Path, form: Format, option: str = "--out") -> None:
+    """Raises `UserError` where a report would be written over a file of somebody's own."""
+    from perennial.server.outputs import must_be_ours
+
+    must_be_ours(file, ENDINGS[form], option, "scenario,method,settings," if form is Format.csv else "")
+
+
 @app.command("sweep")
 def sweep_method(
-    count: Annotated[int, typer.Option("--trials", min=1, help="How many; trial 0 is the defaults.")],
+    count: Annotated[int, typer.Option("--trials", min=1, max=MOST, help="How many; trial 0 is the defaults.")],
     scenario: ScenarioName = None,
     config: ConfigFile = None,
     named: MethodArgument = None,
@@ -102,7 +122,7 @@ def sweep_method(
 
 @app.command("tune")
 def tune_method(
-    count: Annotated[int, typer.Option("--trials", min=2, help="How many; trial 0 is the defaults.")],
+    count: Annotated[int, typer.Option("--trials", min=2, max=MOST, help="How many; trial 0 is the defaults.")],
     scenario: ScenarioName = None,
     config: ConfigFile = None,
     named: MethodArgument = None,
@@ -173,9 +193,12 @@ def compare_methods(
     ],
     scenario: ScenarioName = None,
     config: ConfigFile = None,
-    seeds: Annotated[int, typer.Option(min=1, help="How many: 0, 1, …")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, max=MOST, help="How many: 0, 1, …")] = 3,
     count: Annotated[
-        int, typer.Option("--trials", min=1, help="Search budget of every method, with seed 0; 1 is the defaults.")
+        int,
+        typer.Option(
+            "--trials", min=1, max=MOST, help="Search budget of every method, with seed 0; 1 is the defaults."
+        ),
     ] = 1,
     trial_rounds: TrialRounds = None,
     select: Selected = Select.by_split,
@@ -242,6 +265,10 @@ def compare_methods(
             print_troubles(troubles)
         return
     with sentences(), watching_runs(as_json) as watch:
+        if page:
+            if page.suffix.lower() not in ("", *ENDINGS[Format.html]):
+                raise UserError(f"--report {page}: it is a page; let its name end in .html")
+            _must_be_ours(page, Format.html, "--report")
         _say_unused(config, scenario)
         comparison = studies.compare(
             names,
@@ -285,10 +312,12 @@ def reproduce_table(
         bool, typer.Option("--quick", help="A small version in minutes, not comparable with the paper.")
     ] = False,
     rounds: Annotated[int | None, typer.Option(min=1, help="Rounds in place of the table's.")] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds in place of the table's.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, max=MOST, help="Seeds in place of the table's.")] = None,
     count: Annotated[
         int | None,
-        typer.Option("--trials", min=1, help="Search budget in place of the table's; 1 is its settings."),
+        typer.Option(
+            "--trials", min=1, max=MOST, help="Search budget in place of the table's; 1 is its settings."
+        ),
     ] = None,
     trial_rounds: TrialRounds = None,
     select: Annotated[
@@ -403,9 +432,12 @@ def reproduce_table(
 
 def _overview(page: Path, results: Path, check: bool) -> None:
     """Write the page of all claims with its picture; with `check`, exit code 1 where those there are others."""
+    from perennial.server.outputs import must_be_ours
     from perennial.server.study.overview import overview
 
     with sentences():
+        if not check:
+            must_be_ours(page, ENDINGS[Format.markdown], "--overview")
         if not results.is_dir():
             raise UserError(f"--keep {results}: there is no such folder; it is the one with a file for each table")
         picture = page.with_suffix(".svg")
@@ -471,7 +503,9 @@ def report_runs(
         Path | None,
         typer.Option("--out", help=r"File to write.  \[default: report.html in the first folder; others print]"),
     ] = None,
-    form: Annotated[Format, typer.Option("--format", help="What to write.")] = Format.html,
+    form: Annotated[
+        Format | None, typer.Option("--format", help=r"What to write.  \[default: as the file ends, or html]")
+    ] = None,
     oracle: Annotated[
         bool, typer.Option("--oracle", help="Also the round that is best on test data, labelled so.")
     ] = False,
@@ -480,11 +514,13 @@ def report_runs(
     from perennial.server.report.page import report
 
     with sentences():
+        form = _form(file, form)
         text, skipped = report(folders, form.value, oracle)
         if file is None and form is Format.html:
             file = folders[0] / "report.html"
         if file:
-            file.write_text(text, encoding="utf-8")
+            _must_be_ours(file, form)
+            write_bytes(file, text.encode())
         else:
             print(text, end="")
         for line in skipped:

@@ -114,7 +114,7 @@ class Connection:
         def hint(when: str = "") -> str:
             if not (folder.checkpoints() or (out / PLACE).exists()):
                 return ""
-            return f"; {when}`perennial resume {out}{self.options}` goes on from the last checkpoint"
+            return f"; {when}`{folder.resume_command}{self.options}` goes on from the last checkpoint"
 
         asked = heard = time.monotonic()
         while not status.startswith("finished"):

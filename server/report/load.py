@@ -141,7 +141,7 @@ def _run(path: Path, config: RunConfig, summary: dict[str, Any], rows: list[Row]
         settings={name: value for name, value in config.flat().items() if name not in {*NO_NUMBER, "seed"}}
         | {name: digest[:8] for name, digest in RunFolder(path).inputs().items()},
         models={
-            model: {selection: Selected.model_validate(facts) for selection, facts in found[model].items()}
+            model: {selection: _selected(facts) for selection, facts in found[model].items()}
             for model in config.method.evaluates
         },
         curves={model: _curve(model, rows, sent) for model in config.method.evaluates},
@@ -157,6 +157,21 @@ def _run(path: Path, config: RunConfig, summary: dict[str, Any], rows: list[Row]
         versions=", ".join(f"{name} {version}" for name, version in summary.get("versions", {}).items()),
         code=path.name.removeprefix(own) if path.name.startswith(own := f"{name_without_code(config)}-") else "",
     )
+
+
+def _selected(facts: Any) -> Selected:
+    """Raises `ValidationError`, and `ValueError` for an accuracy that is no fraction."""
+    found = Selected.model_validate(facts)
+    named = {
+        "worst": found.worst,
+        "average": found.average,
+        "pooled": found.pooled,
+        "validation": found.validation,
+    }
+    for name, value in (*named.items(), *found.accuracy.items()):
+        if value is not None and (value < 0 or value > 1):
+            raise ValueError(f"the accuracy {name} is {value:g}, and must be from 0 to 1")
+    return found
 
 
 def _curve(model: str, rows: Iterable[Row], sent: Sequence[float]) -> Curve:

@@ -9,6 +9,7 @@ from pathlib import Path
 from string import Template
 
 from perennial.common.errors import UserError
+from perennial.common.files import write_bytes
 from perennial.server.report import figures
 from perennial.server.report.load import find_runs, load_runs
 from perennial.server.report.panels import Figure, cluster_figure, drawn, scenario_figures
@@ -50,7 +51,7 @@ def report(folders: Sequence[Path], form: str = "html", oracle: bool = False) ->
 
 def write_page(folders: Sequence[Path], file: Path, oracle: bool = False) -> None:
     """The page of all runs at or below the folders. Raises `UserError` as `report` does, `OSError`."""
-    file.write_text(report(folders, oracle=oracle)[0], encoding="utf-8")
+    write_bytes(file, report(folders, oracle=oracle)[0].encode())
 
 
 def to_markdown(found: Sequence[Result], skipped: Sequence[str], selections: Sequence[str]) -> str:

@@ -13,8 +13,9 @@ from perennial.common.config import RunConfig, load_config
 from perennial.common.data.scenario import Scenario
 from perennial.common.data.scenarios import SCENARIOS
 from perennial.common.errors import UserError
-from perennial.common.methods import method_class
+from perennial.common.methods import METHODS, method_class
 from perennial.common.presets import TUNED, presets
+from perennial.common.suggest import unknown
 from perennial.server.folder import RunFolder
 from perennial.server.rows import Table
 from perennial.server.split import Select
@@ -203,8 +204,11 @@ class Comparison:
 
 
 def entries_of(methods: Iterable[str]) -> tuple[Entry, ...]:
-    """The methods by name, each once. Raises `UserError` for a name that is none."""
-    return tuple(Entry(method_class(name).title, name) for name in dict.fromkeys(methods))
+    """The methods by name, each once. Raises `UserError` for a name that is none, or of our own means."""
+    names = list(methods)
+    if hidden := [name for name in names if not method_class(name).listed]:
+        raise UserError(unknown("method", hidden[0], METHODS))
+    return tuple(Entry(method_class(name).title, name) for name in dict.fromkeys(names))
 
 
 def compare(plan: Plan, out: Path, jobs: int, watch: Watch = lambda _: None) -> Comparison:

@@ -367,3 +367,17 @@ def test_deep_pictures_are_refused(tmp_path: Path) -> None:
         UserError, match=r"1\.png cannot be read \(it has more than 8 bits for each value; save it"
     ):
         describe(tmp_path / "pics")
+
+
+def test_a_table_is_not_written_over_by_its_description(table: Path, tmp_path: Path) -> None:
+    result = call("describe", table, *FLAGS, "--out", table)
+    assert (result.exit_code, table.read_text()) == (2, TABLE)
+    assert "t.csv is there and does not end in .toml, so it may be a file of your own" in result.stderr
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").touch()
+    result = call("describe", table, *FLAGS, "--out", tmp_path / "run" / "config.toml")
+    assert (result.exit_code, "keeps; give another name" in result.stderr) == (2, True), result.output
+    assert "is a folder; name a file, such as" in call("describe", table, *FLAGS, "--out", tmp_path).stderr
+    assert "there is no folder" in call("describe", table, *FLAGS, "--out", tmp_path / "no" / "run.toml").stderr
+    for _ in range(2):
+        assert call("describe", table, *FLAGS, "--out", tmp_path / "run.toml").exit_code == 0

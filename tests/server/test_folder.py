@@ -146,6 +146,26 @@ def test_a_damaged_line_is_named(folder: RunFolder, damage: bytes) -> None:
             read()
 
 
+def test_a_folder_in_the_place_of_a_log_is_one_sentence(folder: RunFolder) -> None:
+    for log in (folder.log, folder.events):
+        log.unlink(missing_ok=True)
+        log.mkdir()
+    for read in (folder.rows, lambda: folder.rows_after(0)):
+        with pytest.raises(UserError, match=r"metrics.jsonl cannot be read \(Is a directory\)$"):
+            read()
+    with pytest.raises(UserError, match=r"log\.jsonl is a folder"), folder.logging():
+        pass
+
+
+def test_commands_in_sentences_can_be_pasted(tmp_path: Path) -> None:
+    spaced = RunFolder.create(tmp_path / "a run", CONFIG)
+    with pytest.raises(UserError, match=r"perennial run --config '\S+/a run/config.toml' --out"):
+        spaced.summary()
+    spaced.save_checkpoint(checkpoint(1))
+    with pytest.raises(UserError, match=r"\(perennial resume '\S+/a run'\)$"):
+        spaced.summary()
+
+
 def test_the_log_is_cut_to_where_the_checkpoint_was(folder: RunFolder) -> None:
     folder.append([{"round": 1}])
     length = folder.log.stat().st_size

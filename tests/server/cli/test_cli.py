@@ -279,6 +279,8 @@ def test_show_scenario(here: Path) -> None:
         (["--device", "cuda:77"], ["cuda:77", "cpu"]),
         (["--config", "nowhere.toml"], ["nowhere.toml", "No such file"]),
         (["--out", "toy.toml/run"], ["toy.toml/run", "another"]),
+        (["--out", ""], ["--out: an empty text is not possible"]),
+        (["--recipe="], ["--recipe: an empty text is not possible"]),
     ],
 )
 def test_a_sentence_and_exit_code_2(arguments: list[str], words: list[str], here: Path) -> None:
@@ -289,6 +291,23 @@ def test_a_sentence_and_exit_code_2(arguments: list[str], words: list[str], here
     assert len(sentences_of(result)) == 1
     assert all(word in result.stderr for word in words), result.stderr
     assert sorted(path.name for path in here.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [
+        ("show run ''", "an empty text is not possible; name something"),
+        ("compare --methods fedavg --config toy.toml --seeds 99999999999999999999", "--seeds"),
+        ("compare --methods fedavg,references --config toy.toml", "unknown method 'references'"),
+        ("compare --methods fedavg --config toy.toml --report no/page.html", "--report no/page.html: there is no"),
+        ("compare --methods fedavg --config toy.toml --report page.csv", "let its name end in .html"),
+        ("compare --methods fedavg --config toy.toml --report .", "--report . is a folder; name a file"),
+    ],
+)
+def test_what_a_command_cannot_do_is_told_at_once(command: str, sentence: str, here: Path) -> None:
+    result = call(*shlex.split(command))
+    assert (result.exit_code, sentence in result.stderr) == (2, True), result.output
+    assert [path.name for path in here.iterdir()] == ["toy.toml"]
 
 
 def test_a_file_that_is_not_toml(here: Path) -> None:

@@ -310,6 +310,10 @@ def cut_rounds(folder: Path) -> None:
         (lambda folder: (folder / "summary.json").write_text("{"), "is damaged"),
         (lambda folder: (folder / "summary.json").write_text("[]"), "input should be an object"),
         (lambda folder: edited(folder / "summary.json", ('"worst"', '"lowest"')), "worst: a value is missing"),
+        (
+            lambda folder: edited(folder / "summary.json", ('"average": 0.', '"average": -5.')),
+            "the accuracy average is -5",
+        ),
         (lambda folder: edited(folder / "config.toml", ("momentum", "inertia")), "no such setting"),
         (lambda folder: edited(folder / "config.toml", ("seed = 0", "seed = 5")), "summary.json says seed 0"),
         (lambda folder: edited(folder / "metrics.jsonl", ('"bytes_up"', '"up"')), "bytes_up"),
@@ -394,6 +398,33 @@ def test_nothing_to_report_is_one_sentence(runs: Path) -> None:
     assert result.stderr.startswith("perennial: none of 1 run folders can be reported; the first: ")
     assert not (runs / "ditto-0" / "report.html").exists()
     assert call(runs, "--out", runs / "no" / "page.html").exit_code == 2
+
+
+def test_a_report_is_written_over_reports_alone(runs: Path) -> None:
+    run = runs / "ditto-0"
+    before, table = (run / "config.toml").read_bytes(), runs / "patients.csv"
+    table.write_text("age,label\n")
+    for file, sentence in (
+        (run / "config.toml", "--out"),
+        (run / "models" / "new.html", "keeps; give another name"),
+        (table, "is a table of another kind"),
+        (runs / "page.pdf", "a report ends in .html, .md or .csv; or say what it is with --format"),
+    ):
+        result = call(run, "--out", file)
+        assert (result.exit_code, sentence in result.stderr) == (2, True), result.output
+    result = call(run, "--format", "html", "--out", run / "config.toml")
+    assert (result.exit_code, "keeps; give another name" in result.stderr) == (2, True), result.output
+    assert ((run / "config.toml").read_bytes(), table.read_text()) == (before, "age,label\n")
+    for _ in range(2):
+        for name, begins in (
+            ("a.csv", "scenario,method,"),
+            ("a.md", "# Perennial"),
+            ("a.html", "<!"),
+            ("a", "<!"),
+        ):
+            if name != "a" or not (runs / name).exists():
+                assert call(run, "--out", runs / name).exit_code == 0, name
+            assert (runs / name).read_text().startswith(begins)
 
 
 def test_folders_below_folders_are_found_once(made: Path, tmp_path: Path) -> None:

@@ -288,6 +288,7 @@ def test_what_cannot_be_asked_for_is_said_in_a_sentence(two: Path) -> None:
     for arguments, words in (
         (["--only", "fedavgg"], "unknown claim 'fedavgg'; did you mean 'fedavg'?"),
         (["--picture", "x.svg"], "needs one claim; say which with --only METHOD"),
+        (["--picture", ".", "--only", "fedavg"], "--picture . is a folder; name a file"),
     ):
         result = call(*arguments)
         assert result.exit_code == 2

@@ -298,6 +298,9 @@ def test_the_page_says_what_is_kept(table: Reproduction, tmp_path: Path, monkeyp
     assert CliRunner().invoke(app, [*make, "--check"]).exit_code == 1
     assert CliRunner().invoke(app, make).exit_code == 0
     assert CliRunner().invoke(app, [*make, "--check"]).exit_code == 0
+    (own := tmp_path / "own.csv").write_text("age\n")
+    assert CliRunner().invoke(app, ["reproduce", "--overview", str(own), "--keep", str(results)]).exit_code == 2
+    assert own.read_text() == "age\n"
     (found,) = findings(table, kept("t", results)[0])
     assert f">{found.verdict}</text>" in page.with_suffix(".svg").read_text()
     said = page.read_text()

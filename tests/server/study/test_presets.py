@@ -229,3 +229,9 @@ def test_a_missing_file_and_one_with_two_of_a_kind(file: Path) -> None:
     read_presets.cache_clear()
     with pytest.raises(UserError, match="No such file"):
         presets()
+
+
+def test_a_configuration_is_no_file_of_presets(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text("rounds = 3\n")
+    with pytest.raises(UserError, match=r"run\.toml: it has 'rounds', so it is another kind of file"):
+        read_presets(tmp_path / "run.toml")
