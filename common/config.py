@@ -87,6 +87,11 @@ class Task(BaseModel):
             raise ValueError(f"adapt: {self.adapt} is for sites that train nothing; name some in test_sites")
         return self
 
+    @property
+    def training_clients(self) -> list[str]:
+        """Ids of the scenario's clients without `test_sites`."""
+        return [client for client in self.scenario.client_ids if client not in self.test_sites]
+
 
 @lru_cache(maxsize=64)
 def parse_task(text: str) -> Task:

@@ -100,11 +100,8 @@ def from_arrays(
         )
     if test is not None and not test:
         raise UserError('test: there must be at least one environment, as in {"new": (x, y)}; or leave it out')
-    shares: tuple[tuple[str, Any], ...] = (
-        ("test_fraction", test_fraction),
-        ("validation_fraction", validation_fraction),
-    )
-    for what, share in shares:
+    shares: dict[str, object] = {"test_fraction": test_fraction, "validation_fraction": validation_fraction}
+    for what, share in shares.items():
         if share is not None and not isinstance(share, Real):
             raise UserError(f"{what}: {share!r:.100} is not possible; give a number from 0 to 1")
     if test and test_fraction:

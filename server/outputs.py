@@ -4,20 +4,14 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from perennial.common.data.scenarios.arrays import FOLDER
 from perennial.common.errors import UserError
+from perennial.common.tracebacks import NAME as TRACEBACKS
+from perennial.server.folder import INPUTS, LOCK, PRUNED
 
 OF_RUNS = {
-    *(
-        "config.toml",
-        "metrics.jsonl",
-        "log.jsonl",
-        "summary.json",
-        "inputs.json",
-        "error.txt",
-        "pruned.txt",
-        ".lock",
-    ),
-    *("traceback.txt", "checkpoint", "models", "arrays", "flower"),
+    *("config.toml", "metrics.jsonl", "log.jsonl", "summary.json", "error.txt"),
+    *(LOCK, INPUTS, PRUNED, TRACEBACKS, FOLDER, "checkpoint", "models", "flower"),
 }
 """Files and folders that a run keeps in its own folder."""
 

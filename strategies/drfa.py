@@ -32,7 +32,7 @@ class DRFAStrategy(MethodStrategy[DRFA]):
 
     def __init__(self, run: RunConfig, run_id: str) -> None:
         super().__init__(run, run_id)
-        clients = [client for client in run.scenario.client_ids if client not in run.test_sites]
+        clients = run.training_clients
         self.mixture = dict.fromkeys(clients, 1 / len(clients))
         """λ by client id."""
         self.trained: StreamingMean | RobustMean = StreamingMean()

@@ -36,7 +36,7 @@ class GroupDROStrategy(UniformStrategy[G]):
 
     def __init__(self, run: RunConfig, run_id: str) -> None:
         super().__init__(run, run_id)
-        clients = [client for client in run.scenario.client_ids if client not in run.test_sites]
+        clients = run.training_clients
         self.q = dict.fromkeys(clients, 1 / len(clients))
         self.first_risks: dict[str, float] = {}
         self.private = not isinstance(run.privacy, NoMechanism)
