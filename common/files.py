@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -21,6 +22,9 @@ OPEN, PRIVATE = 0o644, 0o600
 """Modes of files, whatever the umask: results, which a container writes as another user than the one who looks at
 them; and what a site keeps, which nobody else reads."""
 
+
+CHECKSUM = "sha256"
+"""The fact by which a damaged file is known; kept beside those that a caller gives."""
 
 UNFINISHED = ".new-"
 """What the name of a file or folder begins with until it is whole."""
@@ -43,7 +47,7 @@ def save_tensors(path: Path, tensors: Tensors, facts: Mapping[str, str] | None =
     # safetensors refuses views and shared storage.
     plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     # It also sorts them by size; code that walks two models side by side needs the order back.
-    metadata = {**(facts or {}), "names": json.dumps(list(plain))}
+    metadata = {**(facts or {}), "names": json.dumps(list(plain)), CHECKSUM: _checksum(plain)}
     _replace(path, lambda beside: save_file(plain, beside, metadata=metadata), mode)
 
 
@@ -67,7 +71,21 @@ def _decoded(data: bytes) -> tuple[Tensors, dict[str, str]]:
     names = json.loads(facts.get("names", "null")) or sorted(tensors)
     if not isinstance(names, list) or set(map(str, names)) != tensors.keys():
         raise ValueError("its list of names is not that of its tensors")
-    return {name: tensors[name] for name in names}, facts
+    ordered = {name: tensors[name] for name in names}
+    if facts.pop(CHECKSUM, None) not in (None, _checksum(ordered)):  # a file of somebody else's has none
+        raise ValueError("its tensors are not those that were written")
+    return ordered, facts
+
+
+def _checksum(tensors: Tensors) -> str:
+    """SHA-256 of names, types, shapes and values."""
+    import torch
+
+    digest = hashlib.sha256()
+    for name, tensor in tensors.items():
+        digest.update(f"{name} {tensor.dtype} {[*tensor.shape]} ".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def save_records(path: Path, records: Mapping[str, Tensors], mode: int = OPEN) -> None:

@@ -142,11 +142,13 @@ def configured(
     given = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
     if given.get("data_root") is not None:
         given["data_root"] = str(path_of(given["data_root"], "data_root"))
+    said = assigned(settings)
+    given_once(given, said)
     if recipe is not None and not (isinstance(recipe, str) and recipe):
         raise UserError(f"recipe: {recipe!r:.100} is not possible; give a name, such as {FIRST!r}")
     if recipe is None and any(value is not None for value in chosen.values()):
         file = path_of(config, "config") if config is not None else None
-        return load_config(file, {"method": method, "scenario": scenario, **given}, assigned(settings), say)
+        return load_config(file, {"method": method, "scenario": scenario, **given}, said, say)
     for name, value in chosen.items():
         if value is not None:
             raise UserError(
@@ -155,10 +157,17 @@ def configured(
             )
     from perennial.server.study.recipes import recipe_config
 
-    complete, caution = recipe_config(FIRST if recipe is None else recipe, given, assigned(settings))
+    complete, caution = recipe_config(FIRST if recipe is None else recipe, given, said)
     if caution:
         say(caution)
     return complete
+
+
+def given_once(options: Mapping[str, Any], settings: Iterable[str]) -> None:
+    """Raises `UserError` for an option, other than a seed of 0, that a setting gives as well."""
+    for setting in settings:
+        if options.get(key := setting.partition("=")[0].strip()):
+            raise UserError(f"{key}: {options[key]} is given, and {setting!r:.100} as a setting; give it once")
 
 
 def assigned(settings: Settings) -> tuple[str, ...]:

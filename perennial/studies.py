@@ -14,7 +14,7 @@ from perennial.common.errors import UserError
 from perennial.common.suggest import unknown
 from perennial.paths import path_of
 from perennial.results import Result
-from perennial.runs import MOST, POOL, Settings, assigned, configured, plain, root_of
+from perennial.runs import MOST, POOL, Settings, assigned, configured, given_once, plain, root_of
 from perennial.server.rows import Table
 from perennial.server.split import Select
 from perennial.server.study import compare as comparing
@@ -296,6 +296,7 @@ def _problem(
     """The scenario, the rounds and the settings of a study, which a file may have; `stronger` are options of the
     file's names that hold where they are not None. Raises `UserError`."""
     said = assigned(settings)
+    given_once({"rounds": rounds, **stronger}, said)
     if config is None and scenario is not None:
         return scenario, rounds, said
     if config is None or scenario is not None:
@@ -310,7 +311,9 @@ def _problem(
         if key in ("plugins", "scenario", "rounds", *OF_ONE_RUN) or stronger.get(key) is not None:
             continue
         flat |= {f"{key}.{name}": own for name, own in value.items()} if isinstance(value, dict) else {key: value}
-    return whole.scenario, rounds or (whole.rounds if "rounds" in values else None), (*assigned(flat), *said)
+    if "rounds" in values and "rounds" not in map(key_of, said):
+        rounds = rounds or whole.rounds
+    return whole.scenario, rounds, (*assigned(flat), *said)
 
 
 def not_used(config: Path | str) -> str:

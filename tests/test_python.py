@@ -531,6 +531,18 @@ def test_a_script_that_lacks_its_main_line_is_told_so(tmp_path: Path) -> None:
         (lambda: perennial.run(data_root="a\0b"), r"data_root: 'a\x00b' is no path"),
         (lambda: perennial.run(recipe=""), "recipe: '' is not possible; give a name, such as 'demo/fedsdr'"),
         (lambda: perennial.run(recipe=3), "recipe: 3 is not possible; give a name"),  # type: ignore[arg-type]
+        (
+            lambda: perennial.run("fedavg", "colored-digits", rounds=2, settings={"rounds": 1}),
+            "rounds: 2 is given, and 'rounds=1' as a setting; give it once",
+        ),
+        (
+            lambda: perennial.run(seed=1, settings=["seed = 2"]),
+            "seed: 1 is given, and 'seed = 2' as a setting; give it once",
+        ),
+        (
+            lambda: perennial.compare(["fedavg"], "colored-digits", rounds=2, settings=["rounds=1"]),
+            "rounds: 2 is given, and 'rounds=1' as a setting; give it once",
+        ),
         (lambda: perennial.load(3), "folder: 3 is not possible; give a path"),  # type: ignore[arg-type]
         (lambda: perennial.plugin(Path("h")), "is not possible; write a module's name, such as my_method"),  # type: ignore[arg-type]
     ],

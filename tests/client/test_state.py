@@ -302,7 +302,9 @@ def test_a_damaged_file_is_named_in_one_sentence(tmp_path: Path) -> None:
     states[PLACE] = [version(1)]
     path = tmp_path / PLACE / "round-1.0.safetensors"
     whole = path.read_bytes()
-    for data in (b"", b"rubbish", whole[:-1], whole.replace(b'"[', b'"{'), whole.replace(b'l/w\\"', b'l/v\\"')):
+    flipped = whole[:-1] + bytes([whole[-1] ^ 1])
+    other_names = [whole.replace(b'"[', b'"{'), whole.replace(b'l/w\\"', b'l/v\\"')]
+    for data in (b"", b"rubbish", whole[:-1], flipped, *other_names):
         assert data != whole
         path.write_bytes(data)
         with pytest.raises(UserError) as caught:

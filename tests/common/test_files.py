@@ -152,8 +152,24 @@ def test_a_damaged_file_is_an_error_of_safetensors(tmp_path: Path) -> None:
         load_records(tmp_path / "x")
 
 
+def test_any_other_value_type_or_shape_than_was_written_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    save_tensors(path, {"w": torch.ones(2, 3), "half": torch.ones(4, dtype=torch.bfloat16), "n": torch.tensor(3)})
+    whole = path.read_bytes()
+    values = 8 + int.from_bytes(whole[:8], "little")
+    for place in range(values, len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(ValueError, match="its tensors are not those that were written"):
+            load_tensors(path)
+    for old, new in ((b"[2,3]", b"[3,2]"), (b'"BF16"', b'"F16" ')):
+        path.write_bytes(whole.replace(old, new))
+        with pytest.raises(ValueError, match="its tensors are not those that were written"):
+            load_tensors(path)
+
+
 def test_facts_come_back_with_the_tensors(tmp_path: Path) -> None:
     save_tensors(tmp_path / "x", {"w": torch.ones(2)}, {"round": "3"})
     tensors, facts = load_with_facts(tmp_path / "x")
     assert tensors["w"].tolist() == [1, 1]
+    assert facts.keys() == {"round", "names"}
     assert facts["round"] == "3"
