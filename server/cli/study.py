@@ -144,13 +144,15 @@ def tune_method(
 ) -> None:
     """Choose a method's settings without target data, and say why. Started again, it continues."""
     from perennial import studies
-    from perennial.server.study.presets import add_preset
+    from perennial.server.study.presets import add_preset, must_take
     from perennial.server.study.runs import cores
     from perennial.server.study.sweep import sweep_tables
 
     with sentences():
         name = _one_method(named, method)
         _say_unused(config, scenario)
+        if preset:
+            must_take(preset, scenario)
         with watching_runs(as_json) as watch:
             found = studies.tune(
                 name,
@@ -170,8 +172,8 @@ def tune_method(
             )
         lines = found.why
         if preset:
-            problem = scenario or str(config)
-            lines.append(add_preset(preset, found.outcomes, found.verdict, problem, settings or [], prune))
+            assert scenario
+            lines.append(add_preset(preset, found.outcomes, found.verdict, scenario, settings or [], prune))
     if as_json:
         files = [str(file) for file in found.files]
         out.print_json(data={"trials": found.table, "by": found.verdict.by, "why": lines, "files": files})

@@ -7,8 +7,10 @@ from typing import Any
 import tomli_w
 
 from perennial.common.config import RunConfig
+from perennial.common.errors import UserError
 from perennial.common.files import write_text
 from perennial.common.presets import FILE, TUNED, Preset, read_presets
+from perennial.server.outputs import must_be_ours
 from perennial.server.split import Select
 from perennial.server.study.choose import Verdict
 from perennial.server.study.runs import Outcome
@@ -19,6 +21,15 @@ HEADER = f"""\
 # Settings that `perennial tune … --preset-out common/methods/{FILE.name}` chose by `split` (docs/selection.md).
 # Not to be edited: tests/server/study/test_presets.py draws every entry again.
 """
+
+
+def must_take(file: Path, scenario: str | None) -> None:
+    """Raises `UserError` where `add_preset` would find, after the search, that it cannot write."""
+    if scenario is None:
+        raise UserError("--preset-out is not possible with --config; a preset is for scenarios that have a name")
+    must_be_ours(file, (".toml",), "--preset-out")
+    if file.is_file():
+        read_presets(file)
 
 
 def add_preset(

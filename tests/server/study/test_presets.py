@@ -114,6 +114,23 @@ def test_what_split_did_not_choose_is_no_preset(file: Path, tmp_path: Path) -> N
     assert file.read_text() == before
 
 
+def test_a_file_that_cannot_take_a_preset_is_told_before_the_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("own.toml").write_text("rounds = 3\n")
+    search = ["tune", "fedavg", "--trials", "2", "--rounds", "1", "--preset-out"]
+    for rest, sentence in (
+        (["none/x.toml", "--scenario", "colored-digits"], "there is no folder none"),
+        (["own.toml", "--scenario", "colored-digits"], "it has 'rounds', so it is another kind of file"),
+        (["x.toml", "--config", "own.toml"], "--preset-out is not possible with --config"),
+    ):
+        told = CliRunner().invoke(app, [*search, *rest])
+        assert told.exit_code == 2
+        assert sentence in told.output
+    assert [own.name for own in tmp_path.iterdir()] == ["own.toml"]
+
+
 def method_of(*settings: str, **options: Any) -> dict[str, Any]:
     options = {"method": "ditto", "scenario": "toy", **options}
     return load_config(options=options, settings=settings).method.model_dump()
