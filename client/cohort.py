@@ -19,7 +19,7 @@ from torch.utils._pytree import register_pytree_node
 
 from perennial.client.request import Request
 from perennial.client.state import Kept, Version
-from perennial.client.trainer import Client, Received, Reply, Site
+from perennial.client.trainer import PIECE, Client, Received, Reply, Site
 from perennial.common.adam import STEPS
 from perennial.common.config import Engine, Task
 from perennial.common.data.examples import ClientData, Examples
@@ -38,8 +38,6 @@ LEAST: dict[Engine, int] = {"loop": 0, "stack": 2, "auto": 5}
 """Clients in a stack; in fewer, what a stack costs beyond its clients' arithmetic is more than what it saves."""
 DATA_BYTES = 2**28
 """Of the samples in a stack, and of those in all stacks that are held for the next round."""
-GRADIENT_SAMPLES = 256
-"""That go through the model at a time where a method has no mini-batches."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +95,7 @@ def stacks(works: Sequence[tuple[T, Work]], engine: Engine) -> Iterator[list[tup
     key = task.model, task.scenario.input_shape, task.scenario.classes
     model, activations, convolves = model_bytes(*key), *activation_bytes(*key)
     data = sum(part.x.numel() * part.x.element_size() for _, part in _parts(works[0][1]))
-    samples = 0 if action == "evaluate" else getattr(task.method, "batch_size", GRADIENT_SAMPLES)
+    samples = 0 if action == "evaluate" else getattr(task.method, "batch_size", PIECE)
     own = COPIES * model + 2 * samples * activations + (data if action == "evaluate" else 0)
     most = min(MOST, BYTES[engine] // own, DATA_BYTES // max(1, data))
     if most < LEAST[engine] or (engine == "auto" and convolves):  # many convolutions at once are slower than each

@@ -1,7 +1,6 @@
 """What a server says is data until it has been checked, as what a site says is at the server."""
 
 from dataclasses import dataclass
-from re import fullmatch
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message
@@ -13,6 +12,7 @@ from perennial.common.wire import (
     RESUMED,
     ROUND,
     RUN,
+    RUN_ID,
     TASK,
     Scalar,
     record_bytes,
@@ -58,7 +58,7 @@ def checked(message: Message) -> Request:
     task, run = config[TASK], config[RUN]
     if not isinstance(task, str) or record_bytes(config) > MOST_BYTES:
         raise ValueError(f"the request's task is no text, or with the settings more than {MOST_BYTES} bytes")
-    if not isinstance(run, str) or not fullmatch(r"[A-Za-z0-9_-]{1,64}", run):
+    if not isinstance(run, str) or not RUN_ID.fullmatch(run):
         raise ValueError(f"the request's run id {run!r:.80} is no name for a folder")
     kept, resumed = (_rounds(key, config[key]) for key in (KEPT, RESUMED))
     (number,) = _rounds(ROUND, [config[ROUND]])

@@ -84,6 +84,10 @@ Loss = Callable[[Tensors, Examples, Received], tuple[Tensor, Metrics]]
 """Parameters, a mini-batch and what was received, to the scalar to descend on and its metrics."""
 
 
+PIECE = 256
+"""Samples that go through a model at a time where a method has no mini-batches, to bound memory."""
+
+
 @dataclass(frozen=True)
 class Reply:
     """What a client answers: named tensors and plain numbers."""

@@ -6,6 +6,7 @@ This is the one module that leans on how `flwr.app.Array` is made; `tests/common
 changes.
 """
 
+import re
 from collections.abc import Mapping
 from io import BytesIO
 from math import prod
@@ -43,9 +44,8 @@ CLIENT = "client"
 REFUSED = "refused"
 INSISTS = "insists"
 
-# Flower's codes of errors: the ClientApp raised, the reply is not whole, none came, the heartbeat stopped.
-APP_RAISED, BROKEN_REPLY, NO_REPLY, NODE_UNAVAILABLE = 2, 3, 4, 5
-
+RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+"""A run's, which names a folder at the sites."""
 LONGEST_NAME = 100
 """Letters of a record's, a metric's or a setting's name."""
 HEADER_BYTES = 1024
@@ -134,6 +134,11 @@ def record_bytes(record: MetricRecord | ConfigRecord) -> int:
         for value in record.values()
         for item in (value if isinstance(value, list) else [value])
     )
+
+
+def numbers(metrics: Mapping[str, int | float | list[int] | list[float]]) -> dict[str, float]:
+    """Those of a reply's metrics that are no lists."""
+    return {name: float(value) for name, value in metrics.items() if not isinstance(value, list)}
 
 
 def payload_bytes(tensors: Mapping[str, Tensor]) -> int:

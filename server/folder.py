@@ -76,7 +76,7 @@ class State(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
     round: NonNegativeInt
-    run_id: str = Field(pattern=r"^[\w-]{1,64}$")  # a folder's name at the sites
+    run_id: str = Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")  # a folder's name at the sites
     seconds: FiniteFloat = Field(ge=0)
     log_bytes: NonNegativeInt
     config: dict[str, Any] | None = None

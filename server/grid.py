@@ -13,6 +13,7 @@ import grpc
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common import log
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from flwr.supercore.retry import RetryInvoker, RetryState
@@ -23,7 +24,6 @@ from perennial.common.asked import ask_again, give_name
 from perennial.common.errors import UserError
 from perennial.common.flower import persist
 from perennial.common.tracebacks import Tracebacks
-from perennial.common.wire import APP_RAISED, BROKEN_REPLY, NO_REPLY
 
 SECONDS_TO_PULL = 30.0
 """For a reply that is there when the deadline has passed, which it has where an earlier client was waited for."""
@@ -96,7 +96,10 @@ class OrderedGrid(Grid):
     def _reply(self, outstanding: list[Message], ids: list[list[str]], end: float | None) -> Message:
         """The reply to the first of the outstanding requests; `ids` are those under which each has been sent."""
         request = outstanding[0]
-        error = Error(NO_REPLY, "did not answer in time" if any(ids[0]) else "the request could not be sent")
+        error = Error(
+            ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
+            "did not answer in time" if any(ids[0]) else "the request could not be sent",
+        )
         while any(ids[0]):
             if self.broken.is_set():
                 log(WARNING, "perennial: the connection to the SuperLink broke; asking %d again", len(outstanding))
@@ -113,7 +116,7 @@ class OrderedGrid(Grid):
             except TimeoutError:
                 break
             except Exception as cause:  # a hostile client's bytes can make Flower raise nearly anything
-                error = Error(BROKEN_REPLY, repr(cause))
+                error = Error(ErrorCode.MESSAGE_UNAVAILABLE, repr(cause))
                 break
             if end is not None and time.monotonic() >= end:
                 break
@@ -191,7 +194,9 @@ class LocalGrid(Grid):
         except Exception as error:
             if text := self.tracebacks.first(error):
                 print(text, file=sys.stderr, flush=True)
-            return Message(Error(APP_RAISED, f"{type(error)}:<{str(error)!r}>"), reply_to=message)
+            return Message(
+                Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"{type(error)}:<{str(error)!r}>"), reply_to=message
+            )
 
     def set_run(self, run: Run) -> None:
         raise NotImplementedError("the local runtime has no Flower run")

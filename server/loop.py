@@ -9,7 +9,7 @@ from typing import Any
 from uuid import uuid4
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 
 from perennial.common.config import RunConfig
@@ -18,7 +18,7 @@ from perennial.common.logs import tell
 from perennial.common.memory import must_fit
 from perennial.common.models import network
 from perennial.common.split import References
-from perennial.common.wire import from_record, to_record
+from perennial.common.wire import from_record, numbers, to_record
 from perennial.server.folder import Checkpoint, RunFolder
 from perennial.server.progress import Progress, Watcher
 from perennial.server.references import load_references
@@ -95,7 +95,7 @@ def _run_rounds(
         if isinstance(strategy, PrivateStrategy):
             strategy.count_release(number)  # of a round in which nobody answered, too
         arrays = arrays if new_arrays is None else new_arrays
-        trained = _numbers(metrics)
+        trained = numbers(metrics or {})
         rows = [_round_row(number, strategy, trained), *strategy.notes]
         clock.done("train", strategy.exchanges)
         last = number == config.rounds
@@ -194,8 +194,8 @@ class Clock:
             used=asked - gone,
             refused=gone - silent,
             silent=silent,
-            bytes_down=sum(exchange.traffic.down for exchange in self._exchanges),
-            bytes_up=sum(exchange.traffic.up for exchange in self._exchanges),
+            bytes_down=sum(exchange.bytes_down for exchange in self._exchanges),
+            bytes_up=sum(exchange.bytes_up for exchange in self._exchanges),
         )
 
     def _tell(self, event: str, *, level: int = logging.INFO, **known: Any) -> None:
@@ -236,11 +236,8 @@ def _evaluate(
     before = len(strategy.exchanges)
     requests = strategy.configure_evaluate(number, arrays, ConfigRecord(), grid)
     metrics = strategy.aggregate_evaluate(number, grid.send_and_receive(requests, timeout=config.deadline))
-    return _numbers(metrics), [exchange for exchange in strategy.exchanges[before:] if exchange.action != "query"]
-
-
-def _numbers(metrics: MetricRecord | None) -> dict[str, float]:
-    return {name: float(value) for name, value in (metrics or {}).items() if not isinstance(value, list)}
+    work = [exchange for exchange in strategy.exchanges[before:] if exchange.action != "query"]
+    return numbers(metrics or {}), work
 
 
 def _round_row(number: int, strategy: MethodStrategy[Any], trained: dict[str, float]) -> dict[str, Any]:
@@ -259,7 +256,7 @@ def _exchange_row(kind: str, number: int, exchanges: list[Exchange]) -> dict[str
         "round": number,
         "exchanges": [exchange.action for exchange in exchanges],
         "asked": len({client for exchange in exchanges for client in exchange.clients.values()}),
-        "bytes_down": sum(exchange.traffic.down for exchange in exchanges),
-        "bytes_up": sum(exchange.traffic.up for exchange in exchanges),
+        "bytes_down": sum(exchange.bytes_down for exchange in exchanges),
+        "bytes_up": sum(exchange.bytes_up for exchange in exchanges),
         "left_out": {client: reason for exchange in exchanges for client, reason in exchange.left_out.items()},
     }

@@ -1,8 +1,8 @@
 """Base of every method's server half: what a method overrides, and what it calls.
 
 As it stands it is FedAvg's. A method overrides the hooks of the first part, and says with `state_dict` what a
-checkpoint must hold of it. A round with several exchanges overrides `configure_train` or `ask`, and runs the first
-ones there with `exchange`.
+checkpoint must hold of it. A round with several exchanges overrides `prepare` or `ask`, and runs the first
+ones there with `exchange` or `averaged`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -4,7 +4,7 @@ from flwr.app import MetricRecord
 from torch import Tensor
 
 from perennial.common.methods.cgpfl_heur import CGPFLHeur
-from perennial.common.wire import NUM_EXAMPLES
+from perennial.common.wire import NUM_EXAMPLES, numbers
 from perennial.strategies.cgpfl import CGPFLStrategy
 from perennial.strategies.clustering import balancing, capacity, clusters_by_bound, costs
 
@@ -18,7 +18,7 @@ class CGPFLHeurStrategy(CGPFLStrategy[CGPFLHeur]):
             return len(self.contexts)
         half = max(1, len(points) // 2)
         curve = costs(points, min(self.hparams.contexts or half, half), self.seed)
-        means = {name: float(value) for name, value in metrics.items() if not isinstance(value, list)}
+        means = numbers(metrics)
         parameters = sum(self.sent[name].numel() for name in self.network.parameter_names)
         factor = capacity(parameters, means[NUM_EXAMPLES])
         mu = self.mu(curve, factor, means.get("smoothness", 0.0))

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.common.constant import ErrorCode
 
-from perennial.common import wire
 from perennial.common.errors import RunStopped, printable, some_of
 from perennial.common.models import Tensors
 from perennial.common.wire import CONFIG, LONGEST_NAME, METRICS, NUM_EXAMPLES, payload_bytes, records, to_record
@@ -50,12 +50,8 @@ class AcceptedReply:
         return count
 
 
-@dataclass
-class Traffic:
-    """Bytes of tensor values that went to and came from clients."""
-
-    down: int = 0
-    up: int = 0
+SILENT = (ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
+"""Flower's errors in the place of an answer where none came."""
 
 
 @dataclass
@@ -73,7 +69,9 @@ class Exchange:
     """Why a client's reply was not used, by client id."""
     silent: set[str] = field(default_factory=set)
     """Those of them that did not answer at all."""
-    traffic: Traffic = field(default_factory=Traffic)
+    bytes_down: int = 0
+    """Of tensor values that went to clients."""
+    bytes_up: int = 0
     samples: dict[str, int] = field(default_factory=dict)
     """How many training samples each client counts whose reply could be used."""
 
@@ -88,7 +86,7 @@ class Exchange:
                 if id(tensors) not in encoded:
                     encoded[id(tensors)] = tensors, to_record(tensors)
                 content[name] = encoded[id(tensors)][1]
-                self.traffic.down += payload_bytes(tensors)
+                self.bytes_down += payload_bytes(tensors)
             messages.append(Message(content, node, self.action, group_id=str(self.round)))
         return messages
 
@@ -120,10 +118,10 @@ class Exchange:
                 check(reply)
             except Exception as error:  # whatever a reply makes anything here raise is its client's fault
                 self.left_out[client] = str(error if isinstance(error, Rejected) else Rejected(_raised(error)))
-                if message.has_error() and message.error.code in (wire.NO_REPLY, wire.NODE_UNAVAILABLE):
+                if message.has_error() and message.error.code in SILENT:
                     self.silent.add(client)
                 continue
-            self.traffic.up += sum(payload_bytes(tensors) for tensors in reply.arrays.values())
+            self.bytes_up += sum(payload_bytes(tensors) for tensors in reply.arrays.values())
             used += 1
             if NUM_EXAMPLES in reply.metrics:
                 self.samples[client] = reply.num_examples
@@ -196,11 +194,11 @@ def _error_text(message: Message) -> str:
     # In a simulation it is Ray's, in colours.
     reason = " ".join(printable((message.error.reason or "")[:LONGEST_ERROR]).split()) or "no reason given"
     match message.error.code:
-        case wire.BROKEN_REPLY:
+        case ErrorCode.MESSAGE_UNAVAILABLE:
             return "its answer broke off, or cannot be read"
-        case wire.NO_REPLY:
+        case ErrorCode.REPLY_MESSAGE_UNAVAILABLE:
             return reason
-        case wire.NODE_UNAVAILABLE:
+        case ErrorCode.NODE_UNAVAILABLE:
             return "is gone: it has left, or has sent no heartbeat for a minute"
     # Flower's form of an exception, perhaps cut. Each part of the expression ends where the next one begins.
     if not (raised := re.match(r"<class '([^']+)'>:<['\"]", reason)):

@@ -11,6 +11,7 @@ from perennial.common.config import RunConfig
 from perennial.common.models import Tensors, divided, joined
 from perennial.common.privacy import Clipping
 from perennial.common.secagg import Summand
+from perennial.common.wire import numbers
 from perennial.strategies.exchange import AcceptedReply, Payload
 from perennial.strategies.mean import StreamingMean
 from perennial.strategies.summing import SummingStrategy
@@ -100,7 +101,7 @@ class PrivateStrategy(SummingStrategy):
         updates, votes, owners, clients, unclipped = StreamingMean(), StreamingMean(), StreamingMean(), 0, 0
         start = joined({part.record: part.reference for part in plain})
         for reply in replies:
-            own = self.hparams.terms(reply.arrays, _numbers(reply))
+            own = self.hparams.terms(reply.arrays, numbers(reply.metrics))
             has = {part.record: float(part.record in own) for part in shared}
             share = {name: there / sqrt(max(1.0, sum(has.values()))) for name, there in has.items()}
             after = joined({part.record: _shared(own, part, share) for part in plain})
@@ -163,10 +164,6 @@ def _shared(own: Mapping[str, Tensors], part: Summand, share: Mapping[str, float
 def _place(exchange: str) -> str:
     """Of an exchange's clipping norm in a checkpoint."""
     return "clipping-norm" if exchange == "train" else f"clipping-norm {exchange}"
-
-
-def _numbers(reply: AcceptedReply) -> dict[str, float]:
-    return {name: float(value) for name, value in reply.metrics.items() if not isinstance(value, list)}
 
 
 def clipped(model: Tensors, start: Tensors, norm: float) -> tuple[Tensors, bool]:

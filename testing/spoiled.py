@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.common.constant import ErrorCode
 
 BAD_TENSORS = {
     "nan": "not finite",
@@ -31,7 +32,10 @@ OTHERWISE_BAD = {
 def spoiled(fault: str, request: Message, reply: Message, canary: Path = Path("/nowhere")) -> Message:
     """A client's reply with one thing wrong in it. `pickle` makes the file `canary` if anything unpickles it."""
     if fault == "raise":
-        return Message(Error(2, "<class 'RuntimeError'>:<'out of memory'>"), reply_to=request)
+        return Message(
+            Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "<class 'RuntimeError'>:<'out of memory'>"),
+            reply_to=request,
+        )
     content = RecordDict(dict(reply.content))
     if fault.startswith("claim "):
         content["config"] = ConfigRecord({"client": fault.removeprefix("claim ")})

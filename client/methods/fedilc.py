@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from perennial.client.methods.fedsgd import PIECE, FedSGDClient
-from perennial.client.trainer import Means, Metrics, Received, Reply
+from perennial.client.methods.fedsgd import FedSGDClient
+from perennial.client.trainer import PIECE, Means, Metrics, Received, Reply
 from perennial.client.working import Working
 from perennial.common.data.examples import Examples
 from perennial.common.fishr import head_sums, variance

@@ -4,15 +4,12 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from perennial.client.trainer import Client, Received, Reply
+from perennial.client.trainer import PIECE, Client, Received, Reply
 from perennial.client.working import Working
 from perennial.common.methods.fedsgd import ServerTraining
 from perennial.common.wire import GRADIENT, MODEL, NUM_EXAMPLES
 
 S = TypeVar("S", bound=ServerTraining)
-
-PIECE = 256
-"""Samples that go through the network at a time, to bound memory."""
 
 
 class FedSGDClient(Client[S]):

@@ -1,7 +1,7 @@
 """A site's own process: keeps a SuperNode running and says in plain lines what happens (`perennial join`).
 
 `prepare` looks at everything first. What then stays resident is this module alone,
-`python -m client.node.join PLAN`, which imports neither PyTorch nor Flower.
+`python -m perennial.client.node.join PLAN`, which imports neither PyTorch nor Flower.
 """
 
 import ctypes
@@ -60,7 +60,7 @@ class Plan:
     key: str
     health: str
     settings: Mapping[str, str | int]
-    """The node's, as `perennial.client.app.settings_of` knows them."""
+    """The node's, as `perennial.client.settings.settings_in` knows them."""
     metrics: str = ""
     """Where Prometheus asks; empty: nowhere."""
     code: str = "installed"
@@ -181,7 +181,7 @@ def check_key(path: Path) -> None:
 
 
 def _writable(folder: Path) -> Path:
-    from perennial.common.files import private_folder  # imports PyTorch
+    from perennial.common.files import private_folder
 
     folder = folder.expanduser().absolute()
     try:
@@ -472,7 +472,7 @@ def _exposed(plan: Plan) -> SiteMetrics | None:
 
 
 def main() -> None:
-    """Entry point of `python -m client.node.join PLAN`; ends at Ctrl-C and SIGTERM with everything it started."""
+    """Keep a SuperNode running by the plan in `argv`; ends at Ctrl-C and SIGTERM with everything it started."""
     os.umask(0o077)  # what a site writes, its SuperNode's log and Flower's files among it, is for its owner
     plan, say = Plan(**json.loads(sys.argv[1])), Teller()
     if is_json():

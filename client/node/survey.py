@@ -56,6 +56,7 @@ from perennial.common.wire import (
     REFUSED,
     ROUND,
     RUN,
+    RUN_ID,
     from_record,
     records,
     to_record,
@@ -65,7 +66,6 @@ Numbers = npt.NDArray[np.float64]
 FEW = 20
 """Different texts that a column may have in any case; beyond, more than half of the rows is free text."""
 DATE = re.compile(r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4}")
-RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 @dataclass

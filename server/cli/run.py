@@ -119,7 +119,7 @@ def run(
             device=device,
         )
         # Later than a wrong setting is told.
-        from perennial.server.cli.references import fedavg_beside, reference_config
+        from perennial.server.cli.beside import fedavg_beside, reference_config
         from perennial.server.cli.tables import print_run
         from perennial.server.folder import RunFolder
         from perennial.server.report.track import require

@@ -1,4 +1,4 @@
-"""`perennial certs`, `register`, `describe`, `survey`, `join` and `serve`: a deployment and its sites."""
+"""A deployment and its sites: from `perennial certs` and `join` to `stop` and `rollback`."""
 
 import json
 import tempfile

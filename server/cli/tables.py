@@ -8,10 +8,11 @@ from typing import Any
 from rich.table import Table
 
 from perennial.common.scores import BINS, GROUPS, SCORE_MEASURES
+from perennial.common.split import SPLIT
+from perennial.server.cli.beside import reference_lines
 from perennial.server.cli.console import out
-from perennial.server.cli.references import reference_lines
 from perennial.server.folder import RunFolder, understood
-from perennial.server.summary import AREAS, SPLIT, area_means, changed_line, site_means, summarise, worst_site
+from perennial.server.summary import AREAS, area_means, changed_line, site_means, summarise, worst_site
 from perennial.server.words import members, percent, size
 
 
@@ -48,11 +49,7 @@ def _print(folder: RunFolder, as_json: bool, oracle: bool) -> None:
     for line in reference_lines(folder.path, config, summary):
         out.print(line, highlight=False, soft_wrap=True)
     out.print(f"{traffic_line(summary)}; {summary['wall_seconds']:.1f} s", highlight=False)
-    if line := privacy_line(summary):
-        out.print(line, highlight=False, soft_wrap=True)
-    if line := insists_line(summary):
-        out.print(line, highlight=False, soft_wrap=True)
-    if line := split_line(summary):
+    for line in filter(None, (privacy_line(summary), insists_line(summary), split_line(summary))):
         out.print(line, highlight=False, soft_wrap=True)
     for line in changed_lines(summary):
         out.print(line, style="yellow", soft_wrap=True)

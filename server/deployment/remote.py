@@ -244,9 +244,9 @@ def _connection(home: Path, settings: dict[str, Any], options: str = "") -> Conn
     return Connection("here", {"FLWR_HOME": str(home)}, options)
 
 
-def await_port(port: int, process: subprocess.Popen[Any], log: Path, seconds: float = 60.0) -> None:
+def await_port(port: int, process: subprocess.Popen[Any], log: Path) -> None:
     """Wait until a process listens on a port. Raises `RunStopped` if it ends or takes too long."""
-    end = time.monotonic() + seconds
+    end = time.monotonic() + 60
     while time.monotonic() < end and process.poll() is None:
         with socket.socket() as probe:
             probe.settimeout(0.5)

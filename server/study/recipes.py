@@ -15,21 +15,21 @@ from perennial.server.study.demo import load_claims
 from perennial.server.study.reproduce import DEMO, FOLDER, load_reproduction, reproductions, row_name
 
 
-def recipes(folder: Path = FOLDER, tables: Iterable[str] | None = None) -> dict[str, str]:
+def recipes(tables: Iterable[str] | None = None) -> dict[str, str]:
     """Every recipe as `TABLE/ROW`, with a line about it; of these `tables` alone where they are given.
 
     Raises `UserError` for a file that does not fit.
     """
-    names = [*(_files(folder) if tables is None else tables)]
+    names = [*(_files(FOLDER) if tables is None else tables)]
     found = {
         f"{name}/{row.name}": f"{row.title}: {row.method} on {table.scenario}, {table.rounds} rounds"
         for name in names
         if name != DEMO.stem
-        for table in [load_reproduction(name, folder)]
+        for table in [load_reproduction(name)]
         for row in table.rows
         if row.implemented
     }
-    for claim in load_claims(folder / DEMO.name) if DEMO.stem in names else ():
+    for claim in load_claims(FOLDER / DEMO.name) if DEMO.stem in names else ():
         about = f"{claim.method.title} of the demo: on {claim.scenario}, {claim.rounds} rounds"
         found[f"{DEMO.stem}/{claim.method.name}"] = about
     return found

@@ -566,8 +566,8 @@ def test_a_rounds_traffic_is_the_specs(align: str, head: int) -> None:
         return content({GRADIENT if first else MODEL: {name: model[name] for name in names}})
 
     one_round(strategy, ScriptedGrid(strategy, answer), to_record(model))
-    traffic = [exchange.traffic for exchange in strategy.exchanges if exchange.action != "query"]
-    assert sum(each.up for each in traffic) == 4 * 5 * (371_850 + head)
-    assert sum(each.down for each in traffic) == 4 * 5 * (2 * 371_850 + head)
+    exchanges = [exchange for exchange in strategy.exchanges if exchange.action != "query"]
+    assert sum(each.bytes_up for each in exchanges) == 4 * 5 * (371_850 + head)
+    assert sum(each.bytes_down for each in exchanges) == 4 * 5 * (2 * 371_850 + head)
     if align == "classifier":
-        assert sum(each.up for each in traffic) == 4 * 1_865_700
+        assert sum(each.bytes_up for each in exchanges) == 4 * 1_865_700

@@ -736,7 +736,7 @@ def test_what_is_evaluated_last_stays_with_every_client(name: str, tmp_path: Pat
 
 
 def floats(exchange: Exchange) -> tuple[int, int]:
-    return exchange.traffic.down // 4, exchange.traffic.up // 4
+    return exchange.bytes_down // 4, exchange.bytes_up // 4
 
 
 @pytest.mark.parametrize("buffer", [0, 5])

@@ -23,8 +23,8 @@ from perennial.common.errors import UserError
 from perennial.common.methods.fedavg import FedAvg
 from perennial.server.app import main as serverapp
 from perennial.server.cli import show
+from perennial.server.cli.beside import reference_lines
 from perennial.server.cli.main import app, main
-from perennial.server.cli.references import reference_lines
 from perennial.server.folder import InUse, RunFolder
 from perennial.server.grid import LocalGrid
 from perennial.server.local import LocalRuntime
