@@ -7,6 +7,10 @@ ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?
 """A terminal's commands: colours, the cursor, the window's title."""
 
 
+LONGEST = 2000
+"""Letters of what another machine is told, of which it keeps each."""
+
+
 def printable(text: str) -> str:
     """A text that somebody else may have written, as one line without anything that a terminal would obey."""
     return "".join(letter if letter.isprintable() else " " for letter in ESCAPES.sub("", text))
@@ -24,7 +28,7 @@ class UserError(Exception):
     def __init__(self, sentence: str, told: str = "") -> None:
         """`told` is what another machine is told, where the sentence itself says what is in somebody's files."""
         super().__init__(printable(sentence))
-        self.told = printable(told or sentence)
+        self.told = printable((told or sentence)[:LONGEST])
 
 
 class RunStopped(Exception):  # noqa: N818 - a state of the run, not a fault of the program

@@ -1,7 +1,8 @@
 """Modules that a person brings: made by their own code, and taken apart into featurizer and classifier.
 
-A run's settings name such a module, and they travel to the sites. So that no site calls whatever a server names,
-only a class of modules is called, or a function that says in its signature that it returns one.
+A run's settings name such a module, and they travel to the sites. So that no site runs whatever a server names,
+only what this machine's owner trusts is imported (`common/plugins.py`): PyTorch itself has functions that run what
+they are given as code. Of it, only a class of modules is called, or a function that says that it returns one.
 """
 
 import inspect
@@ -48,11 +49,14 @@ class Layout:
 
 
 def ask(settings: Module) -> None:
-    """Trust the file or package of a module that lies beside the work of the person at this machine."""
-    top, here = settings.name.partition(":")[0].partition(".")[0], Path.cwd()
+    """Trust the module that the person at this machine names: one that lies beside their work, or is installed."""
+    module = settings.name.partition(":")[0]
+    top, here = module.partition(".")[0], Path.cwd()
     for place in (here / top, here / f"{top}.py"):
         if (place / "__init__.py").exists() or place.is_file():
             plugins.trust(place)
+    if not plugins.file_of(module) and (installed := plugins.importable(module)):
+        plugins.trust(installed)
 
 
 # ---------------------------------------------------------------------- made by its own code
@@ -107,12 +111,17 @@ def _found(name: str) -> Callable[..., Any]:
     module, _, attribute = name.partition(":")
     top, *inner = module.split(".")
     if top in {*sys.stdlib_module_names, "test"} or any(part.startswith("__") for part in inner):
-        # A server names it, and importing some of these starts a program.
+        # Importing some of these starts a program.
         raise UserError(
             f"model.name: {module!r} is a part of Python or a program, and not imported; take another name for a "
             "file with a model"
         )
     place = plugins.file_of(module)
+    if not (place or plugins.is_installed(module)):
+        raise UserError(
+            f"model.name: there is no module {module!r} here that may be imported; install the package that has "
+            f"it as a plug-in, or name its file in {plugins.VARIABLE}"
+        )
     if place and str(place.parent) not in sys.path:
         sys.path.append(str(place.parent))  # at the end: a file beside it must hide nobody else's module
     try:

@@ -304,4 +304,4 @@ def _sentence(name: str, kind: type[ModelSettings], error: ValidationError) -> s
     said = first["msg"].removeprefix("Value error, ")
     if not field:
         return f"model {name!r}: {said}"
-    return f"model {name!r}: {field} = {first['input']!r}, but {said[0].lower()}{said[1:]}"
+    return f"model {name!r}: {field} = {first['input']!r:.200}, but {said[0].lower()}{said[1:]}"

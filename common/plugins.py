@@ -11,6 +11,7 @@ import os
 import sys
 import traceback
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -119,14 +120,13 @@ def plugin(module: str) -> None:
         )
     beside = here / top / "__init__.py", here / f"{top}.py"
     places = [here / path.relative_to(here).parts[0] for path in beside if path.is_file()]
-    if not places and not file_of(module) and not _is_installed(module):
-        origin = Path(((spec := find_spec(top)) and spec.origin) or "")
-        places = [origin.parent if origin.name == "__init__.py" else origin]
-        if not origin.name:
+    if not places and not file_of(module) and not is_installed(module):
+        if not (place := importable(module)):
             raise UserError(
                 f"plug-in {module!r}: there is no {top}.py in {here}, and no such module is installed; start "
                 f"where its file is, or name the file in {VARIABLE}"
             )
+        places = [place]
     if places:
         trust(places[0])
     load(module)
@@ -148,7 +148,18 @@ def file_of(module: str) -> Path | None:
     return next((path for path in _named_files() if path.name in (top, f"{top}.py")), None)
 
 
-def _is_installed(module: str) -> bool:
+def importable(module: str) -> Path | None:
+    """The file of a module, or the folder of its package, as Python would import it; None where there is none."""
+    spec = None
+    with suppress(ValueError):  # of a module that has none, such as __main__
+        spec = find_spec(module.partition(".")[0])
+    if spec and spec.submodule_search_locations:
+        return Path(next(iter(spec.submodule_search_locations)))
+    return Path(spec.origin) if spec and spec.has_location and spec.origin else None
+
+
+def is_installed(module: str) -> bool:
+    """Whether an installed package brings a module as a plug-in."""
     points = (point for group in GROUPS for found in installed(group).values() for point in found)
     return any(point.module == module for point in points)
 
@@ -164,9 +175,7 @@ def load(module: str) -> Plugin:
     if module in _loaded:
         return _loaded[module]
     place = file_of(module)
-    if not place and not _is_installed(
-        module
-    ):  # a server names plug-ins, but what a site imports, its owner decides
+    if not (place or is_installed(module)):  # a server names plug-ins, but what a site imports, its owner decides
         raise UserError(
             f"plug-in {module[:100]!r} is not installed here; install the package that has it, "
             f"or name its file in {VARIABLE}"

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from hashlib import file_digest, sha256
-from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from weakref import WeakKeyDictionary
@@ -59,18 +58,8 @@ def _own(config: RunConfig) -> Iterator[tuple[str, Path, Iterator[tuple[Path, in
                 yield site, path, _files(path)
     if isinstance(config.model, Module) and not config.model.torchvision:
         name = config.model.name.partition(":")[0]
-        if place := plugins.file_of(name) or _importable(name):
+        if place := plugins.file_of(name) or plugins.importable(name):
             yield f"{MODULE}{name}", place, _sources(place)
-
-
-def _importable(module: str) -> Path | None:
-    """The file of a module, or the folder of its package, as Python would import it; None where there is none."""
-    spec = None
-    with suppress(ValueError):  # of a module that has none, such as __main__
-        spec = find_spec(module.partition(".")[0])
-    if spec and spec.submodule_search_locations:
-        return Path(next(iter(spec.submodule_search_locations)))
-    return Path(spec.origin) if spec and spec.has_location and spec.origin else None
 
 
 def _sources(place: Path) -> Iterator[tuple[Path, int]]:

@@ -14,6 +14,7 @@ from perennial.strategies.base import MethodStrategy
 from perennial.strategies.exchange import AcceptedReply, Payload, PerClient
 from perennial.strategies.fedrep import split_network
 from perennial.strategies.mean import StreamingMean
+from perennial.strategies.screening import Rejected
 
 Floats = npt.NDArray[np.float64]
 
@@ -51,6 +52,14 @@ class FedPACStrategy(MethodStrategy[FedPAC]):
     def expect(self, model: Tensors) -> Payload:
         statistics = {"mean": self.centroids["mean"], "variance": torch.zeros(())}
         return {MODEL: model, STATISTICS: statistics, CENTROIDS: self.centroids}
+
+    def check(self, reply: AcceptedReply) -> None:
+        """Raises `Rejected` for a variance below 0, and for samples by class that are not the client's."""
+        if (variance := float(reply[STATISTICS]["variance"])) < 0:
+            raise Rejected(f"the variance {variance:g} is below 0")
+        counts = reply[CENTROIDS]["count"]
+        if (counts < 0).any() or (counts != counts.round()).any() or counts.double().sum() != reply.num_examples:
+            raise Rejected(f"samples by class that are not its {reply.num_examples}: {counts.tolist()!s:.100}")
 
     def combined(self, server_round: int, replies: Iterable[AcceptedReply]) -> dict[str, Tensors]:
         """The mean model; what else came is combined by client and by class."""
@@ -94,7 +103,7 @@ def combination(own: int, means: Floats, variances: Floats) -> Floats:
     """
     from scipy.optimize import nnls
 
-    matrix = np.vstack([np.diag(np.sqrt(variances.clip(min=0))), (means[own] - means).T])
+    matrix = np.vstack([np.diag(np.sqrt(variances)), (means[own] - means).T])
     matrix /= max(float(np.linalg.norm(matrix)), np.finfo(float).tiny)
     solution, _ = nnls(np.vstack([matrix, np.ones(len(variances))]), np.append(np.zeros(len(matrix)), 1))
     weights: Floats = solution / solution.sum()

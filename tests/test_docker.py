@@ -67,6 +67,7 @@ def services(name: str, **environment: str) -> dict[str, Any]:
 def test_every_service_is_watched_restarted_and_unprivileged(name: str) -> None:
     for service, settings in services(name, **SITE).items():
         assert settings["cap_drop"] == ["ALL"], service
+        assert settings["logging"]["options"] == {"max-size": "10m", "max-file": "3"}, service
         if service != "register":  # runs once
             assert settings["restart"] == "unless-stopped", service
         if service in ("prometheus", "grafana"):  # others' images, whose users have no rights

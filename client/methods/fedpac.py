@@ -42,7 +42,7 @@ class FedPACClient(FedRepClient[FedPAC]):
         shares = means * (counts / len(labels))[:, None]
         # Σ_k p(k) E‖z‖²_k is the mean over all samples.
         variance = (features.square().sum(dim=1).mean() - shares.square().sum()) / len(labels)
-        return {"mean": shares, "variance": variance}
+        return {"mean": shares, "variance": variance.clamp(min=0)}  # which rounding may bring below
 
     def centroids(self, model: Tensors) -> Tensors:
         """Class means of the features after training, and their weights."""

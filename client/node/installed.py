@@ -17,7 +17,7 @@ from perennial.client.node.policy import read_policy
 from perennial.client.settings import settings_in
 from perennial.common.code import code_digest
 from perennial.common.config import parse_task
-from perennial.common.errors import UserError
+from perennial.common.errors import LONGEST, UserError
 from perennial.common.wire import CONFIG, INSISTS, REFUSED, ROUND, RUN, TASK, record_bytes, records
 
 AUDIT = "audit.jsonl"
@@ -60,7 +60,7 @@ def must_fit(run: Run) -> None:
 
 
 def code_of(context: Context) -> str:
-    """Whether the server's code is this site's: "same", "other", or "unknown" where it does not say."""
+    """Whether the server says that its code is this site's: "same", "other", or "unknown" where it is silent."""
     theirs = context.run_config.get("code")
     if not theirs:
         return "unknown"
@@ -73,8 +73,8 @@ def audit(message: Message, context: Context, run: Run, reply: Message, seconds:
     line = {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "server": settings.get("superlink", ""),
-        "account": run.account_name or run.flwr_aid,
-        "app": f"{run.fab_id} {run.fab_version}",
+        "account": (run.account_name or run.flwr_aid)[:200],  # here and below: what a server says has no bound
+        "app": f"{run.fab_id} {run.fab_version}"[:200],
         "code": code_of(context),
         "flower_run": str(run.run_id),
         **_asked(message),
@@ -96,7 +96,7 @@ def _asked(message: Message) -> dict[str, Any]:
 
 def _outcome(reply: Message, again: bool) -> dict[str, Any]:
     if reply.has_error():
-        return {"outcome": "refused", "reason": reply.error.reason, "left": {}, "bytes": 0}
+        return {"outcome": "refused", "reason": str(reply.error.reason)[:LONGEST], "left": {}, "bytes": 0}
     arrays, configs = records(reply.content, ArrayRecord), records(reply.content, ConfigRecord)
     left = {name: sum(len(array.data) for array in record.values()) for name, record in arrays.items()}
     left |= {name: record_bytes(record) for name, record in records(reply.content, MetricRecord).items()}

@@ -1,5 +1,6 @@
 """Modules of somebody else's as models, and weights that models start from."""
 
+import json
 import os
 import pickle
 import sys
@@ -38,6 +39,11 @@ from perennial.server.loop import run_rounds, start
 
 SMALL = "torchvision:shufflenet_v2_x0_5"
 PICTURE = (3, 32, 32)
+
+
+@pytest.fixture(autouse=True)
+def trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(plugins.VARIABLE, own_modules.__file__)
 
 
 def net(name: str, shape: tuple[int, ...] = (2,), classes: int = 2, **fields: Any) -> Network:
@@ -430,8 +436,34 @@ def test_what_starts_something_when_it_is_imported_is_not(name: str, monkeypatch
 def test_a_site_without_the_module_says_so(tmp_path: Path) -> None:
     config = toy_config("fedavg", "model.name=own_modules:Plain")
     text = config.task().replace("own_modules", "not_installed_here")
-    with pytest.raises(UserError, match=r"model.name: there is no module 'not_installed_here' here; install"):
+    with pytest.raises(UserError, match=r"model.name: there is no module 'not_installed_here' here that may be"):
         Host({}).site(text, parse_task(text), 0)
+
+
+def test_of_what_is_installed_at_a_site_a_server_can_run_nothing_that_its_owner_does_not_trust(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This function of PyTorch's says that it returns a module, and runs its arguments as code."""
+    monkeypatch.setenv(plugins.VARIABLE, "")
+    monkeypatch.delitem(sys.modules, "torchvision.io.video", raising=False)
+    code = {"import_block": f"import os; os.mkdir({str(tmp_path / 'broken-into')!r})", "body": {"_code": "x = 1"}}
+    for name, fields in {
+        "torch.fx.graph_module:reduce_graph_module": code,
+        "torchvision.io.video:read": {},
+    }.items():
+        task = json.loads(toy_config("fedavg").task())
+        text = json.dumps({**task, "model": {"name": name, **fields}})
+        with pytest.raises(UserError, match=rf"there is no module '{name.partition(':')[0]}' here that may be"):
+            Host({}).site(text, parse_task(text), 0)
+    assert not (tmp_path / "broken-into").exists()
+    assert "torchvision.io.video" not in sys.modules
+
+
+def test_who_names_an_installed_module_at_their_own_machine_trusts_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(plugins.VARIABLE, "")
+    config = toy_config("fedavg", "model.name=own_modules:Plain")
+    assert os.environ[plugins.VARIABLE] == own_modules.__file__
+    assert network(config.model, (2,), 2).width == 6
 
 
 # ---------------------------------------------------------------------- wrong inputs

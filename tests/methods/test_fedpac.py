@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 from typing import Any
 
@@ -255,6 +256,33 @@ def test_a_round_by_hand() -> None:
         for tensor in head.values():
             torch.testing.assert_close(tensor, torch.full_like(tensor, value))
         assert grid.of("train")[name][CENTROIDS]["count"].tolist() == [10, 0]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        ({"variance": torch.tensor(-1e9)}, "the variance -1e\\+09 is below 0"),
+        ({"count": torch.tensor([-99.0, 100.0])}, r"samples by class that are not its 1: \[-99.0, 100.0\]"),
+        ({"count": torch.tensor([0.5, 0.5])}, r"samples by class that are not its 1: \[0.5, 0.5\]"),
+        ({"count": torch.tensor([1.0, 1.0])}, r"samples by class that are not its 1: \[1.0, 1.0\]"),
+    ],
+)
+def test_counts_and_variances_that_cannot_be_are_left_out(wrong: Tensors, reason: str) -> None:
+    def hostile(client: str, message: Message) -> RecordDict:
+        made = answer(client, message)
+        if client == "client-0":
+            for record in (STATISTICS, CENTROIDS):
+                honest = from_record(made.array_records[record])
+                made[record] = to_record({key: wrong.get(key, tensor) for key, tensor in honest.items()})
+        return made
+
+    strategy = FedPACStrategy(toy_config("fedpac"), "run")
+    arrays = to_record({key: torch.zeros(shape) for key, shape in MODEL_NAMES.items()})
+    one_round(strategy, ScriptedGrid(strategy, hostile), arrays)
+    (left_out,) = [exchange.left_out for exchange in strategy.exchanges if exchange.action == "train"]
+    assert left_out.keys() == {"client-0"}
+    assert re.search(reason, left_out["client-0"])
+    assert strategy.centroids["count"].tolist() == [9, 0]
 
 
 def test_the_state_holds_centroids_and_combined_heads() -> None:

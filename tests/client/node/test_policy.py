@@ -17,7 +17,7 @@ import perennial
 from perennial.client.node import installed
 from perennial.client.node.policy import Policy, read_policy
 from perennial.common.code import code_digest
-from perennial.common.config import RunConfig, load_config
+from perennial.common.config import RunConfig, load_config, parse_task
 from perennial.common.errors import UserError
 from perennial.common.metrics import COUNTED
 from perennial.common.models import Tensors
@@ -272,6 +272,20 @@ def test_the_audit_file_says_who_asked_what_was_done_and_what_left(tmp_path: Pat
     assert (failed["outcome"], failed["bytes"], "UserError" in failed["reason"]) == ("refused", 0, True)
     assert (no["outcome"], no["reason"]) == ("refused", "not now")
     assert (again["outcome"], again["bytes"]) == ("sent again", sent + 16)
+
+
+def test_what_a_server_says_makes_no_long_line(tmp_path: Path) -> None:
+    task = json.dumps({**json.loads(run_of().task()), "model": {"name": "mlp", "hidden": "x" * 10**6}})
+    message = asked(run_of())
+    message.content.config_records[CONFIG]["task"] = task
+    with pytest.raises(UserError, match=r"hidden = 'x+, but input should be a valid") as caught:
+        parse_task(task)
+    assert len(caught.value.told) < 1000
+    for error in (UserError("é" * 10**6), ValueError("x" * 10**6)):
+        told = error.told if isinstance(error, UserError) else str(error)
+        reply = Message(Error(2, told), reply_to=message)
+        installed.audit(message, context_of(tmp_path), flower_run(), reply, 0, False)
+    assert max(map(len, (tmp_path / installed.AUDIT).read_text().splitlines())) < 3000
 
 
 def test_an_audit_file_that_leads_elsewhere_is_not_followed(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from subprocess import PIPE
 from threading import Event
-from time import sleep
+from time import sleep, time_ns
 from typing import Any
 
 import grpc
@@ -49,7 +49,7 @@ from perennial.client.serving.intake import Intake
 from perennial.client.serving.messages import Refused, encoded, samples, too_many_fields
 from perennial.client.serving.models import Catalogue, Choice, Models, newest
 from perennial.client.serving.server import INFER, Server, credentials
-from perennial.client.serving.snapshot import FILE, Snapshot
+from perennial.client.serving.snapshot import FILE, Snapshot, held, named
 from perennial.client.trainer import Client, Received, Reply, in_pieces
 from perennial.common.config import load_config
 from perennial.common.data.scenarios.own import OwnData
@@ -939,6 +939,21 @@ def test_of_several_runs_the_newest_is_served_and_of_several_clients_the_one_tha
         f"waiting for a model below {tmp_path}; a client writes it when it evaluates "
         "(there are a/client-0, b/client-0, c/client-1)"
     ]
+
+
+def test_a_clock_that_is_set_back_makes_no_newer_snapshot_older(state: Path, tmp_path: Path) -> None:
+    made = Snapshot.load(snapshot_of(state), torch.device("cpu"))
+    folder = tmp_path / "run" / "client-0"
+    ahead = time_ns() + 3600 * 10**9
+    for number in range(1, 6):
+        replace(made, received=replace(made.received, round=number)).save(folder)
+        if number == 3:
+            for path in folder.iterdir():
+                os.utime(path, ns=(ahead, ahead))
+    assert [path.name for path in held(folder)][-2:] == [named(4), named(5)]
+    later = tmp_path / "later" / "client-0"
+    made.save(later)
+    assert newest(tmp_path, None, "client-0") == later / FILE
 
 
 # ---------------------------------------------------------------------- the program
