@@ -1,8 +1,9 @@
 """Client-level differential privacy: what the server makes of updates, against Flower's and by hand."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from math import exp, log
+from math import exp, log, prod
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -480,36 +481,85 @@ def test_every_sum_that_gets_noise_is_counted(
     assert strategy.mechanisms == expected
 
 
+class Drawn:
+    """In the place of what draws the noise: no noise, or what is said, and a list of what was asked for."""
+
+    def __init__(self, *owners: float) -> None:
+        self.deviations: Counter[tuple[float, tuple[int, ...]]] = Counter()
+        self.owners = list(owners)
+
+    def normal(self, mean: float, deviation: float, shape: tuple[int, ...] | None = None) -> Any:
+        if shape is None:  # on the number of unclipped updates
+            return 0.0
+        self.deviations[round(deviation, 9), shape] += 1
+        return np.full(shape, self.owners.pop(0)) if shape == () and self.owners else np.zeros(shape)
+
+
 @pytest.mark.parametrize(
-    ("method", "sums"),
+    ("method", "sums", "in_all", "of_owners", "of_votes"),
     [
-        ("fedavg", 1),
-        ("perinvfl", 1),
-        ("fedpin", 1),
-        ("vrex", 1),
-        ("fedsdr", 2),
-        ("fediir", 2),
-        ("and-mask", 2),
-        ("groupdro", 2),
+        ("fedavg", 1, 1, 0, ()),
+        ("perinvfl", 1, 1, 0, ()),
+        ("vrex", 1, 2, 0, ()),
+        ("fedsdr", 2, 1, 2, ()),
+        ("fediir", 2, 1, 0, ()),
+        ("and-mask", 2, 1, 0, ((8, 2), (8,), (2, 8), (2,))),
+        ("groupdro", 2, 1, 0, ((), ())),
     ],
 )
-def test_the_noise_grows_with_the_sums_of_a_round(method: str, sums: int) -> None:
-    strategy: Any = strategy_for(config("privacy.noise_multiplier=1.5", method=method), "")
-    assert strategy.mechanisms == sums
-    multiplier, _ = strategy.privacy.noise(4, sums)
-    assert multiplier == pytest.approx(1.5 * sums**0.5)
-    assert sums / multiplier**2 == pytest.approx(1.5**-2), "in all as one of z"
-
-
-def test_a_classifier_that_nobody_seems_to_have_stays() -> None:
-    strategy: Any = strategy_for(config("privacy.noise_multiplier=0", method="fedsdr"), "")
-    head = "environment-head-0"
-    arrays = {"shortcut": strategy.shortcut, head: strategy.heads[head]}
-    alone = AcceptedReply("client-0", arrays, MetricRecord({NUM_EXAMPLES: 10}), ConfigRecord())
-    assert strategy.noised(1, "train", [alone], strategy.training()[1]).keys() == {
-        "shortcut",
-        "environment-head-0",
+def test_all_sums_of_a_round_have_noise_and_together_they_tell_as_much_as_one_of_z(
+    method: str,
+    sums: int,
+    in_all: int,
+    of_owners: int,
+    of_votes: tuple[tuple[int, ...], ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of m clients: z √s C / m on each number of an update with s sums, z √s / m on how many own a record, and
+    z √s √d / m on each of d numbers within [−1, 1]."""
+    z, norm, clients = 1.5, 0.8, len(CLIENTS)
+    drawn, default_rng = Drawn(), np.random.default_rng
+    monkeypatch.setattr(np.random, "default_rng", lambda *seed: default_rng(*seed) if seed else drawn)
+    run = config(f"privacy.noise_multiplier={z}", f"privacy.clipping_norm={norm}", method=method, rounds=1)
+    LocalRuntime(run).run(RunFolder.create(tmp_path / "run", run))
+    each = z * sums**0.5 / clients
+    found = drawn.deviations
+    assert found[round(each * norm, 9), (8, 2)] == in_all, "on the first layer of each model that all send"
+    assert found[round(each, 9), ()] == of_owners
+    votes = round(each * sum(prod(shape) for shape in of_votes) ** 0.5, 9)
+    assert {shape for deviation, shape in found if of_votes and deviation == votes} == {*of_votes}
+    assert {deviation for deviation, _ in found} == {
+        round(each * norm, 9),
+        *([round(each, 9)] if of_owners else []),
+        *([votes] if of_votes else []),
     }
+
+
+@pytest.mark.parametrize(("seen", "stays"), [(0.4, True), (0.6, False)])
+def test_a_classifier_that_nobody_seems_to_have_stays(seen: float, stays: bool) -> None:
+    """Whether one or none of four clients has it can be told by what the noise makes of 0 alone."""
+    strategy: Any = strategy_for(config("privacy.noise_multiplier=1", method="fedsdr"), "")
+    head, others = "environment-head-0", {"shortcut": strategy.shortcut}
+    with_it = {**others, "environment-head-1": strategy.heads["environment-head-1"]}
+    replies = [
+        AcceptedReply(client, with_it, MetricRecord({NUM_EXAMPLES: 10}), ConfigRecord()) for client in CLIENTS
+    ]
+    names = [part.record for part in strategy.training()[1] if part.owners]
+    strategy.entropy = Drawn(*(seen / len(CLIENTS) if name == head else 0.0 for name in names))
+    assert (head not in strategy.noised(1, "train", replies, strategy.training()[1])) == stays
+
+
+def test_a_round_in_which_nobody_answers_counts(tmp_path: Path) -> None:
+    run = config("privacy.noise_multiplier=1", "quorum=0", rounds=2)
+    here = LocalRuntime(run)
+    here.grid = SpoilingGrid(here.grid, lambda request, reply: None if "train" in kind(request) else reply)  # type: ignore[assignment]
+    summary = here.run(RunFolder.create(tmp_path / "run", run))
+    assert summary["privacy"]["releases"] == 2
+
+
+def kind(message: Message) -> str:
+    return str(message.metadata.message_type)
 
 
 def test_a_resumed_run_of_two_exchanges_knows_both_clipping_norms(tmp_path: Path) -> None:
