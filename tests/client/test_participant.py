@@ -138,6 +138,15 @@ def test_a_list_of_keys_that_protects_nobody_is_refused(threshold: int, changes:
         trio.clients[NAMES[0]].answer(SHARE, trio.share(threshold, **keys))
 
 
+def test_a_threshold_of_just_one_half_is_refused() -> None:
+    """Each half of the clients could be asked for another of the two secrets."""
+    trio = Trio(ADVERTISE)
+    fourth = Participant("run/client-9", trio.vault).answer(ADVERTISE, received({}))[KEYS]["client-9"]
+    with pytest.raises(ValueError, match="a threshold of 2 among 4 clients protects nobody"):
+        trio.clients[NAMES[0]].answer(SHARE, trio.share(2, **{"client-9": fourth}))
+    trio.clients[NAMES[0]].answer(SHARE, trio.share(3, **{"client-9": fourth}))
+
+
 def test_a_threshold_that_leaves_one_honest_client_alone_is_refused() -> None:
     trio = Trio(ADVERTISE)
     sentence = "a threshold of 2 protects nobody if 1 clients work together with the server; 3 does"

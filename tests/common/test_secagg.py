@@ -11,14 +11,17 @@ from hypothesis import strategies as st
 from perennial.common.models import Tensors
 from perennial.common.secagg import (
     STEPS,
+    Summand,
     agreed,
     as_bytes,
     as_tensor,
     mask,
+    opened,
     pair_mask,
     public,
     quantised,
     restored,
+    vector,
 )
 
 BEFORE: Tensors = {"a": torch.tensor([[1.0, -2.0], [0.5, 3.0]]), "b": torch.tensor(0.25)}
@@ -92,3 +95,10 @@ def test_a_key_is_for_two_and_for_one_purpose() -> None:
 def test_bytes_travel_as_they_are() -> None:
     data = bytes(range(256))
     assert as_bytes(as_tensor(data)) == data
+
+
+def test_more_owners_of_a_record_than_clients_are_an_error() -> None:
+    part = Summand("head", {"w": torch.zeros(2)}, owners=True)
+    assert opened(vector([part], {"head": {"w": torch.ones(2)}}, 3, 8.0), [part], 3, 8.0).keys() == {"head"}
+    with pytest.raises(ValueError, match="more clients have a record than there are"):
+        opened(vector([part], {"head": {"w": torch.ones(2)}}, 4, 8.0), [part], 3, 8.0)

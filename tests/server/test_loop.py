@@ -1,5 +1,6 @@
 import gc
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,17 @@ def test_where_sites_keep_their_own_state_a_resumed_run_equals_the_unbroken_one(
     assert broken.rows() == unbroken.rows()
     assert personal_models(tmp_path / "b", broken.resumes()) == personal_models(tmp_path / "a", [])
     assert broken.resumes() == [stop - 1 for stop in stops]
+
+
+def test_a_resumed_run_counts_the_seconds_of_before(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", CONFIG)
+    with pytest.raises(Stop):
+        go_on(folder, sites(tmp_path / "sites"), 3)
+    origin = folder.load_checkpoint()
+    folder.cut_log(origin.log_bytes)
+    run_rounds(CONFIG, folder, sites(tmp_path / "sites"), replace(origin, seconds=1000.0))
+    assert 1000 < folder.summary()["wall_seconds"] < 1600
+    assert folder.load_checkpoint().seconds > 1000
 
 
 def test_the_log_and_the_checkpoints_are_at_the_rounds_they_should_be(tmp_path: Path) -> None:

@@ -221,6 +221,10 @@ def test_few_wrong_samples_are_shut() -> None:
     assert shut(counted([[0.95, 0.85], [0.95, 0.85]], size=120)) == why
 
 
+def test_an_environment_that_is_harder_than_another_has_no_follower() -> None:
+    assert followers(coloured(1.0, 0.0, p=(0.95, 0.85, 0.7))) == [0]
+
+
 def test_a_home_advantage_is_shut() -> None:
     """Each reference does best on its own environment, as under any difference in what samples look like."""
     row = counted([[0.9, 0.7], [0.7, 0.9]])
@@ -254,6 +258,7 @@ def test_other_shares_of_the_classes_are_no_difference() -> None:
 def test_t_is_mantel_and_haenszels() -> None:
     generator = np.random.default_rng(0)
     table = generator.integers(20, 200, (2, 2, 3, 2))  # reference, environment, class, known or not
+    table[..., 0] += 150  # so that the references have learnt something
     row = {"environments": ["a", "b"], "samples": table.tolist(), "clients": [1, 1]}
     row |= {"accuracy": [[0.5, 0.5]] * 2, "squares": [[0.25, 0.25]] * 2}
     each = []
@@ -267,6 +272,7 @@ def test_t_is_mantel_and_haenszels() -> None:
             gap, variance = gap + known_a - drawn.mean(), variance + drawn.var()
         each.append(gap / sqrt(variance))
     found = {(pair.easier, pair.harder): pair for pair in compared(row)}
+    assert found.keys() == {(0, 1), (1, 0)}
     for (easier, _), pair in found.items():
         t = min(each) if easier == 0 else min(-value for value in each)
         assert pair.t == pytest.approx(t)

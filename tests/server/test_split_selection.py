@@ -62,6 +62,12 @@ def test_a_shut_gate_picks_no_round_and_says_why() -> None:
     assert summary["models"]["global"]["final"]["split"]["score"] == pytest.approx(0.6)
 
 
+@pytest.mark.parametrize(("shut", "open_"), [(1, True), (4, False)])
+def test_split_speaks_as_it_does_after_the_last_round(shut: int, open_: bool) -> None:
+    told = [row | {"clients": [4, 0]} if (row["kind"], row["round"]) == ("split", shut) else row for row in ROWS]
+    assert summarise(CONFIG, told, seconds=0)["split"]["open"] == open_
+
+
 def test_the_choice_never_looks_at_the_test() -> None:
     spoiled = [row | {"correct": [100 - row["correct"][0]]} if row.get("split") == "test" else row for row in ROWS]
     without = [row for row in ROWS if row.get("split") != "test"]

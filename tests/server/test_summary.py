@@ -222,7 +222,8 @@ def test_a_client_with_most_of_the_samples_is_named() -> None:
     """As one does that claims what nobody can check; of two clients it would say little."""
     rows = [{**trained(1), "majority": {"b": 0.7}}, {**trained(2), "majority": {"a": 0.9}}, trained(3)]
     rows += [
-        evaluation(1, name, [0], count=[size], names=["red"]) for name, size in zip("abc", (1, 2, 99), strict=True)
+        evaluation(1, name, [0], count=[size], names=["red"])
+        for name, size in zip("abcd", (1, 2, 2, 99), strict=True)
     ]
     rows += [
         evaluation(3, name, [0], count=[size], names=["red"]) for name, size in zip("abc", (1, 97, 2), strict=True)
