@@ -232,7 +232,7 @@ def compare_methods(
     from perennial import studies
     from perennial.server.study.compare import comparison_lines, comparison_tables, trouble_lines
     from perennial.server.study.runs import cores
-    from perennial.server.study.sites import sites_json, sites_table
+    from perennial.server.study.sites import RARE, scores_table, sites_json, sites_table
 
     names = [name.strip() for name in methods.split(",")]
     if adapt and not each_site:
@@ -263,7 +263,10 @@ def compare_methods(
         if as_json:
             out.print_json(data=sites_json(cells))
         else:
-            print_tables(sites_table(cells, adapt))
+            by_score = scores_table(cells)
+            print_tables(*filter(None, (sites_table(cells, adapt), by_score)))
+            if by_score:
+                out.print(RARE, highlight=False, soft_wrap=True)
             print_troubles(troubles)
         return
     with sentences(), watching_runs(as_json) as watch:

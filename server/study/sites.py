@@ -1,7 +1,7 @@
 """How does it do where nobody trained? Every method is trained without each site in turn, and asked about it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -11,11 +11,13 @@ from rich.table import Table
 from perennial.common.config import RunConfig
 from perennial.common.errors import UserError
 from perennial.server.study.compare import CONSTANT
-from perennial.server.study.runs import Watch, run_all, troubles_of, with_log
+from perennial.server.study.runs import Outcome, Watch, run_all, troubles_of, with_log
 from perennial.server.summary import Row
 
 LEVEL = 0.95
 """Of the confidence intervals."""
+
+BY_SCORE = ("auroc", "sensitivity", "specificity")
 
 Counts = tuple[int, int]
 """Right answers, and all."""
@@ -37,6 +39,11 @@ class Cell:
     """Of the personal model that the site then makes of the few samples to adapt to, on the same others."""
     own: float | None
     """Of the method's main model on the site's own test samples, trained with the site."""
+    positive: str = ""
+    """The class that the next three are of, of two; means over seeds, on the samples of `unseen`."""
+    auroc: float | None = None
+    sensitivity: float | None = None
+    specificity: float | None = None
 
 
 def must_leave_out(config: RunConfig) -> None:
@@ -92,7 +99,7 @@ def leave_one_site_out(
             unseen = [run.counts(common, "test", site) for run in without]
             adapted = [run.counts("personal", "test", site) for run in without]
             here = [run.counts(config.method.evaluates[-1], "test", site) for run in whole]
-            cells.append(_cell(site, title, unseen, adapted, here))
+            cells.append(replace(_cell(site, title, unseen, adapted, here), **_by_score(without, common, site)))
     return sorted([*cells, *constants], key=lambda cell: cell.site), troubles_of(outcomes)
 
 
@@ -131,6 +138,15 @@ def _constant_cells(configs: Sequence[RunConfig], adapt: int) -> list[Cell]:
 def _right(rows: Sequence[Row]) -> Counts:
     own = [row for row in rows if row["split"] == "test"]
     return sum(sum(row["correct"]) for row in own), sum(sum(row["count"]) for row in own)
+
+
+def _by_score(runs: Sequence[Outcome], model: str, site: str) -> dict[str, Any]:
+    """Fields of a cell that runs have of a model; none where test samples are not counted by score."""
+    finals = [run.summary.models[model]["final"] for run in runs if run.summary and model in run.summary.models]
+    found = [final.scores.clients[site] for final in finals if final.scores and site in final.scores.clients]
+    positive = next((final.scores.positive for final in finals if final.scores), "")
+    known = {name: [own for part in found if (own := getattr(part, name)) is not None] for name in BY_SCORE}
+    return {"positive": positive, **{name: fmean(values) for name, values in known.items() if values}}
 
 
 def _cell(
@@ -179,6 +195,36 @@ def sites_table(cells: Sequence[Cell], adapt: int = 0) -> Table:
         own = {cell.method: cell for cell in cells if cell.site == site}
         table.add_row(site, str(own[CONSTANT].samples), *(_text(own[method]) for method in methods))
     return table
+
+
+RARE = (
+    "Where a class is rare or weighted, a good model may be right less often than the constant; its AUROC is then to "
+    "be compared with the constant's, 50 %."
+)
+"""What goes with `scores_table`."""
+
+
+def scores_table(cells: Sequence[Cell]) -> Table | None:
+    """Site × method: what accuracy does not tell of two classes; None where samples are not counted by score."""
+    methods = list(dict.fromkeys(cell.method for cell in cells if cell.auroc is not None))
+    if not methods:
+        return None
+    positive = next(cell.positive for cell in cells if cell.positive)
+    table = Table(
+        title=f"the same, of class {positive} against the other",
+        caption="AUROC in %; in brackets, sensitivity and specificity",
+    )
+    table.add_column("site")
+    for method in methods:
+        table.add_column(method, justify="right")
+    for site in dict.fromkeys(cell.site for cell in cells):
+        own = {cell.method: cell for cell in cells if cell.site == site}
+        table.add_row(site, *(_scores_text(own[method]) for method in methods))
+    return table
+
+
+def _scores_text(cell: Cell) -> str:
+    return f"{_percent(cell.auroc)} ({_percent(cell.sensitivity)}, {_percent(cell.specificity)})"
 
 
 def _text(cell: Cell) -> str:

@@ -1,6 +1,7 @@
 """Leave one site out: what each method does at a site that nobody trained at."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,14 @@ from perennial.common.seeding import torch_generator
 from perennial.server.cli.main import app
 from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
-from perennial.server.study.sites import CONSTANT, interval, leave_one_site_out, sites_json, sites_table
+from perennial.server.study.sites import (
+    CONSTANT,
+    interval,
+    leave_one_site_out,
+    scores_table,
+    sites_json,
+    sites_table,
+)
 
 SITES = ("east", "north", "west")
 
@@ -51,8 +59,15 @@ def test_the_accuracy_is_that_of_the_model_of_the_other_sites(folder: Path, tmp_
         model = load_tensors(run.path / "models" / "global.safetensors")
         samples = read(folder / f"{site}.csv")
         x, y = samples.tensor((2,), ("x1", "x2")), torch.tensor([int(label) for label in samples.labels])
-        right = int((network(others.model, (2,), 2).predict(model, x).argmax(dim=1) == y).sum())
+        logits = network(others.model, (2,), 2).predict(model, x)
+        right = int((logits.argmax(dim=1) == y).sum())
         cell = found[site, "fedavg"]
+        margins = logits[:, 1] - logits[:, 0]
+        pairs = torch.sign(margins[y == 1][:, None] - margins[y == 0]) / 2 + 0.5
+        assert cell.auroc == pytest.approx(float(pairs.mean()), abs=0.05)  # of scores in bins
+        assert cell.sensitivity == pytest.approx(float((margins[y == 1] > 0).double().mean()))
+        assert cell.specificity == pytest.approx(float((margins[y == 0] < 0).double().mean()))
+        assert cell.positive == "1"
         assert (cell.unseen, cell.samples) == (right / (40 + place), 40 + place)
         assert (cell.low, cell.high) == interval(right / (40 + place), 40 + place)
         assert cell.own is not None
@@ -63,6 +78,11 @@ def test_the_accuracy_is_that_of_the_model_of_the_other_sites(folder: Path, tmp_
         assert found[site, CONSTANT].unseen in (zeros / (40 + place), 1 - zeros / (40 + place))
     assert len(sites_json(cells)) == len(cells)
     assert sites_table(cells).row_count == len(SITES)
+    table = scores_table(cells)
+    assert table
+    assert [column.header for column in table.columns] == ["site", "fedavg", "ditto"]
+    assert table.row_count == len(SITES)
+    assert scores_table([replace(cell, auroc=None) for cell in cells]) is None
 
 
 def test_a_site_adapts_to_a_few_samples_as_in_a_run_of_its_own(folder: Path, tmp_path: Path) -> None:
