@@ -160,6 +160,22 @@ def spelt_alike(sites: Mapping[str, Spellings], show: bool = True) -> list[str]:
     return found
 
 
+def shared_nowhere(sites: Mapping[str, Spellings], columns: Iterable[str]) -> list[str]:
+    """A sentence for each column of categories of which a site has none in common with any other site."""
+    found = []
+    for column in columns:
+        key = ("categories", column)
+        every = {site: {*own[key]} for site, own in sorted(sites.items()) if own.get(key)}
+        others = {site: set[str]().union(*(every[other] for other in every if other != site)) for site in every}
+        if len(every) > 1 and (alone := [site for site in every if every[site].isdisjoint(others[site])]):
+            here, there = (", ".join(sorted(names[alone[0]])[:3]) for names in (every, others))
+            found.append(
+                f"of column {column!r} {some(alone)} shares no category with any other site ({here}, elsewhere "
+                f"{there}); if they mean the same, spell them alike in the tables"
+            )
+    return found
+
+
 def some(sites: Collection[str]) -> str:
     """The first one, and how many more."""
     first, *others = sorted(sites)

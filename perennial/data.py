@@ -397,6 +397,10 @@ def as_array(name: str, what: str, given: Any) -> npt.NDArray[Any]:
             return found.astype(str)
         if all(issubclass(kind, Real | np.bool_) for kind in kinds):  # a frame with numbers and truth values
             return np.array(found.tolist())
+        values = found.ravel().tolist()
+        missing = [number for number, value in enumerate(values) if value is None or value != value]
+        if found.ndim == 1 and missing and len(missing) < len(values):
+            raise UserError(f"{name}: {what} has no value for sample {missing[0]}; leave that sample out")
         said = " and ".join(sorted(kind.__name__ for kind in kinds))
         raise UserError(f"{name}: {what} must be numbers or texts of one kind, not {said}")
     if found.dtype.kind in "UT":

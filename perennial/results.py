@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from perennial.common.errors import UserError
 from perennial.server.folder import RunFolder, understood
+from perennial.server.inputs import MODULE, PLUG_IN
 from perennial.server.rows import Table
 from perennial.server.summary import Evaluation
 from perennial.server.words import percent
@@ -104,12 +105,15 @@ class Result:
         `client`. Most are networks with weights to be read, trained on or saved. Where a method predicts in
         another way, such as by the mean of several networks, the module has no weights.
 
-        Warns where a module, a plug-in or data of the run have changed since it began. Raises `UserError` for a
-        name that is none, and for a model that is not on this machine.
+        Warns where a module, a plug-in or, of a personal model, data have changed since the run began. Raises
+        `UserError` for a name that is none, and for a model that is not on this machine.
         """
         from perennial.trained import model_of
 
-        if other := self._folder.other_inputs(self.config):
+        name = self.config.method.evaluates[-1] if name is None else name
+        changed = self._folder.other_inputs(self.config)
+        # Of a site's data a personal model may be made, and no other.
+        if other := [own for own in changed if name == "personal" or own.startswith((PLUG_IN, MODULE))]:
             said = "since the run began, so the model may answer otherwise than in its tables"
             warnings.warn(f"{', '.join(other)} changed {said}", stacklevel=2)
         return model_of(self._folder, self.config, name, client)

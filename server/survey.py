@@ -43,6 +43,7 @@ from perennial.common.survey import (
     all_names,
     edges,
     entered,
+    shared_nowhere,
     some,
     spelt_alike,
     total,
@@ -187,6 +188,8 @@ def survey(
     if spellings is None:
         spellings = {site: _spellings(shape, kinds) for site, shape in taking.shapes.items()}
     remarks += spelt_alike(spellings, show=not question.secure)
+    if not question.secure:
+        remarks += shared_nowhere(spellings, [name for name, kind in kinds.items() if kind == "category"])
     by_site = {} if question.secure else {site: _site(sums) for site, sums in asks.tables.items()}
     own_columns = {
         site: {

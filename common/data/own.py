@@ -165,7 +165,10 @@ def _pictures(path: Path) -> Found:
     tops = _folders(path)
     deep = [top for top in tops if _folders(top)]
     if not tops:
-        raise UserError(f"{path.name} has no folders; there must be one of each class, with its pictures")
+        raise UserError(
+            f"{path.name} has neither tables ({', '.join(TABLES)}), one of each site, nor folders of pictures, "
+            "one of each class"
+        )
     if beside := sorted(file.name for file in path.iterdir() if _picture(file)):
         raise UserError(f"{path.name}: {beside[0]} is in no folder of a class; move it into one, or away")
     if deep and len(deep) < len(tops):
@@ -175,7 +178,11 @@ def _pictures(path: Path) -> Found:
     for folder in [child for top in tops for child in _folders(top)] if deep else tops:
         own = sorted(filter(_picture, folder.iterdir()))
         if not own:
-            raise UserError(f"{path.name}: {folder.relative_to(path)} has no pictures ({', '.join(PICTURES)})")
+            tables = any(file.suffix.lower() in TABLES for file in folder.iterdir())
+            inside = f"; its tables are data, too, if you name the folder {folder}" if tables else ""
+            raise UserError(
+                f"{path.name}: {folder.relative_to(path)} has no pictures ({', '.join(PICTURES)}){inside}"
+            )
         files += own
         labels += [folder.name] * len(own)
         environments += [folder.parent.name] * len(own)

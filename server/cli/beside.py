@@ -78,7 +78,7 @@ def _others(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _command(config: RunConfig, *arguments: str) -> str:
     """What makes a run; where a SuperLink is, no file of a run says."""
-    where = " --superlink ADDRESS --ca FILE" if config.runtime == "deployment" else ""
+    where = " --superlink ADDRESS [--ca FILE]" if config.runtime == "deployment" else ""
     return shlex.join(["perennial", "run", *arguments]) + where
 
 

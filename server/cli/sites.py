@@ -500,6 +500,11 @@ def serve_models(
         }
         if named and (run_id or client):
             raise UserError("--model names run and client itself; leave out --run and --client")
+        if (state / "metrics.jsonl").exists() and (state / "config.toml").exists():
+            raise UserError(
+                f"--state {state} is a run folder, and no site's state folder; `perennial export {state}` writes "
+                "a model of it to a file"
+            )
         choices = [named_choice(text, state) for text in named or []] or [("", Choice(state, run_id, client))]
         names = [name for name, _ in choices]
         if double := [name for name in names if names.count(name) > 1]:

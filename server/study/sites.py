@@ -198,8 +198,8 @@ def sites_table(cells: Sequence[Cell], adapt: int = 0) -> Table:
 
 
 RARE = (
-    "Where a class is rare or weighted, a good model may be right less often than the constant; its AUROC is then to "
-    "be compared with the constant's, 50 %."
+    "Where a class is rare or weighted, a good model may be right less often than the constant; then compare its "
+    "AUROC with the constant's, 50 %."
 )
 """What goes with `scores_table`."""
 

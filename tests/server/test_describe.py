@@ -68,6 +68,15 @@ def test_what_is_described_can_be_rehearsed(table: Path, tmp_path: Path) -> None
 
 
 def test_classes_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    for site, names in {"a": ("yes", "no"), "b": ("TRUE", "FALSE"), "c": ("no", "yes")}.items():
+        rows = f"1,{names[0]},ill\n2,{names[1]},well\n" * 20
+        (tmp_path / f"{site}.csv").write_text(f"x,smoker,label\n{rows}")
+    said = "of column 'smoker' b shares no category with any other site (FALSE, TRUE, elsewhere no, yes); if they"
+    assert said in call("describe", tmp_path).stderr
+    (tmp_path / "b.csv").unlink()
+    assert "shares no category" not in call("describe", tmp_path).stderr
+    (tmp_path / "c.csv").unlink()
+
     np.savez(tmp_path / "a.npz", x=np.zeros((3, 2)), y=np.array([10, 9, 0]))
     assert describe(tmp_path / "a.npz").scenario.labels == ("0", "9", "10")
 

@@ -1016,6 +1016,10 @@ def test_what_the_command_cannot_do_it_says(state: Path, served: Served, tmp_pat
         ("runs/first",): "serve: 'runs/first' is not possible; name a site's state folder with --state, or take",
         ("--state", str(state), "--device", "tpu"): "device 'tpu' is unknown",
     }
+    for name in ("config.toml", "metrics.jsonl"):
+        (tmp_path / "run" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "run" / name).touch()
+    sentences["--state", str(tmp_path / "run")] = "run is a run folder, and no site's state folder; `perennial exp"
     for arguments, sentence in sentences.items():
         result = CliRunner().invoke(app, ["serve", *arguments])
         assert result.exit_code == 2, result.output

@@ -265,7 +265,7 @@ def test_a_number_has_the_digits_that_a_served_model_is_sent(fill: float | None,
 @pytest.mark.parametrize(
     ("files", "empty", "sentence"),
     [
-        ((), "", "p has no folders; there must be one of each class, with its pictures"),
+        ((), "", "p has neither tables (.csv, .parquet), one of each site, nor folders of pictures, one of"),
         (("cat/1.png",), "dog", "p: dog has no pictures (.bmp, "),
         (("day/cat/1.png",), "day/dog", "p: day/dog has no pictures"),
         (("day/cat/1.png", "dog/1.png"), "", "p: day has folders and dog has none; all must be alike"),
@@ -282,6 +282,13 @@ def test_folders_that_are_no_classes(files: tuple[str, ...], empty: str, sentenc
     with pytest.raises(UserError) as error:
         read(folder)
     assert str(error.value).startswith(sentence)
+
+
+def test_tables_in_a_folder_below_are_pointed_at(tmp_path: Path) -> None:
+    (tmp_path / "p" / "sub").mkdir(parents=True)
+    write(tmp_path / "p" / "sub" / "north.csv", "x,label\n1,a\n")
+    with pytest.raises(UserError, match=r"p: sub has no pictures \(.*; its tables are data, too, if you name the"):
+        read(tmp_path / "p")
 
 
 def test_a_damaged_picture_is_named(tmp_path: Path) -> None:
