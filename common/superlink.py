@@ -94,8 +94,8 @@ def must_answer(address: Address, ca: Path | None, seconds: float = 10.0) -> flo
     with suppress(OSError):
         _spoken(address, None if ca else _trusting_all(), seconds)
         raise UserError(
-            f"the SuperLink at {address} speaks plaintext gRPC, not TLS: if that is meant, leave out --ca and say "
-            "--insecure"
+            f"the SuperLink at {address} does not speak TLS but plaintext gRPC; if that is meant, leave out --ca "
+            "and say --insecure"
             if ca
             else f"the SuperLink at {address} does not speak plaintext gRPC: give its CA with --ca FILE"
         )

@@ -102,7 +102,10 @@ def test_wrong_ca_and_wrong_name(certs: Path) -> None:
 def test_plaintext_against_tls_and_tls_against_plaintext(certs: Path) -> None:
     with listening(certs / "ours") as port, pytest.raises(UserError, match="give its CA with --ca"):
         must_answer(Address("127.0.0.1", port), None)
-    with listening() as port, pytest.raises(UserError, match=r"speaks plaintext gRPC, not TLS: .*say --insecure"):
+    with (
+        listening() as port,
+        pytest.raises(UserError, match=r"does not speak TLS but plaintext gRPC; .*say --insecure"),
+    ):
         must_answer(Address("127.0.0.1", port), certs / "ours" / "ca.crt")
 
 
