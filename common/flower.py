@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import sys
@@ -11,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
+
+from perennial.common.errors import printable
 
 if TYPE_CHECKING:
     from flwr.supercore.retry import RetryInvoker, RetryState
@@ -48,6 +51,17 @@ def environment() -> dict[str, str]:
     # Flower starts its other programs by name.
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     return {**os.environ, **QUIET, "PATH": path}
+
+
+def quote_in_line() -> None:
+    """Have a line of Flower's log hold what it quotes: a server may call a round by several lines."""
+    logging.getLogger("flwr").addFilter(_in_line)
+
+
+def _in_line(record: logging.LogRecord) -> bool:
+    if isinstance(record.args, tuple):
+        record.args = tuple(printable(one) if isinstance(one, str) else one for one in record.args)
+    return True
 
 
 def hasten(module: ModuleType) -> None:

@@ -2,7 +2,10 @@
 
 import socket
 import ssl
+import time
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -11,10 +14,16 @@ from perennial.common.errors import UserError
 HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
 """What a gRPC client says first: the preface and an empty SETTINGS frame (RFC 9113, 3.4 and 6.5)."""
 SETTINGS = 4
+DATES = (9, 10)
+"""OpenSSL's codes for a certificate that is not valid yet, and for one that is not any more."""
 
 
 class Unreachable(UserError):  # noqa: N818 - a state that may pass
-    """Nothing answers there, which may be over soon."""
+    """Nothing that can be spoken with answers there, which may be over soon."""
+
+
+class _Foreign(OSError):  # noqa: N818 - about the other side
+    """What answers does not speak plaintext gRPC."""
 
 
 @dataclass(frozen=True)
@@ -60,30 +69,71 @@ def must_be_protected(address: Address, ca: Path | None, insecure: bool) -> None
         )
 
 
-def must_answer(address: Address, ca: Path | None, seconds: float = 10.0) -> None:
-    """Open a connection, with TLS where a CA is given, and close it. Raises `UserError` when that fails."""
-    context = _trusting(ca) if ca else None
+def must_answer(address: Address, ca: Path | None, seconds: float = 10.0) -> float | None:
+    """Open a connection, with TLS where a CA is given, and close it; when the certificate ends, in Unix time.
+
+    Raises `UserError` when that fails; `Unreachable` where that may be over soon.
+    """
+    context, away = _trusting(ca) if ca else None, f"the SuperLink at {address} cannot be reached"
     try:
-        with socket.create_connection((address.host, address.port), timeout=seconds) as plain:
-            if context:
-                context.wrap_socket(plain, server_hostname=address.host).close()
-                return
-            plain.sendall(HTTP2)
-            spoken = plain.recv(9)[3:4] == bytes([SETTINGS])
+        return _spoken(address, context, seconds)
     except ssl.SSLCertVerificationError as error:
-        raise UserError(
-            f"the SuperLink at {address} has a certificate that {ca} does not vouch for: "
-            f"{error.verify_message.rstrip('.')}"
-        ) from None
-    except (ssl.SSLError, ConnectionResetError):
-        spoken = False
+        reason = error.verify_message.rstrip(".")
+        sentence = f"the SuperLink at {address} has a certificate that {ca} does not vouch for: {reason}"
+        if error.verify_code in DATES:
+            today = f"{datetime.now(UTC):%Y-%m-%d}"
+            raise Unreachable(f"{sentence} (today is {today} by this machine's clock)") from None
+        raise UserError(sentence) from None
+    except (ssl.SSLEOFError, ConnectionResetError, BrokenPipeError):
+        reason = "it ends each connection at once"
+    except (ssl.SSLError, _Foreign):
+        reason = f"what answers there does not speak {'TLS' if ca else 'plaintext gRPC'}"
     except OSError as error:
-        reason = error.strerror or "no answer"
-        raise Unreachable(f"the SuperLink at {address} cannot be reached: {reason}") from None
-    if context and not spoken:
-        raise UserError(f"the SuperLink at {address} does not speak TLS: leave out --ca and say --insecure")
-    if not spoken:
-        raise UserError(f"the SuperLink at {address} does not speak plaintext gRPC: give its CA with --ca FILE")
+        raise Unreachable(f"{away}: {error.strerror or 'no answer'}") from None
+    # What it does speak has to be seen: whoever cuts connections must not get a site to give up TLS.
+    with suppress(OSError):
+        _spoken(address, None if ca else _trusting_all(), seconds)
+        raise UserError(
+            f"the SuperLink at {address} does not speak TLS but plaintext gRPC; if that is meant, leave out --ca "
+            "and say --insecure"
+            if ca
+            else f"the SuperLink at {address} does not speak plaintext gRPC: give its CA with --ca FILE"
+        )
+    raise Unreachable(f"{away}: {reason}")
+
+
+def ends_soon(address: Address, ends: float | None) -> str:
+    """A sentence on a certificate that ends within 30 days; empty for another one."""
+    if ends is None or ends - time.time() > 30 * 86400:
+        return ""
+    day = f"{datetime.fromtimestamp(ends, UTC):%Y-%m-%d}"
+    return (
+        f"the certificate of the SuperLink at {address} ends on {day}, and no site gets in after that; "
+        "its operator makes a new one with `perennial certs DIR --add`"
+    )
+
+
+def _spoken(address: Address, context: ssl.SSLContext | None, seconds: float) -> float | None:
+    """Speak with a server, in plaintext where there is no context; when its certificate ends. Raises `OSError`."""
+    with socket.create_connection((address.host, address.port), timeout=seconds) as plain:
+        if context:
+            with context.wrap_socket(plain, server_hostname=address.host) as protected:
+                ends = (protected.getpeercert() or {}).get("notAfter")
+                return ssl.cert_time_to_seconds(str(ends)) if ends else None
+        plain.sendall(HTTP2)
+        heard = plain.recv(9)
+    if not heard:
+        raise ConnectionResetError
+    if heard[3:4] != bytes([SETTINGS]):
+        raise _Foreign
+    return None
+
+
+def _trusting_all() -> ssl.SSLContext:
+    """To see whether there is TLS. Nothing is sent through it."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
 
 
 def _trusting(ca: Path) -> ssl.SSLContext:

@@ -1,10 +1,10 @@
 """The resident executor: one process per site that answers what its SuperNode takes in, with installed code.
 
-    python -m perennial.client.node.executor HOST:PORT FOLDER [MODULE...]
+    python -m perennial.client.node.executor PARENT HOST:PORT FOLDER [MODULE...]
 
-`supernode.py` starts it, and again when it ends. It does what Flower's SuperExec and `flwr-clientapp` do, over the
-SuperNode's Runtime API (gRPC), but stays, with PyTorch, data and models loaded, and never looks into the app that
-the server has sent. In FOLDER, which nobody else enters:
+`supernode.py`, the process PARENT, starts it, and again when it ends. It does what Flower's SuperExec and
+`flwr-clientapp` do, over the SuperNode's Runtime API (gRPC), but stays, with PyTorch, data and models loaded, and
+never looks into the app that the server has sent. In FOLDER, which nobody else enters:
 
 - `secret`: proves to the SuperNode that it is its executor;
 - `task`: the task at hand, so that the next executor goes on with it, should this one be killed;
@@ -62,7 +62,7 @@ from google.protobuf.message import DecodeError
 from perennial.common.asked import name_of
 from perennial.common.errors import UserError, printable
 from perennial.common.files import PRIVATE
-from perennial.common.flower import LOOK_EVERY
+from perennial.common.flower import LOOK_EVERY, quote_in_line
 from perennial.common.tracebacks import Tracebacks
 
 Answer = Callable[[Message, Context, Run], Message]
@@ -332,9 +332,11 @@ def serve(address: str, folder: Path, answer: Answer, audit: Audit) -> None:
             time.sleep(LOOK_EVERY / 2)
 
 
-def end_with_parent() -> None:
-    """From now on, this process ends with its parent, and at once: a training for nobody is left where it is."""
-    parent = os.getppid()
+def end_with_parent(parent: int) -> None:
+    """From now on, this process ends with its parent, and at once: a training for nobody is left where it is.
+
+    The parent is known by the id that it has given, because it may have ended while Flower was imported here.
+    """
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -346,14 +348,15 @@ def end_with_parent() -> None:
 
 def main() -> None:
     """Load what a message needs, then serve."""
-    end_with_parent()
+    end_with_parent(int(sys.argv[1]))
+    quote_in_line()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the SuperNode, with which this ends
     from perennial.client.node.installed import answer, audit
 
-    for module in sys.argv[3:]:
+    for module in sys.argv[4:]:
         import_module(module)
     log(INFO, "perennial: executor %d is ready", os.getpid())
-    serve(sys.argv[1], Path(sys.argv[2]), answer, audit)
+    serve(sys.argv[2], Path(sys.argv[3]), answer, audit)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from perennial.client.settings import Consent
 from perennial.common.errors import UserError, printable
 from perennial.common.flower import environment, program
 from perennial.common.logs import LogFile, is_json, set_format, tell
-from perennial.common.superlink import Address, Unreachable, must_answer, must_be_protected
+from perennial.common.superlink import Address, Unreachable, ends_soon, must_answer, must_be_protected
 
 Say = Callable[..., None]
 """Tells the site's owner a sentence, and what is known beside it."""
@@ -43,9 +43,19 @@ SHIPPED = "--code shipped: this site runs whatever code the server sends, and ke
 SESSION = 75.0
 """Seconds after which the SuperLink has surely let go of a node that vanished: two missed heartbeats and a bit."""
 REFUSED_PAUSE, LONGEST_PAUSE = 10.0, 60.0
+LOOK_AGAIN = 6 * 3600.0
+"""Seconds between two looks at the SuperLink's certificate."""
 
 NOT_REGISTERED, NOT_TAKEN, NO_FLEET = "2001", "2004", "UNIMPLEMENTED"
 """The SuperLink's words, as codes: only registered keys may join; this key cannot now; no Fleet API is there."""
+REFUSAL = re.compile(r'details = ".*?"code": (\d+)|status = StatusCode\.(UNIMPLEMENTED)')
+"""How a line begins that has such a code, of an exception of gRPC's: no line that quotes what a run has sent."""
+LASTING = {
+    NOT_REGISTERED: "the SuperLink at {} lets in registered sites alone: give the site's --key FILE",
+    NO_FLEET: "no site can join at {}: what answers is no SuperLink's Fleet API; "
+    "its port is 9092 unless set otherwise",
+}
+"""What no waiting can mend, at a site that was never connected."""
 FLEET = "superlink.example:9092"
 """What an address for `--superlink` looks like here."""
 
@@ -221,21 +231,21 @@ class Narrator:
         """How long the action took whose reply was the latest line."""
         self.away = False
         """Whether the SuperLink does not answer now."""
-        self._run, self._round, self._begun = "", "", 0.0
+        self._run, self._round, self._begun = "", "0", 0.0
         self._survey = ""
         """The latest run that is a survey."""
 
     def tell(self, line: str) -> str:
         """The line in plain words; empty where it is of no interest."""
         self.known, self.seconds = {}, None
-        line = re.sub(r"\x1b\[\d*m", "", line).strip()
+        line = printable(line).strip()
         level, _, text = line.partition(":")
         level, text = level.strip(), text.strip()
         if line:
-            self.last = "" if level in ("INFO", "WARNING", "ERROR") else printable(line).rstrip(".")
+            self.last = "" if level in ("INFO", "WARNING", "ERROR") else line.rstrip(".")
         if level == "ERROR" and not text.startswith("perennial: "):
             self.error = text
-        if found := re.search(r'"code": (\d+)|status = StatusCode.(UNIMPLEMENTED)', line):
+        if not self.connected and (found := REFUSAL.match(line)):
             self.refusal = found[1] or found[2]
         if self.muted or level not in ("INFO", "WARNING", "ERROR"):
             return ""
@@ -244,15 +254,15 @@ class Narrator:
         if found := re.fullmatch(r"SuperNode ID: (\d+)", text):
             self.connected = True
             return f"connected to {self.superlink} as node {found[1]}; waiting for a run"
-        if found := re.fullmatch(r"\[RUN (\d+), ROUND (\d+)\]", text):
-            self._run, self._round = found.groups()
+        if found := re.match(r"\[RUN (\d+)(?:, ROUND (\d{1,9})\])?", text):  # a server names rounds as it likes
+            self._run, self._round = found[1], found[2] or "0"
         if found := re.match(r"(Receiving|Sending): (\S+) message", text):
             if found[2] == "query.shape":
                 self._survey = self._run
             # A survey trains nothing, though its masks are agreed on by messages that are called so.
             if found[2].startswith("query") or self._run == self._survey:
                 return ""
-            self.known = {"round": int(self._round or 0), "action": found[2]}
+            self.known = {"round": int(self._round), "action": found[2]}
             if found[1] == "Sending":
                 self.seconds = round(time.monotonic() - self._begun, 3)
                 return ""
@@ -274,6 +284,7 @@ class Teller:
         self._last = ""
 
     def __call__(self, text: str, **known: Any) -> None:
+        text = printable(text)
         if text != self._last and is_json():
             tell(text, **known)
         elif text != self._last:
@@ -290,6 +301,11 @@ class SiteMetrics:
         self.registry = registry = CollectorRegistry()
         self.connected = Gauge(
             "perennial_site_connected", "1 while a SuperLink knows this site.", registry=registry
+        )
+        self.certificate = Gauge(
+            "perennial_certificate_expiry_timestamp_seconds",
+            "When the SuperLink's certificate ends; 0 without TLS.",
+            registry=registry,
         )
         self.starts = Counter("perennial_site_starts", "Starts of the SuperNode.", registry=registry)
         self.round = Gauge("perennial_site_round", "Round of the latest message.", registry=registry)
@@ -323,7 +339,7 @@ def keep_running(plan: Plan, node_config: Path, say: Say, metrics: SiteMetrics |
     was_connected, refused_since, pause = False, 0.0, 1.0
     while True:
         try:
-            must_answer(address, ca)
+            look(address, ca, say, metrics)
         except UserError as error:
             if not was_connected and not isinstance(error, Unreachable):
                 raise
@@ -334,15 +350,12 @@ def keep_running(plan: Plan, node_config: Path, say: Say, metrics: SiteMetrics |
         node, code = run_once(plan, node_config, say, metrics)
         now = time.monotonic()
         was_connected |= node.connected
-        if node.refusal == NOT_REGISTERED:
-            raise UserError(
-                f"the SuperLink at {address} lets in registered sites alone: give the site's --key FILE"
-            )
-        if node.refusal == NO_FLEET and not was_connected:
-            raise UserError(
-                f"no site can join at {address}: what answers is no SuperLink's Fleet API; "
-                "its port is 9092 unless set otherwise"
-            )
+        if wrong := LASTING.get(node.refusal, "").format(address):
+            if not was_connected:
+                raise UserError(wrong)
+            say(f"{wrong}; trying again")
+            pause = _rest(pause)
+            continue
         if node.refusal == NOT_TAKEN:
             refused_since = refused_since or now
             say(_refusal(address, was_connected, now - refused_since))
@@ -354,6 +367,23 @@ def keep_running(plan: Plan, node_config: Path, say: Say, metrics: SiteMetrics |
         reason = "the SuperLink does not know this session any more" if code == 0 else node.last or node.error
         say(f"the SuperNode ended with exit code {code}{reason and f': {reason}'}; it is started again")
         pause = _rest(pause)
+
+
+def look(address: Address, ca: Path | None, say: Say, metrics: SiteMetrics | None) -> None:
+    """Whether the SuperLink answers; says if its certificate ends soon. Raises `UserError`."""
+    ends = must_answer(address, ca)
+    if metrics and ends:
+        metrics.certificate.set(ends)
+    if remark := ends_soon(address, ends):
+        say(remark)
+
+
+def look_again(plan: Plan, say: Say, metrics: SiteMetrics | None) -> NoReturn:
+    """Keep an eye on the certificate, because a SuperNode may run for months."""
+    while True:
+        time.sleep(LOOK_AGAIN)
+        with suppress(UserError):  # whether anybody answers is the SuperNode's to tell
+            look(Address.parse(plan.superlink), Path(plan.ca), say, metrics)
 
 
 def run_once(
@@ -484,7 +514,10 @@ def main() -> None:
             node_config.write_text(tomli_w.dumps(plan.settings), encoding="utf-8")
             if plan.code == "shipped":
                 say(SHIPPED)
-            keep_running(plan, node_config, say, _exposed(plan))
+            metrics = _exposed(plan)
+            if plan.ca:
+                Thread(target=look_again, args=(plan, say, metrics), daemon=True).start()
+            keep_running(plan, node_config, say, metrics)
     except UserError as error:
         if is_json():
             tell(str(error), level=logging.ERROR, exit_code=2)

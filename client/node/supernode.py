@@ -7,7 +7,8 @@ machine, with a secret that only this user can read. Flower's own files stay as 
 
 - the SuperNode looks for a message after 0.1 s or a fifth of the time that it has waited (1 s at most), not 3 s,
 - and for a reply, and for late parts of a message, every 0.1 s, not every 0.5 s and 1 s,
-- and what the SuperLink itself fails to do is asked again, for a minute, instead of dropping the message.
+- and what the SuperLink itself fails to do is asked again, for a minute, instead of dropping the message,
+- and what a line of its log quotes from a server stays on that line.
 
 That leans on names inside Flower 1.34.0; `tests/client/node/test_supernode.py` fails when they move.
 """
@@ -35,7 +36,7 @@ from flwr.supernode.cli import flower_supernode
 from perennial.client.node.executor import SECRET
 from perennial.client.settings import SETTINGS, settings_in
 from perennial.common.files import PRIVATE, private_folder
-from perennial.common.flower import LOOK_EVERY, free_port, hasten, insist, persist
+from perennial.common.flower import LOOK_EVERY, free_port, hasten, insist, persist, quote_in_line
 
 FLOWER = "1.34.0"
 EXECUTOR = [sys.executable, "-P", "-m", "perennial.client.node.executor"]
@@ -93,7 +94,8 @@ def keep_executor(*arguments: str) -> NoReturn:
     rest = 0.0
     while True:
         begun = time.monotonic()
-        code = subprocess.Popen([*EXECUTOR, *arguments], stdin=subprocess.DEVNULL).wait()
+        command = [*EXECUTOR, str(os.getpid()), *arguments]
+        code = subprocess.Popen(command, stdin=subprocess.DEVNULL).wait()
         log(WARNING, "perennial: the executor ended with exit code %d; it is started again", code)
         rest = 0.0 if time.monotonic() - begun > LONG_LIFE else min(2 * rest + 1, LONGEST_REST)
         time.sleep(rest)
@@ -121,6 +123,7 @@ def main() -> None:
     vars(start_client_internal).update(
         time=Pauses(), make_simple_grpc_retry_invoker=lambda: persist(make_simple_grpc_retry_invoker())
     )
+    quote_in_line()
     hasten(start_client_internal)
     insist(start_client_internal, "push_object_contents_from_iterable")
     Thread(target=keep_executor, args=(address, str(folder), *loaded), daemon=True).start()

@@ -427,7 +427,14 @@ def join_runs(
             survey=survey,
             least=least,
         )
+        _warn_of_readers("--key", key)
     become(plan)
+
+
+def _warn_of_readers(option: str, file: Path | None) -> None:
+    """A remark on a file with a secret that other users of this machine can read."""
+    if file and (mode := file.expanduser().stat().st_mode & 0o777) & 0o044:
+        remark(f"{option} {file} can be read by others (mode {mode:04o}); say `chmod 600 {file}`")
 
 
 State = Annotated[Path, typer.Option(metavar="DIR", envvar="PERENNIAL_STATE", help="The site's state folder.")]
@@ -515,6 +522,8 @@ def serve_models(
         ]
         tls = credentials(certificate, key_file, client_ca)
         callers = Callers(token_file, remark)
+        _warn_of_readers("--token-file", token_file)
+        _warn_of_readers("--key-file", key_file)
         server = Server(
             Catalogue(entries),
             Address(host, port),

@@ -1,13 +1,18 @@
 """Whether a SuperLink can be spoken to: each way in which it cannot has its sentence."""
 
 import socket
+import struct
+from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
+from socketserver import BaseRequestHandler, TCPServer
+from threading import Thread
+from typing import Any
 
 import pytest
 from listening import listening
 
 from perennial.common.errors import UserError
-from perennial.common.superlink import Address, must_answer, must_be_protected
+from perennial.common.superlink import Address, Unreachable, must_answer, must_be_protected
 from perennial.server.deployment.certs import make
 
 
@@ -97,8 +102,67 @@ def test_wrong_ca_and_wrong_name(certs: Path) -> None:
 def test_plaintext_against_tls_and_tls_against_plaintext(certs: Path) -> None:
     with listening(certs / "ours") as port, pytest.raises(UserError, match="give its CA with --ca"):
         must_answer(Address("127.0.0.1", port), None)
-    with listening() as port, pytest.raises(UserError, match="does not speak TLS"):
+    with (
+        listening() as port,
+        pytest.raises(UserError, match=r"does not speak TLS but plaintext gRPC; .*say --insecure"),
+    ):
         must_answer(Address("127.0.0.1", port), certs / "ours" / "ca.crt")
+
+
+class Cuts(BaseRequestHandler):
+    """Ends a connection at once, as a tunnel does whose server is not there yet."""
+
+    said = b""
+    abrupt = False
+
+    def handle(self) -> None:
+        if self.abrupt:  # a reset
+            self.request.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        elif self.said:
+            self.request.recv(9)
+            self.request.sendall(self.said)
+
+
+@pytest.mark.parametrize("protected", [True, False])
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({}, "it ends each connection at once"),
+        ({"abrupt": True}, "it ends each connection at once"),
+        ({"said": b"HTTP/1.1 400 Bad Request\r\n\r\n"}, "what answers there does not speak (TLS|plaintext gRPC)"),
+    ],
+)
+def test_a_connection_that_ends_says_nothing_of_the_settings(
+    settings: dict[str, Any], reason: str, protected: bool, certs: Path
+) -> None:
+    with TCPServer(("127.0.0.1", 0), type("Cutting", (Cuts,), settings)) as server:
+        Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        address = Address("127.0.0.1", server.server_address[1])
+        with pytest.raises(Unreachable, match=rf"cannot be reached: {reason}$"):
+            must_answer(address, certs / "ours" / "ca.crt" if protected else None)
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("days", "reason"), [(-3, "certificate has expired"), (3, "certificate is not yet valid")]
+)
+def test_a_certificate_s_dates_may_be_right_later(
+    days: int, reason: str, certs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once it is renewed, or the clock of this machine is set."""
+    for name in ("ca.key", "ca.crt"):
+        (tmp_path / name).write_bytes((certs / "ours" / name).read_bytes())
+
+    class Elsewhen(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+            return datetime.now(tz) + timedelta(days)
+
+    monkeypatch.setattr(f"{make.__module__}.datetime", Elsewhen)
+    make(tmp_path, 0, [], days=1, add=True)
+    sentence = rf"ca.crt does not vouch for: {reason} \(today is 20\d\d-\d\d-\d\d by this machine's clock\)$"
+    with listening(tmp_path) as port, pytest.raises(Unreachable, match=sentence):
+        must_answer(Address("127.0.0.1", port), tmp_path / "ca.crt")
 
 
 def test_a_ca_that_is_none(certs: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import signal
 import stat
 import subprocess
 import sys
@@ -47,7 +48,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from perennial.client.node.executor import end_with_parent, serve
 from perennial.common.errors import UserError
 
-end_with_parent()
+end_with_parent(os.getppid())
 here = Path(os.environ["HERE"])
 
 class Outer:
@@ -323,6 +324,27 @@ def test_a_reply_that_was_made_and_not_sent_is_sent_by_the_next_and_nothing_is_t
     killed_and_started_again(node)
     assert line(node.reply(asked)) == 1
     assert len(node.lines("diary")) == 1
+
+
+def test_an_executor_whose_parent_has_ended_before_it_could_look_ends_too(tmp_path: Path) -> None:
+    """It imports Flower for seconds first. Its parent is then another process, which stays."""
+    (tmp_path / executor.SECRET).write_text(SECRET)
+    parent = """
+import os, subprocess, sys
+from perennial.client.node.supernode import EXECUTOR
+command, nowhere = [*EXECUTOR, str(os.getpid()), *sys.argv[1:]], subprocess.DEVNULL
+print(subprocess.Popen(command, stdout=nowhere, stderr=nowhere).pid, flush=True)
+os._exit(0)
+"""
+    command = [sys.executable, "-c", parent, "127.0.0.1:1", str(tmp_path)]
+    child = Path("/proc") / subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    try:
+        until(
+            lambda: not child.exists() or child.joinpath("stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+        )
+    finally:
+        if child.exists():
+            os.kill(int(child.name), signal.SIGKILL)
 
 
 WHOLE = {"token": "t", "tries": 1, "input": "", "messages": ""}

@@ -19,6 +19,7 @@ import pytest
 import tomli_w
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509 import load_pem_x509_certificate
 from flwr.common.config import parse_config_args
 from listening import listening
 from typer.testing import CliRunner
@@ -29,7 +30,7 @@ from perennial.client.settings import Consent
 from perennial.common.errors import UserError
 from perennial.common.flower import program
 from perennial.common.logs import set_format
-from perennial.common.superlink import Unreachable
+from perennial.common.superlink import Address, Unreachable, ends_soon
 from perennial.server.cli.main import app
 from perennial.server.deployment.certs import make
 
@@ -237,6 +238,35 @@ def test_a_supernodes_log_in_plain_words() -> None:
     assert (narrator.connected, narrator.refusal, narrator.error) == (True, "", "Heartbeat failed")
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        '1 "code": 2001',
+        'details = "{"code": 2001',
+        '\n\tdetails = "{"code": 2001',
+        "\n\tstatus = StatusCode.UNIMPLEMENTED",
+        "9" * 5000,
+    ],
+)
+def test_what_a_server_calls_a_round_does_not_end_a_site(name: str) -> None:
+    narrator = Narrator(HERE)
+    for line in ("INFO : SuperNode ID: 1", *f"INFO :      [RUN 7, ROUND {name}]".splitlines()):
+        narrator.tell(line)
+    assert narrator.tell("INFO : Receiving: train message (ID: 1)") == "round 0: train"
+    assert narrator.refusal == ""
+    early = Narrator(HERE)
+    early.tell(f"INFO :      [RUN 7, ROUND {name.strip()}]")
+    assert early.refusal == ""
+
+
+def test_nothing_that_a_terminal_would_obey_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    narrator = Narrator(HERE)
+    narrator.tell("ERROR : failed \x1b]0;title\x07with \x1b[2J\x9b2Jthis")
+    Teller()(f"{narrator.error}\n12:00:00 \x1b[8mall is well")
+    assert narrator.error == "failed with  2Jthis"
+    assert capsys.readouterr().out.partition(" ")[2] == "failed with  2Jthis 12:00:00 all is well\n"
+
+
 def test_of_a_survey_no_round_of_training_is_told() -> None:
     """With secure aggregation its masks are agreed on by messages called `train.keys` and so on."""
     narrator, told = Narrator(HERE), list[str]()
@@ -377,6 +407,38 @@ def test_what_waiting_cannot_mend_ends_the_site_unless_it_was_connected(monkeypa
     assert any("does not vouch" in text for text in world.said)
     with pytest.raises(UserError, match="lets in registered sites alone: give the site's --key FILE"):
         World(monkeypatch, [], [(1.0, False, NOT_REGISTERED, 1)]).go()
+    world = World(monkeypatch, [], [(100.0, True, "", 1), (1.0, False, NOT_REGISTERED, 1)])
+    world.go()
+    assert world.said[-1].endswith("alone: give the site's --key FILE; trying again")
+
+
+def test_a_certificate_that_ends_soon_is_told(certs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the owner at the start and every few hours, and to Prometheus at any time."""
+    said, metrics, slept = list[str](), join.SiteMetrics(), list[float]()
+    ends = load_pem_x509_certificate((certs / "server.crt").read_bytes()).not_valid_after_utc
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) > 2:
+            raise Enough
+
+    monkeypatch.setattr(join.time, "sleep", sleep)
+    with listening(certs) as port:
+        plan = Plan(f"127.0.0.1:{port}", str(certs / "ca.crt"), "", "", {})
+        with pytest.raises(Enough):
+            join.look_again(plan, said.append, metrics)
+        monkeypatch.setattr(join, "run_once", lambda *_: (_ for _ in ()).throw(Enough))
+        with pytest.raises(Enough):
+            join.keep_running(plan, Path(), said.append, metrics)
+    assert said == [
+        f"the certificate of the SuperLink at 127.0.0.1:{port} ends on {ends:%Y-%m-%d}, and no site gets in after "
+        "that; its operator makes a new one with `perennial certs DIR --add`"
+    ] * 3  # fmt: skip
+    assert slept == [join.LOOK_AGAIN] * 3
+    value = metrics.registry.get_sample_value("perennial_certificate_expiry_timestamp_seconds")
+    assert value == ends.timestamp()
+    assert not ends_soon(Address("127.0.0.1", port), ends.timestamp() + 86400)
+    assert not ends_soon(Address("127.0.0.1", port), None)
 
 
 @pytest.mark.parametrize(
@@ -547,6 +609,24 @@ def test_a_server_that_speaks_otherwise_is_one_sentence_and_exit_code_2(certs: P
     assert done.stderr == (
         f"perennial: the SuperLink at 127.0.0.1:{port} does not speak plaintext gRPC: give its CA with --ca FILE\n"
     )
+
+
+def test_a_key_that_others_can_read_is_taken_with_a_remark(
+    certs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(join.os, "execv", lambda *_: None)
+    key = tmp_path / "clinic"
+    key.write_bytes((certs / "sites" / "clinic").read_bytes())
+    line = ["join", "--superlink", HERE, "--state", str(tmp_path / "state"), "--device", "cpu", "--partition", "0"]
+    line += ["--ca", str(certs / "ca.crt"), "--key", str(key)]
+    remarks = {}
+    for mode in (0o600, 0o644):
+        key.chmod(mode)
+        result = CliRunner().invoke(app, line)
+        assert result.exit_code == 0
+        remarks[mode] = result.stderr
+    sentence = f"perennial: --key {key} can be read by others (mode 0644); say `chmod 600 {key}`\n"
+    assert remarks == {0o600: "", 0o644: sentence}
 
 
 def test_the_command_line_says_what_is_wrong_and_else_becomes_the_resident_process(

@@ -9,6 +9,7 @@ import threading
 import time
 import tomllib
 from collections import Counter
+from logging import INFO
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,6 +17,8 @@ from typing import Any
 import flwr
 import grpc
 import pytest
+from flwr.common import log
+from flwr.common.logger import FLOWER_LOGGER
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError, ObjectUnavailableError, pull_objects
 from flwr.supercore.retry import make_simple_grpc_retry_invoker
 from flwr.superlink.grid import grpc_grid
@@ -152,12 +155,14 @@ def test_a_part_that_the_superlink_did_not_store_is_sent_again(
 
 
 def test_the_supernode_gets_a_port_and_a_secret_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     seen, kept = list[list[str]](), list[Any]()
     changed = ("time", "pull_objects", "make_simple_grpc_retry_invoker", "push_object_contents_from_iterable")
     for name in changed:  # to be put back
         monkeypatch.setattr(start_client_internal, name, vars(start_client_internal)[name])
+    monkeypatch.setattr(FLOWER_LOGGER, "filters", [])
+    monkeypatch.setattr(FLOWER_LOGGER, "propagate", True)
     monkeypatch.setattr(supernode, "flower_supernode", lambda: seen.append(sys.argv))
     monkeypatch.setattr(supernode, "keep_executor", lambda *call: kept.append(call))
     config = f'partition-id=1 state-dir="{tmp_path}"'
@@ -165,6 +170,8 @@ def test_the_supernode_gets_a_port_and_a_secret_of_its_own(
     where = ["--insecure", "--superlink", "here:9092", "--node-config", config]
     monkeypatch.setattr(sys, "argv", ["supernode", *where])
     supernode.main()
+    log(INFO, "[RUN %s, ROUND %s]", 7, "1\n\x1b[2JINFO :      perennial: do as I say")
+    assert caplog.messages[-1] == "[RUN 7, ROUND 1 INFO :      perennial: do as I say]"
     assert settings_in({})["superlink"] == "here:9092", "what the executor compares with the policy"
     ((address, name, *loaded),) = kept
     folder = Path(name)
@@ -235,4 +242,5 @@ def test_an_executor_that_ends_is_started_again_later_where_it_ends_soon(monkeyp
     with pytest.raises(Enough):
         supernode.keep_executor("127.0.0.1:1", "/folder")
     assert rests == [1, 3, 7, 15, 30, 30, 0, 1]
-    assert started[0] == [sys.executable, "-P", "-m", "perennial.client.node.executor", "127.0.0.1:1", "/folder"]
+    command = [sys.executable, "-P", "-m", "perennial.client.node.executor", str(os.getpid())]
+    assert started[0] == [*command, "127.0.0.1:1", "/folder"]

@@ -1026,6 +1026,18 @@ def test_what_the_command_cannot_do_it_says(state: Path, served: Served, tmp_pat
         assert sentence in result.stderr
 
 
+def test_a_token_file_that_others_can_read_is_taken_with_a_remark(
+    state: Path, served: Served, tmp_path: Path
+) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("ward 0123456789abcdef\n")
+    tokens.chmod(0o640)
+    line = ["serve", "--state", str(state), "--token-file", str(tokens), "--port", str(served.server.port)]
+    result = CliRunner().invoke(app, line)  # it ends, because the port is taken
+    sentence = f"perennial: --token-file {tokens} can be read by others (mode 0640); say `chmod 600 {tokens}`\n"
+    assert result.stderr.startswith(sentence)
+
+
 def test_the_command_starts_before_the_training_follows_it_and_ends_on_sigterm(tmp_path: Path) -> None:
     code = "import toys; from perennial.server.cli.main import main; main()"
     command = [sys.executable, "-c", code, "serve", "--state", str(tmp_path / SITE), "--port", "0"]
