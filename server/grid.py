@@ -40,6 +40,9 @@ class OrderedGrid(Grid):
     When the connection to the SuperLink has broken, a request that a node was fetching and a reply that it was
     sending may be lost: Flower hands out a request once, and takes the repetition of a send for an error. So who
     has not answered yet is asked again, under the same name (`common/asked.py`).
+
+    With a `timeout`, a request lives no longer than a reply to it may be looked for: a site that comes back after
+    a while is not handed what nobody waits for any more.
     """
 
     def __init__(self, inner: Grid, poll: float = 0.25) -> None:
@@ -78,6 +81,7 @@ class OrderedGrid(Grid):
         requests = list(messages)
         end = None if timeout is None else time.monotonic() + timeout
         give_name(requests)
+        _let_live(requests, end)
         ids = [[message_id] for message_id in self._push(requests)]
         for number in range(len(requests)):
             yield self._reply(requests[number:], ids[number:], end)
@@ -101,9 +105,11 @@ class OrderedGrid(Grid):
             "did not answer in time" if any(ids[0]) else "the request could not be sent",
         )
         while any(ids[0]):
-            if self.broken.is_set():
+            if self.broken.is_set() and (end is None or time.monotonic() < end):
                 log(WARNING, "perennial: the connection to the SuperLink broke; asking %d again", len(outstanding))
-                for known, message_id in zip(ids, self._push(list(map(ask_again, outstanding))), strict=True):
+                again = list(map(ask_again, outstanding))
+                _let_live(again, end)
+                for known, message_id in zip(ids, self._push(again), strict=True):
                     known.append(message_id)
             try:
                 found = self._pull(list(filter(None, ids[0])), end)
@@ -141,6 +147,13 @@ class OrderedGrid(Grid):
 
         Thread(target=pull, daemon=True).start()
         return future.result(timeout=max(end - time.monotonic(), SECONDS_TO_PULL))
+
+
+def _let_live(messages: Sequence[Message], end: float | None) -> None:
+    """Until their replies may have been pulled, one after the other, should they come just before `end`."""
+    if end is not None:
+        for message in messages:
+            message.metadata.ttl = end - time.monotonic() + SECONDS_TO_PULL * len(messages)
 
 
 Ahead = Callable[[Sequence[Message], Sequence[Context]], Iterable[Message | None]]

@@ -32,6 +32,8 @@ from perennial.strategies.roster import Claim, Roster, Seated, claims
 from perennial.strategies.screening import Limits, Template
 
 H = TypeVar("H", bound=Method)
+SECONDS_TO_ANSWER_AGAIN = 10.0
+"""For a node that has been asked before which client it is, and had the run's `wait` for it."""
 
 
 class MethodStrategy(Strategy, Generic[H]):
@@ -128,6 +130,7 @@ class MethodStrategy(Strategy, Generic[H]):
         self.exchanges.clear()
         self.notes.clear()
         self.sent = from_record(arrays)
+        self.roster.round = server_round
         cohort = self.sample(server_round, grid)
         self.prepare(server_round, cohort, grid)
         return self.ask(server_round, cohort, grid)
@@ -213,13 +216,16 @@ class MethodStrategy(Strategy, Generic[H]):
         """Find out which node is which client (`Roster.enrol`).
 
         Only of these `clients`, where the grid knows their nodes and nobody needs all: so what a round costs does
-        not depend on how many clients there are.
+        not depend on how many clients there are. A node that hangs is not waited for as long as for a training.
         """
 
-        def ask(nodes: list[int]) -> Mapping[int, Claim]:
+        def ask(nodes: list[int], again: bool) -> Mapping[int, Claim]:
+            wait = min(self.run.wait, SECONDS_TO_ANSWER_AGAIN) if again else self.run.wait
+            # Flower's simulation has its nodes answer one after the other.
+            seconds = min(self.run.deadline, max(wait, len(nodes)))
             query = Exchange("query", 0, {node: f"node {node}" for node in nodes}, lambda _: {})
             messages = self._requests(query, lambda _: {})
-            found = claims(query, self.accepted(self.send(grid, messages), quorum=0.0))
+            found = claims(query, self.accepted(self.send(grid, messages, seconds), quorum=0.0))
             if isinstance(grid, Seated) and (nameless := [node for node in nodes if not found[node].client]):
                 names = {grid.node_of(number): client for client, number in self.roster.numbers.items()}
                 found |= {node: replace(found[node], client=names[node]) for node in nameless}
@@ -344,9 +350,9 @@ class MethodStrategy(Strategy, Generic[H]):
         quorum = self.run.quorum if quorum is None else quorum
         return self.exchanges[-1].accepted(replies, self._limits, quorum, check)
 
-    def send(self, grid: Grid, messages: list[Message]) -> Iterable[Message]:
-        """The replies to `messages` that come before the run's deadline."""
-        return grid.send_and_receive(messages, timeout=self.run.deadline)
+    def send(self, grid: Grid, messages: list[Message], seconds: float | None = None) -> Iterable[Message]:
+        """The replies to `messages` that come before the run's deadline, or within so many seconds."""
+        return grid.send_and_receive(messages, timeout=self.run.deadline if seconds is None else seconds)
 
     def _means(
         self, replies: Iterable[AcceptedReply], sent: Payload, weight: Callable[[AcceptedReply], float]

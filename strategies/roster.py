@@ -9,6 +9,12 @@ from perennial.common.wire import CLIENT, INSISTS, LONGEST_NAME, NUM_EXAMPLES, R
 from perennial.strategies.exchange import AcceptedReply, Exchange
 from perennial.strategies.screening import LONGEST_REASON, Rejected
 
+LONGEST_PAUSE = 8
+"""Rounds after which a node that does not answer is asked again, at most."""
+
+Ask = Callable[[list[int], bool], Mapping[int, "Claim"]]
+"""Nodes, and whether all of them have not answered before, to what they say."""
+
 
 @runtime_checkable
 class Seated(Protocol):
@@ -52,22 +58,37 @@ class Roster:
         """What the nodes that are there say of themselves, by node id; nothing, if they did not answer."""
         self._holders: dict[str, list[int]] = {}
         """Nodes that have been a client in this run, the first one first, by client id."""
+        self._silent: dict[int, tuple[int, int]] = {}
+        """Of nodes that did not answer, the round in which they are asked again, and how far off it was."""
+        self.round = 0
+        """The round that is at work; none before the first."""
 
-    def enrol(self, present: Iterable[int], ask: Callable[[list[int]], Mapping[int, Claim]]) -> None:
+    def enrol(self, present: Iterable[int], ask: Ask) -> None:
         """`ask` those of the nodes that have not said yet which client they are; forget nodes that are gone.
+
+        Who did not answer is asked again one round later, then after 2, 4 and 8 rounds, and every 8 from then on;
+        before the first round, every time.
 
         Of several nodes that say they are the same client, the one that was it first in this run is. When none
         was, none is until only one is left. A client that is bound to a node can be no other.
         """
         nodes, before = set(present), len(self._claims)
-        self._claims = {node: claim for node, claim in self._claims.items() if node in nodes and not claim.silent}
+        self._silent = {node: known for node, known in self._silent.items() if node in nodes}
+        due = {node for node, (again, _) in self._silent.items() if not self.round or self.round >= again}
+        self._claims = {node: claim for node, claim in self._claims.items() if node in nodes - due}
         strangers = sorted(nodes - self._claims.keys())
         if strangers:
-            self._claims |= ask(strangers)
+            found = ask(strangers, bool(self.round) and due.issuperset(strangers))
+            self._claims |= found
+            for node, claim in found.items():
+                _, pause = self._silent.pop(node, (0, 0))
+                if claim.silent:
+                    pause = min(2 * pause, LONGEST_PAUSE) if self.round and pause else 1
+                    self._silent[node] = self.round + pause, pause
         if strangers or len(self._claims) < before:
             self._seat()
 
-    def admit(self, nodes: Iterable[int], ask: Callable[[list[int]], Mapping[int, Claim]]) -> None:
+    def admit(self, nodes: Iterable[int], ask: Ask) -> None:
         """As `enrol`, for these nodes alone; whoever else is there stays there."""
         self.enrol({*nodes, *self._claims}, ask)
 

@@ -74,6 +74,8 @@ TRIES = 2
 """Executors that a message may cost."""
 LONGEST_LOOK = 1.0
 """Seconds between two looks for a part of a message that the SuperNode is still fetching."""
+SECONDS_TO_LOAD = 1800.0
+"""That a message may take at least, however short its time to live: the first one has the site's data loaded."""
 SECONDS_TO_ARRIVE = 30.0
 """For a message whose task is there already."""
 
@@ -201,6 +203,8 @@ class Executor:
             work.tries += 1
             self._note(work)
             reply = self.reply(message, context, run, work)
+            # In the server's time: by a clock that is ahead of it, the reply would be too late.
+            reply.metadata.created_at, reply.metadata.ttl = message.metadata.created_at, message.metadata.ttl
             push_message(stub, reply, context)
             stub.ConfirmMessageReceived(
                 ConfirmMessageReceivedRequest(node=node, run_id=run.run_id, message_object_id=tree.object_id)
@@ -256,7 +260,7 @@ class Executor:
             log(ERROR, "perennial: %d executors have died over message %s", TRIES, message.metadata.message_id)
             died = "the site's executor died twice over this message; the site's log has its last words"
             return _failure(message, ExecutorFailed(died))
-        watch = threading.Timer(message.metadata.ttl, self._give_up, (message, work))
+        watch = threading.Timer(max(message.metadata.ttl, SECONDS_TO_LOAD), self._give_up, (message, work))
         watch.daemon = True
         watch.start()
         try:

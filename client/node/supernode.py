@@ -7,6 +7,7 @@ machine, with a secret that only this user can read. Flower's own files stay as 
 
 - the SuperNode looks for a message after 0.1 s or a fifth of the time that it has waited (1 s at most), not 3 s,
 - and for a reply, and for late parts of a message, every 0.1 s, not every 0.5 s and 1 s,
+- and of the requests of a run that wait for it, it takes the newest alone,
 - and what the SuperLink itself fails to do is asked again, for a minute, instead of dropping the message,
 - and what a line of its log quotes from a server stays on that line.
 
@@ -21,11 +22,13 @@ import secrets
 import subprocess
 import sys
 import time
-from logging import ERROR, WARNING
+from collections.abc import Callable
+from logging import ERROR, INFO, WARNING
 from pathlib import Path
 from threading import Thread
-from typing import IO, NoReturn
+from typing import IO, Any, NoReturn
 
+from flwr.app import Message
 from flwr.common import log
 from flwr.common.config import parse_config_args
 from flwr.supercore.retry import make_simple_grpc_retry_invoker
@@ -64,6 +67,33 @@ class Pauses:
             pause = min(max(pause, self.waited / 5), LONGEST_PAUSE)
         self.waited = self.waited + pause if seconds >= IDLE else 0.0
         time.sleep(pause)
+
+
+Found = tuple[Message, Any]
+"""A message and its object tree."""
+
+
+def newest_first(pull_and_store: Callable[..., int | None]) -> Callable[..., int | None]:
+    """Have Flower's `_pull_and_store_message` drop requests that a newer one of their run has overtaken.
+
+    A run's server asks a node for one thing at a time, so it does not wait for them any more: this site was
+    hanging, or is slower than the run's `deadline`.
+    """
+    waiting: dict[int, Found] = {}  # by run, the one that has waited longest first
+
+    def pull(*, receive: Callable[[], Found | None], **others: Any) -> int | None:
+        def newest() -> Found | None:
+            while found := receive():
+                run = found[0].metadata.run_id
+                if overtaken := waiting.get(run):
+                    of = overtaken[0].metadata
+                    log(INFO, "perennial: nobody waits any more for %s of round %s", of.message_type, of.group_id)
+                waiting[run] = found
+            return waiting.pop(next(iter(waiting))) if waiting else None
+
+        return pull_and_store(receive=newest, **others)
+
+    return pull
 
 
 def folder_of(settings: dict[str, str]) -> Path:
@@ -121,7 +151,9 @@ def main() -> None:
     sys.argv = ["flower-supernode", *options, *own, "--superexec-auth-secret-file", str(secret)]
     loaded = PARTITIONS if "partition-id" in settings else ()
     vars(start_client_internal).update(
-        time=Pauses(), make_simple_grpc_retry_invoker=lambda: persist(make_simple_grpc_retry_invoker())
+        time=Pauses(),
+        make_simple_grpc_retry_invoker=lambda: persist(make_simple_grpc_retry_invoker()),
+        _pull_and_store_message=newest_first(start_client_internal._pull_and_store_message),
     )
     quote_in_line()
     hasten(start_client_internal)

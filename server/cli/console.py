@@ -86,8 +86,8 @@ def sentences() -> Iterator[Working]:
         yield working
     except (typer.Exit, typer.Abort, click.ClickException):
         raise
-    except KeyboardInterrupt:
-        _end_interrupted(working)
+    except KeyboardInterrupt as stop:
+        _end_interrupted(working, str(stop))
     except Exception as error:
         if _interrupted:
             _end_interrupted(working)
@@ -117,11 +117,11 @@ def sentences() -> Iterator[Working]:
             working.at_end()
 
 
-def _end_interrupted(working: Working) -> NoReturn:
+def _end_interrupted(working: Working, told: str = "") -> NoReturn:
     working.at_end = None
     what = working.hint()
-    if working.deployed and working.folder and working.folder.path.is_dir():
-        what = f"; the run goes on at the SuperLink and in {working.folder.path}"
+    if working.deployed:
+        what = f"; {told or '`perennial status` tells whether the run goes on at the SuperLink'}"
     _end(f"interrupted{what}", _exit_code())
 
 

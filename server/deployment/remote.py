@@ -48,12 +48,15 @@ class Connection:
 
     def execute(self, config: RunConfig, out: Path, resume: bool = False) -> Iterator[dict[str, Any]]:
         """Submit a run and follow it; the rows of its log. Raises `RunStopped` or `UserError`."""
-        try:
+        with _marked(out):
             run_id = self.submit(config, out, resume)
-            with Receiver(self.control(), run_id, out) as receiver:
-                yield from self.follow(run_id, out, receiver, resume)
-        finally:
-            _marker(out).unlink(missing_ok=True)
+            try:
+                with Receiver(self.control(), run_id, out) as receiver:
+                    yield from self.follow(run_id, out, receiver, resume)
+            except KeyboardInterrupt:
+                where = f", in {place_of(out)}" if out.exists() else ""
+                goes_on = f"run {run_id} goes on at the SuperLink{where}"
+                raise KeyboardInterrupt(f"{goes_on}; `perennial stop {run_id}{self.options}` ends it") from None
 
     def submit(self, config: RunConfig, out: Path, resume: bool = False) -> str:
         """Start a run; its Flower run id. Raises `UserError` with Flower's reason."""
@@ -61,12 +64,10 @@ class Connection:
 
     def survey(self, asked: str, out: Path) -> dict[str, Any]:
         """Carry out a survey (`perennial.server.survey`), and what came of it. Raises as `execute`."""
-        try:
+        with _marked(out):
             run_id = self._submit(out, survey=asked)
             with Receiver(self.control(), run_id, out) as receiver:
                 list(self.follow(run_id, out, receiver))
-        finally:
-            _marker(out).unlink(missing_ok=True)
         return RunFolder(out).summary()
 
     def _submit(self, out: Path, **settings: str) -> str:
@@ -175,8 +176,22 @@ def place_of(out: Path) -> Path:
     return Path(there.read_text(encoding="utf-8").strip()) if there.exists() else out.resolve()
 
 
+@contextmanager
+def _marked(out: Path) -> Iterator[None]:
+    """Leaves no marker behind, but where a run goes on whose ServerApp has not looked for it yet."""
+    goes_on = False
+    try:
+        yield
+    except (KeyboardInterrupt, GeneratorExit):
+        goes_on = not out.exists()
+        raise
+    finally:
+        if not goes_on:
+            _marker(out).unlink(missing_ok=True)
+
+
 def _marker(out: Path) -> Path:
-    """A file beside a run folder, which is there while the run is followed; made where it is not.
+    """A file beside a run folder, there while the run is followed, or has not begun; made where it is not.
 
     A ServerApp that sees it writes the run folder itself; one that does not sends it (`desk.py`).
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import grpc
 import pytest
-from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.app import DEFAULT_TTL, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
@@ -221,9 +221,32 @@ def test_who_has_not_answered_is_asked_again_when_the_connection_breaks() -> Non
     first, second = link.waiting["id-3-1"], link.waiting["id-3-2"]
     assert first is not second
     assert first.content == second.content
-    assert (second.metadata.message_type, second.metadata.group_id, second.metadata.ttl) == (
-        "train", "1", first.metadata.ttl,
-    )  # fmt: skip
+    assert (second.metadata.message_type, second.metadata.group_id) == ("train", "1")
+    assert [expires(m) for m in (first, second)] == pytest.approx([expires(link.waiting["id-1-1"])] * 2, abs=60)
+
+
+def expires(message: Message) -> float:
+    return message.metadata.created_at + message.metadata.ttl
+
+
+@pytest.mark.parametrize("seconds", [5.0, None])
+def test_a_request_lives_until_the_deadline_and_as_long_as_its_reply_may_wait_to_be_pulled(
+    seconds: float | None,
+) -> None:
+    grid, begun = OrderedGrid(link := SlowLink([1, 2]), poll=0), time.time()
+    list(grid.send_and_receive(map(request, [1, 2]), timeout=seconds))
+    for message in link.waiting.values():
+        if seconds is None:
+            assert message.metadata.ttl == DEFAULT_TTL
+        else:
+            assert expires(message) == pytest.approx(begun + 5 + 60, abs=10)
+
+
+def test_after_the_deadline_nobody_is_asked_again() -> None:
+    link = BrokenLink(at=1)
+    replies = OrderedGrid(link, poll=0.02).send_and_receive(map(request, [2, 3]), timeout=0.01)
+    assert [reply.error.reason for reply in replies] == ["did not answer in time"] * 2
+    assert link.pushes == 1
 
 
 def test_while_the_connection_holds_nobody_is_asked_twice_and_exchanges_have_names_of_their_own() -> None:

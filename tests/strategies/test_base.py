@@ -68,9 +68,11 @@ def trained(value: float, count: int, **metrics: float) -> RecordDict:
     return RecordDict({MODEL: model(value), METRICS: MetricRecord({"num-examples": count, **metrics})})
 
 
-def train(method: MethodStrategy[Any], grid: Grid) -> tuple[ArrayRecord | None, MetricRecord | None]:
-    requests = method.configure_train(1, model(0), ConfigRecord(), grid)
-    return method.aggregate_train(1, grid.send_and_receive(requests))
+def train(
+    method: MethodStrategy[Any], grid: Grid, number: int = 1
+) -> tuple[ArrayRecord | None, MetricRecord | None]:
+    requests = method.configure_train(number, model(0), ConfigRecord(), grid)
+    return method.aggregate_train(number, grid.send_and_receive(requests))
 
 
 def evaluate(method: MethodStrategy[Any], grid: Grid) -> MetricRecord | None:
@@ -162,8 +164,15 @@ class Away(FakeGrid):
     away: int | None = None
     error: Error | None = None
 
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.queries: list[tuple[list[int], float | None]] = []
+        """Who was asked which client it is, and the seconds for it."""
+
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
         asked = list(messages)
+        if asked and asked[0].metadata.message_type == "query":
+            self.queries.append(([message.metadata.dst_node_id for message in asked], timeout))
         lost = [message for message in asked if message.metadata.dst_node_id == self.away]
         found = super().send_and_receive([message for message in asked if message not in lost])
         return [*(Message(self.error, reply_to=message) for message in lost if self.error), *found]
@@ -178,9 +187,45 @@ def test_a_node_that_did_not_answer_when_it_was_asked_is_asked_again(error: Erro
     assert list(method.roster.nodes) == CLIENTS[1:]
     assert method.exchanges[-1].left_out == {CLIENTS[0]: "is not connected"}
     grid.away = None
-    train(method, grid)
+    train(method, grid, 2)
     assert list(method.roster.nodes) == CLIENTS
     assert method.exchanges[-1].left_out == {}
+
+
+def test_a_node_that_hangs_costs_few_rounds_some_seconds_and_one_that_joins_is_asked_at_once() -> None:
+    """It is no client of the run; the others are there from the start."""
+    method = strategy("quorum=0", "wait=120", "deadline=600")
+    grid = Away([*CLIENTS, "nobody's"], lambda *_: None)
+    every, hangs = sorted(grid.names), min(grid.names)
+    grid.away = hangs
+    for _ in range(2):  # until they are there, a run that begins asks again and again
+        method.enrol(grid)
+    assert grid.queries == [(every, 120), ([hangs], 120)]
+    rounds = {}
+    for number in range(1, 40):
+        grid.queries.clear()
+        train(method, grid, number)
+        evaluate(method, grid)
+        if grid.queries:
+            rounds[number] = list(grid.queries)
+        assert method.roster.refused == {f"node {hangs}": "did not answer in time"}
+    assert rounds == {number: [([hangs], 10)] for number in (1, 3, 7, 15, 23, 31, 39)}
+    grid.names[7] = "late"
+    grid.queries.clear()
+    train(method, grid, 40)
+    assert grid.queries == [([7], 120)]
+    del grid.names[hangs]
+    train(method, grid, 41)
+    grid.names[hangs] = "nobody's"
+    train(method, grid, 42)
+    assert grid.queries[1:] == [([hangs], 120)]  # it was gone, so it is new
+
+
+def test_no_query_waits_longer_than_an_exchange_and_a_simulations_nodes_have_a_second_each() -> None:
+    for settings, seconds in ((("deadline=6", "wait=3"), 6), (("deadline=60", "wait=3"), 8), (("wait=30",), 30)):
+        grid = Away(CLIENTS, lambda *_: None)
+        strategy("quorum=0", *settings).enrol(grid)
+        assert grid.queries == [(sorted(grid.names), seconds)]
 
 
 def test_nobody_can_speak_for_a_site_that_takes_part() -> None:

@@ -188,5 +188,5 @@ def test_a_refusal_without_a_word_is_said_to_be_one() -> None:
     settings = ConfigRecord({CLIENT: NAMES[0], REFUSED: "\x1b[31m \x1b[2J"})
     reply = AcceptedReply("node 4", {}, MetricRecord(), settings)
     roster = Roster(NAMES, {})
-    roster.enrol([4], lambda _: claims(exchange, [reply]))
+    roster.enrol([4], lambda *_: claims(exchange, [reply]))
     assert roster.refused == {NAMES[0]: "takes no part and gives no reason"}

@@ -45,10 +45,12 @@ TOY = """
 import os, signal, sys, time
 from pathlib import Path
 from flwr.app import ConfigRecord, Message, RecordDict
+from perennial.client.node import executor
 from perennial.client.node.executor import end_with_parent, serve
 from perennial.common.errors import UserError
 
 end_with_parent(os.getppid())
+executor.SECONDS_TO_LOAD = 0.0
 here = Path(os.environ["HERE"])
 
 class Outer:
@@ -97,6 +99,11 @@ executor.push_message = dying
 QUICK_HEART = """
 from flwr.supercore import heartbeat
 heartbeat.HEARTBEAT_DEFAULT_INTERVAL, heartbeat.HEARTBEAT_CALL_TIMEOUT = 0.6, 0.3
+"""
+AHEAD = """
+import datetime, importlib
+message, hour = importlib.import_module("flwr.app.message.message"), datetime.timedelta(hours=1)
+message.now = lambda now=message.now: now() + hour
 """
 # The project's own answers; dies when it has stored the second round's state, once.
 REAL = """
@@ -427,6 +434,17 @@ def test_a_message_that_is_not_answered_in_its_time_to_live_ends_the_executor(ma
     node.start()
     assert "ExecutorFailed" in node.reply(asked).error.reason
     assert len(node.lines("diary")) == 1
+
+
+def test_a_reply_is_in_the_servers_time(make: Callable[..., Node]) -> None:
+    """By the clock of a site that is an hour ahead, it would be too late, and the SuperLink refuse it."""
+    node = make(AHEAD + TOY + SERVE)
+    node.start()
+    for do in ("", "raise"):
+        reply = node.reply(asked := node.ask(do, ttl=60.0)).metadata
+        assert reply.reply_to_message_id == asked
+        assert reply.ttl == 60.0
+        assert abs(reply.created_at - time.time()) < 60
 
 
 def test_it_ends_with_its_supernode_at_once(make: Callable[..., Node]) -> None:

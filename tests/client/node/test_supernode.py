@@ -17,6 +17,7 @@ from typing import Any
 import flwr
 import grpc
 import pytest
+from flwr.app import Message, RecordDict
 from flwr.common import log
 from flwr.common.logger import FLOWER_LOGGER
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError, ObjectUnavailableError, pull_objects
@@ -45,6 +46,8 @@ def test_the_pin_has_not_moved() -> None:
         assert vars(module)["pull_objects"] is pull_objects
     assert inspect.signature(pull_objects).parameters["initial_backoff"].default == 1
     assert "retry_invoker = make_simple_grpc_retry_invoker()" in lines
+    assert {"run_id = _pull_and_store_message(", "receive=receive,"} <= set(lines)
+    assert lines.count("if (recv := receive()) is None:") == 1
 
 
 def test_it_refuses_another_flower(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,6 +90,35 @@ def test_late_parts_of_a_message_are_waited_for_less(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(random, "uniform", lambda *_: 0.0)
     assert grpc_grid.pull_objects(["a"], pull) == {"a": b"here"}
     assert [wait for wait in waits if wait] == [0.1, 0.2]
+
+
+def test_of_a_runs_requests_that_wait_the_newest_is_taken_and_no_run_waits_for_another() -> None:
+    """As after a while in which the site hung, and rounds went on without it."""
+
+    def asked(run: int, number: int) -> supernode.Found:
+        message = Message(RecordDict(), 1, "train", group_id=str(number))
+        message.metadata.__dict__["_run_id"] = run
+        return message, None
+
+    there = [asked(7, 1), asked(8, 1), asked(7, 2), asked(7, 3)]
+    taken = list[tuple[int, str]]()
+
+    def pull_and_store(*, receive: Any, state: str) -> int | None:
+        if (found := receive()) is None:
+            return None
+        of = found[0].metadata
+        taken.append((of.run_id, of.group_id))
+        return of.run_id if state else 0
+
+    pull = supernode.newest_first(pull_and_store)
+
+    def receive() -> supernode.Found | None:
+        return there.pop(0) if there else None
+
+    assert pull(receive=receive, state="kept") == 7
+    there += [asked(8, 2), asked(7, 4)]
+    assert [pull(receive=receive, state="kept") for _ in range(3)] == [8, 7, None]
+    assert taken == [(7, "3"), (8, "2"), (7, "4")]
 
 
 class Failed(grpc.RpcError):
@@ -159,7 +191,7 @@ def test_the_supernode_gets_a_port_and_a_secret_of_its_own(
 ) -> None:
     seen, kept = list[list[str]](), list[Any]()
     changed = ("time", "pull_objects", "make_simple_grpc_retry_invoker", "push_object_contents_from_iterable")
-    for name in changed:  # to be put back
+    for name in (*changed, "_pull_and_store_message"):  # to be put back
         monkeypatch.setattr(start_client_internal, name, vars(start_client_internal)[name])
     monkeypatch.setattr(FLOWER_LOGGER, "filters", [])
     monkeypatch.setattr(FLOWER_LOGGER, "propagate", True)

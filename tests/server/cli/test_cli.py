@@ -570,13 +570,17 @@ def test_a_deployed_run_outlives_the_command_that_watches_it(
 ) -> None:
     def interrupted(config: Any, path: Path, *_: object, **__: object) -> None:
         RunFolder.create(path, config)
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt(*told)
 
+    told: list[str] = []
     monkeypatch.setattr("perennial.server.cli.run.begin", interrupted)
     result = call("run", *TOY, "--runtime", runtime, "--superlink", "127.0.0.1:9", "--insecure", "--out", "one")
     assert result.exit_code == 130, result.output
     assert word in result.stderr
     assert "perennial resume" not in result.stderr
+    told.append("run 12 goes on")
+    result = call("run", *TOY, "--runtime", runtime, "--superlink", "127.0.0.1:9", "--insecure", "--out", "two")
+    assert ("perennial: interrupted; run 12 goes on\n" in result.stderr) == (runtime == "deployment")
 
 
 def test_what_is_broken_off_names_its_folder_and_what_can_be_done(

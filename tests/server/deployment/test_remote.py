@@ -7,6 +7,7 @@ import tomllib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -17,12 +18,13 @@ from flwr.supercore.superexec.executor.types import ExecutionSpec
 from listening import listening
 from typer.testing import CliRunner, Result
 
+from perennial.common.config import load_config
 from perennial.common.errors import UserError
 from perennial.common.flower import QUIET, free_port, program
 from perennial.server.cli.main import app
 from perennial.server.deployment import state
 from perennial.server.deployment.certs import make
-from perennial.server.deployment.remote import await_port, connected
+from perennial.server.deployment.remote import Connection, await_port, connected
 
 
 def call(*arguments: str, **environment: str) -> Result:
@@ -109,6 +111,41 @@ def test_no_run_folder_where_there_is_no_connection(certs: Path, tmp_path: Path)
             assert sum(line.startswith("perennial: ") for line in result.stderr.splitlines()) == 1
             assert word in result.stderr
             assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_run_whose_command_is_interrupted_keeps_its_place_and_says_how_it_is_ended(
+    begun: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A ServerApp that has not begun finds the marker, and so writes into `--out`."""
+    out, connection = tmp_path / "run", Connection("here", {}, " --superlink here:9093")
+    submitted: dict[str, str] = {}
+
+    def flwr(*arguments: str) -> dict[str, Any]:
+        submitted.update(tomllib.loads(Path(arguments[-1]).read_text()))
+        return {"success": True, "run-id": 12}
+
+    def follow(*_: object) -> Iterator[dict[str, Any]]:
+        if begun:
+            out.mkdir()
+        raise KeyboardInterrupt
+        yield {}
+
+    monkeypatch.setattr(connection, "_flwr", flwr)
+    monkeypatch.setattr(connection, "control", lambda: grpc.insecure_channel("127.0.0.1:1"))
+    monkeypatch.setattr(connection, "follow", follow)
+    with pytest.raises(KeyboardInterrupt) as stop:
+        list(connection.execute(load_config(), out))
+    where = f", in {out}" if begun else ""
+    assert str(stop.value) == (
+        f"run 12 goes on at the SuperLink{where}; `perennial stop 12 --superlink here:9093` ends it"
+    )
+    marker = Path(submitted["desk"])
+    assert marker.exists() != begun
+
+    monkeypatch.setattr(connection, "follow", lambda *_: iter([]))
+    assert list(connection.execute(load_config(), out)) == []
+    assert not marker.exists()
 
 
 def test_the_environment_says_where_the_superlink_is(certs: Path) -> None:
