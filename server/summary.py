@@ -8,11 +8,12 @@ from typing import Any
 
 from perennial.common.config import RunConfig
 from perennial.common.scores import SCORE, Scores, added
-from perennial.common.split import SPLIT
 from perennial.server.split import Score, first, gate, score, shut
 
 Row = dict[str, Any]
 SELECTIONS = ("final", "validation")
+SPLIT = "split"
+"""The third, where clients could tell held-out samples apart; as in `common/split.py`, which needs NumPy."""
 AREAS = ("auroc", "auprc", "auroc_hard_batch", "auprc_hard_batch")
 """Areas of all scores, and means over batches of the areas of 0/1 predictions, FedILC's (`common/ranking.py`)."""
 

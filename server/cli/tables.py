@@ -8,11 +8,10 @@ from typing import Any
 from rich.table import Table
 
 from perennial.common.scores import BINS, GROUPS, SCORE_MEASURES
-from perennial.common.split import SPLIT
 from perennial.server.cli.beside import reference_lines
 from perennial.server.cli.console import out
 from perennial.server.folder import RunFolder, understood
-from perennial.server.summary import AREAS, area_means, changed_line, site_means, summarise, worst_site
+from perennial.server.summary import AREAS, SPLIT, area_means, changed_line, site_means, summarise, worst_site
 from perennial.server.words import members, percent, size
 
 

@@ -10,7 +10,6 @@ from string import Template
 
 from perennial.common.errors import UserError
 from perennial.common.files import write_bytes
-from perennial.common.split import SPLIT
 from perennial.server.report import figures
 from perennial.server.report.load import find_runs, load_runs
 from perennial.server.report.panels import Figure, cluster_figure, drawn, scenario_figures
@@ -25,7 +24,7 @@ from perennial.server.report.tables import (
     tables,
     to_csv,
 )
-from perennial.server.summary import SELECTIONS
+from perennial.server.summary import SELECTIONS, SPLIT
 
 TEMPLATE = Path(__file__).parent / "templates" / "page.html"
 CLUSTER_FIGURES = 6

@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 from html import escape
 
 from perennial.common.scores import BINS, SCORE_MEASURES
-from perennial.common.split import SPLIT
 from perennial.server.report.load import Run
 from perennial.server.report.results import Result, by_scenario, over_seeds, part, telling
 from perennial.server.study.compare import Spread
 from perennial.server.study.runs import Scored
-from perennial.server.summary import site_means
+from perennial.server.summary import SPLIT, site_means
 from perennial.server.words import members, size
 
 MEASURES = ("worst", "average", "worst client", "bottom decile")

@@ -11,7 +11,6 @@ from perennial.common.config import RunConfig
 from perennial.common.errors import UserError
 from perennial.common.files import write_text
 from perennial.common.methods.references import FILE, ROUNDS, References
-from perennial.common.split import SPLIT
 from perennial.server.split import CONSTANT, Judged, Score, Select, first, more, score, shut
 from perennial.server.study.leave import LeftOut, leave_one_out
 from perennial.server.study.prune import run_trials
@@ -187,7 +186,7 @@ def last_counts(outcome: Outcome) -> dict[str, Any] | None:
     if not outcome.summary:
         return None
     model = outcome.config.method.evaluates[-1]
-    found = (row for row in reversed(outcome.rows()) if row.get("kind") == SPLIT and row.get("model") == model)
+    found = (row for row in reversed(outcome.rows()) if row.get("kind") == "split" and row.get("model") == model)
     return next(found, None)
 
 

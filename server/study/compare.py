@@ -15,7 +15,6 @@ from perennial.common.data.scenarios import SCENARIOS
 from perennial.common.errors import UserError
 from perennial.common.methods import METHODS, method_class
 from perennial.common.presets import TUNED, presets
-from perennial.common.split import SPLIT
 from perennial.common.suggest import unknown
 from perennial.server.folder import RunFolder
 from perennial.server.rows import Table
@@ -25,7 +24,7 @@ from perennial.server.study.prune import grouped
 from perennial.server.study.runs import Followed, Outcome, Selected, Standing, Watch, older, run_all, troubles_of
 from perennial.server.study.sweep import differences, equals, key_of, tie, trials
 from perennial.server.study.version import run_name
-from perennial.server.summary import AREAS, SELECTIONS, area_means, site_means, summarise
+from perennial.server.summary import AREAS, SELECTIONS, SPLIT, area_means, site_means, summarise
 from perennial.server.words import assignments
 
 BASELINES = ("fedavg", "local")

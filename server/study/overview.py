@@ -12,7 +12,6 @@ from pydantic import BaseModel, ConfigDict
 from perennial.common.errors import UserError
 from perennial.common.files import write_text
 from perennial.common.methods import method_class
-from perennial.common.split import SPLIT
 from perennial.server.folder import RunFolder
 from perennial.server.split import Select
 from perennial.server.study.compare import (
@@ -35,6 +34,7 @@ from perennial.server.study.reproduce import (
     row_name,
 )
 from perennial.server.study.runs import kept_lines, locked
+from perennial.server.summary import SPLIT
 from perennial.server.words import assignments
 
 SELECTION = "final"

@@ -14,11 +14,10 @@ from typing import TypeVar
 from perennial.common.config import RunConfig
 from perennial.common.errors import UserError
 from perennial.common.files import write_text
-from perennial.common.split import SPLIT
 from perennial.server.folder import PRUNED
 from perennial.server.split import Select
 from perennial.server.study.runs import Followed, Outcome, Pruned, Watch, run_all
-from perennial.server.summary import Evaluation
+from perennial.server.summary import SPLIT, Evaluation
 
 LEAST = 5
 """Trials with a score that a median is taken of; with fewer none stops."""
