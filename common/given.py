@@ -14,7 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -46,17 +45,6 @@ class Layout:
     """Whether the module is its featurizer and then its classifier, by these names, and nothing else."""
     draws: bool
     """Whether it draws in training, as dropout does."""
-
-
-def ask(settings: Module) -> None:
-    """Trust the module that the person at this machine names: one that lies beside their work, or is installed."""
-    module = settings.name.partition(":")[0]
-    top, here = module.partition(".")[0], Path.cwd()
-    for place in (here / top, here / f"{top}.py"):
-        if (place / "__init__.py").exists() or place.is_file():
-            plugins.trust(place)
-    if not plugins.file_of(module) and (installed := plugins.importable(module)):
-        plugins.trust(installed)
 
 
 # ---------------------------------------------------------------------- made by its own code
@@ -116,14 +104,11 @@ def _found(name: str) -> Callable[..., Any]:
             f"model.name: {module!r} is a part of Python or a program, and not imported; take another name for a "
             "file with a model"
         )
-    place = plugins.file_of(module)
-    if not (place or plugins.is_installed(module)):
+    if not plugins.may_be_imported(module):
         raise UserError(
             f"model.name: there is no module {module!r} here that may be imported; install the package that has "
             f"it as a plug-in, or name its file in {plugins.VARIABLE}"
         )
-    if place and str(place.parent) not in sys.path:
-        sys.path.append(str(place.parent))  # at the end: a file beside it must hide nobody else's module
     try:
         found = import_module(module)
     except ModuleNotFoundError as error:

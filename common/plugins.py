@@ -118,18 +118,29 @@ def plugin(module: str) -> None:
             f"plug-in {module!r} is not possible; put its code into a file, and write that module's name, such as "
             "my_method for my_method.py"
         )
-    beside = here / top / "__init__.py", here / f"{top}.py"
-    places = [here / path.relative_to(here).parts[0] for path in beside if path.is_file()]
-    if not places and not file_of(module) and not is_installed(module):
-        if not (place := importable(module)):
-            raise UserError(
-                f"plug-in {module!r}: there is no {top}.py in {here}, and no such module is installed; start "
-                f"where its file is, or name the file in {VARIABLE}"
-            )
-        places = [place]
-    if places:
-        trust(places[0])
+    if not trust_named(module):
+        raise UserError(
+            f"plug-in {module!r}: there is no {top}.py in {here}, and no such module is installed; start "
+            f"where its file is, or name the file in {VARIABLE}"
+        )
     load(module)
+
+
+def trust_named(module: str) -> bool:
+    """Trust a module that the person at this machine names: one beside their work, or an installed one.
+
+    Whether there is any.
+    """
+    top, here = module.partition(".")[0], Path.cwd()
+    places = [
+        path for path in (here / top, here / f"{top}.py") if (path / "__init__.py").is_file() or path.is_file()
+    ]
+    if not places and (file_of(module) or is_installed(module)):
+        return True
+    place = places[0] if places else importable(module)
+    if place:
+        trust(place)
+    return bool(place)
 
 
 def trust(place: Path) -> None:
@@ -164,6 +175,14 @@ def is_installed(module: str) -> bool:
     return any(point.module == module for point in points)
 
 
+def may_be_imported(module: str) -> bool:
+    """Whether this machine's owner trusts a module, whoever names it; if so, Python finds it from now on."""
+    place = file_of(module)
+    if place and str(place.parent) not in sys.path:
+        sys.path.append(str(place.parent))  # at the end: a file beside it must hide nobody else's module
+    return bool(place) or is_installed(module)
+
+
 # ---------------------------------------------------------------------- what they bring
 
 
@@ -174,15 +193,12 @@ def load(module: str) -> Plugin:
     """
     if module in _loaded:
         return _loaded[module]
-    place = file_of(module)
-    if not (place or is_installed(module)):  # a server names plug-ins, but what a site imports, its owner decides
+    if not may_be_imported(module):  # a server names plug-ins, but what a site imports, its owner decides
         raise UserError(
             f"plug-in {module[:100]!r} is not installed here; install the package that has it, "
             f"or name its file in {VARIABLE}"
         )
-    if place and str(place.parent) not in sys.path:
-        sys.path.append(str(place.parent))  # at the end: a file beside it must hide nobody else's module
-    found = _imported(module)
+    found, place = _imported(module), file_of(module)
     where = Path(found.__file__ or "").resolve()
     if place and place.resolve() not in (where, *where.parents):
         raise UserError(

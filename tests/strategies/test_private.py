@@ -500,6 +500,7 @@ class Drawn:
     [
         ("fedavg", 1, 1, 0, ()),
         ("perinvfl", 1, 1, 0, ()),
+        ("fedpin", 1, 1, 0, ()),
         ("vrex", 1, 2, 0, ()),
         ("fedsdr", 2, 1, 2, ()),
         ("fediir", 2, 1, 0, ()),
