@@ -87,7 +87,8 @@ def _empty_strided(size: Sequence[int], stride: Sequence[int], *, dtype: Any = N
     return ElsewhereTensor(torch.empty_strided(size, stride, dtype=dtype))
 
 
-_setup_privateuseone_for_python_backend(NAME)
-LIBRARY = torch.library.Library("aten", "IMPL")
-LIBRARY.impl("empty.memory_format", _empty, "PrivateUse1")
-LIBRARY.impl("empty_strided", _empty_strided, "PrivateUse1")
+if not torch.cuda.is_available():  # beside it a GPU's gradients fail: PyTorch has one kind of accelerator
+    _setup_privateuseone_for_python_backend(NAME)
+    LIBRARY = torch.library.Library("aten", "IMPL")
+    LIBRARY.impl("empty.memory_format", _empty, "PrivateUse1")
+    LIBRARY.impl("empty_strided", _empty_strided, "PrivateUse1")
