@@ -12,6 +12,7 @@ from math import prod
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -83,6 +84,15 @@ class OneLogit(nn.Linear):
         return torch.cat([torch.zeros_like(z), z], dim=1)
 
 
+class FeatureNorm(nn.BatchNorm1d):
+    """BatchNorm; a mini-batch of one sample, without a variance, gets the running statistics and leaves them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) > 1 or not self.training:
+            return super().forward(x)
+        return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
+
+
 # --- Building each of them ---------------------------------------------------------------------------------
 
 
@@ -109,7 +119,7 @@ def _mlp(settings: Mlp, input_shape: tuple[int, ...], classes: int) -> Model:
     activation = nn.ReLU if settings.activation == "relu" else nn.ELU
     layers: list[nn.Module] = []
     for wide, narrow in pairwise((prod(input_shape), *settings.hidden)):
-        norm = [nn.BatchNorm1d(narrow)] if settings.batch_norm else []
+        norm = [FeatureNorm(narrow)] if settings.batch_norm else []
         layers += [nn.Linear(wide, narrow), *norm, activation()]
     split = len(layers) - len(layers) // len(settings.hidden) * settings.head_layers
     featurizer = [nn.Flatten(), *layers[: split - 1 if settings.linear_features else split]]

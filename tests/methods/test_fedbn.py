@@ -109,3 +109,21 @@ def test_the_caution_is_printed_with_the_results(tmp_path: Path) -> None:
     shown = CliRunner().invoke(app, ["show", "run", str(folder.path)])
     assert shown.exit_code == 0
     assert "caution: model 'mlp' as set here has no BatchNorm layers" in " ".join(shown.output.split())
+
+
+def test_a_mini_batch_of_one_sample_gets_the_running_statistics(tmp_path: Path) -> None:
+    """Such as the last of a pass over 40 samples by 13; in a stack, too. The statistics do not move."""
+    tensors = {**NET.initial(0), "featurizer.2.running_mean": torch.arange(8.0)}
+    x = torch.tensor([[0.5, -2.0]])
+    trained = {name: tensor.clone() for name, tensor in tensors.items()}
+    assert torch.equal(NET.predict(trained, x, training=True), NET.predict(tensors, x))
+    assert all(torch.equal(trained[name], tensor) for name, tensor in tensors.items())
+    settings = ("model.norm=batch", "batch_size=13", "local_unit=epoch", "local_steps=1")
+    folders = [
+        run(tmp_path / engine, "fedbn", *settings, f"cohort_engine={engine}")[0] for engine in ("loop", "stack")
+    ]
+    for folder in folders:
+        assert not folder.summary()["left_out"]
+    one, other = (load_file(folder.path / "models" / "global.safetensors") for folder in folders)
+    for name, tensor in one.items():
+        torch.testing.assert_close(other[name], tensor)
