@@ -88,7 +88,7 @@ class FeatureNorm(nn.BatchNorm1d):
     """BatchNorm; a mini-batch of one sample, without a variance, gets the running statistics and leaves them."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if len(x) > 1 or not self.training:
+        if not self.training or len(x) > 1:
             return super().forward(x)
         return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
 
