@@ -43,7 +43,7 @@ def config(runtime: str, root: Path) -> RunConfig:
         "method": "ditto", "scenario": scenario, "rounds": 2, "runtime": runtime, "data_root": str(root),
         "device": "cpu",
     }  # fmt: skip
-    return load_config(options=options, settings=["evaluate_every=2", "checkpoint_every=2", "wait=1"])
+    return load_config(options=options, settings=["evaluate_every=2", "checkpoint_every=2"])
 
 
 class Site:
