@@ -10,9 +10,10 @@ settings.register_profile("perennial", deadline=None, derandomize=True)
 settings.load_profile("perennial")
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in a hook of the same name
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The long tests first, on one worker, while the other does the rest."""
+    """The long tests first; those of a file on one worker, which share its processes."""
     items.sort(key=lambda item: item.get_closest_marker("runtimes") is None)
     for item in items:
         if item.get_closest_marker("runtimes"):
-            item.add_marker(pytest.mark.xdist_group("runtimes"))
+            item.add_marker(pytest.mark.xdist_group(item.path.name))

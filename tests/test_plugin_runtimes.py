@@ -47,12 +47,13 @@ def test_a_plug_in_is_the_same_everywhere_and_a_site_without_it_says_so(
         with deployment(tmp_path / "deployment", clients=2) as site:
             list(site.connection.execute(config("deployment"), tmp_path / "deployed"))
             assert_equal(tmp_path / "local", tmp_path / "deployed")
-            site.kill("supernode-1")
-            site.commands["supernode-1"] = ["env", f"{plugins.VARIABLE}=", *site.commands["supernode-1"]]
-            time.sleep(1)
-            site.start("supernode-1")
-            one = config("deployment", "wait=40", "deadline=40")
-            list(site.connection.execute(one, tmp_path / "one"))
+            without = [part.replace("site-1", "site-2") for part in site.commands["supernode-1"]]
+            site.commands["supernode-2"] = ["env", f"{plugins.VARIABLE}=", *without]
+            site.start("supernode-2")
+            while "SuperNode ID" not in (site.folder / "supernode-2.log").read_text():
+                assert site.processes["supernode-2"].poll() is None
+                time.sleep(0.2)
+            list(site.connection.execute(config("deployment"), tmp_path / "one"))
     left = RunFolder(tmp_path / "one").summary()["left_out"]
     said = [facts["last"] for facts in left.values()]
     assert any(

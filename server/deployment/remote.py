@@ -15,8 +15,12 @@ from typing import Any
 
 import grpc
 import tomli_w
+from flwr.common.serde import run_from_proto
+from flwr.proto.control_pb2 import ListRunsRequest
+from flwr.proto.control_pb2_grpc import ControlStub
 from flwr.supercore.grpc import create_channel
 from flwr.supercore.interceptors import RuntimeVersionClientInterceptor
+from flwr.supercore.run import Run
 
 from perennial.common import flower
 from perennial.common.config import RunConfig
@@ -29,6 +33,8 @@ from perennial.server.deployment.flower_app import make_app
 from perennial.server.folder import RunFolder
 
 STATUS_EVERY = 5.0
+SECONDS = 30.0
+"""For an answer of the Control API."""
 SILENCE = 180.0
 """Seconds that a SuperLink may be away, to be started again, before a run that is followed counts as stopped."""
 NO_CONTROL = "no Control API answers at this port; the SuperLink has it at 9093 unless set otherwise"
@@ -75,18 +81,31 @@ class Connection:
         with tempfile.TemporaryDirectory(prefix="perennial-") as folder:
             asked = Path(folder) / "settings.toml"
             asked.write_text(tomli_w.dumps(settings), encoding="utf-8")
-            command = [str(make_app(Path(folder) / "app")), self.name, "--run-config", str(asked)]
-            answer = self._flwr("run", *command)
+            app = make_app(Path(folder) / "app")
+            done = self._call("run", str(app), self.name, "--run-config", str(asked), "--format", "json")
+        try:
+            answer = json.loads(done.stdout[done.stdout.index("{") :])
+        except ValueError:
+            text = " ".join((done.stderr or done.stdout).split())
+            raise UserError(f"flwr run failed: {text[-300:]}") from None
         if not answer.get("success"):
             raise UserError(f"flwr run {self.name}: {_reason(answer)}")
         return str(answer["run-id"])
 
     def status(self, run_id: str) -> str:
         """Flower's word on a run, e.g. `running` or `finished:completed`. Raises `UserError` where it has none."""
-        answer = self._flwr("ls", self.name, "--run-id", run_id)
-        if not answer.get("success"):
-            raise UserError(_reason(answer))
-        return str(answer["runs"][0]["status"])
+        (run,) = self.ask("ListRuns", ListRunsRequest(run_id=int(run_id))).run_dict.values()
+        return status_of(run_from_proto(run))
+
+    def ask(self, method: str, request: object) -> Any:
+        """A call of the Control API. Raises `UserError` with the SuperLink's own words."""
+        with self.control() as channel:
+            try:
+                return getattr(ControlStub(channel), method)(request, timeout=SECONDS)
+            except grpc.RpcError as error:
+                if error.code() == grpc.StatusCode.UNIMPLEMENTED:
+                    raise UserError(f"the SuperLink cannot be asked: {NO_CONTROL}") from None
+                raise UserError(f"the SuperLink says: {_words(error.details() or error.code().name)}") from None
 
     def control(self) -> grpc.Channel:
         """A channel to the Control API, as `flwr` would open it."""
@@ -156,18 +175,23 @@ class Connection:
             log = out / "flower.log"
             raise FlowerFailed(f"Flower says of run {run_id}: {status}; its log is in {log}{hint()}")
 
-    def _flwr(self, *arguments: str) -> dict[str, Any]:
-        done = self._call(*arguments, "--format", "json")
-        try:
-            answer: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])
-        except ValueError:
-            text = " ".join((done.stderr or done.stdout).split())
-            raise UserError(f"flwr {arguments[0]} failed: {text[-300:]}") from None
-        return answer
-
     def _call(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
         command = [program("flwr"), *arguments]
         return subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False)
+
+
+def status_of(run: Run) -> str:
+    """Flower's word on a run, e.g. `running` or `finished:completed`."""
+    return ":".join(filter(None, (run.status.status, run.status.sub_status)))
+
+
+def _words(details: str) -> str:
+    """Flower's public words, which it sends as JSON."""
+    try:
+        found = json.loads(details)
+        return str(found.get("public_details") or found.get("public_message") or details)
+    except (ValueError, AttributeError):
+        return details
 
 
 def place_of(out: Path) -> Path:

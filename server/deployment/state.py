@@ -4,9 +4,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import grpc
 from flwr.common.serde import run_from_proto
 from flwr.proto.control_pb2 import (
     ListNodesRequest,
@@ -15,16 +13,14 @@ from flwr.proto.control_pb2 import (
     StopRunRequest,
     UnregisterNodeRequest,
 )
-from flwr.proto.control_pb2_grpc import ControlStub
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.run import Run
 
 from perennial.common.errors import UserError
 from perennial.server.deployment.certs import public_key
-from perennial.server.deployment.remote import NO_CONTROL, Connection
+from perennial.server.deployment.remote import Connection, status_of
 
-SECONDS = 30.0
 SHUT_OUT = "unregistered"
 """Flower's word for a node that no longer may join. It keeps the key, and never takes it again."""
 
@@ -55,9 +51,9 @@ class SiteState:
 
 def runs(connection: Connection) -> list[RunState]:
     """All runs, the newest first. Raises `UserError`."""
-    found = _ask(connection, "ListRuns", ListRunsRequest()).run_dict.values()
+    found = connection.ask("ListRuns", ListRunsRequest()).run_dict.values()
     known = sorted((run_from_proto(run) for run in found), key=lambda run: run.pending_at, reverse=True)
-    return [RunState(str(run.run_id), _status(run), _what(run), run.pending_at) for run in known]
+    return [RunState(str(run.run_id), status_of(run), _what(run), run.pending_at) for run in known]
 
 
 def sites(connection: Connection, keys: Iterable[Path] = ()) -> list[SiteState]:
@@ -93,7 +89,7 @@ def register(connection: Connection, keys: Iterable[Path]) -> Iterator[str]:
             yield ""
         else:
             known[own] = "registered"
-            yield str(_ask(connection, "RegisterNode", RegisterNodeRequest(public_key=own)).node_id)
+            yield str(connection.ask("RegisterNode", RegisterNodeRequest(public_key=own)).node_id)
 
 
 def unregister(connection: Connection, keys: Sequence[Path]) -> list[str]:
@@ -108,7 +104,7 @@ def unregister(connection: Connection, keys: Sequence[Path]) -> list[str]:
             raise UserError(f"{key} is not registered, so nobody was shut out; `perennial status` lists the sites")
         nodes.append(known[own])
     for node in nodes:
-        _ask(connection, "UnregisterNode", UnregisterNodeRequest(node_id=node))
+        connection.ask("UnregisterNode", UnregisterNodeRequest(node_id=node))
     return list(map(str, nodes))
 
 
@@ -116,7 +112,7 @@ def stop(connection: Connection, run: str) -> None:
     """End a run. Raises `UserError` where there is none of this id, or it has ended."""
     if not (run.isdecimal() and run.isascii()) or int(run) >= 2**64:
         raise UserError(f"{run!r:.80} is no run; `perennial status` lists them")
-    if not _ask(connection, "StopRun", StopRunRequest(run_id=int(run))).success:
+    if not connection.ask("StopRun", StopRunRequest(run_id=int(run))).success:
         raise UserError(f"run {run} was not stopped; `perennial status` says how it is")
 
 
@@ -126,31 +122,8 @@ def _as_known(key: Path) -> bytes:
 
 
 def _nodes(connection: Connection) -> Sequence[NodeInfo]:
-    found: Sequence[NodeInfo] = _ask(connection, "ListNodes", ListNodesRequest()).nodes_info
+    found: Sequence[NodeInfo] = connection.ask("ListNodes", ListNodesRequest()).nodes_info
     return found
-
-
-def _ask(connection: Connection, method: str, request: object) -> Any:
-    with connection.control() as channel:
-        try:
-            return getattr(ControlStub(channel), method)(request, timeout=SECONDS)
-        except grpc.RpcError as error:
-            if error.code() == grpc.StatusCode.UNIMPLEMENTED:
-                raise UserError(f"the SuperLink cannot be asked: {NO_CONTROL}") from None
-            raise UserError(f"the SuperLink says: {_words(error.details() or error.code().name)}") from None
-
-
-def _words(details: str) -> str:
-    """Flower's public words, which it sends as JSON."""
-    try:
-        found = json.loads(details)
-        return str(found.get("public_details") or found.get("public_message") or details)
-    except (ValueError, AttributeError):
-        return details
-
-
-def _status(run: Run) -> str:
-    return ":".join(filter(None, (run.status.status, run.status.sub_status)))
 
 
 def _what(run: Run) -> str:

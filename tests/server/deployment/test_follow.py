@@ -156,9 +156,9 @@ def test_a_folder_that_somebody_removed_is_the_reason(folder: RunFolder) -> None
     assert not folder.path.exists()
 
 
-def test_flowers_reasons_come_without_its_greeting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flowers_reasons_come_without_its_greeting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = '{"success": false, "error-message": "Using SuperLink: here (h:1)\\n\\nIt is\\nunavailable."}'
     done = subprocess.CompletedProcess([], 0, answer, "")
     monkeypatch.setattr(Connection, "_call", lambda *_: done)
-    with pytest.raises(UserError, match=r"^It is unavailable.$"):
-        Connection("here", {}).status("7")
+    with pytest.raises(UserError, match=r"^flwr run here: It is unavailable.$"):
+        Connection("here", {}).submit(toy_config("fedavg"), tmp_path / "run")
