@@ -103,9 +103,12 @@ class Connection:
             try:
                 return getattr(ControlStub(channel), method)(request, timeout=SECONDS)
             except grpc.RpcError as error:
-                if error.code() == grpc.StatusCode.UNIMPLEMENTED:
-                    raise UserError(f"the SuperLink cannot be asked: {NO_CONTROL}") from None
-                raise UserError(f"the SuperLink says: {_words(error.details() or error.code().name)}") from None
+                said = {
+                    grpc.StatusCode.UNIMPLEMENTED: f"cannot be asked: {NO_CONTROL}",
+                    grpc.StatusCode.UNAVAILABLE: f"cannot be reached: {error.details()}",
+                }
+                words = f"says: {_words(error.details() or error.code().name)}"
+                raise UserError(f"the SuperLink {said.get(error.code(), words)}") from None
 
     def control(self) -> grpc.Channel:
         """A channel to the Control API, as `flwr` would open it."""

@@ -13,12 +13,13 @@ from toys import broken_off, toy_config
 
 from perennial.common.config import RunConfig
 from perennial.common.errors import RunStopped, UserError
+from perennial.common.flower import free_port
 from perennial.runs import Watched, go_on
 from perennial.server.deployment import remote
 from perennial.server.deployment.remote import Connection, FlowerFailed
 from perennial.server.folder import RunFolder
 
-AWAY = UserError("Connection to the SuperLink is unavailable.")
+AWAY = UserError("the SuperLink cannot be reached: Connection refused")
 
 
 class Scripted(Connection):
@@ -104,7 +105,7 @@ def test_a_superlink_that_comes_back_is_no_end(folder: RunFolder, monkeypatch: p
 
 
 def test_a_superlink_that_stays_away_is_the_end(folder: RunFolder) -> None:
-    away = "the SuperLink has not answered for 0 seconds (Connection to the SuperLink is unavailable.)"
+    away = f"the SuperLink has not answered for 0 seconds ({AWAY})"
     with pytest.raises(RunStopped) as caught:
         rounds(Scripted("running", AWAY, AWAY), folder)
     assert str(caught.value) == away
@@ -115,6 +116,12 @@ def test_a_superlink_that_stays_away_is_the_end(folder: RunFolder) -> None:
     assert str(caught.value) == f"{away}; once it is back, {goes_on}"
 
 
+def test_a_superlink_that_is_gone_is_said_to_be(tmp_path: Path) -> None:
+    link = {"address": f"127.0.0.1:{free_port()}", "insecure": True}
+    with pytest.raises(UserError, match=r"^the SuperLink cannot be reached: .*Connection refused"):
+        remote._connection(tmp_path, link).status("7")
+
+
 def test_a_run_that_was_done_before_the_superlink_went_is_done(folder: RunFolder) -> None:
     folder.append([{"round": 1}])
     folder.write_summary({"rounds": 1})
@@ -122,7 +129,7 @@ def test_a_run_that_was_done_before_the_superlink_went_is_done(folder: RunFolder
 
 
 def test_a_superlink_that_has_lost_its_database_is_the_end(folder: RunFolder) -> None:
-    lost = UserError("Displaying information for run ID 7... [code: 16] Run ID not found.")
+    lost = UserError("the SuperLink says: Run ID not found.")
     with pytest.raises(RunStopped, match=r"without its database and does not know run 7$"):
         rounds(Scripted("running", lost), folder)
     (folder.path / "checkpoint" / "round-1").mkdir(parents=True)

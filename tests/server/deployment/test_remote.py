@@ -121,9 +121,10 @@ def test_a_run_whose_command_is_interrupted_keeps_its_place_and_says_how_it_is_e
     out, connection = tmp_path / "run", Connection("here", {}, " --superlink here:9093")
     submitted: dict[str, str] = {}
 
-    def flwr(*arguments: str) -> dict[str, Any]:
-        submitted.update(tomllib.loads(Path(arguments[-1]).read_text()))
-        return {"success": True, "run-id": 12}
+    def flwr(*arguments: str) -> "subprocess.CompletedProcess[str]":
+        settings = Path(arguments[arguments.index("--run-config") + 1])
+        submitted.update(tomllib.loads(settings.read_text()))
+        return subprocess.CompletedProcess(arguments, 0, '{"success": true, "run-id": 12}', "")
 
     def follow(*_: object) -> Iterator[dict[str, Any]]:
         if begun:
@@ -131,7 +132,7 @@ def test_a_run_whose_command_is_interrupted_keeps_its_place_and_says_how_it_is_e
         raise KeyboardInterrupt
         yield {}
 
-    monkeypatch.setattr(connection, "_flwr", flwr)
+    monkeypatch.setattr(connection, "_call", flwr)
     monkeypatch.setattr(connection, "control", lambda: grpc.insecure_channel("127.0.0.1:1"))
     monkeypatch.setattr(connection, "follow", follow)
     with pytest.raises(KeyboardInterrupt) as stop:
