@@ -88,10 +88,12 @@ STRIDES = {
         ("geometric", "fedcurv", "fishr", "fishr-inter-geo", "fishr-intra-geo", "fishr-intra-arith"),
         ("learning_rate=0.1",),
     ),
+    "fedsdr-fedavg": ("local_steps=4", "environment_steps=4"),
+    **dict.fromkeys(("fedsdr", "fedsdr-pfedme"), ("local_steps=4", "environment_steps=4", "personal_steps=4")),
 }
 """For methods that by default take one small step in a round, and hundreds of rounds: enough for a few.
 
-For FedADG networks of the toy's size."""
+For FedADG networks of the toy's size; for FedSDR fewer steps, as each of them is many."""
 
 
 def toy_config(method: str, *settings: str, **options: Any) -> RunConfig:

@@ -14,16 +14,17 @@ from perennial.common.config import load_config
 from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
 
+ROUNDS = 60
 COMMAND = [sys.executable, "-c", "from perennial.server.cli.main import main; main()"]
 
 
 def test_killed_at_random_moments(tmp_path: Path) -> None:
     settings = ["checkpoint_every=3", "evaluate_every=4", "participation=0.5", "batch_size=16"]
-    config = load_config(options={"method": "ditto", "rounds": 120}, settings=settings)
+    config = load_config(options={"method": "ditto", "rounds": ROUNDS}, settings=settings)
     LocalRuntime(config).run(RunFolder.create(tmp_path / "unbroken", config))
 
     path = tmp_path / "killed"
-    arguments = ["run", "--method", "ditto", "--rounds", "120", "--out", str(path)]
+    arguments = ["run", "--method", "ditto", "--rounds", str(ROUNDS), "--out", str(path)]
     for setting in settings:
         arguments += ["--set", setting]
     moment = random.Random(0)
@@ -31,7 +32,7 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
         before = RunFolder(path).checkpoints() if path.exists() else []
         process = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         while process.poll() is None and (not path.exists() or RunFolder(path).checkpoints() == before):
-            time.sleep(0.002)
+            time.sleep(0.02)
         time.sleep(moment.uniform(0, 0.3))
         process.send_signal(signal.SIGKILL)
         process.wait()
