@@ -1,10 +1,10 @@
 """A plug-in's method on all three runtimes, and a site that does not have it."""
 
-import time
 from pathlib import Path
 
 import pytest
 import torch
+from faulty import until
 from plugging import METHOD, unloaded, write
 from safetensors.torch import load_file
 
@@ -50,9 +50,8 @@ def test_a_plug_in_is_the_same_everywhere_and_a_site_without_it_says_so(
             without = [part.replace("site-1", "site-2") for part in site.commands["supernode-1"]]
             site.commands["supernode-2"] = ["env", f"{plugins.VARIABLE}=", *without]
             site.start("supernode-2")
-            while "SuperNode ID" not in (site.folder / "supernode-2.log").read_text():
-                assert site.processes["supernode-2"].poll() is None
-                time.sleep(0.2)
+            log = site.folder / "supernode-2.log"
+            until(lambda: "SuperNode ID" in log.read_text())
             list(site.connection.execute(config("deployment"), tmp_path / "one"))
     left = RunFolder(tmp_path / "one").summary()["left_out"]
     said = [facts["last"] for facts in left.values()]
