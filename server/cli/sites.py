@@ -117,6 +117,8 @@ def show_status(
     from perennial.server.deployment.state import runs, sites
 
     with sentences(), connected(superlink, ca, insecure) as connection:
+        if connection.ends_soon:
+            remark(connection.ends_soon)
         joined = sites(connection, public_keys(keys or []))
         found = {"runs": [vars(run) for run in runs(connection)], "sites": [vars(site) for site in joined]}
         if as_json:

@@ -27,7 +27,7 @@ from perennial.common.config import RunConfig
 from perennial.common.errors import RunStopped, UserError
 from perennial.common.files import write_text
 from perennial.common.flower import program
-from perennial.common.superlink import Address, must_answer, must_be_protected
+from perennial.common.superlink import Address, ends_soon, must_answer, must_be_protected
 from perennial.server.deployment.desk import PLACE, Receiver
 from perennial.server.deployment.flower_app import make_app
 from perennial.server.folder import RunFolder
@@ -50,6 +50,8 @@ class Connection:
     def __init__(self, name: str, environment: dict[str, str], options: str = "") -> None:
         """`options` are those by which a command line finds it."""
         self.name, self.options = name, options
+        self.ends_soon = ""
+        """A sentence on its certificate, where that ends soon."""
         self.environment = {**flower.environment(), **environment}
 
     def execute(self, config: RunConfig, out: Path, resume: bool = False) -> Iterator[dict[str, Any]]:
@@ -254,11 +256,13 @@ def connected(superlink: str, ca: Path | None = None, insecure: bool = False) ->
         return
     address = Address.parse(superlink)
     must_be_protected(address, ca, insecure)
-    must_answer(address, ca)
+    ends = must_answer(address, ca)
     protection = {"root-certificates": str(ca.resolve())} if ca else {"insecure": True}
     options = f" --superlink {address} " + (f"--ca {shlex.quote(str(ca))}" if ca else "--insecure")
     with tempfile.TemporaryDirectory(prefix="perennial-") as home:
-        yield _connection(Path(home), {"address": str(address), **protection}, options)
+        connection = _connection(Path(home), {"address": str(address), **protection}, options)
+        connection.ends_soon = ends_soon(address, ends)
+        yield connection
 
 
 def _must_be_known(name: str) -> None:
