@@ -21,7 +21,7 @@ class ServerTraining(Method):
         source="not given in the papers, not tuned; FedILC's with adam: 3e-4",
         gt=0,
         le=10,
-        search=between(1e-3, 1.0, log=True),
+        search=between(1e-4, 1.0, log=True),  # from what suits Adam to what suits plain steps
     )
     weight_decay: float = knob(
         0.0,

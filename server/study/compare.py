@@ -1,6 +1,6 @@
 """Methods side by side: equal search budget, several seeds, FedAvg, Local and the constant predictor always in."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from math import ceil, log
 from pathlib import Path
@@ -36,13 +36,15 @@ NO_SELECTION = "–"
 
 @dataclass(frozen=True)
 class Entry:
-    """A method of a comparison under its label, with the hyper-parameters that the search leaves alone."""
+    """A method of a comparison under its label, with hyper-parameters of its own."""
 
     label: str
     method: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     model: Mapping[str, Any] = field(default_factory=dict)
     """Settings of its model that are not the scenario's."""
+    searched: Collection[str] = ()
+    """Of `settings` those that are but a search's first trial; it leaves the others alone."""
 
 
 @dataclass(frozen=True)
@@ -549,7 +551,7 @@ def _is_preset(setting: str) -> bool:
 
 
 def trials_of(plan: Plan, entry: Entry, base: RunConfig) -> list[RunConfig]:
-    return trials(base, plan.trials, {*entry.settings, *map(key_of, plan.settings)})
+    return trials(base, plan.trials, {*entry.settings, *map(key_of, plan.settings)} - {*entry.searched})
 
 
 def _flat(parts: Mapping[str, list[Outcome]]) -> list[Outcome]:

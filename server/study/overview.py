@@ -207,7 +207,8 @@ class Finding:
     method: Sequence[float] = ()
     """By seed."""
     reference: Sequence[float] = ()
-    constant: float | None = None
+    constant: Sequence[float] = ()
+    """By seed; empty where the constant predictor has no number."""
     made: Kept | None = None
     """The method's line; None: there are no runs."""
     whole: bool = False
@@ -223,16 +224,21 @@ class Finding:
     @property
     def difference(self) -> float:
         """What the method is better by, in the mean over seeds."""
-        sign = -1 if self.claim.column in LESS_IS_BETTER else 1
-        return sign * (fmean(self.method) - fmean(self.reference))
+        return self._better_by(self.reference)[0]
 
     @property
     def error(self) -> float:
         """The difference's standard error: of the differences seed by seed, where both have all of them."""
-        if len(self.method) == len(self.reference) and not self.stopped:
-            pairs = zip(self.method, self.reference, strict=True)
-            return stdev(ours - theirs for ours, theirs in pairs) / sqrt(len(self.method))
-        return sqrt(sum(stdev(own) ** 2 / len(own) for own in (self.method, self.reference)))
+        return self._better_by(self.reference)[1]
+
+    def _better_by(self, other: Sequence[float]) -> tuple[float, float]:
+        """What the method is better by than these numbers by seed, and its standard error."""
+        sign = -1 if self.claim.column in LESS_IS_BETTER else 1
+        difference = sign * (fmean(self.method) - fmean(other))
+        if len(self.method) == len(other) and not self.stopped:
+            pairs = zip(self.method, other, strict=True)
+            return difference, stdev(ours - theirs for ours, theirs in pairs) / sqrt(len(other))
+        return difference, sqrt(sum(stdev(own) ** 2 / len(own) for own in (self.method, other)))
 
     @property
     def seeds(self) -> int:
@@ -249,12 +255,18 @@ class Finding:
         return "confirmed" if self.whole else "partly"
 
     @property
+    def reversed(self) -> bool:
+        """Whether the other row is the better one, by the same rule."""
+        return self.verdict == "not" and self.difference < -LEVEL * self.error
+
+    @property
     def learnt(self) -> bool | None:
-        """Whether the method is better than the constant predictor; None where that has no number."""
-        if self.constant is None:
+        """Whether the method is better than the constant predictor, by the same rule; None where that has no
+        number."""
+        if not self.constant:
             return None
-        sign = -1 if self.claim.column in LESS_IS_BETTER else 1
-        return sign * (fmean(self.method) - self.constant) > 0
+        difference, error = self._better_by(self.constant)
+        return difference > LEVEL * error
 
 
 def findings(table: Reproduction, lines: Sequence[Kept] = ()) -> Iterator[Finding]:
@@ -274,7 +286,7 @@ def findings(table: Reproduction, lines: Sequence[Kept] = ()) -> Iterator[Findin
             paper,
             _shown(method, claim.column),
             _shown(reference, claim.column),
-            fmean(constant) if constant else None,
+            constant if len(constant) > 1 else (),
             method,
             method.rounds >= table.rounds and not method.quick and all(row.comparable for row in pair),
             any(len(row.measures[claim.column]) < len(row.runs) for row in (method, reference)),
@@ -310,23 +322,29 @@ A file has one line for each row of a paper's table, with one number for each se
 The command of a table makes all its rows anew. With `--keep results` it makes those that the file lacks, with the
 settings that a search has chosen before, and adds them there. So a table goes on without its runs, row by row.
 
-A claim is "this method is better than that one in this column". The **verdict** follows from the runs by one rule.
-It is about the last round, which nobody chose:
+A claim is "this method is better than that one in this column". Wherever a paper says that its method is better
+than the others, each row of its table is a claim in which the paper's numbers say so. The **verdict** follows from
+the runs by one rule. It is about the last round, which nobody chose. A game of FL Games ends by itself before it.
 
 - **confirmed**: better by more than two standard errors, with the paper's rounds and data
 - *partly*: the same with fewer rounds, other data or a small network, which *size* says, or a row not the paper's
-- **not**: not better by more than two standard errors
+- **not**: not better by more than two standard errors. It is *reversed* where the other row is, by the same rule
 - *not run*: there are no runs of two seeds or more yet
+
+Two standard errors are a weak test of three seeds: where two rows are alike, one claim in ten passes by chance.
+So count the claims, and look twice at a single one.
 
 Below a table's claims is **why** one is not so here, what shows it, and which rows are not the paper's. Then come
 **all its rows** that were run, and what the paper has, in brackets. Rows without brackets are not in the paper.
 Where a table was also made at another size, or with settings found in another way, these runs follow. A claim is
-counted once: as the first runs have it that have both its rows. Its reason stands there. "By split" names the rule
-that was asked for: where [`split`](selection.md) does not speak, held-out data chose.
+counted once: as the first runs have it that have both its rows. Its reason stands there. Some tables are variants
+of others, with other data or settings of ours. What both claim is counted where the paper's own table was run, and
+else in the variant. "By split" names the rule that was asked for: where [`split`](selection.md) does not speak,
+held-out data chose.
 
 Accuracies are in percent, as mean over seeds ± standard deviation. The difference is ours, ± its standard error.
-*Constant* is a predictor that always says the most frequent class. A method below it has learnt nothing that is of
-use there, whatever the verdict.
+*Constant* is a predictor that always says the most frequent class. A method that is not above it has learnt
+nothing that is of use there, whatever the verdict.
 """
 
 PICTURE = """![What the method of each claim gains in the paper, and in our runs]({})
@@ -336,8 +354,8 @@ what the paper has. Below the dashed line the other method is better.*
 """
 
 BY_METHOD = """By method, with its variants and ablations. *Above the constant* is about claims that are confirmed
-or partly so: in how many the better method also beats that predictor. Gains are medians, in points, over claims
-that were run:
+or partly so: in how many the better method also beats that predictor, by the same rule. Gains are medians, in
+points, over claims that were run:
 """
 
 
@@ -348,35 +366,64 @@ def overview(folder: Path, picture: str) -> tuple[str, str]:
     files = {name: kept(name, folder) for name in claimed}
     best_of = {name: best(table, files[name]) for name, table in claimed.items()}
     found = {name: [finding for finding, _ in own] for name, own in best_of.items()}
+    once = _once(claimed, found)
     verdicts = {name: [finding.verdict for finding in own] for name, own in found.items()}
     order = sorted(claimed, key=lambda name: {*verdicts[name]} == {VERDICTS[-1]})  # what was run comes first
-    together = [finding for own in found.values() for finding in own]
-    every = [finding.verdict for finding in together]
-    counts = ", ".join(f"{every.count(name)} {name}" for name in VERDICTS)
+    together = [finding for own in once.values() for finding in own]
     heads = ["table", "paper", *VERDICTS]
     cells = [
-        [f"[{name}](#{name})", claimed[name].source, *(str(verdicts[name].count(verdict)) for verdict in VERDICTS)]
+        [
+            f"[{name}](#{name})",
+            claimed[name].source,
+            *(_counts(once[name]) if once[name] else ["–"] * len(VERDICTS)),
+        ]
         for name in order
     ]
     learnt, of = _learnt(together)
-    above = f"In {learnt} of {of} that are confirmed or partly so, the better method also beats the constant."
-    said = f"Of {len(every)} claims: {counts}.\n{_large_and_small(together)}\n{above}\n"
+    counts = ", ".join(f"{number} {verdict}" for number, verdict in zip(_counts(together), VERDICTS, strict=True))
+    said = (
+        f"Of {len(together)} claims: {counts}.\n"
+        f"Of those that are not so, {sum(own.reversed for own in together)} are reversed.\n"
+        f"{_large_and_small(together)}\n"
+        f"In {learnt} of {of} that are confirmed or partly so, the better method also beats the constant.\n"
+    )
     parts = [
         HEAD,
         said,
         PICTURE.format(picture),
         BY_METHOD,
-        *_by_method(claimed, found),
+        *_by_method(claimed, once),
         "",
         *_table(heads, cells),
     ]
     for name in order:
         table = claimed[name]
         parts.append(f"\n## {name}\n\n{table.title} ({table.source}).\n")
+        if table.claims_of:
+            parts.append(f"A variant of [{table.claims_of}](#{table.claims_of}), whose claims it shares.\n")
+        parts += [*(f"- {remark}" for remark in table.remarks), ""] if files[name] and table.remarks else []
         for number, lines in enumerate(files[name] or [[]]):
             counted = [place for place, (_, file) in enumerate(best_of[name]) if file == number]
             parts.append("\n".join(_section(name, table, lines, counted)))
     return "\n".join(parts) + "\n", _gains(together)
+
+
+def _once(tables: Mapping[str, Reproduction], found: Mapping[str, Sequence[Finding]]) -> dict[str, list[Finding]]:
+    """Each claim once: where two tables share it, as the paper's own has it, and else as the variant."""
+    left = {
+        name: {(own.claim.row, own.claim.than, own.claim.column): own for own in all_}
+        for name, all_ in found.items()
+    }
+    for name, table in tables.items():
+        for key in left[name].keys() & left.get(table.claims_of, {}).keys():
+            own = left[table.claims_of][key].verdict != VERDICTS[-1]
+            del left[name if own else table.claims_of][key]
+    return {name: list(own.values()) for name, own in left.items()}
+
+
+def _counts(found: Sequence[Finding]) -> list[str]:
+    every = [finding.verdict for finding in found]
+    return [str(every.count(verdict)) for verdict in VERDICTS] if found else ["–"] * len(VERDICTS)
 
 
 def _by_method(tables: Mapping[str, Reproduction], found: Mapping[str, Sequence[Finding]]) -> list[str]:
@@ -391,8 +438,9 @@ def _by_method(tables: Mapping[str, Reproduction], found: Mapping[str, Sequence[
         every = [of for name, own in found.items() for of in own if files[name, of.claim.row].startswith(stem)]
         gains = [(of.papers_gain, of.difference) for of in every if of.made and of.papers_gain is not None]
         medians = [f"{median(side):+.1f}" for side in zip(*gains, strict=True)] or ["–", "–"]
-        counts = [str([of.verdict for of in every].count(verdict)) for verdict in VERDICTS]
-        cells.append([f"[{title}](methods/{stem}.md)", *counts, " of ".join(map(str, _learnt(every))), *medians])
+        cells.append(
+            [f"[{title}](methods/{stem}.md)", *_counts(every), " of ".join(map(str, _learnt(every))), *medians]
+        )
     return _table(["method", *VERDICTS, "above the constant", "gain in the paper", "gain here"], cells)
 
 
@@ -444,7 +492,7 @@ def _section(name: str, table: Reproduction, lines: Sequence[Kept], counted: Col
     shown = [finding for place, finding in enumerate(found) if finding.made or place in counted]
     claims = [*_table(heads, map(_cells, shown)), ""] if shown else []
     reasons = _reasons(table, [found[place] for place in counted])
-    return [said, "", *claims, *reasons, *_rows(table, lines), *_drawn(lines)]
+    return [said, "", *claims, *reasons, *_rows(table, lines), *_drawn(table, lines)]
 
 
 def _size(table: Reproduction, made: Kept, whole: bool, waiting: bool) -> str:
@@ -507,13 +555,19 @@ def _rows(table: Reproduction, lines: Sequence[Kept]) -> list[str]:
     return [*_table(heads, cells), ""]
 
 
-def _drawn(lines: Sequence[Kept]) -> list[str]:
-    """What a search chose for each row, to four digits; the files have all of them."""
+def _drawn(table: Reproduction, lines: Sequence[Kept]) -> list[str]:
+    """What a search chose for each row, to four digits, and what it left as it was; the files have all digits."""
     own = [line for line in lines if line.trials > 1 and line.selection == SELECTION]
     if not own:
         return []
-    chosen = [f"- {line.row}: {assignments(line.settings) or 'the defaults, its first trial'}" for line in own]
-    return ["The settings that the search chose:", "", *chosen, ""]
+    fixed = {row.title: row.fixed for row in table.rows}
+    chosen = [
+        f"- {line.row}: {assignments(line.settings) or 'the defaults, its first trial'}"
+        + (f"; not searched: {assignments(left)}" if (left := fixed.get(line.row)) else "")
+        for line in own
+    ]
+    everywhere = f" Not searched for any row: {assignments(table.settings)}." if table.settings else ""
+    return [f"The settings that the search chose.{everywhere}", "", *chosen, ""]
 
 
 def _seeds(line: Kept) -> int:
@@ -553,8 +607,9 @@ def _cells(finding: Finding) -> list[str]:
         cells += ["–", "–", "–", "–", "*not run*"]
     else:
         ours = [spread(own).text(places) for own in (finding.method, finding.reference)]
-        constant = "–" if finding.constant is None else f"{finding.constant:.{places}f}"
+        constant = f"{fmean(finding.constant):.{places}f}" if finding.constant else "–"
         verdict = "*partly*" if finding.verdict == "partly" else f"**{finding.verdict}**"
+        verdict += ", reversed" * finding.reversed
         difference = f"{finding.difference:+.{places}f} ± {finding.error:.{places}f}"
         cells += [" / ".join(ours), difference, str(finding.seeds), constant, verdict]
     return cells

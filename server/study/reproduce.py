@@ -6,10 +6,11 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from rich.table import Table
 from rich.text import Text
 
@@ -72,7 +73,9 @@ class PaperRow(Part):
     ended: float | None = None
     """The round in which the paper's games ended, in the mean."""
     settings: dict[str, Any] = Field(default_factory=dict)
-    """Hyper-parameters that the paper gives; the search leaves them alone."""
+    """Hyper-parameters that the paper gives."""
+    searched: tuple[str, ...] = ()
+    """Of `settings` those that a search may change, as it may those of other rows; it leaves the others alone."""
     model: dict[str, Any] = Field(default_factory=dict)
     """Settings of this row's model in place of the scenario's."""
     remark: str = ""
@@ -86,13 +89,21 @@ class PaperRow(Part):
         return row_name(self.title)
 
     @property
+    def fixed(self) -> dict[str, Any]:
+        """What a search leaves alone."""
+        return {key: value for key, value in self.settings.items() if key not in self.searched}
+
+    @property
     def implemented(self) -> bool:
         """Whether there is such a method here."""
         return self.method in METHODS
 
 
 class Claim(Part):
-    """What the paper says of two of its rows: the first is better in a column."""
+    """What the paper says of two of its rows: the first is better in a column.
+
+    In a file each may be a list: every row is better than every other in every column.
+    """
 
     row: str
     than: str
@@ -135,6 +146,8 @@ class Reproduction(Part):
     drawn: tuple[str, ...] = ()
     """Titles of the rows in the figures; none: the first that can be told apart."""
     claims: tuple[Claim, ...] = ()
+    claims_of: str = ""
+    """Another table that makes the same claims, of the paper's own data and settings; each is counted once."""
     why: str = ""
     """`Claim.why` of those that have none of their own."""
     limit: str = ""
@@ -145,6 +158,21 @@ class Reproduction(Part):
     """The selection by which the paper chose the round that it scores, where it says; shown beside the last."""
     quick: Quick
     rows: tuple[PaperRow, ...] = Field(min_length=1)
+
+    @field_validator("claims", mode="before")
+    @classmethod
+    def _one_by_one(cls, given: Any) -> Any:
+        def each(value: Any) -> list[Any]:
+            return value if isinstance(value, list) else [value]
+
+        if not isinstance(given, list) or not all(isinstance(claim, dict) for claim in given):
+            return given
+        parts = ("row", "than", "column")
+        return [
+            {**claim, **dict(zip(parts, chosen, strict=True))}
+            for claim in given
+            for chosen in product(*(each(claim.get(part)) for part in parts))
+        ]
 
     @model_validator(mode="after")
     def _fits(self) -> "Reproduction":
@@ -159,6 +187,11 @@ class Reproduction(Part):
             if title not in titles:
                 raise ValueError(unknown("drawn row", title, titles))
         papers = {row.title: row.paper for row in self.rows}
+        if self.claims_of and self.claims_of not in reproductions():
+            raise ValueError(unknown("claims_of", self.claims_of, reproductions()))
+        said = [(claim.row, claim.than, claim.column) for claim in self.claims]
+        if twice := next((claim for claim in said if said.count(claim) > 1), None):
+            raise ValueError("the claim {} > {}, {} stands twice".format(*twice))
         for claim in self.claims:
             for title in (claim.row, claim.than):
                 if claim.column not in papers.get(title, ()):
@@ -167,6 +200,10 @@ class Reproduction(Part):
         for row in self.rows:
             if names.count(row.name.casefold()) > 1:
                 raise ValueError(f"two rows have the title {row.title!r}, or differ in signs and capitals alone")
+            if unset := next((key for key in row.searched if key not in row.settings), None):
+                raise ValueError(
+                    f"row {row.title!r}: {unset!r} is searched in any case; `settings` does not have it"
+                )
             if not (row.comparable or row.remark):
                 raise ValueError(f"row {row.title!r} needs a remark that says why it is not comparable")
             if row.paper and set(row.paper) != set(self.columns):
@@ -215,7 +252,7 @@ class Reproduction(Part):
         if not trial_rounds and trials > 1 and not quick and (self.trial_rounds or rounds) < rounds:
             trial_rounds = self.trial_rounds
         return Plan(
-            entries=tuple(Entry(row.title, row.method, row.settings, row.model) for row in rows),
+            entries=tuple(Entry(row.title, row.method, row.settings, row.model, row.searched) for row in rows),
             scenario=self.scenario,
             seeds=seeds or size.seeds,
             trials=trials,

@@ -17,17 +17,19 @@ from perennial.server.cli.main import app
 from perennial.server.folder import RunFolder
 from perennial.server.split import Select
 from perennial.server.study import reproduce
-from perennial.server.study.compare import compare
+from perennial.server.study.compare import compare, entry_config, trials_of
 from perennial.server.study.overview import (
     Finding,
     Kept,
     _by_method,
+    _cells,
     _command,
     _drawn,
     _endings,
     _gains,
     _large_and_small,
     _learnt,
+    _once,
     _reasons,
     _rows,
     _section,
@@ -148,16 +150,66 @@ def test_a_method_s_claims_are_counted_with_its_variants_and_their_gains_are_med
     lines = _by_method({"t": variants}, {"t": [replace(of, made=made()) if of.method else of for of in found]})
     (line,) = (line for line in lines if "FedSDR" in line)
     assert line == "| [FedSDR](methods/fedsdr.md) | 2 | 0 | 0 | 1 | 0 of 0 | +10.0 | +7.5 |"
-    assert sum("| 0 | 0 | 0 | 0 | 0 of 0 | – | – |" in line for line in lines) == 6
+    assert sum("| – | – | – | – | 0 of 0 | – | – |" in line for line in lines) == 6
 
 
 def test_a_method_that_is_better_may_still_be_below_the_constant() -> None:
     seeds = [60.0, 61.0, 62.0], [50.0, 50.0, 51.0]
-    above, below = (replace(finding(*seeds), constant=constant) for constant in (58.0, 64.0))
-    worse = replace(finding(*seeds[::-1]), constant=40.0)
-    assert _learnt([above, below, worse, finding(*seeds)]) == (1, 2)
+    above, near, below = (replace(finding(*seeds), constant=[constant] * 3) for constant in (58.0, 60.0, 64.0))
+    worse = replace(finding(*seeds[::-1]), constant=[40.0] * 3)
+    assert _learnt([above, near, below, worse, finding(*seeds)]) == (1, 3)  # 1.0 ± 0.58 is near
     loss = finding([0.5, 0.51], [0.6, 0.62], claim=Claim(row="A", than="B", column="loss"))
-    assert _learnt([replace(loss, constant=0.69)]) == (1, 1)
+    assert _learnt([replace(loss, constant=[0.69] * 2)]) == (1, 1)
+
+
+def test_a_claim_that_is_not_so_may_be_reversed() -> None:
+    low, high = [50.0, 50.0, 51.0], [60.0, 61.0, 62.0]
+    assert finding(low, high).reversed
+    assert not finding(high, low).reversed
+    assert not finding([50.0, 60.0, 70.0], [51.0, 69.0, 63.0]).reversed  # below, and within two standard errors
+    assert _cells(replace(finding(low, high), made=made()))[-1] == "**not**, reversed"
+
+
+def test_a_claim_of_two_tables_is_counted_once(table: Reproduction) -> None:
+    """Where the paper's own table was run, and else in the variant."""
+    run, waiting = finding([60.0, 61.0], [50.0, 50.0]), finding([], [])
+    alone = finding([60.0, 61.0], [50.0, 50.0], claim=Claim(row="A", than="C", column="worst"))
+    tables = {"own": table, "variant": table.model_copy(update={"claims_of": "own"})}
+    assert _once(tables, {"own": [run], "variant": [run, alone]}) == {"own": [run], "variant": [alone]}
+    assert _once(tables, {"own": [waiting], "variant": [run]}) == {"own": [], "variant": [run]}
+    assert _once(tables, {"own": [waiting], "variant": [waiting]}) == {"own": [], "variant": [waiting]}
+
+
+def test_a_claim_may_be_of_several_rows(table: Reproduction, tmp_path: Path) -> None:
+    several = TABLE.replace('than = "Ditto", column = "worst"', 'than = "Ditto", column = ["worst", "average"]')
+    (tmp_path / "s.toml").write_text(several + TWO_ROWS)
+    found = load_reproduction("s", tmp_path).claims
+    assert [(claim.row, claim.than, claim.column) for claim in found] == [
+        ("FedAvg", "Ditto", "worst"),
+        ("FedAvg", "Ditto", "average"),
+    ]
+    (tmp_path / "s.toml").write_text(several.replace('"average"]', '"worst"]') + TWO_ROWS)
+    with pytest.raises(UserError, match="the claim FedAvg > Ditto, worst stands twice"):
+        load_reproduction("s", tmp_path)
+    (tmp_path / "s.toml").write_text(TABLE.replace("[quick]", 'claims_of = "cmnist"\n[quick]', 1) + TWO_ROWS)
+    with pytest.raises(UserError, match="unknown claims_of 'cmnist'"):
+        load_reproduction("s", tmp_path)
+
+
+def test_a_search_changes_what_a_row_says_and_nothing_else_of_its_own(table: Reproduction) -> None:
+    """The row's own value is the first trial's."""
+    row = table.rows[0].model_copy(
+        update={"settings": {"learning_rate": 0.123, "momentum": 0.5}, "searched": ("learning_rate",)}
+    )
+    plan = table.model_copy(update={"rows": (row, *table.rows[1:])}).plan(quick=False, trials=4)
+    entry = plan.entries[0]
+    configs = [
+        config.method.model_dump() for config in trials_of(plan, entry, entry_config(plan, entry, plan.entries))
+    ]
+    assert configs[0]["learning_rate"] == 0.123
+    assert len({config["learning_rate"] for config in configs}) == 4
+    assert {config["momentum"] for config in configs} == {0.5}
+    assert row.fixed == {"momentum": 0.5}
 
 
 def test_less_of_a_loss_is_better() -> None:
@@ -307,10 +359,10 @@ def test_the_page_says_what_is_kept(table: Reproduction, tmp_path: Path, monkeyp
     assert "](page.svg)" in said
     assert "Size: 2 of 4 rounds. Settings: the table's settings." in said
     assert "`perennial reproduce t --rounds 2`" in said
-    assert "| [CGPFL](methods/cgpfl.md) | 0 | 0 | 0 | 0 | 0 of 0 | – | – |" in said
+    assert "| [CGPFL](methods/cgpfl.md) | – | – | – | – | 0 of 0 | – | – |" in said
     line = next(line for line in said.splitlines() if line.startswith("| FedAvg > Ditto, worst | 60.00 / 50.00 |"))
     assert f"{found.difference:+.2f} ± {found.error:.2f} | 2 |" in line
-    assert f"{found.constant:.2f}" in line
+    assert f"{fmean(found.constant):.2f}" in line
     shown = [own for own in kept("t", results)[0] if own.selection != "validation"]
     assert [own.row for own in shown] == ["FedAvg", "Ditto", "Local", "Constant"]
     for own in shown:
@@ -428,17 +480,22 @@ def test_every_claim_is_what_the_paper_s_numbers_say(name: str) -> None:
         assert (better < worse) if claim.column in LESS_IS_BETTER else (better > worse), claim
 
 
-def test_what_a_search_chose_is_shown() -> None:
+def test_what_a_search_chose_is_shown(table: Reproduction) -> None:
     drawn = {"learning_rate": 0.0123456, "batch_size": 32}
     lines = [made(trials=2), made(row="Ditto", trials=2, settings=drawn), made(selection="split", trials=2)]
-    assert _drawn(lines) == [
-        "The settings that the search chose:",
+    fixed = table.rows[0].model_copy(update={"settings": {"momentum": 0.5}})
+    own = table.model_copy(update={"rows": (fixed, *table.rows[1:]), "settings": {"local_steps": 10}})
+    shown = _drawn(own, lines)
+    assert shown[0] == "The settings that the search chose. Not searched for any row: local_steps=10."
+    assert shown[2] == "- FedAvg: the defaults, its first trial; not searched: momentum=0.5"
+    assert _drawn(table, lines) == [
+        "The settings that the search chose.",
         "",
         "- FedAvg: the defaults, its first trial",
         "- Ditto: learning_rate=0.01235, batch_size=32",
         "",
     ]
-    assert _drawn([made()]) == []
+    assert _drawn(table, [made()]) == []
 
 
 def test_the_size_says_what_keeps_a_table_from_being_whole(table: Reproduction) -> None:
