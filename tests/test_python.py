@@ -326,6 +326,41 @@ def test_predictions_of_messy_rows_are_those_that_the_run_counted(tmp_path: Path
             result.predict(wrong)
 
 
+def test_rows_are_scaled_as_their_sites_where_each_has_its_own_scale(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas", reason="needs pandas")
+    hospitals(tmp_path / "hospitals")
+    rows = pandas.read_csv(tmp_path / "hospitals" / "va.csv")
+    rows["pressure"] *= 18  # in another unit
+    rows.to_csv(tmp_path / "hospitals" / "va.csv", index=False)
+    words = f"describe {tmp_path}/hospitals --impute median --scope site --out {tmp_path}/run.toml"
+    made = CliRunner().invoke(app, words.split())
+    assert made.exit_code == 0, made.output
+    result = perennial.run(
+        "fedavg",
+        config=tmp_path / "run.toml",
+        data_root=tmp_path / "hospitals",
+        rounds=2,
+        settings={"test_sites": ["va"]},
+        out=tmp_path / "run",
+    )
+    (counted,) = (
+        row["accuracy"] for row in result.clients if row["client"] == "va" and row["selection"] == "final"
+    )
+    assert np.mean(result.predict(rows, client="va") == rows["label"]) == counted
+    with pytest.raises(UserError, match=r"scaled by its own .*; say whose, such as with client='cleveland'"):
+        result.predict(rows)
+    with pytest.raises(UserError, match="unknown client 'elsewhere'"):
+        result.predict(rows, client="elsewhere")
+    # What other programs take has that scale inside.
+    for form, file in (("torch", tmp_path / "m.safetensors"), ("onnx", tmp_path / "m.onnx")):
+        if form == "onnx":
+            pytest.importorskip("onnxruntime", reason="needs the extra perennial[onnx]")
+        export = ["export", str(tmp_path / "run"), "--format", form, "--out", str(file)]
+        refused = CliRunner().invoke(app, export)
+        assert (refused.exit_code, "--client cleveland" in refused.output, file.exists()) == (2, True, False)
+        assert CliRunner().invoke(app, [*export, "--client", "va"]).exit_code == 0
+
+
 def test_a_module_that_has_changed_is_warned_of(
     scenario: InMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
