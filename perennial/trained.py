@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from perennial.client.host import client_half, site_data, site_of
 from perennial.client.serving import models as serving
+from perennial.client.serving.messages import few
 from perennial.client.state import FileStates, Kept, valid
 from perennial.client.trainer import Client, Predictor, Received
 from perennial.common.config import RunConfig
@@ -92,13 +93,13 @@ def samples(x: Any, scenario: Scenario) -> Tensor:
     names = scenario.column_names
     if frame := hasattr(x, "columns") and any(isinstance(name, str) for name in x.columns):
         if lacking := [name for name in names if name not in x.columns]:
-            raise UserError(f"x has no column {lacking[0]!r}; a model of this run takes {', '.join(names)}")
+            raise UserError(f"x has no column {lacking[0]!r}; a model of this run takes {few(names)}")
         x = x[list(names)] if names else x
     if isinstance(scenario, OwnData) and names:
         if not frame:
             raise UserError(
-                f"x must be a pandas data frame (`uv pip install pandas`) with the columns {', '.join(names)}, "
-                f"not {type(x).__name__}"
+                f"x must be a pandas data frame (`uv pip install pandas`) with the columns {few(names)}, not "
+                f"{type(x).__name__}"
             )
         import pyarrow as pa
 

@@ -283,7 +283,9 @@ def test_columns_of_a_frame_go_by_their_names(tmp_path: Path) -> None:
     assert np.array_equal(result.predict_proba(x), found)
     assert np.array_equal(result.predict_proba(frame[["e", "c", "a", "d", "b"]].assign(more=1)), found)
     assert set(result.predict(frame)) <= {3, 4}
-    with pytest.raises(UserError, match="x has no column 'b'; a model of this run takes a, b, c, d, e"):
+    with pytest.raises(
+        UserError, match=r"x has no column 'b'; a model of this run takes \['a', 'b', 'c', 'd', 'e'\]"
+    ):
         result.predict(frame.drop(columns="b"))
     with pytest.raises(UserError, match="x: sample 2 has in column 'd' what is no finite number"):
         result.predict(frame.replace(frame["d"].iloc[2], np.nan))
@@ -318,8 +320,11 @@ def test_predictions_of_messy_rows_are_those_that_the_run_counted(tmp_path: Path
     texts = rows.astype({"age": object})
     texts.loc[3, "age"] = "old"
     for wrong, sentence in (
-        (rows.drop(columns="thal"), "x has no column 'thal'; a model of this run takes age, pressure, pain, thal"),
-        (rows.to_numpy(), "x must be a pandas .* with the columns age, pressure, pain, thal, not ndarray"),
+        (
+            rows.drop(columns="thal"),
+            "x has no column 'thal'; a model of this run takes .'age', 'pressure', 'pain', 'thal'.$",
+        ),
+        (rows.to_numpy(), "x must be a pandas .* the columns .'age', 'pressure', 'pain', 'thal'., not ndarray"),
         (texts, "age"),
     ):
         with pytest.raises(UserError, match=sentence):

@@ -91,10 +91,29 @@ def test_a_cell_of_text_is_what_it_is_in_training(cell: str, tmp_path: Path) -> 
         ((AGE, {**PAIN, "shape": [2]}, OLD), "input 'pain' has 3 texts, but shape [2] takes 2"),
         ((AGE, column("pain", "BYTES", ["x" * (LONGEST_TEXT + 1)] * 3), OLD), "a text of more than 256 bytes"),
         ((AGE, column("pain", "BYTES", ["some"]), OLD), "the columns have 1 to 3 rows"),
-        ((AGE, OLD), "but the model has one, 'input', or one for each column: ['age', 'pain', 'old']"),
+        ((AGE, OLD), "column 'pain' is missing"),
+        ((AGE, PAIN, OLD, column("pid", "FP32", [1, 2, 3])), "the model has no column 'pid'"),
+        (
+            (AGE, column("Pain", "BYTES", ["some"]), OLD),
+            "column 'pain' is missing, and the model has no column 'Pain'",
+        ),
+        ((AGE, PAIN, OLD, OLD), "column 'old' is there more than once"),
+        (
+            (column("pid", "FP32", [1]),),
+            "are ['pid'], but the model has one, 'input', or one for each column: ['age', 'pain', 'old']",
+        ),
     ],
 )
 def test_rows_that_are_refused(inputs: tuple[dict[str, Any], ...], sentence: str) -> None:
     with pytest.raises(Refused) as refused:
         asked(*inputs)
     assert sentence in str(refused.value)
+
+
+def test_a_wide_table_is_not_listed() -> None:
+    names = [f"f{number}" for number in range(300)]
+    scenario, frame = OwnData(inputs=tuple(names)), pd.DataFrame({name: [0.0] for name in names})
+    for wrong in (frame.drop(columns="f200"), frame.to_numpy()):
+        with pytest.raises(UserError, match="'f7', …") as caught:
+            trained.samples(wrong, scenario)
+        assert "'f8'" not in str(caught.value)
