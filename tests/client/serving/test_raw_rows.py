@@ -88,6 +88,15 @@ def test_a_cell_of_text_is_what_it_is_in_training(cell: str, tmp_path: Path) -> 
     [
         ((AGE, PAIN, column("old", "FP32", [0, None, 1])), "input 'old' has values that are not finite"),
         ((AGE, column("pain", "FP32", [1, 2, 3]), OLD), "input 'pain' has datatype 'FP32', but a column of names"),
+        (
+            (AGE, column("pain", "BOOL", [True, False, True]), OLD),
+            "'pain' has datatype 'BOOL', but a column of names",
+        ),
+        (
+            (AGE, PAIN, column("old", "BOOL", [True, False, True])),
+            "'old' has datatype 'BOOL', but the model takes",
+        ),
+        ((AGE, PAIN, column("old", "INT64", ["a", "b", "c"])), "'old' has datatype 'INT64', but the model takes"),
         ((AGE, {**PAIN, "shape": [2]}, OLD), "input 'pain' has 3 texts, but shape [2] takes 2"),
         ((AGE, column("pain", "BYTES", ["x" * (LONGEST_TEXT + 1)] * 3), OLD), "a text of more than 256 bytes"),
         ((AGE, column("pain", "BYTES", ["some"]), OLD), "the columns have 1 to 3 rows"),
