@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import warnings
 from functools import partial
 from typing import Any
 
@@ -18,6 +19,7 @@ from perennial.client.serving.messages import few
 from perennial.client.state import FileStates, Kept, valid
 from perennial.client.trainer import Client, Predictor, Received
 from perennial.common.config import RunConfig
+from perennial.common.data.columns import CategoryColumn
 from perennial.common.data.environments import unit_range
 from perennial.common.data.own import Found
 from perennial.common.data.scenario import Scenario
@@ -103,11 +105,16 @@ def samples(x: Any, scenario: Scenario) -> Tensor:
             )
         import pyarrow as pa
 
+        from perennial.common.data.tables import text_cells
+
         try:
             table = pa.Table.from_pandas(x, preserve_index=False) if hasattr(x, "index") else pa.table(x)
         except (pa.ArrowException, TypeError, ValueError) as error:  # columns of several kinds, or of one name
             raise UserError(f"x cannot be read ({' '.join(map(str, error.args))[:200]})") from None
         found = Found("x", table, (), None, names).tensor(scenario.input_shape, names, scenario.cells)
+        for name, column in scenario.cells.items():
+            if isinstance(column, CategoryColumn):
+                _warn_of(name, set(text_cells(table, name, "x")), column)
         return scenario.prepare(found)
     array = as_array("predict", "x", x)
     if array.dtype.kind not in "fiub" or array.shape[1:] != scenario.input_shape or not len(array):
@@ -116,6 +123,16 @@ def samples(x: Any, scenario: Scenario) -> Tensor:
             f"{shape_text(array.shape)}"
         )
     return scenario.prepare(unit_range(torch.from_numpy(numbers("x", array, names if frame else ()))))
+
+
+def _warn_of(name: str, texts: set[str], column: CategoryColumn) -> None:
+    """Warn where all texts of a column, "" for an empty cell, are unknown: they may be spelt in another way."""
+    if (texts := texts - {""}) and texts.isdisjoint(column.places()):
+        warnings.warn(
+            f"x: no row has a category of column {name!r} that the run knows, {few(column.categories)}, but "
+            f"{few(sorted(texts))}; all count as unknown, so if they mean the same, spell them alike",
+            stacklevel=6,  # whoever calls predict_proba
+        )
 
 
 def _personal(folder: RunFolder, config: RunConfig, client: str, network: Network) -> Predictor:

@@ -70,6 +70,16 @@ def test_names_as_other_programs_write_them(tmp_path: Path) -> None:
         trained.samples(pd.concat([frame, frame[["old"]]], axis=1), scenario)
 
 
+def test_a_column_of_which_no_name_is_known_is_warned_of() -> None:
+    kinds = {"smoker": {"kind": "category", "categories": ["False", "True"]}}
+    scenario = OwnData.model_validate({"inputs": ["smoker"], "columns": kinds})
+    said = r"of column 'smoker' that the run knows, \['False', 'True'\], but \['0', '1'\]; all count as unknown"
+    with pytest.warns(UserWarning, match=said):
+        assert trained.samples(pd.DataFrame({"smoker": [1, 0, None]}), scenario).tolist() == [[0, 0, 1]] * 3
+    for fine in (["True", "1"], [None, None], [False, True]):  # pytest makes an error of a warning
+        assert len(trained.samples(pd.DataFrame({"smoker": fine}, dtype=object), scenario)) == 2
+
+
 @pytest.mark.parametrize(
     "cell",
     ["3", "3.0", "3.00", "-3.000", " 3 ", "\u00a03", "\x1f3", "\u200b3", "3.", "03", "NA", "?", "None", "٣.0"],
