@@ -53,7 +53,7 @@ class Taken:
 
     @property
     def scenario(self) -> Scenario:
-        """Whose samples it takes."""
+        """Whose samples it takes. Raises `UserError` where it must be said whose."""
         return self.task.scenario.at(self.client)
 
     def about(self) -> dict[str, Any]:

@@ -123,8 +123,9 @@ class Result:
 
         `x` is a frame that has the run's columns, in any order and among others, or (n, *input_shape) numbers.
         Rows of a table are scaled, filled and encoded as in training; bytes (uint8) are divided by 255. The order
-        of the classes is that of `config.scenario.class_names`. Raises `UserError` for rows that do not fit, and
-        as `model`.
+        of the classes is that of `config.scenario.class_names`. Raises `UserError` for rows that do not fit, where
+        each site's rows are scaled otherwise and no client is named, and as `model`. Warns of a column in which no
+        row has a category that the run knows.
         """
         from perennial.trained import probabilities
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import warnings
 from functools import partial
 from typing import Any
 
@@ -14,9 +15,11 @@ from torch import Tensor, nn
 
 from perennial.client.host import client_half, site_data, site_of
 from perennial.client.serving import models as serving
+from perennial.client.serving.messages import few
 from perennial.client.state import FileStates, Kept, valid
 from perennial.client.trainer import Client, Predictor, Received
 from perennial.common.config import RunConfig
+from perennial.common.data.columns import CategoryColumn
 from perennial.common.data.environments import unit_range
 from perennial.common.data.own import Found
 from perennial.common.data.scenario import Scenario
@@ -92,21 +95,26 @@ def samples(x: Any, scenario: Scenario) -> Tensor:
     names = scenario.column_names
     if frame := hasattr(x, "columns") and any(isinstance(name, str) for name in x.columns):
         if lacking := [name for name in names if name not in x.columns]:
-            raise UserError(f"x has no column {lacking[0]!r}; a model of this run takes {', '.join(names)}")
+            raise UserError(f"x has no column {lacking[0]!r}; a model of this run takes {few(names)}")
         x = x[list(names)] if names else x
     if isinstance(scenario, OwnData) and names:
         if not frame:
             raise UserError(
-                f"x must be a pandas data frame (`uv pip install pandas`) with the columns {', '.join(names)}, "
-                f"not {type(x).__name__}"
+                f"x must be a pandas data frame (`uv pip install pandas`) with the columns {few(names)}, not "
+                f"{type(x).__name__}"
             )
         import pyarrow as pa
+
+        from perennial.common.data.tables import text_cells
 
         try:
             table = pa.Table.from_pandas(x, preserve_index=False) if hasattr(x, "index") else pa.table(x)
         except (pa.ArrowException, TypeError, ValueError) as error:  # columns of several kinds, or of one name
             raise UserError(f"x cannot be read ({' '.join(map(str, error.args))[:200]})") from None
         found = Found("x", table, (), None, names).tensor(scenario.input_shape, names, scenario.cells)
+        for name, column in scenario.cells.items():
+            if isinstance(column, CategoryColumn):
+                _warn_of(name, set(text_cells(table, name, "x")), column)
         return scenario.prepare(found)
     array = as_array("predict", "x", x)
     if array.dtype.kind not in "fiub" or array.shape[1:] != scenario.input_shape or not len(array):
@@ -115,6 +123,16 @@ def samples(x: Any, scenario: Scenario) -> Tensor:
             f"{shape_text(array.shape)}"
         )
     return scenario.prepare(unit_range(torch.from_numpy(numbers("x", array, names if frame else ()))))
+
+
+def _warn_of(name: str, texts: set[str], column: CategoryColumn) -> None:
+    """Warn where all texts of a column, "" for an empty cell, are unknown: they may be spelt in another way."""
+    if (texts := texts - {""}) and texts.isdisjoint(column.places()):
+        warnings.warn(
+            f"x: no row has a category of column {name!r} that the run knows, {few(column.categories)}, but "
+            f"{few(sorted(texts))}; all count as unknown, so if they mean the same, spell them alike",
+            stacklevel=6,  # whoever calls predict_proba
+        )
 
 
 def _personal(folder: RunFolder, config: RunConfig, client: str, network: Network) -> Predictor:

@@ -283,7 +283,9 @@ def test_columns_of_a_frame_go_by_their_names(tmp_path: Path) -> None:
     assert np.array_equal(result.predict_proba(x), found)
     assert np.array_equal(result.predict_proba(frame[["e", "c", "a", "d", "b"]].assign(more=1)), found)
     assert set(result.predict(frame)) <= {3, 4}
-    with pytest.raises(UserError, match="x has no column 'b'; a model of this run takes a, b, c, d, e"):
+    with pytest.raises(
+        UserError, match=r"x has no column 'b'; a model of this run takes \['a', 'b', 'c', 'd', 'e'\]"
+    ):
         result.predict(frame.drop(columns="b"))
     with pytest.raises(UserError, match="x: sample 2 has in column 'd' what is no finite number"):
         result.predict(frame.replace(frame["d"].iloc[2], np.nan))
@@ -318,12 +320,50 @@ def test_predictions_of_messy_rows_are_those_that_the_run_counted(tmp_path: Path
     texts = rows.astype({"age": object})
     texts.loc[3, "age"] = "old"
     for wrong, sentence in (
-        (rows.drop(columns="thal"), "x has no column 'thal'; a model of this run takes age, pressure, pain, thal"),
-        (rows.to_numpy(), "x must be a pandas .* with the columns age, pressure, pain, thal, not ndarray"),
+        (
+            rows.drop(columns="thal"),
+            "x has no column 'thal'; a model of this run takes .'age', 'pressure', 'pain', 'thal'.$",
+        ),
+        (rows.to_numpy(), "x must be a pandas .* the columns .'age', 'pressure', 'pain', 'thal'., not ndarray"),
         (texts, "age"),
     ):
         with pytest.raises(UserError, match=sentence):
             result.predict(wrong)
+
+
+def test_rows_are_scaled_as_their_sites_where_each_has_its_own_scale(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas", reason="needs pandas")
+    hospitals(tmp_path / "hospitals")
+    rows = pandas.read_csv(tmp_path / "hospitals" / "va.csv")
+    rows["pressure"] *= 18  # in another unit
+    rows.to_csv(tmp_path / "hospitals" / "va.csv", index=False)
+    words = f"describe {tmp_path}/hospitals --impute median --scope site --out {tmp_path}/run.toml"
+    made = CliRunner().invoke(app, words.split())
+    assert made.exit_code == 0, made.output
+    result = perennial.run(
+        "fedavg",
+        config=tmp_path / "run.toml",
+        data_root=tmp_path / "hospitals",
+        rounds=2,
+        settings={"test_sites": ["va"]},
+        out=tmp_path / "run",
+    )
+    (counted,) = (
+        row["accuracy"] for row in result.clients if row["client"] == "va" and row["selection"] == "final"
+    )
+    assert np.mean(result.predict(rows, client="va") == rows["label"]) == counted
+    with pytest.raises(UserError, match=r"scaled by its own .*; say whose, such as with client='cleveland'"):
+        result.predict(rows)
+    with pytest.raises(UserError, match="unknown client 'elsewhere'"):
+        result.predict(rows, client="elsewhere")
+    # What other programs take has that scale inside.
+    for form, file in (("torch", tmp_path / "m.safetensors"), ("onnx", tmp_path / "m.onnx")):
+        if form == "onnx":
+            pytest.importorskip("onnxruntime", reason="needs the extra perennial[onnx]")
+        export = ["export", str(tmp_path / "run"), "--format", form, "--out", str(file)]
+        refused = CliRunner().invoke(app, export)
+        assert (refused.exit_code, "--client cleveland" in refused.output, file.exists()) == (2, True, False)
+        assert CliRunner().invoke(app, [*export, "--client", "va"]).exit_code == 0
 
 
 def test_a_module_that_has_changed_is_warned_of(

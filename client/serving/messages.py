@@ -2,6 +2,7 @@
 
 import re
 import struct
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from io import BytesIO
 from itertools import islice
@@ -141,12 +142,23 @@ def samples(request: ModelInferRequest, scenario: Scenario, max_batch: int) -> T
             invalid(f"the columns have {min(lengths)} to {max(lengths)} rows, but all must have as many")
         return torch.from_numpy(np.concatenate(parts, axis=1))
     if names != [INPUT]:
+        if not set(columns).isdisjoint(names):
+            invalid(_misfit(names, columns))
         or_columns = f", or one for each column: {few(columns)}" if columns else ""
         given = few([short(name) for name in names])
         invalid(f"the inputs are {given}, but the model has one, {INPUT!r}{or_columns}")
     if request.inputs[0].datatype == "BYTES" and takes_pictures(input_shape):
         return _pictures(request, input_shape, max_batch)
     return torch.from_numpy(_numbers(request, 0, input_shape, max_batch))
+
+
+def _misfit(names: Sequence[str], columns: Sequence[str]) -> str:
+    """What is wrong with inputs of which some are columns."""
+    given, known = set(names), set(columns)
+    lacking = next((f"column {name!r} is missing" for name in columns if name not in given), "")
+    beyond = next((f"the model has no column {short(name)!r}" for name in names if name not in known), "")
+    most = Counter(names).most_common(1)[0][0]
+    return ", and ".join(filter(None, (lacking, beyond))) or f"column {most!r} is there more than once"
 
 
 def takes_pictures(input_shape: tuple[int, ...]) -> bool:

@@ -120,6 +120,8 @@ def _bytes(tensor: Tensor) -> bytes:
             return encoded([base64.b64decode(value, validate=True) for value in values])
         except (binascii.Error, ValueError):
             invalid(f"input {name!r} has data that are no base64")
+    if tensor.datatype != "FP32":
+        return b""  # no input takes it, whatever its data: `samples` says what the input takes
     try:
         array = np.array([np.nan if value is None else value for value in values])  # an empty cell
     except ValueError:  # lists of different lengths

@@ -92,7 +92,10 @@ class Scenario(BaseModel, ABC):
         return {}
 
     def at(self, client: str) -> "Scenario":
-        """The scenario as one client prepares its samples."""
+        """The scenario as one client prepares its samples.
+
+        Raises `UserError` for the client "", which is nobody, where each prepares them otherwise.
+        """
         return self
 
     @property

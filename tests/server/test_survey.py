@@ -317,6 +317,8 @@ def test_each_site_may_have_its_own_scale(folder: Path) -> None:
     x = found.divided("va", 0, read(folder / "va.csv")).train.x
     assert abs(float(x[:, 0].mean())) < 0.5
     assert found.at("va").cells["age"] == found.columns_of("va")["age"]
+    with pytest.raises(UserError, match=r"its own .* say whose, such as with client='cleveland' or --client c"):
+        found.at("")
     with pytest.raises(UserError, match="--scope site needs each site's own sums"):
         survey(Federation(folder), question(["median"], secure=True), per_site=True)
 

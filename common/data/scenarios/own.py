@@ -210,6 +210,11 @@ class OwnData(Sites):
         return values
 
     def at(self, client: str) -> "OwnData":
+        if self.own_columns and not client:
+            raise UserError(
+                "each site's numbers are scaled by its own mean and deviation (own_columns); say whose, such as "
+                f"with client={self.sites[0]!r} or --client {self.sites[0]}"
+            )
         return self.model_copy(update={"columns": self.columns_of(client), "own_columns": {}})
 
     def columns_of(self, site: str) -> dict[str, AnyColumn]:

@@ -343,7 +343,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "another column": (
         {"inputs": [column("age", 1), column("size", 1)]},
-        "the inputs are ['age', 'size'], but the model has one, 'input', or one for each column: ['age', ",
+        "column 'weight' is missing, and the model has no column 'size'",
     ),
     "columns of two lengths": (
         {"inputs": [column("age", 1), column("weight", 2)]},

@@ -70,6 +70,16 @@ def test_names_as_other_programs_write_them(tmp_path: Path) -> None:
         trained.samples(pd.concat([frame, frame[["old"]]], axis=1), scenario)
 
 
+def test_a_column_of_which_no_name_is_known_is_warned_of() -> None:
+    kinds = {"smoker": {"kind": "category", "categories": ["False", "True"]}}
+    scenario = OwnData.model_validate({"inputs": ["smoker"], "columns": kinds})
+    said = r"of column 'smoker' that the run knows, \['False', 'True'\], but \['0', '1'\]; all count as unknown"
+    with pytest.warns(UserWarning, match=said):
+        assert trained.samples(pd.DataFrame({"smoker": [1, 0, None]}), scenario).tolist() == [[0, 0, 1]] * 3
+    for fine in (["True", "1"], [None, None], [False, True]):  # pytest makes an error of a warning
+        assert len(trained.samples(pd.DataFrame({"smoker": fine}, dtype=object), scenario)) == 2
+
+
 @pytest.mark.parametrize(
     "cell",
     ["3", "3.0", "3.00", "-3.000", " 3 ", "\u00a03", "\x1f3", "\u200b3", "3.", "03", "NA", "?", "None", "٣.0"],
@@ -88,13 +98,41 @@ def test_a_cell_of_text_is_what_it_is_in_training(cell: str, tmp_path: Path) -> 
     [
         ((AGE, PAIN, column("old", "FP32", [0, None, 1])), "input 'old' has values that are not finite"),
         ((AGE, column("pain", "FP32", [1, 2, 3]), OLD), "input 'pain' has datatype 'FP32', but a column of names"),
+        (
+            (AGE, column("pain", "BOOL", [True, False, True]), OLD),
+            "'pain' has datatype 'BOOL', but a column of names",
+        ),
+        (
+            (AGE, PAIN, column("old", "BOOL", [True, False, True])),
+            "'old' has datatype 'BOOL', but the model takes",
+        ),
+        ((AGE, PAIN, column("old", "INT64", ["a", "b", "c"])), "'old' has datatype 'INT64', but the model takes"),
         ((AGE, {**PAIN, "shape": [2]}, OLD), "input 'pain' has 3 texts, but shape [2] takes 2"),
         ((AGE, column("pain", "BYTES", ["x" * (LONGEST_TEXT + 1)] * 3), OLD), "a text of more than 256 bytes"),
         ((AGE, column("pain", "BYTES", ["some"]), OLD), "the columns have 1 to 3 rows"),
-        ((AGE, OLD), "but the model has one, 'input', or one for each column: ['age', 'pain', 'old']"),
+        ((AGE, OLD), "column 'pain' is missing"),
+        ((AGE, PAIN, OLD, column("pid", "FP32", [1, 2, 3])), "the model has no column 'pid'"),
+        (
+            (AGE, column("Pain", "BYTES", ["some"]), OLD),
+            "column 'pain' is missing, and the model has no column 'Pain'",
+        ),
+        ((AGE, PAIN, OLD, OLD), "column 'old' is there more than once"),
+        (
+            (column("pid", "FP32", [1]),),
+            "are ['pid'], but the model has one, 'input', or one for each column: ['age', 'pain', 'old']",
+        ),
     ],
 )
 def test_rows_that_are_refused(inputs: tuple[dict[str, Any], ...], sentence: str) -> None:
     with pytest.raises(Refused) as refused:
         asked(*inputs)
     assert sentence in str(refused.value)
+
+
+def test_a_wide_table_is_not_listed() -> None:
+    names = [f"f{number}" for number in range(300)]
+    scenario, frame = OwnData(inputs=tuple(names)), pd.DataFrame({name: [0.0] for name in names})
+    for wrong in (frame.drop(columns="f200"), frame.to_numpy()):
+        with pytest.raises(UserError, match="'f7', …") as caught:
+            trained.samples(wrong, scenario)
+        assert "'f8'" not in str(caught.value)
