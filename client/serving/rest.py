@@ -122,14 +122,27 @@ def _bytes(tensor: Tensor) -> bytes:
             invalid(f"input {name!r} has data that are no base64")
     if tensor.datatype != "FP32":
         return b""  # no input takes it, whatever its data: `samples` says what the input takes
+    values = [np.nan if value is None else value for value in values]  # an empty cell
     try:
-        array = np.array([np.nan if value is None else value for value in values])  # an empty cell
+        array = np.array(values if _numbers_alone(values) else [None])
     except ValueError:  # lists of different lengths
         array = np.array([None])
     if array.dtype.kind not in "iuf" and array.size:
         invalid(f"input {name!r} has data that are no numbers, row by row")
     with np.errstate(over="ignore"):  # what is too large for FP32 is not finite, and refused as such
         return encoded(array.ravel().astype(np.float32))
+
+
+def _numbers_alone(values: list[Any]) -> bool:
+    """Whether lists hold numbers and no text, of which an array would take the longest one's room for each."""
+    left = [values]
+    while left:
+        for value in left.pop():
+            if isinstance(value, list):
+                left.append(value)
+            elif type(value) not in (int, float):
+                return False
+    return True
 
 
 def reply(request: Request, response: ModelInferResponse) -> tuple[bytes, int | None]:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -47,6 +48,7 @@ from perennial.client.serving.inference_pb2 import ModelInferRequest, ServerLive
 from perennial.client.serving.inference_pb2_grpc import GRPCInferenceServiceStub
 from perennial.client.serving.messages import Refused
 from perennial.client.serving.models import Catalogue, Choice, Models, named_choice
+from perennial.client.serving.rest import Request, message
 from perennial.client.serving.server import Server, Tls, credentials
 from perennial.client.serving.snapshot import FILE, Snapshot, held, named
 from perennial.client.trainer import Received
@@ -316,6 +318,18 @@ def test_no_more_pixels_are_decoded_than_a_request_may_have(
         f"input 'input' has pictures of more than {63 * count - 1} pixels together; send fewer or smaller ones"
     )
     assert len(decoded) == count - 1
+
+
+def test_texts_in_place_of_numbers_take_no_room() -> None:
+    """An array of texts would have the longest one's room for each of them."""
+    data = ["a" * 20_000, *[""] * 399]
+    request = Request.model_validate(rows(data))
+    tracemalloc.start()
+    with pytest.raises(Refused, match="data that are no numbers, row by row"):
+        message(request, b"", "model", "")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2**22
 
 
 def column(name: str, length: int) -> dict[str, Any]:
