@@ -86,7 +86,9 @@ class Found:
         """Each name's place (n,) int64 among those announced. Raises `UserError` for one that is not."""
         import torch
 
-        place = {name: number for number, name in enumerate(announced)}
+        from perennial.common.data.columns import places
+
+        place = places(announced)
         for row, name in enumerate(names, start=1):
             if name not in place:
                 where = f"folder {name}" if self.of_pictures else f"row {row}"

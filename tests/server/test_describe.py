@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from PIL import Image
+from pyarrow import parquet
 from typer.testing import CliRunner, Result
 
 from perennial.common.config import load_config
@@ -296,8 +298,18 @@ def test_names_that_are_spelt_in_several_ways_are_pointed_out_and_not_merged(tmp
     assert "look like" not in call("describe", tmp_path / "b.csv").stderr
     assert "'ward'" not in call("describe", tmp_path, "--drop", "ward").stderr
 
-    np.savez(tmp_path / "a.npz", x=np.zeros((4, 2)), y=np.array(["1", "0", "1.0", "0"]))
-    assert f"classes '1' and '1.0' {said}" in call("describe", tmp_path / "a.npz").stderr
+    np.savez(tmp_path / "a.npz", x=np.zeros((4, 2)), y=np.array(["1", "0", "01", "0"]))
+    assert f"classes '01' and '1' {said}" in call("describe", tmp_path / "a.npz").stderr
+
+
+def test_truth_values_are_two_classes_from_whatever_format(tmp_path: Path) -> None:
+    for site in "ab":
+        (tmp_path / f"{site}.csv").write_text("x,label\n" + "1,True\n0,False\n" * 20)
+    parquet.write_table(pa.table({"x": [1, 0] * 20, "label": [True, False] * 20}), tmp_path / "c.parquet")
+    found = describe(tmp_path)
+    assert (found.scenario.labels, found.remarks) == (("False", "True"), [])
+    every = [found.scenario.client_data(place, 0, tmp_path).train for place in range(3)]
+    assert all(part.y.tolist() == (part.x[:, 0] > 0).long().tolist() for part in every)
 
 
 def test_sites_that_do_not_fit_together(tmp_path: Path) -> None:
