@@ -457,7 +457,9 @@ def _kind(name: str, taking: Taking, question: Question) -> Literal["number", "c
         )
     for site, own in kinds.items():
         if own != kind:
-            taking.leave_out(site, f"column {name!r} has {words[own]}, and {words[kind]} at most sites")
+            names = f"--category {name} makes names of them, " if {own, kind} == {"number", "category"} else ""
+            differs = f"column {name!r} has {words[own]}, and {words[kind]} at most sites"
+            taking.leave_out(site, f"{differs}; {names}--drop {name} leaves the column out")
     if kind == "number":
         return kind
     if kind == "category":

@@ -141,6 +141,11 @@ def text_column(table: pa.Table, name: str, file: str) -> list[str]:
     return _whole(_as_text(_full(table, name, file, NO_NAME), name, file))
 
 
+def has_truth_values(table: pa.Table, name: str) -> bool:
+    """Whether a column is of truth values, which a CSV file has as names."""
+    return bool(pa.types.is_boolean(_cell_type(table[name])))
+
+
 def _as_text(column: pa.ChunkedArray, name: str, file: str) -> pa.ChunkedArray:
     try:
         if pa.types.is_boolean(_cell_type(column)):

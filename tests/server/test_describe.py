@@ -14,6 +14,7 @@ from pyarrow import parquet
 from typer.testing import CliRunner, Result
 
 from perennial.common.config import load_config
+from perennial.common.data.columns import CategoryColumn
 from perennial.common.data.own import read
 from perennial.common.data.tables import number_cells
 from perennial.common.errors import UserError
@@ -310,6 +311,21 @@ def test_truth_values_are_two_classes_from_whatever_format(tmp_path: Path) -> No
     assert (found.scenario.labels, found.remarks) == (("False", "True"), [])
     every = [found.scenario.client_data(place, 0, tmp_path).train for place in range(3)]
     assert all(part.y.tolist() == (part.x[:, 0] > 0).long().tolist() for part in every)
+
+
+def test_a_column_of_truth_values_has_names_in_every_format(tmp_path: Path) -> None:
+    for site in "ab":
+        (tmp_path / f"{site}.csv").write_text("smoker,label\n" + "True,u\n,u\nFalse,v\n" * 20)
+    smoker = pa.array([True, None, False] * 20)
+    for cells in (smoker, smoker.dictionary_encode()):
+        parquet.write_table(pa.table({"smoker": cells, "label": ["u", "u", "v"] * 20}), tmp_path / "c.parquet")
+        found = describe(tmp_path)
+        assert (found.left_out, found.scenario.sites) == ({}, ("a", "b", "c"))
+        (column,) = found.scenario.columns.values()
+        assert column == CategoryColumn(categories=("False", "True"))
+        scenario = found.scenario.model_copy(update={"test_fraction": 0.0, "validation_fraction": 0.0})
+        for place in range(3):
+            assert scenario.client_data(place, 0, tmp_path).train.x.sum(dim=0).tolist() == [20, 20, 20]
 
 
 def test_sites_that_do_not_fit_together(tmp_path: Path) -> None:
