@@ -179,12 +179,9 @@ def survey(
             columns[name] = category = CategoryColumn(categories=_categories(name, taking, question))
             if len(category.categories) < 2:
                 remarks.append(f"column {name!r} has the same text in every row that counts")
-    rows, known = (sum(found[entry] for entry in found if entry[0] == kind) for kind in ("rows", "class"))
-    if rows > known:
-        remarks.append(
-            f"{rows - known:.0f} rows have a class that their site has in fewer than {question.least} rows; if no "
-            "site has more of it, it is not among the labels, and sites that have it cannot take part in a run"
-        )
+    remarks += _rare("class", "labels", question.label_column, found, question.least)
+    if all(shape.environments is not None for shape in taking.shapes.values()):
+        remarks += _rare("environment", "environments", question.environment_column, found, question.least)
     if spellings is None:
         spellings = {site: _spellings(shape, kinds) for site, shape in taking.shapes.items()}
     remarks += spelt_alike(spellings, show=not question.secure)
@@ -380,6 +377,17 @@ def _facts(sums: Sums, sites: int) -> list[str]:
         facts += [f"{title}: {', '.join(told)}"] if told else []
     empty = [f"{name} {100 * n / rows:.1f} %" for (kind, name, _), n in sums.items() if kind == "empty" and n]
     return facts + ([f"empty cells: {', '.join(empty)}"] if empty else [])
+
+
+def _rare(what: str, names: str, column: str, sums: Sums, least: int) -> list[str]:
+    """A sentence on rows whose class or environment their site does not tell."""
+    rows, known = (sum(sums[entry] for entry in sums if entry[0] == kind) for kind in ("rows", what))
+    of = f" (column {column!r})" if column else ""  # else each site has named one of its own
+    return [
+        f"the {what}{of} of {rows - known:.0f} rows is one that their site has in fewer than {least} rows; if no "
+        f"site has more of it, it is not among the {names}, and sites that have it cannot take part in a run; "
+        "describe again with a smaller --at-least, or take these rows out"
+    ] * (rows > known)
 
 
 def _quantiles(sums: Sums, bins: Mapping[str, tuple[float, float]]) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from zipfile import BadZipFile, is_zipfile
@@ -37,6 +37,7 @@ class Found:
 
     `x`: (n, *shape) numbers, (n,) picture files, or a table of features as PyArrow has it. `labels`: (n,) names of
     classes. `environments`: (n,) names, or None where the data do not say. `columns`: names of a table's features.
+    `named`: of a table, the column that has the class, and the one that has the environment.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Found:
     labels: Sequence[str]
     environments: Sequence[str] | None
     columns: tuple[str, ...] = ()
+    named: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def of_pictures(self) -> bool:
@@ -88,11 +90,16 @@ class Found:
 
         from perennial.common.data.columns import places
 
-        place = places(announced)
+        place, column = places(announced), self.named.get(kind)
         for row, name in enumerate(names, start=1):
             if name not in place:
                 where = f"folder {name}" if self.of_pictures else f"row {row}"
                 why = f"is of no {kind} that the server announces ({', '.join(announced)})"
+                if column:
+                    why += (
+                        f"; correct column {column!r}, take these rows out, or describe again with a smaller "
+                        "--at-least"
+                    )
                 # A server that knew the row could find out the names in any column, list by list.
                 raise UserError(f"{self.name}: {where} {why}", f"{self.name}: a sample {why}")
         return torch.tensor([place[name] for name in names])
@@ -216,6 +223,7 @@ def _rows(path: Path, label: str, environment: str) -> Found:
         text_column(table, label, path.name),
         text_column(table, environment, path.name) if environment else None,
         columns,
+        {"class": label, "environment": environment},
     )
 
 

@@ -361,6 +361,32 @@ def of_two(folder: Path, *rows: str, head: str = "age,label") -> Path:
     return path
 
 
+def test_rare_environments_and_classes_are_pointed_out_before_a_run_refuses_them(tmp_path: Path) -> None:
+    for site in "ab":
+        (tmp_path / f"{site}.csv").write_text("x,env,label\n" + "1,day,u\n2,night,v\n" * 20)
+    flags = ("--environment-column", "env", "--out", tmp_path / "run.toml")
+    assert "of 4 rows is one" not in call("describe", tmp_path, *flags).stderr
+    (tmp_path / "a.csv").write_text((tmp_path / "a.csv").read_text() + "1,dawn,u\n2,dawn,w\n" * 2)
+    told = call("describe", tmp_path, *flags)
+    assert told.exit_code == 0
+    for what, count, names in (("class (column 'label')", 2, "labels"), ("environment (column 'env')", 4, "env")):
+        said = (
+            f"the {what} of {count} rows is one that their site has in fewer than 10 rows; if no site has more of"
+        )
+        assert f"{said} it, it is not among the {names}" in told.stderr
+    assert told.stderr.count("cannot take part in a run; describe again with a smaller --at-least, or take") == 2
+    run = (
+        "run", "--config", tmp_path / "run.toml", "--method", "fedavg", "--rounds", "1", "--data-root", tmp_path,
+        "--device", "cpu", "--out", tmp_path / "run",
+    )  # fmt: skip
+    refused = call(*run)
+    assert refused.exit_code == 2
+    said = "a.csv: row 41 is of no environment that the server announces (day, night); correct column 'env', take"
+    assert said in refused.stderr
+    assert "is one that" not in call("describe", tmp_path, *flags, "--at-least", "2").stderr
+    assert call(*run).exit_code == 0
+
+
 def test_numbers_far_from_zero_are_scaled_as_others_are(tmp_path: Path) -> None:
     numbers = [10_000_012.25 + number for number in range(7)]
     path = of_two(tmp_path, *map(str, numbers))

@@ -336,13 +336,18 @@ def divided(scenario: OwnData, path: Path, site: str = "a", seed: int = 0) -> Cl
         ({"inputs": ("age", "bmi", "sex")}, TABLE, "s.csv lacks column 'sex', which the server announces"),
         ({"inputs": ("age",)}, TABLE, "s.csv has column 'bmi', which the server does not announce"),
         ({"inputs": (2,)}, TABLE, "s.csv is a table, but the server announces no columns"),
-        ({"labels": ("x", "ill")}, TABLE, "s.csv: row 2 is of no class that the server announces (x, ill)"),
+        (
+            {"labels": ("x", "ill")},
+            TABLE,
+            "s.csv: row 2 is of no class that the server announces (x, ill); correct column 'label', take these "
+            "rows out, or describe again with a smaller --at-least",
+        ),
         ({"label_column": "died"}, TABLE, "s.csv has no column 'died' for the label; it has age, label, bmi"),
         ({"environment_column": "ward"}, TABLE, "s.csv has no column 'ward' for the environment; it has"),
         (
             {"environment_column": "ward", "environments": ("x",)},
             "age,bmi,label,ward\n1,2,ill,x\n1,2,ill,y\n",
-            "s.csv: row 2 is of no environment that the server announces (x)",
+            "s.csv: row 2 is of no environment that the server announces (x); correct column 'ward', take these",
         ),
         (
             {"environments": ("x", "y")},
