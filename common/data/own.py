@@ -199,14 +199,15 @@ def _pictures(path: Path) -> Found:
 
 
 def _folders(path: Path) -> list[Path]:
-    return sorted(child for child in path.iterdir() if child.is_dir() and _shown(child))
+    return sorted(child for child in path.iterdir() if child.is_dir() and shown(child))
 
 
 def _picture(path: Path) -> bool:
-    return path.suffix.lower() in PICTURES and _shown(path)
+    return path.suffix.lower() in PICTURES and shown(path)
 
 
-def _shown(path: Path) -> bool:
+def shown(path: Path) -> bool:
+    """Whether a file is somebody's own, and not one that a system hides, such as `._north.csv` of macOS."""
     return not path.name.startswith(".")
 
 

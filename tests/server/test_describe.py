@@ -424,6 +424,20 @@ def test_tables_in_capitals_count_and_others_are_named(tmp_path: Path) -> None:
         describe(tmp_path)
 
 
+def test_hidden_files_are_no_tables_and_a_name_that_no_site_has_is_to_be_changed(tmp_path: Path) -> None:
+    """macOS puts `._north.csv` beside north.csv on other disks."""
+    of_two(tmp_path, "30", "40", "50").rename(tmp_path / "north.csv")
+    (tmp_path / "._north.csv").write_bytes(b"\0\5\x16\7")
+    found = describe(tmp_path)
+    assert (found.scenario.sites, found.left_out) == (("north",), {})
+    (tmp_path / "süd.csv").write_bytes((tmp_path / "north.csv").read_bytes())
+    with pytest.raises(
+        UserError,
+        match=r"has a table of 'süd', which is no name of a site; rename süd\.csv: take letters \(a to z",
+    ):
+        describe(tmp_path)
+
+
 def test_deep_pictures_are_refused(tmp_path: Path) -> None:
     pictures(tmp_path / "pics", (4, 4), "I;16")
     with pytest.raises(
