@@ -516,9 +516,15 @@ def _spellings(shape: Shape, kinds: Mapping[str, str]) -> Spellings:
 
 def _must_know(question: Question, shapes: Mapping[str, Shape]) -> None:
     known = {name for shape in shapes.values() for name in shape.columns}
+    special = {question.environment_column: "environment", question.label_column: "label"}
     options = {"category": question.categories, "impute": question.impute.keys() - {""}, "drop": question.drop}
     for option, own in options.items():
         if strange := sorted(set(own) - known):
+            if kind := special.get(strange[0]):
+                raise UserError(
+                    f"--{option} is for features, and {strange[0]!r} is the column of the {kind}; leave it out, "
+                    f"or name another one with --{kind}-column"
+                )
             raise UserError(f"--{option}: {unknown('column', strange[0], known)}")
 
 

@@ -241,9 +241,18 @@ def test_of_a_folder_only_the_named_sites_count(tmp_path: Path) -> None:
         ),
         (("--impute", "mean"), "leave it out with --drop note; m: column 'when' has dates"),
         (("--impute", "mean", "--category", "agee"), "--category: unknown column 'agee'"),
+        (
+            ("--impute", "sick=mean"),
+            "and 'sick' is the column of the label; leave it out, or name another one with --label-column",
+        ),
+        (
+            ("--drop", "pain", "--environment-column", "pain"),
+            "--drop is for features, and 'pain' is the column of the environment; leave it out, or name another",
+        ),
     ],
 )
 def test_what_a_messy_table_needs_is_one_sentence(flags: tuple[str, ...], sentence: str, messy: Path) -> None:
+    messy.write_text(messy.read_text().replace("?", "some"))
     result = call("describe", messy, "--label-column", "sick", *flags)
     assert result.exit_code == 2
     assert sentence in result.stderr
