@@ -24,7 +24,7 @@ from perennial.common.data.own import in_order
 from perennial.common.data.scenarios.own import SITE, OwnData, balanced
 from perennial.common.errors import RunStopped, UserError, some_of
 from perennial.common.methods.base import Method
-from perennial.common.suggest import unknown
+from perennial.common.suggest import meant, unknown
 from perennial.common.survey import (
     LIMBS,
     LIMIT,
@@ -424,15 +424,21 @@ def agreed(taking: Taking, question: Question) -> dict[str, Literal["number", "c
         one, *others = sorted(used)
         other = next(site for site in others if used[site] != used[one])
         alone = min(used[one] ^ used[other])
-        who = one if alone in used[one] else other
-        raise UserError(f"{one} and {other} must have the same columns; only {who} has {alone!r}")
+        who, lacks = (one, other) if alone in used[one] else (other, one)
+        hint = meant(alone, used[lacks] - used[who])
+        raise UserError(
+            f"{one} and {other} must have the same columns; only {who} has {alone!r}{hint} (--drop {alone} leaves "
+            "the column out)"
+        )
     if not most:
         raise UserError(f"{some(used)} has no columns of features that are not dropped")
     for site, names in used.items():
         if names != most:
-            alone = min(names ^ most)
-            has, have = ("has", "do not have") if alone in names else ("lacks", "have")
-            taking.leave_out(site, f"it {has} column {alone!r}, which most sites {have}")
+            alone = min(names - most or most - names)
+            said = f"it lacks column {alone!r}, which most sites have"
+            if alone in names:
+                said = f"it has column {alone!r}, which most sites do not have{meant(alone, most - names)}"
+            taking.leave_out(site, f"{said} (--drop {alone} leaves the column out)")
     found, wrong = dict[str, Literal["number", "category"]](), list[str]()
     for name in next(shape for _, shape in sorted(taking.shapes.items())).columns:
         if name in most:

@@ -322,6 +322,24 @@ def test_truth_values_are_two_classes_from_whatever_format(tmp_path: Path) -> No
     assert all(part.y.tolist() == (part.x[:, 0] > 0).long().tolist() for part in every)
 
 
+def test_a_column_of_another_name_is_found(tmp_path: Path) -> None:
+    for site, columns in {"a": "Age,w", "b": "age,w", "c": "age,w", "d": "age"}.items():
+        rows = "\n".join(f"{','.join('1' * len(columns.split(',')))},{'uv'[n % 2]}" for n in range(40))
+        (tmp_path / f"{site}.csv").write_text(f"{columns},label\n{rows}\n")
+    assert describe(tmp_path).left_out == {
+        "a": "it has column 'Age', which most sites do not have; did you mean 'age'? (--drop Age leaves the "
+        "column out)",
+        "d": "it lacks column 'w', which most sites have (--drop w leaves the column out)",
+    }
+    assert describe(tmp_path, asked=question(drop=["w"])).scenario.sites == ("b", "c", "d")
+    with pytest.raises(
+        UserError, match=r"; only a has 'Age'; did you mean 'age'\? \(--drop Age leaves the column"
+    ):
+        describe(tmp_path, ("a", "b"))
+    with pytest.raises(UserError, match=r"same columns; only b has 'w' \(--drop w leaves the column out\)"):
+        describe(tmp_path, ("b", "d"))
+
+
 def test_a_column_of_truth_values_has_names_in_every_format(tmp_path: Path) -> None:
     for site in "ab":
         (tmp_path / f"{site}.csv").write_text("smoker,label\n" + "True,u\n,u\nFalse,v\n" * 20)
