@@ -495,7 +495,11 @@ def _classes(taking: Taking, question: Question) -> tuple[str, ...]:
     classes = union(shape.classes for shape in taking.shapes.values())
     if len(classes) < 2:
         has = f"samples of class {classes[0]!r} alone" if classes else f"no class that has {question.least} rows"
-        raise UserError(f"{some(taking.shapes)} has {has}; there must be two or more")
+        number = "" if classes else "; if it is a number, such as days, cut it into classes first"
+        raise UserError(
+            f"{some(taking.shapes)} has {has} (column {question.label_column!r}); "
+            f"there must be two or more{number}"
+        )
     return classes
 
 

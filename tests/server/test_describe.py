@@ -355,6 +355,19 @@ def test_a_column_of_truth_values_has_names_in_every_format(tmp_path: Path) -> N
             assert scenario.client_data(place, 0, tmp_path).train.x.sum(dim=0).tolist() == [20, 20, 20]
 
 
+def test_a_target_that_is_a_number_is_to_be_cut_into_classes(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x,stay\n" + "".join(f"1,{n / 4}\n" for n in range(40)))
+    told = call("describe", tmp_path, "--label-column", "stay")
+    assert told.exit_code == 2
+    assert told.stderr == (
+        "perennial: a has no class that has 10 rows (column 'stay'); there must be two or more; if it is a "
+        "number, such as days, cut it into classes first\n"
+    )
+    (tmp_path / "a.csv").write_text("x,stay\n" + "1,long\n" * 40)
+    told = call("describe", tmp_path, "--label-column", "stay")
+    assert told.stderr.endswith("has samples of class 'long' alone (column 'stay'); there must be two or more\n")
+
+
 def test_sites_that_do_not_fit_together(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("x,label\n1,u\n2,v\n")
     other = tmp_path / "b.csv"
