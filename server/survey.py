@@ -171,9 +171,10 @@ def survey(
         told = [shape.columns[name] for shape in taking.shapes.values()]
         if kind == "number":
             columns[name] = fit.number(name, found, remarks)
-            if all(own.counts_rows for own in told if own.kind == "number"):
+            if all(own.all_different for own in told if own.kind == "number"):
                 remarks.append(
-                    f"column {name!r} counts rows; an identifier tells nothing about others (--drop {name})"
+                    f"column {name!r} has another whole number in every row; an identifier tells nothing about "
+                    f"others (--drop {name})"
                 )
         else:
             columns[name] = category = CategoryColumn(categories=_categories(name, taking, question))

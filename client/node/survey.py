@@ -141,7 +141,7 @@ class Table:
         return ColumnShape(
             kind="number",
             values=tuple(self._enough(known.tolist())[:MOST_CATEGORIES]) if wanted else (),
-            counts_rows=bool(len(known) > FEW and (np.diff(known) == 1).all()),
+            all_different=bool(len(known) > FEW and (np.diff(known) > 0).all() and (known % 1 == 0).all()),
         )
 
     def _counts(self, asked: Asked) -> dict[Entry, float]:

@@ -279,10 +279,18 @@ def test_balanced_weights_of_classes_are_announced(tmp_path: Path) -> None:
 
 
 def test_an_identifier_is_pointed_out(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text("id,label\n" + "".join(f"{n},{n % 2}\n" for n in range(40)))
-    result = call("describe", tmp_path / "t.csv")
+    """Of each site more than 20 whole numbers, all different, in any order."""
+    names, numbers = ("id", "pid", "age", "dose"), np.random.default_rng(0).permutation(10**15 * np.arange(10, 90))
+    for site, part in (("a", numbers[:40]), ("b", numbers[40:])):
+        rows = [f"{n},{pid},{n % 39 if site == 'a' else n},{n / 4},{n % 2}" for n, pid in enumerate(part.tolist())]
+        (tmp_path / f"{site}.csv").write_text("\n".join([",".join([*names, "label"]), *rows]) + "\n")
+    result = call("describe", tmp_path)
     assert result.exit_code == 0
-    assert "column 'id' counts rows" in result.stderr
+    said = {name: f"column '{name}' has another whole number in every row; an identifier" for name in names}
+    assert [name for name in names if said[name] in result.stderr] == ["id", "pid"]
+    table = (tmp_path / "b.csv").read_text().splitlines()
+    (tmp_path / "b.csv").write_text("\n".join(table[:21]) + "\n")
+    assert "in every row" not in call("describe", tmp_path).stderr
 
 
 def test_what_is_wrong_with_a_table_names_its_file(tmp_path: Path) -> None:
