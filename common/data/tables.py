@@ -176,11 +176,8 @@ def _full(table: pa.Table, name: str, file: str, empty: Sequence[str]) -> pa.Chu
 
 def _trimmed(column: pa.ChunkedArray | pa.Array, empty: Sequence[str]) -> pa.ChunkedArray:
     """A column without blanks around text, and null where there is nothing but one of `empty`."""
-    if _cell_type(column) not in (
-        pa.string(),
-        pa.large_string(),
-        pa.string_view(),
-    ):  # the latter are pandas' and Polars'
+    # The latter two are pandas' and Polars'.
+    if _cell_type(column) not in (pa.string(), pa.large_string(), pa.string_view()):
         return column
     column = pc.utf8_trim_whitespace(column.cast(pa.string()))
     return pc.if_else(pc.is_in(column, pa.array(empty)), None, column)
