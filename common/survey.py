@@ -81,8 +81,8 @@ class ColumnShape(Part):
     """Categories that enough rows have."""
     values: tuple[Finite, ...] = Field(default=(), max_length=MOST_CATEGORIES)
     """Numbers that enough rows have, where the most frequent one is asked for."""
-    counts_rows: bool = False
-    """Whether its numbers are consecutive whole ones, all different, as those of an identifier."""
+    all_different: bool = False
+    """Whether its numbers are whole and all different, as those of an identifier."""
 
 
 class Shape(Part):

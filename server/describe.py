@@ -22,7 +22,7 @@ from perennial.client.node.survey import Respondent
 from perennial.client.settings import Consent
 from perennial.common.config import sentence
 from perennial.common.data.columns import LEAST
-from perennial.common.data.own import LABEL, TABLES, Found, read
+from perennial.common.data.own import LABEL, TABLES, Found, read, shown
 from perennial.common.data.scenarios.own import SITE, SITE_TEXT, OwnData
 from perennial.common.errors import UserError
 from perennial.common.suggest import unknown
@@ -111,8 +111,11 @@ def describe(
         names = [file.stem for file in files]
     else:
         names, sites = [path.stem if SITE.fullmatch(path.stem) else "table"], sites or OwnData().sites
-    if strange := [name for name in names if not SITE.fullmatch(name)]:
-        raise UserError(f"{path} has a table of {strange[0]!r}, which is no name of a site; take {SITE_TEXT}")
+    if strange := [file for file, name in zip(files, names, strict=True) if not SITE.fullmatch(name)]:
+        raise UserError(
+            f"{path} has a table of {strange[0].stem!r}, which is no name of a site; rename {strange[0].name}: "
+            f"take {SITE_TEXT}"
+        )
     loads = [partial(_load, file) for file in files]
     respondents = [Respondent(name, load, Consent.full, 1) for name, load in zip(names, loads, strict=True)]
 
@@ -144,7 +147,7 @@ def _of(tables: Sequence[Path], sites: Collection[str]) -> list[Path]:
 
 def _files(path: Path) -> tuple[list[Path], list[str]]:
     """The data themselves, or the tables of a folder of several sites, one each; names of others beside them."""
-    files = sorted(path.iterdir()) if path.is_dir() else []
+    files = sorted(filter(shown, path.iterdir())) if path.is_dir() else []
     tables = [file for file in files if file.suffix.lower() in TABLES]
     strange = [file.name for file in files if file.suffix.lower() in OTHER_TABLES]
     if not tables and (arrays := [file.name for file in files if file.suffix.lower() == ".npz"]):

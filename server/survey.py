@@ -24,7 +24,7 @@ from perennial.common.data.own import in_order
 from perennial.common.data.scenarios.own import SITE, OwnData, balanced
 from perennial.common.errors import RunStopped, UserError, some_of
 from perennial.common.methods.base import Method
-from perennial.common.suggest import unknown
+from perennial.common.suggest import meant, unknown
 from perennial.common.survey import (
     LIMBS,
     LIMIT,
@@ -171,20 +171,18 @@ def survey(
         told = [shape.columns[name] for shape in taking.shapes.values()]
         if kind == "number":
             columns[name] = fit.number(name, found, remarks)
-            if all(own.counts_rows for own in told if own.kind == "number"):
+            if all(own.all_different for own in told if own.kind == "number"):
                 remarks.append(
-                    f"column {name!r} counts rows; an identifier tells nothing about others (--drop {name})"
+                    f"column {name!r} has another whole number in every row; an identifier tells nothing about "
+                    f"others (--drop {name})"
                 )
         else:
             columns[name] = category = CategoryColumn(categories=_categories(name, taking, question))
             if len(category.categories) < 2:
                 remarks.append(f"column {name!r} has the same text in every row that counts")
-    rows, known = (sum(found[entry] for entry in found if entry[0] == kind) for kind in ("rows", "class"))
-    if rows > known:
-        remarks.append(
-            f"{rows - known:.0f} rows have a class that their site has in fewer than {question.least} rows; if no "
-            "site has more of it, it is not among the labels, and sites that have it cannot take part in a run"
-        )
+    remarks += _rare("class", "labels", question.label_column, found, question.least)
+    if all(shape.environments is not None for shape in taking.shapes.values()):
+        remarks += _rare("environment", "environments", question.environment_column, found, question.least)
     if spellings is None:
         spellings = {site: _spellings(shape, kinds) for site, shape in taking.shapes.items()}
     remarks += spelt_alike(spellings, show=not question.secure)
@@ -382,6 +380,17 @@ def _facts(sums: Sums, sites: int) -> list[str]:
     return facts + ([f"empty cells: {', '.join(empty)}"] if empty else [])
 
 
+def _rare(what: str, names: str, column: str, sums: Sums, least: int) -> list[str]:
+    """A sentence on rows whose class or environment their site does not tell."""
+    rows, known = (sum(sums[entry] for entry in sums if entry[0] == kind) for kind in ("rows", what))
+    of = f" (column {column!r})" if column else ""  # else each site has named one of its own
+    return [
+        f"the {what}{of} of {rows - known:.0f} rows is one that their site has in fewer than {least} rows; if no "
+        f"site has more of it, it is not among the {names}, and sites that have it cannot take part in a run; "
+        "describe again with a smaller --at-least, or take these rows out"
+    ] * (rows > known)
+
+
 def _quantiles(sums: Sums, bins: Mapping[str, tuple[float, float]]) -> list[str]:
     """A line for each column in bins. What is below the first bin's begin or above the last one's end says so."""
 
@@ -416,15 +425,21 @@ def agreed(taking: Taking, question: Question) -> dict[str, Literal["number", "c
         one, *others = sorted(used)
         other = next(site for site in others if used[site] != used[one])
         alone = min(used[one] ^ used[other])
-        who = one if alone in used[one] else other
-        raise UserError(f"{one} and {other} must have the same columns; only {who} has {alone!r}")
+        who, lacks = (one, other) if alone in used[one] else (other, one)
+        hint = meant(alone, used[lacks] - used[who])
+        raise UserError(
+            f"{one} and {other} must have the same columns; only {who} has {alone!r}{hint} (--drop {alone} leaves "
+            "the column out)"
+        )
     if not most:
         raise UserError(f"{some(used)} has no columns of features that are not dropped")
     for site, names in used.items():
         if names != most:
-            alone = min(names ^ most)
-            has, have = ("has", "do not have") if alone in names else ("lacks", "have")
-            taking.leave_out(site, f"it {has} column {alone!r}, which most sites {have}")
+            alone = min(names - most or most - names)
+            said = f"it lacks column {alone!r}, which most sites have"
+            if alone in names:
+                said = f"it has column {alone!r}, which most sites do not have{meant(alone, most - names)}"
+            taking.leave_out(site, f"{said} (--drop {alone} leaves the column out)")
     found, wrong = dict[str, Literal["number", "category"]](), list[str]()
     for name in next(shape for _, shape in sorted(taking.shapes.items())).columns:
         if name in most:
@@ -457,7 +472,9 @@ def _kind(name: str, taking: Taking, question: Question) -> Literal["number", "c
         )
     for site, own in kinds.items():
         if own != kind:
-            taking.leave_out(site, f"column {name!r} has {words[own]}, and {words[kind]} at most sites")
+            names = f"--category {name} makes names of them, " if {own, kind} == {"number", "category"} else ""
+            differs = f"column {name!r} has {words[own]}, and {words[kind]} at most sites"
+            taking.leave_out(site, f"{differs}; {names}--drop {name} leaves the column out")
     if kind == "number":
         return kind
     if kind == "category":
@@ -479,7 +496,11 @@ def _classes(taking: Taking, question: Question) -> tuple[str, ...]:
     classes = union(shape.classes for shape in taking.shapes.values())
     if len(classes) < 2:
         has = f"samples of class {classes[0]!r} alone" if classes else f"no class that has {question.least} rows"
-        raise UserError(f"{some(taking.shapes)} has {has}; there must be two or more")
+        number = "" if classes else "; if it is a number, such as days, cut it into classes first"
+        raise UserError(
+            f"{some(taking.shapes)} has {has} (column {question.label_column!r}); "
+            f"there must be two or more{number}"
+        )
     return classes
 
 
@@ -506,9 +527,15 @@ def _spellings(shape: Shape, kinds: Mapping[str, str]) -> Spellings:
 
 def _must_know(question: Question, shapes: Mapping[str, Shape]) -> None:
     known = {name for shape in shapes.values() for name in shape.columns}
+    special = {question.environment_column: "environment", question.label_column: "label"}
     options = {"category": question.categories, "impute": question.impute.keys() - {""}, "drop": question.drop}
     for option, own in options.items():
         if strange := sorted(set(own) - known):
+            if kind := special.get(strange[0]):
+                raise UserError(
+                    f"--{option} is for features, and {strange[0]!r} is the column of the {kind}; leave it out, "
+                    f"or name another one with --{kind}-column"
+                )
             raise UserError(f"--{option}: {unknown('column', strange[0], known)}")
 
 

@@ -24,7 +24,14 @@ from perennial.client.trainer import Received
 from perennial.common.config import sentence
 from perennial.common.data.columns import LEAST, MOST_CATEGORIES
 from perennial.common.data.own import LABEL, Found, read
-from perennial.common.data.tables import Commas, NotNumbers, like_number, number_cells, text_cells
+from perennial.common.data.tables import (
+    Commas,
+    NotNumbers,
+    has_truth_values,
+    like_number,
+    number_cells,
+    text_cells,
+)
 from perennial.common.errors import UserError
 from perennial.common.models import Tensors
 from perennial.common.secagg import ACTIONS, TERMS
@@ -134,7 +141,7 @@ class Table:
         return ColumnShape(
             kind="number",
             values=tuple(self._enough(known.tolist())[:MOST_CATEGORIES]) if wanted else (),
-            counts_rows=bool(len(known) > FEW and (np.diff(known) == 1).all()),
+            all_different=bool(len(known) > FEW and (np.diff(known) > 0).all() and (known % 1 == 0).all()),
         )
 
     def _counts(self, asked: Asked) -> dict[Entry, float]:
@@ -180,7 +187,7 @@ class Table:
         return self._cells[name]
 
     def _parsed(self, name: str) -> Numbers | list[str]:
-        if name not in self.question.categories:
+        if name not in self.question.categories and not has_truth_values(self.found.x, name):
             try:
                 return number_cells(self.found.x, name, self.found.name)
             except Commas as error:

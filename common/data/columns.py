@@ -77,17 +77,8 @@ class CategoryColumn(Part):
         return len(self.categories) + 1
 
     def places(self) -> dict[str, int]:
-        """The feature of each text that is one of the categories, as other programs may write it, too.
-
-        That is 3.0 for 3, and true or TRUE for True.
-        """
-        found: dict[str, int] = {}
-        for number, name in enumerate(self.categories):
-            if name.removeprefix("-").isdecimal():
-                found[f"{name}.0"] = number
-            if name.lower() in ("true", "false"):
-                found |= dict.fromkeys((name.lower(), name.upper(), name.capitalize()), number)
-        return found | {name: number for number, name in enumerate(self.categories)}
+        """The feature of each text that is one of the categories."""
+        return places(self.categories)
 
     def features(self, texts: Sequence[str]) -> "npt.NDArray[np.float32]":
         """From texts (n,), empty where a cell is, to (n, width)."""
@@ -97,6 +88,18 @@ class CategoryColumn(Part):
         unknown = len(self.categories)
         eye = np.eye(self.width, dtype=np.float32)
         return eye[[place.get(text, unknown) for text in texts]]
+
+
+def places(names: Sequence[str]) -> dict[str, int]:
+    """Each name's place, also as other programs write it: 3.0 for 3, 3 for 3.0, and true or TRUE for True."""
+    found: dict[str, int] = {}
+    for number, name in enumerate(names):
+        whole = name.removesuffix(".0")
+        if whole.removeprefix("-").isdecimal():
+            found |= dict.fromkeys((whole, f"{whole}.0"), number)
+        if name.lower() in ("true", "false"):
+            found |= dict.fromkeys((name.lower(), name.upper(), name.capitalize()), number)
+    return found | {name: number for number, name in enumerate(names)}
 
 
 AnyColumn = NumberColumn | CategoryColumn

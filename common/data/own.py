@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from zipfile import BadZipFile, is_zipfile
@@ -37,6 +37,7 @@ class Found:
 
     `x`: (n, *shape) numbers, (n,) picture files, or a table of features as PyArrow has it. `labels`: (n,) names of
     classes. `environments`: (n,) names, or None where the data do not say. `columns`: names of a table's features.
+    `named`: of a table, the column that has the class, and the one that has the environment.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Found:
     labels: Sequence[str]
     environments: Sequence[str] | None
     columns: tuple[str, ...] = ()
+    named: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def of_pictures(self) -> bool:
@@ -86,11 +88,18 @@ class Found:
         """Each name's place (n,) int64 among those announced. Raises `UserError` for one that is not."""
         import torch
 
-        place = {name: number for number, name in enumerate(announced)}
+        from perennial.common.data.columns import places
+
+        place, column = places(announced), self.named.get(kind)
         for row, name in enumerate(names, start=1):
             if name not in place:
                 where = f"folder {name}" if self.of_pictures else f"row {row}"
                 why = f"is of no {kind} that the server announces ({', '.join(announced)})"
+                if column:
+                    why += (
+                        f"; correct column {column!r}, take these rows out, or describe again with a smaller "
+                        "--at-least"
+                    )
                 # A server that knew the row could find out the names in any column, list by list.
                 raise UserError(f"{self.name}: {where} {why}", f"{self.name}: a sample {why}")
         return torch.tensor([place[name] for name in names])
@@ -190,14 +199,15 @@ def _pictures(path: Path) -> Found:
 
 
 def _folders(path: Path) -> list[Path]:
-    return sorted(child for child in path.iterdir() if child.is_dir() and _shown(child))
+    return sorted(child for child in path.iterdir() if child.is_dir() and shown(child))
 
 
 def _picture(path: Path) -> bool:
-    return path.suffix.lower() in PICTURES and _shown(path)
+    return path.suffix.lower() in PICTURES and shown(path)
 
 
-def _shown(path: Path) -> bool:
+def shown(path: Path) -> bool:
+    """Whether a file is somebody's own, and not one that a system hides, such as `._north.csv` of macOS."""
     return not path.name.startswith(".")
 
 
@@ -214,6 +224,7 @@ def _rows(path: Path, label: str, environment: str) -> Found:
         text_column(table, label, path.name),
         text_column(table, environment, path.name) if environment else None,
         columns,
+        {"class": label, "environment": environment},
     )
 
 

@@ -128,29 +128,40 @@ def text_cells(table: pa.Table, name: str, file: str) -> list[str]:
 
     Truth values are True and False, as pandas writes them.
     """
-    column = table[name]
-    if pa.types.is_boolean(column.type):
-        column = pc.if_else(column, "True", "False")
-    try:
-        return plain_texts(column.cast(pa.string()))
-    except pa.ArrowException:
-        raise UserError(f"{file}: column {name!r} has neither text nor numbers") from None
+    return plain_texts(_as_text(table[name], name, file))
 
 
 def plain_texts(column: pa.ChunkedArray | pa.Array) -> list[str]:
     """Texts (n,) without blanks around them, "" for one of `EMPTY`, and 3 for 3.0."""
-    column = _trimmed(column, EMPTY).fill_null("")
+    return _whole(_trimmed(column, EMPTY).fill_null(""))
+
+
+def text_column(table: pa.Table, name: str, file: str) -> list[str]:
+    """A column (n,) as `text_cells` has it. Raises `UserError` naming the first row that is empty."""
+    return _whole(_as_text(_full(table, name, file, NO_NAME), name, file))
+
+
+def has_truth_values(table: pa.Table, name: str) -> bool:
+    """Whether a column is of truth values, which a CSV file has as names."""
+    return bool(pa.types.is_boolean(_cell_type(table[name])))
+
+
+def _as_text(column: pa.ChunkedArray, name: str, file: str) -> pa.ChunkedArray:
+    try:
+        if pa.types.is_boolean(_cell_type(column)):
+            column = pc.if_else(column.cast(pa.bool_()), "True", "False")
+        return column.cast(pa.string())
+    except pa.ArrowException:
+        raise UserError(f"{file}: column {name!r} has neither text nor numbers") from None
+
+
+def _whole(column: pa.ChunkedArray | pa.Array) -> list[str]:
     texts: list[str] = pc.replace_substring_regex(column, r"^(-?\d+)\.0+$", r"\1").to_pylist()
     return texts
 
 
-def text_column(table: pa.Table, name: str, file: str) -> list[str]:
-    """A column (n,) as text. Raises `UserError` naming the first row that is empty."""
-    try:
-        names: list[str] = _full(table, name, file, NO_NAME).cast(pa.string()).to_pylist()
-    except pa.ArrowException:
-        raise UserError(f"{file}: column {name!r} has neither text nor whole numbers") from None
-    return names
+def _cell_type(column: pa.ChunkedArray | pa.Array) -> pa.DataType:
+    return column.type.value_type if pa.types.is_dictionary(column.type) else column.type
 
 
 def _full(table: pa.Table, name: str, file: str, empty: Sequence[str]) -> pa.ChunkedArray:
@@ -165,8 +176,8 @@ def _full(table: pa.Table, name: str, file: str, empty: Sequence[str]) -> pa.Chu
 
 def _trimmed(column: pa.ChunkedArray | pa.Array, empty: Sequence[str]) -> pa.ChunkedArray:
     """A column without blanks around text, and null where there is nothing but one of `empty`."""
-    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-    if kind not in (pa.string(), pa.large_string(), pa.string_view()):  # the latter are pandas' and Polars'
+    # The latter two are pandas' and Polars'.
+    if _cell_type(column) not in (pa.string(), pa.large_string(), pa.string_view()):
         return column
     column = pc.utf8_trim_whitespace(column.cast(pa.string()))
     return pc.if_else(pc.is_in(column, pa.array(empty)), None, column)

@@ -6,12 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from PIL import Image
+from pyarrow import parquet
 from typer.testing import CliRunner, Result
 
 from perennial.common.config import load_config
+from perennial.common.data.columns import CategoryColumn
 from perennial.common.data.own import read
 from perennial.common.data.tables import number_cells
 from perennial.common.errors import UserError
@@ -238,9 +241,18 @@ def test_of_a_folder_only_the_named_sites_count(tmp_path: Path) -> None:
         ),
         (("--impute", "mean"), "leave it out with --drop note; m: column 'when' has dates"),
         (("--impute", "mean", "--category", "agee"), "--category: unknown column 'agee'"),
+        (
+            ("--impute", "sick=mean"),
+            "and 'sick' is the column of the label; leave it out, or name another one with --label-column",
+        ),
+        (
+            ("--drop", "pain", "--environment-column", "pain"),
+            "--drop is for features, and 'pain' is the column of the environment; leave it out, or name another",
+        ),
     ],
 )
 def test_what_a_messy_table_needs_is_one_sentence(flags: tuple[str, ...], sentence: str, messy: Path) -> None:
+    messy.write_text(messy.read_text().replace("?", "some"))
     result = call("describe", messy, "--label-column", "sick", *flags)
     assert result.exit_code == 2
     assert sentence in result.stderr
@@ -267,10 +279,18 @@ def test_balanced_weights_of_classes_are_announced(tmp_path: Path) -> None:
 
 
 def test_an_identifier_is_pointed_out(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text("id,label\n" + "".join(f"{n},{n % 2}\n" for n in range(40)))
-    result = call("describe", tmp_path / "t.csv")
+    """Of each site more than 20 whole numbers, all different, in any order."""
+    names, numbers = ("id", "pid", "age", "dose"), np.random.default_rng(0).permutation(10**15 * np.arange(10, 90))
+    for site, part in (("a", numbers[:40]), ("b", numbers[40:])):
+        rows = [f"{n},{pid},{n % 39 if site == 'a' else n},{n / 4},{n % 2}" for n, pid in enumerate(part.tolist())]
+        (tmp_path / f"{site}.csv").write_text("\n".join([",".join([*names, "label"]), *rows]) + "\n")
+    result = call("describe", tmp_path)
     assert result.exit_code == 0
-    assert "column 'id' counts rows" in result.stderr
+    said = {name: f"column '{name}' has another whole number in every row; an identifier" for name in names}
+    assert [name for name in names if said[name] in result.stderr] == ["id", "pid"]
+    table = (tmp_path / "b.csv").read_text().splitlines()
+    (tmp_path / "b.csv").write_text("\n".join(table[:21]) + "\n")
+    assert "in every row" not in call("describe", tmp_path).stderr
 
 
 def test_what_is_wrong_with_a_table_names_its_file(tmp_path: Path) -> None:
@@ -296,8 +316,64 @@ def test_names_that_are_spelt_in_several_ways_are_pointed_out_and_not_merged(tmp
     assert "look like" not in call("describe", tmp_path / "b.csv").stderr
     assert "'ward'" not in call("describe", tmp_path, "--drop", "ward").stderr
 
-    np.savez(tmp_path / "a.npz", x=np.zeros((4, 2)), y=np.array(["1", "0", "1.0", "0"]))
-    assert f"classes '1' and '1.0' {said}" in call("describe", tmp_path / "a.npz").stderr
+    np.savez(tmp_path / "a.npz", x=np.zeros((4, 2)), y=np.array(["1", "0", "01", "0"]))
+    assert f"classes '01' and '1' {said}" in call("describe", tmp_path / "a.npz").stderr
+
+
+def test_truth_values_are_two_classes_from_whatever_format(tmp_path: Path) -> None:
+    for site in "ab":
+        (tmp_path / f"{site}.csv").write_text("x,label\n" + "1,True\n0,False\n" * 20)
+    parquet.write_table(pa.table({"x": [1, 0] * 20, "label": [True, False] * 20}), tmp_path / "c.parquet")
+    found = describe(tmp_path)
+    assert (found.scenario.labels, found.remarks) == (("False", "True"), [])
+    every = [found.scenario.client_data(place, 0, tmp_path).train for place in range(3)]
+    assert all(part.y.tolist() == (part.x[:, 0] > 0).long().tolist() for part in every)
+
+
+def test_a_column_of_another_name_is_found(tmp_path: Path) -> None:
+    for site, columns in {"a": "Age,w", "b": "age,w", "c": "age,w", "d": "age"}.items():
+        rows = "\n".join(f"{','.join('1' * len(columns.split(',')))},{'uv'[n % 2]}" for n in range(40))
+        (tmp_path / f"{site}.csv").write_text(f"{columns},label\n{rows}\n")
+    assert describe(tmp_path).left_out == {
+        "a": "it has column 'Age', which most sites do not have; did you mean 'age'? (--drop Age leaves the "
+        "column out)",
+        "d": "it lacks column 'w', which most sites have (--drop w leaves the column out)",
+    }
+    assert describe(tmp_path, asked=question(drop=["w"])).scenario.sites == ("b", "c", "d")
+    with pytest.raises(
+        UserError, match=r"; only a has 'Age'; did you mean 'age'\? \(--drop Age leaves the column"
+    ):
+        describe(tmp_path, ("a", "b"))
+    with pytest.raises(UserError, match=r"same columns; only b has 'w' \(--drop w leaves the column out\)"):
+        describe(tmp_path, ("b", "d"))
+
+
+def test_a_column_of_truth_values_has_names_in_every_format(tmp_path: Path) -> None:
+    for site in "ab":
+        (tmp_path / f"{site}.csv").write_text("smoker,label\n" + "True,u\n,u\nFalse,v\n" * 20)
+    smoker = pa.array([True, None, False] * 20)
+    for cells in (smoker, smoker.dictionary_encode()):
+        parquet.write_table(pa.table({"smoker": cells, "label": ["u", "u", "v"] * 20}), tmp_path / "c.parquet")
+        found = describe(tmp_path)
+        assert (found.left_out, found.scenario.sites) == ({}, ("a", "b", "c"))
+        (column,) = found.scenario.columns.values()
+        assert column == CategoryColumn(categories=("False", "True"))
+        scenario = found.scenario.model_copy(update={"test_fraction": 0.0, "validation_fraction": 0.0})
+        for place in range(3):
+            assert scenario.client_data(place, 0, tmp_path).train.x.sum(dim=0).tolist() == [20, 20, 20]
+
+
+def test_a_target_that_is_a_number_is_to_be_cut_into_classes(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x,stay\n" + "".join(f"1,{n / 4}\n" for n in range(40)))
+    told = call("describe", tmp_path, "--label-column", "stay")
+    assert told.exit_code == 2
+    assert told.stderr == (
+        "perennial: a has no class that has 10 rows (column 'stay'); there must be two or more; if it is a "
+        "number, such as days, cut it into classes first\n"
+    )
+    (tmp_path / "a.csv").write_text("x,stay\n" + "1,long\n" * 40)
+    told = call("describe", tmp_path, "--label-column", "stay")
+    assert told.stderr.endswith("has samples of class 'long' alone (column 'stay'); there must be two or more\n")
 
 
 def test_sites_that_do_not_fit_together(tmp_path: Path) -> None:
@@ -333,6 +409,32 @@ def of_two(folder: Path, *rows: str, head: str = "age,label") -> Path:
     return path
 
 
+def test_rare_environments_and_classes_are_pointed_out_before_a_run_refuses_them(tmp_path: Path) -> None:
+    for site in "ab":
+        (tmp_path / f"{site}.csv").write_text("x,env,label\n" + "1,day,u\n2,night,v\n" * 20)
+    flags = ("--environment-column", "env", "--out", tmp_path / "run.toml")
+    assert "of 4 rows is one" not in call("describe", tmp_path, *flags).stderr
+    (tmp_path / "a.csv").write_text((tmp_path / "a.csv").read_text() + "1,dawn,u\n2,dawn,w\n" * 2)
+    told = call("describe", tmp_path, *flags)
+    assert told.exit_code == 0
+    for what, count, names in (("class (column 'label')", 2, "labels"), ("environment (column 'env')", 4, "env")):
+        said = (
+            f"the {what} of {count} rows is one that their site has in fewer than 10 rows; if no site has more of"
+        )
+        assert f"{said} it, it is not among the {names}" in told.stderr
+    assert told.stderr.count("cannot take part in a run; describe again with a smaller --at-least, or take") == 2
+    run = (
+        "run", "--config", tmp_path / "run.toml", "--method", "fedavg", "--rounds", "1", "--data-root", tmp_path,
+        "--device", "cpu", "--out", tmp_path / "run",
+    )  # fmt: skip
+    refused = call(*run)
+    assert refused.exit_code == 2
+    said = "a.csv: row 41 is of no environment that the server announces (day, night); correct column 'env', take"
+    assert said in refused.stderr
+    assert "is one that" not in call("describe", tmp_path, *flags, "--at-least", "2").stderr
+    assert call(*run).exit_code == 0
+
+
 def test_numbers_far_from_zero_are_scaled_as_others_are(tmp_path: Path) -> None:
     numbers = [10_000_012.25 + number for number in range(7)]
     path = of_two(tmp_path, *map(str, numbers))
@@ -366,6 +468,20 @@ def test_tables_in_capitals_count_and_others_are_named(tmp_path: Path) -> None:
         (tmp_path / name).unlink()
     with pytest.raises(
         UserError, match=r"has no table that can be read: va.tsv is no .csv or .parquet file; save"
+    ):
+        describe(tmp_path)
+
+
+def test_hidden_files_are_no_tables_and_a_name_that_no_site_has_is_to_be_changed(tmp_path: Path) -> None:
+    """macOS puts `._north.csv` beside north.csv on other disks."""
+    of_two(tmp_path, "30", "40", "50").rename(tmp_path / "north.csv")
+    (tmp_path / "._north.csv").write_bytes(b"\0\5\x16\7")
+    found = describe(tmp_path)
+    assert (found.scenario.sites, found.left_out) == (("north",), {})
+    (tmp_path / "süd.csv").write_bytes((tmp_path / "north.csv").read_bytes())
+    with pytest.raises(
+        UserError,
+        match=r"has a table of 'süd', which is no name of a site; rename süd\.csv: take letters \(a to z",
     ):
         describe(tmp_path)
 

@@ -338,12 +338,18 @@ def others_go_on(found: Surveyed, site: str, reason: str) -> None:
         ("age,pressure,pain,thal,label\n", "va.csv has no rows"),
         ("age,pressure,pain,thal,label\n1,2,none,fixed,ill\n", "va.csv has fewer than 10 rows"),
         ("age,pain,thal,label\n" + "1,none,fixed,ill\n" * 20, "it lacks column 'pressure', which most sites have"),
-        ("age,pressure,pain,thal,label\n" + "old,2,none,fixed,ill\n" * 20, "column 'age' has text, and numbers"),
+        (
+            "age,pressure,pain,thal,label\n" + "old,2,none,fixed,ill\n" * 20,
+            "column 'age' has text, and numbers at most sites; --category age makes names of them, --drop age",
+        ),
         (
             "age,pressure,pain,thal,label\n" + '"77,25",2,none,fixed,ill\n' * 20,
             "column 'age' has numbers with a comma; write 3.5 for 3,5, and 1234 for 1,234; or say --category age",
         ),
-        ("age,pressure,pain,thal,label\n" + "2020-01-02,2,none,fixed,ill\n" * 20, "column 'age' has dates"),
+        (
+            "age,pressure,pain,thal,label\n" + "2020-01-02,2,none,fixed,ill\n" * 20,
+            "'age' has dates, and numbers at most sites; --drop age",
+        ),
         ("age,pressure,pain,thal,label\n" + "1e999,2,none,fixed,ill\n" * 20, "column 'age' is no finite number"),
     ],
 )

@@ -185,7 +185,7 @@ def test_a_parquet_column_of_dates_is_no_number(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"row 1, column 'x' is no number"):
         tensor(read(tmp_path / "a.parquet"), "x")
     parquet.write_table(pa.table({"x": [1.0], "label": [[1, 2]]}), tmp_path / "a.parquet")
-    with pytest.raises(UserError, match=r"column 'label' has neither text nor whole numbers"):
+    with pytest.raises(UserError, match=r"column 'label' has neither text nor numbers"):
         read(tmp_path / "a.parquet")
 
 
@@ -336,13 +336,18 @@ def divided(scenario: OwnData, path: Path, site: str = "a", seed: int = 0) -> Cl
         ({"inputs": ("age", "bmi", "sex")}, TABLE, "s.csv lacks column 'sex', which the server announces"),
         ({"inputs": ("age",)}, TABLE, "s.csv has column 'bmi', which the server does not announce"),
         ({"inputs": (2,)}, TABLE, "s.csv is a table, but the server announces no columns"),
-        ({"labels": ("x", "ill")}, TABLE, "s.csv: row 2 is of no class that the server announces (x, ill)"),
+        (
+            {"labels": ("x", "ill")},
+            TABLE,
+            "s.csv: row 2 is of no class that the server announces (x, ill); correct column 'label', take these "
+            "rows out, or describe again with a smaller --at-least",
+        ),
         ({"label_column": "died"}, TABLE, "s.csv has no column 'died' for the label; it has age, label, bmi"),
         ({"environment_column": "ward"}, TABLE, "s.csv has no column 'ward' for the environment; it has"),
         (
             {"environment_column": "ward", "environments": ("x",)},
             "age,bmi,label,ward\n1,2,ill,x\n1,2,ill,y\n",
-            "s.csv: row 2 is of no environment that the server announces (x)",
+            "s.csv: row 2 is of no environment that the server announces (x); correct column 'ward', take these",
         ),
         (
             {"environments": ("x", "y")},
@@ -517,6 +522,44 @@ def test_truth_values_are_the_same_from_every_format(tmp_path: Path) -> None:
     assert cells == [["True", "False", ""]] * 2
     for trained in ("True", "TRUE", "true"):  # pandas', R's and Arrow's
         assert CategoryColumn(categories=(trained,)).features(["True", "False"]).tolist() == [[1, 0], [0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("text", "cells", "names"),
+    [("True,False", [True, False], ["True", "False"]), ("1.0,0.00", [1, 0], ["1", "0"])],
+)
+def test_classes_and_environments_follow_the_rule_of_categories(
+    text: str, cells: list[Any], names: list[str], tmp_path: Path
+) -> None:
+    write(tmp_path / "a.csv", "x,y,e\n" + "".join(f"1,{cell},{cell}\n" for cell in text.split(",")))
+    for name, column in (("b", pa.array(cells)), ("c", pa.array(cells).dictionary_encode())):
+        parquet.write_table(pa.table({"x": [1, 1], "y": column, "e": column}), tmp_path / f"{name}.parquet")
+    for file in ("a.csv", "b.parquet", "c.parquet"):
+        found = read(tmp_path / file, "y", "e")
+        assert found.labels == found.environments == names
+
+
+@pytest.mark.parametrize(
+    ("announced_names", "cells"),
+    [(("0", "1"), ("0.0", "1")), (("0.0", "1.0"), ("0", "1.0")), (("true", "FALSE"), ("True", "false"))],
+)
+def test_names_that_other_programs_write_are_those_announced(
+    announced_names: tuple[str, str], cells: tuple[str, str], tmp_path: Path
+) -> None:
+    """As of categories, also where an earlier version announced them."""
+    path = write(
+        tmp_path / "a.csv", "age,label,ward\n" + "".join(f"{n},{cell},{cell}\n" for n, cell in enumerate(cells))
+    )
+    fractions = {"test_fraction": 0, "validation_fraction": 0}
+    scenario = announced(
+        inputs=("age",),
+        labels=announced_names,
+        environments=announced_names,
+        environment_column="ward",
+        **fractions,
+    )
+    train = divided(scenario, path).train
+    assert train.y.tolist() == train.environment.tolist() == train.x[:, 0].tolist()
 
 
 def test_columns_that_are_empty_or_whole_numbers(tmp_path: Path) -> None:
