@@ -404,6 +404,14 @@ def test_a_damaged_summary_is_a_sentence(summary: str, here: Path) -> None:
     assert "damaged" in result.stderr
 
 
+def test_a_number_that_is_too_large_in_a_summary_is_a_sentence(here: Path) -> None:
+    call("run", *TOY, "--rounds", "2", "--out", "one")
+    path = here / "one" / "summary.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "wall_seconds": 10**400}))
+    result = call("show", "run", "one")
+    assert (result.exit_code, "damaged or of another version" in result.stderr) == (2, True)
+
+
 def contents(path: Path) -> dict[str, bytes]:
     return {str(file): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
 
