@@ -120,7 +120,7 @@ def show_status(
         if connection.ends_soon:
             remark(connection.ends_soon)
         joined = sites(connection, public_keys(keys or []))
-        found = {"runs": [vars(run) for run in runs(connection)], "sites": [vars(site) for site in joined]}
+        found = {"runs": [_shown(run) for run in runs(connection)], "sites": [_shown(site) for site in joined]}
         if as_json:
             out.print_json(data=found)
             return
@@ -135,6 +135,10 @@ def show_status(
             for row in rows:
                 table.add_row(*(row[column] for column in columns))
             print_tables(table)
+
+
+def _shown(one: object) -> dict[str, str]:
+    return {name: printable(value) for name, value in vars(one).items()}
 
 
 @app.command("stop")
