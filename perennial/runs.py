@@ -349,11 +349,19 @@ def _origin(folder: RunFolder, config: RunConfig, say: Callable[[str], object]) 
 
 
 def _follow(config: RunConfig, path: Path, link: Link, watch: Watcher, resume: bool = False) -> None:
+    from pydantic import TypeAdapter
+
+    from perennial.server.folder import understood
+
+    read = TypeAdapter(Progress).validate_python
     with link as connected:
         assert connected  # only the local runtime has none
         for row in connected.execute(config, path, resume):
-            if row["kind"] == "round":
-                watch(Progress(row["round"], config.rounds, row["metrics"], row["left_out"]))
+            with understood(path):  # which another machine may have written
+                if row["kind"] != "round":
+                    continue
+                progress = read({**row, "rounds": config.rounds})
+            watch(progress)
 
 
 def _add_constant(here: LocalRuntime, folder: RunFolder, summary: dict[str, Any]) -> None:

@@ -323,7 +323,7 @@ class RunFolder:
         if self.checkpoints():
             stopped = self.path / "error.txt"
             how = (
-                f"the run stopped: {stopped.read_text(encoding='utf-8').strip()}"
+                f"the run stopped: {stopped.read_text(encoding='utf-8', errors='replace').strip()}"
                 if stopped.is_file()
                 else "the run has not ended"
             )
@@ -503,7 +503,7 @@ def understood(path: Path) -> Iterator[None]:
     """What is missing in a run folder's files, or of another kind than it should be, is a `UserError`."""
     try:
         yield
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
         word = reason(f"{type(error).__name__}: {error}")
         raise UserError(f"the files of {path} are damaged or of another version ({word})") from error
 

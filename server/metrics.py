@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from threading import Event
@@ -72,11 +73,9 @@ class RunMetrics:
         """Everything as it is now."""
         self._asked.set()
         for line in self._tail.lines():
-            try:
-                row = json.loads(line)
-            except ValueError:  # half a line, as a full disk leaves it, and the one after it
-                continue
-            self._add(row)
+            # Half a line, as a full disk leaves it, and the one after it; or what a server sent in place of one.
+            with suppress(ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+                self._add(json.loads(line))
         return self._registry.collect()
 
     def tell_end(self, seconds: float) -> None:

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from perennial.common.errors import printable
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -34,7 +36,7 @@ def progress_line(progress: Progress) -> str:
     parts += [f"left out {client}: {reason}" for client, reason in left_out[:MOST_NAMED]]
     if (more := len(left_out) - MOST_NAMED) > 0:
         parts.append(f"and {more} more left out")
-    return "  ".join(parts)
+    return printable("  ".join(parts))
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from flwr.app import ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from perennial.common.config import load_config, sentence
 from perennial.common.data.columns import MOST_CATEGORIES, AnyColumn, CategoryColumn, NumberColumn
@@ -50,6 +50,7 @@ from perennial.common.survey import (
     whole,
 )
 from perennial.common.wire import CLIENT, LONGEST_NAME, NUM_EXAMPLES, REFUSED, ROUND, RUN, Scalar
+from perennial.server import folder
 from perennial.strategies.base import MethodStrategy
 from perennial.strategies.exchange import AcceptedReply, Exchange, PerClient
 from perennial.strategies.screening import FLOAT32_MAX, Rejected
@@ -81,6 +82,9 @@ class Surveyed:
     """Rows and classes by site, in words; none where only sums are known."""
     left_out: Mapping[str, str] = field(default_factory=dict)
     """Why a site is not in it."""
+
+
+ANSWER = TypeAdapter(Surveyed)
 
 
 @dataclass
@@ -246,8 +250,11 @@ def carried_out(grid: Grid, order: str) -> dict[str, Any]:
 def surveyed(answer: dict[str, Any]) -> Surveyed:
     """What `carried_out` has told. Raises `UserError`."""
     if error := answer.get("error"):
-        raise UserError(error)
-    return Surveyed(**{**answer, "scenario": announced(answer["scenario"])})
+        raise UserError(str(error))
+    try:
+        return ANSWER.validate_python(answer)
+    except (ValueError, TypeError) as error:
+        raise UserError(f"the server's answer to the survey cannot be read: {folder.reason(error)}") from None
 
 
 # ---------------------------------------------------------------------- from sums to the announcement

@@ -109,6 +109,14 @@ def test_a_list_on_a_command_line_stands_in_quotes() -> None:
     assert not bare, "a shell takes brackets and double quotes for itself"
 
 
+def test_who_starts_a_superlink_closes_its_database_to_others_first() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    blocks = [one for page in pages for one in re.findall(r"```bash\n(.*?)```", page.read_text("utf-8"), re.S)]
+    starting = [block for block in blocks if re.search("^flower-superlink ", block, re.M)]
+    assert len(starting) >= 4
+    assert all(re.search("^umask 077\\b", block.partition("flower-superlink ")[0], re.M) for block in starting)
+
+
 def test_nobody_is_told_to_install_with_another_pythons_pip_or_to_lose_what_is_installed() -> None:
     """uv's environment has no pip, and `uv sync --extra X` takes out what other commands installed."""
     wrong = re.compile(r"(?<!uv )\bpip install (?!uv\b)|uv sync --extra")

@@ -280,7 +280,7 @@ def test_a_run_from_another_desk_comes_back_on_the_connection_and_can_be_stopped
     monkeypatch.setattr(remote, "_marker", lambda out: tmp_path / "not on this machine")
     config, desk = config_for("ditto", "deployment", *LONG), tmp_path / "desk" / "run"
     run = site.connection.submit(config, desk)
-    with remote.Receiver(site.connection.control(), run, desk) as receiver:
+    with remote.Receiver(site.connection.control(), run, desk, config.toml()) as receiver:
         rows = site.connection.follow(run, desk, receiver)
         assert next(rows)["round"] == 1
         assert run in [one.run for one in state.runs(site.connection)]
@@ -291,6 +291,7 @@ def test_a_run_from_another_desk_comes_back_on_the_connection_and_can_be_stopped
     assert there.parent != desk.parent
     assert RunFolder(there).checkpoints()
     assert not RunFolder(desk).checkpoints()
+    assert (desk / "config.toml").read_text() == (there / "config.toml").read_text()
     list(site.connection.execute(config, desk, resume=True))
     assert_equal_runs(long, desk)
     assert (desk / "metrics.jsonl").read_bytes() == (there / "metrics.jsonl").read_bytes()

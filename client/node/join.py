@@ -474,14 +474,15 @@ def _end_with_parent() -> None:
 
 
 def _refusal(address: Address, was_connected: bool, seconds: float) -> str:
-    """What it means that a key is not taken: the SuperLink's answer is the same for three reasons."""
+    """What it means that a key is not taken: the SuperLink's answer is the same for four reasons."""
     expiring = "the site's last session has not expired yet, which takes up to a minute"
     unknown = "this key is not registered (perennial register NAME.pub)"
     if seconds < SESSION:
         reason = expiring if was_connected else f"either {expiring}, or {unknown}"
     else:
         reason = f"the site is connected from elsewhere, or {unknown}"
-    return f"the SuperLink at {address} does not take this key: {reason}; trying again"
+    shut_out = "its operator has shut the site out, which then needs a new key"
+    return f"the SuperLink at {address} does not take this key: {reason}, or {shut_out}; trying again"
 
 
 def _rest(pause: float) -> float:

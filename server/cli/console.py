@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from perennial.common.errors import RunStopped, UserError, printable
 from perennial.common.logs import is_json, tell
@@ -30,9 +31,18 @@ if TYPE_CHECKING:
     from perennial.server.folder import RunFolder
     from perennial.server.study.runs import Standing
 
+
+class Screen(Console):
+    """Shows texts, in tables too, that sites and servers may have written: they command no terminal."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Of a text of several lines, each as `printable` has it."""
+        return super().render_str("\n".join(map(printable, text.split("\n"))), **options)
+
+
 # Names of environments, classes and files are no markup.
-out = Console(markup=False, emoji=False)
-err = Console(markup=False, emoji=False, stderr=True)
+out = Screen(markup=False, emoji=False)
+err = Screen(markup=False, emoji=False, stderr=True)
 _interrupted: int | None = None
 """The signal that came."""
 
@@ -140,7 +150,8 @@ def _end(sentence: str, code: int) -> NoReturn:
 
 
 def remark(sentence: str) -> None:
-    """A word on standard error."""
+    """A word on standard error, on one line."""
+    sentence = printable(sentence)
     if is_json():
         tell(sentence)
         return

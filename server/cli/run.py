@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from perennial.common.errors import UserError
+from perennial.common.errors import UserError, printable
 from perennial.common.logs import is_json
 from perennial.runs import begin, configured, connection, go_on, unfinished, vacant
 from perennial.server.cli.completion import methods, recipe_names, scenarios
@@ -201,7 +201,7 @@ def _watching(config: RunConfig, path: Path, quiet: bool, resume: bool = False) 
 
         def show() -> None:
             for line in events.lines():
-                print(line, file=sys.stderr, flush=True)
+                print(printable(line), file=sys.stderr, flush=True)
 
         def told(progress: Progress) -> None:
             show()

@@ -12,7 +12,7 @@ from rich.table import Table
 from perennial.client.settings import DEFAULTS, Consent
 from perennial.common.data.columns import LEAST
 from perennial.common.data.own import LABEL
-from perennial.common.errors import UserError
+from perennial.common.errors import UserError, printable
 from perennial.common.files import write_text
 from perennial.server.cli.console import out, print_tables, remark, sentences
 from perennial.server.cli.options import (
@@ -120,7 +120,7 @@ def show_status(
         if connection.ends_soon:
             remark(connection.ends_soon)
         joined = sites(connection, public_keys(keys or []))
-        found = {"runs": [vars(run) for run in runs(connection)], "sites": [vars(site) for site in joined]}
+        found = {"runs": [_shown(run) for run in runs(connection)], "sites": [_shown(site) for site in joined]}
         if as_json:
             out.print_json(data=found)
             return
@@ -135,6 +135,10 @@ def show_status(
             for row in rows:
                 table.add_row(*(row[column] for column in columns))
             print_tables(table)
+
+
+def _shown(one: object) -> dict[str, str]:
+    return {name: printable(value) for name, value in vars(one).items()}
 
 
 @app.command("stop")
@@ -322,8 +326,8 @@ def _announce(found: "Surveyed", file: Path | None, as_json: bool) -> None:
     from perennial.server.describe import announcement
 
     scenario = announcement(found.scenario)
-    facts = [f"# {fact}" for fact in found.facts]
-    text = json.dumps({"scenario": scenario}, indent=2, ensure_ascii=False) if as_json else _toml(scenario, facts)
+    facts = [f"# {printable(fact)}" for fact in found.facts]  # of more than one line, the next would be a setting
+    text = _text({"scenario": scenario}, indent=2) if as_json else _toml(scenario, facts)
     for site, told in sorted(found.sites.items()):
         remark(f"{site}: {told}")
     for site, reason in sorted(found.left_out.items()):
@@ -353,8 +357,9 @@ def _toml(announced: dict[str, Any], facts: list[str]) -> str:
     return "\n".join(lines)
 
 
-def _text(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)
+def _text(value: object, indent: int | None = None) -> str:
+    text = json.dumps(value, indent=indent, ensure_ascii=False)
+    return text if text.replace("\n", "").isprintable() else json.dumps(value, indent=indent)
 
 
 @app.command("join")

@@ -59,7 +59,8 @@ class Connection:
         with _marked(out):
             run_id = self.submit(config, out, resume)
             try:
-                with Receiver(self.control(), run_id, out) as receiver:
+                # Resumed, the folder has the configuration already.
+                with Receiver(self.control(), run_id, out, "" if resume else config.toml()) as receiver:
                     yield from self.follow(run_id, out, receiver, resume)
             except KeyboardInterrupt:
                 where = f", in {place_of(out)}" if out.exists() else ""
@@ -170,7 +171,7 @@ class Connection:
         if status != "finished:completed" and not summary.exists():
             word = out / "error.txt"
             if word.exists():
-                raise RunStopped(word.read_text(encoding="utf-8").strip())
+                raise RunStopped(word.read_text(encoding="utf-8", errors="replace").strip())
             if seen and not out.exists():
                 raise RunStopped(f"{out} was removed while the run wrote into it; start the run again")
             out.mkdir(parents=True, exist_ok=True)
@@ -202,7 +203,7 @@ def _words(details: str) -> str:
 def place_of(out: Path) -> Path:
     """Where the folder of a run is that ran elsewhere, or else here."""
     there = out / PLACE
-    return Path(there.read_text(encoding="utf-8").strip()) if there.exists() else out.resolve()
+    return Path(there.read_text(encoding="utf-8", errors="replace").strip()) if there.exists() else out.resolve()
 
 
 @contextmanager

@@ -112,7 +112,8 @@ def test_a_torn_line_costs_no_other(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     lost = json.dumps({"event": "left out", "client": "north"})
     kept = json.dumps({"event": "left out", "client": "south"})
-    log.write_text(f"{lost[:20]}{lost}\n{kept}\n")
+    no_events = ("[]", "1", '{"event": "round"}', '{"event": "evaluated", "accuracy": 1}', "[" * 100_000)
+    log.write_text("\n".join([lost[:20] + lost, *no_events, kept, ""]))
     found = scraped(log, clients=True)
     assert {key for key in found if key[0] == "perennial_client_left_out_total"} == {
         ("perennial_client_left_out_total", "south")

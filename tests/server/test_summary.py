@@ -206,6 +206,8 @@ def test_lines_read_well() -> None:
     line = progress_line(Progress(3, 9, {"risk": 1.0, "global/accuracy": 0.756}, {"client-1": "is not finite"}))
     assert line == "round 3/9  global 75.6 %  left out client-1: is not finite"
     assert progress_line(Progress(3, 9, {"risk": 1.0}, {})) == ""
+    line = progress_line(Progress(3, 9, {}, {"client-1\x1b[2J": "late\nround 4/9\x1b]0;owned\x07"}))
+    assert line == "round 3/9  left out client-1: late round 4/9"
 
 
 def test_strangers_without_end_make_no_line_without_end() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import tomllib
 from collections.abc import Callable
 from logging import INFO
 from pathlib import Path
@@ -23,10 +24,11 @@ from perennial.common.errors import UserError
 from perennial.common.secagg import ACTIONS
 from perennial.common.survey import SHAPE, SUMS, SURVEY, TOLD, Asked, Request, entered, limbs, whole
 from perennial.common.wire import CLIENT, CONFIG, METRICS, REFUSED, ROUND, RUN, from_record, records, to_record
+from perennial.server.cli.sites import _announce
 from perennial.server.describe import announcement, question
 from perennial.server.grid import LocalGrid
 from perennial.server.local import number
-from perennial.server.survey import SHARES, Surveyed, quantile, survey
+from perennial.server.survey import SHARES, Surveyed, quantile, survey, surveyed
 
 Spoil = Callable[[Message, Message], Message]
 """From a request and the honest reply to what is sent."""
@@ -464,6 +466,42 @@ def test_a_hostile_or_broken_answer(spoil: Spoil, reason: str, folder: Path) -> 
             assert isinstance(own, NumberColumn)
             assert (own.mean, own.scale) == pytest.approx((column.mean, column.scale), rel=1e-5)
             assert own.fill == pytest.approx(column.fill, abs=column.scale / 4)
+
+
+def answer(**more: Any) -> dict[str, Any]:
+    """What a server tells of a survey, as JSON brings it."""
+    return {"scenario": {"name": "own-data", "labels": ["no", "yes"]}, "facts": ["200 rows"], **more}
+
+
+def test_what_a_server_tells_becomes_comments_and_names_and_no_setting(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = ("\n", "\r", "\r\n", "\x0b", "\x85", "\u2028", "\x1b[2J\n")
+    facts = [f'2 rows{line}plugins = ["wipe_old_runs"]' for line in lines]
+    labels = ["no", 'yes"]\nplugins = ["x"]', "a\x1b[2J\x9b1m\x7f", "Größe"]
+    found = surveyed(answer(facts=facts, scenario={"name": "own-data", "labels": labels}))
+    _announce(found, tmp_path / "run.toml", as_json=False)
+    text = (tmp_path / "run.toml").read_text()
+    assert text.count("# 2 rows") == len(lines)
+    assert tomllib.loads(text)["scenario"]["labels"] == labels
+    assert tomllib.loads(text).keys() == {"scenario"}
+    _announce(found, None, as_json=True)
+    assert json.loads(shown := capsys.readouterr().out)["scenario"]["labels"] == labels
+    assert all(line.isprintable() for line in (*shown.splitlines(), *text.splitlines()))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"facts": [1]}, {"facts": "none"}, {"remarks": {}}, {"sites": []}, {"left_out": {"a": 1}}),
+        *({"scenario": None}, {"scenario": {"name": "own-data", "labels": ["one"]}}),
+        {"scenario": {"name": "own-data", "plugins": ["wipe_old_runs"]}},
+    ],
+)
+def test_an_answer_that_no_server_of_this_project_gives_is_one_sentence(wrong: dict[str, Any]) -> None:
+    assert surveyed(answer()).scenario.labels == ("no", "yes")
+    with pytest.raises(UserError, match=r"^the server's answer to the survey cannot be read: "):
+        surveyed(answer(**wrong))
 
 
 def test_two_sites_of_one_name(folder: Path) -> None:

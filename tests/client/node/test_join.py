@@ -461,6 +461,9 @@ def test_a_key_that_is_not_taken_is_tried_again_and_the_reason_gets_clearer(
     said = [text.partition("does not take this key: ")[2] for text in world.said if "does not take" in text]
     assert said[0].startswith(first)
     assert said[-1].startswith(later)
+    assert all(
+        ", or its operator has shut the site out, which then needs a new key; trying" in text for text in said
+    )
     assert world.slept[-8:] == [10] * 8
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
+from rich.table import Table
 from safetensors.torch import load_file
 from tables import hospitals
 from toys import toy_config
@@ -22,7 +23,7 @@ from perennial.common.config import load_config
 from perennial.common.errors import UserError
 from perennial.common.methods.fedavg import FedAvg
 from perennial.server.app import main as serverapp
-from perennial.server.cli import show
+from perennial.server.cli import console, show
 from perennial.server.cli.beside import reference_lines
 from perennial.server.cli.main import app, main
 from perennial.server.folder import InUse, RunFolder
@@ -404,6 +405,14 @@ def test_a_damaged_summary_is_a_sentence(summary: str, here: Path) -> None:
     assert "damaged" in result.stderr
 
 
+def test_a_number_that_is_too_large_in_a_summary_is_a_sentence(here: Path) -> None:
+    call("run", *TOY, "--rounds", "2", "--out", "one")
+    path = here / "one" / "summary.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "wall_seconds": 10**400}))
+    result = call("show", "run", "one")
+    assert (result.exit_code, "damaged or of another version" in result.stderr) == (2, True)
+
+
 def contents(path: Path) -> dict[str, bytes]:
     return {str(file): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
 
@@ -615,6 +624,23 @@ def test_a_site_without_test_data_is_named(here: Path) -> None:
             found["clients"]["client-2"] = {}
     file.write_text(json.dumps(summary))
     assert "client-2: no test data, so not in any test accuracy" in call("show", "run", "one").stdout
+
+
+def test_what_others_have_written_commands_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    evil = "no\x1b[2J\x1b]0;owned\x07rth\x9b1m\nperennial: all is well"
+    table = Table(title=evil, caption=evil)
+    table.add_column(evil)
+    table.add_row(evil)
+    table.add_row("two\nlines")
+    console.remark(evil)
+    console.print_tables(table)
+    console.print_troubles([evil])
+    console.err.print(evil)
+    shown = capsys.readouterr()
+    assert (shown.out + shown.err).replace("\n", "").isprintable()
+    assert "owned" not in shown.out + shown.err
+    assert shown.err.splitlines()[0] == "perennial: north 1m perennial: all is well"
+    assert any("two" in line and "lines" not in line for line in shown.out.splitlines())
 
 
 def test_names_are_no_markup(here: Path) -> None:

@@ -14,7 +14,7 @@ from toys import broken_off, toy_config
 from perennial.common.config import RunConfig
 from perennial.common.errors import RunStopped, UserError
 from perennial.common.flower import free_port
-from perennial.runs import Watched, go_on
+from perennial.runs import Watched, begin, go_on
 from perennial.server.deployment import remote
 from perennial.server.deployment.remote import Connection, FlowerFailed
 from perennial.server.folder import RunFolder
@@ -84,6 +84,24 @@ def test_of_a_run_that_is_taken_up_again_the_rows_after_the_checkpoint_are_told(
     assert told == [3, 4]
 
 
+@pytest.mark.parametrize(
+    "row",
+    [
+        {},
+        {"kind": "round"},
+        {"kind": "round", "round": 1, "metrics": [], "left_out": {}},
+        {"kind": "round", "round": 1, "metrics": {"risk": "none"}, "left_out": {}},
+        {"kind": "round", "round": "one", "metrics": {}, "left_out": {}},
+        {"kind": "round", "round": 1, "metrics": {}, "left_out": {"client-0": 1}},
+    ],
+)
+def test_a_row_that_no_server_of_this_project_writes_is_one_sentence(row: dict[str, Any], tmp_path: Path) -> None:
+    link: Any = SimpleNamespace(execute=lambda *_: iter([row]))
+    config = toy_config("fedavg", runtime="deployment")
+    with pytest.raises(UserError, match=rf"^the files of {tmp_path} are damaged or of another version"):
+        begin(config, tmp_path, nullcontext(link))
+
+
 def test_from_another_desk_they_are_read_once_the_log_comes_anew(folder: RunFolder) -> None:
     (folder.path / "server.txt").write_text("/on/the/server")
     folder.append([{"round": 1}, {"round": 2, "left_out": {"client-0": "a long reason of a round that was lost"}}])
@@ -140,6 +158,9 @@ def test_a_superlink_that_has_lost_its_database_is_the_end(folder: RunFolder) ->
 def test_the_servers_own_word_is_told(folder: RunFolder) -> None:
     (folder.path / "error.txt").write_text("round 3: only 1 of 4 clients\n")
     with pytest.raises(RunStopped, match=r"^round 3: only 1 of 4 clients$"):
+        rounds(Scripted("finished:failed"), folder)
+    (folder.path / "error.txt").write_bytes(b"no UTF-8: \xff\n")
+    with pytest.raises(RunStopped, match=r"^no UTF-8: \N{REPLACEMENT CHARACTER}$"):
         rounds(Scripted("finished:failed"), folder)
 
 

@@ -11,6 +11,10 @@ from typing import Any
 
 import grpc
 import pytest
+from flwr.common.serde import run_to_proto
+from flwr.proto.control_pb2 import ListNodesResponse, ListRunsResponse
+from flwr.proto.control_pb2_grpc import ControlServicer, add_ControlServicer_to_server
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.constant import TaskType
 from flwr.supercore.run import Run
 from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor
@@ -259,6 +263,38 @@ def test_a_port_that_is_not_the_control_api_is_told_apart(certs: Path) -> None:
             assert "no Control API answers at this port; the SuperLink has it at 9093 unless" in refused.stderr
     finally:
         server.stop(0)
+
+
+class Hostile(ControlServicer):  # type: ignore[misc]
+    """A run whose submitter has written a terminal's commands, and a node with such a status."""
+
+    def ListRuns(self, *_: object) -> ListRunsResponse:  # noqa: N802
+        run = Run.create_empty(7)
+        config = {"method": {"name": f"fed{EVIL}avg"}, "scenario": {"name": "x"}, "rounds": 1, "seed": 0}
+        run.override_config = {"config": json.dumps(config)}
+        return ListRunsResponse(run_dict={7: run_to_proto(run)})
+
+    def ListNodes(self, *_: object) -> ListNodesResponse:  # noqa: N802
+        return ListNodesResponse(nodes_info=[NodeInfo(node_id=5, status=f"on{EVIL}line")])
+
+
+EVIL = "\x1b[2J\x1b]0;owned\x07\x9b1m\r\n"
+
+
+def test_the_status_has_no_commands_of_a_terminal() -> None:
+    server = grpc.server(ThreadPoolExecutor(1))
+    add_ControlServicer_to_server(Hostile(), server)
+    reach = ("--superlink", f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
+    server.start()
+    try:
+        told, as_json = call("status", *reach), call("status", "--json", *reach)
+    finally:
+        server.stop(0)
+    assert (told.exit_code, as_json.exit_code) == (0, 0), told.output
+    for text in (told.output, as_json.output):
+        assert text.replace("\n", "").isprintable()
+        assert "fed 1m  avg on x, 1 rounds, seed 0" in text
+        assert "on 1m  line" in text
 
 
 def test_of_a_survey_the_status_says_that_it_is_one() -> None:
