@@ -13,7 +13,7 @@ from perennial.common.errors import UserError
 from perennial.server.folder import RunFolder, understood
 from perennial.server.inputs import MODULE, PLUG_IN
 from perennial.server.rows import Table
-from perennial.server.summary import Evaluation
+from perennial.server.summary import Evaluation, overall, worst_site
 from perennial.server.words import percent
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Result:
             (*_, last) = (row for row in self.overall if row["selection"] == "final")
         except (UserError, ValueError):
             return f"<Result {about}, not ended, in {self.folder}>"
-        numbers = f"worst {percent(last['worst'])} %, average {percent(last['average'])} %"
+        numbers = ", ".join(f"{name} {percent(last[name.replace(' ', '_')])} %" for name in self._names)
         return f"<Result {about}: {numbers} ({last['model']}, final), in {self.folder}>"
 
     @cached_property
@@ -53,10 +53,15 @@ class Result:
 
     @property
     def overall(self) -> Table:
-        """A row for each model and selection: round, worst, average, pooled and held-out accuracy."""
-        names = {"worst": "worst", "average": "average", "pooled": "pooled", "held_out": "validation"}
+        """A row for each model and selection: round, worst, average, pooled and held-out accuracy.
+
+        Of sites with own data also that of the worst one, which takes the place of `worst` where they have one
+        test environment.
+        """
+        names = [name.replace(" ", "_") for name in self._names]
         return Table(
-            {**key, **{name: found[entry] for name, entry in names.items()}} for key, found in self._selected()
+            {**key, **{name: found[name] for name in (*names, "pooled")}, "held_out": found["validation"]}
+            for key, found in self._selected()
         )
 
     @property
@@ -190,11 +195,18 @@ class Result:
         _lettered(ax, self.config, "round", "accuracy, %")
         return ax
 
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return overall(self.config.sites_with_data, self.config.scenario.test_environments)
+
     def _selected(self) -> list[tuple[dict[str, Any], Mapping[str, Any]]]:
         """What tells each round that was picked, and its accuracies."""
         with understood(self.folder):
             return [
-                ({"model": model, "selection": selection, "round": found["round"]}, found)
+                (
+                    {"model": model, "selection": selection, "round": found["round"]},
+                    {**found, "worst_site": worst_site(found["clients"])},  # older summaries have none
+                )
                 for model, selections in self.summary["models"].items()
                 for selection, found in selections.items()
             ]

@@ -11,7 +11,16 @@ from perennial.common.scores import BINS, GROUPS, SCORE_MEASURES
 from perennial.server.cli.beside import reference_lines
 from perennial.server.cli.console import out
 from perennial.server.folder import RunFolder, understood
-from perennial.server.summary import AREAS, SPLIT, area_means, changed_line, site_means, summarise, worst_site
+from perennial.server.summary import (
+    AREAS,
+    SPLIT,
+    area_means,
+    changed_line,
+    overall,
+    site_means,
+    summarise,
+    worst_site,
+)
 from perennial.server.words import members, percent, size
 
 
@@ -104,12 +113,11 @@ def accuracy_table(summary: dict[str, Any]) -> Table:
         row = f"environment {name}" if sites else name
         table.add_row(row, *(percent(found["accuracy"].get(name)) for _, found in columns))
     table.add_section()
-    if sites:
-        table.add_row("worst site", *(percent(worst_site(found["clients"])) for _, found in columns), style="bold")
     # Where clients' test sets are of one size, the two means are the same number.
     unequal = any(percent(found["pooled"]) != percent(found["average"]) for _, found in columns)
-    for row in ("worst",) * (several or not sites) + ("average",) + ("pooled",) * unequal:
-        table.add_row(row, *(percent(found[row]) for _, found in columns), style="bold")
+    for row in overall(sites, environments) + ("pooled",) * unequal:
+        values = [worst_site(found["clients"]) if row == "worst site" else found[row] for _, found in columns]
+        table.add_row(row, *map(percent, values), style="bold")
     if any(found.get("areas") for _, found in columns):
         table.add_section()
         means = [area_means(found["areas"]) for _, found in columns]

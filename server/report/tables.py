@@ -10,19 +10,17 @@ from html import escape
 from perennial.common.scores import BINS, SCORE_MEASURES
 from perennial.server.report.load import Run
 from perennial.server.report.results import Result, by_scenario, over_seeds, part, telling
-from perennial.server.study.compare import Spread
+from perennial.server.study.compare import Spread, summarised
 from perennial.server.study.runs import Scored
 from perennial.server.summary import SPLIT, site_means
 from perennial.server.words import members, size
 
-MEASURES = ("worst", "average", "worst client", "bottom decile")
-
 HOW = (
     "Test accuracy in %. An environment's accuracy is the mean over clients; <em>worst</em> and <em>average</em> "
     "are over environments. A client's accuracy is the mean over its environments; <em>worst client</em> and "
-    "<em>bottom decile</em> (mean of the worst tenth, at least one client) are over clients. Mean ± standard "
-    "deviation over seeds where there are several. <em>final</em> is the last round; <em>validation</em> is the "
-    "round that is best on held-out training-environment data."
+    "<em>bottom decile</em> (mean of the worst tenth, at least one client) are over clients. A client with data "
+    "of its own is a site. Mean ± standard deviation over seeds where there are several. <em>final</em> is the "
+    "last round; <em>validation</em> is the round that is best on held-out training-environment data."
 )
 SPLIT_TEXT = (
     "<em>split</em> is the round that is best where models of single training environments are right and where "
@@ -57,16 +55,17 @@ def tables(found: Sequence[Result], selections: Sequence[str]) -> dict[str, list
 
 
 def summary_table(found: Sequence[Result], selections: Sequence[str]) -> Table:
-    """Worst, average, worst client and bottom decile, the selections side by side."""
-    head = ["method", "model", "seeds", *(measure for _ in selections for measure in MEASURES)]
+    """Worst, average, worst client or site and bottom decile, the selections side by side."""
+    measures = _measures(found)
+    head = ["method", "model", "seeds", *(measure for _ in selections for measure in measures)]
     rows = [
         [
             *(result.method, result.model, result.seeds),
-            *(_cell(result.spread(selection, measure)) for selection in selections for measure in MEASURES),
+            *(_cell(result.spread(selection, measure)) for selection in selections for measure in measures),
         ]
         for result in found
     ]
-    groups = [("", 3), *((titled(selection), len(MEASURES)) for selection in selections)]
+    groups = [("", 3), *((titled(selection), len(measures)) for selection in selections)]
     return Table("Summary: test accuracy in %", head, rows, 3, groups)
 
 
@@ -234,7 +233,7 @@ def to_csv(found: Sequence[Result], selections: Sequence[str]) -> str:
         "seeds",
         "rounds picked",
     ]
-    measures = (*MEASURES, "held-out")
+    measures = list(dict.fromkeys(["worst", *_measures(found), "held-out"]))
     numbers = [*measures, *(f"accuracy {name}" for name in names)]
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
@@ -275,6 +274,13 @@ def plain(text: str) -> str:
 def clustered(found: Iterable[Result]) -> list[Result]:
     """The results of methods that cluster, one of each configuration."""
     return [result for result in found if result.headline and result.runs[0].clusters]
+
+
+def _measures(found: Sequence[Result]) -> list[str]:
+    """The measures of the summary of all results, each once."""
+    configs = [result.runs[0].config for result in found]
+    every = (summarised(own.sites_with_data, own.scenario.test_environments) for own in configs)
+    return list(dict.fromkeys(name for own in every for name in own))
 
 
 def _cell(value: Spread | None) -> str:
