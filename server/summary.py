@@ -62,6 +62,34 @@ def summarise(config: RunConfig, rows: list[Row], *, seconds: float, oracle: boo
     }
 
 
+def parts(config: RunConfig) -> dict[str, Collection[str]]:
+    """The clients whose accuracies one number may have the mean of: all, unless some are `test_sites`."""
+    if not config.test_sites:
+        return {"": config.scenario.client_ids}
+    return {"training sites": config.training_clients, "unseen sites": config.test_sites}
+
+
+def by_part(config: RunConfig, models: Mapping[str, Any], rows: Iterable[Row]) -> dict[str, Mapping[str, Any]]:
+    """The models of a summary over each of `parts` alone, from the log's rows; without areas, of all clients."""
+    if not config.test_sites:
+        return {"": models}
+    evaluations = [row for row in rows if row["kind"] in ("evaluation", SCORE)]
+
+    def alone(clients: Collection[str], model: str, found: Mapping[str, Any]) -> dict[str, Any]:
+        key = found["round"], model
+        own = [row for row in evaluations if row["client"] in clients and (row["round"], row["model"]) == key]
+        split = {SPLIT: found[SPLIT]} if SPLIT in found else {}
+        return {"round": found["round"], **_with_site(config, Evaluation(own).summary()), **split}
+
+    return {
+        part: {
+            model: {selection: alone(clients, model, found) for selection, found in own.items()}
+            for model, own in models.items()
+        }
+        for part, clients in parts(config).items()
+    }
+
+
 def majority(samples: Mapping[str, int]) -> dict[str, float]:
     """Of three clients or more the one that counts more than half of all samples, and its share; else empty."""
     if len(samples) < 3:

@@ -59,7 +59,7 @@ def results(runs: Iterable[Run]) -> list[Result]:
     return [
         Result(scenarios[index], methods[index].partition("\n")[2], model, model == models[-1], grouped[index])
         for index in order
-        for models in [grouped[index][0].config.method.evaluates]
+        for models in [list(grouped[index][0].models)]
         for model in models
     ]
 

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
+from rich import table as terminal
+
 from perennial.common.scores import BINS, SCORE_MEASURES
 from perennial.server.report.load import Run
 from perennial.server.report.results import Result, by_scenario, over_seeds, part, telling
@@ -25,6 +27,9 @@ HOW = (
 SPLIT_TEXT = (
     "<em>split</em> is the round that is best where models of single training environments are right and where "
     "they are wrong, on held-out training data (docs/selection.md)."
+)
+UNSEEN_TEXT = (
+    "<em>unseen sites</em> trained nothing (test_sites); <em>training sites</em> are the others of the same run."
 )
 ORACLE = "<em>oracle</em> is the round that is best on test data: chosen on test data, not a fair result."
 
@@ -52,6 +57,12 @@ def tables(found: Sequence[Result], selections: Sequence[str]) -> dict[str, list
         ]
         for scenario, own in by_scenario(found).items()
     }
+
+
+def table_of(made: terminal.Table) -> Table:
+    """What a terminal shows, its first column being names."""
+    rows = list(zip(*(map(str, column.cells) for column in made.columns), strict=True))
+    return Table(str(made.title), [str(column.header) for column in made.columns], rows)
 
 
 def summary_table(found: Sequence[Result], selections: Sequence[str]) -> Table:
@@ -258,11 +269,11 @@ def to_csv(found: Sequence[Result], selections: Sequence[str]) -> str:
     return file.getvalue()
 
 
-def how(selections: Sequence[str]) -> str:
+def how(found: Sequence[Result], selections: Sequence[str]) -> str:
     """How to read the numbers, as HTML."""
-    return " ".join(
-        [HOW, *([SPLIT_TEXT] if SPLIT in selections else []), *([ORACLE] if "oracle" in selections else [])]
-    )
+    unseen = any(result.runs[0].config.test_sites for result in found)
+    said = {SPLIT_TEXT: SPLIT in selections, UNSEEN_TEXT: unseen, ORACLE: "oracle" in selections}
+    return " ".join([HOW, *(text for text, there in said.items() if there)])
 
 
 def plain(text: str) -> str:
