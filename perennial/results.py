@@ -13,7 +13,7 @@ from perennial.common.errors import UserError
 from perennial.server.folder import RunFolder, understood
 from perennial.server.inputs import MODULE, PLUG_IN
 from perennial.server.rows import Table
-from perennial.server.summary import Evaluation
+from perennial.server.summary import Evaluation, by_part, overall, worst_site
 from perennial.server.words import percent
 
 if TYPE_CHECKING:
@@ -43,8 +43,9 @@ class Result:
             (*_, last) = (row for row in self.overall if row["selection"] == "final")
         except (UserError, ValueError):
             return f"<Result {about}, not ended, in {self.folder}>"
-        numbers = f"worst {percent(last['worst'])} %, average {percent(last['average'])} %"
-        return f"<Result {about}: {numbers} ({last['model']}, final), in {self.folder}>"
+        numbers = ", ".join(f"{name} {percent(last[name.replace(' ', '_')])} %" for name in self._names)
+        of = ", ".join(last[name] for name in ("model", "selection", "sites") if name in last)
+        return f"<Result {about}: {numbers} ({of}), in {self.folder}>"
 
     @cached_property
     def summary(self) -> Mapping[str, Any]:
@@ -53,10 +54,15 @@ class Result:
 
     @property
     def overall(self) -> Table:
-        """A row for each model and selection: round, worst, average, pooled and held-out accuracy."""
-        names = {"worst": "worst", "average": "average", "pooled": "pooled", "held_out": "validation"}
+        """A row for each model and selection: round, worst, average, pooled and held-out accuracy.
+
+        Of sites with own data also that of the worst one, which takes the place of `worst` where they have one
+        test environment. In a run with `test_sites` these have rows of their own here and in the next two tables.
+        """
+        names = [name.replace(" ", "_") for name in self._names]
         return Table(
-            {**key, **{name: found[entry] for name, entry in names.items()}} for key, found in self._selected()
+            {**key, **{name: found[name] for name in (*names, "pooled")}, "held_out": found["validation"]}
+            for key, found in self._selected()
         )
 
     @property
@@ -159,7 +165,8 @@ class Result:
             ax = pyplot.subplots(layout="constrained")[1]
         drawn: dict[tuple[str, int], tuple[list[str], Mapping[str, float]]] = {}
         for key, found in self._selected():  # selections that picked the same round are one line
-            drawn.setdefault((key["model"], key["round"]), ([], found["accuracy"]))[0].append(key["selection"])
+            model = ", ".join(key[name] for name in ("model", "sites") if name in key)
+            drawn.setdefault((model, key["round"]), ([], found["accuracy"]))[0].append(key["selection"])
         for (model, number), (selections, accuracies) in drawn.items():
             label = f"{model}, {' and '.join(selections)} (round {number})"
             ax.plot(list(accuracies), [100 * value for value in accuracies.values()], marker="o", label=label)
@@ -191,12 +198,22 @@ class Result:
         _lettered(ax, self.config, "round", "accuracy, %")
         return ax
 
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return overall(self.config.sites_with_data, self.config.scenario.test_environments)
+
     def _selected(self) -> list[tuple[dict[str, Any], Mapping[str, Any]]]:
-        """What tells each round that was picked, and its accuracies."""
+        """What tells each round that was picked, `sites` among it where some did not train; its accuracies."""
         with understood(self.folder):
+            rows = self._folder.rows() if self.config.test_sites else []
             return [
-                ({"model": model, "selection": selection, "round": found["round"]}, found)
-                for model, selections in self.summary["models"].items()
+                (
+                    {**of, "model": model, "selection": selection, "round": found["round"]},
+                    {**found, "worst_site": worst_site(found["clients"])},  # older summaries have none
+                )
+                for part, models in by_part(self.config, self.summary["models"], rows).items()
+                for of in [{"sites": part} if part else {}]
+                for model, selections in models.items()
                 for selection, found in selections.items()
             ]
 

@@ -1,7 +1,7 @@
 """From the rows of a run to its summary: selection after the fact, nothing chosen on test data unasked."""
 
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from importlib import metadata
 from statistics import fmean
 from typing import Any
@@ -23,11 +23,11 @@ def summarise(config: RunConfig, rows: list[Row], *, seconds: float, oracle: boo
 
     For each model and selection: accuracy per test environment as the mean over clients, their minimum (`worst`)
     and mean (`average`), the share of all test samples that is right (`pooled`), and each client's accuracies; the
-    losses likewise; and areas where the scenario has them. `evaluated`: which clients were, unless all were.
-    `insists`: the protection without which a site takes part in no run, of the sites that have such a policy.
-    `changed`: with which other settings a resumed run went on, and from which round. `oracle` adds the round with
-    the best test average. With references every round picked has its scores of `split`, and `split` says whether
-    that selection speaks.
+    losses likewise; and areas where the scenario has them. Of sites with own data also that of the `worst_site`.
+    `evaluated`: which clients were, unless all were. `insists`: the protection without which a site takes part in
+    no run, of the sites that have such a policy. `changed`: with which other settings a resumed run went on, and
+    from which round. `oracle` adds the round with the best test average. With references every round picked has
+    its scores of `split`, and `split` says whether that selection speaks.
     """
     rounds = [row for row in rows if row["kind"] == "round"]
     evaluations = [row for row in rows if row["kind"] in ("evaluation", "ranking", SCORE, SPLIT)]
@@ -39,7 +39,7 @@ def summarise(config: RunConfig, rows: list[Row], *, seconds: float, oracle: boo
             for number in sorted({row["round"] for row in evaluations})
         }
         models[model] = {
-            selection: {"round": number, **by_round[number].summary()}
+            selection: {"round": number, **_with_site(config, by_round[number].summary())}
             for selection in selections
             if (number := select(by_round, selection)) is not None
         }
@@ -62,6 +62,34 @@ def summarise(config: RunConfig, rows: list[Row], *, seconds: float, oracle: boo
     }
 
 
+def parts(config: RunConfig) -> dict[str, Collection[str]]:
+    """The clients whose accuracies one number may have the mean of: all, unless some are `test_sites`."""
+    if not config.test_sites:
+        return {"": config.scenario.client_ids}
+    return {"training sites": config.training_clients, "unseen sites": config.test_sites}
+
+
+def by_part(config: RunConfig, models: Mapping[str, Any], rows: Iterable[Row]) -> dict[str, Mapping[str, Any]]:
+    """The models of a summary over each of `parts` alone, from the log's rows; without areas, of all clients."""
+    if not config.test_sites:
+        return {"": models}
+    evaluations = [row for row in rows if row["kind"] in ("evaluation", SCORE)]
+
+    def alone(clients: Collection[str], model: str, found: Mapping[str, Any]) -> dict[str, Any]:
+        key = found["round"], model
+        own = [row for row in evaluations if row["client"] in clients and (row["round"], row["model"]) == key]
+        split = {SPLIT: found[SPLIT]} if SPLIT in found else {}
+        return {"round": found["round"], **_with_site(config, Evaluation(own).summary()), **split}
+
+    return {
+        part: {
+            model: {selection: alone(clients, model, found) for selection, found in own.items()}
+            for model, own in models.items()
+        }
+        for part, clients in parts(config).items()
+    }
+
+
 def majority(samples: Mapping[str, int]) -> dict[str, float]:
     """Of three clients or more the one that counts more than half of all samples, and its share; else empty."""
     if len(samples) < 3:
@@ -79,6 +107,15 @@ def site_means(clients: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
 def worst_site(clients: Mapping[str, Mapping[str, float]]) -> float | None:
     """The least of `site_means`; none where nobody has test samples."""
     return min(site_means(clients).values(), default=None)
+
+
+def overall(sites: Collection[str], environments: Collection[str]) -> tuple[str, ...]:
+    """What says in all how good a model is, with `sites` that have own data: the worst one comes first.
+
+    `worst` of their only environment would be the average over them.
+    """
+    several = len(environments) > 1
+    return ("worst site",) * bool(sites) + ("worst",) * (several or not sites) + ("average",)
 
 
 def area_means(areas: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
@@ -218,6 +255,11 @@ def select(by_round: Mapping[int, Evaluation], selection: str) -> int | None:
         if (means := evaluation.client_mean(split))
     }
     return max(scores, key=lambda number: (scores[number], -number)) if scores else None
+
+
+def _with_site(config: RunConfig, found: dict[str, Any]) -> dict[str, Any]:
+    """A model's accuracies, of sites with own data with the worst one's."""
+    return {**found, "worst_site": worst_site(found["clients"])} if config.sites_with_data else found
 
 
 def _per_sample(row: Row, column: str) -> dict[str, float]:

@@ -41,6 +41,9 @@ def test_every_command_of_the_page_runs(here: Path) -> None:
     assert all(site in said["compare"] for site in SITES)
     assert "Constant" in said["compare"]
     assert "→" in said["compare"]  # the second, with --adapt
+    page = (here / "sites.html").read_text()
+    assert all(f">{site}<" in page for site in (*SITES, "Constant"))
+    assert "→" in page
     rows = RunFolder(here / "runs" / "adapted").rows()
     at_va = [
         row for row in rows if row["kind"] == "evaluation" and row["client"] == "va" and row["split"] == "test"

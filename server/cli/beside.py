@@ -12,7 +12,7 @@ from perennial.common.methods import method_class
 from perennial.server.folder import RunFolder
 from perennial.server.inputs import own_digests
 from perennial.server.study.version import NO_NUMBER
-from perennial.server.summary import worst_site
+from perennial.server.summary import overall, worst_site
 from perennial.server.words import percent
 
 REFERENCE = "fedavg"
@@ -89,8 +89,7 @@ def _final(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _overall(config: RunConfig, found: Mapping[str, Any]) -> str:
-    """The rows of the run's table that hold for all: of sites, the worst of which may be far below the average."""
-    sites = config.scenario.name == "own-data"
-    several = len(config.scenario.test_environments) > 1
-    rows = ("worst_site",) * sites + ("worst",) * (several or not sites) + ("average",)
-    return ", ".join(f"{row.replace('_', ' ')} {percent(found.get(row))}" for row in rows)
+    """The rows of the run's table that hold for all."""
+    rows = overall(config.sites_with_data, config.scenario.test_environments)
+    said = ", ".join(f"{row} {percent(found.get(row.replace(' ', '_')))}" for row in rows)
+    return f"{said} over all sites" if config.test_sites else said

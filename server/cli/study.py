@@ -224,7 +224,11 @@ def compare_methods(
     ] = 0,
     page: Annotated[
         Path | None,
-        typer.Option("--report", metavar="FILE", help="Also write the page of the chosen runs, and of no trial."),
+        typer.Option(
+            "--report",
+            metavar="FILE",
+            help="Also write the page of the chosen runs, and of no trial; of sites left out, that of the tables.",
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -238,12 +242,17 @@ def compare_methods(
     if adapt and not each_site:
         with sentences():
             raise UserError(f"--adapt {adapt} is for --leave-one-site-out; a run has adapt beside test_sites")
+    if page:
+        with sentences():
+            if page.suffix.lower() not in ("", *ENDINGS[Format.html]):
+                raise UserError(f"--report {page}: it is a page; let its name end in .html")
+            _must_be_ours(page, Format.html, "--report")
     if each_site:
         with sentences(), watching_runs(as_json) as watch:
-            if count > 1 or trial_rounds or select is not Select.by_split or prune or oracle or page:
+            if count > 1 or trial_rounds or select is not Select.by_split or prune or oracle:
                 raise UserError(
-                    "--leave-one-site-out is not possible with --trials, --trial-rounds, --select, --prune, "
-                    "--oracle or --report; tune first"
+                    "--leave-one-site-out is not possible with --trials, --trial-rounds, --select, --prune or "
+                    "--oracle; tune first"
                 )
             _say_unused(config, scenario)
             cells, troubles = studies.leave_one_site_out(
@@ -260,20 +269,24 @@ def compare_methods(
                 watch=watch,
                 adapt=adapt,
             )
+        by_score = scores_table(cells)
+        made = [sites_table(cells, adapt), *([by_score] if by_score else [])]
+        notes = [RARE] if by_score else []
         if as_json:
             out.print_json(data=sites_json(cells))
         else:
-            by_score = scores_table(cells)
-            print_tables(*filter(None, (sites_table(cells, adapt), by_score)))
-            if by_score:
-                out.print(RARE, highlight=False, soft_wrap=True)
+            print_tables(*made)
+            for note in notes:
+                out.print(note, highlight=False, soft_wrap=True)
             print_troubles(troubles)
+        if page:
+            from perennial.server.report.page import write_tables
+
+            with sentences():
+                write_tables("Leave one site out", made, [*notes, *troubles], page)
+                err.print(f"report: {page}", highlight=False, soft_wrap=True)
         return
     with sentences(), watching_runs(as_json) as watch:
-        if page:
-            if page.suffix.lower() not in ("", *ENDINGS[Format.html]):
-                raise UserError(f"--report {page}: it is a page; let its name end in .html")
-            _must_be_ours(page, Format.html, "--report")
         _say_unused(config, scenario)
         comparison = studies.compare(
             names,

@@ -11,7 +11,17 @@ from perennial.common.scores import BINS, GROUPS, SCORE_MEASURES
 from perennial.server.cli.beside import reference_lines
 from perennial.server.cli.console import out
 from perennial.server.folder import RunFolder, understood
-from perennial.server.summary import AREAS, SPLIT, area_means, changed_line, site_means, summarise, worst_site
+from perennial.server.summary import (
+    AREAS,
+    SPLIT,
+    area_means,
+    by_part,
+    changed_line,
+    overall,
+    site_means,
+    summarise,
+    worst_site,
+)
 from perennial.server.words import members, percent, size
 
 
@@ -40,10 +50,15 @@ def _print(folder: RunFolder, as_json: bool, oracle: bool) -> None:
     if as_json:
         out.print_json(data=summary)
         return
-    out.print(accuracy_table(summary))
-    if scores := score_table(summary):
-        out.print(scores)
-    if clusters := cluster_table(folder.rows()):
+    rows = folder.rows()
+    for part, models in by_part(config, summary["models"], rows).items():
+        if part and not any(found["clients"] for own in models.values() for found in own.values()):
+            continue  # no model there
+        shown = {**summary, "models": models}
+        out.print(accuracy_table(shown, part))
+        if scores := score_table(shown):
+            out.print(scores)
+    if clusters := cluster_table(rows):
         out.print(clusters)
     for line in reference_lines(folder.path, config, summary):
         out.print(line, highlight=False, soft_wrap=True)
@@ -68,8 +83,8 @@ def _print(folder: RunFolder, as_json: bool, oracle: bool) -> None:
     out.print(f"run folder: {folder.path}", highlight=False, soft_wrap=True)
 
 
-def accuracy_table(summary: dict[str, Any]) -> Table:
-    """Test accuracy (%, mean over clients) of every model and selection, per test environment.
+def accuracy_table(summary: dict[str, Any], part: str = "") -> Table:
+    """Test accuracy (%, mean over clients) of every model and selection, per test environment; `part`: of whom.
 
     Of sites with own data one row for each: the mean over its test environments. Their only environment has none.
     """
@@ -80,7 +95,8 @@ def accuracy_table(summary: dict[str, Any]) -> Table:
     ]
     oracle = any("oracle" in found for found in summary["models"].values())
     table = Table(
-        title=f"{summary['method']} on {summary['scenario']}, {summary['rounds']} rounds, seed {summary['seed']}",
+        title=f"{summary['method']} on {summary['scenario']}, {summary['rounds']} rounds, seed {summary['seed']}"
+        + (f"\n{part}" if part else ""),
         caption="test accuracy in %, mean over clients"
         + (f" ({len(some['clients'])} drawn of {some['of']})" if (some := summary.get("evaluated")) else "")
         + ("; oracle: round chosen on test data" if oracle else ""),
@@ -104,12 +120,11 @@ def accuracy_table(summary: dict[str, Any]) -> Table:
         row = f"environment {name}" if sites else name
         table.add_row(row, *(percent(found["accuracy"].get(name)) for _, found in columns))
     table.add_section()
-    if sites:
-        table.add_row("worst site", *(percent(worst_site(found["clients"])) for _, found in columns), style="bold")
     # Where clients' test sets are of one size, the two means are the same number.
     unequal = any(percent(found["pooled"]) != percent(found["average"]) for _, found in columns)
-    for row in ("worst",) * (several or not sites) + ("average",) + ("pooled",) * unequal:
-        table.add_row(row, *(percent(found[row]) for _, found in columns), style="bold")
+    for row in overall(sites, environments) + ("pooled",) * unequal:
+        values = [worst_site(found["clients"]) if row == "worst site" else found[row] for _, found in columns]
+        table.add_row(row, *map(percent, values), style="bold")
     if any(found.get("areas") for _, found in columns):
         table.add_section()
         means = [area_means(found["areas"]) for _, found in columns]

@@ -14,7 +14,7 @@ from perennial.common.errors import UserError
 from perennial.server.folder import RunFolder
 from perennial.server.study.runs import Selected
 from perennial.server.study.version import NO_NUMBER, name_without_code
-from perennial.server.summary import Evaluation, Row, summarise
+from perennial.server.summary import Evaluation, Row, by_part, parts, summarise
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Run:
     settings: Mapping[str, str]
     """All that the result depends on but the seed: settings by dotted names, digests of files of one's own."""
     models: Mapping[str, Mapping[str, Selected]]
-    """By model and selection."""
+    """By model and selection; of a run with `test_sites` each model twice, over these and over the others."""
     curves: Mapping[str, Curve]
     clusters: Mapping[int, Mapping[str, int]]
     seconds: float
@@ -134,6 +134,7 @@ def _run(path: Path, config: RunConfig, summary: dict[str, Any], rows: list[Row]
             model: {**chosen, "oracle": again[model]["oracle"]} if "oracle" in again[model] else chosen
             for model, chosen in found.items()
         }
+    apart = by_part(config, {model: found[model] for model in config.method.evaluates}, rows)
     sent = list(accumulate(float(row["bytes_down"] + row["bytes_up"]) for row in trained))
     return Run(
         path=path,
@@ -141,10 +142,15 @@ def _run(path: Path, config: RunConfig, summary: dict[str, Any], rows: list[Row]
         settings={name: value for name, value in config.flat().items() if name not in {*NO_NUMBER, "seed"}}
         | {name: digest[:8] for name, digest in RunFolder(path).inputs().items()},
         models={
-            model: {selection: _selected(facts) for selection, facts in found[model].items()}
+            _named(model, part): {selection: _selected(facts) for selection, facts in own.items()}
+            for part, models in apart.items()
+            for model, own in models.items()
+        },
+        curves={
+            _named(model, part): _curve(model, [row for row in rows if row.get("client") in clients], sent)
+            for part, clients in parts(config).items()
             for model in config.method.evaluates
         },
-        curves={model: _curve(model, rows, sent) for model in config.method.evaluates},
         clusters={
             int(row["round"]): {str(client): int(cluster) for client, cluster in row["labels"].items()}
             for row in rows
@@ -157,6 +163,10 @@ def _run(path: Path, config: RunConfig, summary: dict[str, Any], rows: list[Row]
         versions=", ".join(f"{name} {version}" for name, version in summary.get("versions", {}).items()),
         code=path.name.removeprefix(own) if path.name.startswith(own := f"{name_without_code(config)}-") else "",
     )
+
+
+def _named(model: str, part: str) -> str:
+    return f"{model}, {part}" if part else model
 
 
 def _selected(facts: Any) -> Selected:

@@ -3,10 +3,12 @@
 Numbers are never filled in: what cannot be read is named and skipped.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from string import Template
+
+from rich import table as terminal
 
 from perennial.common.errors import UserError
 from perennial.common.files import write_bytes
@@ -21,6 +23,7 @@ from perennial.server.report.tables import (
     markdown_table,
     plain,
     run_table,
+    table_of,
     tables,
     to_csv,
 )
@@ -54,9 +57,15 @@ def write_page(folders: Sequence[Path], file: Path, oracle: bool = False) -> Non
     write_bytes(file, report(folders, oracle=oracle)[0].encode())
 
 
+def write_tables(title: str, made: Iterable[terminal.Table], notes: Iterable[str], file: Path) -> None:
+    """A page of tables as a terminal shows them, each with its caption, and of notes. Raises `OSError`."""
+    parts = (f'{html_table(table_of(own))}<p class="note">{escape(str(own.caption))}</p>\n' for own in made)
+    write_bytes(file, framed(title, "".join([*parts, *(f"<p>{escape(note)}</p>\n" for note in notes)])).encode())
+
+
 def to_markdown(found: Sequence[Result], skipped: Sequence[str], selections: Sequence[str]) -> str:
     """All tables as Markdown."""
-    parts = ["# Perennial report", how(selections).replace("<em>", "*").replace("</em>", "*")]
+    parts = ["# Perennial report", how(found, selections).replace("<em>", "*").replace("</em>", "*")]
     for scenario, made in tables(found, selections).items():
         parts += [f"## {plain(scenario)}", *map(markdown_table, made)]
     parts += ["## Runs", markdown_table(run_table(found))]
@@ -99,7 +108,7 @@ def to_html(found: Sequence[Result], skipped: Sequence[str], selections: Sequenc
         f"<p>{about}</p>\n"
         f'<nav aria-label="Sections">{links}<a href="#runs">Runs and configurations</a>'
         + ('<a href="#skipped">Skipped</a>' if skipped else "")
-        + f'</nav>\n<p class="how">{how(selections)}</p>\n'
+        + f'</nav>\n<p class="how">{how(found, selections)}</p>\n'
         + "\n".join(sections)
         + f'\n<section id="runs"><h2>Runs and configurations</h2>\n{html_table(run_table(found))}'
         + f"{_configurations(found)}\n</section>\n"

@@ -32,8 +32,10 @@ class Result:
         return [run.models[self.model][selection] for run in self.runs if selection in run.models[self.model]]
 
     def spread(self, selection: str, measure: str) -> Spread | None:
-        """One of `MEASURES` or `held-out` over seeds; None where there is no number."""
-        return over_seeds(found[measure] for one in self.picked(selection) if measure in (found := measures(one)))
+        """One of `measures` over seeds; None where there is no number."""
+        sites = self.runs[0].config.sites_with_data
+        every = (measures(one, sites) for one in self.picked(selection))
+        return over_seeds(found[measure] for found in every if measure in found)
 
     def accuracy(self, selection: str, environment: str) -> Spread | None:
         """In a test environment over seeds; None where there is no number."""
@@ -57,7 +59,7 @@ def results(runs: Iterable[Run]) -> list[Result]:
     return [
         Result(scenarios[index], methods[index].partition("\n")[2], model, model == models[-1], grouped[index])
         for index in order
-        for models in [grouped[index][0].config.method.evaluates]
+        for models in [list(grouped[index][0].models)]
         for model in models
     ]
 

@@ -7,26 +7,29 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
+from rich import table as terminal
+
 from perennial.common.scores import BINS, SCORE_MEASURES
 from perennial.server.report.load import Run
 from perennial.server.report.results import Result, by_scenario, over_seeds, part, telling
-from perennial.server.study.compare import Spread
+from perennial.server.study.compare import Spread, summarised
 from perennial.server.study.runs import Scored
 from perennial.server.summary import SPLIT, site_means
 from perennial.server.words import members, size
 
-MEASURES = ("worst", "average", "worst client", "bottom decile")
-
 HOW = (
     "Test accuracy in %. An environment's accuracy is the mean over clients; <em>worst</em> and <em>average</em> "
     "are over environments. A client's accuracy is the mean over its environments; <em>worst client</em> and "
-    "<em>bottom decile</em> (mean of the worst tenth, at least one client) are over clients. Mean ± standard "
-    "deviation over seeds where there are several. <em>final</em> is the last round; <em>validation</em> is the "
-    "round that is best on held-out training-environment data."
+    "<em>bottom decile</em> (mean of the worst tenth, at least one client) are over clients. A client with data "
+    "of its own is a site. Mean ± standard deviation over seeds where there are several. <em>final</em> is the "
+    "last round; <em>validation</em> is the round that is best on held-out training-environment data."
 )
 SPLIT_TEXT = (
     "<em>split</em> is the round that is best where models of single training environments are right and where "
     "they are wrong, on held-out training data (docs/selection.md)."
+)
+UNSEEN_TEXT = (
+    "<em>unseen sites</em> trained nothing (test_sites); <em>training sites</em> are the others of the same run."
 )
 ORACLE = "<em>oracle</em> is the round that is best on test data: chosen on test data, not a fair result."
 
@@ -56,17 +59,24 @@ def tables(found: Sequence[Result], selections: Sequence[str]) -> dict[str, list
     }
 
 
+def table_of(made: terminal.Table) -> Table:
+    """What a terminal shows, its first column being names."""
+    rows = list(zip(*(map(str, column.cells) for column in made.columns), strict=True))
+    return Table(str(made.title), [str(column.header) for column in made.columns], rows)
+
+
 def summary_table(found: Sequence[Result], selections: Sequence[str]) -> Table:
-    """Worst, average, worst client and bottom decile, the selections side by side."""
-    head = ["method", "model", "seeds", *(measure for _ in selections for measure in MEASURES)]
+    """Worst, average, worst client or site and bottom decile, the selections side by side."""
+    measures = _measures(found)
+    head = ["method", "model", "seeds", *(measure for _ in selections for measure in measures)]
     rows = [
         [
             *(result.method, result.model, result.seeds),
-            *(_cell(result.spread(selection, measure)) for selection in selections for measure in MEASURES),
+            *(_cell(result.spread(selection, measure)) for selection in selections for measure in measures),
         ]
         for result in found
     ]
-    groups = [("", 3), *((titled(selection), len(MEASURES)) for selection in selections)]
+    groups = [("", 3), *((titled(selection), len(measures)) for selection in selections)]
     return Table("Summary: test accuracy in %", head, rows, 3, groups)
 
 
@@ -234,7 +244,7 @@ def to_csv(found: Sequence[Result], selections: Sequence[str]) -> str:
         "seeds",
         "rounds picked",
     ]
-    measures = (*MEASURES, "held-out")
+    measures = list(dict.fromkeys(["worst", *_measures(found), "held-out"]))
     numbers = [*measures, *(f"accuracy {name}" for name in names)]
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
@@ -259,11 +269,11 @@ def to_csv(found: Sequence[Result], selections: Sequence[str]) -> str:
     return file.getvalue()
 
 
-def how(selections: Sequence[str]) -> str:
+def how(found: Sequence[Result], selections: Sequence[str]) -> str:
     """How to read the numbers, as HTML."""
-    return " ".join(
-        [HOW, *([SPLIT_TEXT] if SPLIT in selections else []), *([ORACLE] if "oracle" in selections else [])]
-    )
+    unseen = any(result.runs[0].config.test_sites for result in found)
+    said = {SPLIT_TEXT: SPLIT in selections, UNSEEN_TEXT: unseen, ORACLE: "oracle" in selections}
+    return " ".join([HOW, *(text for text, there in said.items() if there)])
 
 
 def plain(text: str) -> str:
@@ -275,6 +285,13 @@ def plain(text: str) -> str:
 def clustered(found: Iterable[Result]) -> list[Result]:
     """The results of methods that cluster, one of each configuration."""
     return [result for result in found if result.headline and result.runs[0].clusters]
+
+
+def _measures(found: Sequence[Result]) -> list[str]:
+    """The measures of the summary of all results, each once."""
+    configs = [result.runs[0].config for result in found]
+    every = (summarised(own.sites_with_data, own.scenario.test_environments) for own in configs)
+    return list(dict.fromkeys(name for own in every for name in own))
 
 
 def _cell(value: Spread | None) -> str:

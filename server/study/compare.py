@@ -24,7 +24,7 @@ from perennial.server.study.prune import grouped
 from perennial.server.study.runs import Followed, Outcome, Selected, Standing, Watch, older, run_all, troubles_of
 from perennial.server.study.sweep import differences, equals, key_of, tie, trials
 from perennial.server.study.version import run_name
-from perennial.server.summary import AREAS, SELECTIONS, SPLIT, area_means, site_means, summarise
+from perennial.server.summary import AREAS, SELECTIONS, SPLIT, area_means, overall, site_means, summarise
 from perennial.server.words import assignments
 
 BASELINES = ("fedavg", "local")
@@ -109,8 +109,8 @@ class Row:
     model: str
     selection: str
     measures: dict[str, Spread]
-    """`worst`, `average`, `pooled`, `worst client`, `bottom decile`, `held-out`, `loss`, `variance` and `entropy`
-    of the environments' accuracies, and areas."""
+    """`worst`, `average`, `pooled`, `worst client` (`worst site` with own data), `bottom decile`, `held-out`,
+    `loss`, `variance` and `entropy` of the environments' accuracies, and areas."""
     seeds: int
     """How many seeds the means are over; fewer than planned where runs have trouble."""
     sites: dict[str, Spread] = field(default_factory=dict)
@@ -320,12 +320,12 @@ def compare(plan: Plan, out: Path, jobs: int, watch: Watch = lambda _: None) -> 
     )
 
 
-def measures(found: Selected) -> dict[str, float]:
+def measures(found: Selected, sites: Sequence[str] = ()) -> dict[str, float]:
     """Everything but environments that a row averages over seeds, of one seed.
 
     A client's accuracy is its mean over the test environments; the bottom decile is the mean over the worst tenth
-    of the clients, at least one. An area is the mean over test environments. Of a run without test data only what
-    is measured on held-out data is there.
+    of the clients, at least one. The worst client is the worst site where `sites` have own data. An area is the
+    mean over test environments. Of a run without test data only what is measured on held-out data is there.
     """
     clients = sorted(site_means(found.clients).values())
     tenth = clients[: ceil(len(clients) / 10)]
@@ -333,7 +333,7 @@ def measures(found: Selected) -> dict[str, float]:
         "worst": found.worst,
         "average": found.average,
         "pooled": found.pooled,
-        "worst client": clients[0] if clients else None,
+        "worst site" if sites else "worst client": clients[0] if clients else None,
         "bottom decile": fmean(tenth) if clients else None,
         "held-out": found.validation,
         "loss": found.loss,
@@ -382,11 +382,15 @@ def spread(values: Sequence[float]) -> Spread:
 
 # ---------------------------------------------------------------------- what people see
 
-OVERALL = ("worst", "average", "worst client", "bottom decile", "held-out")
 AREAS_TEXT = (
     "areas in %, over all clients' samples; hard batch: of 0/1 predictions, mean over full batches with both "
     "classes, as FedILC's code has them"
 )
+
+
+def summarised(sites: Collection[str], environments: Collection[str]) -> tuple[str, ...]:
+    """The measures of a summary's test accuracies."""
+    return (*overall(sites, environments), *(() if sites else ("worst client",)), "bottom decile")
 
 
 def comparison_tables(comparison: Comparison) -> list[terminal.Table]:
@@ -407,7 +411,7 @@ def comparison_tables(comparison: Comparison) -> list[terminal.Table]:
     rows = comparison.rows
     measured = [{name: text(name, own) for name, own in row.measures.items()} for row in rows]
     tables: list[tuple[terminal.Table, Sequence[str], list[dict[str, str]]]] = [
-        (summary, OVERALL, measured),
+        (summary, (*summarised(comparison.sites, comparison.environments), "held-out"), measured),
         (details, comparison.environments, [_percents(row.environments) for row in rows]),
     ]
     if any("auroc" in row.measures for row in rows):
@@ -577,7 +581,8 @@ def _rows(label: str, model: str, selection: str, found: list[Selected], sites: 
     known = {site: [means[site] for means in each if site in means] for site in sites}
     own = {site: spread(values) for site, values in known.items() if values}
     environments = _means([one.accuracy for one in found])
-    return [Row(label, model, selection, _means(list(map(measures, found))), len(found), own, environments)]
+    measured = _means([measures(one, sites) for one in found])
+    return [Row(label, model, selection, measured, len(found), own, environments)]
 
 
 def _means(seeds: Sequence[Mapping[str, float]]) -> dict[str, Spread]:

@@ -13,7 +13,7 @@ from perennial.common.knobs import Search
 from perennial.common.methods.base import Method
 from perennial.common.seeding import numpy_generator
 from perennial.server.study.runs import Outcome
-from perennial.server.summary import site_means
+from perennial.server.summary import overall, site_means, worst_site
 from perennial.server.words import percent
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def sweep_rows(outcomes: Sequence[Outcome], verdict: "Verdict") -> list[dict[str
     sites = outcomes[0].config.sites_with_data
     for number, outcome in enumerate(outcomes):
         last = outcome.selected("final")
-        means = site_means(last.clients) if last else {}
+        means, lowest = (site_means(last.clients), worst_site(last.clients)) if last else ({}, None)
         rows.append(
             {
                 "trial": number,
@@ -124,7 +124,7 @@ def sweep_rows(outcomes: Sequence[Outcome], verdict: "Verdict") -> list[dict[str
                 "held-out": last.validation if last else None,
                 "worst": last.worst if last else None,
                 "average": last.average if last else None,
-                **({"sites": {site: means.get(site) for site in sites}} if sites else {}),
+                **({"worst site": lowest, "sites": {site: means.get(site) for site in sites}} if sites else {}),
                 "pruned": asdict(outcome.pruned) if outcome.pruned else None,
                 "run": str(outcome.path),
                 "trouble": outcome.trouble,
@@ -149,12 +149,14 @@ def sweep_table(outcomes: Sequence[Outcome], verdict: "Verdict") -> Table:
     searched = _searched(outcomes)
     judged = [name for name, found in (("split", verdict.scores), ("leave-one-out", verdict.left_out)) if found]
     settings = [name.replace("_", "_\n") for name in searched]
-    for heading in ("trial", *settings, *judged, "held-out\ntraining", "test\nworst", "test\naverage"):
+    tested = overall(first.sites_with_data, first.scenario.test_environments)
+    accuracies = ["held-out\ntraining", *(f"test\n{name}" for name in tested)]
+    for heading in ("trial", *settings, *judged, *accuracies):
         table.add_column(heading, justify="right")
     for row in sweep_rows(outcomes, verdict):
         mark, stopped = "*" if row["chosen"] else "", row["pruned"]
         values = [_short(row["settings"][name]) for name in searched]
-        accuracies = [percent(row[name]) for name in ("held-out", "worst", "average")]
+        accuracies = [percent(row[name]) for name in ("held-out", *tested)]
         scores = [percent(row[name]["score"] if row[name] else None) for name in judged]
         if stopped:  # by split, whose column is then the first, or by held-out accuracy
             (accuracies if stopped["by"] == "held-out" else scores)[0] = f"({percent(stopped['score'])})"

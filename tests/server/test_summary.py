@@ -192,6 +192,9 @@ def test_sites_with_own_data_have_a_row_each() -> None:
     assert [found[site] for site in ("site-1", "site-2", "site-3")] == ["80.00", "50.00", "–"]
     assert (found["worst site"], found["average"]) == ("50.00", "65.00")
     assert not {"own", "environment own", "worst"} & found.keys()
+    final = summarise(config, one, seconds=0)["models"]["global"]["final"]
+    assert (final["worst_site"], final["worst"], final["average"]) == (0.5, 0.65, 0.65)
+    assert "worst_site" not in summarise(CONFIG, ROWS, seconds=0)["models"]["global"]["final"]
     two = [trained(1), evaluation(1, "site-1", [8, 4]), evaluation(1, "site-2", [5, 1])]
     found = cells(two)
     assert [found[name] for name in ("site-1", "site-2", "worst site")] == ["60.00", "30.00", "30.00"]

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,8 @@ from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
 from perennial.server.study.sites import (
     CONSTANT,
+    RARE,
+    Cell,
     interval,
     leave_one_site_out,
     scores_table,
@@ -143,12 +146,21 @@ def test_the_command_takes_the_file_that_describe_writes(folder: Path, tmp_path:
     assert call("describe", folder, "--out", file).exit_code == 0
     file.write_text("rounds = 1\nparticipation = 1.0\n\n" + file.read_text() + "\n[model]\nhidden = [3]\n")
     study = ("--config", file, "--data-root", folder, "--jobs", "1", "--out", pool, "--json")
-    sites = call("compare", "--leave-one-site-out", "--methods", "ditto", "--seeds", "1", *study)
+    asked = ("compare", "--leave-one-site-out", "--methods", "ditto", "--seeds", "1", *study)
+    sites = call(*asked)
     assert sites.exit_code == 0, sites.output
     cells = json.loads(sites.stdout)
     assert {(cell["site"], cell["method"]) for cell in cells} == {
         (site, method) for site in SITES for method in ("Ditto", "FedAvg", "Local", CONSTANT)
     }
+    page = tmp_path / "page.html"
+    for _ in range(2):  # over the page of the first time
+        again = call(*asked, "--report", page)
+        assert (again.exit_code, json.loads(again.stdout)) == (0, cells), again.output
+        text = page.read_text()
+        shown = sites_table([Cell(**cell) for cell in cells])
+        assert all(f">{cell}</t" in text for column in shown.columns for cell in column.cells)
+        assert f"<p>{RARE}</p>" in unescape(text)
     configs = [RunFolder(path.parent).config() for path in pool.glob("*/config.toml")]
     assert {(config.rounds, config.model.hidden) for config in configs} == {(1, (3,))}  # type: ignore[attr-defined]
     trials = call("sweep", "fedavg", "--trials", "2", *study)

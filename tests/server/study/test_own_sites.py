@@ -1,20 +1,26 @@
 """Own data in a comparison: a row for each site in the tables."""
 
+import csv
+import io
 import json
 import os
 import shutil
 from pathlib import Path
+from statistics import fmean
 
+import matplotlib
 import pytest
 from click.testing import Result
 from rich.console import Console
 from tables import SITES, hospitals
 from typer.testing import CliRunner
 
-from perennial import studies
+from perennial import load, studies
 from perennial.common.config import load_config
 from perennial.common.model_settings import Module
 from perennial.server.cli.main import app
+from perennial.server.report.load import load as load_run
+from perennial.server.report.page import report
 from perennial.server.split import Select
 from perennial.server.study.choose import Verdict
 from perennial.server.study.compare import CONSTANT, comparison_tables
@@ -46,8 +52,10 @@ def test_every_site_is_in_a_search(command: str, tmp_path: Path) -> None:
         assert tuple(row["sites"]) == SITES
         # Every site has the one environment, so the mean over sites is that over clients.
         assert sum(row["sites"].values()) / 4 == pytest.approx(row["average"])
+        assert row["worst site"] == min(row["sites"].values()) < row["worst"]
     shown = call(command, "fedavg", *options).stdout
     assert "per site" in shown
+    assert "worst site" in shown
     assert all(site in shown for site in SITES)
     assert f"{100 * rows[1]['sites']['va']:.2f}" in shown.partition("per site")[2]
 
@@ -153,14 +161,87 @@ def test_every_site_is_in_the_comparison(tmp_path: Path) -> None:
         assert tuple(row.sites) == SITES
         # Every site has the one environment, so the mean over sites is that over clients.
         assert sum(own.mean for own in row.sites.values()) / 4 == pytest.approx(row.measures["average"].mean)
-        assert min(own.mean for own in row.sites.values()) == pytest.approx(row.measures["worst client"].mean)
+        assert min(own.mean for own in row.sites.values()) == pytest.approx(row.measures["worst site"].mean)
+        assert row.measures["worst site"].mean < row.measures["worst"].mean
     assert {row.label for row in found.rows} == {"FedAvg", "Local", CONSTANT}
-    *_, table = comparison_tables(found)
+    summary, *_, table = comparison_tables(found)
+    headings = [column.header for column in summary.columns]
+    assert headings[2:] == ["worst\nsite", "average", "bottom\ndecile", "held-out"]
     console = Console(width=120, record=True)
     console.print(table)
     text = console.export_text()
     assert all(site in text for site in SITES)
     assert f"{100 * found.rows[0].sites['va'].mean:.2f}" in text
+
+
+def test_python_and_the_report_have_the_worst_site_of_the_table_also_of_an_older_run(tmp_path: Path) -> None:
+    options = ("--config", described(tmp_path), "--data-root", tmp_path / "hospitals", "--device", "cpu")
+    words, run = ("run", *options, "--rounds", 1, "--set", "local_steps=1"), tmp_path / "run"
+    call(*words, "--method", "fedavg", "--out", run)
+    summary = json.loads((run / "summary.json").read_text())
+    final = summary["models"]["global"]["final"]
+    sites = [own for (own,) in (client.values() for client in final["clients"].values())]
+    worst, average = min(sites), sum(sites) / 4
+    assert (final["worst_site"], final["worst"]) == (worst, pytest.approx(average))
+    for number in range(2):
+        if number:  # as before a summary had it
+            for found in summary["models"]["global"].values():
+                del found["worst_site"]
+            (run / "summary.json").write_text(json.dumps(summary))
+        result = load(run)
+        row = result.overall[0]
+        assert (row["worst_site"], row["average"]) == (worst, pytest.approx(average))
+        assert "worst" not in row  # it would be the average
+        assert f" worst site {100 * worst:.2f} %, average {100 * average:.2f} % (" in repr(result)
+        beside = call(*words, "--method", "ditto", "--out", tmp_path / f"beside-{number}").stdout
+        assert f"reference: FedAvg has worst site {100 * worst:.2f}, average {100 * average:.2f} (" in beside
+        shown = report([run], "markdown")[0]
+        assert "| final: worst site | final: average | final: bottom decile |" in shown
+        assert f"| FedAvg | global | 0 | {100 * worst:.2f} | {100 * average:.2f} |" in shown
+        (line, *_) = csv.DictReader(io.StringIO(report([run], "csv")[0]))
+        assert (float(line["worst site"]), float(line["worst"])) == (worst, pytest.approx(average))
+
+
+def test_no_mean_has_sites_that_trained_and_a_site_that_did_not(tmp_path: Path) -> None:
+    options = ("--config", described(tmp_path), "--data-root", tmp_path / "hospitals", "--device", "cpu")
+    run, unseen = tmp_path / "run", ("--set", "test_sites=['va']", "--set", "adapt=12")
+    few = ("--rounds", 1, "--set", "local_steps=1")
+    shown = call("run", *options, *few, "--method", "ditto", *unseen, "--out", run).stdout
+    models = json.loads((run / "summary.json").read_text())["models"]
+    clients = {model: found["final"]["clients"] for model, found in models.items()}
+    at = {model: {site: own["own"] for site, own in found.items()} for model, found in clients.items()}
+    parts = {"training sites": SITES[:3], "unseen sites": ("va",)}
+    lines = [line for line in csv.DictReader(io.StringIO(report([run], "csv")[0])) if line["selection"] == "final"]
+    rows = [row for row in load(run).overall if row["selection"] == "final"]
+    page = report([run], "markdown")[0]
+    assert "*unseen sites* trained nothing" in page
+    assert shown.index("training sites") < shown.index("unseen sites")
+    for part, sites in parts.items():
+        table = shown.partition(part)[2].partition("held-out")[0]
+        assert [f"│ {site} " in table for site in SITES] == [site in sites for site in SITES]
+        for model, own in at.items():
+            worst, average = min(own[site] for site in sites), fmean(own[site] for site in sites)
+            (row,) = (own for own in rows if (own["sites"], own["model"]) == (part, model))
+            (line,) = (own for own in lines if own["model"] == f"{model}, {part}")
+            assert (row["worst_site"], row["average"]) == (worst, pytest.approx(average))
+            assert (float(line["worst site"]), float(line["average"])) == (worst, pytest.approx(average))
+            assert f"{100 * average:.2f}" in table.partition("average")[2]
+            cells = [f"{100 * own[site]:.2f}" if site in sites else "–" for site in SITES]
+            assert f"| Ditto | {model}, {part} | final | {' | '.join(cells)} |" in page
+    assert f" worst site {100 * at['personal']['va']:.2f} %, " in repr(load(run))
+    assert "(personal, final, unseen sites)" in repr(load(run))
+    curves = [load_run(run).curves[f"global, {part}"].accuracy for part in parts]
+    assert curves == [[pytest.approx(fmean(at["global"][site] for site in sites))] for sites in parts.values()]
+    assert " over all sites (" in shown  # the constant below the tables
+    matplotlib.use("Agg")
+    assert len(load(run).plot().get_lines()) == 4  # two models at two kinds of sites
+    matplotlib.pyplot.close("all")
+
+    # The common model is asked; Local has none, so there is nothing to show.
+    alone = call("run", *options, *few, "--method", "local", *unseen[:2], "--out", tmp_path / "local").stdout
+    assert "training sites" in alone
+    assert "unseen sites" not in alone
+    assert "| Local | personal, unseen sites | 0 | – |" in report([tmp_path / "local"], "markdown")[0]
 
 
 def test_a_site_without_test_samples_has_no_accuracy() -> None:
