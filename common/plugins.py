@@ -216,9 +216,10 @@ def of(*kinds: type) -> list[str]:
 
 
 def source(module: str) -> Path:
-    """A plug-in's file, or its package's folder."""
+    """A plug-in's file, or the folder of the outermost package that it is or lies in."""
     file = Path(str(_loaded[module].module.__file__))
-    return file.parent if file.name == "__init__.py" else file
+    above = module.count(".") + (file.name == "__init__.py")
+    return file.parents[above - 1] if above else file
 
 
 def scenario_classes() -> dict[str, type]:

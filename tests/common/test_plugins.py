@@ -24,6 +24,7 @@ from perennial.common.model_settings import model_settings
 from perennial.common.models import network
 from perennial.server.cli.main import app
 from perennial.server.folder import RunFolder
+from perennial.server.inputs import plug_in_digests
 from perennial.server.local import LocalRuntime
 from perennial.server.study import version
 from perennial.server.study.version import run_name
@@ -295,6 +296,30 @@ def test_a_change_in_a_plug_in_is_another_version_of_the_code(changed: str, fold
     assert run_name(found).rpartition("-")[0] == names[0].rpartition("-")[0]
     assert run_name(found) != names[0]
     assert run_name(ours) == names[1]
+
+
+@pytest.mark.parametrize(
+    ("module", "statement"),
+    [
+        ("my_package", "from .losses import WEIGHT"),
+        ("my_package", "from . import losses"),
+        ("my_package", "from .deeper import WEIGHT"),
+        ("my_package.method", "from .losses import WEIGHT"),
+        ("my_package.deeper.method", "from ..losses import WEIGHT"),
+    ],
+)
+def test_so_is_a_change_in_what_it_imports_relatively(module: str, statement: str, folder: Path) -> None:
+    write(folder, "my_package.losses", "WEIGHT = 1\n")
+    write(folder, "my_package.deeper.__init__", "from ..losses import WEIGHT\n")
+    write(folder, "my_package.__init__", SETTINGS if module == "my_package" else "")
+    half = "my_package.client" if module == "my_package" else module
+    write(folder, half, f"{statement}\n{METHOD if half == module else CLIENT}")
+    found = config(plugins=[module])
+    before = run_name(found), plug_in_digests([module])
+    write(folder, "my_package.losses", "WEIGHT = 1000\n")
+    version.code_version.cache_clear()
+    assert run_name(found) != before[0]
+    assert plug_in_digests([module]) != before[1]
 
 
 # ---------------------------------------------------------------------- what can be wrong
