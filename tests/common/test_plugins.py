@@ -22,6 +22,8 @@ from perennial.common.errors import UserError
 from perennial.common.methods import METHODS, method_class
 from perennial.common.model_settings import model_settings
 from perennial.common.models import network
+from perennial.server import inputs
+from perennial.server.cli.beside import fedavg_beside
 from perennial.server.cli.main import app
 from perennial.server.folder import RunFolder
 from perennial.server.inputs import plug_in_digests
@@ -262,6 +264,22 @@ def test_a_run_goes_on_with_its_plug_in(edited: str, folder: Path) -> None:
         ["plug-in my_method"] if edited else []
     )
     assert ("changed from round 2 on: plug-in my_method" in done.stderr) == bool(edited)
+
+
+@pytest.mark.parametrize("edited", ["", "my_method", "my_data"])
+def test_fedavg_beside_a_run_had_the_same_scenario_and_any_method(edited: str, folder: Path) -> None:
+    write(folder, "my_method", METHOD)
+    write(folder, "my_data", SCENARIO)
+    names = {"scenario": "my-digits", "plugins": ["my_method", "my_data"]}
+    before, found = config("fedavg", **names), config(**names)
+    LocalRuntime(before).run(RunFolder.create(folder / "before", before))
+    if edited:
+        write(folder, edited, f"{(folder / f'{edited}.py').read_text()}# more\n")
+        inputs._imported.clear()  # as a new process
+    RunFolder.create(folder / "run", found)
+    assert fedavg_beside(folder / "run", found) == (None if edited == "my_data" else folder / "before")
+    write(folder, "my_data", "# edited after both\n")
+    assert bool(fedavg_beside(folder / "run", found)) == (edited != "my_data")
 
 
 @pytest.mark.parametrize("earlier", ["taken up", "run"])
