@@ -29,6 +29,7 @@ from perennial.server.folder import RunFolder
 from perennial.server.inputs import plug_in_digests
 from perennial.server.local import LocalRuntime
 from perennial.server.study import version
+from perennial.server.study.sweep import trial
 from perennial.server.study.version import run_name
 from perennial.strategies.registry import strategy_class
 from perennial.testing import methods
@@ -299,6 +300,18 @@ def test_a_plug_in_that_changed_since_it_was_imported_runs_no_more(earlier: str,
         runs.plugin("my_method")
 
 
+def test_none_is_a_default_like_any_other(folder: Path) -> None:
+    text = METHOD.replace("proximity: float = knob(0.01", "proximity: float | None = knob(None")
+    write(
+        folder,
+        "my_method",
+        text.replace("between(1e-3, 1.0, log=True)", "choice(None, 1.0)").replace("between, ", "choice, "),
+    )
+    for number in range(4):
+        found = trial(config(plugins=["my_method"]), number)
+        assert RunFolder.create(folder / f"run {number}", found).config() == found
+
+
 # ---------------------------------------------------------------------- what a study's digest covers
 
 
@@ -417,6 +430,16 @@ WRONG = {
     "a mechanism": (
         METHOD + "\n\nMyProx.server = lambda self: 'secagg'\n",
         "MyProx.server() says 'secagg', which is no server half of ours",
+    ),
+    "may be None": (
+        METHOD.replace("proximity: float", "proximity: float | None"),
+        "MyProx.proximity may be None, which a run's files cannot hold in place of the default 0.01; write 0 or a",
+    ),
+    "None among its draws": (
+        METHOD.replace("between(1e-3, 1.0, log=True)", "choice(None, 1.0)").replace(
+            "import between", "import choice"
+        ),
+        "MyProx.proximity may be None, which a run's files cannot hold in place of the default 0.01; write 0 or a",
     ),
     "presets": (SCENARIO + "\nPRESETS = {'a': 1}\n", "PRESETS must be scenarios by name"),
     "abstract": (
