@@ -240,6 +240,28 @@ def test_the_runs_of_a_study_find_it_in_their_processes(folder: Path) -> None:
     assert "MyProx" in output
 
 
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_a_trial_whose_server_half_raises_costs_that_trial(jobs: str, folder: Path) -> None:
+    raising = """
+    def update(self, model, means):
+        if self.hparams.proximity != 0.01:
+            raise ValueError("of the\\nserver half")
+        return super().update(model, means)
+"""
+    file = write(folder, "my_method", METHOD + SERVER + raising)
+    study = ["tune", "my-prox", "--trials", "2", "--jobs", jobs, "--out", "pool", "--plugin", "my_method"]
+    for _ in range(2):  # the second time it is read from the folder
+        code, output = perennial(*study, *SMALL, "--select", "held-out")
+        assert code == 0, output
+        assert "chosen: trial 0" in output
+        line = file.read_text().splitlines().index('            raise ValueError("of the\\nserver half")') + 1
+        (trouble,) = [text for text in output.splitlines() if text.startswith("pool/my-prox")]
+        assert f" stopped: ValueError: of the server half ({file}, line {line}); the traceback is in " in trouble
+        (kept,) = Path("pool").glob("*/traceback.txt")
+        assert str(kept) in trouble
+        assert "in update" in kept.read_text()
+
+
 @pytest.mark.parametrize("edited", ["", "my_method", "my_helper"])
 def test_a_run_goes_on_with_its_plug_in(edited: str, folder: Path) -> None:
     """In a new process, as after a crash; it says so if the plug-in, or a file beside it, is another one now."""

@@ -42,6 +42,7 @@ from perennial.server.study.runs import Outcome, Selected, Standing, Summary, ca
 from perennial.server.study.sweep import best, search_ranges, trial, trials
 from perennial.server.study.version import code_version, config_digest, imported, name_without_code, run_name
 from perennial.server.summary import Evaluation
+from perennial.strategies.base import MethodStrategy
 
 TESTS = Path(__file__).parents[2]
 
@@ -431,6 +432,54 @@ def test_a_run_that_stops_is_noted_and_not_repeated(tmp_path: Path, monkeypatch:
     assert "stopped: " in found.trouble
     monkeypatch.setattr(runs, "carry_out", lambda *_: pytest.fail("run again"))
     assert run_all([diverging], tmp_path, jobs=1) == [found]
+
+
+def test_so_is_one_in_which_our_own_code_raises_and_its_traceback_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def update(self: MethodStrategy[Any], *_: Any) -> Any:
+        if self.run.seed:
+            raise KeyError("model")
+
+    monkeypatch.setattr(MethodStrategy, "update", update)
+    good, found = run_all([toy_config("fedavg", seed=seed) for seed in range(2)], tmp_path, jobs=1)
+    assert good.summary
+    assert f" stopped: KeyError: 'model' ({__file__}, line " in found.trouble
+    assert "KeyError: 'model'" in (found.path / "traceback.txt").read_text()
+    assert look(found.config, found.path) == found
+
+
+def after_ctrl_c() -> Exception:
+    """As a library that catches everything."""
+    try:
+        try:
+            raise KeyboardInterrupt
+        except BaseException:
+            raise RuntimeError("cannot be imported")  # noqa: B904
+    except RuntimeError as error:
+        return error
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), MemoryError(), after_ctrl_c()])
+def test_what_is_no_fault_of_a_run_ends_the_study(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def update(self: MethodStrategy[Any], *_: Any) -> Any:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MethodStrategy, "update", update)
+        with pytest.raises(type(error)):
+            run_all([toy_config("fedavg")], tmp_path, jobs=1)
+
+    def watch(standing: Standing) -> None:
+        if standing.rounds_done == 2:
+            raise ValueError("of whoever watches")
+
+    with pytest.raises(ValueError, match="of whoever watches"):
+        run_all([toy_config("fedavg")], tmp_path, 1, watch)
+    (found,) = run_all([toy_config("fedavg")], tmp_path, jobs=1)
+    assert found.summary
 
 
 def test_a_run_without_a_checkpoint_starts_anew(tmp_path: Path) -> None:
