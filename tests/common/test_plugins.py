@@ -453,6 +453,10 @@ WRONG = {
         METHOD + "\n\nMyProx.server = lambda self: 'secagg'\n",
         "MyProx.server() says 'secagg', which is no server half of ours",
     ),
+    "no logarithm": (
+        METHOD.replace("between(1e-3", "between(0"),
+        "cannot be imported: ValueError: between(0, 1.0, log=True): low must be above 0; 0 has no logarithm",
+    ),
     "may be None": (
         METHOD.replace("proximity: float", "proximity: float | None"),
         "MyProx.proximity may be None, which a run's files cannot hold in place of the default 0.01; write 0 or a",
