@@ -36,3 +36,19 @@ class RunStopped(Exception):  # noqa: N818 - a state of the run, not a fault of 
 
     def __init__(self, sentence: str) -> None:
         super().__init__(printable(sentence))
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Python's own, and PyTorch's of any device, which are not imported for this."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return bool(names & {"MemoryError", "OutOfMemoryError"}) or "not enough memory" in str(error)
+
+
+def from_outside(error: BaseException) -> bool:
+    """Whether an exception is the machine's, of its disk or memory, or what some library has made of Ctrl-C."""
+    if (isinstance(error, OSError) and error.strerror) or out_of_memory(error):
+        return True
+    cause: BaseException | None = error
+    while cause and not isinstance(cause, KeyboardInterrupt):
+        cause = cause.__context__
+    return cause is not None

@@ -43,7 +43,9 @@ def choice(*values: Any) -> Search:
 
 
 def between(low: float, high: float, *, log: bool = False) -> Search:
-    """Uniform between two values; `log` for a scale parameter."""
+    """Uniform between two values; `log` for a scale parameter. Raises `ValueError` where that has no logarithm."""
+    if log and low <= 0:
+        raise ValueError(f"between({low}, {high}, log=True): low must be above 0; {low} has no logarithm")
     return Search("log" if log else "uniform", (low, high))
 
 

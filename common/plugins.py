@@ -216,9 +216,10 @@ def of(*kinds: type) -> list[str]:
 
 
 def source(module: str) -> Path:
-    """A plug-in's file, or its package's folder."""
+    """A plug-in's file, or the folder of the outermost package that it is or lies in."""
     file = Path(str(_loaded[module].module.__file__))
-    return file.parent if file.name == "__init__.py" else file
+    above = module.count(".") + (file.name == "__init__.py")
+    return file.parents[above - 1] if above else file
 
 
 def scenario_classes() -> dict[str, type]:
@@ -316,6 +317,8 @@ def _read(module: ModuleType) -> Plugin:
             )
         kind.family = kind.family or _parent(kind)
     usual = {name: _made(module, kind) for name, kind in {**methods, **models, **scenarios}.items()}
+    for made in usual.values():
+        _must_be_kept(module, made)
     presets = getattr(module, "PRESETS", {name: usual[name] for name in scenarios})
     if not (isinstance(presets, Mapping) and all(isinstance(preset, Scenario) for preset in presets.values())):
         raise UserError(f"plug-in {module.__name__!r}: PRESETS must be scenarios by name")
@@ -362,6 +365,22 @@ def _made(module: ModuleType, kind: Any) -> Any:
     raise UserError(
         f"plug-in {module.__name__!r}: {kind.__name__} cannot be made with its defaults ({words})"
     ) from None
+
+
+def _must_be_kept(module: ModuleType, usual: Any) -> None:
+    """Raises `UserError` for a field that may be None and has another default: TOML has no None, so it is lost."""
+    for name, field in type(usual).model_fields.items():
+        extra, possible = field.json_schema_extra, False
+        if isinstance(extra, Mapping) and isinstance(search := extra.get("search"), Mapping):
+            possible = None in search["values"]
+        with suppress(Exception):  # of a type or a rule that takes no None
+            possible |= getattr(type(usual).model_validate({name: None}), name) is None
+        if possible and (default := getattr(usual, name)) is not None:
+            raise UserError(
+                f"plug-in {module.__name__!r}: {type(usual).__name__}.{name} may be None, which a run's files "
+                f"cannot hold in place of the default {default!r}; write 0 or a word such as 'off' for it, or "
+                "make None the default"
+            )
 
 
 def _take(plugin: Plugin) -> None:

@@ -393,7 +393,7 @@ class RunFolder:
             shutil.rmtree(self.checkpoint_path(stale))
 
     def load_checkpoint(self) -> Checkpoint:
-        """The newest checkpoint. Raises `UserError` when there is none, or it is damaged."""
+        """The newest checkpoint. Raises `UserError` when there is none, it is damaged, or of other code."""
         held = self.checkpoints()
         if not held:
             raise UserError(
@@ -407,18 +407,19 @@ class RunFolder:
             for name, digest in state.sha256.items():
                 if digest != _digest(path / name):
                     raise ValueError(f"the checksum of {name} does not match")
-            return Checkpoint(
-                round=state.round,
-                run_id=state.run_id,
-                arrays=load_tensors(path / "arrays.safetensors"),
-                strategy=load_records(path / "strategy.safetensors"),
-                seconds=state.seconds,
-                log_bytes=state.log_bytes,
-                config=load_config(options=state.config) if state.config else None,
-            )
+            arrays = load_tensors(path / "arrays.safetensors")
+            strategy = load_records(path / "strategy.safetensors")
         except (OSError, ValueError, SafetensorError, UserError) as error:
             older = f"; move it away to resume from round {held[-2]}" if len(held) > 1 else ""
             raise UserError(f"checkpoint {path} is damaged ({reason(error)}){older}") from None
+        try:
+            config = load_config(options=state.config) if state.config else None
+        except UserError as error:  # the one before it would say the same
+            raise UserError(
+                f"checkpoint {path} was made with other code of a plug-in, or of Perennial ({reason(error)}); put "
+                "that code back, or start a run of its own with another --out"
+            ) from None
+        return Checkpoint(state.round, state.run_id, arrays, strategy, state.seconds, state.log_bytes, config)
 
     def origin(self, config: RunConfig) -> Checkpoint:
         """The newest checkpoint, if the run can go on from it with this configuration. Changes nothing.

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from hashlib import file_digest, sha256
+from importlib.util import resolve_name
 from pathlib import Path
 from types import ModuleType
 from weakref import WeakKeyDictionary
@@ -83,8 +84,12 @@ def _tops(file: Path, changed: int) -> frozenset[str]:
     return frozenset(name.partition(".")[0] for name in named_in(file))
 
 
-def named_in(file: Path) -> Iterator[str]:
-    """The modules that a source names in its imports, and what `from` takes of them, which may be modules, too."""
+def named_in(file: Path, module: str = "") -> Iterator[str]:
+    """The modules that a source names in its imports, and what `from` takes of them, which may be modules, too.
+
+    Relative ones are among them if it is the source of a named `module`.
+    """
+    package = module if file.name == "__init__.py" else module.rpartition(".")[0]
     try:
         tree = ast.parse(file.read_bytes())
     except (SyntaxError, ValueError):  # a file that lies about, which nobody could have imported
@@ -92,9 +97,11 @@ def named_in(file: Path) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            with suppress(ImportError):  # of a relative one that leads out of the package
+                base = resolve_name("." * node.level + (node.module or ""), package)
+                yield base
+                yield from (f"{base}.{alias.name}" for alias in node.names)
 
 
 def _files(path: Path) -> Iterator[tuple[Path, int]]:

@@ -171,6 +171,20 @@ def test_an_absent_client_does_no_harm(method: str, tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+def test_a_round_without_any_client_does_no_harm(method: str, tmp_path: Path) -> None:
+    """In the cohort is one client, which has nothing to train on if its environment is `left_out`."""
+    usual, empty = toy_config(method), []
+    if "ensemble" in usual.method.evaluates:
+        pytest.skip("this method's ensemble needs every client")
+    for name in usual.scenario.train_environments:
+        config = toy_config(method, f"left_out={name}", "participation=0.25", rounds=3)
+        assert run(config, tmp_path / name)["left_out"] == {}
+        empty.append([not row["asked"] for row in RunFolder(tmp_path / name).rows() if row["kind"] == "round"])
+        model = load_file(tmp_path / name / "models" / "global.safetensors")
+        assert all(tensor.isfinite().all() for tensor in model.values())
+    assert all(one != other for one, other in zip(*empty, strict=True))
+
+
 def stack_config(method: str, engine: str, *settings: str, **options: Any) -> RunConfig:
     return toy_config(method, "model.norm=batch", f"cohort_engine={engine}", *settings, **options)
 

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from perennial.common import plugins
 from perennial.common.config import RunConfig, load_config, read
 from perennial.common.errors import UserError
 from perennial.common.methods import method_class
 from perennial.server.folder import RunFolder
-from perennial.server.inputs import own_digests
+from perennial.server.inputs import PLUG_IN, digests
 from perennial.server.study.version import NO_NUMBER
 from perennial.server.summary import overall, worst_site
 from perennial.server.words import percent
@@ -46,9 +47,12 @@ def reference_lines(path: Path, config: RunConfig, summary: Mapping[str, Any]) -
 def fedavg_beside(path: Path, config: RunConfig) -> Path | None:
     """The newest finished run beside the one in `path` that differs from it in the method alone, being FedAvg.
 
-    A run on tables that have changed since is none.
+    A run that had other tables, or other code of the plug-in that the scenario or the model is from, is none.
     """
-    wanted, inputs = _others(config.model_dump(mode="json", exclude_none=True)), own_digests(config)
+    wanted = _others(config.model_dump(mode="json", exclude_none=True))
+    shared = {f"{PLUG_IN}{name}" for name in plugins.of(type(config.scenario), type(config.model))}
+    inputs = RunFolder(path).inputs() or digests(config)
+    inputs = {name: own for name, own in inputs.items() if not name.startswith(PLUG_IN) or name in shared}
     found: dict[float, Path] = {}
     for file in path.parent.glob("*/config.toml"):
         try:

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from perennial.common.errors import RunStopped, UserError, printable
+from perennial.common.errors import RunStopped, UserError, out_of_memory, printable
 from perennial.common.logs import is_json, tell
 from perennial.common.tracebacks import NAME, Tracebacks
 from perennial.server.progress import QUIET, Progress, Watched, progress_line
@@ -110,7 +110,7 @@ def sentences() -> Iterator[Working]:
         if isinstance(error, OSError) and error.strerror:
             # A full disk or a folder that is gone: the files written so far are whole.
             _end(f"{error.filename or 'a file'}: {error.strerror}{working.hint()}", 2)
-        if _out_of_memory(error):
+        if out_of_memory(error):
             _end(f"there is not enough memory; take a smaller model, scenario or batch_size{working.hint()}", 2)
         kept = ""
         if working.folder and working.folder.path.is_dir():
@@ -133,12 +133,6 @@ def _end_interrupted(working: Working, told: str = "") -> NoReturn:
     if working.deployed:
         what = f"; {told or '`perennial status` tells whether the run goes on at the SuperLink'}"
     _end(f"interrupted{what}", _exit_code())
-
-
-def _out_of_memory(error: BaseException) -> bool:
-    """Python's own, and PyTorch's of any device, which are not imported for this."""
-    names = {kind.__name__ for kind in type(error).__mro__}
-    return bool(names & {"MemoryError", "OutOfMemoryError"}) or "not enough memory" in str(error)
 
 
 def _end(sentence: str, code: int) -> NoReturn:

@@ -18,9 +18,11 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from perennial.common import plugins
 from perennial.common.config import RunConfig, sentence
-from perennial.common.errors import RunStopped, UserError
+from perennial.common.errors import RunStopped, UserError, from_outside, printable
 from perennial.common.files import write_text
+from perennial.common.tracebacks import NAME, Tracebacks, in_words
 from perennial.server.folder import PRUNED, RunFolder
 from perennial.server.split import Select
 from perennial.server.study.version import name_without_code, run_name
@@ -226,8 +228,8 @@ def run_all(
     `watch` is told of the whole study where these are a part of it: how it stood `before`, and the rounds of each
     run that will come `later`. It is told nothing where there is nothing to run. With `until` runs
     stop after that round and wait; half of them, say, will go on. Raises `UserError` for what the user can put
-    right (a missing data set), `RunStopped` if a worker dies. A run that stops by itself, and a damaged folder, is
-    an outcome like any other.
+    right (a missing data set), `RunStopped` if a worker dies. A run that stops by itself, a server half that
+    raises an exception, and a damaged folder are outcomes like any other.
     """
     for config in configs:
         if config.runtime != "local":
@@ -373,7 +375,15 @@ def cores() -> int:
 def _trained(config: RunConfig, path: Path, advance: Callable[[int], None], until: int | None) -> Outcome:
     from perennial.server.local import LocalRuntime  # with PyTorch and Flower
 
+    def told(_: object) -> None:
+        try:
+            advance(1)
+        except Exception as error:  # of whoever watches the study, and not the run's
+            watchers.append(error)
+            raise
+
     here = LocalRuntime(config)  # a missing data set ends the study, not just this run
+    watchers: list[Exception] = []
     try:
         folder, origin = RunFolder(path), None
         (path / PRUNED).unlink(missing_ok=True)
@@ -384,18 +394,28 @@ def _trained(config: RunConfig, path: Path, advance: Callable[[int], None], unti
             if folder.log.exists():
                 folder.cut_log(0)
             RunFolder.create(path, config)
-        summary = here.run(folder, origin, lambda _: advance(1), until)
+        summary = here.run(folder, origin, told, until)
         if not summary:
             return Outcome(config, path)
         outcome = Outcome(config, path, _parse(summary, path))
     except UserError as error:
         return _damaged(config, path, error)
-    except RunStopped as error:
+    except Exception as error:
+        if error in watchers or from_outside(error):
+            raise
+        why = str(error) if isinstance(error, RunStopped) else _raised(error, config, path)
         # The same numbers would stop again, so it is noted and not repeated.
-        write_text(path / "error.txt", f"{error}\n")
-        return _stopped(config, path, str(error))
+        write_text(path / "error.txt", f"{why}\n")
+        return _stopped(config, path, why)
     rmtree(path / "checkpoint", ignore_errors=True)
     return outcome
+
+
+def _raised(error: Exception, config: RunConfig, path: Path) -> str:
+    """An exception of a server half, or of our own code, in words; its traceback stays in the run folder."""
+    Tracebacks(path / NAME).first(error)
+    where = in_words(error, list(map(plugins.source, config.plugins)))
+    return printable(f"{where}; the traceback is in {path / NAME}")
 
 
 def _damaged(config: RunConfig, path: Path, error: UserError) -> Outcome:

@@ -36,8 +36,8 @@ def trial(config: RunConfig, number: int, fixed: Collection[str] = ()) -> RunCon
     """Trial `number` of a method: 0 is the configuration itself, later ones are drawn.
 
     A draw depends on (seed, method, number, hyper-parameter) only, so that it is the same for everybody, and a
-    `fixed` hyper-parameter does not change the others. Settings that do not fit the scenario are drawn again.
-    Raises `UserError` if a method refuses its own draw, or none of `REDRAWS` fits.
+    `fixed` hyper-parameter does not change the others. Settings that break a rule between them, or do not fit
+    the scenario, are drawn again. Raises `UserError` for a value beyond its bounds, or if none of `REDRAWS` fits.
     """
     if number == 0:
         return config
@@ -51,9 +51,11 @@ def trial(config: RunConfig, number: int, fixed: Collection[str] = ()) -> RunCon
         }
         try:
             settings = type(method).model_validate({**method.model_dump(), **drawn})
+            misfit = settings.misfit(config.scenario)
         except ValidationError as error:
-            raise UserError(f"trial {number} of {method.name}: {sentence(error)}") from None
-        misfit = settings.misfit(config.scenario)
+            if error.errors()[0]["loc"]:  # of one hyper-parameter: its range is wider than its bounds
+                raise UserError(f"trial {number} of {method.name}: {sentence(error)}") from None
+            misfit = sentence(error)
         if not misfit:
             return config.model_copy(update={"method": settings})
     raise UserError(f"trial {number} of {method.name}: none of {REDRAWS} draws fits; the last: {misfit}")

@@ -95,7 +95,7 @@ def imported(*modules: str) -> dict[str, Path]:
         if name in found or path is None:
             continue
         found[name] = path
-        waiting += named_in(path)
+        waiting += named_in(path, name)
     return found
 
 

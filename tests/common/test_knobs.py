@@ -33,6 +33,12 @@ def test_whole_ends_give_whole_numbers_within(low: int, more: int, log: bool, se
     assert low <= value <= low + more
 
 
+@pytest.mark.parametrize("low", [0, -1.0])
+def test_a_log_range_begins_above_0(low: float) -> None:
+    with pytest.raises(ValueError, match=rf"between\({low}, 1, log=True\): low must be above 0; {low} has no log"):
+        between(low, 1, log=True)
+
+
 def test_a_search_range_reads_as_in_a_paper() -> None:
     assert [str(s) for s in (choice(5, 10), between(0, 1), between(1e-3, 0.3, log=True))] == [
         "{5, 10}", "[0, 1]", "[0.001, 0.3] log",

@@ -22,10 +22,14 @@ from perennial.common.errors import UserError
 from perennial.common.methods import METHODS, method_class
 from perennial.common.model_settings import model_settings
 from perennial.common.models import network
+from perennial.server import inputs
+from perennial.server.cli.beside import fedavg_beside
 from perennial.server.cli.main import app
 from perennial.server.folder import RunFolder
+from perennial.server.inputs import plug_in_digests
 from perennial.server.local import LocalRuntime
 from perennial.server.study import version
+from perennial.server.study.sweep import trial
 from perennial.server.study.version import run_name
 from perennial.strategies.registry import strategy_class
 from perennial.testing import methods
@@ -236,6 +240,28 @@ def test_the_runs_of_a_study_find_it_in_their_processes(folder: Path) -> None:
     assert "MyProx" in output
 
 
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_a_trial_whose_server_half_raises_costs_that_trial(jobs: str, folder: Path) -> None:
+    raising = """
+    def update(self, model, means):
+        if self.hparams.proximity != 0.01:
+            raise ValueError("of the\\nserver half")
+        return super().update(model, means)
+"""
+    file = write(folder, "my_method", METHOD + SERVER + raising)
+    study = ["tune", "my-prox", "--trials", "2", "--jobs", jobs, "--out", "pool", "--plugin", "my_method"]
+    for _ in range(2):  # the second time it is read from the folder
+        code, output = perennial(*study, *SMALL, "--select", "held-out")
+        assert code == 0, output
+        assert "chosen: trial 0" in output
+        line = file.read_text().splitlines().index('            raise ValueError("of the\\nserver half")') + 1
+        (trouble,) = [text for text in output.splitlines() if text.startswith("pool/my-prox")]
+        assert f" stopped: ValueError: of the server half ({file}, line {line}); the traceback is in " in trouble
+        (kept,) = Path("pool").glob("*/traceback.txt")
+        assert str(kept) in trouble
+        assert "in update" in kept.read_text()
+
+
 @pytest.mark.parametrize("edited", ["", "my_method", "my_helper"])
 def test_a_run_goes_on_with_its_plug_in(edited: str, folder: Path) -> None:
     """In a new process, as after a crash; it says so if the plug-in, or a file beside it, is another one now."""
@@ -263,6 +289,22 @@ def test_a_run_goes_on_with_its_plug_in(edited: str, folder: Path) -> None:
     assert ("changed from round 2 on: plug-in my_method" in done.stderr) == bool(edited)
 
 
+@pytest.mark.parametrize("edited", ["", "my_method", "my_data"])
+def test_fedavg_beside_a_run_had_the_same_scenario_and_any_method(edited: str, folder: Path) -> None:
+    write(folder, "my_method", METHOD)
+    write(folder, "my_data", SCENARIO)
+    names = {"scenario": "my-digits", "plugins": ["my_method", "my_data"]}
+    before, found = config("fedavg", **names), config(**names)
+    LocalRuntime(before).run(RunFolder.create(folder / "before", before))
+    if edited:
+        write(folder, edited, f"{(folder / f'{edited}.py').read_text()}# more\n")
+        inputs._imported.clear()  # as a new process
+    RunFolder.create(folder / "run", found)
+    assert fedavg_beside(folder / "run", found) == (None if edited == "my_data" else folder / "before")
+    write(folder, "my_data", "# edited after both\n")
+    assert bool(fedavg_beside(folder / "run", found)) == (edited != "my_data")
+
+
 @pytest.mark.parametrize("earlier", ["taken up", "run"])
 def test_a_plug_in_that_changed_since_it_was_imported_runs_no_more(earlier: str, folder: Path) -> None:
     """As in a notebook: Python keeps the old code, and the run folder would note the new one."""
@@ -280,6 +322,18 @@ def test_a_plug_in_that_changed_since_it_was_imported_runs_no_more(earlier: str,
         runs.plugin("my_method")
 
 
+def test_none_is_a_default_like_any_other(folder: Path) -> None:
+    text = METHOD.replace("proximity: float = knob(0.01", "proximity: float | None = knob(None")
+    write(
+        folder,
+        "my_method",
+        text.replace("between(1e-3, 1.0, log=True)", "choice(None, 1.0)").replace("between, ", "choice, "),
+    )
+    for number in range(4):
+        found = trial(config(plugins=["my_method"]), number)
+        assert RunFolder.create(folder / f"run {number}", found).config() == found
+
+
 # ---------------------------------------------------------------------- what a study's digest covers
 
 
@@ -295,6 +349,30 @@ def test_a_change_in_a_plug_in_is_another_version_of_the_code(changed: str, fold
     assert run_name(found).rpartition("-")[0] == names[0].rpartition("-")[0]
     assert run_name(found) != names[0]
     assert run_name(ours) == names[1]
+
+
+@pytest.mark.parametrize(
+    ("module", "statement"),
+    [
+        ("my_package", "from .losses import WEIGHT"),
+        ("my_package", "from . import losses"),
+        ("my_package", "from .deeper import WEIGHT"),
+        ("my_package.method", "from .losses import WEIGHT"),
+        ("my_package.deeper.method", "from ..losses import WEIGHT"),
+    ],
+)
+def test_so_is_a_change_in_what_it_imports_relatively(module: str, statement: str, folder: Path) -> None:
+    write(folder, "my_package.losses", "WEIGHT = 1\n")
+    write(folder, "my_package.deeper.__init__", "from ..losses import WEIGHT\n")
+    write(folder, "my_package.__init__", SETTINGS if module == "my_package" else "")
+    half = "my_package.client" if module == "my_package" else module
+    write(folder, half, f"{statement}\n{METHOD if half == module else CLIENT}")
+    found = config(plugins=[module])
+    before = run_name(found), plug_in_digests([module])
+    write(folder, "my_package.losses", "WEIGHT = 1000\n")
+    version.code_version.cache_clear()
+    assert run_name(found) != before[0]
+    assert plug_in_digests([module]) != before[1]
 
 
 # ---------------------------------------------------------------------- what can be wrong
@@ -374,6 +452,20 @@ WRONG = {
     "a mechanism": (
         METHOD + "\n\nMyProx.server = lambda self: 'secagg'\n",
         "MyProx.server() says 'secagg', which is no server half of ours",
+    ),
+    "no logarithm": (
+        METHOD.replace("between(1e-3", "between(0"),
+        "cannot be imported: ValueError: between(0, 1.0, log=True): low must be above 0; 0 has no logarithm",
+    ),
+    "may be None": (
+        METHOD.replace("proximity: float", "proximity: float | None"),
+        "MyProx.proximity may be None, which a run's files cannot hold in place of the default 0.01; write 0 or a",
+    ),
+    "None among its draws": (
+        METHOD.replace("between(1e-3, 1.0, log=True)", "choice(None, 1.0)").replace(
+            "import between", "import choice"
+        ),
+        "MyProx.proximity may be None, which a run's files cannot hold in place of the default 0.01; write 0 or a",
     ),
     "presets": (SCENARIO + "\nPRESETS = {'a': 1}\n", "PRESETS must be scenarios by name"),
     "abstract": (

@@ -284,7 +284,6 @@ def test_a_checkpoint_of_the_same_round_is_replaced(folder: RunFolder) -> None:
         ("state.json", {"sha256": {"arrays.safetensors": "", "../x": ""}}, "'../x' is not possible"),
         ("state.json", {"round": 3}, "state.json is of round 3"),
         ("state.json", {"later": 1}, "later: there is no such setting"),
-        ("state.json", {"config": {"method": "ditt"}}, "unknown method 'ditt'"),
     ],
 )
 def test_a_damaged_checkpoint_is_named_with_what_to_do(
@@ -304,6 +303,28 @@ def test_a_damaged_checkpoint_is_named_with_what_to_do(
     assert len(str(caught.value)) < 600 + len(str(path))
     path.rename(path.with_name("round-4.damaged"))  # "away" may be beside it
     assert folder.load_checkpoint().round == 3
+
+
+@pytest.mark.parametrize(
+    ("now", "missing"),
+    [
+        ({"plugins": ["my_method"]}, "plug-in 'my_method': there is no my_method.py in "),
+        ({"method": {"name": "ditto", "old": 1}}, "method.old: there is no such setting"),
+    ],
+)
+def test_a_checkpoint_of_other_code_is_not_called_damaged(
+    folder: RunFolder, now: dict[str, Any], missing: str
+) -> None:
+    for round_ in (3, 4):
+        folder.save_checkpoint(checkpoint(round_))
+        state = folder.checkpoint_path(round_) / "state.json"
+        state.write_text(json.dumps({**json.loads(state.read_text()), "config": {"method": "ditto", **now}}))
+    with pytest.raises(UserError) as caught:
+        folder.load_checkpoint()
+    said = f"checkpoint {state.parent} was made with other code of a plug-in, or of Perennial ({missing}"
+    assert str(caught.value).startswith(said)
+    assert "damaged" not in str(caught.value)
+    assert str(caught.value).endswith("; put that code back, or start a run of its own with another --out")
 
 
 def test_one_flipped_bit_is_found(folder: RunFolder) -> None:

@@ -11,12 +11,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from pydantic import model_validator
 from toys import Toy, toy_config
 from typer.testing import CliRunner
 
@@ -25,6 +26,7 @@ from perennial.common.data import scenarios
 from perennial.common.data.examples import ClientData, Examples
 from perennial.common.data.scenarios.colored import CMNIST
 from perennial.common.errors import UserError
+from perennial.common.knobs import between, knob
 from perennial.common.methods import METHODS
 from perennial.common.methods.ditto import Ditto
 from perennial.common.methods.fedavg import FedAvg
@@ -42,6 +44,7 @@ from perennial.server.study.runs import Outcome, Selected, Standing, Summary, ca
 from perennial.server.study.sweep import best, search_ranges, trial, trials
 from perennial.server.study.version import code_version, config_digest, imported, name_without_code, run_name
 from perennial.server.summary import Evaluation
+from perennial.strategies.base import MethodStrategy
 
 TESTS = Path(__file__).parents[2]
 
@@ -187,6 +190,36 @@ def test_draws_that_do_not_fit_the_scenario_are_drawn_again() -> None:
     alone = few.model_copy(update={"scenario": Toy(clients=1)})
     with pytest.raises(UserError, match="trial 1 of ifca: none of 100 draws fits; the last: clusters: "):
         trial(alone, 1)
+
+
+def test_so_are_draws_against_a_rule_between_hyper_parameters() -> None:
+    class Ordered(FedAvg):
+        name: Literal["ordered"] = "ordered"  # type: ignore[assignment]
+        least: float = knob(0.1, "less than most", le=1, search=between(0.0, 1.0))
+        most: float = knob(0.5, "more than least", le=1, search=between(0.0, 1.0))
+
+        @model_validator(mode="after")
+        def _ordered(self) -> "Ordered":
+            if self.least >= self.most:
+                raise ValueError(f"most: {self.most} is not possible; it must be more than least={self.least}")
+            return self
+
+    config = toy_config("fedavg").model_copy(update={"method": Ordered()})
+    drawn = [found.method.model_dump() for found in trials(config, 8)]
+    assert all(own["least"] < own["most"] for own in drawn)
+    assert len({own["least"] for own in drawn}) == 8
+    never = config.model_copy(update={"method": Ordered(least=0.0, most=0.0000001)})
+    with pytest.raises(UserError, match="trial 1 of ordered: none of 100 draws fits; the last: most: "):
+        trial(never, 1, {"most"})
+
+
+def test_a_range_wider_than_its_bounds_is_named() -> None:
+    class Wide(FedAvg):
+        name: Literal["wide"] = "wide"  # type: ignore[assignment]
+        least: float = knob(0.1, "at most 1", le=1, search=between(2.0, 3.0))
+
+    with pytest.raises(UserError, match=r"^trial 1 of wide: least: 2\.\d+ is not possible; "):
+        trial(toy_config("fedavg").model_copy(update={"method": Wide()}), 1)
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
@@ -431,6 +464,54 @@ def test_a_run_that_stops_is_noted_and_not_repeated(tmp_path: Path, monkeypatch:
     assert "stopped: " in found.trouble
     monkeypatch.setattr(runs, "carry_out", lambda *_: pytest.fail("run again"))
     assert run_all([diverging], tmp_path, jobs=1) == [found]
+
+
+def test_so_is_one_in_which_our_own_code_raises_and_its_traceback_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def update(self: MethodStrategy[Any], *_: Any) -> Any:
+        if self.run.seed:
+            raise KeyError("model")
+
+    monkeypatch.setattr(MethodStrategy, "update", update)
+    good, found = run_all([toy_config("fedavg", seed=seed) for seed in range(2)], tmp_path, jobs=1)
+    assert good.summary
+    assert f" stopped: KeyError: 'model' ({__file__}, line " in found.trouble
+    assert "KeyError: 'model'" in (found.path / "traceback.txt").read_text()
+    assert look(found.config, found.path) == found
+
+
+def after_ctrl_c() -> Exception:
+    """As a library that catches everything."""
+    try:
+        try:
+            raise KeyboardInterrupt
+        except BaseException:
+            raise RuntimeError("cannot be imported")  # noqa: B904
+    except RuntimeError as error:
+        return error
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), MemoryError(), after_ctrl_c()])
+def test_what_is_no_fault_of_a_run_ends_the_study(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def update(self: MethodStrategy[Any], *_: Any) -> Any:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MethodStrategy, "update", update)
+        with pytest.raises(type(error)):
+            run_all([toy_config("fedavg")], tmp_path, jobs=1)
+
+    def watch(standing: Standing) -> None:
+        if standing.rounds_done == 2:
+            raise ValueError("of whoever watches")
+
+    with pytest.raises(ValueError, match="of whoever watches"):
+        run_all([toy_config("fedavg")], tmp_path, 1, watch)
+    (found,) = run_all([toy_config("fedavg")], tmp_path, jobs=1)
+    assert found.summary
 
 
 def test_a_run_without_a_checkpoint_starts_anew(tmp_path: Path) -> None:
