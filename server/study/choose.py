@@ -33,7 +33,7 @@ class Verdict:
     """None: no trial could be judged."""
     by: Select
     sentence: str
-    """Why it was not chosen as asked; else empty."""
+    """Why it was not chosen as asked, or not of all trials; else empty."""
     scores: dict[int, Score]
     """By trial, wherever `split` speaks."""
     left_out: dict[int, LeftOut] = field(default_factory=dict)
@@ -160,7 +160,11 @@ def choose(
     if select is Select.leave_one_out:
         judged = {number: own for number, own in enumerate(left) if own and outcomes[number].summary}
         if judged:
-            return Verdict(first(judged), select, "", {}, judged)
+            lacking = sum(not own for own in left)
+            sentence = (
+                f"{lacking} of {len(left)} trials could not be judged: {why_not}" if lacking and why_not else ""
+            )
+            return Verdict(first(judged), select, sentence, {}, judged)
         reason = why_not or "no trial could be judged"
         return Verdict(held_out, Select.held_out, f"{select} does not speak: {reason}; held-out data decided", {})
     rows = {number: row for number, outcome in enumerate(outcomes) if (row := last_counts(outcome))}

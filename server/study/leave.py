@@ -52,8 +52,8 @@ def leave_one_out(
     """Run every configuration once without each training environment; the score of each.
 
     The configurations are trials of one method. The runs are kept in `out`. None: a configuration that cannot be
-    judged, because a run stopped or no client has its headline model and samples of an environment left out. Where
-    that is all of them, a sentence says why. Raises as `run_all` does.
+    judged, because a run stopped or no client has its headline model and samples of an environment left out. A
+    sentence says why, of the first of them. Raises as `run_all` does.
     """
     if reason := next(filter(None, map(not_possible, configs)), ""):
         return [None] * len(configs), reason
@@ -64,9 +64,10 @@ def leave_one_out(
         model = configs[0].method.evaluates[-1]
         reason = f"no client has a {model} model and samples of an environment that it has not seen"
         return [None] * len(configs), reason
-    waiting = map(with_log, run_all([run for own in others for run in own], out, jobs, watch))
+    rest = list(map(with_log, run_all([run for own in others for run in own], out, jobs, watch)))
+    waiting = iter(rest)
     found += [judge([next(waiting) for _ in own]) for own in others]
-    return found, "" if any(found) else trouble
+    return found, trouble or next((own.trouble for own in rest if own.trouble), "")
 
 
 def without(config: RunConfig) -> list[RunConfig]:

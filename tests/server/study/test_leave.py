@@ -22,9 +22,12 @@ from perennial.common.wire import MODEL
 from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
 from perennial.server.loop import run_rounds, start
+from perennial.server.split import Select
+from perennial.server.study.choose import search
 from perennial.server.study.leave import judge, leave_one_out, not_possible, without
 from perennial.server.study.runs import Outcome, Summary
 from perennial.server.study.version import config_digest
+from perennial.strategies.base import MethodStrategy
 
 
 def config_of(method: str = "fedavg", scenario: str = "rc-digits", *settings: str, rounds: int = 1) -> RunConfig:
@@ -242,6 +245,22 @@ def test_where_it_is_not_possible_a_sentence_says_why(tmp_path: Path) -> None:
     assert found == [None, None]
     assert why_not == "no client has a personal model and samples of an environment that it has not seen"
     assert len(list(tmp_path.glob("ditto-*"))) == 4, "the first trial's runs say so for all"
+
+
+def test_a_trial_that_could_not_be_judged_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, update = config_of("fedavg", "rc-digits"), MethodStrategy.update
+
+    def raising(self: MethodStrategy[Any], *sent: Any) -> Any:
+        if self.run.left_out == "p=0.9" and self.hparams != config.method:
+            raise ValueError("the mean of nothing")
+        return update(self, *sent)
+
+    monkeypatch.setattr(MethodStrategy, "update", raising)
+    outcomes, verdict = search(config, 2, ["local_steps"], Select.leave_one_out, tmp_path, 1)
+    assert (verdict.trial, verdict.by) == (0, "leave-one-out")
+    assert verdict.sentence.startswith("1 of 2 trials could not be judged: ")
+    assert "stopped: ValueError: the mean of nothing (" in verdict.sentence
+    assert not any(outcome.trouble for outcome in outcomes)
 
 
 # ---------------------------------------------------------------------- a site that only tests
