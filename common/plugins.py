@@ -8,6 +8,7 @@ it is imported before that, or before one of its names is asked for. What it bri
 """
 
 import os
+import re
 import sys
 import traceback
 from collections.abc import Iterable, Mapping
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 Group = Literal["methods", "models", "scenarios"]
 PACKAGES = ("site-packages", "dist-packages")
 """Folders in which what is installed lies; files beside each other there have nothing to do with each other."""
+NAME = re.compile(r"[A-Za-z0-9]+([-_][A-Za-z0-9]+)*")
+"""What a method, model or scenario may be called: it becomes part of file names."""
 GROUPS: tuple[Group, ...] = ("methods", "models", "scenarios")
 VARIABLE = "PERENNIAL_PLUGINS"
 """Files and package folders of plug-ins that this machine's owner trusts, beside the installed ones. Processes
@@ -330,6 +333,18 @@ def _parent(kind: "type[Method]") -> str:
     return next((base.module() for base in kind.__mro__ if base in ours), "")
 
 
+def _hiding(kind: Any) -> list[str]:
+    """A method's fields that hide a setting of the run from `--set`, in a study for other methods, too, or
+    something that every method has."""
+    from perennial.common.config import RunConfig
+    from perennial.common.methods.base import Method, PresetTraining
+
+    if not issubclass(kind, Method):
+        return []
+    known = {*RunConfig.model_fields, *dir(Method), *Method.__class_vars__} - {"name"}
+    return sorted(known.union(() if issubclass(kind, PresetTraining) else ["preset"]).intersection(kind.model_fields))
+
+
 def _named(module: ModuleType, base: Any) -> dict[str, Any]:
     """A module's subclasses of a settings class by their names. Raises `UserError` where one lacks a fact."""
     found: dict[str, Any] = {}
@@ -341,6 +356,16 @@ def _named(module: ModuleType, base: Any) -> dict[str, Any]:
             continue  # a base of others, of which one of ours may have the name
         if name in found:
             raise UserError(f"plug-in {module.__name__!r} has two classes of the name {name!r}")
+        if not NAME.fullmatch(name):
+            raise UserError(
+                f"plug-in {module.__name__!r}: {kind.__name__}.name: {name[:100]!r} is not possible; write letters, "
+                "digits and hyphens, such as my-method"
+            )
+        if hiding := _hiding(kind):
+            raise UserError(
+                f"plug-in {module.__name__!r}: {kind.__name__} has a field {hiding[0]!r}, which is a setting of the "
+                "run or a part of every method; give it another name"
+            )
         if missing := sorted(fact for fact in kind.__class_vars__ if not hasattr(kind, fact)):
             raise UserError(f"plug-in {module.__name__!r}: {kind.__name__} lacks {', '.join(missing)}")
         found[name] = kind
@@ -353,8 +378,12 @@ def _made(module: ModuleType, kind: Any) -> Any:
 
     try:
         usual = kind()
-        kind.model_validate(usual.model_dump(warnings=False))  # making it checks no defaults
-        return usual
+        kind.model_validate(values := usual.model_dump(warnings=False))  # making it checks no defaults
+        sent = kind.model_validate_json(usual.model_dump_json(warnings=False)).model_dump(warnings=False)
+        if not (other := [name for name, value in values.items() if sent[name] != value]):
+            return usual
+        name = other[0]
+        words = f"{name}: {values[name]!r} is {sent[name]!r} once it has travelled as JSON; choose another type"
     except ValidationError as error:
         words = sentence(error)
     except Exception as error:

@@ -20,7 +20,7 @@ from perennial.common.config import RunConfig, load_config, parse_task
 from perennial.common.data.scenarios import SCENARIOS, scenario_class
 from perennial.common.errors import UserError
 from perennial.common.methods import METHODS, method_class
-from perennial.common.model_settings import model_settings
+from perennial.common.model_settings import MODELS, model_settings
 from perennial.common.models import network
 from perennial.server.cli.main import app
 from perennial.server.folder import RunFolder
@@ -333,6 +333,25 @@ WRONG = {
         METHOD.replace("knob(0.01", "knob(-1.0"),
         "MyProx cannot be made with its defaults (proximity: -1.0 is not possible; input should be greater than",
     ),
+    "infinite": (
+        METHOD.replace("knob(0.01", "knob(float('inf')").replace(", le=10", ""),
+        "MyProx cannot be made with its defaults (proximity: inf is not possible; input should be a finite number)",
+    ),
+    "no JSON": (
+        METHOD.replace("proximity: float", "widths: object = (8, 8)\n    proximity: float"),
+        "MyProx cannot be made with its defaults (widths: (8, 8) is [8, 8] once it has travelled as JSON",
+    ),
+    "a path": (
+        METHOD.replace("my-prox", "../../evil"),
+        "MyProx.name: '../../evil' is not possible; write letters, digits and hyphens, such as my-method",
+    ),
+    **{
+        f"field {name}": (
+            METHOD.replace("proximity: float", f"{name}: float = knob(0.5, 'ours')\n    proximity: float"),
+            f"MyProx has a field '{name}', which is a setting of the run or a part of every method; give it another",
+        )
+        for name in ("participation", "preset", "misfit", "title")
+    },
     "two names": (
         METHOD.replace('= "my-prox"', '= "my-pox"'),
         "MyProx cannot be made with its defaults (name: 'my-pox' is not possible; input should be 'my-prox')",
@@ -390,6 +409,14 @@ WRONG = {
 }
 
 
+def test_our_own_methods_keep_the_rules_of_a_plug_in_s_names() -> None:
+    kinds = [*METHODS.values(), *MODELS.values(), *(type(scenario) for scenario in SCENARIOS.values())]
+    assert [kind for kind in kinds if plugins._hiding(kind)] == []
+    names = {str(kind.model_fields["name"].default) for kind in kinds}
+    assert {name for name in names if not plugins.NAME.fullmatch(name)} <= {"wilds:camelyon17"}
+
+
+@pytest.mark.filterwarnings("ignore:Field name:UserWarning")
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_broken_plug_in_ends_in_a_sentence_and_harms_nothing_else(wrong: str, folder: Path) -> None:
     text, words = WRONG[wrong]
