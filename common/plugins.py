@@ -341,8 +341,9 @@ def _hiding(kind: Any) -> list[str]:
 
     if not issubclass(kind, Method):
         return []
-    known = {*RunConfig.model_fields, *dir(Method), *Method.__class_vars__} - {"name"}
-    return sorted(known.union(() if issubclass(kind, PresetTraining) else ["preset"]).intersection(kind.model_fields))
+    known = {"preset", *RunConfig.model_fields, *dir(Method), *Method.__class_vars__} - {"name"}
+    ours = {"preset"} if issubclass(kind, PresetTraining) else set()
+    return sorted(known.intersection(kind.model_fields) - ours)
 
 
 def _named(module: ModuleType, base: Any) -> dict[str, Any]:
@@ -358,13 +359,13 @@ def _named(module: ModuleType, base: Any) -> dict[str, Any]:
             raise UserError(f"plug-in {module.__name__!r} has two classes of the name {name!r}")
         if not NAME.fullmatch(name):
             raise UserError(
-                f"plug-in {module.__name__!r}: {kind.__name__}.name: {name[:100]!r} is not possible; write letters, "
-                "digits and hyphens, such as my-method"
+                f"plug-in {module.__name__!r}: {kind.__name__}.name: {name[:100]!r} is not possible; write "
+                "letters, digits and hyphens, such as my-method"
             )
         if hiding := _hiding(kind):
             raise UserError(
-                f"plug-in {module.__name__!r}: {kind.__name__} has a field {hiding[0]!r}, which is a setting of the "
-                "run or a part of every method; give it another name"
+                f"plug-in {module.__name__!r}: {kind.__name__} has a field {hiding[0]!r}, which is a setting of "
+                "the run or a part of every method; give it another name"
             )
         if missing := sorted(fact for fact in kind.__class_vars__ if not hasattr(kind, fact)):
             raise UserError(f"plug-in {module.__name__!r}: {kind.__name__} lacks {', '.join(missing)}")

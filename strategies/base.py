@@ -17,6 +17,7 @@ from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
 from perennial.common.config import RunConfig
+from perennial.common.errors import UserError
 from perennial.common.methods.base import Method
 from perennial.common.models import Network, Tensors, network
 from perennial.common.ranking import BATCH
@@ -370,14 +371,17 @@ class MethodStrategy(Strategy, Generic[H]):
         self, exchange: Exchange, payload: PerClient, settings: Mapping[str, Scalar] | None = None
     ) -> list[Message]:
         self.exchanges.append(exchange)
-        config = ConfigRecord(
-            {
-                TASK: self._task,
-                RUN: self.run_id,
-                ROUND: exchange.round,
-                KEPT: self.kept_checkpoints,
-                RESUMED: self.resumed,
-                **(settings or {}),
-            }
-        )
-        return exchange.requests(payload, config)
+        protocol: dict[str, Scalar] = {
+            TASK: self._task,
+            RUN: self.run_id,
+            ROUND: exchange.round,
+            KEPT: self.kept_checkpoints,
+            RESUMED: self.resumed,
+        }
+        settings = settings or {}
+        if taken := protocol.keys() & settings:
+            raise UserError(
+                f"the server half of {self.run.method.name!r} has a setting {min(taken)!r}, which is one of the "
+                "protocol; give it another name"
+            )
+        return exchange.requests(payload, ConfigRecord({**protocol, **settings}))

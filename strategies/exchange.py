@@ -2,13 +2,13 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common.constant import ErrorCode
 
-from perennial.common.errors import RunStopped, printable, some_of
+from perennial.common.errors import RunStopped, UserError, printable, some_of
 from perennial.common.models import Tensors
 from perennial.common.wire import CONFIG, LONGEST_NAME, METRICS, NUM_EXAMPLES, payload_bytes, records, to_record
 from perennial.strategies.screening import (
@@ -81,7 +81,9 @@ class Exchange:
         encoded: dict[int, tuple[Tensors, ArrayRecord]] = {}
         for node, client in self.clients.items():
             content = RecordDict({CONFIG: config})
-            for name, tensors in payload(client).items():
+            given = payload(client)
+            _must_be_its_own(given, f"a request to {self.action!r}")
+            for name, tensors in given.items():
                 # The same tensors for several clients become one record.
                 if id(tensors) not in encoded:
                     encoded[id(tensors)] = tensors, to_record(tensors)
@@ -113,6 +115,7 @@ class Exchange:
             if client is None:
                 continue  # the SuperLink's word on a lost node: that client is named below
             expect = self.expect(client)
+            _must_be_its_own(expect, f"the reply that it expects to {self.action!r}")
             try:
                 reply = self._screened(client, message, expect, limits)
                 check(reply)
@@ -184,6 +187,15 @@ class MetricMeans:
         """The means, each over the clients that report it, and the number of samples of all."""
         means: dict[str, float | int] = {name: total / self._weights[name] for name, total in self._sums.items()}
         return MetricRecord({**means, NUM_EXAMPLES: self._examples})
+
+
+def _must_be_its_own(names: Container[str], of: str) -> None:
+    """Raises `UserError` where one of a server half's records has the name of one of the protocol's."""
+    for name in (CONFIG, METRICS):
+        if name in names:
+            raise UserError(
+                f"the server half's {name!r} in {of} is a record of the protocol; give yours another name"
+            )
 
 
 def _raised(error: Exception) -> str:

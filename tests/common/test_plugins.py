@@ -335,7 +335,7 @@ WRONG = {
     ),
     "infinite": (
         METHOD.replace("knob(0.01", "knob(float('inf')").replace(", le=10", ""),
-        "MyProx cannot be made with its defaults (proximity: inf is not possible; input should be a finite number)",
+        "MyProx cannot be made with its defaults (proximity: inf is not possible; input should be a finite",
     ),
     "no JSON": (
         METHOD.replace("proximity: float", "widths: object = (8, 8)\n    proximity: float"),
@@ -348,7 +348,7 @@ WRONG = {
     **{
         f"field {name}": (
             METHOD.replace("proximity: float", f"{name}: float = knob(0.5, 'ours')\n    proximity: float"),
-            f"MyProx has a field '{name}', which is a setting of the run or a part of every method; give it another",
+            f"MyProx has a field '{name}', which is a setting of the run or a part of every method; give",
         )
         for name in ("participation", "preset", "misfit", "title")
     },
