@@ -27,7 +27,7 @@ from perennial.common.data.examples import ClientData
 from perennial.common.errors import UserError
 from perennial.common.memory import must_fit, samples_must_fit
 from perennial.common.methods.base import Method, Sum
-from perennial.common.models import Network, Tensors, network
+from perennial.common.models import Network, Tensors, must_be_records, network
 from perennial.common.modules import defined_in, names_in
 from perennial.common.secagg import ACTIONS, KEYS, TERMS
 from perennial.common.seeding import torch_generator
@@ -306,6 +306,11 @@ class Host:
         """What a client keeps, once its work has succeeded."""
         request, versions, before, place = work.request, work.versions, work.before, work.place
         if after.keys() != before.keys() or any(after[name] is not before[name] for name in after):
+            changed = {name: tensors for name, tensors in after.items() if tensors is not before.get(name)}
+            where = f"the client half of {work.task.method.name!r}: self.kept"
+            must_be_records(changed, where)
+            if empty := [name for name, tensors in changed.items() if not tensors]:
+                raise UserError(f"{where}: {empty[0]!r} holds nothing; keep a tensor in it, or leave it out")
             part = versions[-1].part + 1 if versions and versions[-1].round == request.round else 0
             newest = Version(request.round, len(request.resumed), after, part, work.made_by)
             self.states[place] = needed([*versions, newest], request.checkpoints)

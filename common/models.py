@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import cached_property, lru_cache, singledispatch
 from itertools import pairwise
 from math import prod
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -48,6 +48,27 @@ def part(tensors: Mapping[str, Tensor], name: Literal["featurizer", "classifier"
 def joined(records: Mapping[str, Tensors]) -> Tensors:
     """Named records as one, with keys `RECORD/TENSOR`."""
     return {f"{record}/{key}": tensor for record, tensors in records.items() for key, tensor in tensors.items()}
+
+
+def must_be_records(records: Mapping[str, Any], where: str) -> None:
+    """Raises `UserError` for a record that would not come back from a file as it is."""
+    for name, tensors in records.items():
+        if "/" in name:
+            raise UserError(f"{where}: a record's name {name!r} is not possible; it must have no '/'")
+        if not isinstance(tensors, Mapping):
+            kind = type(tensors).__name__
+            raise UserError(
+                f"{where}: {name!r} is of type {kind}, which is not possible; it must be tensors by name"
+            )
+        must_be_tensors(tensors, f"{where}: {name!r}")
+
+
+def must_be_tensors(tensors: Mapping[str, Any], what: str) -> None:
+    """Raises `UserError` for a value that is no tensor."""
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor):
+            kind = type(tensor).__name__
+            raise UserError(f"{what}: {name!r} is of type {kind}, which is not possible; it must be a tensor")
 
 
 def divided(tensors: Mapping[str, Tensor]) -> dict[str, Tensors]:

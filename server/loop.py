@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +17,7 @@ from perennial.common.config import RunConfig
 from perennial.common.errors import RunStopped
 from perennial.common.logs import tell
 from perennial.common.memory import must_fit
-from perennial.common.models import network
+from perennial.common.models import must_be_records, network
 from perennial.common.split import References
 from perennial.common.wire import from_record, numbers, to_record
 from perennial.server.folder import Checkpoint, RunFolder
@@ -74,7 +75,7 @@ def _run_rounds(
     if isinstance(strategy, PrivateStrategy):
         strategy.count = folder.add_release
     if origin.round:
-        strategy.load_state_dict(origin.strategy)
+        strategy.load_state_dict(defaultdict(dict, origin.strategy))  # no file has the records that were empty
         strategy.resumed = folder.add_resume(origin.round)
         strategy.kept_checkpoints = folder.checkpoints()
     if origin.round < config.rounds:
@@ -107,11 +108,14 @@ def _run_rounds(
             clock.evaluated(strategy.evaluation)
         folder.append(rows)
         if number == end or number % config.checkpoint_every == 0:
+            must_be_records(
+                state := strategy.state_dict(), f"the server half of {config.method.name!r}: state_dict"
+            )
             checkpoint = Checkpoint(
                 round=number,
                 run_id=origin.run_id,
                 arrays=from_record(arrays),
-                strategy=strategy.state_dict(),
+                strategy=state,
                 seconds=time.monotonic() - begun,
                 log_bytes=folder.log.stat().st_size,
                 config=config,

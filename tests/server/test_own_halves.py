@@ -1,0 +1,102 @@
+"""What a plug-in's halves do wrong is said of them, in a sentence, and at once."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plugging import CLIENT, SETTINGS, unloaded, write
+from toys import broken_off, toy_config
+
+from perennial.common import plugins
+from perennial.common.config import RunConfig
+from perennial.common.errors import RunStopped, UserError
+from perennial.server.folder import RunFolder
+from perennial.server.local import LocalRuntime
+
+HEAD = (
+    "import torch\nfrom perennial.common.wire import MODEL\nfrom perennial.strategies.base import MethodStrategy\n"
+)
+SERVER = "\n\nclass MyServer(MethodStrategy):\n    "
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty folder to work in, and nothing left of what a test has loaded."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(plugins.VARIABLE, "")
+    with unloaded():
+        yield tmp_path
+
+
+def config(folder: Path, client: str = "", server: str = "", **options: Any) -> RunConfig:
+    """A run of a method whose halves have these lines."""
+    own = CLIENT + client.replace("\n", "\n    ") if client else CLIENT
+    write(folder, "my_method", HEAD + SETTINGS + own + (SERVER + server.replace("\n", "\n    ") if server else ""))
+    size = {"rounds": 2, "plugins": ["my_method"], **options}
+    return toy_config("my-prox", "checkpoint_every=1", "quorum=1", **size)
+
+
+def run(found: RunConfig) -> dict[str, Any]:
+    return LocalRuntime(found).run(RunFolder.create(Path("run"), found))
+
+
+UPDATE = "def update(self, model, means):\n    return {name: %s for name, tensor in means[MODEL].items()%s}"
+NOT_LIKE = "round 1: the server half of 'my-prox' gave a model that is not like the one before: 'model'"
+
+
+@pytest.mark.parametrize(
+    ("server", "words"),
+    [
+        (UPDATE % ("tensor", " if name != 'classifier.bias'"), f"{NOT_LIKE} lacks classifier.bias"),
+        (UPDATE % ("tensor[:1]", ""), f"{NOT_LIKE}: featurizer.1.weight has shape (1, 2) instead of (8, 2)"),
+        (UPDATE % ("tensor.double()", ""), f"{NOT_LIKE}: featurizer.1.weight has type float64 instead of float32"),
+        (UPDATE % ("0.5", ""), "its model: 'featurizer.1.weight' is of type float, which is not possible"),
+        (
+            "def weight(self, reply):\n    return 0.0",
+            "'my-prox': weight: 0 is not possible for all who sent 'model'",
+        ),
+        (
+            "def weight(self, reply):\n    return -1.0",
+            "weight: -1.0 is not possible for client-0; it must be 0 or",
+        ),
+        ("def state_dict(self):\n    return {'n': 3}", "state_dict: 'n' is of type int, which is not possible"),
+        ("def state_dict(self):\n    return {'n': {'v': 3}}", "state_dict: 'n': 'v' is of type int, which is not"),
+        ("def state_dict(self):\n    return {'a/b': {}}", "state_dict: a record's name 'a/b' is not possible; it"),
+    ],
+)
+def test_what_a_server_half_makes_must_fit(server: str, words: str, folder: Path) -> None:
+    with pytest.raises(UserError) as error:
+        run(config(folder, server=server))
+    assert words in str(error.value)
+    assert "the server half of 'my-prox'" in str(error.value)
+
+
+def test_a_server_half_that_diverges_stops_the_run(folder: Path) -> None:
+    with pytest.raises(
+        RunStopped, match="round 1: the server half of 'my-prox' gave a model that no client can use"
+    ):
+        run(config(folder, server=UPDATE % ("tensor / 0", ""), rounds=1))
+
+
+@pytest.mark.parametrize(
+    ("kept", "words"),
+    [
+        ("['by/round'] = {'n': torch.ones(1)}", "a record's name 'by/round' is not possible; it must have no '/'"),
+        ("['flag'] = {}", "'flag' holds nothing; keep a tensor in it, or leave it out"),
+        ("['n'] = 3", "'n' is of type int, which is not possible; it must be tensors by name"),
+        ("['n'] = {'v': 3}", "'n': 'v' is of type int, which is not possible; it must be a tensor"),
+    ],
+)
+def test_what_a_client_keeps_must_come_back_from_a_file(kept: str, words: str, folder: Path) -> None:
+    client = f"\ndef train(self, received):\n    self.kept{kept}\n    return super().train(received)\n"
+    with pytest.raises(UserError) as error:
+        run(config(folder, client))
+    assert str(error.value) == f"the client half of 'my-prox': self.kept: {words}"
+
+
+def test_a_record_of_the_server_s_that_is_empty_is_there_again_after_a_resume(folder: Path) -> None:
+    state = "def state_dict(self):\n    return {'velocity': {}}\ndef load_state_dict(self, state):\n    "
+    found = config(folder, server=f"{state}    assert state['velocity'] == {{}} and 'other' not in state")
+    path, origin = broken_off(found, folder / "run", 1)
+    assert LocalRuntime(found).run(path, origin)["rounds"] == 2
