@@ -27,7 +27,7 @@ from perennial.common.data.examples import ClientData
 from perennial.common.errors import UserError
 from perennial.common.memory import must_fit, samples_must_fit
 from perennial.common.methods.base import Method, Sum
-from perennial.common.models import Network, Tensors, must_be_records, network
+from perennial.common.models import Network, Tensors, marks, must_be_records, network
 from perennial.common.modules import defined_in, names_in
 from perennial.common.secagg import ACTIONS, KEYS, TERMS
 from perennial.common.seeding import torch_generator
@@ -288,12 +288,21 @@ class Host:
         return Received(request.round, arrays, request.settings, references)
 
     def _act(self, work: Work) -> Reply:
+        given = [(f"received[{name!r}]", dict(tensors)) for name, tensors in work.received.arrays.items()]
+        given += [(f"self.kept[{name!r}]", tensors) for name, tensors in work.before.items()]
+        before = [marks(tensors) for _, tensors in given]
         try:
             client = client_half(work.task, work.site, work.before)
             with work.site.drawing(work.received.round, work.action):
                 reply = client.answer(work.action, work.received)
         except SystemExit as error:  # which would end more than this client's work
             raise RuntimeError(f"the client half called sys.exit({error.code!r})") from error
+        for (what, tensors), own in zip(given, before, strict=True):
+            if marks(tensors) != own:  # in the local runtime the server's, or an older version's
+                half = f"the client half of {work.task.method.name!r}"
+                raise UserError(
+                    f"{half} changes {what} in place in {work.action!r}; make a new record of new tensors"
+                )
         if TERMS in work.received.arrays:
             participant = Participant(work.place, self._vault)
             own, sums, metrics = _terms(work, reply)

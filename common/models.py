@@ -71,6 +71,14 @@ def must_be_tensors(tensors: Mapping[str, Any], what: str) -> None:
             raise UserError(f"{what}: {name!r} is of type {kind}, which is not possible; it must be a tensor")
 
 
+def marks(tensors: Mapping[str, Tensor]) -> list[tuple[int, int]]:
+    """What is other once a tensor has been changed in place, or another has taken its place."""
+    try:
+        return [(id(tensor), tensor._version) for tensor in tensors.values()]
+    except RuntimeError:  # of inference mode, whose tensors count no changes
+        return [(id(tensor), 0) for tensor in tensors.values()]
+
+
 def divided(tensors: Mapping[str, Tensor]) -> dict[str, Tensors]:
     """What `joined` joined; records without tensors are gone."""
     records: dict[str, Tensors] = {}

@@ -9,8 +9,17 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.common.constant import ErrorCode
 
 from perennial.common.errors import RunStopped, UserError, printable, some_of
-from perennial.common.models import Tensors
-from perennial.common.wire import CONFIG, LONGEST_NAME, METRICS, NUM_EXAMPLES, payload_bytes, records, to_record
+from perennial.common.models import Tensors, marks
+from perennial.common.wire import (
+    CONFIG,
+    LONGEST_NAME,
+    METRICS,
+    NUM_EXAMPLES,
+    from_record,
+    payload_bytes,
+    records,
+    to_record,
+)
 from perennial.strategies.screening import (
     LONGEST_REASON,
     Limits,
@@ -74,6 +83,8 @@ class Exchange:
     bytes_up: int = 0
     samples: dict[str, int] = field(default_factory=dict)
     """How many training samples each client counts whose reply could be used."""
+    _sent: list[tuple[str, Tensors, list[tuple[int, int]]]] = field(default_factory=list)
+    """The records that are under way, and their marks when they were sent."""
 
     def requests(self, payload: PerClient, config: ConfigRecord) -> list[Message]:
         """One request per client, with the same `config` for all."""
@@ -87,6 +98,8 @@ class Exchange:
                 # The same tensors for several clients become one record.
                 if id(tensors) not in encoded:
                     encoded[id(tensors)] = tensors, to_record(tensors)
+                    sent = from_record(encoded[id(tensors)][1])
+                    self._sent.append((name, sent, marks(sent)))
                 content[name] = encoded[id(tensors)][1]
                 self.bytes_down += payload_bytes(tensors)
             messages.append(Message(content, node, self.action, group_id=str(self.round)))
@@ -129,6 +142,13 @@ class Exchange:
             if NUM_EXAMPLES in reply.metrics:
                 self.samples[client] = reply.num_examples
             yield reply
+        for name, tensors, before in self._sent:
+            if marks(tensors) != before:  # in the local runtime, clients that are asked later get another one
+                action = f"while {self.action!r} is under way"
+                raise UserError(
+                    f"the server half changes {name!r} in place {action}; make a new record of new tensors"
+                )
+        self._sent.clear()
         self.left_out |= {client: "did not answer in time" for client in waiting.values()}
         self.silent |= set(waiting.values())
         need = math.ceil(round(quorum * asked, 9))  # 0.55 * 20 is a little more than 11

@@ -100,3 +100,42 @@ def test_a_record_of_the_server_s_that_is_empty_is_there_again_after_a_resume(fo
     found = config(folder, server=f"{state}    assert state['velocity'] == {{}} and 'other' not in state")
     path, origin = broken_off(found, folder / "run", 1)
     assert LocalRuntime(found).run(path, origin)["rounds"] == 2
+
+
+IN_PLACE = "make a new record of new tensors"
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("received[MODEL]['classifier.bias'].mul_(2)", "received['model'] in place in 'train'"),
+        ("self.kept['n']['v'] += 1", "self.kept['n'] in place in 'train'"),
+        ("self.kept['n']['v'] = self.kept['n']['v'] + 1", "self.kept['n'] in place in 'train'"),
+        ("self.kept['n']['more'] = torch.ones(1)", "self.kept['n'] in place in 'train'"),
+    ],
+)
+def test_a_client_half_may_not_change_in_place_what_is_not_its_own(line: str, words: str, folder: Path) -> None:
+    first = "if 'n' not in self.kept:\n        self.kept['n'] = {'v': torch.zeros(2)}\n    "
+    client = f"\ndef train(self, received):\n    {first}{line}\n    return super().train(received)\n"
+    with pytest.raises(UserError) as error:
+        run(config(folder, client))
+    assert str(error.value) == f"the client half of 'my-prox' changes {words}; {IN_PLACE}"
+
+
+def test_a_client_half_may_put_tensors_of_its_own_into_what_it_received(folder: Path) -> None:
+    line = "received[MODEL]['classifier.bias'] = received[MODEL]['classifier.bias'] * 2"
+    run(config(folder, f"\ndef train(self, received):\n    {line}\n    return super().train(received)\n"))
+
+
+def test_a_server_half_may_not_change_in_place_what_is_under_way(folder: Path) -> None:
+    server = """def training_payload(self, model):
+    self.count = getattr(self, 'count', torch.zeros(1))
+    return {MODEL: model, 'count': {'n': self.count}}
+def expect(self, model):
+    return {MODEL: model}
+def weight(self, reply):
+    self.count += 1
+    return 1.0"""
+    with pytest.raises(UserError) as error:
+        run(config(folder, server=server))
+    assert str(error.value) == f"the server half changes 'count' in place while 'train' is under way; {IN_PLACE}"
