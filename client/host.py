@@ -297,8 +297,8 @@ class Host:
                 reply = client.answer(work.action, work.received)
         except SystemExit as error:  # which would end more than this client's work
             raise RuntimeError(f"the client half called sys.exit({error.code!r})") from error
-        for (what, tensors), own in zip(given, before, strict=True):
-            if marks(tensors) != own:  # in the local runtime the server's, or an older version's
+        for (what, tensors), then in zip(given, before, strict=True):
+            if marks(tensors) != then:  # in the local runtime the server's, or an older version's
                 half = f"the client half of {work.task.method.name!r}"
                 raise UserError(
                     f"{half} changes {what} in place in {work.action!r}; make a new record of new tensors"

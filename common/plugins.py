@@ -11,8 +11,8 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -24,8 +24,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ValidationError
 
-from perennial.common.errors import UserError
+from perennial.common.errors import RunStopped, UserError
 from perennial.common.suggest import unknown
+from perennial.common.tracebacks import Tracebacks
 
 if TYPE_CHECKING:
     from perennial.common.methods.base import Method
@@ -222,6 +223,34 @@ def source(module: str) -> Path:
     """A plug-in's file, or its package's folder."""
     file = Path(str(_loaded[module].module.__file__))
     return file.parent if file.name == "__init__.py" else file
+
+
+def blamed(error: BaseException) -> str:
+    """The plug-in in whose code an exception was raised, or was passed on, in words; empty where there is none."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        file = Path(frame.filename)
+        for module in _loaded:
+            if source(module) in (file, *file.parents):
+                raised = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}".removesuffix(": ")
+                return f"plug-in {module!r} raised {raised} ({file.name}, line {frame.lineno})"
+    return ""
+
+
+@contextmanager
+def blaming(file: Path | None = None) -> Iterator[None]:
+    """What a plug-in's code raises in a block becomes a `UserError` that names it; `file` is for the traceback."""
+    try:
+        yield
+    except (UserError, RunStopped, OSError):
+        raise
+    except Exception as error:
+        if not (word := blamed(error)):
+            raise
+        if file:
+            Tracebacks(file).first(error)
+        raise UserError(
+            f"{word}; {f'{file} has its' if file else 'PERENNIAL_DEBUG=1 shows the'} traceback"
+        ) from error
 
 
 def scenario_classes() -> dict[str, type]:

@@ -13,12 +13,14 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 
+from perennial.common import plugins
 from perennial.common.config import RunConfig
 from perennial.common.errors import RunStopped
 from perennial.common.logs import tell
 from perennial.common.memory import must_fit
 from perennial.common.models import must_be_records, network
 from perennial.common.split import References
+from perennial.common.tracebacks import NAME
 from perennial.common.wire import from_record, numbers, to_record
 from perennial.server.folder import Checkpoint, RunFolder
 from perennial.server.progress import Progress, Watcher
@@ -56,7 +58,7 @@ def run_rounds(
     the run's, where they have been read before. Raises `RunStopped` when an exchange misses its quorum; the last
     checkpoint then stands.
     """
-    with folder.logging(), _told(config, origin):
+    with folder.logging(), _told(config, origin), plugins.blaming(folder.path / NAME):
         return _run_rounds(config, folder, grid, origin, watch, save_clients, until, references)
 
 

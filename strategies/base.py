@@ -406,10 +406,14 @@ class MethodStrategy(Strategy, Generic[H]):
             KEPT: self.kept_checkpoints,
             RESUMED: self.resumed,
         }
-        settings = settings or {}
+        settings, half = settings or {}, f"the server half of {self.run.method.name!r}"
         if taken := protocol.keys() & settings:
             raise UserError(
-                f"the server half of {self.run.method.name!r} has a setting {min(taken)!r}, which is one of the "
-                "protocol; give it another name"
+                f"{half} has a setting {min(taken)!r}, which is one of the protocol; give it another name"
             )
-        return exchange.requests(payload, ConfigRecord({**protocol, **settings}))
+        try:
+            config = ConfigRecord({**protocol, **settings})
+        except TypeError:
+            name = next(name for name, value in settings.items() if not isinstance(value, (int, float, str)))
+            raise UserError(f"{half}: setting {name!r} must be a number, a text or a list of them") from None
+        return exchange.requests(payload, config)

@@ -5,12 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from plugging import CLIENT, SETTINGS, unloaded, write
+from plugging import CLIENT, METHOD, SCENARIO, SETTINGS, unloaded, write
 from toys import broken_off, toy_config
+from typer.testing import CliRunner
 
 from perennial.common import plugins
 from perennial.common.config import RunConfig
 from perennial.common.errors import RunStopped, UserError
+from perennial.server.app import serve
+from perennial.server.cli.main import app
 from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
 
@@ -139,3 +142,57 @@ def weight(self, reply):
     with pytest.raises(UserError) as error:
         run(config(folder, server=server))
     assert str(error.value) == f"the server half changes 'count' in place while 'train' is under way; {IN_PLACE}"
+
+
+RAISES = "def update(self, model, means):\n    return means['modell']"
+
+
+def test_what_a_server_half_raises_is_said_of_the_plug_in(folder: Path) -> None:
+    found = config(folder, server=RAISES)
+    line = (folder / "my_method.py").read_text().splitlines().index("        return means['modell']") + 1
+    with pytest.raises(UserError) as error:
+        run(found)
+    said = f"plug-in 'my_method' raised KeyError: 'modell' (my_method.py, line {line})"
+    assert str(error.value) == f"{said}; run/traceback.txt has its traceback"
+    assert "means['modell']" in (folder / "run" / "traceback.txt").read_text()
+
+
+@pytest.mark.filterwarnings("ignore:Field name:UserWarning")
+def test_what_a_plug_in_raises_before_the_run_ends_in_a_sentence(folder: Path) -> None:
+    write(folder, "my_data", SCENARIO + "\n    def client_data(self, *_):\n        return self.nothing\n")
+    write(folder, "my_method", METHOD + "MyProx.misfit = lambda *_: 1 / 0\n")
+    for own, words in (
+        ("--scenario my-digits --plugin my_data", "AttributeError"),
+        ("--method my-prox", "ZeroDiv"),
+    ):
+        asked = ["run", "--out", "run", "--plugin", "my_method", *own.split()]
+        result = CliRunner().invoke(app, asked)
+        assert result.exit_code == 2, result.output
+        assert f"raised {words}" in result.output
+        assert "PERENNIAL_DEBUG=1 shows the traceback" in result.output
+        assert "this should not happen" not in result.output
+
+
+@pytest.mark.parametrize("ours", [False, True])
+def test_a_server_app_leaves_a_word_and_a_traceback_whatever_is_raised(
+    ours: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else who started the run through Flower waits, and finds nothing."""
+    found, here = config(folder, server="" if ours else RAISES), folder / "run"
+    runtime = LocalRuntime(found)
+    monkeypatch.setattr("perennial.server.loop.summarise", lambda *_, **__: {}["ours"])
+    settings = {"config": found.model_dump_json(), "out": str(here), "resume": "", "desk": ""}
+    grid: Any = runtime.grid
+    grid.inner = None  # none of Flower's
+    with pytest.raises((UserError, KeyError)):
+        serve(grid, settings)
+    word = (here / "error.txt").read_text()
+    said = "this should not happen: KeyError: 'ours'" if ours else "plug-in 'my_method' raised KeyError: 'modell'"
+    assert word.startswith(said)
+    assert word.endswith(f"{here}/traceback.txt has its traceback\n")
+    assert "KeyError" in (here / "traceback.txt").read_text()
+
+
+def test_a_setting_of_a_request_must_travel(folder: Path) -> None:
+    with pytest.raises(UserError, match="'my-prox': setting 'rate' must be a number, a text or a list of them"):
+        run(config(folder, server="def settings(self, number):\n    return {'rate': torch.ones(1)}"))
