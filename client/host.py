@@ -23,7 +23,9 @@ from perennial.client.trainer import Client, Received, Reply, Role, Site
 from perennial.common import plugins
 from perennial.common.asked import name_of
 from perennial.common.config import Engine, Task, parse_task
-from perennial.common.data.examples import ClientData
+from perennial.common.data.examples import ClientData, must_be_samples
+from perennial.common.data.scenario import Scenario
+from perennial.common.data.scenarios.own import Sites
 from perennial.common.errors import UserError
 from perennial.common.memory import must_fit, samples_must_fit
 from perennial.common.methods.base import Method, Sum
@@ -102,6 +104,7 @@ def site_data(task: Task, number: int, own: OwnSite | None, data_root: Path | No
     if not 0 <= number < len(ids):
         raise UserError(f"partition-id {number} is not possible; the scenario has clients 0 to {len(ids) - 1}")
     data = own.load(task) if own else task.scenario.client_data(number, task.seed, data_root)
+    _must_be_announced(data, task.scenario, ids[number])
     if ids[number] in task.test_sites:
         return _for_testing(data, task, ids[number])
     if task.left_out:
@@ -109,6 +112,25 @@ def site_data(task: Task, number: int, own: OwnSite | None, data_root: Path | No
     if not len(data.train):
         raise UserError(f"{ids[number]} has no training samples")
     return data
+
+
+def _must_be_announced(data: ClientData, scenario: Scenario, client: str) -> None:
+    where, announced = f"scenario {scenario.name!r}, data of {client}", scenario.test_environments
+    if strangers := [name for name in data.test if name not in announced]:
+        raise UserError(f"{where}: {unknown('test environment', strangers[0], announced)}")
+    # A site of somebody's own has samples of its own environment alone.
+    if missing := [name for name in announced if name not in data.test and not isinstance(scenario, Sites)]:
+        raise UserError(
+            f"{where}: test environment {missing[0]!r} is missing; give it, if need be without samples"
+        )
+    parts = {"train": data.train, "validation": data.validation}
+    for name, part in {**parts, **{f"test {name!r}": part for name, part in data.test.items()}}.items():
+        must_be_samples(f"{where}, {name}", part, scenario.input_shape)
+    for name, part in parts.items():
+        last = len(scenario.train_environments) - 1
+        if len(part) and not 0 <= part.environment.min() <= part.environment.max() <= last:
+            found = f"{part.environment.min()} to {part.environment.max()}"
+            raise UserError(f"{where}, {name}: environment has {found}; it must be 0 to {last}")
 
 
 def _for_testing(data: ClientData, task: Task, client: str) -> ClientData:

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +15,7 @@ from flwr.serverapp import Grid
 
 from perennial.common import plugins
 from perennial.common.config import RunConfig
-from perennial.common.errors import RunStopped
+from perennial.common.errors import RunStopped, UserError
 from perennial.common.logs import tell
 from perennial.common.memory import must_fit
 from perennial.common.models import must_be_records, network
@@ -34,8 +34,13 @@ from perennial.strategies.roster import Seated
 
 
 def start(config: RunConfig) -> Checkpoint:
-    """The state before the first round."""
+    """The state before the first round. Raises `UserError` where two environments have one name."""
     scenario = config.scenario
+    for kind in ("train_environments", "test_environments"):
+        name, times = Counter(getattr(scenario, kind)).most_common(1)[0]
+        if times > 1:
+            why = f"{name!r} is there {times} times; give each a name of its own"
+            raise UserError(f"scenario {scenario.name!r}: {kind}: {why}")
     must_fit(config.model, scenario.input_shape, scenario.classes)
     net = network(config.model, scenario.input_shape, scenario.classes, torch.device("cpu"))
     return Checkpoint(round=0, run_id=uuid4().hex[:12], arrays=net.initial(config.seed), strategy={})
