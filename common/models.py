@@ -18,7 +18,7 @@ from torch.func import functional_call
 
 from perennial.common import plugins
 from perennial.common.errors import UserError
-from perennial.common.given import AUXILIARY, constructed, layout, parts
+from perennial.common.given import AUXILIARY, constructed, layout, must_be_logits, parts, run_once
 from perennial.common.model_settings import (
     CnnGroupNorm,
     ConvNet,
@@ -374,6 +374,8 @@ class Network:
         self.classes = classes
         self.device = torch.device(device)
         model = self._build(0)
+        if plugins.of(type(settings)):
+            self._must_fit(model)
         frozen = isinstance(settings, Pretrained) and settings.freeze == "featurizer"
         # Tied weights are one tensor with several names, of which the first is the one that counts.
         first: dict[int, str] = {}
@@ -491,6 +493,17 @@ class Network:
             # Not torch.manual_seed, which would seed the generators of the accelerators, too.
             torch.default_generator.manual_seed(seed)
             return build(self.settings, self.input_shape, self.classes)
+
+    def _must_fit(self, model: nn.Module) -> None:
+        """Raises `UserError` where what a plug-in has built is no model of such samples and classes."""
+        if not isinstance(model, Model):
+            kind = type(model).__name__
+            raise UserError(f"model {self.settings.name!r}: what builds it gives a {kind}; let it give a `Model`")
+        if self.input_shape:  # which a plain Flower app need not say
+            with torch.random.fork_rng(devices=[]), torch.no_grad():
+                logits = run_once(self.settings, model.eval(), torch.zeros(2, *self.input_shape))
+            must_be_logits(self.settings, logits, self.classes)
+            model.train()
 
     def _call(
         self,

@@ -1,6 +1,7 @@
 """Methods, models and scenarios of other people's modules: found when asked for, and no harm if broken."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -176,6 +177,39 @@ def test_an_installed_model_may_be_an_ordinary_module(tmp_path: Path, monkeypatc
     code, shown = perennial("show", "model", "my-net")
     assert code == 0, shown
     assert "my_nets:Net" in shown
+
+
+@pytest.mark.parametrize(
+    ("built", "words"),
+    [
+        (
+            "nn.Linear(8, 5))",
+            "model 'my-net' gives 5 logits, and there are 2 classes; let what builds it use `classes`",
+        ),
+        (
+            "nn.Sequential(nn.Linear(8, classes), nn.Flatten(0)))",
+            "gives 4 for 2 samples, and no logit for each class",
+        ),
+        (
+            "nn.Linear(9, classes))",
+            "model 'my-net' cannot take samples of shape 2x8x8: RuntimeError: mat1 and mat2",
+        ),
+    ],
+)
+def test_a_model_must_give_a_logit_for_each_class(built: str, words: str, folder: Path) -> None:
+    write(folder, "my_model", MODEL.replace("nn.Linear(8, classes))", built))
+    found = config("fedavg", plugins=["my_model"], model="my-net")
+    with pytest.raises(UserError, match=re.escape(words)):
+        LocalRuntime(found)
+
+
+def test_what_builds_a_model_must_give_a_model(folder: Path) -> None:
+    write(folder, "my_model", MODEL.replace("return Model(", "return nn.Sequential("))
+    found = config("fedavg", plugins=["my_model"], model="my-net")
+    with pytest.raises(
+        UserError, match="model 'my-net': what builds it gives a Sequential; let it give a `Model`"
+    ):
+        LocalRuntime(found)
 
 
 def test_a_scenario_and_a_model_train(folder: Path) -> None:
