@@ -23,11 +23,12 @@ from perennial.client.trainer import Client, Received, Reply, Role, Site
 from perennial.common import plugins
 from perennial.common.asked import name_of
 from perennial.common.config import Engine, Task, parse_task
-from perennial.common.data.examples import ClientData
+from perennial.common.data.examples import ClientData, must_be_samples
+from perennial.common.data.scenario import Scenario
 from perennial.common.errors import UserError
 from perennial.common.memory import must_fit, samples_must_fit
 from perennial.common.methods.base import Method, Sum
-from perennial.common.models import Network, Tensors, network
+from perennial.common.models import Network, Tensors, marks, must_be_records, network
 from perennial.common.modules import defined_in, names_in
 from perennial.common.secagg import ACTIONS, KEYS, TERMS
 from perennial.common.seeding import torch_generator
@@ -102,6 +103,7 @@ def site_data(task: Task, number: int, own: OwnSite | None, data_root: Path | No
     if not 0 <= number < len(ids):
         raise UserError(f"partition-id {number} is not possible; the scenario has clients 0 to {len(ids) - 1}")
     data = own.load(task) if own else task.scenario.client_data(number, task.seed, data_root)
+    _must_be_announced(data, task.scenario, ids[number])
     if ids[number] in task.test_sites:
         return _for_testing(data, task, ids[number])
     if task.left_out:
@@ -109,6 +111,25 @@ def site_data(task: Task, number: int, own: OwnSite | None, data_root: Path | No
     if not len(data.train):
         raise UserError(f"{ids[number]} has no training samples")
     return data
+
+
+def _must_be_announced(data: ClientData, scenario: Scenario, client: str) -> None:
+    where, announced = f"scenario {scenario.name!r}, data of {client}", scenario.test_environments
+    if strangers := [name for name in data.test if name not in announced]:
+        raise UserError(f"{where}: {unknown('test environment', strangers[0], announced)}")
+    ours = type(scenario).client_data.__module__.startswith("perennial.")  # of which some give each its own ones
+    if missing := [name for name in announced if name not in data.test and not ours]:
+        raise UserError(
+            f"{where}: test environment {missing[0]!r} is missing; give it, if need be without samples"
+        )
+    parts = {"train": data.train, "validation": data.validation}
+    for name, part in {**parts, **{f"test {name!r}": part for name, part in data.test.items()}}.items():
+        must_be_samples(f"{where}, {name}", part, scenario.input_shape)
+    for name, part in parts.items():
+        last = len(scenario.train_environments) - 1
+        if len(part) and not 0 <= part.environment.min() <= part.environment.max() <= last:
+            found = f"{part.environment.min()} to {part.environment.max()}"
+            raise UserError(f"{where}, {name}: environment has {found}; it must be 0 to {last}")
 
 
 def _for_testing(data: ClientData, task: Task, client: str) -> ClientData:
@@ -288,12 +309,21 @@ class Host:
         return Received(request.round, arrays, request.settings, references)
 
     def _act(self, work: Work) -> Reply:
+        given = [(f"received[{name!r}]", dict(tensors)) for name, tensors in work.received.arrays.items()]
+        given += [(f"self.kept[{name!r}]", tensors) for name, tensors in work.before.items()]
+        before = [marks(tensors) for _, tensors in given]
         try:
             client = client_half(work.task, work.site, work.before)
             with work.site.drawing(work.received.round, work.action):
                 reply = client.answer(work.action, work.received)
         except SystemExit as error:  # which would end more than this client's work
             raise RuntimeError(f"the client half called sys.exit({error.code!r})") from error
+        for (what, tensors), then in zip(given, before, strict=True):
+            if marks(tensors) != then:  # in the local runtime the server's, or an older version's
+                half = f"the client half of {work.task.method.name!r}"
+                raise UserError(
+                    f"{half} changes {what} in place in {work.action!r}; make a new record of new tensors"
+                )
         if TERMS in work.received.arrays:
             participant = Participant(work.place, self._vault)
             own, sums, metrics = _terms(work, reply)
@@ -306,6 +336,11 @@ class Host:
         """What a client keeps, once its work has succeeded."""
         request, versions, before, place = work.request, work.versions, work.before, work.place
         if after.keys() != before.keys() or any(after[name] is not before[name] for name in after):
+            changed = {name: tensors for name, tensors in after.items() if tensors is not before.get(name)}
+            where = f"the client half of {work.task.method.name!r}: self.kept"
+            must_be_records(changed, where)
+            if empty := [name for name, tensors in changed.items() if not tensors]:
+                raise UserError(f"{where}: {empty[0]!r} holds nothing; keep a tensor in it, or leave it out")
             part = versions[-1].part + 1 if versions and versions[-1].round == request.round else 0
             newest = Version(request.round, len(request.resumed), after, part, work.made_by)
             self.states[place] = needed([*versions, newest], request.checkpoints)

@@ -22,7 +22,7 @@ from torch.nn.parameter import is_lazy
 
 from perennial.common import plugins
 from perennial.common.errors import UserError
-from perennial.common.model_settings import Module
+from perennial.common.model_settings import ModelSettings, Module
 from perennial.common.suggest import meant
 from perennial.common.weights import must_be_known
 
@@ -82,7 +82,7 @@ def constructed(settings: Module, input_shape: tuple[int, ...], classes: int) ->
         raise UserError(f"model {name!r} makes a {type(made).__name__}, and no torch.nn.Module")
     made = _squeezed(made, input_shape) if settings.torchvision in SQUEEZED else made
     if any(is_lazy(tensor) for tensor in (*made.parameters(), *made.buffers())):
-        _run(settings, made, _samples(input_shape))  # from which lazy layers learn their sizes
+        run_once(settings, made, _samples(input_shape))  # from which lazy layers learn their sizes
     return made
 
 
@@ -184,28 +184,28 @@ def layout(settings: Module, input_shape: tuple[int, ...], classes: int) -> Layo
             for name, layer in module.named_modules()
             if isinstance(layer, nn.Linear) or name == "classifier"
         ]
-        logits = _run(settings, module.eval(), x)
+        logits = run_once(settings, module.eval(), x)
         for hook in hooks:
             hook.remove()
-        _must_be_logits(settings, logits, classes)
+        must_be_logits(settings, logits, classes)
         place, how = _classifier(settings, module, layers)
         before = torch.default_generator.get_state()
-        _must_be_logits(settings, _run(settings, module.train(), x), classes)
+        must_be_logits(settings, run_once(settings, module.train(), x), classes)
         draws = not torch.equal(before, torch.default_generator.get_state())
 
         module = module.eval()
-        logits = _run(settings, module, x)  # again, since running it in training may have changed its buffers
+        logits = run_once(settings, module, x)  # again, since running it in training may have changed its buffers
         apart = _is_apart(module, place, x, logits)
         found = Layout(place, how, apart, draws)
         features, classifier = parts(module, found)
         _must_be_apart(settings, features, classifier, place)
-        z = _run(settings, features, x, f"without its classifier {place!r}")
+        z = run_once(settings, features, x, f"without its classifier {place!r}")
         if z.dim() != 2:
             raise UserError(
                 f"model {settings.name!r}: what its classifier {place!r} is given are no vectors of features, but "
                 f"of shape {'x'.join(map(str, z.shape[1:]))}; name a later layer, model.classifier=…"
             )
-        if not torch.allclose(_run(settings, classifier, z), logits, rtol=1e-3, atol=1e-4, equal_nan=True):
+        if not torch.allclose(run_once(settings, classifier, z), logits, rtol=1e-3, atol=1e-4, equal_nan=True):
             raise UserError(
                 f"model {settings.name!r} does something after its classifier {place!r}; let forward end with the "
                 "classifier, whose outputs are the logits"
@@ -287,16 +287,19 @@ def _must_take_one_input(settings: Module, module: nn.Module) -> None:
         )
 
 
-def _must_be_logits(settings: Module, logits: Any, classes: int) -> None:
+def must_be_logits(settings: ModelSettings, logits: Any, classes: int) -> None:
+    """Raises `UserError` where what a model gave for two samples is no logit for each class."""
     if not isinstance(logits, Tensor):
         raise UserError(f"model {settings.name!r} gives a {type(logits).__name__}, and no tensor of logits")
     if logits.dim() != 2 or len(logits) != 2:
         given = "x".join(map(str, logits.shape))
         raise UserError(f"model {settings.name!r} gives {given} for 2 samples, and no logit for each class")
     if logits.shape[1] != classes:
+        remedy = "set the argument that says how many, or call it `classes`, which is set for you"
+        if not isinstance(settings, Module):
+            remedy = "let what builds it use `classes`"
         raise UserError(
-            f"model {settings.name!r} gives {logits.shape[1]} logits, and there are {classes} classes; set the "
-            "argument that says how many, or call it `classes`, which is set for you"
+            f"model {settings.name!r} gives {logits.shape[1]} logits, and there are {classes} classes; {remedy}"
         )
 
 
@@ -304,7 +307,8 @@ def _samples(input_shape: tuple[int, ...]) -> Tensor:
     return torch.randn(2, *input_shape, generator=torch.Generator().manual_seed(0))
 
 
-def _run(settings: Module, module: nn.Module, x: Tensor, how: str = "") -> Any:
+def run_once(settings: ModelSettings, module: nn.Module, x: Tensor, how: str = "") -> Any:
+    """What a model gives for samples. Raises `UserError` where it cannot be run."""
     try:
         return module(x)
     except Exception as error:

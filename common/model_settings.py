@@ -17,7 +17,7 @@ from perennial.common.suggest import unknown
 class ModelSettings(BaseModel, ABC):
     """Base of all model settings: frozen, so that equal settings are one key of `network`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     summary: ClassVar[str]
     """One line for `perennial list models`."""

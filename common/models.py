@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import cached_property, lru_cache, singledispatch
 from itertools import pairwise
 from math import prod
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,7 @@ from torch.func import functional_call
 
 from perennial.common import plugins
 from perennial.common.errors import UserError
-from perennial.common.given import AUXILIARY, constructed, layout, parts
+from perennial.common.given import AUXILIARY, constructed, layout, must_be_logits, parts, run_once
 from perennial.common.model_settings import (
     CnnGroupNorm,
     ConvNet,
@@ -48,6 +48,35 @@ def part(tensors: Mapping[str, Tensor], name: Literal["featurizer", "classifier"
 def joined(records: Mapping[str, Tensors]) -> Tensors:
     """Named records as one, with keys `RECORD/TENSOR`."""
     return {f"{record}/{key}": tensor for record, tensors in records.items() for key, tensor in tensors.items()}
+
+
+def must_be_records(records: Mapping[str, Any], where: str) -> None:
+    """Raises `UserError` for a record that would not come back from a file as it is."""
+    for name, tensors in records.items():
+        if "/" in name:
+            raise UserError(f"{where}: a record's name {name!r} is not possible; it must have no '/'")
+        if not isinstance(tensors, Mapping):
+            kind = type(tensors).__name__
+            raise UserError(
+                f"{where}: {name!r} is of type {kind}, which is not possible; it must be tensors by name"
+            )
+        must_be_tensors(tensors, f"{where}: {name!r}")
+
+
+def must_be_tensors(tensors: Mapping[str, Any], what: str) -> None:
+    """Raises `UserError` for a value that is no tensor."""
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor):
+            kind = type(tensor).__name__
+            raise UserError(f"{what}: {name!r} is of type {kind}, which is not possible; it must be a tensor")
+
+
+def marks(tensors: Mapping[str, Tensor]) -> list[tuple[int, int]]:
+    """What is other once a tensor has been changed in place, or another has taken its place."""
+    try:
+        return [(id(tensor), tensor._version) for tensor in tensors.values()]
+    except RuntimeError:  # of inference mode, whose tensors count no changes
+        return [(id(tensor), 0) for tensor in tensors.values()]
 
 
 def divided(tensors: Mapping[str, Tensor]) -> dict[str, Tensors]:
@@ -345,6 +374,8 @@ class Network:
         self.classes = classes
         self.device = torch.device(device)
         model = self._build(0)
+        if plugins.of(type(settings)):
+            self._must_fit(model)
         frozen = isinstance(settings, Pretrained) and settings.freeze == "featurizer"
         # Tied weights are one tensor with several names, of which the first is the one that counts.
         first: dict[int, str] = {}
@@ -462,6 +493,17 @@ class Network:
             # Not torch.manual_seed, which would seed the generators of the accelerators, too.
             torch.default_generator.manual_seed(seed)
             return build(self.settings, self.input_shape, self.classes)
+
+    def _must_fit(self, model: nn.Module) -> None:
+        """Raises `UserError` where what a plug-in has built is no model of such samples and classes."""
+        if not isinstance(model, Model):
+            kind = type(model).__name__
+            raise UserError(f"model {self.settings.name!r}: what builds it gives a {kind}; let it give a `Model`")
+        if self.input_shape:  # which a plain Flower app need not say
+            with torch.random.fork_rng(devices=[]), torch.no_grad():
+                logits = run_once(self.settings, model.eval(), torch.zeros(2, *self.input_shape))
+            must_be_logits(self.settings, logits, self.classes)
+            model.train()
 
     def _call(
         self,

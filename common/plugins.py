@@ -8,10 +8,11 @@ it is imported before that, or before one of its names is asked for. What it bri
 """
 
 import os
+import re
 import sys
 import traceback
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -23,8 +24,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ValidationError
 
-from perennial.common.errors import UserError
+from perennial.common.errors import RunStopped, UserError
 from perennial.common.suggest import unknown
+from perennial.common.tracebacks import Tracebacks
 
 if TYPE_CHECKING:
     from perennial.common.methods.base import Method
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 Group = Literal["methods", "models", "scenarios"]
 PACKAGES = ("site-packages", "dist-packages")
 """Folders in which what is installed lies; files beside each other there have nothing to do with each other."""
+NAME = re.compile(r"[A-Za-z0-9]+([-_][A-Za-z0-9]+)*")
+"""What a method, model or scenario may be called: it becomes part of file names."""
 GROUPS: tuple[Group, ...] = ("methods", "models", "scenarios")
 VARIABLE = "PERENNIAL_PLUGINS"
 """Files and package folders of plug-ins that this machine's owner trusts, beside the installed ones. Processes
@@ -222,6 +226,34 @@ def source(module: str) -> Path:
     return file.parents[above - 1] if above else file
 
 
+def blamed(error: BaseException) -> str:
+    """The plug-in in whose code an exception was raised, or was passed on, in words; empty where there is none."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        file = Path(frame.filename)
+        for module in _loaded:
+            if source(module) in (file, *file.parents):
+                raised = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}".removesuffix(": ")
+                return f"plug-in {module!r} raised {raised} ({file.name}, line {frame.lineno})"
+    return ""
+
+
+@contextmanager
+def blaming(file: Path | None = None) -> Iterator[None]:
+    """What a plug-in's code raises in a block becomes a `UserError` that names it; `file` is for the traceback."""
+    try:
+        yield
+    except (UserError, RunStopped, OSError):
+        raise
+    except Exception as error:
+        if not (word := blamed(error)):
+            raise
+        if file:
+            Tracebacks(file).first(error)
+        raise UserError(
+            f"{word}; {f'{file} has its' if file else 'PERENNIAL_DEBUG=1 shows the'} traceback"
+        ) from error
+
+
 def scenario_classes() -> dict[str, type]:
     """Classes of all plug-ins' scenarios by their `name`."""
     return {name: kind for plugin in _loaded.values() for name, kind in plugin.scenarios.items()}
@@ -333,6 +365,19 @@ def _parent(kind: "type[Method]") -> str:
     return next((base.module() for base in kind.__mro__ if base in ours), "")
 
 
+def _hiding(kind: Any) -> list[str]:
+    """A method's fields that hide a setting of the run from `--set`, in a study for other methods, too, or
+    something that every method has."""
+    from perennial.common.config import RunConfig
+    from perennial.common.methods.base import Method, PresetTraining
+
+    if not issubclass(kind, Method):
+        return []
+    known = {"preset", *RunConfig.model_fields, *dir(Method), *Method.__class_vars__} - {"name"}
+    ours = {"preset"} if issubclass(kind, PresetTraining) else set()
+    return sorted(known.intersection(kind.model_fields) - ours)
+
+
 def _named(module: ModuleType, base: Any) -> dict[str, Any]:
     """A module's subclasses of a settings class by their names. Raises `UserError` where one lacks a fact."""
     found: dict[str, Any] = {}
@@ -344,6 +389,16 @@ def _named(module: ModuleType, base: Any) -> dict[str, Any]:
             continue  # a base of others, of which one of ours may have the name
         if name in found:
             raise UserError(f"plug-in {module.__name__!r} has two classes of the name {name!r}")
+        if not NAME.fullmatch(name):
+            raise UserError(
+                f"plug-in {module.__name__!r}: {kind.__name__}.name: {name[:100]!r} is not possible; write "
+                "letters, digits and hyphens, such as my-method"
+            )
+        if hiding := _hiding(kind):
+            raise UserError(
+                f"plug-in {module.__name__!r}: {kind.__name__} has a field {hiding[0]!r}, which is a setting of "
+                "the run or a part of every method; give it another name"
+            )
         if missing := sorted(fact for fact in kind.__class_vars__ if not hasattr(kind, fact)):
             raise UserError(f"plug-in {module.__name__!r}: {kind.__name__} lacks {', '.join(missing)}")
         found[name] = kind
@@ -356,8 +411,12 @@ def _made(module: ModuleType, kind: Any) -> Any:
 
     try:
         usual = kind()
-        kind.model_validate(usual.model_dump(warnings=False))  # making it checks no defaults
-        return usual
+        kind.model_validate(values := usual.model_dump(warnings=False))  # making it checks no defaults
+        sent = kind.model_validate_json(usual.model_dump_json(warnings=False)).model_dump(warnings=False)
+        if not (other := [name for name, value in values.items() if sent[name] != value]):
+            return usual
+        name = other[0]
+        words = f"{name}: {values[name]!r} is {sent[name]!r} once it has travelled as JSON; choose another type"
     except ValidationError as error:
         words = sentence(error)
     except Exception as error:

@@ -12,11 +12,14 @@ from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
 from flwr.superlink.grid import InMemoryGrid, grpc_grid
 
+from perennial.common import plugins
 from perennial.common.config import RunConfig, load_config
 from perennial.common.errors import RunStopped, UserError, printable
 from perennial.common.files import write_text
 from perennial.common.flower import LOOK_EVERY, hasten, insist
 from perennial.common.logs import is_json, set_format
+from perennial.common.tracebacks import NAME as TRACEBACK
+from perennial.common.tracebacks import Tracebacks
 from perennial.server.deployment.desk import sending
 from perennial.server.folder import InUse, RunFolder, default_out, taken_over
 from perennial.server.grid import OrderedGrid
@@ -81,8 +84,18 @@ def serve(grid: OrderedGrid, settings: dict[str, str]) -> None:
             if simulated:
                 must_have_nodes(grid, config)
             run_rounds(config, folder, grid, origin, _watch)
-    except (UserError, RunStopped, OSError) as error:
-        word = f"{error.filename or 'a file'}: {error.strerror}" if isinstance(error, OSError) else str(error)
+    except Exception as error:
+        if type(error).__module__.split(".")[0] in ("grpc", "flwr"):  # of a run that was stopped: Flower says so
+            raise
+        word = str(error)
+        if isinstance(error, OSError):
+            word = f"{error.filename or 'a file'}: {error.strerror}"
+        elif not isinstance(error, (UserError, RunStopped)):
+            what = f"{type(error).__name__}: {' '.join(word.split())[:200]}"
+            word = plugins.blamed(error) or f"this should not happen: {what} (CONTRIBUTING.md)"
+            if path:
+                word += f"; {path / TRACEBACK} has its traceback"
+                Tracebacks(path / TRACEBACK).first(error)
         log(ERROR, "perennial: %s", printable(word))
         if path and not isinstance(error, InUse):  # the folder is another run's
             leave_word(path, word)

@@ -8,6 +8,7 @@ from flwr.app import Context, Message
 from perennial.client.app import OneHandlerApp
 from perennial.client.host import Host, pick_device
 from perennial.client.state import RESIDENT, FileStates, SavedStates
+from perennial.common import plugins
 from perennial.common.config import RunConfig, parse_task
 from perennial.common.data.examples import ClientData
 from perennial.common.errors import UserError
@@ -31,6 +32,7 @@ class LocalRuntime:
     """One run's clients in this process, data loaded and networks resident."""
 
     @plain_torch(threads=1)
+    @plugins.blaming()
     def __init__(self, config: RunConfig) -> None:
         """Raises `UserError` when the device, data set, references or a plug-in's half are not there.
 

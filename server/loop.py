@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,12 +13,14 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 
+from perennial.common import plugins
 from perennial.common.config import RunConfig
-from perennial.common.errors import RunStopped
+from perennial.common.errors import RunStopped, UserError
 from perennial.common.logs import tell
 from perennial.common.memory import must_fit
-from perennial.common.models import network
+from perennial.common.models import must_be_records, network
 from perennial.common.split import References
+from perennial.common.tracebacks import NAME
 from perennial.common.wire import from_record, numbers, to_record
 from perennial.server.folder import Checkpoint, RunFolder
 from perennial.server.progress import Progress, Watcher
@@ -31,8 +34,13 @@ from perennial.strategies.roster import Seated
 
 
 def start(config: RunConfig) -> Checkpoint:
-    """The state before the first round."""
+    """The state before the first round. Raises `UserError` where two environments have one name."""
     scenario = config.scenario
+    for kind in ("train_environments", "test_environments"):
+        name, times = Counter(getattr(scenario, kind)).most_common(1)[0]
+        if times > 1:
+            why = f"{name!r} is there {times} times; give each a name of its own"
+            raise UserError(f"scenario {scenario.name!r}: {kind}: {why}")
     must_fit(config.model, scenario.input_shape, scenario.classes)
     net = network(config.model, scenario.input_shape, scenario.classes, torch.device("cpu"))
     return Checkpoint(round=0, run_id=uuid4().hex[:12], arrays=net.initial(config.seed), strategy={})
@@ -55,7 +63,7 @@ def run_rounds(
     the run's, where they have been read before. Raises `RunStopped` when an exchange misses its quorum; the last
     checkpoint then stands.
     """
-    with folder.logging(), _told(config, origin):
+    with folder.logging(), _told(config, origin), plugins.blaming(folder.path / NAME):
         return _run_rounds(config, folder, grid, origin, watch, save_clients, until, references)
 
 
@@ -74,7 +82,7 @@ def _run_rounds(
     if isinstance(strategy, PrivateStrategy):
         strategy.count = folder.add_release
     if origin.round:
-        strategy.load_state_dict(origin.strategy)
+        strategy.load_state_dict(defaultdict(dict, origin.strategy))  # no file has the records that were empty
         strategy.resumed = folder.add_resume(origin.round)
         strategy.kept_checkpoints = folder.checkpoints()
     if origin.round < config.rounds:
@@ -107,11 +115,14 @@ def _run_rounds(
             clock.evaluated(strategy.evaluation)
         folder.append(rows)
         if number == end or number % config.checkpoint_every == 0:
+            must_be_records(
+                state := strategy.state_dict(), f"the server half of {config.method.name!r}: state_dict"
+            )
             checkpoint = Checkpoint(
                 round=number,
                 run_id=origin.run_id,
                 arrays=from_record(arrays),
-                strategy=strategy.state_dict(),
+                strategy=state,
                 seconds=time.monotonic() - begun,
                 log_bytes=folder.log.stat().st_size,
                 config=config,

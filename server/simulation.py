@@ -129,10 +129,10 @@ def _warm_ray() -> None:
 def _show_tracebacks(out: Path) -> None:
     """What clients left in their state folder, to standard error and beside `error.txt`, once."""
     left, shown = out / "clients" / NAME, out / NAME
-    text = left.read_text(encoding="utf-8") if left.exists() else ""
-    if text and not (shown.exists() and shown.read_text(encoding="utf-8") == text):
+    text, before = (file.read_text(encoding="utf-8") if file.exists() else "" for file in (left, shown))
+    if text not in before:
         print(text, file=sys.stderr, flush=True)
-        write_text(shown, text)
+        write_text(shown, text if text.startswith(before) else before + text)  # beside what the server left
 
 
 # ---------------------------------------------------------------------- the process

@@ -5,9 +5,11 @@ checkpoint must hold of it. A round with several exchanges overrides `prepare` o
 ones there with `exchange` or `averaged`.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from math import inf
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
@@ -16,9 +18,11 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
+from perennial.common import plugins
 from perennial.common.config import RunConfig
+from perennial.common.errors import RunStopped, UserError
 from perennial.common.methods.base import Method
-from perennial.common.models import Network, Tensors, network
+from perennial.common.models import Network, Tensors, must_be_tensors, network
 from perennial.common.ranking import BATCH
 from perennial.common.scores import BINS, SCORES
 from perennial.common.seeding import numpy_generator, torch_generator
@@ -29,7 +33,7 @@ from perennial.strategies.exchange import AcceptedReply, Exchange, MetricMeans, 
 from perennial.strategies.mean import StreamingMean
 from perennial.strategies.robust import RobustMean
 from perennial.strategies.roster import Claim, Roster, Seated, claims
-from perennial.strategies.screening import Limits, Template
+from perennial.strategies.screening import Limits, NotFinite, Rejected, Template, accept
 
 H = TypeVar("H", bound=Method)
 SECONDS_TO_ANSWER_AGAIN = 10.0
@@ -60,6 +64,8 @@ class MethodStrategy(Strategy, Generic[H]):
         """Rows of the latest evaluation, one per client, model and split."""
         self.references: References | None = None
         """With which clients tell held-out samples apart when they evaluate."""
+        self._own = plugins.half(type(run.method), "server", MethodStrategy) is not None
+        """Whether this half is a plug-in's: what that makes is looked at once a round."""
         self._task = run.task()
         self._limits = Limits(run, self.roster.examples)
 
@@ -156,7 +162,20 @@ class MethodStrategy(Strategy, Generic[H]):
         """The model after `update`, and the clients' mean metrics."""
         means, metrics = self.collected(server_round, replies)
         model = self.update(self.sent, means) if means else {}
+        if model and self._own:
+            self._must_fit(model)
         return to_record(model) if model else None, metrics
+
+    def _must_fit(self, model: Tensors) -> None:
+        """Whether a model can be sent in place of the one before."""
+        half = f"round {self.exchanges[-1].round}: the server half of {self.run.method.name!r}"
+        must_be_tensors(model, f"{half}: its model")
+        try:
+            accept(MODEL, to_record(model), self.sent, sys.float_info.max)
+        except NotFinite as error:
+            raise RunStopped(f"{half} gave a model that no client can use: {error}") from None
+        except Rejected as error:
+            raise UserError(f"{half} gave a model that is not like the one before: {error}") from None
 
     def collected(self, server_round: int, replies: Iterable[Message]) -> tuple[dict[str, Tensors], MetricRecord]:
         """What `combined` makes of the replies, and the means of their metrics."""
@@ -360,24 +379,41 @@ class MethodStrategy(Strategy, Generic[H]):
         means: dict[str, StreamingMean | RobustMean] = {}
         for reply in replies:
             count = weight(reply)
+            if self._own and not 0 <= count < inf:
+                half = f"the server half of {self.run.method.name!r}"
+                raise UserError(
+                    f"{half}: weight: {count!r} is not possible for {reply.client}; it must be 0 or more"
+                )
             for name, tensors in reply.arrays.items():
                 if name not in means:
                     means[name] = self.mean(sent.get(name))
                 means[name].add(tensors, count)
+        if self._own and (nothing := [name for name, mean in means.items() if not mean.weight]):
+            half, name = f"the server half of {self.run.method.name!r}", nothing[0]
+            raise UserError(
+                f"{half}: weight: 0 is not possible for all who sent {name!r}; somebody must have more"
+            )
         return {name: mean.result() for name, mean in means.items()}
 
     def _requests(
         self, exchange: Exchange, payload: PerClient, settings: Mapping[str, Scalar] | None = None
     ) -> list[Message]:
         self.exchanges.append(exchange)
-        config = ConfigRecord(
-            {
-                TASK: self._task,
-                RUN: self.run_id,
-                ROUND: exchange.round,
-                KEPT: self.kept_checkpoints,
-                RESUMED: self.resumed,
-                **(settings or {}),
-            }
-        )
+        protocol: dict[str, Scalar] = {
+            TASK: self._task,
+            RUN: self.run_id,
+            ROUND: exchange.round,
+            KEPT: self.kept_checkpoints,
+            RESUMED: self.resumed,
+        }
+        settings, half = settings or {}, f"the server half of {self.run.method.name!r}"
+        if taken := protocol.keys() & settings:
+            raise UserError(
+                f"{half} has a setting {min(taken)!r}, which is one of the protocol; give it another name"
+            )
+        try:
+            config = ConfigRecord({**protocol, **settings})
+        except TypeError:
+            name = next(name for name, value in settings.items() if not isinstance(value, (int, float, str)))
+            raise UserError(f"{half}: setting {name!r} must be a number, a text or a list of them") from None
         return exchange.requests(payload, config)

@@ -2,15 +2,24 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common.constant import ErrorCode
 
-from perennial.common.errors import RunStopped, printable, some_of
-from perennial.common.models import Tensors
-from perennial.common.wire import CONFIG, LONGEST_NAME, METRICS, NUM_EXAMPLES, payload_bytes, records, to_record
+from perennial.common.errors import RunStopped, UserError, printable, some_of
+from perennial.common.models import Tensors, marks
+from perennial.common.wire import (
+    CONFIG,
+    LONGEST_NAME,
+    METRICS,
+    NUM_EXAMPLES,
+    from_record,
+    payload_bytes,
+    records,
+    to_record,
+)
 from perennial.strategies.screening import (
     LONGEST_REASON,
     Limits,
@@ -74,6 +83,8 @@ class Exchange:
     bytes_up: int = 0
     samples: dict[str, int] = field(default_factory=dict)
     """How many training samples each client counts whose reply could be used."""
+    _sent: list[tuple[str, Tensors, list[tuple[int, int]]]] = field(default_factory=list)
+    """The records that are under way, and their marks when they were sent."""
 
     def requests(self, payload: PerClient, config: ConfigRecord) -> list[Message]:
         """One request per client, with the same `config` for all."""
@@ -81,10 +92,14 @@ class Exchange:
         encoded: dict[int, tuple[Tensors, ArrayRecord]] = {}
         for node, client in self.clients.items():
             content = RecordDict({CONFIG: config})
-            for name, tensors in payload(client).items():
+            given = payload(client)
+            _must_be_its_own(given, f"a request to {self.action!r}")
+            for name, tensors in given.items():
                 # The same tensors for several clients become one record.
                 if id(tensors) not in encoded:
                     encoded[id(tensors)] = tensors, to_record(tensors)
+                    sent = from_record(encoded[id(tensors)][1])
+                    self._sent.append((name, sent, marks(sent)))
                 content[name] = encoded[id(tensors)][1]
                 self.bytes_down += payload_bytes(tensors)
             messages.append(Message(content, node, self.action, group_id=str(self.round)))
@@ -113,6 +128,7 @@ class Exchange:
             if client is None:
                 continue  # the SuperLink's word on a lost node: that client is named below
             expect = self.expect(client)
+            _must_be_its_own(expect, f"the reply that it expects to {self.action!r}")
             try:
                 reply = self._screened(client, message, expect, limits)
                 check(reply)
@@ -126,6 +142,13 @@ class Exchange:
             if NUM_EXAMPLES in reply.metrics:
                 self.samples[client] = reply.num_examples
             yield reply
+        for name, tensors, before in self._sent:
+            if marks(tensors) != before:  # in the local runtime, clients that are asked later get another one
+                action = f"while {self.action!r} is under way"
+                raise UserError(
+                    f"the server half changes {name!r} in place {action}; make a new record of new tensors"
+                )
+        self._sent.clear()
         self.left_out |= {client: "did not answer in time" for client in waiting.values()}
         self.silent |= set(waiting.values())
         need = math.ceil(round(quorum * asked, 9))  # 0.55 * 20 is a little more than 11
@@ -184,6 +207,15 @@ class MetricMeans:
         """The means, each over the clients that report it, and the number of samples of all."""
         means: dict[str, float | int] = {name: total / self._weights[name] for name, total in self._sums.items()}
         return MetricRecord({**means, NUM_EXAMPLES: self._examples})
+
+
+def _must_be_its_own(names: Container[str], of: str) -> None:
+    """Raises `UserError` where one of a server half's records has the name of one of the protocol's."""
+    for name in (CONFIG, METRICS):
+        if name in names:
+            raise UserError(
+                f"the server half's {name!r} in {of} is a record of the protocol; give yours another name"
+            )
 
 
 def _raised(error: Exception) -> str:

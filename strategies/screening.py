@@ -30,6 +30,10 @@ class Rejected(Exception):  # noqa: N818 - a reply's fate, not a fault
         super().__init__(line if len(reason) <= LONGEST_REASON else line + " …")
 
 
+class NotFinite(Rejected):
+    """Tensors with a number that is none."""
+
+
 @dataclass(frozen=True)
 class Limits:
     """What no reply of a run may go beyond."""
@@ -91,7 +95,7 @@ def accept(name: str, record: ArrayRecord | None, template: Template, largest: f
         # NaN comes through: no comparison with NaN holds.
         if not -largest <= low <= high <= largest:
             if not torch.isfinite(tensors[key]).all():
-                raise Rejected(f"{name!r} is not finite in {key}")
+                raise NotFinite(f"{name!r} is not finite in {key}")
             worst = max(low, high, key=abs)
             raise Rejected(f"{name!r}: {key} has the value {worst:g}, and largest={largest:g} is the limit")
     return {key: tensors[key] for key in template}

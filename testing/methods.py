@@ -91,10 +91,14 @@ def test_the_wire_changes_nothing(method: str, tmp_path: Path) -> None:
     scenario = config.scenario
     buffers = network(config.model, scenario.input_shape, scenario.classes).buffer_names
     leaving.check(type(config.method), grid.sent, buffers)
-    assert RunFolder(tmp_path / "local").rows() == folder.rows()
+    other = (
+        "the run has other numbers where each client has a process: a half draws from a generator of its process, "
+        "or changes tensors in place that it received, keeps or has sent"
+    )
+    assert RunFolder(tmp_path / "local").rows() == folder.rows(), other
     for path in (tmp_path / "local" / "models").iterdir():
         here, there = load_file(path), load_file(folder.path / "models" / path.name)
-        assert all(torch.equal(here[name], there[name]) for name in here)
+        assert all(torch.equal(here[name], there[name]) for name in here), other
 
 
 class Killed(Exception):  # noqa: N818

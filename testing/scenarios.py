@@ -48,6 +48,8 @@ def test_every_client_has_what_the_scenario_announces(scenario: str) -> None:
     environments = len(preset.train_environments)
     assert environments
     assert preset.test_environments
+    for names in (preset.train_environments, preset.test_environments):
+        assert len(set(names)) == len(names), "two environments have one name"
     for own in data(preset):
         assert len(own.train)
         assert list(own.test) == list(preset.test_environments)

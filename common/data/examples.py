@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from perennial.common.errors import UserError
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
@@ -37,6 +39,22 @@ class Examples:
 
     def to(self, device: torch.device) -> Examples:
         return replace(self, x=self.x.to(device), y=self.y.to(device), environment=self.environment.to(device))
+
+
+def must_be_samples(what: str, part: Examples, shape: tuple[int, ...]) -> None:
+    """Raises `UserError` where a part is not as `Examples` says, of samples of this shape; looks at no values."""
+    import torch
+
+    wanted = {"x": (torch.float32, shape), "y": (torch.int64, ()), "environment": (torch.int64, ())}
+    for name, (dtype, own) in wanted.items():
+        tensor = getattr(part, name)
+        if not isinstance(tensor, torch.Tensor):
+            raise UserError(f"{what}: {name} is of type {type(tensor).__name__}; it must be a tensor")
+        if tensor.dtype != dtype:
+            raise UserError(f"{what}: {name} is {tensor.dtype}; it must be {dtype}")
+        if tuple(tensor.shape) != (len(part.x), *own):
+            found, right = [*tensor.shape], [len(part.x), *own]
+            raise UserError(f"{what}: {name} has shape {found}; it must be {right}")
 
 
 def join(parts: Sequence[Examples]) -> Examples:

@@ -31,7 +31,7 @@ class Scenario(BaseModel, ABC):
     which runs at a client, reads any. Equal scenarios with equal seeds give bit-identical data everywhere.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 
     title: ClassVar[str]
     """One line for `perennial list scenarios`."""

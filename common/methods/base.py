@@ -42,7 +42,7 @@ ONE_MODEL = (Sum("train", "model"),)
 class Method(BaseModel):
     """Base of all hyper-parameter classes."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 
     title: ClassVar[str]
     """The name that papers print."""

@@ -116,6 +116,10 @@ def sentences() -> Iterator[Working]:
         if working.folder and working.folder.path.is_dir():
             Tracebacks(working.folder.path / NAME).first(error)
             kept = f", in {working.folder.path / NAME}, too"
+        from perennial.common import plugins
+
+        if word := plugins.blamed(error):
+            _end(f"{word}; PERENNIAL_DEBUG=1 shows the traceback{kept}", 2)
         words = " ".join(str(error).split())[:200]
         _end(
             f"this should not happen: {type(error).__name__}{words and f': {words}'}. PERENNIAL_DEBUG=1 shows the "

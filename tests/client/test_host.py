@@ -1,16 +1,19 @@
 """Requests that no server of this project sends: a clear error, and nothing is written."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from flwr.app import ConfigRecord, Message, RecordDict
-from toys import toy_config
+from toys import Toy, toy_config
 
-from perennial.client.host import Host, _without_a_model, client_class
+from perennial.client.host import Host, _without_a_model, client_class, site_data
 from perennial.client.state import FileStates
 from perennial.common.config import load_config, parse_task
+from perennial.common.data.examples import ClientData
 from perennial.common.data.scenario import Scenario
 from perennial.common.errors import UserError
 from perennial.common.methods import METHODS
@@ -149,3 +152,51 @@ def test_no_scenario_takes_any_number_of_clients_or_of_generated_samples() -> No
             drawn = scenario.dataset == "generated" and field.endswith("samples")
             if info.annotation is int and (field == "clients" or drawn):
                 assert any(hasattr(bound, "le") for bound in info.metadata), (name, field)
+
+
+def changed(part: str, **how: Any) -> Callable[[ClientData], ClientData]:
+    """One part of a client's data with other tensors."""
+
+    def change(data: ClientData) -> ClientData:
+        own = getattr(data, part)
+        return replace(
+            data, **{part: replace(own, **{name: make(getattr(own, name)) for name, make in how.items()})}
+        )
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (changed("train", y=lambda y: y[:-1]), "train: y has shape [39]; it must be [40]"),
+        (changed("train", x=lambda x: x[:, :1]), "train: x has shape [40, 1]; it must be [40, 2]"),
+        (
+            changed("validation", x=lambda x: x.double()),
+            "validation: x is torch.float64; it must be torch.float32",
+        ),
+        (changed("train", y=lambda y: y.int()), "train: y is torch.int32; it must be torch.int64"),
+        (changed("train", y=lambda y: y.tolist()), "train: y is of type list; it must be a tensor"),
+        (changed("train", environment=lambda e: e + 2), "train: environment has 2 to 2; it must be 0 to 1"),
+        (
+            lambda data: replace(data, test={**data.test, "elsewhere": data.train}),
+            "unknown test environment 'elsewhere' (there are: p=0.1, p=0.9)",
+        ),
+        (
+            lambda data: replace(data, test={"p=0.1": data.test["p=0.1"]}),
+            "test environment 'p=0.9' is missing; give it, if need be without samples",
+        ),
+        (
+            lambda data: replace(data, test={**data.test, "p=0.9": replace(data.train, y=data.train.x)}),
+            "test 'p=0.9': y is torch.float32; it must be torch.int64",
+        ),
+    ],
+)
+def test_a_scenario_s_data_must_be_what_it_announces(
+    change: Callable[[ClientData], ClientData], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task, drawn = parse_task(TASK_TEXT), Toy.client_data
+    monkeypatch.setattr(Toy, "client_data", lambda *given: change(drawn(*given)))
+    with pytest.raises(UserError) as error:
+        site_data(task, 0, None, None)
+    assert str(error.value).removeprefix("scenario 'toy', data of client-0") in (f", {words}", f": {words}")

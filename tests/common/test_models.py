@@ -5,7 +5,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 
 from perennial.common.errors import UserError
 from perennial.common.model_settings import MODELS, model_settings
-from perennial.common.models import Network, Tensors, network, part
+from perennial.common.models import FeatureNorm, Network, Tensors, network, part
 
 # The smallest input that shows each model's layers, for the tests that any model must pass.
 SMALL = {
@@ -305,3 +305,12 @@ def test_the_mode_is_switched_only_when_it_changes() -> None:
     for training in (False, False, True, True, False):
         model.predict(tensors, x, training)
     assert modes == [False, True, False]
+
+
+def test_a_mini_batch_of_one_sample_has_no_variance_of_its_own() -> None:
+    """docs/models.md."""
+    x, norm = samples((4,), 1), FeatureNorm(4)
+    torch.testing.assert_close(norm.train()(x), norm.eval()(x))
+    assert norm.num_batches_tracked == 0
+    with pytest.raises(ValueError, match="Expected more than 1 value per channel when training"):
+        torch.nn.BatchNorm1d(4)(x)

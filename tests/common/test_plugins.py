@@ -1,6 +1,7 @@
 """Methods, models and scenarios of other people's modules: found when asked for, and no harm if broken."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from perennial.common.config import RunConfig, load_config, parse_task
 from perennial.common.data.scenarios import SCENARIOS, scenario_class
 from perennial.common.errors import UserError
 from perennial.common.methods import METHODS, method_class
-from perennial.common.model_settings import model_settings
+from perennial.common.model_settings import MODELS, model_settings
 from perennial.common.models import network
 from perennial.server import inputs
 from perennial.server.cli.beside import fedavg_beside
@@ -180,6 +181,39 @@ def test_an_installed_model_may_be_an_ordinary_module(tmp_path: Path, monkeypatc
     code, shown = perennial("show", "model", "my-net")
     assert code == 0, shown
     assert "my_nets:Net" in shown
+
+
+@pytest.mark.parametrize(
+    ("built", "words"),
+    [
+        (
+            "nn.Linear(8, 5))",
+            "model 'my-net' gives 5 logits, and there are 2 classes; let what builds it use `classes`",
+        ),
+        (
+            "nn.Sequential(nn.Linear(8, classes), nn.Flatten(0)))",
+            "gives 4 for 2 samples, and no logit for each class",
+        ),
+        (
+            "nn.Linear(9, classes))",
+            "model 'my-net' cannot take samples of shape 2x8x8: RuntimeError: mat1 and mat2",
+        ),
+    ],
+)
+def test_a_model_must_give_a_logit_for_each_class(built: str, words: str, folder: Path) -> None:
+    write(folder, "my_model", MODEL.replace("nn.Linear(8, classes))", built))
+    found = config("fedavg", plugins=["my_model"], model="my-net")
+    with pytest.raises(UserError, match=re.escape(words)):
+        LocalRuntime(found)
+
+
+def test_what_builds_a_model_must_give_a_model(folder: Path) -> None:
+    write(folder, "my_model", MODEL.replace("return Model(", "return nn.Sequential("))
+    found = config("fedavg", plugins=["my_model"], model="my-net")
+    with pytest.raises(
+        UserError, match="model 'my-net': what builds it gives a Sequential; let it give a `Model`"
+    ):
+        LocalRuntime(found)
 
 
 def test_a_scenario_and_a_model_train(folder: Path) -> None:
@@ -411,6 +445,25 @@ WRONG = {
         METHOD.replace("knob(0.01", "knob(-1.0"),
         "MyProx cannot be made with its defaults (proximity: -1.0 is not possible; input should be greater than",
     ),
+    "infinite": (
+        METHOD.replace("knob(0.01", "knob(float('inf')").replace(", le=10", ""),
+        "MyProx cannot be made with its defaults (proximity: inf is not possible; input should be a finite",
+    ),
+    "no JSON": (
+        METHOD.replace("proximity: float", "widths: object = (8, 8)\n    proximity: float"),
+        "MyProx cannot be made with its defaults (widths: (8, 8) is [8, 8] once it has travelled as JSON",
+    ),
+    "a path": (
+        METHOD.replace("my-prox", "../../evil"),
+        "MyProx.name: '../../evil' is not possible; write letters, digits and hyphens, such as my-method",
+    ),
+    **{
+        f"field {name}": (
+            METHOD.replace("proximity: float", f"{name}: float = knob(0.5, 'ours')\n    proximity: float"),
+            f"MyProx has a field '{name}', which is a setting of the run or a part of every method; give",
+        )
+        for name in ("participation", "preset", "misfit", "title")
+    },
     "two names": (
         METHOD.replace('= "my-prox"', '= "my-pox"'),
         "MyProx cannot be made with its defaults (name: 'my-pox' is not possible; input should be 'my-prox')",
@@ -482,6 +535,14 @@ WRONG = {
 }
 
 
+def test_our_own_methods_keep_the_rules_of_a_plug_in_s_names() -> None:
+    kinds = [*METHODS.values(), *MODELS.values(), *(type(scenario) for scenario in SCENARIOS.values())]
+    assert [kind for kind in kinds if plugins._hiding(kind)] == []
+    names = {str(kind.model_fields["name"].default) for kind in kinds}
+    assert {name for name in names if not plugins.NAME.fullmatch(name)} <= {"wilds:camelyon17"}
+
+
+@pytest.mark.filterwarnings("ignore:Field name:UserWarning")
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_broken_plug_in_ends_in_a_sentence_and_harms_nothing_else(wrong: str, folder: Path) -> None:
     text, words = WRONG[wrong]

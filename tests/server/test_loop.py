@@ -16,7 +16,8 @@ from perennial.client.host import Host
 from perennial.client.state import FileStates, valid
 from perennial.common.config import RunConfig, load_config
 from perennial.common.data.examples import ClientData, Examples
-from perennial.common.errors import RunStopped
+from perennial.common.data.scenarios import SCENARIOS
+from perennial.common.errors import RunStopped, UserError
 from perennial.common.wire import METRICS, NUM_EXAMPLES
 from perennial.server.folder import RunFolder
 from perennial.server.grid import LocalGrid
@@ -217,3 +218,20 @@ def test_a_client_whose_model_diverges_stays_in_every_mean(
     assert [name for name, own in final["clients"].items() if max(own.values()) == 0] == ["client-0", "client-1"]
     assert len(final["clients"]) == 4
     assert {*summary["left_out"]} == {"client-0", "client-1"}  # of the training
+
+
+def test_two_environments_of_one_name_are_told_before_the_first_round() -> None:
+    config = load_config(
+        options={"method": "fedavg", "scenario": "cmnist"}, settings=["scenario.train_agreement=[0.9, 0.9]"]
+    )
+    with pytest.raises(UserError) as error:
+        start(config)
+    assert str(error.value) == (
+        "scenario 'cmnist': train_environments: 'p=0.9' is there 2 times; give each a name of its own"
+    )
+
+
+def test_no_scenario_of_ours_has_two_environments_of_one_name() -> None:
+    for name, scenario in SCENARIOS.items():
+        for names in (scenario.train_environments, scenario.test_environments):
+            assert len(set(names)) == len(names), name

@@ -9,7 +9,7 @@ from flwr.serverapp import Grid
 from scripted import ENROLLED
 
 from perennial.common.config import load_config
-from perennial.common.errors import RunStopped
+from perennial.common.errors import RunStopped, UserError
 from perennial.common.wire import CONFIG, METRICS, MODEL, REFUSED, to_record
 from perennial.strategies.base import MethodStrategy
 from perennial.strategies.exchange import AcceptedReply, Exchange, MetricMeans
@@ -98,6 +98,28 @@ def test_the_model_is_the_sample_weighted_mean_and_requests_go_in_client_order()
     assert metrics["risk"] == pytest.approx(mean)
     assert metrics["num-examples"] == total
     assert [grid.names[m.metadata.dst_node_id] for m in grid.sent if m.metadata.message_type == "train"] == CLIENTS
+
+
+@pytest.mark.parametrize("name", ["task", "run", "round", "kept", "resumed"])
+def test_a_server_half_cannot_set_what_the_protocol_says(name: str) -> None:
+    method = strategy()
+    method.settings = lambda _: {name: 1}  # type: ignore[method-assign]
+    with pytest.raises(
+        UserError, match=f"the server half of 'fedavg' has a setting '{name}', which is one of the"
+    ):
+        train(method, FakeGrid(CLIENTS, lambda client, _: trained(number(client), 1)))
+
+
+@pytest.mark.parametrize("name", [CONFIG, METRICS])
+@pytest.mark.parametrize("hook", ["training_payload", "expect"])
+def test_a_server_half_cannot_have_a_record_of_the_protocol(name: str, hook: str) -> None:
+    method = strategy()
+    own = method.training_payload
+    setattr(method, hook, lambda model: {**own(model), name: model})
+    with pytest.raises(
+        UserError, match=f"the server half's '{name}' in .* is a record of the protocol; give yours"
+    ):
+        train(method, FakeGrid(CLIENTS, lambda client, _: trained(number(client), 1)))
 
 
 def test_a_metric_is_averaged_over_those_who_report_it() -> None:
