@@ -38,6 +38,10 @@ class RunStopped(Exception):  # noqa: N818 - a state of the run, not a fault of 
         super().__init__(printable(sentence))
 
 
+class PlugInError(UserError):
+    """What a plug-in's code raised, in words."""
+
+
 def out_of_memory(error: BaseException) -> bool:
     """Python's own, and PyTorch's of any device, which are not imported for this."""
     names = {kind.__name__ for kind in type(error).__mro__}

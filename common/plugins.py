@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ValidationError
 
-from perennial.common.errors import RunStopped, UserError
+from perennial.common.errors import PlugInError, RunStopped, UserError
 from perennial.common.suggest import unknown
 from perennial.common.tracebacks import Tracebacks
 
@@ -239,7 +239,7 @@ def blamed(error: BaseException) -> str:
 
 @contextmanager
 def blaming(file: Path | None = None) -> Iterator[None]:
-    """What a plug-in's code raises in a block becomes a `UserError` that names it; `file` is for the traceback."""
+    """What a plug-in's code raises in a block becomes `PlugInError`, which names it; `file` is for the traceback."""
     try:
         yield
     except (UserError, RunStopped, OSError):
@@ -249,7 +249,7 @@ def blaming(file: Path | None = None) -> Iterator[None]:
             raise
         if file:
             Tracebacks(file).first(error)
-        raise UserError(
+        raise PlugInError(
             f"{word}; {f'{file} has its' if file else 'PERENNIAL_DEBUG=1 shows the'} traceback"
         ) from error
 

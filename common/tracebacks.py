@@ -3,7 +3,6 @@
 import fcntl
 import os
 import traceback
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -31,15 +30,6 @@ class Tracebacks:
             with suppress(OSError):  # the disk may be full, which is then what the run ends with
                 _append(self.file, text, frames)
         return text
-
-
-def in_words(error: BaseException, places: Iterable[Path]) -> str:
-    """An exception's type and text and the last line that it came through, of files in `places` or else of all."""
-    frames = traceback.extract_tb(error.__traceback__)
-    theirs = [frame for frame in frames if any(Path(frame.filename).is_relative_to(place) for place in places)]
-    last = (theirs or frames)[-1]
-    words = " ".join(str(error).split())[:200]
-    return f"{type(error).__name__}{words and f': {words}'} ({last.filename}, line {last.lineno})"
 
 
 def _append(file: Path, text: str, frames: traceback.StackSummary) -> None:

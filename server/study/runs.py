@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -18,11 +19,10 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from perennial.common import plugins
 from perennial.common.config import RunConfig, sentence
-from perennial.common.errors import RunStopped, UserError, from_outside, printable
+from perennial.common.errors import PlugInError, RunStopped, UserError, from_outside, printable
 from perennial.common.files import write_text
-from perennial.common.tracebacks import NAME, Tracebacks, in_words
+from perennial.common.tracebacks import NAME, Tracebacks
 from perennial.server.folder import PRUNED, RunFolder
 from perennial.server.split import Select
 from perennial.server.study.version import name_without_code, run_name
@@ -398,12 +398,12 @@ def _trained(config: RunConfig, path: Path, advance: Callable[[int], None], unti
         if not summary:
             return Outcome(config, path)
         outcome = Outcome(config, path, _parse(summary, path))
-    except UserError as error:
-        return _damaged(config, path, error)
     except Exception as error:
+        if isinstance(error, UserError) and not isinstance(error, PlugInError):
+            return _damaged(config, path, error)
         if error in watchers or from_outside(error):
             raise
-        why = str(error) if isinstance(error, RunStopped) else _raised(error, config, path)
+        why = str(error) if isinstance(error, (PlugInError, RunStopped)) else _raised(error, path)
         # The same numbers would stop again, so it is noted and not repeated.
         write_text(path / "error.txt", f"{why}\n")
         return _stopped(config, path, why)
@@ -411,11 +411,12 @@ def _trained(config: RunConfig, path: Path, advance: Callable[[int], None], unti
     return outcome
 
 
-def _raised(error: Exception, config: RunConfig, path: Path) -> str:
-    """An exception of a server half, or of our own code, in words; its traceback stays in the run folder."""
+def _raised(error: Exception, path: Path) -> str:
+    """An exception of our own code in words, with its last line; its traceback stays in the run folder."""
     Tracebacks(path / NAME).first(error)
-    where = in_words(error, list(map(plugins.source, config.plugins)))
-    return printable(f"{where}; the traceback is in {path / NAME}")
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    what = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}".removesuffix(": ")
+    return printable(f"{what} ({last.filename}, line {last.lineno}); {path / NAME} has its traceback")
 
 
 def _damaged(config: RunConfig, path: Path, error: UserError) -> Outcome:

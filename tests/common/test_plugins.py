@@ -290,7 +290,8 @@ def test_a_trial_whose_server_half_raises_costs_that_trial(jobs: str, folder: Pa
         assert "chosen: trial 0" in output
         line = file.read_text().splitlines().index('            raise ValueError("of the\\nserver half")') + 1
         (trouble,) = [text for text in output.splitlines() if text.startswith("pool/my-prox")]
-        assert f" stopped: ValueError: of the server half ({file}, line {line}); the traceback is in " in trouble
+        what = "plug-in 'my_method' raised ValueError: of the server half"
+        assert f" stopped: {what} ({file.name}, line {line}); pool/my-prox" in trouble
         (kept,) = Path("pool").glob("*/traceback.txt")
         assert str(kept) in trouble
         assert "in update" in kept.read_text()
