@@ -239,7 +239,7 @@ def blamed(error: BaseException) -> str:
 
 @contextmanager
 def blaming(file: Path | None = None) -> Iterator[None]:
-    """What a plug-in's code raises in a block becomes `PlugInError`, which names it; `file` is for the traceback."""
+    """What a plug-in's code raises in a block becomes `PlugInError`, naming it; `file` is for the traceback."""
     try:
         yield
     except (UserError, RunStopped, OSError):
