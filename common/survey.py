@@ -64,7 +64,7 @@ class Question(Part):
     """Columns whose numbers are names."""
     drop: tuple[Name, ...] = ()
     """Columns that nobody uses."""
-    least: int = Field(default=LEAST, ge=1)
+    least: int = Field(default=LEAST, ge=1, le=10**9)
     secure: bool = False
     """Whether sums are to be told under secure aggregation alone."""
 

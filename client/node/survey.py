@@ -76,7 +76,9 @@ class Table:
     question: Question
     consent: Consent = Consent.full
     least: int = LEAST
-    """Rows of which the site tells something."""
+    """Rows of which the site tells something, to this question."""
+    own_least: int = LEAST
+    """The same to any question: neighbours that no two questions tell apart."""
     _cells: dict[str, Numbers | list[str]] = field(default_factory=dict)
 
     def shape(self) -> Shape:
@@ -158,9 +160,13 @@ class Table:
         return math.fsum((self._known(name) - mean) ** 2)
 
     def _bins(self, name: str, low: float, high: float) -> list[float]:
-        """How many numbers each bin has, where as many neighbours as `least` all count as their mean."""
+        """How many numbers each bin has, where as many neighbours as `least` or more all count as their mean.
+
+        They are whole groups of `own_least`, so that the groups of two questions differ by no fewer.
+        """
         known, found = np.sort(self._known(name)), np.zeros(BINS + 2)
-        for group in np.array_split(known, max(1, len(known) // self.least)):
+        size = self.own_least * math.ceil(self.least / self.own_least)
+        for group in np.split(known, range(size, len(known) - size + 1, size)):
             if len(group):
                 found[np.searchsorted(edges(low, high), group.mean(), side="right")] += len(group)
         return [float(count) for count in found]
@@ -273,7 +279,7 @@ class Respondent:
                 raise UserError(
                     f"{found.name} has fewer than {least} rows (--at-least), so nothing is told of them"
                 )
-            self._tables[key] = Table(found, question, self.consent, least)
+            self._tables[key] = Table(found, question, self.consent, least, self.least)
         return self._tables[key]
 
     @cached_property

@@ -302,6 +302,23 @@ def test_a_site_keeps_to_its_own_least(folder: Path) -> None:
     assert all("seldom" not in str(records(reply.content, ConfigRecord).get(CONFIG)) for _, _, reply in grid.wire)
 
 
+@pytest.mark.parametrize("rows", [19, 20, 100, 109])
+def test_two_questions_tell_no_fewer_numbers_apart_than_a_site_s_least(rows: int, tmp_path: Path) -> None:
+    """Else groups of 12 and of 13 neighbours would tell the number that is in one of them alone."""
+    (tmp_path / "a.csv").write_text("x,label\n" + "".join(f"{number},ill\n" for number in range(rows)))
+    respondent = Respondent("a", lambda _: read(tmp_path / "a.csv"), Consent.full, 10)
+    ends: dict[int, set[int]] = {}
+    for least in range(1, min(60, rows + 1)):
+        sums = respondent.table(question(least=least)).sums(Asked(step="bins", bins={"x": (0.0, rows)}))
+        counts = [int(count) for count in sums if count]
+        assert min(counts) >= max(10, least)
+        ends[least] = {0, *np.cumsum(counts).tolist()}
+    every = sorted(set[int]().union(*ends.values()))
+    assert every[-1] == rows
+    assert min(np.diff(every)) >= 10
+    assert ends[1] == ends[10] == {*range(0, rows - 9, 10), rows}
+
+
 # ---------------------------------------------------------------------- each site's own scale
 
 
