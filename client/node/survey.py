@@ -157,7 +157,11 @@ class Table:
         return found
 
     def _square(self, name: str, mean: float) -> float:
-        return math.fsum((self._known(name) - mean) ** 2)
+        """Σ (x − m)², by the column's own mean: how single numbers less a huge m are rounded would tell them."""
+        if not len(known := self._known(name)):
+            return 0.0
+        beside = (own := float(known.mean())) - mean
+        return math.fsum((known - own) ** 2) + len(known) * beside * beside
 
     def _bins(self, name: str, low: float, high: float) -> list[float]:
         """How many numbers each bin has, where as many neighbours as `least` or more all count as their mean.

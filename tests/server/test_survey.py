@@ -319,6 +319,20 @@ def test_two_questions_tell_no_fewer_numbers_apart_than_a_site_s_least(rows: int
     assert ends[1] == ends[10] == {*range(0, rows - 9, 10), rows}
 
 
+def test_squares_around_any_mean_tell_no_more_than_sum_and_squares(tmp_path: Path) -> None:
+    """Of 1, 5, 6 and of 2, 3, 7 both are the same; rounded to multiples of 4 they are not."""
+
+    def told(name: str, numbers: str, mean: float) -> float:
+        (tmp_path / name).write_text("x,label\n" + "".join(f"{number},ill\n" for number in numbers * 5))
+        respondent = Respondent("a", lambda _: read(tmp_path / name), Consent.full, 10)
+        (square,) = respondent.table(question()).sums(Asked(step="squares", means={"x": mean}))
+        return square
+
+    assert told("a.csv", "156", 4) == 5 * (9 + 1 + 4)
+    for mean in (0.5, *(2.0**power for power in range(60))):
+        assert told("a.csv", "156", mean) == told("b.csv", "237", mean)
+
+
 # ---------------------------------------------------------------------- each site's own scale
 
 
