@@ -30,6 +30,8 @@ from perennial.common.models import Tensors
 from perennial.common.secagg import ACTIONS, TERMS
 from perennial.common.survey import (
     BINS,
+    MOST_LETTERS,
+    MOST_NAMES,
     RECORD,
     SHAPE,
     SUMS,
@@ -92,8 +94,8 @@ class Table:
             )
         except ValidationError:
             raise UserError(
-                f"{self.found.name} has a name of a column or class that is empty, has more than {LONGEST_NAME} "
-                "letters or some that cannot be shown"
+                f"{self.found.name} has more than {MOST_NAMES} classes or environments, or a name of a column or "
+                f"class that is empty, has more than {LONGEST_NAME} letters or some that cannot be shown"
             ) from None
 
     def sums(self, asked: Asked) -> list[float]:
@@ -183,9 +185,9 @@ class Table:
 
     def _read(self, name: str) -> Numbers | list[str]:
         """A column's cells: numbers, NaN where one is empty; or texts, "" where one is."""
-        if name not in self.found.columns or name in self.question.drop:
-            raise UserError(f"{self.found.name} has no column {name[:LONGEST_NAME]!r} of which it would tell")
         if name not in self._cells:
+            if name not in self.found.columns or name in self.question.drop:
+                raise UserError(f"{self.found.name} has no column {name[:LONGEST_NAME]!r} of which it would tell")
             self._cells[name] = self._parsed(name)
         return self._cells[name]
 
@@ -304,7 +306,7 @@ def asked_in(message: Message) -> tuple[Request, int, str]:
     text, number, run = (config.get(key) for key in (SURVEY, ROUND, RUN))
     if not isinstance(run, str) or not RUN_ID.fullmatch(run) or type(number) is not int or not 0 <= number < 10:
         raise ValueError("the survey has no id, or no number of a step")
-    if not isinstance(text, str) or len(text) > 2**20:
+    if not isinstance(text, str) or len(text) > MOST_LETTERS:
         raise ValueError("the survey's question is no text, or too long")
     try:
         return Request.model_validate_json(text), number, run

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from logging import INFO
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,13 @@ from tables import SITES, hospitals
 from perennial.client.app import OneHandlerApp
 from perennial.client.node.policy import Policy
 from perennial.client.node.site import OwnSite
-from perennial.client.node.survey import Respondent, no_numbers_as_names, respond
+from perennial.client.node.survey import Respondent, asked_in, no_numbers_as_names, respond
 from perennial.client.settings import Consent
 from perennial.common.data.columns import CategoryColumn, NumberColumn
 from perennial.common.data.own import read
 from perennial.common.errors import UserError
 from perennial.common.secagg import ACTIONS
-from perennial.common.survey import SHAPE, SUMS, SURVEY, TOLD, Asked, Request, entered, limbs, whole
+from perennial.common.survey import SHAPE, SUMS, SURVEY, TOLD, Asked, Question, Request, entered, limbs, whole
 from perennial.common.wire import CLIENT, CONFIG, METRICS, REFUSED, ROUND, RUN, from_record, records, to_record
 from perennial.server.describe import announcement, question
 from perennial.server.grid import LocalGrid
@@ -487,6 +487,90 @@ def test_a_hostile_or_broken_answer(spoil: Spoil, reason: str, folder: Path) -> 
             assert isinstance(own, NumberColumn)
             assert (own.mean, own.scale) == pytest.approx((column.mean, column.scale), rel=1e-5)
             assert own.fill == pytest.approx(column.fill, abs=column.scale / 4)
+
+
+def naming(classes: Sequence[str], environments: Sequence[str] | None = None) -> Spoil:
+    """An honest first answer, and these names besides."""
+
+    def spoil(request: Message, reply: Message) -> Message:
+        if request.metadata.message_type != SHAPE:
+            return reply
+        told = json.loads(str(records(reply.content, ConfigRecord)[CONFIG][TOLD]))
+        told["classes"] = [*told["classes"], *classes]
+        told |= {"environments": environments} if environments else {}
+        return saying(TOLD, json.dumps(told))(request, reply)
+
+    return spoil
+
+
+NAMES = [f"c{number}" for number in range(1000)]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (naming([f"{number:x}" for number in range(100_000)]), "classes: there are 100002, and 1000 are the most"),
+        (naming(NAMES[:999]), "classes: there are 1001, and 1000 are the most"),
+        (naming([], [*NAMES, "c"]), "environments: there are 1001, and 1000 are the most"),
+        (naming(["made up"]), "it names class 'made up' and counts no row of it"),
+        (naming(NAMES[:998]), "it names class 'c0' and counts no row of it"),
+        (naming([], ["made up"]), "it names environment 'made up' and counts no row of it"),
+    ],
+)
+def test_names_that_are_too_many_or_of_no_row(spoil: Spoil, reason: str, folder: Path) -> None:
+    found = survey(Federation(folder, {"va": spoil}), MEDIAN)
+    others_go_on(found, "va", reason)
+    (folder / "va.csv").unlink()
+    without = survey(Federation(folder), MEDIAN)
+    assert (found.scenario.labels, found.scenario.environments) == (("ill", "well"), without.scenario.environments)
+    assert (found.facts, found.sites) == (without.facts, without.sites)
+
+
+def test_under_secure_aggregation_a_name_of_no_row_is_not_announced(folder: Path) -> None:
+    """Who has counted none cannot be seen."""
+    spoilt: dict[str, Spoil] = {"va": naming(["made up"], ["nowhere"])}
+    found = survey(Federation(folder, spoilt), question(["median"], secure=True))
+    honest = survey(Federation(folder), question(["median"], secure=True))
+    assert (found.left_out, found.scenario, found.facts) == ({}, honest.scenario, honest.facts)
+
+
+def test_a_table_of_too_many_classes_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x,label\n" + "".join(f"1,c{number}\n" for number in range(1001)))
+    respondent = Respondent("a", lambda _: read(tmp_path / "a.csv"), Consent.full, 1)
+    with pytest.raises(UserError, match=r"a\.csv has more than 1000 classes or environments, or a name of a"):
+        respondent.table(question(least=1)).shape()
+
+
+def test_sites_with_too_many_names_for_a_question_are_left_out(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As several may have together of which each has as many as are allowed."""
+    monkeypatch.setattr("perennial.server.survey.MOST_LETTERS", 7_000)
+    spoilt: dict[str, Spoil] = {"va": naming(NAMES[:800]), "hungary": naming([f"d{n}" for n in range(900)])}
+    found = survey(Federation(folder, spoilt), MEDIAN)
+    reason = "it tells of more names than any site that stays, too many to ask all sites about"
+    assert found.left_out["hungary"] == reason
+    assert "names class 'c0'" in found.left_out["va"]
+    assert found.scenario.sites == ("cleveland", "switzerland")
+    monkeypatch.setattr("perennial.server.survey.MOST_LETTERS", 10)
+    with pytest.raises(UserError, match="it tells of more names"):
+        survey(Federation(folder), MEDIAN)
+
+
+@pytest.mark.parametrize("letters", [6, 100])
+def test_a_question_about_all_columns_of_a_shape_is_not_too_long(letters: int) -> None:
+    number = 2**20 // (letters + len('"":{"kind":"empty"},'))
+    names = tuple(f"{place:0{letters}}" for place in range(number))
+    question, value = Question(drop=names), -1.2345678901234567e-300
+    for asked in (
+        Asked(step="counts", columns=names, numbers=names),
+        Asked(step="squares", means=dict.fromkeys(names, value)),
+        Asked(step="bins", bins=dict.fromkeys(names, (value, value))),
+    ):
+        text = Request(question=question, asked=asked).model_dump_json(exclude_defaults=True)
+        config = ConfigRecord({SURVEY: text, RUN: "x", ROUND: 0})
+        assert asked_in(Message(RecordDict({CONFIG: config}), 1, SUMS))[0].asked == asked
+        assert len(text) > 2**20
 
 
 def test_two_sites_of_one_name(folder: Path) -> None:
