@@ -382,6 +382,8 @@ def sentence(error: ValidationError, known: Iterable[str] = ()) -> str:
     elif first["type"] == "union_tag_invalid":
         key, tags = (first["ctx"][name].replace("'", "") for name in ("discriminator", "expected_tags"))
         text = f"{where}: {unknown(key, first['ctx']['tag'], tags.split(', '))}"
+    elif first["type"] == "too_long":
+        text = f"{where}: there are {first['ctx']['actual_length']}, and {first['ctx']['max_length']} are the most"
     elif not first["loc"] and first["type"] == "value_error":
         text = str(first["ctx"]["error"])  # a rule between fields, which names them
     else:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._device import _device_constructors
 
 from perennial.common.errors import UserError
 from perennial.common.given import constructed
@@ -24,6 +25,8 @@ SAMPLE_COPIES = 3
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, FREED_BYTES = -1, -3, 2**29
 """Of glibc's `malloc.h`, and how much."""
 DRAWS = ("uniform_", "normal_", "trunc_normal_")
+SMALL = 2**20
+"""Bytes of tensors that are made in any case: some modules compute their own sizes with them."""
 
 
 class _Undrawn(TorchFunctionMode):
@@ -42,6 +45,36 @@ class _Undrawn(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+class _Sized(_Undrawn):
+    """Makes tensors of so many bytes in all; of others there is the size alone, on the "meta" device."""
+
+    def __init__(self, most: float) -> None:
+        super().__init__()
+        self.most = self.left = most
+        self.beyond = False
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _device_constructors():
+            plain = {key: value for key, value in kwargs.items() if key != "generator"}
+            size = func(*args, **{**plain, "device": "meta"})
+            if size.nbytes > self.left:
+                self.beyond = True
+                return size
+            self.left -= size.nbytes
+            return func(*args, **kwargs)
+        first = kwargs.get("tensor", args[0] if args else None)
+        if isinstance(first, Tensor) and not first.is_meta and first.nbytes <= self.most:
+            return func(*args, **kwargs)
+        return super().__torch_function__(func, types, args, kwargs)
+
+
 @lru_cache(maxsize=8)
 def model_bytes(settings: ModelSettings, input_shape: tuple[int, ...], classes: int) -> int:
     """Bytes of a model's parameters and buffers, of which none is built. Raises `UserError` as building does."""
@@ -56,13 +89,20 @@ def model_bytes(settings: ModelSettings, input_shape: tuple[int, ...], classes: 
 
 
 def _module_bytes(settings: Module, input_shape: tuple[int, ...], classes: int) -> int:
-    try:
-        with torch.device("meta"), _Undrawn():
-            module = constructed(settings, input_shape, classes)
-    except UserError:  # some look at what they have drawn
-        with torch.random.fork_rng(devices=[]):
-            module = constructed(settings, input_shape, classes)
-    return sum(tensor.numel() * tensor.element_size() for tensor in (*module.parameters(), *module.buffers()))
+    there = available() / 2
+    for sized in (_Sized(SMALL), _Sized(there)):  # the second for those that look at what they have drawn
+        try:
+            with torch.random.fork_rng(devices=[]), sized:
+                module = constructed(settings, input_shape, classes)
+            return sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
+        except UserError as error:
+            failed = error
+    if sized.beyond:
+        raise UserError(
+            f"model: {settings.name!r} looks at what it has drawn, so it must be made to be measured, and takes "
+            f"more than the {_gb(there)} that there are for this; take a smaller one"
+        )
+    raise failed
 
 
 @lru_cache(maxsize=8)

@@ -29,6 +29,10 @@ RECORD = (Sum(SUMS, SUMS),)
 BINS = 128
 """Of equal width within `REACH` deviations of the mean, beside one on either side."""
 REACH = 2.0
+MOST_NAMES = 1000
+"""Classes of a site, and environments."""
+MOST_LETTERS = 2**22
+"""Of a question as JSON. A `Shape` has a quarter of it (`most_setting_bytes`), so that all its columns fit."""
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=LONGEST_NAME)]
 Rule = Literal["median", "mean", "most-frequent"]
@@ -64,7 +68,7 @@ class Question(Part):
     """Columns whose numbers are names."""
     drop: tuple[Name, ...] = ()
     """Columns that nobody uses."""
-    least: int = Field(default=LEAST, ge=1)
+    least: int = Field(default=LEAST, ge=1, le=10**9)
     secure: bool = False
     """Whether sums are to be told under secure aggregation alone."""
 
@@ -88,9 +92,9 @@ class ColumnShape(Part):
 class Shape(Part):
     """What a site tells first."""
 
-    classes: tuple[Name, ...]
+    classes: tuple[Name, ...] = Field(max_length=MOST_NAMES)
     """Those that enough rows have."""
-    environments: tuple[Name, ...] | None = None
+    environments: tuple[Name, ...] | None = Field(default=None, max_length=MOST_NAMES)
     columns: dict[Name, ColumnShape] = Field(min_length=1)
 
 

@@ -26,8 +26,10 @@ from perennial.common.errors import RunStopped, UserError, some_of
 from perennial.common.methods.base import Method
 from perennial.common.suggest import meant, unknown
 from perennial.common.survey import (
+    BINS,
     LIMBS,
     LIMIT,
+    MOST_LETTERS,
     REACH,
     RECORD,
     SHAPE,
@@ -140,21 +142,9 @@ def survey(
     taking = _shapes(grid, question, sites, wait, survey_id)
     taking.must_be_some()
     _must_know(question, taking.shapes)
-    kinds = agreed(taking, question)
-    shapes = list(taking.shapes.values())
-    numbers = tuple(name for name, kind in kinds.items() if kind == "number")
+    kinds, counts = _first_sums(taking, question)
+    numbers = counts.numbers
     asks = _Asks(grid, question, taking, survey_id)
-    counts = Asked(
-        step="counts",
-        classes=_classes(taking, question),
-        environments=union(shape.environments or () for shape in shapes),
-        columns=tuple(kinds),
-        numbers=numbers,
-        values={
-            name: tuple(sorted({value for shape in shapes for value in shape.columns[name].values}))
-            for name in numbers
-        },
-    )
     asks.sums(counts)
     found = asks.total()
     means = {name: found["sum", name, 0] / n for name in numbers if (n := found["count", name, 0])}
@@ -192,7 +182,6 @@ def survey(
     remarks += spelt_alike(spellings, show=not question.secure)
     if not question.secure:
         remarks += shared_nowhere(spellings, [name for name, kind in kinds.items() if kind == "category"])
-    by_site = {} if question.secure else {site: _site(sums) for site, sums in asks.tables.items()}
     own_columns = {
         site: {
             name: fit.number(name, sums, []).model_copy(update={"missing": bool(found["empty", name, 0])})
@@ -202,13 +191,15 @@ def survey(
         for site, sums in asks.tables.items()
         if per_site
     }
-    # Without the names of sites that were left out since.
+    # Without the names of sites that were left out since, or that nobody has rows of.
     environments = union(shape.environments or () for shape in taking.shapes.values())
-    labels = _classes(taking, question)
+    environments = tuple(name for name in environments if found["environment", name, 0])
+    labels = tuple(name for name in _classes(taking, question) if found["class", name, 0])
     names = {"labels": labels, "environments": environments}
+    by_site = {} if question.secure else {site: _site(sums, labels) for site, sums in asks.tables.items()}
     weights = balancing({name: found["class", name, 0] for name in labels}) if balance else ()
     scenario = _scenario(question, named or sorted(taking.shapes), names, columns, own_columns, weights)
-    facts = [*_facts(found, len(taking.shapes)), *_quantiles(found, bins)]
+    facts = [*_facts(found, len(taking.shapes), names), *_quantiles(found, bins)]
     return Surveyed(scenario, facts, remarks, by_site, taking.left_out)
 
 
@@ -308,7 +299,7 @@ class _Fit:
 
     def _fill(self, rule: str, name: str, sums: Sums, mean: float, deviation: float) -> float:
         if rule == "median":
-            found = quantile(_of(sums, "bin", name), *self.bins[name]) if name in self.bins else mean
+            found = quantile(_bins(sums, name), *self.bins[name]) if name in self.bins else mean
             return min(max(found, mean - deviation), mean + deviation)  # Hotelling and Solomons 1932
         if rule == "mean":
             return mean
@@ -377,11 +368,11 @@ def announced(given: Mapping[str, Any]) -> OwnData:
         raise UserError(sentence(error)) from None
 
 
-def _facts(sums: Sums, sites: int) -> list[str]:
+def _facts(sums: Sums, sites: int, names: Mapping[str, Sequence[str]]) -> list[str]:
     rows = sums["rows", "", 0]
     facts = [f"{rows:.0f} rows at {sites} site{'s'[: sites > 1]}"]
-    for what, title in (("class", "classes"), ("environment", "environments")):
-        told = [f"{name} {count:.0f}" for (kind, name, _), count in sums.items() if kind == what]
+    for what, title, own in (("class", "classes", "labels"), ("environment", "environments", "environments")):
+        told = [f"{name} {sums[what, name, 0]:.0f}" for name in names[own]]
         facts += [f"{title}: {', '.join(told)}"] if told else []
     empty = [f"{name} {100 * n / rows:.1f} %" for (kind, name, _), n in sums.items() if kind == "empty" and n]
     return facts + ([f"empty cells: {', '.join(empty)}"] if empty else [])
@@ -403,19 +394,43 @@ def _quantiles(sums: Sums, bins: Mapping[str, tuple[float, float]]) -> list[str]
 
     def text(name: str, share: float) -> str:
         low, high = bins[name]
-        found = quantile(_of(sums, "bin", name), low, high, share)
+        found = quantile(_bins(sums, name), low, high, share)
         beyond = "≤ " if found <= low else "≥ " if found >= high else ""
         return f"{100 * share:.0f} % {beyond}{found:.4g}"
 
     return [f"quantiles of {name}: {', '.join(text(name, share) for share in SHARES)}" for name in bins]
 
 
-def _site(sums: Sums) -> str:
-    classes = ", ".join(f"{name} {count:.0f}" for (kind, name, _), count in sums.items() if kind == "class")
+def _site(sums: Sums, labels: Sequence[str]) -> str:
+    classes = ", ".join(f"{name} {sums['class', name, 0]:.0f}" for name in labels)
     return f"{sums['rows', '', 0]:.0f} rows; {classes}"
 
 
 # ---------------------------------------------------------------------- what sites agree on
+
+
+def _first_sums(taking: Taking, question: Question) -> tuple[dict[str, Literal["number", "category"]], Asked]:
+    """Kinds of columns as `agreed`, and the first sums to ask for. Sites whose names are too many are left out."""
+    while True:
+        kinds = agreed(taking, question)
+        shapes = list(taking.shapes.values())
+        numbers = tuple(name for name, kind in kinds.items() if kind == "number")
+        asked = Asked(
+            step="counts",
+            classes=_classes(taking, question),
+            environments=union(shape.environments or () for shape in shapes),
+            columns=tuple(kinds),
+            numbers=numbers,
+            values={
+                name: tuple(sorted({value for shape in shapes for value in shape.columns[name].values}))
+                for name in numbers
+            },
+        )
+        if len(Request(question=question, asked=asked).model_dump_json(exclude_defaults=True)) <= MOST_LETTERS:
+            return kinds, asked
+        most = max(taking.shapes, key=lambda site: len(taking.shapes[site].model_dump_json()))
+        taking.leave_out(most, "it tells of more names than any site that stays, too many to ask all sites about")
+        taking.must_be_some()
 
 
 def agreed(taking: Taking, question: Question) -> dict[str, Literal["number", "category"]]:
@@ -563,8 +578,8 @@ def short(value: float, scale: float = 0.0) -> float:
     return float(f"{value:.{min(6 + more, 17)}g}")
 
 
-def _of(sums: Sums, what: str, name: str) -> list[float]:
-    return [count for entry, count in sums.items() if entry[:2] == (what, name)]
+def _bins(sums: Sums, name: str) -> list[float]:
+    return [sums["bin", name, place] for place in range(BINS + 2)]
 
 
 # ---------------------------------------------------------------------- the exchanges
@@ -704,7 +719,7 @@ class _Asks:
 
         def check(reply: AcceptedReply) -> None:
             sums = {**self.tables.get(reply.client, {}), **entered(asked, reply[SUMS][SUMS].tolist())}
-            if wrong := implausible(sums, asked, self.question.least):
+            if wrong := implausible(sums, asked, self.question.least, self.taking.shapes[reply.client]):
                 raise Rejected(wrong)
 
         replies = self.asking.accepted(self.asking.send(self.grid, messages), quorum=0.0, check=check)
@@ -732,8 +747,12 @@ class _Asks:
         return {"": sums}
 
 
-def implausible(sums: Sums, asked: Asked, least: int) -> str:
-    """Why no table has these sums, in a few words; empty where one may."""
+def implausible(sums: Sums, asked: Asked, least: int, shape: Shape | None = None) -> str:
+    """Why no table (of this shape) has these sums, in a few words; empty where one may."""
+    named = {"class": shape.classes, "environment": shape.environments or ()} if shape else {}
+    for what, names in named.items():
+        if lacking := [name for name in names if not sums[what, name, 0]]:
+            return f"it names {what} {lacking[0]!r} and counts no row of it"
     for (what, name, _), value in sums.items():
         if what in COUNTED and not (value >= 0 and value == int(value)):
             return f"its count of {what} {name} is {value:g}"
@@ -756,6 +775,6 @@ def implausible(sums: Sums, asked: Asked, least: int) -> str:
         if what == "square" and not 0 <= value <= counts[name] * (2 * most) ** 2:
             return f"column {name!r} has a sum of squares of {value:g} of {counts[name]:g} numbers"
     for name in asked.bins:
-        if (inside := sum(_of(sums, "bin", name))) != counts[name]:
+        if (inside := sum(_bins(sums, name))) != counts[name]:
             return f"column {name!r} has {inside:g} numbers in bins and {counts[name]:g} in all"
     return ""

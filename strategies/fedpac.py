@@ -54,12 +54,17 @@ class FedPACStrategy(MethodStrategy[FedPAC]):
         return {MODEL: model, STATISTICS: statistics, CENTROIDS: self.centroids}
 
     def check(self, reply: AcceptedReply) -> None:
-        """Raises `Rejected` for a variance below 0, and for samples by class that are not the client's."""
+        """Raises `Rejected` for a variance that is too small, and samples by class that are not the client's."""
         if (variance := float(reply[STATISTICS]["variance"])) < 0:
             raise Rejected(f"the variance {variance:g} is below 0")
-        counts = reply[CENTROIDS]["count"]
-        if (counts < 0).any() or (counts != counts.round()).any() or counts.double().sum() != reply.num_examples:
-            raise Rejected(f"samples by class that are not its {reply.num_examples}: {counts.tolist()!s:.100}")
+        counts, n = reply[CENTROIDS]["count"].double(), reply.num_examples
+        if (counts < 0).any() or (counts != counts.round()).any() or counts.sum() != n:
+            raise Rejected(f"samples by class that are not its {n}: {counts.tolist()!s:.100}")
+        # E‖z‖²_k ≥ ‖μ_k‖², so V ≥ Σ_k ‖s_k‖² (1/p(k) − 1) / n; a tenth of 1/p(k) is left for rounding. Of a class
+        # that it lacks, s_k is 0.
+        squares = reply[STATISTICS]["mean"].double().square().sum(dim=1)
+        if variance < (least := float((squares * (0.9 * n / counts.clamp(min=1e-9) - 1)).sum() / n)):
+            raise Rejected(f"the variance {variance:g} is below the {least:g} between its own classes")
 
     def combined(self, server_round: int, replies: Iterable[AcceptedReply]) -> dict[str, Tensors]:
         """The mean model; what else came is combined by client and by class."""
@@ -99,13 +104,17 @@ def combination(own: int, means: Floats, variances: Floats) -> Floats:
     `means` (m, n) holds the s_j, `variances` (m,) the V_j. The objective is ‖B a‖² for a matrix B, and the x ≥ 0
     that minimises `‖B x‖² + (Σ_j x_j − 1)²` is a multiple of its minimiser: for x = r a that is
     r² ‖B a‖² + (r − 1)², which for each r > 0 is least where ‖B a‖ is. So one call of a non-negative
-    least-squares solver is exact.
+    least-squares solver is exact. Where it finds no end, which rounding can bring about, a client keeps its own.
     """
     from scipy.optimize import nnls
 
     matrix = np.vstack([np.diag(np.sqrt(variances)), (means[own] - means).T])
     matrix /= max(float(np.linalg.norm(matrix)), np.finfo(float).tiny)
-    solution, _ = nnls(np.vstack([matrix, np.ones(len(variances))]), np.append(np.zeros(len(matrix)), 1))
+    system = np.vstack([matrix, np.ones(len(variances))])
+    try:
+        solution, _ = nnls(system, np.append(np.zeros(len(matrix)), 1), maxiter=100 * len(variances))
+    except RuntimeError:
+        solution = np.eye(len(variances))[own]
     weights: Floats = solution / solution.sum()
     return weights
 

@@ -14,6 +14,7 @@ from flwr.supercore.run import Run
 import perennial
 from perennial.client.node import answer as node
 from perennial.client.node.policy import read_policy
+from perennial.client.node.survey import asked_in, of_survey
 from perennial.client.settings import settings_in
 from perennial.common.code import code_digest
 from perennial.common.config import parse_task
@@ -86,12 +87,26 @@ def audit(message: Message, context: Context, run: Run, reply: Message, seconds:
 
 def _asked(message: Message) -> dict[str, Any]:
     config = records(message.content, ConfigRecord).get(CONFIG, ConfigRecord())
-    found = {"run": str(config.get(RUN, ""))[:64], "round": str(config.get(ROUND, ""))[:8]}
+    found: dict[str, Any] = {"run": str(config.get(RUN, ""))[:64], "round": str(config.get(ROUND, ""))[:8]}
     try:
         found["method"] = parse_task(str(config[TASK])).method.name
     except (UserError, KeyError):
         found["method"] = ""
+    if of_survey(message):
+        found |= _surveyed(message)
     return {"action": message.metadata.message_type[:80], **found}
+
+
+def _surveyed(message: Message) -> dict[str, Any]:
+    try:
+        request, _, _ = asked_in(message)
+    except ValueError:
+        return {}
+    least, asked = request.question.least, request.asked
+    if not asked:
+        return {"least": least}
+    columns = sorted({*asked.columns, *asked.numbers, *asked.values, *asked.means, *asked.bins})
+    return {"step": asked.step, "columns": ", ".join(columns)[:LONGEST], "least": least}
 
 
 def _outcome(reply: Message, again: bool) -> dict[str, Any]:

@@ -37,6 +37,8 @@ from perennial.common.models import Tensors
 from perennial.common.secagg import ACTIONS, TERMS
 from perennial.common.survey import (
     BINS,
+    MOST_LETTERS,
+    MOST_NAMES,
     RECORD,
     SHAPE,
     SUMS,
@@ -83,7 +85,9 @@ class Table:
     question: Question
     consent: Consent = Consent.full
     least: int = LEAST
-    """Rows of which the site tells something."""
+    """Rows of which the site tells something, to this question."""
+    own_least: int = LEAST
+    """The same to any question: neighbours that no two questions tell apart."""
     _cells: dict[str, Numbers | list[str]] = field(default_factory=dict)
 
     def shape(self) -> Shape:
@@ -97,8 +101,8 @@ class Table:
             )
         except ValidationError:
             raise UserError(
-                f"{self.found.name} has a name of a column or class that is empty, has more than {LONGEST_NAME} "
-                "letters or some that cannot be shown"
+                f"{self.found.name} has more than {MOST_NAMES} classes or environments, or a name of a column or "
+                f"class that is empty, has more than {LONGEST_NAME} letters or some that cannot be shown"
             ) from None
 
     def sums(self, asked: Asked) -> list[float]:
@@ -162,12 +166,20 @@ class Table:
         return found
 
     def _square(self, name: str, mean: float) -> float:
-        return math.fsum((self._known(name) - mean) ** 2)
+        """Σ (x − m)², by the column's own mean: how single numbers less a huge m are rounded would tell them."""
+        if not len(known := self._known(name)):
+            return 0.0
+        beside = (own := float(known.mean())) - mean
+        return math.fsum((known - own) ** 2) + len(known) * beside * beside
 
     def _bins(self, name: str, low: float, high: float) -> list[float]:
-        """How many numbers each bin has, where as many neighbours as `least` all count as their mean."""
+        """How many numbers each bin has, where as many neighbours as `least` or more all count as their mean.
+
+        They are whole groups of `own_least`, so that the groups of two questions differ by no fewer.
+        """
         known, found = np.sort(self._known(name)), np.zeros(BINS + 2)
-        for group in np.array_split(known, max(1, len(known) // self.least)):
+        size = self.own_least * math.ceil(self.least / self.own_least)
+        for group in np.split(known, range(size, len(known) - size + 1, size)):
             if len(group):
                 found[np.searchsorted(edges(low, high), group.mean(), side="right")] += len(group)
         return [float(count) for count in found]
@@ -180,9 +192,9 @@ class Table:
 
     def _read(self, name: str) -> Numbers | list[str]:
         """A column's cells: numbers, NaN where one is empty; or texts, "" where one is."""
-        if name not in self.found.columns or name in self.question.drop:
-            raise UserError(f"{self.found.name} has no column {name[:LONGEST_NAME]!r} of which it would tell")
         if name not in self._cells:
+            if name not in self.found.columns or name in self.question.drop:
+                raise UserError(f"{self.found.name} has no column {name[:LONGEST_NAME]!r} of which it would tell")
             self._cells[name] = self._parsed(name)
         return self._cells[name]
 
@@ -280,7 +292,7 @@ class Respondent:
                 raise UserError(
                     f"{found.name} has fewer than {least} rows (--at-least), so nothing is told of them"
                 )
-            self._tables[key] = Table(found, question, self.consent, least)
+            self._tables[key] = Table(found, question, self.consent, least, self.least)
         return self._tables[key]
 
     @cached_property
@@ -301,7 +313,7 @@ def asked_in(message: Message) -> tuple[Request, int, str]:
     text, number, run = (config.get(key) for key in (SURVEY, ROUND, RUN))
     if not isinstance(run, str) or not RUN_ID.fullmatch(run) or type(number) is not int or not 0 <= number < 10:
         raise ValueError("the survey has no id, or no number of a step")
-    if not isinstance(text, str) or len(text) > 2**20:
+    if not isinstance(text, str) or len(text) > MOST_LETTERS:
         raise ValueError("the survey's question is no text, or too long")
     try:
         return Request.model_validate_json(text), number, run

@@ -1,16 +1,18 @@
 """What a model takes is known before it is built."""
 
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from perennial.client.host import Host
-from perennial.common import memory
+from perennial.common import memory, plugins
 from perennial.common.config import load_config, parse_task
 from perennial.common.errors import UserError
 from perennial.common.memory import available, model_bytes, must_fit
-from perennial.common.model_settings import CnnLarge, ConvNet, Logistic, Mlp, ModelSettings
+from perennial.common.model_settings import CnnLarge, ConvNet, Logistic, Mlp, ModelSettings, model_settings
 from perennial.common.models import build
 from perennial.server.local import LocalRuntime
 from perennial.server.loop import start
@@ -35,6 +37,56 @@ def test_a_model_that_does_not_fit_is_one_sentence_and_is_not_built(monkeypatch:
         must_fit(Mlp(hidden=(10**18, 100_000)), (784,), 2)
     must_fit(Mlp(), (784,), 2)
     assert 1e8 < available() < 1e15
+
+
+@pytest.mark.parametrize("width", [32, 600_000])
+def test_a_module_that_computes_its_own_sizes_is_not_drawn(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """RegNets compute their widths with tensors, of which the "meta" device knows no values."""
+
+    def kaiming_uniform_(tensor: torch.Tensor, *_: Any, **__: Any) -> None:
+        assert tensor.is_meta or tensor.nbytes <= memory.SMALL
+
+    monkeypatch.setattr("torch.nn.init.kaiming_uniform_", kaiming_uniform_)
+    monkeypatch.setattr(memory, "available", lambda: 5e8)
+    settings = model_settings({"name": "torchvision:regnet_x_400mf", "stem_width": width})
+    if width == 32:
+        must_fit(settings, (3, 64, 64), 10)
+    else:
+        with pytest.raises(UserError, match=r"regnet_x_400mf' of this size takes about 1.0 GB"):
+            must_fit(settings, (3, 64, 64), 10)
+
+
+LOOKING = """
+import torch
+from torch import nn
+
+class Looks(nn.Module):
+    def __init__(self, classes: int, width: int, lazy: bool = False) -> None:
+        super().__init__()
+        self.featurizer = nn.LazyLinear(width) if lazy else nn.Linear(2, width)
+        self.classifier = nn.Linear(width, classes)
+        assert self.classifier.weight.abs().max() <= width**-0.5  # as it is drawn
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.classifier(self.featurizer(x))
+"""
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_a_module_that_looks_at_what_it_has_drawn_is_made_if_it_fits(
+    lazy: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "looking.py").write_text(LOOKING)
+    monkeypatch.setenv(plugins.VARIABLE, str(tmp_path / "looking.py"))
+    monkeypatch.setattr(memory, "available", lambda: 4e8)
+    for width in (10, 1_000_000):
+        settings = model_settings({"name": "looking:Looks", "width": width, "lazy": lazy})
+        before = torch.get_rng_state()
+        assert model_bytes(settings, (2,), 2) == 4 * (2 * width + width + 2 * width + 2)
+        assert torch.equal(torch.get_rng_state(), before)
+    settings = model_settings({"name": "looking:Looks", "width": 10**8, "lazy": lazy})
+    with pytest.raises(UserError, match=r"looks at what it has drawn.* more than the 0.2 GB that there are"):
+        must_fit(settings, (2,), 2)
 
 
 @pytest.mark.parametrize("begin", [LocalRuntime, start])

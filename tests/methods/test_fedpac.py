@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from flwr.app import Message, RecordDict
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
@@ -23,10 +23,12 @@ from perennial.common.methods.fedpac import CENTROIDS, STATISTICS, FedPAC
 from perennial.common.methods.fedrep import FedRep
 from perennial.common.model_settings import model_settings
 from perennial.common.models import Tensors, network, part
-from perennial.common.wire import HEAD, MODEL, from_record, to_record
+from perennial.common.wire import HEAD, MODEL, NUM_EXAMPLES, from_record, to_record
 from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
+from perennial.strategies.exchange import AcceptedReply
 from perennial.strategies.fedpac import FedPACStrategy, combination, combined, merged
+from perennial.strategies.screening import Rejected
 
 NET = network(model_settings({"name": "mlp", "hidden": [5]}), (4,), 3)
 
@@ -73,6 +75,28 @@ def test_clients_alike_are_weighed_by_their_variances_and_a_far_one_gets_nothing
     assert combination(0, means, np.array([1.0, 3.0, 1e-9])) == pytest.approx([0.75, 0.25, 0], abs=1e-6)
     assert combination(0, means[:1], np.array([0.0])).tolist() == [1]
     assert combination(1, means[:2], np.zeros(2)).sum() == pytest.approx(1)  # anything is optimal
+
+
+@pytest.mark.parametrize("seed", [333, 922])
+def test_statistics_of_very_different_sizes_have_an_optimum(seed: int) -> None:
+    """For which the solver's usual number of steps is too few."""
+    rng = np.random.default_rng(seed)
+    means = rng.normal(size=(7, 12))
+    means[0] = 10.0 ** rng.integers(-6, 8, 12) * rng.choice([-1, 1], 12)
+    means[1:3] *= [[1e-3], [1e-20]]
+    variances = np.array([6e5, 4e-21, 9e-39, *rng.uniform(0, 1, 7)[3:]])
+    for own in range(7):
+        weights = combination(own, means, variances)
+        assert (weights >= 0).all()
+        assert weights.sum() == pytest.approx(1)
+
+
+def test_a_client_for_whom_no_optimum_is_found_keeps_its_own_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    def endless(*_: Any, **__: Any) -> None:
+        raise RuntimeError("Maximum number of iterations reached.")
+
+    monkeypatch.setattr("scipy.optimize.nnls", endless)
+    assert combination(1, np.zeros((3, 2)), np.ones(3)).tolist() == [0, 1, 0]
 
 
 def test_heads_are_combined_for_each_client() -> None:
@@ -225,7 +249,10 @@ def answer(name: str, message: Message) -> RecordDict:
     return content(
         {
             MODEL: {key: torch.full(shape, float(u)) for key, shape in MODEL_NAMES.items()},
-            STATISTICS: {"mean": torch.full((2, 8), 1e6 * (u // 2)), "variance": torch.tensor(1.0)},
+            STATISTICS: {
+                "mean": torch.tensor([[1e6 * (u // 2)], [0.0]]).repeat(1, 8),
+                "variance": torch.tensor(1.0),
+            },
             CENTROIDS: {"mean": torch.full((2, 8), float(u)), "count": torch.tensor([u + 1.0, 0.0])},
         },
         count=u + 1,
@@ -262,6 +289,7 @@ def test_a_round_by_hand() -> None:
     ("wrong", "reason"),
     [
         ({"variance": torch.tensor(-1e9)}, "the variance -1e\\+09 is below 0"),
+        ({"mean": torch.full((2, 8), 5.0)}, "the variance 1 is below the .* between its own classes"),
         ({"count": torch.tensor([-99.0, 100.0])}, r"samples by class that are not its 1: \[-99.0, 100.0\]"),
         ({"count": torch.tensor([0.5, 0.5])}, r"samples by class that are not its 1: \[0.5, 0.5\]"),
         ({"count": torch.tensor([1.0, 1.0])}, r"samples by class that are not its 1: \[1.0, 1.0\]"),
@@ -283,6 +311,27 @@ def test_counts_and_variances_that_cannot_be_are_left_out(wrong: Tensors, reason
     assert left_out.keys() == {"client-0"}
     assert re.search(reason, left_out["client-0"])
     assert strategy.centroids["count"].tolist() == [9, 0]
+
+
+@pytest.mark.parametrize("labels", [[0] * 30, [0, 1] * 15, [0, 0, 1], [0] * 99 + [1]])
+def test_only_a_variance_that_its_own_classes_rule_out_is_left_out(labels: list[int]) -> None:
+    """Where all samples of a class have the same features, it is the least there can be."""
+    y = torch.tensor(labels)
+    data = Examples(torch.tensor([[1.0, 2.0], [-3.0, 4.0]])[y], y, torch.zeros_like(y))
+    strategy = FedPACStrategy(toy_config("fedpac"), "run")
+    net = network(strategy.run.model, (2,), 2)
+    here = FedPACClient(Site("client-0", ClientData(data, data, {}), net, 0), FedPAC(), {})
+    model = net.initial(3)
+    arrays = {STATISTICS: here.statistics(model), CENTROIDS: here.centroids(model)}
+
+    def check(variance: torch.Tensor) -> None:
+        sent = {**arrays, STATISTICS: {**arrays[STATISTICS], "variance": variance}}
+        strategy.check(AcceptedReply("client-0", sent, MetricRecord({NUM_EXAMPLES: len(y)}), ConfigRecord()))
+
+    check(arrays[STATISTICS]["variance"])
+    if 0.1 < y.float().mean() < 0.9:
+        with pytest.raises(Rejected, match="between its own classes"):
+            check(torch.tensor(0.0))
 
 
 def test_the_state_holds_centroids_and_combined_heads() -> None:

@@ -3,7 +3,7 @@
 import json
 import re
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from logging import INFO
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,13 @@ from tables import SITES, hospitals
 from perennial.client.app import OneHandlerApp
 from perennial.client.node.policy import Policy
 from perennial.client.node.site import OwnSite
-from perennial.client.node.survey import Respondent, no_numbers_as_names, respond
+from perennial.client.node.survey import Respondent, asked_in, no_numbers_as_names, respond
 from perennial.client.settings import Consent
 from perennial.common.data.columns import CategoryColumn, NumberColumn
 from perennial.common.data.own import read
 from perennial.common.errors import UserError
 from perennial.common.secagg import ACTIONS
-from perennial.common.survey import SHAPE, SUMS, SURVEY, TOLD, Asked, Request, entered, limbs, whole
+from perennial.common.survey import SHAPE, SUMS, SURVEY, TOLD, Asked, Question, Request, entered, limbs, whole
 from perennial.common.wire import CLIENT, CONFIG, METRICS, REFUSED, ROUND, RUN, from_record, records, to_record
 from perennial.server.cli.sites import _announce
 from perennial.server.describe import announcement, question
@@ -304,6 +304,37 @@ def test_a_site_keeps_to_its_own_least(folder: Path) -> None:
     assert all("seldom" not in str(records(reply.content, ConfigRecord).get(CONFIG)) for _, _, reply in grid.wire)
 
 
+@pytest.mark.parametrize("rows", [19, 20, 100, 109])
+def test_two_questions_tell_no_fewer_numbers_apart_than_a_site_s_least(rows: int, tmp_path: Path) -> None:
+    """Else groups of 12 and of 13 neighbours would tell the number that is in one of them alone."""
+    (tmp_path / "a.csv").write_text("x,label\n" + "".join(f"{number},ill\n" for number in range(rows)))
+    respondent = Respondent("a", lambda _: read(tmp_path / "a.csv"), Consent.full, 10)
+    ends: dict[int, set[int]] = {}
+    for least in range(1, min(60, rows + 1)):
+        sums = respondent.table(question(least=least)).sums(Asked(step="bins", bins={"x": (0.0, rows)}))
+        counts = [int(count) for count in sums if count]
+        assert min(counts) >= max(10, least)
+        ends[least] = {0, *np.cumsum(counts).tolist()}
+    every = sorted(set[int]().union(*ends.values()))
+    assert every[-1] == rows
+    assert min(np.diff(every)) >= 10
+    assert ends[1] == ends[10] == {*range(0, rows - 9, 10), rows}
+
+
+def test_squares_around_any_mean_tell_no_more_than_sum_and_squares(tmp_path: Path) -> None:
+    """Of 1, 5, 6 and of 2, 3, 7 both are the same; rounded to multiples of 4 they are not."""
+
+    def told(name: str, numbers: str, mean: float) -> float:
+        (tmp_path / name).write_text("x,label\n" + "".join(f"{number},ill\n" for number in numbers * 5))
+        respondent = Respondent("a", lambda _: read(tmp_path / name), Consent.full, 10)
+        (square,) = respondent.table(question()).sums(Asked(step="squares", means={"x": mean}))
+        return square
+
+    assert told("a.csv", "156", 4) == 5 * (9 + 1 + 4)
+    for mean in (0.5, *(2.0**power for power in range(60))):
+        assert told("a.csv", "156", mean) == told("b.csv", "237", mean)
+
+
 # ---------------------------------------------------------------------- each site's own scale
 
 
@@ -502,6 +533,90 @@ def test_an_answer_that_no_server_of_this_project_gives_is_one_sentence(wrong: d
     assert surveyed(answer()).scenario.labels == ("no", "yes")
     with pytest.raises(UserError, match=r"^the server's answer to the survey cannot be read: "):
         surveyed(answer(**wrong))
+
+
+def naming(classes: Sequence[str], environments: Sequence[str] | None = None) -> Spoil:
+    """An honest first answer, and these names besides."""
+
+    def spoil(request: Message, reply: Message) -> Message:
+        if request.metadata.message_type != SHAPE:
+            return reply
+        told = json.loads(str(records(reply.content, ConfigRecord)[CONFIG][TOLD]))
+        told["classes"] = [*told["classes"], *classes]
+        told |= {"environments": environments} if environments else {}
+        return saying(TOLD, json.dumps(told))(request, reply)
+
+    return spoil
+
+
+NAMES = [f"c{number}" for number in range(1000)]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (naming([f"{number:x}" for number in range(100_000)]), "classes: there are 100002, and 1000 are the most"),
+        (naming(NAMES[:999]), "classes: there are 1001, and 1000 are the most"),
+        (naming([], [*NAMES, "c"]), "environments: there are 1001, and 1000 are the most"),
+        (naming(["made up"]), "it names class 'made up' and counts no row of it"),
+        (naming(NAMES[:998]), "it names class 'c0' and counts no row of it"),
+        (naming([], ["made up"]), "it names environment 'made up' and counts no row of it"),
+    ],
+)
+def test_names_that_are_too_many_or_of_no_row(spoil: Spoil, reason: str, folder: Path) -> None:
+    found = survey(Federation(folder, {"va": spoil}), MEDIAN)
+    others_go_on(found, "va", reason)
+    (folder / "va.csv").unlink()
+    without = survey(Federation(folder), MEDIAN)
+    assert (found.scenario.labels, found.scenario.environments) == (("ill", "well"), without.scenario.environments)
+    assert (found.facts, found.sites) == (without.facts, without.sites)
+
+
+def test_under_secure_aggregation_a_name_of_no_row_is_not_announced(folder: Path) -> None:
+    """Who has counted none cannot be seen."""
+    spoilt: dict[str, Spoil] = {"va": naming(["made up"], ["nowhere"])}
+    found = survey(Federation(folder, spoilt), question(["median"], secure=True))
+    honest = survey(Federation(folder), question(["median"], secure=True))
+    assert (found.left_out, found.scenario, found.facts) == ({}, honest.scenario, honest.facts)
+
+
+def test_a_table_of_too_many_classes_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x,label\n" + "".join(f"1,c{number}\n" for number in range(1001)))
+    respondent = Respondent("a", lambda _: read(tmp_path / "a.csv"), Consent.full, 1)
+    with pytest.raises(UserError, match=r"a\.csv has more than 1000 classes or environments, or a name of a"):
+        respondent.table(question(least=1)).shape()
+
+
+def test_sites_with_too_many_names_for_a_question_are_left_out(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As several may have together of which each has as many as are allowed."""
+    monkeypatch.setattr("perennial.server.survey.MOST_LETTERS", 7_000)
+    spoilt: dict[str, Spoil] = {"va": naming(NAMES[:800]), "hungary": naming([f"d{n}" for n in range(900)])}
+    found = survey(Federation(folder, spoilt), MEDIAN)
+    reason = "it tells of more names than any site that stays, too many to ask all sites about"
+    assert found.left_out["hungary"] == reason
+    assert "names class 'c0'" in found.left_out["va"]
+    assert found.scenario.sites == ("cleveland", "switzerland")
+    monkeypatch.setattr("perennial.server.survey.MOST_LETTERS", 10)
+    with pytest.raises(UserError, match="it tells of more names"):
+        survey(Federation(folder), MEDIAN)
+
+
+@pytest.mark.parametrize("letters", [6, 100])
+def test_a_question_about_all_columns_of_a_shape_is_not_too_long(letters: int) -> None:
+    number = 2**20 // (letters + len('"":{"kind":"empty"},'))
+    names = tuple(f"{place:0{letters}}" for place in range(number))
+    question, value = Question(drop=names), -1.2345678901234567e-300
+    for asked in (
+        Asked(step="counts", columns=names, numbers=names),
+        Asked(step="squares", means=dict.fromkeys(names, value)),
+        Asked(step="bins", bins=dict.fromkeys(names, (value, value))),
+    ):
+        text = Request(question=question, asked=asked).model_dump_json(exclude_defaults=True)
+        config = ConfigRecord({SURVEY: text, RUN: "x", ROUND: 0})
+        assert asked_in(Message(RecordDict({CONFIG: config}), 1, SUMS))[0].asked == asked
+        assert len(text) > 2**20
 
 
 def test_two_sites_of_one_name(folder: Path) -> None:

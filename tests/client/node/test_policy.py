@@ -25,6 +25,7 @@ from perennial.common.privacy import epsilon
 from perennial.common.ranking import BATCH
 from perennial.common.scores import SCORES
 from perennial.common.secagg import TERMS
+from perennial.common.survey import SHAPE, SUMS, SURVEY, Asked, Question, Request
 from perennial.common.wire import (
     CLIENT,
     CONFIG,
@@ -285,6 +286,30 @@ def test_what_a_server_says_makes_no_long_line(tmp_path: Path) -> None:
         told = error.told if isinstance(error, UserError) else str(error)
         reply = Message(Error(2, told), reply_to=message)
         installed.audit(message, context_of(tmp_path), flower_run(), reply, 0, False)
+    assert max(map(len, (tmp_path / installed.AUDIT).read_text().splitlines())) < 3000
+
+
+def test_the_audit_file_says_what_a_survey_asks(tmp_path: Path) -> None:
+    def line(asked: Asked | None, least: int = 10, text: str = "") -> dict[str, Any]:
+        text = text or Request(question=Question(least=least), asked=asked).model_dump_json(exclude_defaults=True)
+        config = ConfigRecord({SURVEY: text, RUN: "abc", ROUND: 1})
+        message = Message(RecordDict({CONFIG: config}), 1, SUMS if asked else SHAPE)
+        installed.audit(
+            message, context_of(tmp_path), flower_run(), Message(Error(2, "no"), reply_to=message), 0, False
+        )
+        found: dict[str, Any] = json.loads((tmp_path / installed.AUDIT).read_text().splitlines()[-1])
+        return {key: value for key, value in found.items() if key in ("action", "step", "columns", "least")}
+
+    counts = Asked(
+        step="counts", classes=("ill",), columns=("age", "thal"), numbers=("age",), values={"age": (1,)}
+    )
+    assert line(None) == {"action": SHAPE, "least": 10}
+    assert line(counts, 11) == {"action": SUMS, "step": "counts", "columns": "age, thal", "least": 11}
+    assert line(Asked(step="squares", means={"age": 0}))["columns"] == "age"
+    bins = Asked(step="bins", bins={f"{'x' * 90}{number}": (0, 1) for number in range(1000)})
+    assert line(bins)["columns"].startswith("xxx")
+    assert line(None, text="[]") == {"action": SHAPE}
+    assert line(None, text=f'{{"question": {{"least": {"9" * 4000}}}}}') == {"action": SHAPE}
     assert max(map(len, (tmp_path / installed.AUDIT).read_text().splitlines())) < 3000
 
 
