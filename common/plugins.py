@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ValidationError
 
-from perennial.common.errors import PlugInError, RunStopped, UserError
+from perennial.common.errors import PlugInError, RunStopped, UserError, from_outside
 from perennial.common.suggest import unknown
 from perennial.common.tracebacks import Tracebacks
 
@@ -245,7 +245,7 @@ def blaming(file: Path | None = None) -> Iterator[None]:
     except (UserError, RunStopped, OSError):
         raise
     except Exception as error:
-        if not (word := blamed(error)):
+        if from_outside(error) or not (word := blamed(error)):
             raise
         if file:
             Tracebacks(file).first(error)

@@ -45,7 +45,8 @@ def must_be_samples(what: str, part: Examples, shape: tuple[int, ...]) -> None:
     """Raises `UserError` where a part is not as `Examples` says, of samples of this shape; looks at no values."""
     import torch
 
-    wanted = {"x": (torch.float32, shape), "y": (torch.int64, ()), "environment": (torch.int64, ())}
+    x = part.x.dtype if isinstance(part.x, torch.Tensor) and part.x.is_floating_point() else torch.float32
+    wanted = {"x": (x, shape), "y": (torch.int64, ()), "environment": (torch.int64, ())}
     for name, (dtype, own) in wanted.items():
         tensor = getattr(part, name)
         if not isinstance(tensor, torch.Tensor):

@@ -398,17 +398,20 @@ def _trained(config: RunConfig, path: Path, advance: Callable[[int], None], unti
         if not summary:
             return Outcome(config, path)
         outcome = Outcome(config, path, _parse(summary, path))
+    except (PlugInError, RunStopped) as error:
+        why = str(error)
+    except UserError as error:
+        return _damaged(config, path, error)
     except Exception as error:
-        if isinstance(error, UserError) and not isinstance(error, PlugInError):
-            return _damaged(config, path, error)
         if error in watchers or from_outside(error):
             raise
-        why = str(error) if isinstance(error, (PlugInError, RunStopped)) else _raised(error, path)
-        # The same numbers would stop again, so it is noted and not repeated.
-        write_text(path / "error.txt", f"{why}\n")
-        return _stopped(config, path, why)
-    rmtree(path / "checkpoint", ignore_errors=True)
-    return outcome
+        why = _raised(error, path)
+    else:
+        rmtree(path / "checkpoint", ignore_errors=True)
+        return outcome
+    # The same numbers would stop again, so it is noted and not repeated.
+    write_text(path / "error.txt", f"{why}\n")
+    return _stopped(config, path, why)
 
 
 def _raised(error: Exception, path: Path) -> str:

@@ -134,7 +134,7 @@ class Tug(Toy):
 
     def client_data(self, client: int, seed: int, data_root: Path | None) -> ClientData:
         y = torch.full((5,), 0 if self.alike else client)
-        data = Examples(torch.zeros(5, 2), y, y)
+        data = Examples(torch.zeros(5, 2), y, torch.zeros_like(y))
         return ClientData(data, data, {name: data for name in self.test_environments})
 
 

@@ -25,7 +25,7 @@ from perennial.common.config import RunConfig, load_config
 from perennial.common.data import scenarios
 from perennial.common.data.examples import ClientData, Examples
 from perennial.common.data.scenarios.colored import CMNIST
-from perennial.common.errors import UserError
+from perennial.common.errors import RunStopped, UserError
 from perennial.common.knobs import between, knob
 from perennial.common.methods import METHODS
 from perennial.common.methods.ditto import Ditto
@@ -470,12 +470,15 @@ def test_so_is_one_in_which_our_own_code_raises_and_its_traceback_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def update(self: MethodStrategy[Any], *_: Any) -> Any:
-        if self.run.seed:
+        if self.run.seed == 1:
             raise KeyError("model")
+        if self.run.seed == 2:
+            raise RunStopped("its clients had not enough memory")
 
     monkeypatch.setattr(MethodStrategy, "update", update)
-    good, found = run_all([toy_config("fedavg", seed=seed) for seed in range(2)], tmp_path, jobs=1)
+    good, found, stopped = run_all([toy_config("fedavg", seed=seed) for seed in range(3)], tmp_path, jobs=1)
     assert good.summary
+    assert " stopped: its clients had not enough memory; delete it" in stopped.trouble
     assert f" stopped: KeyError: 'model' ({__file__}, line " in found.trouble
     assert "KeyError: 'model'" in (found.path / "traceback.txt").read_text()
     assert look(found.config, found.path) == found
