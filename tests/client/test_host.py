@@ -172,8 +172,8 @@ def changed(part: str, **how: Any) -> Callable[[ClientData], ClientData]:
         (changed("train", y=lambda y: y[:-1]), "train: y has shape [39]; it must be [40]"),
         (changed("train", x=lambda x: x[:, :1]), "train: x has shape [40, 1]; it must be [40, 2]"),
         (
-            changed("validation", x=lambda x: x.double()),
-            "validation: x is torch.float64; it must be torch.float32",
+            changed("validation", x=lambda x: x.long()),
+            "validation: x is torch.int64; it must be torch.float32",
         ),
         (changed("train", y=lambda y: y.int()), "train: y is torch.int32; it must be torch.int64"),
         (changed("train", y=lambda y: y.tolist()), "train: y is of type list; it must be a tensor"),
