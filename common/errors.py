@@ -42,6 +42,11 @@ class PlugInError(UserError):
     """What a plug-in's code raised, in words."""
 
 
+def in_words(error: BaseException) -> str:
+    """An exception's type, and its text on one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}".removesuffix(": ")
+
+
 def out_of_memory(error: BaseException) -> bool:
     """Python's own, and PyTorch's of any device, which are not imported for this."""
     names = {kind.__name__ for kind in type(error).__mro__}

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ValidationError
 
-from perennial.common.errors import PlugInError, RunStopped, UserError, from_outside
+from perennial.common.errors import PlugInError, RunStopped, UserError, from_outside, in_words
 from perennial.common.suggest import unknown
 from perennial.common.tracebacks import Tracebacks
 
@@ -232,8 +232,7 @@ def blamed(error: BaseException) -> str:
         file = Path(frame.filename)
         for module in _loaded:
             if source(module) in (file, *file.parents):
-                raised = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}".removesuffix(": ")
-                return f"plug-in {module!r} raised {raised} ({file.name}, line {frame.lineno})"
+                return f"plug-in {module!r} raised {in_words(error)} ({file.name}, line {frame.lineno})"
     return ""
 
 

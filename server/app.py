@@ -14,7 +14,7 @@ from flwr.superlink.grid import InMemoryGrid, grpc_grid
 
 from perennial.common import plugins
 from perennial.common.config import RunConfig, load_config
-from perennial.common.errors import RunStopped, UserError, printable
+from perennial.common.errors import RunStopped, UserError, in_words, printable
 from perennial.common.files import write_text
 from perennial.common.flower import LOOK_EVERY, hasten, insist
 from perennial.common.logs import is_json, set_format
@@ -91,8 +91,7 @@ def serve(grid: OrderedGrid, settings: dict[str, str]) -> None:
         if isinstance(error, OSError):
             word = f"{error.filename or 'a file'}: {error.strerror}"
         elif not isinstance(error, (UserError, RunStopped)):
-            what = f"{type(error).__name__}: {' '.join(word.split())[:200]}"
-            word = plugins.blamed(error) or f"this should not happen: {what} (CONTRIBUTING.md)"
+            word = plugins.blamed(error) or f"this should not happen: {in_words(error)} (CONTRIBUTING.md)"
             if path:
                 word += f"; {path / TRACEBACK} has its traceback"
                 Tracebacks(path / TRACEBACK).first(error)

@@ -168,7 +168,7 @@ class MethodStrategy(Strategy, Generic[H]):
 
     def _must_fit(self, model: Tensors) -> None:
         """Whether a model can be sent in place of the one before."""
-        half = f"round {self.exchanges[-1].round}: the server half of {self.run.method.name!r}"
+        half = f"round {self.exchanges[-1].round}: {self._half}"
         must_be_tensors(model, f"{half}: its model")
         try:
             accept(MODEL, to_record(model), self.sent, sys.float_info.max)
@@ -373,6 +373,10 @@ class MethodStrategy(Strategy, Generic[H]):
         """The replies to `messages` that come before the run's deadline, or within so many seconds."""
         return grid.send_and_receive(messages, timeout=self.run.deadline if seconds is None else seconds)
 
+    @property
+    def _half(self) -> str:
+        return f"the server half of {self.run.method.name!r}"
+
     def _means(
         self, replies: Iterable[AcceptedReply], sent: Payload, weight: Callable[[AcceptedReply], float]
     ) -> dict[str, Tensors]:
@@ -380,18 +384,16 @@ class MethodStrategy(Strategy, Generic[H]):
         for reply in replies:
             count = weight(reply)
             if self._own and not 0 <= count < inf:
-                half = f"the server half of {self.run.method.name!r}"
                 raise UserError(
-                    f"{half}: weight: {count!r} is not possible for {reply.client}; it must be 0 or more"
+                    f"{self._half}: weight: {count!r} is not possible for {reply.client}; it must be 0 or more"
                 )
             for name, tensors in reply.arrays.items():
                 if name not in means:
                     means[name] = self.mean(sent.get(name))
                 means[name].add(tensors, count)
         if self._own and (nothing := [name for name, mean in means.items() if not mean.weight]):
-            half, name = f"the server half of {self.run.method.name!r}", nothing[0]
             raise UserError(
-                f"{half}: weight: 0 is not possible for all who sent {name!r}; somebody must have more"
+                f"{self._half}: weight: 0 is not possible for all who sent {nothing[0]!r}; somebody must have more"
             )
         return {name: mean.result() for name, mean in means.items()}
 
@@ -406,14 +408,14 @@ class MethodStrategy(Strategy, Generic[H]):
             KEPT: self.kept_checkpoints,
             RESUMED: self.resumed,
         }
-        settings, half = settings or {}, f"the server half of {self.run.method.name!r}"
+        settings = settings or {}
         if taken := protocol.keys() & settings:
             raise UserError(
-                f"{half} has a setting {min(taken)!r}, which is one of the protocol; give it another name"
+                f"{self._half} has a setting {min(taken)!r}, which is one of the protocol; give it another name"
             )
         try:
             config = ConfigRecord({**protocol, **settings})
         except TypeError:
             name = next(name for name, value in settings.items() if not isinstance(value, (int, float, str)))
-            raise UserError(f"{half}: setting {name!r} must be a number, a text or a list of them") from None
+            raise UserError(f"{self._half}: setting {name!r} must be a number, a text or a list of them") from None
         return exchange.requests(payload, config)

@@ -291,31 +291,38 @@ def test_columns_of_a_frame_go_by_their_names(tmp_path: Path) -> None:
         result.predict(frame.replace(frame["d"].iloc[2], np.nan))
 
 
-def test_predictions_of_messy_rows_are_those_that_the_run_counted(tmp_path: Path) -> None:
-    pandas = pytest.importorskip("pandas", reason="needs pandas")
-    hospitals(tmp_path / "hospitals")
+def without_va(folder: Path, *how: str) -> tuple[perennial.Result, float]:
+    """A run on the hospitals there, described as asked, in which one trains nothing; and its accuracy."""
     described = [
         "describe",
-        str(tmp_path / "hospitals"),
+        str(folder / "hospitals"),
         "--impute",
         "median",
+        *how,
         "--out",
-        str(tmp_path / "run.toml"),
+        str(folder / "run.toml"),
     ]
     made = CliRunner().invoke(app, described)
     assert made.exit_code == 0, made.output
     result = perennial.run(
         "fedavg",
-        config=tmp_path / "run.toml",
-        data_root=tmp_path / "hospitals",
+        config=folder / "run.toml",
+        data_root=folder / "hospitals",
         rounds=2,
         settings={"test_sites": ["va"]},
-        out=tmp_path / "run",
+        out=folder / "run",
     )
-    rows = pandas.read_csv(tmp_path / "hospitals" / "va.csv")
     (counted,) = (
         row["accuracy"] for row in result.clients if row["client"] == "va" and row["selection"] == "final"
     )
+    return result, counted
+
+
+def test_predictions_of_messy_rows_are_those_that_the_run_counted(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas", reason="needs pandas")
+    hospitals(tmp_path / "hospitals")
+    result, counted = without_va(tmp_path)
+    rows = pandas.read_csv(tmp_path / "hospitals" / "va.csv")
     assert np.mean(result.predict(rows) == rows["label"]) == counted
     texts = rows.astype({"age": object})
     texts.loc[3, "age"] = "old"
@@ -337,20 +344,7 @@ def test_rows_are_scaled_as_their_sites_where_each_has_its_own_scale(tmp_path: P
     rows = pandas.read_csv(tmp_path / "hospitals" / "va.csv")
     rows["pressure"] *= 18  # in another unit
     rows.to_csv(tmp_path / "hospitals" / "va.csv", index=False)
-    words = f"describe {tmp_path}/hospitals --impute median --scope site --out {tmp_path}/run.toml"
-    made = CliRunner().invoke(app, words.split())
-    assert made.exit_code == 0, made.output
-    result = perennial.run(
-        "fedavg",
-        config=tmp_path / "run.toml",
-        data_root=tmp_path / "hospitals",
-        rounds=2,
-        settings={"test_sites": ["va"]},
-        out=tmp_path / "run",
-    )
-    (counted,) = (
-        row["accuracy"] for row in result.clients if row["client"] == "va" and row["selection"] == "final"
-    )
+    result, counted = without_va(tmp_path, "--scope", "site")
     assert np.mean(result.predict(rows, client="va") == rows["label"]) == counted
     with pytest.raises(UserError, match=r"scaled by its own .*; say whose, such as with client='cleveland'"):
         result.predict(rows)

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from perennial.common.errors import RunStopped, UserError, out_of_memory, printable
+from perennial.common.errors import RunStopped, UserError, in_words, out_of_memory, printable
 from perennial.common.logs import is_json, tell
 from perennial.common.tracebacks import NAME, Tracebacks
 from perennial.server.progress import QUIET, Progress, Watched, progress_line
@@ -120,10 +120,9 @@ def sentences() -> Iterator[Working]:
 
         if word := plugins.blamed(error):
             _end(f"{word}; PERENNIAL_DEBUG=1 shows the traceback{kept}", 2)
-        words = " ".join(str(error).split())[:200]
         _end(
-            f"this should not happen: {type(error).__name__}{words and f': {words}'}. PERENNIAL_DEBUG=1 shows the "
-            f"traceback{kept}; please send it to whoever maintains this copy of perennial (CONTRIBUTING.md)",
+            f"this should not happen: {in_words(error)}. PERENNIAL_DEBUG=1 shows the traceback{kept}; please send "
+            "it to whoever maintains this copy of perennial (CONTRIBUTING.md)",
             1,
         )
     finally:

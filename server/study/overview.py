@@ -371,14 +371,7 @@ def overview(folder: Path, picture: str) -> tuple[str, str]:
     order = sorted(claimed, key=lambda name: {*verdicts[name]} == {VERDICTS[-1]})  # what was run comes first
     together = [finding for own in once.values() for finding in own]
     heads = ["table", "paper", *VERDICTS]
-    cells = [
-        [
-            f"[{name}](#{name})",
-            claimed[name].source,
-            *(_counts(once[name]) if once[name] else ["–"] * len(VERDICTS)),
-        ]
-        for name in order
-    ]
+    cells = [[f"[{name}](#{name})", claimed[name].source, *_counts(once[name])] for name in order]
     learnt, of = _learnt(together)
     counts = ", ".join(f"{number} {verdict}" for number, verdict in zip(_counts(together), VERDICTS, strict=True))
     said = (
@@ -410,14 +403,11 @@ def overview(folder: Path, picture: str) -> tuple[str, str]:
 
 def _once(tables: Mapping[str, Reproduction], found: Mapping[str, Sequence[Finding]]) -> dict[str, list[Finding]]:
     """Each claim once: where two tables share it, as the paper's own has it, and else as the variant."""
-    left = {
-        name: {(own.claim.row, own.claim.than, own.claim.column): own for own in all_}
-        for name, all_ in found.items()
-    }
+    left = {name: {own.claim.words: own for own in every} for name, every in found.items()}
     for name, table in tables.items():
-        for key in left[name].keys() & left.get(table.claims_of, {}).keys():
-            own = left[table.claims_of][key].verdict != VERDICTS[-1]
-            del left[name if own else table.claims_of][key]
+        for shared in left[name].keys() & left.get(table.claims_of, {}).keys():
+            ran = left[table.claims_of][shared].verdict != VERDICTS[-1]
+            del left[name if ran else table.claims_of][shared]
     return {name: list(own.values()) for name, own in left.items()}
 
 
@@ -602,7 +592,7 @@ def _command(name: str, table: Reproduction, made: Kept, seeds: int) -> str:
 def _cells(finding: Finding) -> list[str]:
     claim, places = finding.claim, DECIMALS.get(finding.claim.column, 2)
     paper = " / ".join(f"{number:.{places}f}" for number in finding.paper)
-    cells = [f"{claim.row} > {claim.than}, {claim.column}", paper]
+    cells = [claim.words, paper]
     if finding.verdict == "not run":
         cells += ["–", "–", "–", "–", "*not run*"]
     else:

@@ -111,6 +111,11 @@ class Claim(Part):
     why: str = ""
     """Why it is not so in our runs, for the page; what carries the explanation is named in it."""
 
+    @property
+    def words(self) -> str:
+        """What tells it from other claims."""
+        return f"{self.row} > {self.than}, {self.column}"
+
 
 class Quick(Part):
     """The small version: minutes, and not the paper's setting."""
@@ -189,9 +194,9 @@ class Reproduction(Part):
         papers = {row.title: row.paper for row in self.rows}
         if self.claims_of and self.claims_of not in reproductions():
             raise ValueError(unknown("claims_of", self.claims_of, reproductions()))
-        said = [(claim.row, claim.than, claim.column) for claim in self.claims]
-        if twice := next((claim for claim in said if said.count(claim) > 1), None):
-            raise ValueError("the claim {} > {}, {} stands twice".format(*twice))
+        said = [claim.words for claim in self.claims]
+        if twice := next((words for words in said if said.count(words) > 1), ""):
+            raise ValueError(f"the claim {twice} stands twice")
         for claim in self.claims:
             for title in (claim.row, claim.than):
                 if claim.column not in papers.get(title, ()):

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from perennial.common.config import RunConfig, sentence
-from perennial.common.errors import PlugInError, RunStopped, UserError, from_outside, printable
+from perennial.common.errors import PlugInError, RunStopped, UserError, from_outside, in_words, printable
 from perennial.common.files import write_text
 from perennial.common.tracebacks import NAME, Tracebacks
 from perennial.server.folder import PRUNED, RunFolder
@@ -418,8 +418,7 @@ def _raised(error: Exception, path: Path) -> str:
     """An exception of our own code in words, with its last line; its traceback stays in the run folder."""
     Tracebacks(path / NAME).first(error)
     last = traceback.extract_tb(error.__traceback__)[-1]
-    what = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}".removesuffix(": ")
-    return printable(f"{what} ({last.filename}, line {last.lineno}); {path / NAME} has its traceback")
+    return printable(f"{in_words(error)} ({last.filename}, line {last.lineno}); {path / NAME} has its traceback")
 
 
 def _damaged(config: RunConfig, path: Path, error: UserError) -> Outcome:
