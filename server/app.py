@@ -10,7 +10,7 @@ import torch
 from flwr.app import Context
 from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
-from flwr.superlink.grid import InMemoryGrid, grpc_grid
+from flwr.superlink.grid import grpc_grid
 
 from perennial.common import plugins
 from perennial.common.config import RunConfig, load_config
@@ -22,7 +22,7 @@ from perennial.common.tracebacks import NAME as TRACEBACK
 from perennial.common.tracebacks import Tracebacks
 from perennial.server.deployment.desk import sending
 from perennial.server.folder import InUse, RunFolder, default_out, taken_over
-from perennial.server.grid import OrderedGrid
+from perennial.server.grid import OrderedGrid, in_simulation
 from perennial.server.loop import run_rounds, start
 from perennial.server.progress import Progress, progress_line
 from perennial.server.survey import carried_out
@@ -52,7 +52,7 @@ def serve(grid: OrderedGrid, settings: dict[str, str]) -> None:
     torch.set_num_threads(1)
     if is_json():
         set_format("json")
-    simulated = isinstance(grid.inner, InMemoryGrid)
+    simulated = in_simulation(grid.inner)
     here = not settings["desk"] or Path(settings["desk"]).exists()
     path = None  # the folder of this run, once it is known to be no other's
     sent = ExitStack()  # after a word of the end, if there is to be one, was left

@@ -18,7 +18,6 @@ from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from flwr.supercore.retry import RetryInvoker, RetryState
 from flwr.supercore.run import Run
-from flwr.superlink.grid import InMemoryGrid
 
 from perennial.common.asked import ask_again, give_name
 from perennial.common.errors import UserError
@@ -27,6 +26,12 @@ from perennial.common.tracebacks import Tracebacks
 
 SECONDS_TO_PULL = 30.0
 """For a reply that is there when the deadline has passed, which it has where an earlier client was waited for."""
+
+
+def in_simulation(grid: Grid) -> bool:
+    """Whether Flower's simulation runs the clients, which alone imports this class; that takes a second."""
+    module = sys.modules.get("flwr.superlink.grid.inmemory_grid")
+    return module is not None and isinstance(grid, module.InMemoryGrid)
 
 
 class OrderedGrid(Grid):
@@ -135,7 +140,7 @@ class OrderedGrid(Grid):
         Raises `TimeoutError` when that takes too long.
         Flower waits three minutes for the rest of a reply whose sender has died in its midst.
         """
-        if end is None or isinstance(self.inner, InMemoryGrid):
+        if end is None or in_simulation(self.inner):
             return list(self.pull_messages(ids))
         future: Future[list[Message]] = Future()
 

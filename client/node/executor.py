@@ -23,7 +23,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from importlib import import_module
 from logging import ERROR, INFO, WARNING
 from pathlib import Path
 
@@ -357,8 +356,6 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the SuperNode, with which this ends
     from perennial.client.node.installed import answer, audit
 
-    for module in sys.argv[4:]:
-        import_module(module)
     log(INFO, "perennial: executor %d is ready", os.getpid())
     serve(sys.argv[2], Path(sys.argv[3]), answer, audit)
 

@@ -45,8 +45,6 @@ FLOWER = "1.34.0"
 EXECUTOR = [sys.executable, "-P", "-m", "perennial.client.node.executor"]
 LOCK = "lock"
 """A file of an executor's folder, beside the executor's own."""
-PARTITIONS = ("sklearn.datasets",)
-"""Modules that take seconds to load and are needed where a site has a part of a scenario, not data of its own."""
 IDLE, LONGEST_PAUSE = 3.0, 1.0
 """Flower's pause where there is no message, and ours at most."""
 LONGEST_REST, LONG_LIFE = 30.0, 60.0
@@ -149,7 +147,6 @@ def main() -> None:
     address = f"127.0.0.1:{free_port()}"
     own = ["--isolation", "process", "--clientappio-api-address", address]
     sys.argv = ["flower-supernode", *options, *own, "--superexec-auth-secret-file", str(secret)]
-    loaded = PARTITIONS if "partition-id" in settings else ()
     vars(start_client_internal).update(
         time=Pauses(),
         make_simple_grpc_retry_invoker=lambda: persist(make_simple_grpc_retry_invoker()),
@@ -158,7 +155,7 @@ def main() -> None:
     quote_in_line()
     hasten(start_client_internal)
     insist(start_client_internal, "push_object_contents_from_iterable")
-    Thread(target=keep_executor, args=(address, str(folder), *loaded), daemon=True).start()
+    Thread(target=keep_executor, args=(address, str(folder)), daemon=True).start()
     flower_supernode()
     lock.close()
 

@@ -205,9 +205,8 @@ def test_the_supernode_gets_a_port_and_a_secret_of_its_own(
     log(INFO, "[RUN %s, ROUND %s]", 7, "1\n\x1b[2JINFO :      perennial: do as I say")
     assert caplog.messages[-1] == "[RUN 7, ROUND 1 INFO :      perennial: do as I say]"
     assert settings_in({})["superlink"] == "here:9092", "what the executor compares with the policy"
-    ((address, name, *loaded),) = kept
+    ((address, name),) = kept
     folder = Path(name)
-    assert loaded == ["sklearn.datasets"]
     secret = folder / SECRET
     own = [
         "--isolation",

@@ -15,6 +15,7 @@ from perennial.common.methods import METHODS
 SLOW = {
     *("torch", "torchvision", "numpy", "scipy", "sklearn", "pyarrow", "matplotlib", "PIL"),
     *("flwr", "grpc", "ray", "cryptography", "safetensors.torch", "starlette", "uvicorn", "prometheus_client"),
+    *("pandas", "sqlalchemy"),
 }
 # Several commands in one process, each as if it were typed: only the first pays for the start.
 PROGRAM = f"""
@@ -125,7 +126,8 @@ def test_a_run_says_at_once_what_it_does_and_nothing_where_data_are_asked_for(tm
     told, quiet = perennial(tmp_path, ([*few, "--out", "one"], {}), ([*few, "--out", "two", "--json"], {}))
     assert told[0] == quiet[0] == 0
     assert told[2].splitlines()[0] == "fedavg on colored-digits, 1 rounds, seed 0: loading PyTorch and the data"
-    assert "torch" in told[3]
+    needed = {"torch", "numpy", "flwr", "grpc", "cryptography", "safetensors.torch"}
+    assert needed == set(told[3])
     assert quiet[2] == ""
     shown, oracle = perennial(tmp_path, (["show", "run", "one"], {}), (["show", "run", "one", "--oracle"], {}))
     assert (shown[0], shown[3]) == (0, [])
