@@ -7,7 +7,7 @@ machine, with a secret that only this user can read. Flower's own files stay as 
 
 - the SuperNode looks for a message after 0.1 s or a fifth of the time that it has waited (1 s at most), not 3 s,
 - and for a reply, and for late parts of a message, every 0.1 s, not every 0.5 s and 1 s,
-- and of the requests of a run that wait for it, it takes the newest alone,
+- and of the requests of a run that wait for it, it takes the newest alone, and the next one after its reply,
 - and what the SuperLink itself fails to do is asked again, for a minute, instead of dropping the message,
 - and what a line of its log quotes from a server stays on that line.
 
@@ -94,6 +94,33 @@ def newest_first(pull_and_store: Callable[..., int | None]) -> Callable[..., int
     return pull
 
 
+def in_step(
+    pull_and_store: Callable[..., int | None], push_replies: Callable[..., None]
+) -> tuple[Callable[..., int | None], Callable[..., None]]:
+    """Have Flower's `_push_messages` end with the reply to what its `_pull_and_store_message` took.
+
+    It ends with any reply. Where a run is stopped while its request comes in, Flower forgets the request, but the
+    executor has it and replies; after which each reply would lie here until the next request, for all runs.
+    """
+    taken = ""
+
+    def pull(*, receive: Callable[[], Found | None], **others: Any) -> int | None:
+        def received() -> Found | None:
+            nonlocal taken
+            if found := receive():
+                taken = found[0].metadata.message_id
+            return found
+
+        return pull_and_store(receive=received, **others)
+
+    def push(*, state: Any, **others: Any) -> None:
+        push_replies(state=state, **others)
+        while taken in state.msg_store:  # until its reply has been sent, or could not be
+            push_replies(state=state, **others)
+
+    return pull, push
+
+
 def folder_of(settings: dict[str, str]) -> Path:
     """The executor's folder: one for each site that keeps its state in the same place, and each SuperLink."""
     who = [settings.get(key, "") for key in ("superlink", "name", "partition-id")]
@@ -147,10 +174,12 @@ def main() -> None:
     address = f"127.0.0.1:{free_port()}"
     own = ["--isolation", "process", "--clientappio-api-address", address]
     sys.argv = ["flower-supernode", *options, *own, "--superexec-auth-secret-file", str(secret)]
+    pull, push = in_step(start_client_internal._pull_and_store_message, start_client_internal._push_messages)
     vars(start_client_internal).update(
         time=Pauses(),
         make_simple_grpc_retry_invoker=lambda: persist(make_simple_grpc_retry_invoker()),
-        _pull_and_store_message=newest_first(start_client_internal._pull_and_store_message),
+        _pull_and_store_message=newest_first(pull),
+        _push_messages=push,
     )
     quote_in_line()
     hasten(start_client_internal)

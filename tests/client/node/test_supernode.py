@@ -11,7 +11,7 @@ import tomllib
 from collections import Counter
 from logging import INFO
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import flwr
@@ -20,10 +20,12 @@ import pytest
 from flwr.app import Message, RecordDict
 from flwr.common import log
 from flwr.common.logger import FLOWER_LOGGER
+from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError, ObjectUnavailableError, pull_objects
 from flwr.supercore.retry import make_simple_grpc_retry_invoker
 from flwr.superlink.grid import grpc_grid
 from flwr.supernode import start_client_internal
+from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
 from perennial.client.node import supernode
 from perennial.client.node.executor import SECRET
@@ -46,7 +48,7 @@ def test_the_pin_has_not_moved() -> None:
         assert vars(module)["pull_objects"] is pull_objects
     assert inspect.signature(pull_objects).parameters["initial_backoff"].default == 1
     assert "retry_invoker = make_simple_grpc_retry_invoker()" in lines
-    assert {"run_id = _pull_and_store_message(", "receive=receive,"} <= set(lines)
+    assert {"run_id = _pull_and_store_message(", "receive=receive,", "_push_messages("} <= set(lines)
     assert lines.count("if (recv := receive()) is None:") == 1
 
 
@@ -121,6 +123,38 @@ def test_of_a_runs_requests_that_wait_the_newest_is_taken_and_no_run_waits_for_a
     assert taken == [(7, "3"), (8, "2"), (7, "4")]
 
 
+def test_the_reply_to_a_request_is_sent_before_the_next_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though a reply is there to one that Flower has forgotten, as its run was stopped while it came in."""
+
+    def named(name: str, message: Message) -> Message:
+        message.metadata.__dict__["_message_id"] = name
+        return message
+
+    requests = [named(name, Message(RecordDict(), 1, "train")) for name in ("forgotten", "wanted")]
+    late, last = (named(f"to {of.metadata.message_id}", Message(RecordDict(), reply_to=of)) for of in requests)
+    store: Any = SimpleNamespace(get_object_tree=lambda _: ObjectTree(), delete=lambda _: None)
+    state = InMemoryNodeState(store)
+
+    def pull_and_store(*, receive: Any, state: InMemoryNodeState) -> int | None:
+        message, _ = receive()
+        state.store_message(message)
+        return None if message is requests[0] else 7
+
+    pull, push = supernode.in_step(pull_and_store, start_client_internal._push_messages)
+    assert [pull(receive=lambda of=of: (of, None), state=state) for of in requests] == [None, 7]
+    state.store_message(late)
+    monkeypatch.setattr(time, "sleep", lambda _: state.store_message(last))
+    sent = list[str]()
+
+    def send(reply: Message, *_: Any) -> tuple[set[str], str]:
+        sent.append(reply.metadata.message_id)
+        return set(), "session"
+
+    push(state=state, object_store=store, send=send, push_object=None)
+    assert sent == ["to forgotten", "to wanted"]
+    assert not state.msg_store
+
+
 class Failed(grpc.RpcError):
     def __init__(self, code: grpc.StatusCode) -> None:
         self.code = lambda: code
@@ -191,7 +225,7 @@ def test_the_supernode_gets_a_port_and_a_secret_of_its_own(
 ) -> None:
     seen, kept = list[list[str]](), list[Any]()
     changed = ("time", "pull_objects", "make_simple_grpc_retry_invoker", "push_object_contents_from_iterable")
-    for name in (*changed, "_pull_and_store_message"):  # to be put back
+    for name in (*changed, "_pull_and_store_message", "_push_messages"):  # to be put back
         monkeypatch.setattr(start_client_internal, name, vars(start_client_internal)[name])
     monkeypatch.setattr(FLOWER_LOGGER, "filters", [])
     monkeypatch.setattr(FLOWER_LOGGER, "propagate", True)
