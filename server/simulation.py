@@ -105,7 +105,8 @@ class Simulation:
 def backend(config: RunConfig) -> dict[str, Any]:
     """What Flower is to ask of Ray: a simulated client's share of the machine, and whose machines."""
     resources = {"num_cpus": config.client_cpus, "num_gpus": config.client_gpus}
-    init = {"address": config.ray_address} if config.ray_address else {}
+    # Ray's dashboard, which nobody sees here, would take seconds to start, and open a port.
+    init = {"address": config.ray_address} if config.ray_address else {"include_dashboard": False}
     return {"client_resources": resources, "init_args": init}
 
 

@@ -14,7 +14,7 @@ from perennial.common.config import load_config
 from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
 
-ROUNDS = 120
+ROUNDS = 60
 COMMAND = [sys.executable, "-c", "from perennial.server.cli.main import main; main()"]
 
 

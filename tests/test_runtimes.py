@@ -37,7 +37,7 @@ from perennial.server.study.runs import Outcome, Summary
 
 pytestmark = pytest.mark.runtimes
 
-LONG = ("rounds=60", "evaluate_every=60")
+LONG = ("rounds=30", "evaluate_every=30")
 Elsewhere = tuple[str, Connection | Simulation]
 PROJECT = Path(__file__).parents[1]
 STOCK = [flower.program("flower-supernode")]
