@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from perennial.common.errors import UserError
 from perennial.common.suggest import unknown
 from perennial.server.folder import RunFolder
 from perennial.server.progress import Progress, Watcher
-from perennial.server.summary import Evaluation, Row
+from perennial.server.summary import Evaluation, Row, overall, worst_site
 
 Write = Callable[[int, Mapping[str, float]], None]
 """Takes a round and its numbers by name."""
@@ -59,7 +59,7 @@ def tracking(kind: str | None, path: Path, config: RunConfig, watch: Watcher) ->
             write = stack.enter_context(writers[kind](module, path, config))
         except Exception as error:  # a place that cannot be written, a server that does not answer
             raise UserError(f"--track {kind} cannot start ({_line(error)})") from None
-        follow = _follower(RunFolder(path), write)
+        follow = _follower(RunFolder(path), write, config.sites_with_data)
 
         def both(progress: Progress) -> None:
             follow()
@@ -69,8 +69,11 @@ def tracking(kind: str | None, path: Path, config: RunConfig, watch: Watcher) ->
         follow()  # on Flower's runtimes the last evaluation may have come after the last round was told
 
 
-def scalars(rows: Iterable[Row]) -> Iterator[tuple[int, dict[str, float]]]:
-    """What trackers draw: training, traffic and clients left out of a round; accuracies if it was evaluated."""
+def scalars(rows: Iterable[Row], sites: Collection[str] = ()) -> Iterator[tuple[int, dict[str, float]]]:
+    """What trackers draw: training, traffic and clients left out of a round; accuracies if it was evaluated.
+
+    `sites` are those that have own data.
+    """
     evaluations: dict[tuple[int, str], list[Row]] = {}
     for row in rows:
         if row["kind"] == "round":
@@ -81,7 +84,8 @@ def scalars(rows: Iterable[Row]) -> Iterator[tuple[int, dict[str, float]]]:
             evaluations.setdefault((row["round"], row["model"]), []).append(row)
     for (number, model), own in evaluations.items():
         found = Evaluation(own).summary()
-        named = {"worst": found["worst"], "average": found["average"], "held-out": found["validation"]}
+        values = {**found, "worst site": worst_site(found["clients"]), "held-out": found["validation"]}
+        named = {name: values[name] for name in (*overall(sites, found["accuracy"]), "held-out")}
         named |= {f"test {environment}": value for environment, value in found["accuracy"].items()}
         yield number, {f"{model}/{name}": value for name, value in named.items() if value is not None}
 
@@ -89,7 +93,7 @@ def scalars(rows: Iterable[Row]) -> Iterator[tuple[int, dict[str, float]]]:
 # ---------------------------------------------------------------------- inside
 
 
-def _follower(folder: RunFolder, write: Write) -> Callable[[], None]:
+def _follower(folder: RunFolder, write: Write, sites: Collection[str] = ()) -> Callable[[], None]:
     offset, waiting, working = 0, list[Row](), True
 
     def follow() -> None:
@@ -100,7 +104,7 @@ def _follower(folder: RunFolder, write: Write) -> Callable[[], None]:
         ends = [index for index, row in enumerate(waiting, 1) if row["kind"] in ("round", "evaluation-traffic")]
         whole, waiting = waiting[: max(ends, default=0)], waiting[max(ends, default=0) :]
         try:
-            for number, values in scalars(whole) if working else ():
+            for number, values in scalars(whole, sites) if working else ():
                 write(number, values)
         except Exception as error:  # whatever ails a tracker, the run is worth more
             working = False

@@ -46,6 +46,11 @@ def test_scalars_by_hand() -> None:
     assert list(scalars(ROWS)) == approximately([(1, TRAINED), (2, TRAINED), (2, EVALUATED)])
 
 
+def test_of_sites_with_own_data_the_worst_one_is_drawn() -> None:
+    *_, (_, found) = scalars(ROWS, sites=("a", "b"))
+    assert found == pytest.approx({"global/worst site": 0.4, "global/average": 0.6, "global/test red": 0.6})
+
+
 def test_no_evaluation_is_passed_on_before_it_is_whole(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path, toy_config("fedavg"))
     told: list[tuple[int, Any]] = []
