@@ -1,6 +1,5 @@
 """The configuration of a run: defaults < file < command line < `--set`, complete and checked once it is built."""
 
-import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -22,7 +21,7 @@ from perennial.common.model_settings import ModelSettings, Module, Pretrained, m
 from perennial.common.presets import preset_settings
 from perennial.common.privacy import NoMechanism, Privacy, mechanism_class
 from perennial.common.seeding import numpy_generator
-from perennial.common.suggest import meant, unknown
+from perennial.common.suggest import LONGEST_VALUE, meant, sentence, unknown
 
 Engine = Literal["loop", "stack", "auto"]
 """How clients that share a process do their work: one after the other, or those that can as one stack."""
@@ -352,8 +351,6 @@ def _same(part: str, wanted: Any, values: Any) -> bool:
 
 
 S = TypeVar("S", bound=BaseModel)
-LONGEST = 200
-"""Characters of a wrong value that a sentence repeats."""
 
 
 def _checked(settings: type[S], values: Mapping[str, Any], prefix: str = "") -> S:
@@ -361,41 +358,6 @@ def _checked(settings: type[S], values: Mapping[str, Any], prefix: str = "") -> 
         return settings.model_validate(values)
     except ValidationError as error:
         raise UserError(prefix + sentence(error, settings.model_fields)) from None
-
-
-UNION = re.compile(r"(tuple|list|dict)\[.*\]")
-"""What pydantic puts into a place for the type that a value of several possible ones was tried as."""
-
-
-def sentence(error: ValidationError, known: Iterable[str] = ()) -> str:
-    """One sentence for a validation error: the field, the value, what would be right.
-
-    Of the `known` fields the closest is named where there is no such field.
-    """
-    first, *others = error.errors()
-    parts = [str(part) for part in first["loc"]]
-    where = ".".join(part for part in parts if not UNION.fullmatch(part))[:LONGEST] or error.title
-    if first["type"] == "extra_forbidden":
-        text = f"{where}: there is no such setting{meant(where, known)}"
-    elif first["type"] == "missing":
-        text = f"{where}: a value is missing"
-    elif first["type"] == "union_tag_invalid":
-        key, tags = (first["ctx"][name].replace("'", "") for name in ("discriminator", "expected_tags"))
-        text = f"{where}: {unknown(key, first['ctx']['tag'], tags.split(', '))}"
-    elif first["type"] == "too_long":
-        text = f"{where}: there are {first['ctx']['actual_length']}, and {first['ctx']['max_length']} are the most"
-    elif not first["loc"] and first["type"] == "value_error":
-        text = str(first["ctx"]["error"])  # a rule between fields, which names them
-    else:
-        value = repr(first["input"])
-        value = value if len(value) <= LONGEST else f"{value[:LONGEST]}…"
-        why = first["msg"].removeprefix("Value error, ")
-        if first["type"] == "tuple_type":
-            why = 'write a list, such as ["a", "b"]'
-        elif first["input"] != first["input"]:  # NaN fails whichever bound comes first
-            why = "it must be a number"
-        text = f"{where}: {value} is not possible; {why[0].lower()}{why[1:]}"
-    return text + (f" (and {len(others)} more)" if others else "")
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -459,8 +421,8 @@ def _assignment(setting: str, method: type[Method], scenario: type[Scenario]) ->
     except ValueError:
         if text.startswith(("[", "{")):  # what a shell leaves of a list of names without quotes around it
             raise UserError(
-                f"--set {key}: {text[:LONGEST]} is no list or table of TOML; names in it stand in double quotes, "
-                f"""and all of it in single ones, as in --set '{key}=["a", "b"]'"""
+                f"--set {key}: {text[:LONGEST_VALUE]} is no list or table of TOML; names in it stand in double "
+                f"""quotes, and all of it in single ones, as in --set '{key}=["a", "b"]'"""
             ) from None
         value = text
     part, dot, name = key.partition(".")

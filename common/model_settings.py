@@ -1,6 +1,5 @@
 """The settings of every model: what a person may choose of it. `models.py` builds and runs them."""
 
-import difflib
 import re
 from abc import ABC
 from collections.abc import Mapping
@@ -11,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError,
 from perennial.common import plugins
 from perennial.common.errors import UserError
 from perennial.common.knobs import knob
-from perennial.common.suggest import unknown
+from perennial.common.suggest import sentence, unknown
 
 
 class ModelSettings(BaseModel, ABC):
@@ -288,20 +287,7 @@ def model_settings(values: Mapping[str, Any]) -> ModelSettings:
     try:
         return kind(**values)
     except ValidationError as error:
-        raise UserError(_sentence(name, kind, error)) from None
-
-
-def _sentence(name: str, kind: type[ModelSettings], error: ValidationError) -> str:
-    """The first of pydantic's complaints, in one sentence."""
-    first = error.errors()[0]
-    field = ".".join(map(str, first["loc"]))
-    fields = kind.model_fields
-    if field == "name":
-        return f"model.name: {name[:200]!r} is not possible; write MODULE:NAME, such as my_package:Net"
-    if first["type"] == "extra_forbidden":
-        close = difflib.get_close_matches(field, fields, n=1)
-        return f"model {name!r} has no field {field!r}" + (f"; did you mean {close[0]!r}?" if close else "")
-    said = first["msg"].removeprefix("Value error, ")
-    if not field:
-        return f"model {name!r}: {said}"
-    return f"model {name!r}: {field} = {first['input']!r:.200}, but {said[0].lower()}{said[1:]}"
+        if kind is Module and error.errors()[0]["loc"] == ("name",):
+            text = f"model.name: {name[:200]!r} is not possible; write MODULE:NAME, such as my_package:Net"
+            raise UserError(text) from None
+        raise UserError(f"model.{sentence(error, kind.model_fields)}") from None

@@ -406,7 +406,7 @@ def _named(module: ModuleType, base: Any) -> dict[str, Any]:
 
 def _made(module: ModuleType, kind: Any) -> Any:
     """A settings class with its defaults. Raises `UserError`."""
-    from perennial.common.config import sentence
+    from perennial.common.suggest import sentence
 
     try:
         usual = kind()

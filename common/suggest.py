@@ -1,12 +1,19 @@
-"""The sentence for a name that does not exist, and names that may be one that is spelt in several ways."""
+"""The sentence for a name or value that is not possible, and names that may be one, spelt in several ways."""
 
+import re
 import unicodedata
 from collections.abc import Iterable
 from decimal import Decimal, InvalidOperation
 from difflib import get_close_matches
 
+from pydantic import ValidationError
+
 LONGEST = 100
 """Letters of a name that are looked at and shown: finding what is like it takes the square of its length."""
+LONGEST_VALUE = 200
+"""Characters of a wrong value that a sentence repeats."""
+UNION = re.compile(r"(tuple|list|dict)\[.*\]")
+"""What pydantic puts into a place for the type that a value of several possible ones was tried as."""
 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> str:
@@ -20,6 +27,37 @@ def meant(name: object, known: Iterable[str]) -> str:
     names = {other.casefold(): other for other in sorted(known, reverse=True)}
     close = get_close_matches(str(name)[:LONGEST].casefold(), sorted(names), n=1)
     return f"; did you mean {names[close[0]]!r}?" if close else ""
+
+
+def sentence(error: ValidationError, known: Iterable[str] = ()) -> str:
+    """One sentence for a validation error: the field, the value, what would be right.
+
+    Of the `known` fields the closest is named where there is no such field.
+    """
+    first, *others = error.errors()
+    parts = [str(part) for part in first["loc"]]
+    where = ".".join(part for part in parts if not UNION.fullmatch(part))[:LONGEST_VALUE] or error.title
+    if first["type"] == "extra_forbidden":
+        text = f"{where}: there is no such setting{meant(where, known)}"
+    elif first["type"] == "missing":
+        text = f"{where}: a value is missing"
+    elif first["type"] == "union_tag_invalid":
+        key, tags = (first["ctx"][name].replace("'", "") for name in ("discriminator", "expected_tags"))
+        text = f"{where}: {unknown(key, first['ctx']['tag'], tags.split(', '))}"
+    elif first["type"] == "too_long":
+        text = f"{where}: there are {first['ctx']['actual_length']}, and {first['ctx']['max_length']} are the most"
+    elif not first["loc"] and first["type"] == "value_error":
+        text = str(first["ctx"]["error"])  # a rule between fields, which names them
+    else:
+        value = repr(first["input"])
+        value = value if len(value) <= LONGEST_VALUE else f"{value[:LONGEST_VALUE]}…"
+        why = first["msg"].removeprefix("Value error, ")
+        if first["type"] == "tuple_type":
+            why = 'write a list, such as ["a", "b"]'
+        elif first["input"] != first["input"]:  # NaN fails whichever bound comes first
+            why = "it must be a number"
+        text = f"{where}: {value} is not possible; {why[0].lower()}{why[1:]}"
+    return text + (f" (and {len(others)} more)" if others else "")
 
 
 def alike(names: Iterable[str]) -> list[tuple[str, ...]]:

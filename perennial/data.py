@@ -82,9 +82,9 @@ def from_arrays(
     import numpy as np
     from pydantic import ValidationError
 
-    from perennial.common.config import sentence
     from perennial.common.data.scenarios.arrays import TRAIN, Arrays, digest_of
     from perennial.common.data.scenarios.own import BALANCED, balanced
+    from perennial.common.suggest import sentence
 
     if not isinstance(clients, Mapping):
         raise UserError(

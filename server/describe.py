@@ -20,12 +20,11 @@ from pydantic import ValidationError
 from perennial.client.app import OneHandlerApp
 from perennial.client.node.survey import Respondent
 from perennial.client.settings import Consent
-from perennial.common.config import sentence
 from perennial.common.data.columns import LEAST
 from perennial.common.data.own import LABEL, TABLES, Found, read, shown
 from perennial.common.data.scenarios.own import SITE, SITE_TEXT, OwnData
 from perennial.common.errors import UserError
-from perennial.common.suggest import unknown
+from perennial.common.suggest import sentence, unknown
 from perennial.common.survey import Question, Rule, Spellings, all_names, spelt_alike
 from perennial.server.grid import LocalGrid
 from perennial.server.local import number

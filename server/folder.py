@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, NonNegativeInt, TypeAdapter, ValidationError
 from safetensors import SafetensorError
 
-from perennial.common.config import RunConfig, load_config, sentence
+from perennial.common.config import RunConfig, load_config
 from perennial.common.data.scenarios.arrays import Arrays
 from perennial.common.errors import UserError
 from perennial.common.files import (
@@ -38,6 +38,7 @@ from perennial.common.files import (
 )
 from perennial.common.logs import logged_to
 from perennial.common.privacy import Clipping
+from perennial.common.suggest import sentence
 from perennial.server.inputs import digests, must_be_as_imported
 from perennial.server.summary import summarise
 

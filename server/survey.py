@@ -18,13 +18,13 @@ from flwr.app import ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from perennial.common.config import load_config, sentence
+from perennial.common.config import load_config
 from perennial.common.data.columns import MOST_CATEGORIES, AnyColumn, CategoryColumn, NumberColumn
 from perennial.common.data.own import in_order
 from perennial.common.data.scenarios.own import SITE, OwnData, balanced
 from perennial.common.errors import RunStopped, UserError, some_of
 from perennial.common.methods.base import Method
-from perennial.common.suggest import meant, unknown
+from perennial.common.suggest import meant, sentence, unknown
 from perennial.common.survey import (
     BINS,
     LIMBS,

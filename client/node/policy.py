@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from perennial.client.node.survey import asked_in, of_survey
 from perennial.client.request import checked
-from perennial.common.config import Task, parse_task, sentence
+from perennial.common.config import Task, parse_task
 from perennial.common.errors import UserError
 from perennial.common.methods import method_class
 from perennial.common.metrics import COUNTED
@@ -22,6 +22,7 @@ from perennial.common.ranking import BATCH
 from perennial.common.scores import SCORES
 from perennial.common.secagg import ACTIONS, TERMS
 from perennial.common.split import SPLIT
+from perennial.common.suggest import sentence
 from perennial.common.wire import records
 
 

@@ -21,7 +21,6 @@ from perennial.client.node.site import OwnSite
 from perennial.client.secagg import Participant, Vault
 from perennial.client.settings import Consent
 from perennial.client.trainer import Received
-from perennial.common.config import sentence
 from perennial.common.data.columns import LEAST, MOST_CATEGORIES
 from perennial.common.data.own import LABEL, Found, read
 from perennial.common.data.tables import (
@@ -35,6 +34,7 @@ from perennial.common.data.tables import (
 from perennial.common.errors import UserError
 from perennial.common.models import Tensors
 from perennial.common.secagg import ACTIONS, TERMS
+from perennial.common.suggest import sentence
 from perennial.common.survey import (
     BINS,
     MOST_LETTERS,

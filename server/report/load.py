@@ -9,8 +9,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from perennial.common.config import RunConfig, sentence
+from perennial.common.config import RunConfig
 from perennial.common.errors import UserError
+from perennial.common.suggest import sentence
 from perennial.server.folder import RunFolder
 from perennial.server.study.runs import Selected
 from perennial.server.study.version import NO_NUMBER, name_without_code

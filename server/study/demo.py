@@ -12,11 +12,11 @@ from pydantic import Field, ValidationError, model_validator
 from rich.table import Table
 from rich.text import Text
 
-from perennial.common.config import RunConfig, sentence
+from perennial.common.config import RunConfig
 from perennial.common.data.scenarios import SCENARIOS
 from perennial.common.errors import UserError
 from perennial.common.methods import METHODS
-from perennial.common.suggest import unknown
+from perennial.common.suggest import sentence, unknown
 from perennial.server.study.compare import DECIMALS, Entry, Plan, entry_config, measures
 from perennial.server.study.reproduce import DEMO, Part, assignments, columns_of
 from perennial.server.study.runs import Outcome, Selected, Watch, run_all, troubles_of

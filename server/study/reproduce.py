@@ -14,12 +14,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from rich.table import Table
 from rich.text import Text
 
-from perennial.common.config import sentence
 from perennial.common.data.scenario import Scenario
 from perennial.common.data.scenarios import SCENARIOS
 from perennial.common.errors import UserError
 from perennial.common.methods import METHODS, method_class
-from perennial.common.suggest import unknown
+from perennial.common.suggest import sentence, unknown
 from perennial.server.split import Select
 from perennial.server.study import regret
 from perennial.server.study.compare import (

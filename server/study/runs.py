@@ -19,9 +19,10 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from perennial.common.config import RunConfig, sentence
+from perennial.common.config import RunConfig
 from perennial.common.errors import PlugInError, RunStopped, UserError, from_outside, in_words, printable
 from perennial.common.files import write_text
+from perennial.common.suggest import sentence
 from perennial.common.tracebacks import NAME, Tracebacks
 from perennial.server.folder import PRUNED, RunFolder
 from perennial.server.split import Select

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 from rich.table import Table
 
-from perennial.common.config import RunConfig, sentence
+from perennial.common.config import RunConfig
 from perennial.common.errors import UserError
 from perennial.common.knobs import Search
 from perennial.common.methods.base import Method
 from perennial.common.seeding import numpy_generator
+from perennial.common.suggest import sentence
 from perennial.server.study.runs import Outcome
 from perennial.server.summary import overall, site_means, worst_site
 from perennial.server.words import percent

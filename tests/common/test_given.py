@@ -538,8 +538,11 @@ OWN = "model.name=own_modules:"
             [OWN + "Plain", "model.weights=more.pt"],
             ["more.pt has 'mystery', which model 'own_modules:Plain' has not"],
         ),
-        ([OWN + "Plain", "model.freeze=all"], ["freeze = 'all', but input should be 'none' or 'featurizer'"]),
-        (["model.freeze=featurizer"], ["model 'mlp' has no field 'freeze'"]),
+        (
+            [OWN + "Plain", "model.freeze=all"],
+            ["model.freeze: 'all' is not possible; input should be 'none' or 'featurizer'"],
+        ),
+        (["model.freeze=featurizer"], ["model.freeze: there is no such setting"]),
     ],
 )
 def test_a_wrong_input_is_one_sentence_and_exit_code_2(

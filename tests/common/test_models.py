@@ -249,22 +249,22 @@ def test_one_logit_is_binary_cross_entropy() -> None:
         ({}, "a model needs a name (there are: cnn-groupnorm, cnn-large,"),
         ({"name": "reznet18"}, "unknown model 'reznet18'; did you mean 'resnet18'? (there are: cnn-"),
         ({"name": ["mlp"]}, "unknown model \"['mlp']\"; "),
-        ({"name": "mlp", "hiden": [4]}, "model 'mlp' has no field 'hiden'; did you mean 'hidden'?"),
-        ({"name": "logistic", "zzz": 1}, "model 'logistic' has no field 'zzz'"),
+        ({"name": "mlp", "hiden": [4]}, "model.hiden: there is no such setting; did you mean 'hidden'?"),
+        ({"name": "logistic", "zzz": 1}, "model.zzz: there is no such setting"),
         (
             {"name": "mlp", "activation": "gelu"},
-            "model 'mlp': activation = 'gelu', but input should be 'relu' or 'elu'",
+            "model.activation: 'gelu' is not possible; input should be 'relu' or 'elu'",
         ),
-        ({"name": "mlp", "hidden": [4, 0]}, "model 'mlp': hidden.1 = 0, but input should be greater than 0"),
+        ({"name": "mlp", "hidden": [4, 0]}, "model.hidden.1: 0 is not possible; input should be greater than 0"),
         (
             {"name": "mlp", "hidden": [4], "head_layers": 2},
-            "model 'mlp': head_layers = 2, but hidden has 1 layer(s)",
+            "model.head_layers = 2, but hidden has 1 layer(s)",
         ),
         (
             {"name": "mlp", "head_layers": 1, "linear_features": True},
-            "model 'mlp': linear_features needs a hidden layer that head_layers leaves to the featurizer",
+            "model.linear_features needs a hidden layer that head_layers leaves to the featurizer",
         ),
-        ({"name": "resnet18", "head_hidden": -1}, "model 'resnet18': head_hidden = -1, but input should be"),
+        ({"name": "resnet18", "head_hidden": -1}, "model.head_hidden: -1 is not possible; input should be"),
     ],
 )
 def test_wrong_settings_are_told_in_one_sentence(values: dict[str, object], sentence: str) -> None:

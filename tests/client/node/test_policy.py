@@ -279,7 +279,7 @@ def test_what_a_server_says_makes_no_long_line(tmp_path: Path) -> None:
     task = json.dumps({**json.loads(run_of().task()), "model": {"name": "mlp", "hidden": "x" * 10**6}})
     message = asked(run_of())
     message.content.config_records[CONFIG]["task"] = task
-    with pytest.raises(UserError, match=r"hidden = 'x+, but input should be a valid") as caught:
+    with pytest.raises(UserError, match=r"model\.hidden: 'x+… is not possible; write a list") as caught:
         parse_task(task)
     assert len(caught.value.told) < 1000
     for error in (UserError("é" * 10**6), ValueError("x" * 10**6)):
