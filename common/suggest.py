@@ -53,7 +53,7 @@ def sentence(error: ValidationError, known: Iterable[str] = ()) -> str:
         value = value if len(value) <= LONGEST_VALUE else f"{value[:LONGEST_VALUE]}…"
         why = first["msg"].removeprefix("Value error, ")
         if first["type"] == "tuple_type":
-            why = 'write a list, such as ["a", "b"]'
+            why = 'write a list, such as ["a", "b"] or [1, 2]'
         elif first["input"] != first["input"]:  # NaN fails whichever bound comes first
             why = "it must be a number"
         text = f"{where}: {value} is not possible; {why[0].lower()}{why[1:]}"
