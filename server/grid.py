@@ -29,7 +29,7 @@ SECONDS_TO_PULL = 30.0
 
 
 def in_simulation(grid: Grid) -> bool:
-    """Whether Flower's simulation runs the clients, which alone imports this class; that takes a second."""
+    """Whether Flower's simulation runs the clients. Its class, a second's import, is there where it does."""
     module = sys.modules.get("flwr.superlink.grid.inmemory_grid")
     return module is not None and isinstance(grid, module.InMemoryGrid)
 
