@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import ValidationError
 
 from perennial.common.errors import PlugInError, RunStopped, UserError, from_outside, in_words
-from perennial.common.suggest import unknown
+from perennial.common.suggest import sentence, unknown
 from perennial.common.tracebacks import Tracebacks
 
 if TYPE_CHECKING:
@@ -406,8 +406,6 @@ def _named(module: ModuleType, base: Any) -> dict[str, Any]:
 
 def _made(module: ModuleType, kind: Any) -> Any:
     """A settings class with its defaults. Raises `UserError`."""
-    from perennial.common.suggest import sentence
-
     try:
         usual = kind()
         kind.model_validate(values := usual.model_dump(warnings=False))  # making it checks no defaults

@@ -118,6 +118,14 @@ def overall(sites: Collection[str], environments: Collection[str]) -> tuple[str,
     return ("worst site",) * bool(sites) + ("worst",) * (several or not sites) + ("average",)
 
 
+def overall_of(
+    found: Mapping[str, Any], sites: Collection[str], environments: Collection[str]
+) -> dict[str, float | None]:
+    """What `overall` names, of a model's accuracies (`Evaluation.summary`)."""
+    names = overall(sites, environments)
+    return {name: worst_site(found["clients"]) if name == "worst site" else found[name] for name in names}
+
+
 def area_means(areas: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """Of each kind of area, the mean over the test environments that have it."""
     found = {name: [own[name] for own in areas.values() if name in own] for name in AREAS}

@@ -144,12 +144,12 @@ def alone(folder: Path) -> IO[str]:
     return lock
 
 
-def keep_executor(*arguments: str) -> NoReturn:
+def keep_executor(address: str, folder: str) -> NoReturn:
     """Start an executor again whenever it ends."""
     rest = 0.0
     while True:
         begun = time.monotonic()
-        command = [*EXECUTOR, str(os.getpid()), *arguments]
+        command = [*EXECUTOR, str(os.getpid()), address, folder]
         code = subprocess.Popen(command, stdin=subprocess.DEVNULL).wait()
         log(WARNING, "perennial: the executor ended with exit code %d; it is started again", code)
         rest = 0.0 if time.monotonic() - begun > LONG_LIFE else min(2 * rest + 1, LONGEST_REST)

@@ -18,9 +18,9 @@ from perennial.server.summary import (
     by_part,
     changed_line,
     overall,
+    overall_of,
     site_means,
     summarise,
-    worst_site,
 )
 from perennial.server.words import members, percent, size
 
@@ -122,9 +122,9 @@ def accuracy_table(summary: dict[str, Any], part: str = "") -> Table:
     table.add_section()
     # Where clients' test sets are of one size, the two means are the same number.
     unequal = any(percent(found["pooled"]) != percent(found["average"]) for _, found in columns)
+    numbers = [{**overall_of(found, sites, environments), "pooled": found["pooled"]} for _, found in columns]
     for row in overall(sites, environments) + ("pooled",) * unequal:
-        values = [worst_site(found["clients"]) if row == "worst site" else found[row] for _, found in columns]
-        table.add_row(row, *map(percent, values), style="bold")
+        table.add_row(row, *(percent(own[row]) for own in numbers), style="bold")
     if any(found.get("areas") for _, found in columns):
         table.add_section()
         means = [area_means(found["areas"]) for _, found in columns]

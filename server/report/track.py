@@ -16,7 +16,7 @@ from perennial.common.errors import UserError
 from perennial.common.suggest import unknown
 from perennial.server.folder import RunFolder
 from perennial.server.progress import Progress, Watcher
-from perennial.server.summary import Evaluation, Row, overall, worst_site
+from perennial.server.summary import Evaluation, Row, overall_of
 
 Write = Callable[[int, Mapping[str, float]], None]
 """Takes a round and its numbers by name."""
@@ -84,8 +84,7 @@ def scalars(rows: Iterable[Row], sites: Collection[str] = ()) -> Iterator[tuple[
             evaluations.setdefault((row["round"], row["model"]), []).append(row)
     for (number, model), own in evaluations.items():
         found = Evaluation(own).summary()
-        values = {**found, "worst site": worst_site(found["clients"]), "held-out": found["validation"]}
-        named = {name: values[name] for name in (*overall(sites, found["accuracy"]), "held-out")}
+        named = {**overall_of(found, sites, found["accuracy"]), "held-out": found["validation"]}
         named |= {f"test {environment}": value for environment, value in found["accuracy"].items()}
         yield number, {f"{model}/{name}": value for name, value in named.items() if value is not None}
 

@@ -74,7 +74,10 @@ def test_another_model_drops_the_scenarios_settings() -> None:
             ["test_sites=[client-0]"],
             ["--set test_sites: [client-0] is no list", """--set 'test_sites=["a", "b"]'"""],
         ),
-        (["test_sites=client-0"], ["test_sites: 'client-0' is not possible; write a list, such as"]),
+        (
+            ["test_sites=client-0"],
+            ["""test_sites: 'client-0' is not possible; write a list, such as ["a", "b"] or [1, 2]"""],
+        ),
         (["learning_rate=nan"], ["method.learning_rate: nan is not possible; it must be a number"]),
     ],
 )
