@@ -372,6 +372,12 @@ def reproduce_table(
                 f"--config {config} is not possible; a paper's table belongs to the paper's own scenario, and "
                 f"`perennial compare --methods … --config {config}` is for data of your own"
             )
+    with sentences():
+        if check and not page:
+            raise UserError("--check is for --overview FILE: it compares that page with what is kept")
+        for option, place in (("--keep", results), ("--figures", figures)):
+            if place and place.exists() and not place.is_dir():
+                raise UserError(f"{option} {place} is a file; name a folder")
     if name is None or page:
         with sentences():
             if name or not page:
@@ -389,7 +395,7 @@ def reproduce_table(
                 if row not in full.methods:
                     raise UserError(unknown("row", row, full.methods))
         size = replace(full, rounds=rounds or full.rounds, seeds=seeds or full.seeds, trials=count or full.trials)
-        size = replace(size, methods=tuple(only or full.methods))
+        size = replace(size, methods=tuple(dict.fromkeys(only or full.methods)))
         _print_regret(size, folder, jobs, data_root, device, as_json, results, figures)
         return
     from perennial.server.study.compare import compare, comparison_lines, trouble_lines, with_baselines
@@ -430,9 +436,9 @@ def reproduce_table(
         if results:
             keep(name, table, comparison, quick, plan.select, results)
     if as_json:
-        out.print_json(data=reproduction_json(table, comparison))
+        out.print_json(data=reproduction_json(table, comparison, quick))
     else:
-        print_tables(reproduction_table(table, comparison))
+        print_tables(reproduction_table(table, comparison, quick))
         lines = [*remark_lines(table, comparison), *comparison_lines(comparison)]
         out.print("\n".join(lines), highlight=False, soft_wrap=True)
         print_troubles(trouble_lines(comparison))
@@ -463,7 +469,7 @@ def _overview(page: Path, results: Path, check: bool) -> None:
         if not check:
             for file, text in made.items():
                 write_text(file, text)
-        elif any(not file.is_file() or file.read_text(encoding="utf-8") != text for file, text in made.items()):
+        elif any(not file.is_file() or file.read_bytes() != text.encode() for file, text in made.items()):
             err.print(f"{page} is not what {results} says; make it with `perennial reproduce --overview {page}`")
             raise typer.Exit(1)
 

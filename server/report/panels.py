@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from math import isnan, nan
 from typing import Any
 
-import numpy as np
-
 from perennial.common.scores import GROUPS
 from perennial.server.report import figures
 from perennial.server.report.load import Run
@@ -14,6 +12,7 @@ from perennial.server.report.results import Result, over_seeds
 from perennial.server.report.tables import environments_of, titled
 from perennial.server.study.compare import Spread
 from perennial.server.study.runs import Selected
+from perennial.server.summary import site_means
 from perennial.server.words import members
 
 
@@ -115,9 +114,7 @@ def curve_line(style: int, means: Mapping[int, Spread | None], factor: float = 1
 
 
 def _client_line(style: int, picked: Iterable[Selected]) -> figures.Line:
-    accuracies = sorted(
-        float(np.mean(list(own.values()))) for one in picked for own in one.clients.values() if own
-    )
+    accuracies = sorted(mean for one in picked for mean in site_means(one.clients).values())
     shares = [100 * (index + 0.5) / len(accuracies) for index in range(len(accuracies))]
     return figures.Line(style, shares, [100 * value for value in accuracies])
 

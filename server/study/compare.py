@@ -16,12 +16,22 @@ from perennial.common.errors import UserError
 from perennial.common.methods import METHODS, method_class
 from perennial.common.presets import TUNED, presets
 from perennial.common.suggest import unknown
-from perennial.server.folder import RunFolder
+from perennial.server.folder import understood
 from perennial.server.rows import Table
 from perennial.server.split import Select
 from perennial.server.study.choose import SHUT, Verdict, advice, search_each, with_references
 from perennial.server.study.prune import grouped
-from perennial.server.study.runs import Followed, Outcome, Selected, Standing, Watch, older, run_all, troubles_of
+from perennial.server.study.runs import (
+    Followed,
+    Outcome,
+    Selected,
+    Standing,
+    Watch,
+    older,
+    run_all,
+    troubles_of,
+    with_log,
+)
 from perennial.server.study.sweep import differences, equals, key_of, tie, trials
 from perennial.server.study.version import run_name
 from perennial.server.summary import AREAS, SELECTIONS, SPLIT, area_means, overall, site_means, summarise
@@ -279,7 +289,7 @@ def compare(plan: Plan, out: Path, jobs: int, watch: Watch = lambda _: None) -> 
         [config for configs in rest.values() for config in configs], out, jobs, followed, followed.standing
     )
     by_label = zip(rest, grouped(others, rest.values()), strict=True)
-    outcomes = {label: ended.get(label, []) + own for label, own in by_label}
+    outcomes = {label: list(map(with_log, ended.get(label, []) + own)) for label, own in by_label}
 
     selections = (*SELECTIONS, *([SPLIT] if places else []), *(["oracle"] if plan.oracle else []))
     choices, rows = [], []
@@ -289,7 +299,10 @@ def compare(plan: Plan, out: Path, jobs: int, watch: Watch = lambda _: None) -> 
         label, number = entry.label, chosen[entry.label]
         if number is None:
             choices.append(Choice(label, entry.method, None, {}, []))
-            troubles.append(f"{label}: none of {plan.trials} trials can be judged, so it has no rows")
+            troubles.append(
+                f"{label}: none of {plan.trials} trials can be judged, so it has no rows: they stopped, or "
+                "nothing is held out (validation_fraction)"
+            )
             continue
         drawn = differences(tried[label][number], bases[label])
         runs = [str(outcome.path) for outcome in outcomes[label]]
@@ -566,11 +579,12 @@ def _pick(outcome: Outcome, selection: str, troubles: list[str]) -> Selected | N
     if selection not in ("oracle", SPLIT) or not outcome.summary:
         return outcome.selected(selection)
     try:
-        rows = RunFolder(outcome.path).rows()
+        with understood(outcome.path):
+            made = summarise(outcome.config, outcome.rows(), seconds=0, oracle=True)
     except UserError as error:
         troubles.append(f"{error}; its {selection} numbers are left out")
         return None
-    found = summarise(outcome.config, rows, seconds=0, oracle=True)["models"][outcome.config.method.evaluates[-1]]
+    found = made["models"][outcome.config.method.evaluates[-1]]
     return Selected.model_validate(found[selection]) if selection in found else None
 
 

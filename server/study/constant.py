@@ -51,16 +51,18 @@ def constant_summary(clients: Iterable[tuple[str, ClientData]], classes: int) ->
 
 @plain_torch()  # the runs take up the data that are read here
 def constant_predictor(config: RunConfig, seed: int) -> Selected:
-    """Its accuracies on the data that a run has with a seed.
+    """Its accuracies on the data that a run with a seed is evaluated on.
 
     Raises `UserError` when the data set is not there, or nobody has test samples.
     """
     from perennial.client.host import site_data
 
     task = config.model_copy(update={"seed": seed})
+    evaluated = set(task.evaluated)
     clients = (
         (client, site_data(task, number, None, config.data_folder))
         for number, client in enumerate(config.scenario.client_ids)
+        if client in evaluated
     )
     found = constant_summary(clients, config.scenario.classes)
     if found["worst"] is None:

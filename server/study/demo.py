@@ -19,7 +19,7 @@ from perennial.common.methods import METHODS
 from perennial.common.suggest import sentence, unknown
 from perennial.server.study.compare import DECIMALS, Entry, Plan, entry_config, measures
 from perennial.server.study.reproduce import DEMO, Part, assignments, columns_of
-from perennial.server.study.runs import Outcome, Selected, Watch, run_all, troubles_of
+from perennial.server.study.runs import Outcome, Selected, Watch, run_all, troubles_of, with_log
 from perennial.server.words import percent
 
 ENOUGH = 2.0
@@ -253,7 +253,8 @@ def run_demo(claims: Sequence[Claim], out: Path, jobs: int, watch: Watch = lambd
         for claim in claims
         for own in [_runs(claim)]
     ]
-    outcomes = iter(run_all([config for part in parts for own in part for config in own], out, jobs, watch))
+    runs = [config for part in parts for own in part for config in own]
+    outcomes = map(with_log, run_all(runs, out, jobs, watch))
     from perennial.server.study.constant import constant_predictor  # with PyTorch
 
     findings = []

@@ -177,7 +177,10 @@ def _file_name(name: str, table: Reproduction, size: Plan | Comparison, by: Sele
 def ended_in(run: Path) -> int | None:
     """The round in which a game ended; None where it did not, or there was none."""
     folder = RunFolder(run)
-    rows = folder.rows() if folder.log.is_file() else []
+    try:
+        rows = folder.rows() if folder.log.is_file() else []
+    except UserError:  # the study has named it, and has no numbers of it
+        return None
     return next((row["round"] for row in rows if row["kind"] == "equilibrium"), None)
 
 

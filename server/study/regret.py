@@ -15,7 +15,7 @@ from rich.table import Table
 from perennial.common.config import RunConfig, load_config
 from perennial.common.files import write_text
 from perennial.server.split import Select
-from perennial.server.study.choose import SHUT, choose, with_references
+from perennial.server.study.choose import SHUT, choose, with_references, without
 from perennial.server.study.compare import measures
 from perennial.server.study.leave import LeftOut, leave_one_out
 from perennial.server.study.runs import (
@@ -155,6 +155,9 @@ def measure(
         every = [config for configs in tried for config in configs]
         watch(Standing(0, 0, 0, 0, doing=f"{method} on {scenario}: {len(every)} runs and their references"))
         configs, why_not = with_references(every, out, jobs, watch)
+        if why_not and not any(map(without, every)):  # the folder of a run of references is damaged, or it stopped
+            troubles.append(f"{method} on {scenario}: {why_not}")
+            continue
         outcomes = list(map(with_log, run_all(configs, out, jobs, watch)))
         troubles += troubles_of(outcomes)
         left, leave_not = list[LeftOut | None](), ""

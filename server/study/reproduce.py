@@ -341,20 +341,20 @@ def side_by_side(table: Reproduction, comparison: Comparison) -> list[Line]:
     return theirs + [Line(label, column, None, ours(label, column)) for label in added for column in columns]
 
 
-def is_smaller(table: Reproduction, comparison: Comparison) -> bool:
-    """Whether other rounds or another search make the numbers another thing than the paper's."""
-    search = (table.trials, table.trial_rounds if table.trials > 1 else None)
-    return (comparison.rounds, comparison.trials, comparison.trial_rounds) != (table.rounds, *search)
+def is_smaller(table: Reproduction, comparison: Comparison, quick: bool) -> bool:
+    """Whether other data, rounds or another search make the numbers another thing than the paper's."""
+    whole = (table.rounds, table.trials, table.trial_rounds if table.trials > 1 else None)
+    made = (comparison.rounds, comparison.trials, comparison.trial_rounds)
+    return made != whole or (quick and bool(table.quick.settings))
 
 
-def reproduction_table(table: Reproduction, comparison: Comparison) -> Table:
-    """The paper's table with ours beside it."""
+def reproduction_table(table: Reproduction, comparison: Comparison, quick: bool = False) -> Table:
+    """The paper's table with ours beside it; `quick`: made from its small version."""
     used, whole = _size(comparison), _size(table)
     title = f"{table.title}\n{used}"
-    smaller = is_smaller(table, comparison)
-    if used != whole:
-        title += "\nQUICK VERSION, not comparable with the paper" if smaller else ""
-        title += f" (whole: {whole})"
+    smaller = is_smaller(table, comparison, quick)
+    title += "\nQUICK VERSION, not comparable with the paper" if smaller else ""
+    title += f" (whole: {whole})" if used != whole else ""
     areas = f"; {AREAS_TEXT}" if set(AREAS) & {*table.columns, *table.beside} else ""
     caption = f"accuracy in %{areas}; Δ: ours less the paper's, in brackets if not comparable"
     shown = Table(title=title, caption=caption)
@@ -384,7 +384,7 @@ def remark_lines(table: Reproduction, comparison: Comparison) -> list[str]:
     return [*(f"- {remark}" for remark in table.remarks), *of_rows]
 
 
-def reproduction_json(table: Reproduction, comparison: Comparison) -> dict[str, Any]:
+def reproduction_json(table: Reproduction, comparison: Comparison, quick: bool = False) -> dict[str, Any]:
     """The same as plain data, with the whole comparison."""
     lines = [
         {**asdict(line), "difference": {selection: line.difference(selection) for selection in SELECTIONS}}
@@ -393,7 +393,7 @@ def reproduction_json(table: Reproduction, comparison: Comparison) -> dict[str, 
     about = {
         "title": table.title,
         "source": table.source,
-        "quick": is_smaller(table, comparison),
+        "quick": is_smaller(table, comparison, quick),
         "remarks": remark_lines(table, comparison),
     }
     return {**about, "lines": lines, "comparison": comparison.json()}

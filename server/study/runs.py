@@ -300,7 +300,7 @@ def look(config: RunConfig, path: Path, until: int | None = None) -> Outcome | N
     except UserError as error:
         return _damaged(config, path, error)
     if (path / "error.txt").exists():
-        return _stopped(config, path, (path / "error.txt").read_text(encoding="utf-8").strip())
+        return _stopped(config, path, (path / "error.txt").read_text(encoding="utf-8", errors="replace").strip())
     if until and max(folder.checkpoints(), default=0) >= until:
         return Outcome(config, path)
     return None
@@ -322,7 +322,7 @@ def kept_lines(file: Path, kind: type[T]) -> list[T]:
     Raises `UserError` for a line that does not fit.
     """
     found, line = [], TypeAdapter(kind)
-    for number, text in enumerate(file.read_text(encoding="utf-8").splitlines() if file.is_file() else (), 1):
+    for number, text in enumerate(file.read_bytes().splitlines() if file.is_file() else (), 1):
         try:
             found.append(line.validate_json(text))
         except ValidationError as error:

@@ -13,6 +13,7 @@ from perennial.common.knobs import Search
 from perennial.common.methods.base import Method
 from perennial.common.seeding import numpy_generator
 from perennial.common.suggest import sentence
+from perennial.server.split import Select
 from perennial.server.study.runs import Outcome
 from perennial.server.summary import overall, site_means, worst_site
 from perennial.server.words import percent
@@ -150,7 +151,8 @@ def sweep_table(outcomes: Sequence[Outcome], verdict: "Verdict") -> Table:
         + (f"; in brackets: stopped {pruned.where}" if pruned else ""),
     )
     searched = _searched(outcomes)
-    judged = [name for name, found in (("split", verdict.scores), ("leave-one-out", verdict.left_out)) if found]
+    by_split = bool(verdict.scores) or (pruned is not None and pruned.by is Select.by_split)
+    judged = [name for name, there in (("split", by_split), ("leave-one-out", verdict.left_out)) if there]
     settings = [name.replace("_", "_\n") for name in searched]
     tested = overall(first.sites_with_data, first.scenario.test_environments)
     accuracies = ["held-out\ntraining", *(f"test\n{name}" for name in tested)]

@@ -241,6 +241,16 @@ def test_a_run_that_stopped_fails_the_row_and_is_named(here: Path) -> None:
         assert "0 of 1 claims hold" in page
 
 
+def test_so_does_one_whose_log_is_damaged(two: Path, here: Path) -> None:
+    assert call("--jobs", "1", "--out", "pool").exit_code == 0
+    run = next((here / "pool").glob("fedavg-*"))
+    (run / "metrics.jsonl").write_text('{"kind": "eval')
+    result = call("--jobs", "1", "--out", "pool")
+    assert result.exit_code == 0, result.output
+    assert "failed" in result.stdout
+    assert f"{run.name}/metrics.jsonl line 1 is damaged" in " ".join(result.output.split())
+
+
 def test_how_often_equal_methods_would_pass() -> None:
     """With two degrees of freedom P(t > x) = ½ − x / (2 √(x² + 2))."""
     assert chance(3) == pytest.approx(0.5 - 2 / (2 * 6**0.5))

@@ -459,6 +459,9 @@ def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "cmnist-8.jsonl").write_text("{}\n")
     with pytest.raises(UserError, match=r"cmnist-8\.jsonl, line 1: row: a value is missing"):
         overview(tmp_path, "a.svg")
+    (tmp_path / "cmnist-8.jsonl").write_bytes(b"\xff\xfe\n")
+    with pytest.raises(UserError, match=r"cmnist-8\.jsonl, line 1: .*invalid"):
+        overview(tmp_path, "a.svg")
     none = CliRunner().invoke(
         app, ["reproduce", "--overview", str(tmp_path / "p.md"), "--keep", str(tmp_path / "no")]
     )
@@ -469,6 +472,14 @@ def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
     for ended in (both, neither):
         assert ended.exit_code == 2
         assert "TABLE: name one table, or ask for the page of all claims" in ended.output
+    file = str(tmp_path / "cmnist-8.jsonl")
+    for words, said in (
+        (["--check"], "--check is for --overview FILE"),
+        (["--keep", file], f"--keep {file} is a file; name a folder"),
+        (["--figures", file], f"--figures {file} is a file; name a folder"),
+    ):
+        ended = CliRunner().invoke(app, ["reproduce", "cmnist-8", *words], env={"COLUMNS": "300"})
+        assert (ended.exit_code, said in ended.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("name", sorted(reproductions()))

@@ -20,7 +20,7 @@ from perennial.server.study.choose import Verdict, choose, search
 from perennial.server.study.compare import Plan, compare, comparison_lines, entries_of
 from perennial.server.study.prune import early_round, hopeless
 from perennial.server.study.runs import Outcome, Standing, Summary, run_all, standing_line
-from perennial.server.study.sweep import sweep_rows, trials
+from perennial.server.study.sweep import sweep_rows, sweep_table, trials
 from perennial.server.study.version import run_name
 
 FIXED = ("batch_size=20",)
@@ -279,6 +279,7 @@ def test_none_that_was_stopped_is_chosen(tmp_path: Path) -> None:
     ]
     for select in (Select.held_out, Select.by_split):
         assert choose(only, select).trial is None
+        assert sweep_table(only, choose(only, select)).row_count == len(only)
     ended = run_all([outcomes[gone[0]].config], tmp_path, 1)  # by another study
     assert isinstance(ended[0].summary, Summary)
     again, _ = find(tmp_path)

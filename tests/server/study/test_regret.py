@@ -109,6 +109,7 @@ def test_what_is_kept_is_not_run_again(tmp_path: Path, monkeypatch: pytest.Monke
     assert "toy-oracle │ all others │ – │ – │ – │ – │ 0.00 │ 0 of 1" in " ".join(shown.split())
     assert reproduced("three") == shown
     assert not (tmp_path / "three").exists()
+    assert reproduced("four", "--row", "ditto", "--row", "ditto") == reproduced("four", "--row", "ditto")
     kept.write_text('{"method": "fedavg"}\n')
     damaged = CliRunner().invoke(app, ["reproduce", "selection", "--keep", str(kept.parent)])
     assert damaged.exit_code == 2
@@ -119,6 +120,25 @@ def test_what_is_kept_is_not_run_again(tmp_path: Path, monkeypatch: pytest.Monke
     rule = CliRunner().invoke(app, ["reproduce", "selection", "--select", "split"])
     assert rule.exit_code == 2
     assert "--trial-rounds and --select are not possible" in rule.stderr
+
+
+def test_damaged_references_are_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(scenarios.SCENARIOS, "toy", Toy())
+    monkeypatch.setitem(scenarios.SCENARIOS, "toy-oracle", Toy(oracle=True))
+    size = Size(("fedavg",), ("toy",), rounds=1, seeds=1, trials=2)
+    arguments: Any = (size, tmp_path / "pool", 1, lambda _: None, None, None, tmp_path / "kept")
+    whole, _ = measure(*arguments)
+    (tmp_path / "kept" / "selection.jsonl").unlink()
+    files = {file: file.read_bytes() for file in (tmp_path / "pool").glob("references-*/summary.json")}
+    for file in files:
+        file.write_text("{")
+    cases, troubles = measure(*arguments)
+    assert cases == []
+    assert [trouble.split(": ")[0] for trouble in troubles] == ["fedavg on toy", "fedavg on toy-oracle"]
+    assert all(f"delete {file.parent} to run it again" in " ".join(troubles) for file in files)
+    for file, text in files.items():
+        file.write_bytes(text)
+    assert measure(*arguments) == (whole, [])
 
 
 def test_cases_that_another_process_keeps_meanwhile_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -293,6 +293,10 @@ def test_the_constant_predictor_has_the_data_of_the_run(tmp_path: Path) -> None:
     assert whole.clients["client-1"] == found.clients["client-1"]
     left_out = toy_config("fedavg", f"left_out={Toy().train_environments[0]}")
     assert constant_predictor(left_out, 0).validation != whole.validation
+    some = toy_config("fedavg", "evaluate_clients=2", seed=1)
+    of_two = constant_predictor(some, 1)
+    assert list(of_two.clients) == some.evaluated
+    assert of_two.worst == constant_summary(LocalRuntime(some).data(), 2)["worst"]
 
 
 def test_worst_client_and_bottom_decile() -> None:
@@ -445,23 +449,55 @@ def test_damaged_and_older_folders_are_named_and_skipped(tmp_path: Path) -> None
     assert older(configs, tmp_path) == [aside]
 
 
-def test_a_damaged_run_leaves_the_means_to_the_others(tmp_path: Path) -> None:
+@pytest.mark.parametrize("file", ["config.toml", "summary.json", "metrics.jsonl"])
+def test_a_damaged_run_leaves_the_means_to_the_others(file: str, tmp_path: Path) -> None:
     before = compare(plan("fedavg"), tmp_path, 1)
     path = Path(before.choices[0].runs[1])
-    (path / "config.toml").write_text("seed = [")
+    (path / file).write_bytes((path / file).read_bytes()[:-3] + b"= [")
     after = compare(plan("fedavg"), tmp_path, 1)
     row = after.row("FedAvg", "final")
     assert row
     assert (row.seeds, row.measures["worst"].deviation) == (1, None)
     assert len(after.troubles) == 1
-    assert str(path / "config.toml") in after.troubles[0]
+    assert str(path / file) in after.troubles[0]
     assert after.row("Local", "final") == before.row("Local", "final")
+
+
+def test_a_log_of_another_kind_costs_what_is_read_from_it_alone(tmp_path: Path) -> None:
+    before = compare(plan("fedavg", oracle=True), tmp_path, 1)
+    path = Path(before.choices[0].runs[1])
+    (path / "metrics.jsonl").write_text('{"kind": "evaluation"}\n')
+    after = compare(plan("fedavg", oracle=True), tmp_path, 1)
+    oracle = after.row("FedAvg", "oracle")
+    assert oracle
+    assert oracle.seeds == 1
+    assert after.row("FedAvg", "final") == before.row("FedAvg", "final")
+    (trouble,) = after.troubles
+    assert trouble.startswith(f"the files of {path} are damaged or of another version (KeyError")
+
+
+def test_where_no_trial_can_be_judged_that_is_said(tmp_path: Path) -> None:
+    words = ["compare", "--methods", "fedavg", "--scenario", "colored-digits", "--seeds", "1", "--trials", "2"]
+    more = ["--rounds", "1", "--set", "scenario.validation_fraction=0", "--select", "held-out", "--jobs", "1"]
+    more += ["--out", str(tmp_path / "pool"), "--report", str(tmp_path / "page.html")]
+    result = CliRunner().invoke(app, [*words, *more], env={"COLUMNS": "300"})
+    said = " ".join(result.output.split())
+    assert (
+        "FedAvg: none of 2 trials can be judged, so it has no rows: they stopped, or nothing is held out" in said
+    )
+    assert "perennial: there is no run to report" in said
+    assert result.exit_code == 2
 
 
 def test_a_run_that_stops_is_noted_and_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     diverging = toy_config("fedavg", "learning_rate=10", "weight_decay=1", "momentum=0.99", rounds=200)
     (found,) = run_all([diverging], tmp_path, jobs=1)
     assert "stopped: " in found.trouble
+    file = found.path / "error.txt"
+    why = file.read_bytes()
+    file.write_bytes(b"caf\xe9")
+    assert "stopped: caf�;" in run_all([diverging], tmp_path, jobs=1)[0].trouble
+    file.write_bytes(why)
     monkeypatch.setattr(runs, "carry_out", lambda *_: pytest.fail("run again"))
     assert run_all([diverging], tmp_path, jobs=1) == [found]
 
@@ -711,6 +747,9 @@ def test_the_quick_version_may_have_settings_of_its_own(tmp_path: Path) -> None:
     table = reproduce.load_reproduction("t", tmp_path)
     assert table.plan(quick=False).settings == ("local_steps=2",)
     assert table.plan(quick=True).settings == ("local_steps=2", "model.hidden=[4]", "seed=0")
+    as_long = compare(table.plan(quick=True, rounds=table.rounds, seeds=table.seeds), tmp_path / "pool", 1)
+    assert "QUICK VERSION" in str(reproduce.reproduction_table(table, as_long, quick=True).title)
+    assert reproduce.reproduction_json(table, as_long, quick=True)["quick"]
 
 
 def test_remarks_are_those_of_the_rows_shown(tmp_path: Path) -> None:
