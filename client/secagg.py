@@ -3,6 +3,7 @@
 import json
 import os
 import secrets
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,9 @@ from perennial.common.secagg import (
     vector,
 )
 
+OLD = 86_400.0
+"""Seconds after which nobody waits for what a client remembers."""
+
 
 class Vault:
     """What clients remember from stage to stage, by place: in memory, or in files that only their owner reads."""
@@ -68,6 +72,12 @@ class Vault:
         with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             json.dump(values, file)
         beside.replace(path)
+
+    def forget_old(self) -> None:
+        """Keep nothing of runs and surveys that broke off: who waits for a stage does not wait for a day."""
+        for path in self.folder.glob("*/*/secagg.json") if self.folder else ():
+            if time.time() - path.stat().st_mtime > OLD:
+                path.unlink(missing_ok=True)
 
     def forget(self, place: str) -> None:
         """Keep nothing."""
@@ -102,6 +112,7 @@ class Participant:
 
     def advertise(self, received: Received) -> dict[str, Tensors]:
         """The public halves of two new pairs of keys, for sealing and for masking."""
+        self.vault.forget_old()
         sealing, masking = secrets.token_bytes(KEY_BYTES), secrets.token_bytes(KEY_BYTES)
         self._remember(ADVERTISE, received, {"sealing": sealing.hex(), "masking": masking.hex()})
         return {KEYS: {self.client: as_tensor(public(sealing) + public(masking))}}

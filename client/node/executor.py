@@ -21,18 +21,19 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from logging import ERROR, INFO, WARNING
 from pathlib import Path
+from typing import IO, cast
 
 import grpc
 from flwr.app import Context, Error, Message
 from flwr.common import log
 from flwr.common.constant import ErrorCode, SubStatus
-from flwr.common.serde import context_from_proto, message_from_proto, message_to_proto, run_from_proto
+from flwr.common.serde import context_from_proto, run_from_proto
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
-from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.proto.node_pb2 import Node
 from flwr.proto.runtime_pb2 import (
     ClaimTaskRequest,
@@ -46,8 +47,17 @@ from flwr.proto.runtime_pb2 import (
 from flwr.proto.runtime_pb2_grpc import RuntimeStub
 from flwr.supercore.grpc import create_channel
 from flwr.supercore.heartbeat import HeartbeatSender
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_id,
+    no_object_id_recompute,
+)
 from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
-from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError, pull_and_inflate_object_from_tree
+from flwr.supercore.inflatable.inflatable_utils import (
+    ObjectUnavailableError,
+    inflate_object_from_contents,
+    pull_and_inflate_object_from_tree,
+)
 from flwr.supercore.interceptors import (
     RuntimeTokenClientInterceptor,
     RuntimeVersionClientInterceptor,
@@ -59,7 +69,7 @@ from flwr.supernode.runtime.run_clientapp import push_message, push_task_output
 from google.protobuf.message import DecodeError
 
 from perennial.common.asked import name_of
-from perennial.common.errors import UserError, printable
+from perennial.common.errors import LONGEST, UserError, printable
 from perennial.common.files import PRIVATE
 from perennial.common.flower import LOOK_EVERY, quote_in_line
 from perennial.common.tracebacks import Tracebacks
@@ -154,16 +164,16 @@ class Executor:
 
     def _note(self, work: Work | None) -> None:
         if work:
-            self._put(TASK, work.text().encode())
+            self._put(TASK, [work.text().encode()])
         else:
             (self.folder / TASK).unlink(missing_ok=True)
 
-    def _put(self, name: str, data: bytes) -> None:
+    def _put(self, name: str, parts: Iterable[bytes]) -> None:
         """Write a file, for whoever comes after this process. A full disk costs that alone."""
         beside = self.folder / f"{name}.new"
         try:
             with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, PRIVATE), "wb") as file:
-                file.write(data)
+                file.writelines(parts)
             beside.replace(self.folder / name)
         except OSError as error:
             log(WARNING, "perennial: %s: %s", beside, error.strerror)
@@ -242,7 +252,8 @@ class Executor:
             sentence = f"this site cannot write its audit file, and sends nothing: {error.strerror}"
             return _failure(message, UserError(sentence))
         if not before:
-            self._put(REPLY, asked + message_to_proto(reply).SerializeToString())
+            with no_object_id_recompute():  # or each tensor is hashed for each of its parents
+                self._put(REPLY, chain([asked], written(reply)))
         return reply
 
     def _before(self, message: Message, asked: bytes) -> Message | None:
@@ -252,7 +263,11 @@ class Executor:
         with path.open("rb") as file:
             if file.readline() != asked:
                 return None
-            return _again(message_from_proto(ProtoMessage.FromString(file.read())), message)
+            try:
+                return _again(read(file), message)
+            except (ValueError, KeyError, TypeError, DecodeError):  # as a power cut may leave it
+                log(WARNING, "perennial: %s is damaged; the request is answered anew", path)
+                return None
 
     def _new(self, message: Message, context: Context, run: Run, work: Work) -> Message:
         if work.tries > TRIES:
@@ -298,6 +313,24 @@ def _arrived(stub: RuntimeStub) -> PullAppMessagesResponse:
     raise ExecutorFailed("the SuperNode has a task and no message")
 
 
+def written(reply: Message) -> Iterator[bytes]:
+    """A reply's parts, as they travel, each after its length: takes the room of one tensor, and not of models."""
+    for part in get_all_nested_objects(reply).values():
+        content = part.deflate()
+        yield len(content).to_bytes(8, "little")
+        yield content
+
+
+def read(file: IO[bytes]) -> Message:
+    """What `written` has made. Raises `ValueError`, `KeyError`, `TypeError` or `DecodeError` for anything else."""
+    parts, last = dict[str, bytes](), ""
+    while length := file.read(8):
+        content = file.read(int.from_bytes(length, "little"))
+        last = get_object_id(content)
+        parts[last] = content
+    return cast(Message, inflate_object_from_contents(last, parts))  # parents come after their children
+
+
 def _again(reply: Message, message: Message) -> Message:
     """A reply that was made before, as one to this message. To the same message it is the same reply."""
     if reply.metadata.reply_to_message_id == message.metadata.message_id:
@@ -309,12 +342,14 @@ def _again(reply: Message, message: Message) -> Message:
 
 def _failure(message: Message, error: Exception) -> Message:
     """An error reply in Flower's own words."""
-    told = error.told if isinstance(error, UserError) else str(error)
+    told = error.told if isinstance(error, UserError) else str(error)[:LONGEST]
+    told = told.encode(errors="replace").decode()  # as of a file whose name is no UTF-8
     return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"{type(error)}:<'{told}'>"), reply_to=message)
 
 
 def serve(address: str, folder: Path, answer: Answer, audit: Audit) -> None:
     """Answer the messages of the SuperNode at an address, without end."""
+    os.environ.update(no_grpc_proxy="127.0.0.1")  # the SuperNode's; this process connects to nobody else
     secret = (folder / SECRET).read_bytes()
     guard = SuperExecAuthClientInterceptor(master_secret=secret, protected_methods=RUNTIME_SUPEREXEC_METHODS)
     channel = create_channel(

@@ -127,5 +127,8 @@ def _outcome(reply: Message, again: bool) -> dict[str, Any]:
 
 def _append(path: Path, text: str) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600), "w") as file:
-        file.write(text)
+    with os.fdopen(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600), "a+b") as file:
+        if end := file.seek(0, os.SEEK_END):
+            file.seek(end - 1)
+            text = text if file.read() == b"\n" else f"\n{text}"  # after a line that a full disk has cut off
+        file.write(text.encode())

@@ -288,7 +288,8 @@ class Teller:
         if text != self._last and is_json():
             tell(text, **known)
         elif text != self._last:
-            print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
+            with suppress(OSError):  # nobody reads it, or its disk is full: the site goes on
+                print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
         self._last = text
 
 

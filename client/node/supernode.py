@@ -150,8 +150,11 @@ def keep_executor(address: str, folder: str) -> NoReturn:
     while True:
         begun = time.monotonic()
         command = [*EXECUTOR, str(os.getpid()), address, folder]
-        code = subprocess.Popen(command, stdin=subprocess.DEVNULL).wait()
-        log(WARNING, "perennial: the executor ended with exit code %d; it is started again", code)
+        try:
+            code = subprocess.Popen(command, stdin=subprocess.DEVNULL).wait()
+            log(WARNING, "perennial: the executor ended with exit code %d; it is started again", code)
+        except OSError as error:  # there is no memory or no process left, for now
+            log(WARNING, "perennial: the executor cannot be started: %s; trying again", error.strerror)
         rest = 0.0 if time.monotonic() - begun > LONG_LIFE else min(2 * rest + 1, LONGEST_REST)
         time.sleep(rest)
 

@@ -124,10 +124,10 @@ def _bytes(tensor: Tensor) -> bytes:
         return b""  # no input takes it, whatever its data: `samples` says what the input takes
     values = [np.nan if value is None else value for value in values]  # an empty cell
     try:
-        array = np.array(values if _numbers_alone(values) else [None])
-    except ValueError:  # lists of different lengths
-        array = np.array([None])
-    if array.dtype.kind not in "iuf" and array.size:
+        if not _numbers_alone(values):
+            raise ValueError
+        array = np.array(values, np.float64)
+    except (ValueError, OverflowError):  # lists of different lengths, or a whole number that no float is near
         invalid(f"input {name!r} has data that are no numbers, row by row")
     with np.errstate(over="ignore"):  # what is too large for FP32 is not finite, and refused as such
         return encoded(array.ravel().astype(np.float32))

@@ -8,7 +8,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -152,7 +152,8 @@ def remark(sentence: str) -> None:
     if is_json():
         tell(sentence)
         return
-    err.print(f"perennial: {sentence}", highlight=False, soft_wrap=True)
+    with suppress(OSError, SystemExit):  # nobody reads it, which ends rich, or its disk is full: the work goes on
+        err.print(f"perennial: {sentence}", highlight=False, soft_wrap=True)
 
 
 @contextmanager

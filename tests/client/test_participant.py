@@ -1,14 +1,16 @@
 """A client in secure aggregation answers each stage once, in turn, and gives nobody both secrets of a client."""
 
 import json
+import os
 import stat
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from perennial.client.secagg import Participant, Vault
+from perennial.client.secagg import OLD, Participant, Vault
 from perennial.client.trainer import Received
 from perennial.common.models import Tensors
 from perennial.common.secagg import (
@@ -76,6 +78,16 @@ def test_secrets_are_for_their_owner_and_gone_after_the_round(where: str, tmp_pa
     vault.forget(f"run/{NAMES[2]}")
     assert all(vault.read(f"run/{name}") == {} for name in NAMES)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_secrets_of_a_survey_that_broke_off_are_gone_with_the_next_a_day_later(tmp_path: Path) -> None:
+    vault = Vault(tmp_path)
+    Trio(MASKED, vault)
+    old, other, _ = (tmp_path / "run" / name / "secagg.json" for name in NAMES)
+    os.utime(old, (time.time() - OLD - 1,) * 2)
+    Participant("another/client-0", vault).answer(ADVERTISE, received())
+    assert (old.exists(), other.exists()) == (False, True)
+    assert vault.read("another/client-0")
 
 
 def test_what_lies_there_for_the_last_stage_is_shares_alone() -> None:

@@ -9,15 +9,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 import torch
-from flwr.app import ConfigRecord, Context, Message, RecordDict
-from flwr.common.serde import message_from_proto
-from flwr.proto.message_pb2 import Message as ProtoMessage
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from flwr.supercore.constant import TaskType
 from flwr.supercore.corestate import in_memory_corestate
 from flwr.supercore.fab import Fab
@@ -27,6 +27,7 @@ from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.run import Run
 from flwr.supernode.nodestate import NodeStateFactory
 from flwr.supernode.servicer.runtime import run_runtime_api_grpc
+from google.protobuf.message import DecodeError
 
 import perennial
 from perennial.client.host import Host
@@ -282,6 +283,13 @@ def test_what_is_not_the_servers_to_know_does_not_leave() -> None:
     assert reply.error.reason == f"{UserError}:<'a row is of no class'>"
 
 
+def test_what_an_exception_says_has_a_bound_and_can_be_sent() -> None:
+    reply = executor._failure(Message(RecordDict(), 1, "train"), FileNotFoundError("caf\udce9" + "x" * 10_000_000))
+    assert reply.error.reason.startswith(f"{FileNotFoundError}:<'caf?xxx")
+    assert len(reply.error.reason) < 3000
+    assert reply.object_id
+
+
 # ---------------------------------------------------------------------- killed and started again
 
 
@@ -498,9 +506,38 @@ def test_a_task_and_a_reply_survive_their_files(tmp_path: Path) -> None:
     assert executor.Work.read(work.text()) == work
     message = Message(RecordDict({"b": ConfigRecord({"x": 1}), "a": ConfigRecord({"y": [2.0]})}), 1, "train")
     message.metadata.__dict__["_message_id"] = "id"
-    reply = Message(message.content, reply_to=message)
-    read = message_from_proto(ProtoMessage.FromString(executor.message_to_proto(reply).SerializeToString()))
-    assert read.object_id == reply.object_id
+    model = ArrayRecord([np.arange(6.0).reshape(2, 3), np.ones(2, np.float32), np.ones(2, np.float32)])
+    for reply in (
+        Message(message.content, reply_to=message),
+        Message(RecordDict({"model": model, "same": model, "none": ArrayRecord()}), reply_to=message),
+        Message(Error(2, "no data"), reply_to=message),
+    ):
+        file = BytesIO(b"".join(executor.written(reply)))
+        read = executor.read(file)
+        assert read.object_id == reply.object_id
+        assert read.metadata.reply_to_message_id == "id"
+        for part in (file.getvalue()[:-7], file.getvalue()[:3], b"", b"\1\0\0\0\0\0\0\0x"):
+            with pytest.raises((ValueError, KeyError, TypeError, DecodeError)):
+                executor.read(BytesIO(part))
+
+
+def test_a_damaged_reply_is_made_anew(make: Callable[..., Node]) -> None:
+    node = make()
+    node.start()
+    assert line(node.reply(node.ask("train", "one"))) == 1
+    file = node.folder / executor.REPLY
+    file.write_bytes(file.read_bytes()[:-7])
+    assert [line(node.reply(node.ask("train", "one"))) for _ in range(2)] == [2, 2]
+
+
+def test_a_proxy_of_this_machine_is_not_asked_for_the_supernode(
+    make: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    monkeypatch.setenv("no_proxy", "localhost")
+    node = make()
+    node.start()
+    assert line(node.reply(node.ask("train"))) == 1
 
 
 def test_the_executor_does_not_import_pytorch_before_it_answers() -> None:

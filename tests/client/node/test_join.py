@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
+from io import StringIO
 from pathlib import Path
 from shutil import which
 from typing import Any
@@ -338,6 +339,16 @@ def test_the_same_is_said_once_in_a_row(capsys: pytest.CaptureFixture[str]) -> N
         say(text)
     lines = capsys.readouterr().out.splitlines()
     assert [re.sub(r"^\d\d:\d\d:\d\d ", "", line) for line in lines] == ["a", "b", "a"]
+
+
+def test_a_word_that_cannot_be_written_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(StringIO):
+        def flush(self) -> None:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(sys, "stdout", full := Full())
+    Teller()("a")
+    assert full.getvalue().endswith(" a\n")
 
 
 # ---------------------------------------------------------------------- what is started again

@@ -327,6 +327,15 @@ def test_an_audit_file_that_leads_elsewhere_is_not_followed(tmp_path: Path) -> N
     assert not (tmp_path / "elsewhere").exists()
 
 
+def test_a_line_that_a_full_disk_has_cut_off_costs_no_other(tmp_path: Path) -> None:
+    file = tmp_path / installed.AUDIT
+    file.write_text('{"whole": 1}\n{"outcome": "answ')
+    for number in range(2):
+        installed._append(file, f'{{"next": {number}}}\n')
+    whole, cut, *rest = file.read_text().splitlines()
+    assert [whole, cut, *rest] == ['{"whole": 1}', '{"outcome": "answ', '{"next": 0}', '{"next": 1}']
+
+
 # ---------------------------------------------------------------------- which sites insist
 
 

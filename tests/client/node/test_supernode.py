@@ -289,16 +289,19 @@ class Enough(Exception):  # noqa: N818
 
 def test_an_executor_that_ends_is_started_again_later_where_it_ends_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     now, rests, started = [0.0], list[float](), list[list[str]]()
-    lives = iter([1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 100.0, 1.0])
+    lives = iter([1.0, 1.0, None, 1.0, 1.0, 1.0, 100.0, 1.0])
 
     class Process:
         def __init__(self, command: list[str], **_: Any) -> None:
             started.append(command)
+            self.life = next(lives, 0.0)
+            if self.life is None:
+                raise BlockingIOError(11, "Resource temporarily unavailable")
 
         def wait(self) -> int:
-            if (life := next(lives, None)) is None:
+            if not self.life:
                 raise Enough
-            now[0] += life
+            now[0] += self.life
             return -9
 
     monkeypatch.setattr(supernode.subprocess, "Popen", Process)

@@ -332,6 +332,12 @@ def test_texts_in_place_of_numbers_take_no_room() -> None:
     assert peak < 2**22
 
 
+def test_a_whole_number_of_any_size_is_a_number() -> None:
+    """JavaScript writes 1e20 so, and no integer of NumPy has it."""
+    sent = message(Request.model_validate(rows([10**20, -1, 0.5, 2, 3, 4])), b"", "model", "")
+    assert np.frombuffer(sent.raw_input_contents[0], "<f4").tolist() == [np.float32(1e20), -1, 0.5, 2, 3, 4]
+
+
 def column(name: str, length: int) -> dict[str, Any]:
     return {"name": name, "datatype": "FP32", "shape": [length], "data": [1] * length}
 

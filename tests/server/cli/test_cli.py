@@ -5,6 +5,8 @@ import os
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -624,6 +626,19 @@ def test_a_site_without_test_data_is_named(here: Path) -> None:
             found["clients"]["client-2"] = {}
     file.write_text(json.dumps(summary))
     assert "client-2: no test data, so not in any test accuracy" in call("show", "run", "one").stdout
+
+
+@pytest.mark.parametrize("target", ["/dev/full", "a pipe that nobody reads"])
+def test_a_remark_that_cannot_be_written_ends_nothing(target: str) -> None:
+    code = "from perennial.server.cli.console import remark; remark('a'); remark('b')"
+    if target == "/dev/full":
+        writing = os.open(target, os.O_WRONLY)
+    else:
+        reading, writing = os.pipe()
+        os.close(reading)
+    ended = subprocess.run([sys.executable, "-c", code], stderr=writing, check=False)
+    os.close(writing)
+    assert ended.returncode == 0
 
 
 def test_what_others_have_written_commands_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
