@@ -444,4 +444,4 @@ def _assignment(setting: str, method: type[Method], scenario: type[Scenario]) ->
         return ("", key), value
     fields = set(scenario.model_fields) - {"name"}
     elsewhere = {"privacy.mechanism", "model.name", *(f"scenario.{field}" for field in fields)}
-    raise UserError(f"--set: {unknown('key', key, known | run | elsewhere)}")
+    raise UserError(unknown("setting", key, known | run | elsewhere))

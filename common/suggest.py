@@ -44,6 +44,10 @@ def sentence(error: ValidationError, known: Iterable[str] = ()) -> str:
     elif first["type"] == "union_tag_invalid":
         key, tags = (first["ctx"][name].replace("'", "") for name in ("discriminator", "expected_tags"))
         text = f"{where}: {unknown(key, first['ctx']['tag'], tags.split(', '))}"
+    elif first["type"] == "too_short":
+        text = (
+            f"{where}: there are {first['ctx']['actual_length']}, and {first['ctx']['min_length']} are the least"
+        )
     elif first["type"] == "too_long":
         text = f"{where}: there are {first['ctx']['actual_length']}, and {first['ctx']['max_length']} are the most"
     elif not first["loc"] and first["type"] == "value_error":
@@ -54,6 +58,8 @@ def sentence(error: ValidationError, known: Iterable[str] = ()) -> str:
         why = first["msg"].removeprefix("Value error, ")
         if first["type"] == "tuple_type":
             why = 'write a list, such as ["a", "b"] or [1, 2]'
+        elif first["type"] in ("dict_type", "model_type", "model_attributes_type"):
+            why = "write a table, as in { name = value }; a setting of the run stands above the first [table]"
         elif first["input"] != first["input"]:  # NaN fails whichever bound comes first
             why = "it must be a number"
         text = f"{where}: {value} is not possible; {why[0].lower()}{why[1:]}"

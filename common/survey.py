@@ -164,18 +164,18 @@ def spelt_alike(sites: Mapping[str, Spellings], show: bool = True) -> list[str]:
     return found
 
 
-def shared_nowhere(sites: Mapping[str, Spellings], columns: Iterable[str]) -> list[str]:
-    """A sentence for each column of categories of which a site has none in common with any other site."""
+def shared_nowhere(sites: Mapping[str, Spellings], columns: Iterable[str] = ()) -> list[str]:
+    """A sentence where a site has no class, or no category of a column, in common with any other site."""
     found = []
-    for column in columns:
-        key = ("categories", column)
+    for key in (("classes", ""), *(("categories", column) for column in columns)):
+        what, of = ("category", f"of column {key[1]!r} ") if key[1] else ("class", "")
         every = {site: {*own[key]} for site, own in sorted(sites.items()) if own.get(key)}
         others = {site: set[str]().union(*(every[other] for other in every if other != site)) for site in every}
         if len(every) > 1 and (alone := [site for site in every if every[site].isdisjoint(others[site])]):
             here, there = (", ".join(sorted(names[alone[0]])[:3]) for names in (every, others))
             found.append(
-                f"of column {column!r} {some(alone)} shares no category with any other site ({here}, elsewhere "
-                f"{there}); if they mean the same, spell them alike in the tables"
+                f"{of}{some(alone)} shares no {what} with any other site ({here}, elsewhere {there}); if they "
+                "mean the same, spell them alike in the tables"
             )
     return found
 

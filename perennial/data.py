@@ -85,6 +85,7 @@ def from_arrays(
     from perennial.common.data.scenarios.arrays import TRAIN, Arrays, digest_of
     from perennial.common.data.scenarios.own import BALANCED, balanced
     from perennial.common.suggest import sentence
+    from perennial.common.survey import all_names, shared_nowhere
 
     if not isinstance(clients, Mapping):
         raise UserError(
@@ -162,7 +163,13 @@ def from_arrays(
         for same in alike(names):
             said = " and ".join(map(repr, same))
             warnings.warn(f"{what}: {said} look like the same name; if so, spell them alike", stacklevel=2)
-    if isinstance(class_weights, Mapping) or not isinstance(class_weights, Iterable):
+    if not all(
+        isinstance(value, int) for value in labels
+    ):  # of texts, the same class may be spelt in several ways
+        for said in shared_nowhere({name: all_names(map(str, part.y), ()) for name, part in sites.items()}):
+            warnings.warn(f"y: {said}", stacklevel=2)
+    word = isinstance(class_weights, str) and class_weights != BALANCED
+    if word or isinstance(class_weights, Mapping) or not isinstance(class_weights, Iterable):
         raise UserError(
             f"class_weights: {class_weights!r:.100} is not possible; give a number for each of "
             f"{', '.join(labels.values())}, in this order, or {BALANCED!r}"
@@ -341,7 +348,9 @@ class _Part:
             has = "there is none" if y.ndim == 1 else f"it has shape {shape_text(y.shape)}"
             raise UserError(f"{name}: y must have one class for each sample; {has}")
         if y.dtype.kind not in "iubUT":
-            raise UserError(f"{name}: y must be whole numbers or texts, not {y.dtype}")
+            raise UserError(
+                f"{name}: y must be whole numbers or texts, not {y.dtype}; cut a measure into classes first"
+            )
         if x.ndim < 2 or len(x) != n or x.dtype.kind not in "fiub":
             raise UserError(
                 f"{name}: x must be numbers, {n} rows as in y and a column for each feature; it is {x.dtype} of "
@@ -390,6 +399,13 @@ def as_array(name: str, what: str, given: Any) -> npt.NDArray[Any]:
             found = np.asarray(given, object)
     except (ValueError, TypeError, RuntimeError) as error:  # rows of several lengths, a type that NumPy lacks
         raise UserError(f"{name}: {what} is no array ({' '.join(str(error).split())[:100]})") from None
+    if found.dtype.kind not in "fiub" and found.ndim == 2:  # of a frame, the first column that is the matter
+        for column, values in zip(_columns(given), found.T, strict=False):
+            if others := [value for value in values if not isinstance(value, Real | np.bool_)]:
+                raise UserError(
+                    f"{name}: column {column!r} of {what} must have numbers, not {type(others[0]).__name__}; make "
+                    "numbers of it (pandas.get_dummies), or write tables and let `perennial describe` encode them"
+                )
     if found.dtype.kind == "O":
         kinds = {type(value) for value in found.ravel().tolist()}
         if all(issubclass(kind, str) for kind in kinds):  # pandas' texts

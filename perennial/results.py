@@ -144,10 +144,12 @@ class Result:
         """
         import numpy as np
 
+        from perennial.trained import probabilities  # not by predict_proba: a warning names who calls
+
         names = self.config.scenario.class_names
         whole = all(re.fullmatch("0|-?[1-9][0-9]*", name) for name in names)
         classes = np.array([int(name) for name in names] if whole else names)
-        found: npt.NDArray[np.intp] = self.predict_proba(x, name, client).argmax(axis=1)
+        found = probabilities(self.model(name, client), x, self.config.scenario.at(client or "")).argmax(axis=1)
         return classes[found] if names else found
 
     def plot(self, ax: Axes | None = None) -> Axes:

@@ -131,7 +131,7 @@ def _warn_of(name: str, texts: set[str], column: CategoryColumn) -> None:
         warnings.warn(
             f"x: no row has a category of column {name!r} that the run knows, {few(column.categories)}, but "
             f"{few(sorted(texts))}; all count as unknown, so if they mean the same, spell them alike",
-            stacklevel=6,  # whoever calls predict_proba
+            stacklevel=6,  # whoever calls predict or predict_proba
         )
 
 

@@ -22,6 +22,7 @@ from perennial.common.config import load_config
 from perennial.common.data.columns import MOST_CATEGORIES, AnyColumn, CategoryColumn, NumberColumn
 from perennial.common.data.own import in_order
 from perennial.common.data.scenarios.own import SITE, OwnData, balanced
+from perennial.common.data.tables import like_number
 from perennial.common.errors import RunStopped, UserError, some_of
 from perennial.common.methods.base import Method
 from perennial.common.suggest import meant, sentence, unknown
@@ -68,6 +69,10 @@ THRESHOLDED = ("rows", "class", "environment", "count", "value", "bin")
 """Those that are 0 or at least the least."""
 FLOAT32_DIGITS = 1e5
 """Of a number's seven, those that may be the same in all rows, so that two are left."""
+FAR = 2.5
+"""Deviation over the width of the middle half: 0.74 of a normal distribution, more where a few cells are far."""
+MOST_NUMBERS = 20
+"""Classes with whole numbers as names, of which nothing is said."""
 NOT_ASKED_FOR = "is none of the sites that were asked for (--site)"
 
 
@@ -165,6 +170,7 @@ def survey(
         told = [shape.columns[name] for shape in taking.shapes.values()]
         if kind == "number":
             columns[name] = fit.number(name, found, remarks)
+            remarks += _far(name, found, bins)
             if all(own.all_different for own in told if own.kind == "number"):
                 remarks.append(
                     f"column {name!r} has another whole number in every row; an identifier tells nothing about "
@@ -175,6 +181,7 @@ def survey(
             if len(category.categories) < 2:
                 remarks.append(f"column {name!r} has the same text in every row that counts")
     remarks += _rare("class", "labels", question.label_column, found, question.least)
+    remarks += _measured(_classes(taking, question))
     if all(shape.environments is not None for shape in taking.shapes.values()):
         remarks += _rare("environment", "environments", question.environment_column, found, question.least)
     if spellings is None:
@@ -378,6 +385,32 @@ def _facts(sums: Sums, sites: int, names: Mapping[str, Sequence[str]]) -> list[s
     return facts + ([f"empty cells: {', '.join(empty)}"] if empty else [])
 
 
+def _far(name: str, sums: Sums, bins: Mapping[str, tuple[float, float]]) -> list[str]:
+    """A sentence on a column whose deviation a few cells make, such as those with a code for what is unknown."""
+    if name not in bins:
+        return []
+    low, high = bins[name]
+    quarter, three = (quantile(_bins(sums, name), low, high, share) for share in (0.25, 0.75))
+    deviation = (high - low) / (2 * REACH)
+    if not (high - low) / BINS < three - quarter < deviation / FAR:  # in one bin: a column of few numbers
+        return []
+    return [
+        f"column {name!r} has cells far from all others: half are between {quarter:.4g} and {three:.4g}, and the "
+        f"deviation is {deviation:.4g}; if a number such as -999 says that nothing is known, empty these cells"
+    ]
+
+
+def _measured(classes: Sequence[str]) -> list[str]:
+    """A sentence on classes that are numbers of something."""
+    whole = all(name.removeprefix("-").isdigit() for name in classes)
+    if not all(map(like_number, classes)) or (whole and len(classes) <= MOST_NUMBERS):
+        return []
+    return [
+        f"the classes are {len(classes)} numbers, each a class of its own; if the column measures something, cut "
+        "it into classes first"
+    ]
+
+
 def _rare(what: str, names: str, column: str, sums: Sums, least: int) -> list[str]:
     """A sentence on rows whose class or environment their site does not tell."""
     rows, known = (sum(sums[entry] for entry in sums if entry[0] == kind) for kind in ("rows", what))
@@ -461,7 +494,8 @@ def agreed(taking: Taking, question: Question) -> dict[str, Literal["number", "c
             said = f"it lacks column {alone!r}, which most sites have"
             if alone in names:
                 said = f"it has column {alone!r}, which most sites do not have{meant(alone, most - names)}"
-            taking.leave_out(site, f"{said} (--drop {alone} leaves the column out)")
+            keeps = "an empty column of that name where there is none keeps it"
+            taking.leave_out(site, f"{said} (--drop {alone} leaves the column out; {keeps})")
     found, wrong = dict[str, Literal["number", "category"]](), list[str]()
     for name in next(shape for _, shape in sorted(taking.shapes.items())).columns:
         if name in most:

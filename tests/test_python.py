@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import warnings
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -272,6 +273,27 @@ def test_predictions_of_pictures_are_those_that_the_run_counted_where_a_scenario
         assert np.mean(right) == pytest.approx(found["client-03"])
 
 
+def test_a_column_of_a_frame_that_is_no_column_of_numbers_is_named() -> None:
+    day = datetime(2020, 2, 1)
+    for seen, kind in ((["M", "F"] * 4, "str"), ([day] * 8, "datetime"), ([1.0, None] * 4, "NoneType")):
+        cells = np.array([*zip(X[:, 0], seen, strict=True)], object)
+        with pytest.raises(UserError, match=rf"^a: column 'seen' of x must have numbers, not {kind}; make num"):
+            from_arrays({"a": (Frame(cells, ["age", "seen"]), Y)})
+    with pytest.raises(UserError, match=r"^a: column 'sex' of x must have numbers, not str; make"):
+        from_arrays({"a": (Frame(np.array([["M", "old"]] * 8, object), ["sex", "age"]), Y)})
+
+
+def test_classes_that_a_site_alone_has_are_pointed_out() -> None:
+    with pytest.warns(
+        UserWarning, match=r"y: b shares no class with any other site \(0, 1, elsewhere no, yes\); if"
+    ):
+        from_arrays({"a": (X, ["yes", "no"] * 4), "b": (X, ["1", "0"] * 4), "c": (X, ["yes", "no"] * 4)})
+    with warnings.catch_warnings(action="error"):
+        from_arrays(
+            {"a": (X, [0, 1] * 4), "b": (X, [2, 3] * 4)}
+        )  # numbers, as of digits that each site has some of
+
+
 def test_columns_of_a_frame_go_by_their_names(tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas", reason="needs pandas")
     x, y, _ = samples(1)
@@ -496,7 +518,7 @@ def test_a_script_that_lacks_its_main_line_is_told_so(tmp_path: Path) -> None:
             lambda: perennial.compare(["fedavg"], (X, Y)),
             "scenario: give a name, or what perennial.from_arrays makes",
         ),
-        (lambda: perennial.run(settings={"rate": 1}), "unknown key 'rate'"),
+        (lambda: perennial.run(settings={"rate": 1}), "unknown setting 'rate'"),
         (
             lambda: perennial.run(settings="learning_rate=0.1"),
             "settings: 'learning_rate=0.1' is not possible; give a",
@@ -789,7 +811,7 @@ BAD: list[tuple[Any, dict[str, Any], str]] = [
     ({"a": (np.ma.masked_array(X, X > 1), Y)}, {}, "a: x has masked values; fill them, or leave out the samples"),
     ({"a": (X, Y), 1: (X, Y), "1": (X, Y)}, {}, "clients: '1' is there twice, as a text and as a number"),
     ({"a": (X, [], E)}, {}, "a: y must have one class for each sample; there is none"),
-    ({"a": (X, Y.astype(float), E)}, {}, "a: y must be whole numbers or texts, not float64"),
+    ({"a": (X, Y.astype(float), E)}, {}, "a: y must be whole numbers or texts, not float64; cut a measure into"),
     ({"a": (X, Y * 0, E)}, {}, "y is 0 everywhere; there must be at least two classes"),
     ({"a": (X[:5], Y, E)}, {}, "a: x must be numbers, 8 rows as in y and a column for each feature"),
     ({"a": (X[:, 0], Y, E)}, {}, "a: x must be numbers, 8 rows as in y and a column for each feature"),
@@ -816,6 +838,7 @@ BAD: list[tuple[Any, dict[str, Any], str]] = [
     ({"a": (X, Y, E)}, {"classes": [0, 1, True]}, "classes: 1 is there twice; name each class once"),
     ({"a": (X, ["u", "v"] * 4)}, {"classes": ["u", "v", "v"]}, "classes: 'v' is there twice; name each class"),
     ({"a": (X, Y + 1, E)}, {"class_weights": {2: 0.5, 1: 3}}, "is not possible; give a number for each of 1, 2"),
+    ({"a": (X, Y, E)}, {"class_weights": "balance"}, "'balance' is not possible; give a number for each of 0"),
     ({"a": (X, Y, E)}, {"class_weights": None}, "class_weights: None is not possible; give a number for each of"),
     ({"a": (X, Y, E)}, {"classes": [1, 2]}, "a: y has 0, which is none of the 2 classes"),
     ({"a": (X, Y, E)}, {"classes": {1: "ill", 0: "well"}}, "classes = {1: 'ill', 0: 'well'} is not possible"),

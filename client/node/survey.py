@@ -209,7 +209,8 @@ class Table:
                 known = [text for text in texts if text]
                 if 2 * sum(map(like_number, known)) > len(known):
                     raise UserError(
-                        f"{error}, and most are; correct it, or say --category {name} if they are names"
+                        f"{error}; most others are numbers, so correct the cell or empty it, or say --category "
+                        f"{name} if they are names"
                     ) from None
                 return texts
         return text_cells(self.found.x, name, self.found.name)

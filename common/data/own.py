@@ -252,8 +252,8 @@ def _table(path: Path, label: str, environment: str) -> Any:
         if column and column not in names:
             has = "its first row must have names of columns" if numbers else f"it has {', '.join(names)}"
             raise UserError(
-                f"{path.name} has no column {column!r} for the {kind}; {has}; rename one, or say which it is with "
-                f"--{kind}-column"
+                f"{path.name} has no column {column!r} for the {kind}; {has}; rename one, or say which it is "
+                f"({kind}_column of the scenario, --{kind}-column of `describe`, `survey` and `join`)"
             )
     if not table.num_rows:
         raise UserError(f"{path.name} has no rows")
@@ -299,7 +299,7 @@ def _texts(path: Path, name: str, array: npt.NDArray[np.generic], n: int) -> lis
         )
     texts = [str(value).strip() for value in array.tolist()]
     if "" in texts:
-        raise UserError(f"{path.name}: row {texts.index('') + 1} of {name} is empty")
+        raise UserError(f"{path.name}: row {texts.index('') + 1} of {name} is empty; fill it in, or leave it out")
     return texts
 
 

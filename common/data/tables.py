@@ -170,7 +170,8 @@ def _full(table: pa.Table, name: str, file: str, empty: Sequence[str]) -> pa.Chu
     if pa.types.is_floating(column.type):
         column = pc.if_else(pc.is_nan(column), None, column)
     if column.null_count:
-        raise UserError(f"{file}: row {column.is_null().to_pylist().index(True) + 1}, column {name!r} is empty")
+        row = column.is_null().to_pylist().index(True) + 1
+        raise UserError(f"{file}: row {row}, column {name!r} is empty; fill it in, or take the row out")
     return column
 
 

@@ -65,7 +65,7 @@ def test_another_model_drops_the_scenarios_settings() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (["oracle=true"], ["unknown key 'oracle'"]),
+        (["oracle=true"], ["unknown setting 'oracle'"]),
         (["scenario.oracle=perhaps"], ["scenario.oracle", "perhaps"]),
         (["scenario.colour=1"], ["scenario.colour", "no such setting"]),
         (["participation=0"], ["participation", "greater than 0"]),
@@ -173,6 +173,12 @@ def test_a_file_without_a_scenario_keeps_its_rounds(tmp_path: Path) -> None:
             '[method]\nname = "ditto"\nproximty = 1.0\n',
             "method.proximty: there is no such setting; did you mean 'prox",
         ),
+        (
+            '[scenario]\nname = "own-data"\n[scenario.columns]\nage = { kind = "number" }\nrounds = 3\n',
+            "scenario.columns.rounds: 3 is not possible; write a table, as in { name = value }; a setting of the "
+            "run stands above the first [table]",
+        ),
+        ('[scenario]\nname = "own-data"\nlabels = ["no"]\n', "scenario.labels: there are 1, and 2 are the least"),
         ("x = " + 5000 * "[", "is nested too deeply"),
         ("nodes." + 5000 * "a." + "a = 1", "nested too deeply"),
         ("rounds = " + 5000 * "9", "is not valid TOML"),

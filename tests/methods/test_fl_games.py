@@ -1023,7 +1023,7 @@ def test_a_client_that_does_not_say_how_the_ensemble_does_is_left_out(told: Any)
         (["local_steps=0"], "method.local_steps: 0 is not possible"),
         (["ending_share=10"], "method.ending_share: 10 is not possible"),
         (["sampling=epoch"], "method.sampling: 'epoch' is not possible"),
-        (["representation_per=cycle"], "unknown key 'representation_per'"),
+        (["representation_per=cycle"], "unknown setting 'representation_per'"),
     ],
 )
 def test_what_a_user_can_get_wrong(settings: list[str], sentence: str) -> None:

@@ -77,7 +77,10 @@ def test_classes_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     said = "of column 'smoker' b shares no category with any other site (FALSE, TRUE, elsewhere no, yes); if they"
     assert said in call("describe", tmp_path).stderr
     (tmp_path / "b.csv").unlink()
-    assert "shares no category" not in call("describe", tmp_path).stderr
+    assert "shares no" not in call("describe", tmp_path).stderr
+    (tmp_path / "c.csv").write_text("x,smoker,label\n" + "1,yes,1\n2,no,0\n" * 20)
+    said = "perennial: a and 1 more shares no class with any other site (ill, well, elsewhere 0, 1); if they mean"
+    assert said in call("describe", tmp_path).stderr
     (tmp_path / "c.csv").unlink()
 
     np.savez(tmp_path / "a.npz", x=np.zeros((3, 2)), y=np.array([10, 9, 0]))
@@ -330,15 +333,43 @@ def test_truth_values_are_two_classes_from_whatever_format(tmp_path: Path) -> No
     assert all(part.y.tolist() == (part.x[:, 0] > 0).long().tolist() for part in every)
 
 
+def test_a_code_for_what_is_unknown_is_pointed_out(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for site in "ab":
+        pressure, rare = rng.normal(125, 18, 400), rng.random(400) < 0.1
+        skewed, counts = rng.lognormal(1, 1, 400), rng.poisson(0.3, 400)
+        coded = np.where(rng.random(400) < 0.05, -999, pressure)
+        cells = zip(pressure, coded, rare * 1, skewed, counts, rng.integers(2, size=400), strict=True)
+        rows = "\n".join(",".join(f"{cell:g}" for cell in row) for row in cells)
+        (tmp_path / f"{site}.csv").write_text(f"pressure,coded,rare,skewed,counts,label\n{rows}\n")
+    (said,) = describe(tmp_path, quantiles=True).remarks
+    assert said.startswith("column 'coded' has cells far from all others: half are between 11")
+    assert said.endswith("if a number such as -999 says that nothing is known, empty these cells")
+    assert describe(tmp_path, asked=question(["median"])).remarks == [said]
+
+
+def test_classes_that_measure_something_are_pointed_out(tmp_path: Path) -> None:
+    for days, count in ((("1", "2.5"), 2), ([str(n) for n in range(21)], 21), ([str(n) for n in range(20)], 0)):
+        rows = "".join(f"{n},{day}\n" for n in range(40) for day in days)
+        (tmp_path / "a.csv").write_text(f"x,label\n{rows}")
+        said = [remark for remark in describe(tmp_path).remarks if "cut it into classes first" in remark]
+        assert [remark.split(",")[0] for remark in said] == [f"the classes are {count} numbers"] * bool(count)
+
+
 def test_a_column_of_another_name_is_found(tmp_path: Path) -> None:
     for site, columns in {"a": "Age,w", "b": "age,w", "c": "age,w", "d": "age"}.items():
         rows = "\n".join(f"{','.join('1' * len(columns.split(',')))},{'uv'[n % 2]}" for n in range(40))
         (tmp_path / f"{site}.csv").write_text(f"{columns},label\n{rows}\n")
     assert describe(tmp_path).left_out == {
         "a": "it has column 'Age', which most sites do not have; did you mean 'age'? (--drop Age leaves the "
-        "column out)",
-        "d": "it lacks column 'w', which most sites have (--drop w leaves the column out)",
+        "column out; an empty column of that name where there is none keeps it)",
+        "d": "it lacks column 'w', which most sites have (--drop w leaves the column out; an empty column of that "
+        "name where there is none keeps it)",
     }
+    lacking = (tmp_path / "d.csv").read_text()
+    (tmp_path / "d.csv").write_text(lacking.replace("age,", "age,w,").replace("1,", "1,,"))
+    assert describe(tmp_path, asked=question(["median"])).left_out.keys() == {"a"}
+    (tmp_path / "d.csv").write_text(lacking)
     assert describe(tmp_path, asked=question(drop=["w"])).scenario.sites == ("b", "c", "d")
     with pytest.raises(
         UserError, match=r"; only a has 'Age'; did you mean 'age'\? \(--drop Age leaves the column"

@@ -256,8 +256,8 @@ def test_a_column_of_numbers_with_a_stray_text_is_no_category(stray: str, folder
     (folder / "va.csv").write_text("\n".join(lines) + "\n")
     found = survey(Federation(folder), MEDIAN)
     assert found.left_out == {
-        "va": "va.csv: row 3, column 'age' is no number, and most are; correct it, or say --category age if they "
-        "are names"
+        "va": "va.csv: row 3, column 'age' is no number; most others are numbers, so correct the cell or empty "
+        "it, or say --category age if they are names"
     }
 
 

@@ -142,7 +142,7 @@ def test_where_a_sites_data_are_in_a_folder_of_several(tmp_path: Path) -> None:
     [
         (
             "age,bmi\n1,2\n",
-            "s.csv has no column 'label' for the label; it has age, bmi; rename one, or say which it is with --la",
+            "s.csv has no column 'label' for the label; it has age, bmi; rename one, or say which it is (label_c",
         ),
         (
             "age;label\n1,5;a\n",
@@ -576,7 +576,9 @@ def test_columns_that_are_empty_or_whole_numbers(tmp_path: Path) -> None:
 )
 def test_a_label_that_says_nothing_is_no_class(labels: list[Any], row: int, tmp_path: Path) -> None:
     parquet.write_table(pa.table({"x": [1.0, 2.0], "label": labels}), tmp_path / "a.parquet")
-    with pytest.raises(UserError, match=rf"^a.parquet: row {row}, column 'label' is empty$"):
+    with pytest.raises(
+        UserError, match=rf"^a.parquet: row {row}, column 'label' is empty; fill it in, or take the row out$"
+    ):
         read(tmp_path / "a.parquet")
 
 
@@ -586,7 +588,7 @@ def test_none_may_be_a_class(tmp_path: Path) -> None:
 
 def test_an_empty_text_is_no_class(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=np.zeros((2, 2)), y=np.array(["a", ""]))
-    with pytest.raises(UserError, match=r"^a.npz: row 2 of y is empty$"):
+    with pytest.raises(UserError, match=r"^a.npz: row 2 of y is empty; fill it in, or leave it out$"):
         read(tmp_path / "a.npz")
 
 

@@ -68,7 +68,7 @@ COMMANDS: list[tuple[list[str], int, str]] = [
     (["show", "run", "nowhere"], 2, "nowhere"),
     (["resume", "nowhere"], 2, "nowhere"),
     (["run", "--method", "nope"], 2, "unknown method 'nope'"),
-    (["run", "--set", "nonsense=1"], 2, "unknown key 'nonsense'"),
+    (["run", "--set", "nonsense=1"], 2, "unknown setting 'nonsense'"),
     (["run", "--set", "learning_rate=-1"], 2, "greater than 0"),
     (["run", "--set", "model.hidden=[0]"], 2, "hidden"),
     (["run", "--scenario", "cmnst"], 2, "did you mean 'cmnist'"),

@@ -418,7 +418,7 @@ def test_settings_reach_the_methods_that_have_them() -> None:
     weaker = Entry("weaker pull", "ditto", {"proximity": 0.5})
     own = comparing.base_config(replace(both, entries=(weaker,)), weaker, (weaker,)).method.model_dump()
     assert (own["proximity"], own["momentum"]) == (0.5, 0.5)  # what a row says of itself holds against all rows'
-    with pytest.raises(UserError, match="unknown key 'proximty'; did you mean 'proximity'"):
+    with pytest.raises(UserError, match="unknown setting 'proximty'; did you mean 'proximity'"):
         compare(replace(both, settings=("proximty=3",)), Path("unused"), 1)
     with pytest.raises(UserError, match="--set seed=7 is not possible here; say how many with --seeds"):
         compare(replace(both, settings=("seed=7",)), Path("unused"), 1)
