@@ -148,6 +148,14 @@ def _parameters(target: Callable[..., Any]) -> list[inspect.Parameter]:
         return [inspect.Parameter("options", inspect.Parameter.VAR_KEYWORD)]
 
 
+def defaults(settings: Module) -> dict[str, Any]:
+    """What the arguments of a class or function of one's own are unless set, where a setting could say it."""
+    if settings.torchvision:
+        return {}
+    kinds = (bool, int, float, str, list, tuple)
+    return {p.name: p.default for p in _parameters(_found(settings.name)) if isinstance(p.default, kinds)}
+
+
 def _squeezed(made: nn.Module, input_shape: tuple[int, ...]) -> nn.Sequential:
     """SqueezeNet, whose classifier is a convolution: its features as vectors, and its classifier of these."""
     features, classifier = made.get_submodule("features"), made.get_submodule("classifier")
@@ -324,5 +332,5 @@ def _words(error: BaseException) -> str:
     file, line = (own[-1].filename, own[-1].lineno) if own and own[-1].filename != __file__ else ("", 0)
     if isinstance(error, SyntaxError):
         file, line = error.filename or "", error.lineno
-    words = " ".join(str(error).split())[:LONGEST]
+    words = " ".join(str(error.msg if isinstance(error, SyntaxError) else error).split())[:LONGEST]
     return f"{type(error).__name__}{words and f': {words}'}" + (f" ({file}, line {line})" if file else "")

@@ -301,7 +301,7 @@ def _imported(module: str) -> ModuleType:
         if isinstance(error, SyntaxError):
             file, line = error.filename or "", error.lineno
         place = f" ({file}, line {line})" if file else ""
-        words = " ".join(str(error).split())[:200]
+        words = " ".join(str(error.msg if isinstance(error, SyntaxError) else error).split())[:200]
         raise UserError(
             f"plug-in {module!r} cannot be imported: {type(error).__name__}{words and f': {words}'}{place}"
         ) from None

@@ -149,8 +149,9 @@ class Result:
         names = self.config.scenario.class_names
         whole = all(re.fullmatch("0|-?[1-9][0-9]*", name) for name in names)
         classes = np.array([int(name) for name in names] if whole else names)
-        found = probabilities(self.model(name, client), x, self.config.scenario.at(client or "")).argmax(axis=1)
-        return classes[found] if names else found
+        found = probabilities(self.model(name, client), x, self.config.scenario.at(client or ""))
+        likeliest: npt.NDArray[np.intp] = found.argmax(axis=1)
+        return classes[likeliest] if names else likeliest
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw the accuracy in each test environment, for each model and selection.

@@ -196,7 +196,7 @@ PICTURES = ("torchvision:", "resnet18")
 def _show_model(name: str, scenario: str | None, settings: list[str], as_json: bool) -> None:
     """What a model is on a scenario: its parts, what of it is trained, and its settings."""
     from perennial.common.config import load_config
-    from perennial.common.given import layout
+    from perennial.common.given import defaults, layout
     from perennial.common.memory import must_fit
     from perennial.common.model_settings import Module, Pretrained
     from perennial.common.models import network
@@ -234,7 +234,7 @@ def _show_model(name: str, scenario: str | None, settings: list[str], as_json: b
     if isinstance(model, Pretrained) and model.weights:
         facts["weights"] = f"{model.weights}" + (f", SHA-256 {model.digest}" if model.digest else "")
     fields = _fields(type(model))
-    values = json.loads(model.model_dump_json())
+    values = (defaults(model) if isinstance(model, Module) else {}) | json.loads(model.model_dump_json())
     for key, value in values.items():
         if key != "name":
             fields[key] = {**fields.get(key, {"description": f"argument of {model.name}"}), "default": value}

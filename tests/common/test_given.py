@@ -24,6 +24,7 @@ from perennial.client.host import Host, client_half
 from perennial.client.trainer import Received, Site
 from perennial.common import plugins, weights
 from perennial.common.config import RunConfig, load_config, parse_task
+from perennial.common.data.scenarios import SCENARIOS
 from perennial.common.data.scenarios.pacs import PacsPairs
 from perennial.common.errors import UserError
 from perennial.common.given import layout
@@ -584,3 +585,10 @@ def test_show_model_says_which_part_is_which(monkeypatch: pytest.MonkeyPatch) ->
     for word in ('"classifier": "fc (its last linear layer)"', "featurizer 0, classifier 7,175", "7 classes"):
         assert word in result.stdout
     assert Toy().model["name"] in CliRunner().invoke(app, ["show", "model", "mlp"]).stdout
+    monkeypatch.setitem(SCENARIOS, "toy", Toy())
+    for settings, width in (([], 6), (["--set", "model.width=9"], 9)):
+        shown = CliRunner().invoke(
+            app, ["show", "model", "own_modules:Plain", "--scenario", "toy", *settings, "--json"]
+        )
+        found = json.loads(shown.stdout)["settings"]["width"]
+        assert found == {"description": "argument of own_modules:Plain", "default": width}
