@@ -163,9 +163,7 @@ def from_arrays(
         for same in alike(names):
             said = " and ".join(map(repr, same))
             warnings.warn(f"{what}: {said} look like the same name; if so, spell them alike", stacklevel=2)
-    if not all(
-        isinstance(value, int) for value in labels
-    ):  # of texts, the same class may be spelt in several ways
+    if any(isinstance(value, str) for value in labels):  # who may spell the same class otherwise
         for said in shared_nowhere({name: all_names(map(str, part.y), ()) for name, part in sites.items()}):
             warnings.warn(f"y: {said}", stacklevel=2)
     word = isinstance(class_weights, str) and class_weights != BALANCED

@@ -314,7 +314,7 @@ def _arrived(stub: RuntimeStub) -> PullAppMessagesResponse:
 
 
 def written(reply: Message) -> Iterator[bytes]:
-    """A reply's parts, as they travel, each after its length: takes the room of one tensor, and not of models."""
+    """A reply's parts, as they travel, each after its length: so keeping it takes the room of one tensor."""
     for part in get_all_nested_objects(reply).values():
         content = part.deflate()
         yield len(content).to_bytes(8, "little")
