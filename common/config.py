@@ -176,7 +176,8 @@ class RunConfig(Task):
 
     @property
     def evaluated(self) -> Sequence[str]:
-        """The clients that are evaluated, in the order of client ids: all, or so many drawn by the seed.
+        """The clients that are evaluated, in the order of client ids: all, or so many drawn by the seed, and those
+        that only test.
 
         The same ones in all rounds, so that rounds can be compared.
         """
@@ -186,7 +187,8 @@ class RunConfig(Task):
         drawn = numpy_generator(self.seed, "server", "evaluated").choice(
             len(ids), self.evaluate_clients, replace=False
         )
-        return [ids[number] for number in sorted(drawn)]
+        chosen = {ids[number] for number in drawn} | {*self.test_sites}
+        return [client for client in ids if client in chosen]
 
     @property
     def data_folder(self) -> Path | None:
@@ -286,7 +288,8 @@ def _load(
         raise UserError(f"method.{misfit}")
     if misfit := config.privacy.misfit(config.method, config.model, config.cohort):
         raise UserError(f"privacy.{misfit}")
-    if misfit := config.aggregation.misfit(config.method, config.privacy, config.cohort):
+    training = min(config.cohort, len(config.training_clients))
+    if misfit := config.aggregation.misfit(config.method, config.privacy, training):
         raise UserError(f"aggregation.{misfit}")
     if config.references and (why_not := config.privacy.no_counts(len(config.evaluated))):
         raise UserError(f"references: {config.references!r} is not possible with {why_not}")

@@ -196,6 +196,17 @@ def layout(settings: Module, input_shape: tuple[int, ...], classes: int) -> Layo
         for hook in hooks:
             hook.remove()
         must_be_logits(settings, logits, classes)
+        if not torch.equal(x, _samples(input_shape)):
+            raise UserError(
+                f"model {settings.name!r} changes its input in place; let it make a new tensor, such as "
+                "x = x - 0.5 for x.sub_(0.5)"
+            )
+        if (one := run_once(settings, module, x[:1], "with one sample")).shape != logits[:1].shape:
+            given = "x".join(map(str, one.shape))
+            raise UserError(
+                f"model {settings.name!r} gives {given} for 1 sample; it must be 1x{classes}, such as with "
+                "flatten(1) in place of squeeze()"
+            )
         place, how = _classifier(settings, module, layers)
         before = torch.default_generator.get_state()
         must_be_logits(settings, run_once(settings, module.train(), x), classes)

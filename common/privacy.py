@@ -57,6 +57,10 @@ class NoMechanism(Privacy):
         return ""
 
 
+LEAST_NOISE = 1e-6
+"""Of a noise multiplier that is not 0. Below, ε is beyond 10^12 and no computation's digits hold it."""
+
+
 class Clipping(Privacy):
     """Client-level differential privacy: the server clips updates and adds noise to their mean."""
 
@@ -95,6 +99,14 @@ class Clipping(Privacy):
     def followed(self, norm: float, unclipped: float) -> float:
         """The next clipping norm, from this one and the noised share of unclipped updates."""
         return norm
+
+    def misfit(self, method: Method, model: ModelSettings, cohort: int) -> str:
+        if 0 < self.noise_multiplier < LEAST_NOISE:
+            return (
+                f"noise_multiplier: {self.noise_multiplier:g} is not possible; take {LEAST_NOISE:g} or more, or "
+                "0, which promises nothing"
+            )
+        return super().misfit(method, model, cohort)
 
     def no_counts(self, clients: int) -> str:
         return f"privacy.mechanism={self.mechanism}, since the counts would have no noise"

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 Samples = Sequence[Any]
 """`(x, y)` or `(x, y, environment)`, each of it a NumPy array, a tensor or a list."""
+MISSING = ("NoneType", "NAType", "NaTType")
+"""Types of what stands for nothing, pandas' own too."""
 ONLY = "all"
 """The environment of samples that come without one."""
 
@@ -250,7 +252,7 @@ def from_partitions(
     for name, part in zip(names, parts, strict=True):
         own = (_inputs(name, part, columns), _values(name, part, y))
         clients[name] = own if environment is None else (*own, _values(name, part, environment))
-    tests: dict[str, Samples | Mapping[str, Samples]] | None = None
+    tests: dict[str, Samples] | None = None
     if test is not None:
         given = test if isinstance(test, Mapping) else {test if isinstance(test, str) else "test": test}
         splits = [own for own in given.values() if isinstance(own, str)]
@@ -267,6 +269,10 @@ def from_partitions(
             name: (_inputs(f"test {name!r}", own, columns), _values(f"test {name!r}", own, y))
             for name, own in loaded.items()
         }
+    every = [*clients.values(), *(tests or {}).values()]
+    if any(x.ndim == 4 and x.shape[1] == 3 for x, *_ in every):  # grey or not is nobody's alone
+        clients = {name: _coloured(own) for name, own in clients.items()}
+        tests = tests and {name: _coloured(own) for name, own in tests.items()}
     feature = parts[0].features[y] if parts and y in parts[0].features else None
     return from_arrays(
         clients,
@@ -314,6 +320,12 @@ def _inputs(name: str, part: Any, columns: Sequence[str]) -> npt.NDArray[Any]:
     if len(found) > 1 and any(own.ndim != 2 for own in found):
         raise UserError(f"{name}: x: columns of a table must be numbers; give one column of pictures alone")
     return found[0] if len(found) == 1 else np.concatenate(found, axis=1)
+
+
+def _coloured(samples: Samples) -> Samples:
+    """Samples with pictures of three channels."""
+    x, *others = samples
+    return (x.repeat(3, axis=1), *others) if x.ndim == 4 and x.shape[1] == 1 else samples
 
 
 def _values(name: str, part: Any, column: str) -> list[Any]:
@@ -399,10 +411,17 @@ def as_array(name: str, what: str, given: Any) -> npt.NDArray[Any]:
         raise UserError(f"{name}: {what} is no array ({' '.join(str(error).split())[:100]})") from None
     if found.dtype.kind not in "fiub" and found.ndim == 2:  # of a frame, the first column that is the matter
         for column, values in zip(_columns(given), found.T, strict=False):
-            if others := [value for value in values if not isinstance(value, Real | np.bool_)]:
+            others = {n: value for n, value in enumerate(values) if not isinstance(value, Real | np.bool_)}
+            strange = [kind for value in others.values() if (kind := type(value).__name__) not in MISSING]
+            if strange:
                 raise UserError(
-                    f"{name}: column {column!r} of {what} must have numbers, not {type(others[0]).__name__}; make "
-                    "numbers of it (pandas.get_dummies), or write tables and let `perennial describe` encode them"
+                    f"{name}: column {column!r} of {what} must have numbers, not {strange[0]}; make numbers of it "
+                    "(pandas.get_dummies), or write tables and let `perennial describe` encode them"
+                )
+            if others:
+                raise UserError(
+                    f"{name}: column {column!r} of {what} is empty for sample {min(others)}; fill it in, or leave "
+                    "the sample out"
                 )
     if found.dtype.kind == "O":
         kinds = {type(value) for value in found.ravel().tolist()}
@@ -433,7 +452,7 @@ def numbers(name: str, x: npt.NDArray[Any], columns: Sequence[str] = ()) -> npt.
     """Samples (n, …) as they are kept: bytes, or float32. Raises `UserError` for what is no finite number then."""
     import numpy as np
 
-    if x.dtype == np.uint8:
+    if x.dtype == np.uint8 and not columns:  # a frame's whole numbers are no pixels
         return x
     with np.errstate(over="ignore"):
         x = np.ascontiguousarray(x, dtype=np.float32)

@@ -213,7 +213,9 @@ def unfinished(folder: Path | str) -> RunFolder:
 
     opened = RunFolder.open(path_of(folder, "folder"))
     rounds = opened.config().rounds
-    if (opened.path / "summary.json").exists() and max(opened.checkpoints(), default=0) >= rounds:
+    if (opened.path / "summary.json").exists() and max(
+        [opened.summary()["rounds"], *opened.checkpoints()]
+    ) >= rounds:
         command = shlex.join(["perennial", "show", "run", str(folder)])
         raise UserError(f"{folder} has ended: all {rounds} rounds are done ({command})")
     return opened
@@ -274,8 +276,6 @@ def go_on(
         if place_of(path) == path.resolve():  # else the checkpoints are where the run is
             # Cut as the ServerApp will cut it: whoever follows must not read what it takes away.
             folder.cut_log(_origin(folder, config, say).log_bytes)
-        for word in ("error.txt", "summary.json"):  # of its end before; whoever follows would take it for this
-            (path / word).unlink(missing_ok=True)
         _follow(config, path, link, watch.round, resume=True)
         return
     from perennial.common.torch_state import plain_torch
@@ -356,6 +356,9 @@ def _follow(config: RunConfig, path: Path, link: Link, watch: Watcher, resume: b
     read = TypeAdapter(Progress).validate_python
     with link as connected:
         assert connected  # only the local runtime has none
+        if path.is_dir():
+            for word in ("error.txt", "summary.json"):  # of an end before; whoever follows would take it for this
+                (path / word).unlink(missing_ok=True)
         for row in connected.execute(config, path, resume):
             with understood(path):  # which another machine may have written
                 if row["kind"] != "round":

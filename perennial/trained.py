@@ -122,7 +122,7 @@ def samples(x: Any, scenario: Scenario) -> Tensor:
             f"x must be numbers of shape n x {shape_text(scenario.input_shape)}, not {array.dtype} of shape "
             f"{shape_text(array.shape)}"
         )
-    return scenario.prepare(unit_range(torch.from_numpy(numbers("x", array, names if frame else ()))))
+    return scenario.prepare(unit_range(torch.tensor(numbers("x", array, names if frame else ()))))
 
 
 def _warn_of(name: str, texts: set[str], column: CategoryColumn) -> None:

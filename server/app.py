@@ -1,6 +1,7 @@
 """The Flower ServerApp: a run on Flower's simulation or on a SuperLink."""
 
 import json
+import os
 import tempfile
 import time
 from contextlib import ExitStack, suppress
@@ -53,7 +54,7 @@ def serve(grid: OrderedGrid, settings: dict[str, str]) -> None:
     if is_json():
         set_format("json")
     simulated = in_simulation(grid.inner)
-    here = not settings["desk"] or Path(settings["desk"]).exists()
+    here = not settings["desk"] or os.path.exists(settings["desk"])  # not where it may not look
     path = None  # the folder of this run, once it is known to be no other's
     sent = ExitStack()  # after a word of the end, if there is to be one, was left
     try:
@@ -80,6 +81,8 @@ def serve(grid: OrderedGrid, settings: dict[str, str]) -> None:
             if not here:
                 stub = grid.inner._stub  # type: ignore[attr-defined]  # with the app's own token
                 sent.enter_context(sending(stub, path))
+                if resumed:
+                    _must_be_alike(config_of(settings, "deployment"), config, path)
             (path / "error.txt").unlink(missing_ok=True)  # of a run that was tried here before
             if simulated:
                 must_have_nodes(grid, config)
@@ -108,7 +111,7 @@ def ask_sites(grid: OrderedGrid, settings: dict[str, str]) -> None:
     torch.set_num_threads(1)
     if is_json():
         set_format("json")
-    here = Path(settings["desk"]).exists()
+    here = os.path.exists(settings["desk"])
     with tempfile.TemporaryDirectory(prefix="perennial-") as folder, ExitStack() as sent:
         path = Path(settings["out"]) if here else Path(folder)
         path.mkdir(parents=True, exist_ok=True)
@@ -120,6 +123,17 @@ def ask_sites(grid: OrderedGrid, settings: dict[str, str]) -> None:
             leave_word(path, str(error))
             raise
         write_text(path / "summary.json", json.dumps(found, ensure_ascii=False))
+
+
+def _must_be_alike(there: RunConfig, here: RunConfig, path: Path) -> None:
+    """Sites were asked about the configuration where the run is followed, and it goes on with its own."""
+    wanted, own = there.flat(), here.flat()
+    if other := sorted(key for key in {*wanted, *own} if wanted.get(key) != own.get(key)):
+        key = other[0]
+        raise UserError(
+            f"config.toml: {key} is {wanted.get(key)} where the run is followed, and {own.get(key)} in "
+            f"{path.resolve()} at the server; write the same in both"
+        )
 
 
 def _empty(path: Path) -> Path:

@@ -116,7 +116,8 @@ def describe(
             f"take {SITE_TEXT}"
         )
     loads = [partial(_load, file) for file in files]
-    respondents = [Respondent(name, load, Consent.full, 1) for name, load in zip(names, loads, strict=True)]
+    least = min(LEAST, asked.least)  # as at sites, unless fewer rows are asked for, which are here
+    respondents = [Respondent(name, load, Consent.full, least) for name, load in zip(names, loads, strict=True)]
 
     def reply(message: Message, context: Context) -> Message:
         return respondents[number(context)].answer(message)
@@ -187,7 +188,7 @@ def _measured(found: Found, sites: Sequence[str], balance: bool) -> OwnData:
     if balance:
         counts = Counter(found.labels)
         given["class_weights"] = balancing({name: counts[name] for name in given["labels"]})
-    given["mean"] = [short(value, scale) for value, scale in zip(mean.tolist(), std.tolist(), strict=True)]
+    given["mean"] = [short(value, scale or 1.0) for value, scale in zip(mean.tolist(), std.tolist(), strict=True)]
     given["scale"] = [short(value) or 1.0 for value in std.tolist()]
     return announced(given)
 

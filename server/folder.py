@@ -442,6 +442,12 @@ class RunFolder:
             if done != list(range(1, checkpoint.round + 1)):
                 raise ValueError(f"metrics.jsonl does not hold the {checkpoint.round} rounds of the checkpoint")
             summarise(config, rows, seconds=0)  # what would fail at the end fails now
+            evaluated = {row["round"] for row in rows if row["kind"] == "evaluation-traffic"}
+        if checkpoint.round == config.rounds and config.rounds not in evaluated:
+            raise UserError(
+                f"config.toml: rounds: {config.rounds} is not possible; the model of that round is there and was "
+                f"not evaluated; take {config.rounds + 1} or more"
+            )
         return checkpoint
 
     def changes(self, origin: Checkpoint, config: RunConfig) -> dict[str, list[str]]:

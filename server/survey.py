@@ -191,7 +191,9 @@ def survey(
         remarks += shared_nowhere(spellings, [name for name, kind in kinds.items() if kind == "category"])
     own_columns = {
         site: {
-            name: fit.number(name, sums, []).model_copy(update={"missing": bool(found["empty", name, 0])})
+            name: fit.number(name, _with_values(name, sums, found), []).model_copy(
+                update={"missing": bool(found["empty", name, 0])}
+            )
             for name in numbers
             if sums["count", name, 0]
         }
@@ -284,11 +286,12 @@ class _Fit:
             remarks.append(f"column {name!r} is not scaled: no site tells sums of it")
             return NumberColumn()
         mean = sums["sum", name, 0] / n
-        # Around another mean m than their own, squares are larger by n (mean − m)².
-        variance = max(0.0, sums["square", name, 0] / n - (mean - self.means[name]) ** 2)
-        eps = float(np.finfo(np.float64).eps)
-        if variance <= n * eps * variance + (n * mean * eps) ** 2:  # as scikit-learn's StandardScaler has it
-            variance = 0.0
+        # Around another mean m than their own, squares are larger by n (mean − m)², which leaves its rounding.
+        apart, eps = abs(mean - self.means[name]), float(np.finfo(np.float64).eps)
+        variance = max(0.0, sums["square", name, 0] / n - apart**2)
+        least = (n * mean * eps) ** 2 + 64 * eps * apart * (apart + abs(mean))
+        if variance <= n * eps * variance + least:  # as scikit-learn's StandardScaler has it
+            variance, mean = 0.0, float(np.float32(mean))  # as the cells are, when the mean is subtracted
             if n > 1:
                 remarks.append(f"column {name!r} has the same number in every row")
         scale = math.sqrt(variance)
@@ -298,9 +301,9 @@ class _Fit:
                 "a number from it first"
             )
         return NumberColumn(
-            mean=short(mean, scale),
+            mean=short(mean, scale or 1.0),
             scale=short(scale) or 1.0,
-            fill=None if rule is None else short(self._fill(rule, name, sums, mean, scale), scale),
+            fill=None if rule is None else short(self._fill(rule, name, sums, mean, scale), scale or 1.0),
             missing=bool(empty),
         )
 
@@ -331,6 +334,12 @@ def quantile(counts: Sequence[float], low: float, high: float, share: float = 0.
             return (before + begin) / 2 if below == wanted else begin + (wanted - below) / count * (end - begin)
         below, before = below + count, end if count else before
     return high
+
+
+def _with_values(name: str, own: Sums, of_all: Sums) -> Sums:
+    """A site's sums, with the counts of values of all sites where it tells of none."""
+    values = [entry for entry in own if entry[:2] == ("value", name)]
+    return own if any(own[entry] for entry in values) else {**own, **{entry: of_all[entry] for entry in values}}
 
 
 def _scenario(

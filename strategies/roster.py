@@ -75,7 +75,8 @@ class Roster:
         nodes, before = set(present), len(self._claims)
         self._silent = {node: known for node, known in self._silent.items() if node in nodes}
         due = {node for node, (again, _) in self._silent.items() if not self.round or self.round >= again}
-        self._claims = {node: claim for node, claim in self._claims.items() if node in nodes - due}
+        staying = nodes - due
+        self._claims = {node: claim for node, claim in self._claims.items() if node in staying}
         strangers = sorted(nodes - self._claims.keys())
         if strangers:
             found = ask(strangers, bool(self.round) and due.issuperset(strangers))

@@ -115,6 +115,20 @@ class After(Plain):
         return super().forward(x).log_softmax(dim=1)
 
 
+class Squeezed(Plain):
+    """One sample's logits without a dimension for samples."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).squeeze()
+
+
+class InPlace(Plain):
+    """Changes what it is given."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.sub_(0.5))
+
+
 class Many(Plain):
     """Always three logits."""
 

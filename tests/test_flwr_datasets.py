@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import perennial
 from perennial import UserError, from_partitions
@@ -72,6 +73,21 @@ def test_a_federated_dataset_trains(tmp_path: Path) -> None:
     assert [row["environment"] for row in result.accuracy if row["selection"] == "final"] == ["as before"]
     with pytest.raises(UserError, match="split: there is no partitioner of 'test', only of train"):
         from_partitions(source, x="image", y="label", split="test")
+
+
+def test_grey_pictures_beside_coloured_ones_have_three_channels(tmp_path: Path) -> None:
+    """Though one client has no other."""
+
+    class Parts:
+        num_partitions = 2
+
+        def load_partition(self, number: int) -> Any:
+            return pictures(8, grey=not number)
+
+    made = from_partitions(Parts(), x="image", y="label", test=pictures(8, grey=True))
+    x = made.scenario.client_data(0, 0, Path(made.save(tmp_path))).train.x
+    assert x.shape[1:] == (3, 8, 8)
+    assert torch.equal(x[:, 0], x[:, 2])
 
 
 def test_columns_of_a_table_are_samples(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import sys
 import warnings
 from datetime import datetime
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import matplotlib
@@ -173,6 +174,11 @@ def test_a_run_is_loaded_and_goes_on_from_its_data(ditto: Result, scenario: InMe
     assert resumed.accuracy == ditto.accuracy == perennial.load(ditto.folder).accuracy
     with pytest.raises(UserError, match="has ended: all 4 rounds are done"):
         perennial.resume(short.folder)
+    rmtree(short.folder / "checkpoint")  # as at another desk, where there is none
+    (short.folder / "server.txt").write_text("/elsewhere")
+    with pytest.raises(UserError, match="has ended: all 4 rounds are done"):
+        perennial.resume(short.folder)
+    assert (short.folder / "summary.json").exists()
     with pytest.raises(UserError, match="is not a run folder"):
         perennial.load(tmp_path)
 
@@ -275,12 +281,23 @@ def test_predictions_of_pictures_are_those_that_the_run_counted_where_a_scenario
 
 def test_a_column_of_a_frame_that_is_no_column_of_numbers_is_named() -> None:
     day = datetime(2020, 2, 1)
-    for seen, kind in ((["M", "F"] * 4, "str"), ([day] * 8, "datetime"), ([1.0, None] * 4, "NoneType")):
+    for seen, kind in ((["M", "F"] * 4, "str"), ([None, day] * 4, "datetime")):
         cells = np.array([*zip(X[:, 0], seen, strict=True)], object)
         with pytest.raises(UserError, match=rf"^a: column 'seen' of x must have numbers, not {kind}; make num"):
             from_arrays({"a": (Frame(cells, ["age", "seen"]), Y)})
     with pytest.raises(UserError, match=r"^a: column 'sex' of x must have numbers, not str; make"):
         from_arrays({"a": (Frame(np.array([["M", "old"]] * 8, object), ["sex", "age"]), Y)})
+    cells = np.array([[1, 2]] * 8, object)
+    cells[3, 1] = None
+    with pytest.raises(UserError, match=r"^a: column 'size' of x is empty for sample 3; fill it in, or leave the"):
+        from_arrays({"a": (Frame(cells, ["age", "size"]), Y)})
+
+
+def test_bytes_of_a_frame_with_names_are_numbers_like_others(tmp_path: Path) -> None:
+    ages = np.arange(8, dtype=np.uint8)[:, None] * 20
+    pixels, numbers = from_arrays({"a": (ages, Y)}), from_arrays({"a": (Frame(ages, ["age"]), Y)})
+    found = [own.scenario.client_data(0, 0, Path(own.save(tmp_path))).train.x for own in (pixels, numbers)]
+    assert torch.equal(found[0] * 255, found[1])
 
 
 def test_classes_that_a_site_alone_has_are_pointed_out() -> None:

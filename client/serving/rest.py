@@ -110,6 +110,8 @@ def message(request: Request, binary: bytes, model: str, version: str) -> ModelI
 def _bytes(tensor: Tensor) -> bytes:
     """A tensor's values as raw contents. Raises `Refused`."""
     values, name = tensor.data or [], short(tensor.name)
+    if tensor.shape[1:] == [1] and all(isinstance(row, list) and len(row) == 1 for row in values):
+        values = [row[0] for row in values]  # a column as rows of one cell
     if tensor.datatype == "BYTES":
         values = ["" if value is None else value for value in values]  # an empty cell
         if not all(isinstance(value, str) for value in values):

@@ -150,6 +150,11 @@ def _as_text(column: pa.ChunkedArray, name: str, file: str) -> pa.ChunkedArray:
     try:
         if pa.types.is_boolean(_cell_type(column)):
             column = pc.if_else(column.cast(pa.bool_()), "True", "False")
+        if pa.types.is_floating(_cell_type(column)):  # Arrow writes 1.2e+10, and a CSV file has 12000000000
+            number = column.cast(pa.float64())
+            whole = pc.and_(pc.equal(number, pc.floor(number)), pc.less(pc.abs(number), 2.0**53))
+            text = number.cast(pa.int64(), safe=False).cast(pa.string())
+            column = pc.if_else(whole, text, column.cast(pa.string()))
         return column.cast(pa.string())
     except pa.ArrowException:
         raise UserError(f"{file}: column {name!r} has neither text nor numbers") from None

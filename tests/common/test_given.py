@@ -303,6 +303,21 @@ def test_weights_by_torchvisions_name(tmp_path: Path, monkeypatch: pytest.Monkey
     weights._downloaded.cache_clear()
 
 
+def test_so_do_described_pictures_of_one_s_own() -> None:
+    """Which their own mean and deviation have standardised before."""
+    own = {"name": "own-data", "inputs": [3, 8, 8], "mean": [0.5, 0.4, 0.3], "scale": [0.2, 0.2, 0.25]}
+    names = {"sites": ["a", "b"], "labels": ["x", "y"]}
+    settings = [f"model.name={SMALL}", "model.mean=[0.4, 0.5, 0.6]", "model.std=[0.5, 0.25, 0.5]"]
+    config = load_config(options={"method": "fedavg", "scenario": own | names}, settings=settings)
+    assert isinstance(config.model, Pretrained)
+    factor, offset, mean, std = (
+        torch.tensor(own)[:, None, None]
+        for own in (config.model.factor, config.model.offset, config.model.mean, config.model.std)
+    )
+    pixels = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(config.scenario.prepare(pixels) * factor + offset, (pixels - mean) / std)
+
+
 def test_pictures_come_in_the_units_of_the_weights() -> None:
     config = pacs("model.mean=[0.5, 0.5, 0.5]", "model.std=[0.5, 0.25, 0.5]")
     plain = pacs()
@@ -504,6 +519,11 @@ OWN = "model.name=own_modules:"
         ([OWN + "Plain", "model.width=-1"], ["own_modules:Plain' cannot be made: RuntimeError"]),
         ([OWN + "Two"], ["takes 2 inputs (x, mask), and a sample here is one tensor"]),
         ([OWN + "Pair"], ["gives a tuple, and no tensor of logits"]),
+        (
+            [OWN + "Squeezed"],
+            ["gives 2 for 1 sample; it must be 1x2, such as with flatten(1) in place of"],
+        ),
+        ([OWN + "InPlace"], ["changes its input in place; let it make a new tensor, such as x = x - 0.5 for"]),
         ([OWN + "Many"], ["gives 3 logits, and there are 2 classes"]),
         ([OWN + "Headless"], ["has no classifier: no attribute `classifier`, and no linear layer"]),
         ([OWN + "After"], ["does something after its classifier 'out'"]),

@@ -39,6 +39,10 @@ def test_there_is_none_unless_it_is_asked_for(tmp_path: Path) -> None:
         (["privacy.mechanism=none", "privacy.noise_multiplier=2"], "noise_multiplier: there is no such setting"),
         (["privacy.mechanism=fixed", "privacy.quantile=0.5"], "privacy.quantile: there is no such setting"),
         (["privacy.mechanism=fixed", "privacy.clipping_norm=0"], "privacy.clipping_norm: 0 is not possible"),
+        (
+            ["privacy.mechanism=adaptive", "privacy.noise_multiplier=1e-30"],
+            "privacy.noise_multiplier: 1e-30 is not possible; take 1e-06 or more, or 0, which promises nothing",
+        ),
         (["privacy=fixed"], "privacy.mechanism"),
         (
             ["privacy.mechanism=fixed", "model.norm=batch"],

@@ -13,11 +13,13 @@ from PIL import Image
 from pyarrow import parquet
 from typer.testing import CliRunner, Result
 
+from perennial.client.node.survey import Respondent
 from perennial.common.config import load_config
 from perennial.common.data.columns import CategoryColumn
 from perennial.common.data.own import read
 from perennial.common.data.tables import number_cells
 from perennial.common.errors import UserError
+from perennial.server import describe as describing
 from perennial.server.cli.main import app
 from perennial.server.describe import announcement, describe, question
 from perennial.server.survey import announced
@@ -331,6 +333,48 @@ def test_truth_values_are_two_classes_from_whatever_format(tmp_path: Path) -> No
     assert (found.scenario.labels, found.remarks) == (("False", "True"), [])
     every = [found.scenario.client_data(place, 0, tmp_path).train for place in range(3)]
     assert all(part.y.tolist() == (part.x[:, 0] > 0).long().tolist() for part in every)
+
+
+def test_a_column_with_one_number_is_0_for_models(tmp_path: Path) -> None:
+    """At all sites, though a model sees seven digits of it; and at one of them, though its sums are rounded."""
+    rng = np.random.default_rng(0)
+    for site in "abc":
+        ph = [7.4] * 200 if site == "b" else rng.normal(7.3, 0.1, 200).round(2)
+        rows = "".join(f"{number},20240117,1234567890,{'uv'[n % 2]}\n" for n, number in enumerate(ph))
+        (tmp_path / f"{site}.csv").write_text(f"ph,day,id,label\n{rows}")
+    for per_site in (False, True):
+        scenario = describe(tmp_path, per_site=per_site, asked=question(["median"])).scenario
+        x = scenario.client_data(1, 0, tmp_path).train.x
+        assert x[:, 1:].eq(0).all()
+        assert (x[:, 0].abs().max() < 1e-6) == per_site
+        column = scenario.columns_of("b")["ph"]
+        assert (column.scale == 1.0, column.fill == 7.4) == (per_site, per_site)
+    np.savez(tmp_path / "d.npz", x=np.full((50, 2), 20240117), y=np.arange(50) % 2)
+    alone = describe(tmp_path / "d.npz").scenario
+    assert alone.prepare(torch.full((1, 2), 20240117.0)).eq(0).all()
+
+
+def test_where_a_site_has_no_frequent_number_those_of_all_sites_count(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for site in "abc":
+        cells = rng.normal(37, 0.5, 100)
+        texts = [f"{cell}" if site == "c" else f"{cell:.0f}" for cell in cells]
+        rows = "".join(f"{'' if n < 5 and site != 'c' else text},{'uv'[n % 2]}\n" for n, text in enumerate(texts))
+        (tmp_path / f"{site}.csv").write_text(f"temp,label\n{rows}")
+    scenario = describe(tmp_path, per_site=True, asked=question(["most-frequent"])).scenario
+    assert {scenario.columns_of(site)["temp"].fill for site in "abc"} == {37.0}
+
+
+@pytest.mark.parametrize("least", [10, 15, 25])
+def test_as_sites_would_tell_it(least: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    for site in "ab":
+        rows = "".join(f"{'' if n < 5 else age},{'uv'[n % 2]}\n" for n, age in enumerate(rng.gamma(2, 10, 100)))
+        (tmp_path / f"{site}.csv").write_text(f"age,label\n{rows}")
+    asked = question(["median"], least=least)
+    here = describe(tmp_path, asked=asked).scenario
+    monkeypatch.setattr(describing, "Respondent", lambda *of: Respondent(*of[:3], least=10))
+    assert describe(tmp_path, asked=asked).scenario == here
 
 
 def test_a_code_for_what_is_unknown_is_pointed_out(tmp_path: Path) -> None:

@@ -72,6 +72,10 @@ def test_the_clients_that_are_evaluated_are_drawn_once_and_named(tmp_path: Path)
     assert {name for name, _ in few.here.data()} == set(drawn["clients"])
     # Another seed draws others; the numbers are those of a run that evaluates all.
     assert many("fedavg", "evaluate_clients=5", seed=1).evaluated != few.config.evaluated
+    other = next(client for client in few.config.scenario.client_ids if client not in few.config.evaluated)
+    tested = many("fedavg", "evaluate_clients=5", f"test_sites=['{other}']").evaluated
+    assert {*tested} == {*few.config.evaluated, other}
+    assert tested == sorted(tested, key=few.config.scenario.client_ids.index)
     every = Asked(many("fedavg"), tmp_path / "every")
     assert "evaluated" not in every.summary
     known = every.summary["models"]["global"]["final"]["clients"]

@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+from toys import toy_config
 
 from perennial.common.config import RunConfig, load_config
 from perennial.common.errors import UserError
 from perennial.server.folder import Checkpoint, InUse, RunFolder, taken_over
+from perennial.server.study.runs import carry_out
 
 CONFIG = load_config(
     options={"method": "ditto", "scenario": "colored-digits", "seed": 3}, settings=["proximity=0.5"]
@@ -277,10 +279,10 @@ def test_a_checkpoint_of_the_same_round_is_replaced(folder: RunFolder) -> None:
                 ("round", "4"),
                 ("run_id", "../other"),
                 ("config", 3),
-                ("sha256", {}),
-                ("sha256", {"arrays.safetensors": ""}),
             )
         ),
+        ("state.json", {"sha256": {}}, "sha256: there are 0, and 2 are the least"),
+        ("state.json", {"sha256": {"arrays.safetensors": ""}}, "sha256: there are 1, and 2 are the least"),
         ("state.json", {"sha256": {"arrays.safetensors": "", "../x": ""}}, "'../x' is not possible"),
         ("state.json", {"round": 3}, "state.json is of round 3"),
         ("state.json", {"later": 1}, "later: there is no such setting"),
@@ -425,6 +427,17 @@ def test_a_noised_run_goes_on_only_if_its_releases_are_known(folder: RunFolder) 
         (folder.path / "checkpoint" / "releases.json").write_text(damage)
         with pytest.raises(UserError, match=r"releases\.json is damaged"):
             folder.origin(private)
+
+
+def test_a_run_cannot_end_with_a_round_that_was_not_evaluated(tmp_path: Path) -> None:
+    config = toy_config("fedavg", "evaluate_every=2", "checkpoint_every=1", rounds=6)
+    carry_out(config, tmp_path / "run", lambda _: None, until=3)
+    folder = RunFolder(tmp_path / "run")
+    with pytest.raises(UserError, match=r"^config.toml: rounds: 3 is not possible; .*; take 4 or more$"):
+        folder.origin(config.model_copy(update={"rounds": 3}))
+    assert folder.origin(config.model_copy(update={"rounds": 4})).round == 3
+    carry_out(config, folder.path, lambda _: None, until=4)
+    assert folder.origin(config.model_copy(update={"rounds": 4})).round == 4
 
 
 def test_without_a_checkpoint_there_is_nothing_to_resume(folder: RunFolder) -> None:

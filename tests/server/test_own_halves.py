@@ -1,7 +1,10 @@
 """What a plug-in's halves do wrong is said of them, in a sentence, and at once."""
 
+import os
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -191,6 +194,35 @@ def test_a_server_app_leaves_a_word_and_a_traceback_whatever_is_raised(
     assert word.startswith(said)
     assert word.endswith(f"{here}/traceback.txt has its traceback\n")
     assert "KeyError" in (here / "traceback.txt").read_text()
+
+
+def test_a_server_app_sends_where_it_may_not_look_and_goes_on_with_the_configuration_that_was_sent(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As below another user's home."""
+    found, here, desk, stat = config(folder), folder / "run", "/home/alice/run/.run.desk-1", os.stat
+    grid: Any = LocalRuntime(found).grid
+    grid.inner = SimpleNamespace(_stub=None)
+    sent = list[Path]()
+    monkeypatch.setattr("perennial.server.app.in_simulation", lambda _: False)
+    monkeypatch.setattr("perennial.server.app.sending", lambda _, path: nullcontext(sent.append(path)))
+
+    def closed(path: Any, *more: Any, **others: Any) -> os.stat_result:
+        if path == desk:
+            raise PermissionError(13, "Permission denied", desk)
+        return stat(path, *more, **others)
+
+    monkeypatch.setattr(os, "stat", closed)
+    monkeypatch.setattr("perennial.server.app.default_out", lambda _: here)
+    settings = {"config": found.model_dump_json(), "out": "elsewhere", "resume": "", "desk": desk}
+    serve(grid, settings)
+    assert sent == [here]
+    longer = found.model_copy(update={"rounds": found.rounds + 2}).model_dump_json()
+    with pytest.raises(UserError) as error:
+        serve(grid, {**settings, "config": longer, "resume": str(here)})
+    said = f"config.toml: rounds is {found.rounds + 2} where the run is followed, and {found.rounds} in {here}"
+    assert str(error.value) == f"{said} at the server; write the same in both"
+    assert (here / "error.txt").read_text().startswith(said)
 
 
 def test_a_setting_of_a_request_must_travel(folder: Path) -> None:

@@ -229,6 +229,10 @@ class OwnData(Sites):
     def input_shape(self) -> tuple[int, ...]:
         return (width(self.columns),) if self.columns else super().input_shape
 
+    @property
+    def standardised(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        return self.mean or (0.0,), self.scale or (1.0,)
+
     def prepare(self, x: "Tensor") -> "Tensor":
         """`(x − mean) / scale`, each feature or channel with its own."""
         import torch

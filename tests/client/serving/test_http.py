@@ -338,6 +338,15 @@ def test_a_whole_number_of_any_size_is_a_number() -> None:
     assert np.frombuffer(sent.raw_input_contents[0], "<f4").tolist() == [np.float32(1e20), -1, 0.5, 2, 3, 4]
 
 
+@pytest.mark.parametrize(("kind", "cells"), [("FP32", [None, 61]), ("BYTES", [None, "a"])])
+def test_rows_of_one_cell_are_a_column(kind: str, cells: list[Any]) -> None:
+    found = []
+    for shape, data in (([2], cells), ([2, 1], [[cell] for cell in cells])):
+        tensor = {"name": "age", "datatype": kind, "shape": shape, "data": data}
+        found.append(message(Request.model_validate({"inputs": [tensor]}), b"", "m", "").raw_input_contents[0])
+    assert found[0] == found[1]
+
+
 def column(name: str, length: int) -> dict[str, Any]:
     return {"name": name, "datatype": "FP32", "shape": [length], "data": [1] * length}
 

@@ -586,6 +586,16 @@ def test_none_may_be_a_class(tmp_path: Path) -> None:
     assert read(write(tmp_path / "a.csv", "x,label\n1,None\n2,mild\n")).labels == ["None", "mild"]
 
 
+def test_a_long_code_has_one_name_whatever_its_type(tmp_path: Path) -> None:
+    """As of pandas, where one empty cell makes floats of whole numbers."""
+    codes = [12345678901, -3, 0, 2**53 - 1]
+    want = [str(code) for code in codes]
+    whole, floats = pa.array(codes), pa.array([*codes, 0.5, None], pa.float64())
+    for column in (whole, floats, floats.dictionary_encode()):
+        found = text_cells(pa.table({"drug": column}), "drug", "a.parquet")
+        assert found == [*want, "0.5", ""][: len(column)]
+
+
 def test_an_empty_text_is_no_class(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=np.zeros((2, 2)), y=np.array(["a", ""]))
     with pytest.raises(UserError, match=r"^a.npz: row 2 of y is empty; fill it in, or leave it out$"):

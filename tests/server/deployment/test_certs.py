@@ -90,6 +90,7 @@ def test_nothing_is_overwritten(made: Path, tmp_path: Path) -> None:
     attempts = [
         (made, ["--sites", "2"], "--add"),
         (made, ["--add", "--name", "site-1"], "site-1"),
+        (made, ["--add", "--name", "new", "--host", "new.example"], "--host new.example is not possible: "),
         (tmp_path / "file", ["--sites", "1"], "file"),
         (tmp_path / "nowhere", ["--sites", "1", "--add"], "ca.key"),
     ]
