@@ -21,7 +21,7 @@ from perennial.common.model_settings import ModelSettings, Module, Pretrained, m
 from perennial.common.presets import preset_settings
 from perennial.common.privacy import NoMechanism, Privacy, mechanism_class
 from perennial.common.seeding import numpy_generator
-from perennial.common.suggest import LONGEST_VALUE, meant, sentence, unknown
+from perennial.common.suggest import LONGEST_VALUE, NO_TABLE, meant, sentence, unknown
 
 Engine = Literal["loop", "stack", "auto"]
 """How clients that share a process do their work: one after the other, or those that can as one stack."""
@@ -360,7 +360,11 @@ def _checked(settings: type[S], values: Mapping[str, Any], prefix: str = "") -> 
     try:
         return settings.model_validate(values)
     except ValidationError as error:
-        raise UserError(prefix + sentence(error, settings.model_fields)) from None
+        first, hint = error.errors()[0], ""
+        misplaced = prefix and first["type"] in ("extra_forbidden", *NO_TABLE)
+        if misplaced and not RunConfig.model_fields.keys().isdisjoint(first["loc"]):
+            hint = "; a setting of the run stands above the first [table], or has no dot in --set"
+        raise UserError(prefix + sentence(error, settings.model_fields) + hint) from None
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -57,8 +57,8 @@ class NoMechanism(Privacy):
         return ""
 
 
-LEAST_NOISE = 1e-6
-"""Of a noise multiplier that is not 0. Below, ε is beyond 10^12 and no computation's digits hold it."""
+LEAST_NOISE = 1e-9
+"""Of a noise multiplier that is not 0. Far below, no computation's digits hold ε, which is beyond 10^17 here."""
 
 
 class Clipping(Privacy):

@@ -29,6 +29,10 @@ def meant(name: object, known: Iterable[str]) -> str:
     return f"; did you mean {names[close[0]]!r}?" if close else ""
 
 
+NO_TABLE = ("dict_type", "model_type", "model_attributes_type")
+"""Kinds of errors where a table is wanted."""
+
+
 def sentence(error: ValidationError, known: Iterable[str] = ()) -> str:
     """One sentence for a validation error: the field, the value, what would be right.
 
@@ -58,8 +62,8 @@ def sentence(error: ValidationError, known: Iterable[str] = ()) -> str:
         why = first["msg"].removeprefix("Value error, ")
         if first["type"] == "tuple_type":
             why = 'write a list, such as ["a", "b"] or [1, 2]'
-        elif first["type"] in ("dict_type", "model_type", "model_attributes_type"):
-            why = "write a table, as in { name = value }; a setting of the run stands above the first [table]"
+        elif first["loc"] and first["type"] in NO_TABLE:
+            why = "it must be names with values"
         elif first["input"] != first["input"]:  # NaN fails whichever bound comes first
             why = "it must be a number"
         text = f"{where}: {value} is not possible; {why[0].lower()}{why[1:]}"

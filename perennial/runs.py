@@ -209,13 +209,14 @@ def vacant(config: RunConfig, out: Path | str | None) -> Path:
 
 def unfinished(folder: Path | str) -> RunFolder:
     """A run folder with rounds to come. Raises `UserError`."""
-    from perennial.server.folder import RunFolder
+    from perennial.server.folder import RunFolder, understood
 
     opened = RunFolder.open(path_of(folder, "folder"))
     rounds = opened.config().rounds
-    if (opened.path / "summary.json").exists() and max(
-        [opened.summary()["rounds"], *opened.checkpoints()]
-    ) >= rounds:
+    with understood(opened.path):  # at another desk there are no checkpoints
+        there = (opened.path / "summary.json").exists()
+        done = max([opened.summary()["rounds"], *opened.checkpoints()]) if there else 0
+    if done >= rounds:
         command = shlex.join(["perennial", "show", "run", str(folder)])
         raise UserError(f"{folder} has ended: all {rounds} rounds are done ({command})")
     return opened

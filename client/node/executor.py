@@ -265,7 +265,7 @@ class Executor:
                 return None
             try:
                 return _again(read(file), message)
-            except (ValueError, KeyError, TypeError, DecodeError):  # as a power cut may leave it
+            except (ValueError, KeyError, TypeError, DecodeError, MemoryError, OverflowError):  # after a power cut
                 log(WARNING, "perennial: %s is damaged; the request is answered anew", path)
                 return None
 
@@ -322,7 +322,7 @@ def written(reply: Message) -> Iterator[bytes]:
 
 
 def read(file: IO[bytes]) -> Message:
-    """What `written` has made. Raises `ValueError`, `KeyError`, `TypeError` or `DecodeError` for anything else."""
+    """What `written` has made. Raises what a wrong length or wrong bytes raise for anything else."""
     parts, last = dict[str, bytes](), ""
     while length := file.read(8):
         content = file.read(int.from_bytes(length, "little"))

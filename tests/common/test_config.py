@@ -175,8 +175,12 @@ def test_a_file_without_a_scenario_keeps_its_rounds(tmp_path: Path) -> None:
         ),
         (
             '[scenario]\nname = "own-data"\n[scenario.columns]\nage = { kind = "number" }\nrounds = 3\n',
-            "scenario.columns.rounds: 3 is not possible; write a table, as in { name = value }; a setting of the "
-            "run stands above the first [table]",
+            "scenario.columns.rounds: 3 is not possible; it must be names with values; a setting of the run "
+            "stands above the first [table], or has no dot in --set",
+        ),
+        (
+            '[method]\nname = "fedavg"\nseed = 3\n',
+            "method.seed: there is no such setting; a setting of the run stands above the first [table], or",
         ),
         ('[scenario]\nname = "own-data"\nlabels = ["no"]\n', "scenario.labels: there are 1, and 2 are the least"),
         ("x = " + 5000 * "[", "is nested too deeply"),

@@ -41,7 +41,7 @@ def test_there_is_none_unless_it_is_asked_for(tmp_path: Path) -> None:
         (["privacy.mechanism=fixed", "privacy.clipping_norm=0"], "privacy.clipping_norm: 0 is not possible"),
         (
             ["privacy.mechanism=adaptive", "privacy.noise_multiplier=1e-30"],
-            "privacy.noise_multiplier: 1e-30 is not possible; take 1e-06 or more, or 0, which promises nothing",
+            "privacy.noise_multiplier: 1e-30 is not possible; take 1e-09 or more, or 0, which promises nothing",
         ),
         (["privacy=fixed"], "privacy.mechanism"),
         (

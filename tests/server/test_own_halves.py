@@ -216,7 +216,8 @@ def test_a_server_app_sends_where_it_may_not_look_and_goes_on_with_the_configura
     monkeypatch.setattr("perennial.server.app.default_out", lambda _: here)
     settings = {"config": found.model_dump_json(), "out": "elsewhere", "resume": "", "desk": desk}
     serve(grid, settings)
-    assert sent == [here]
+    serve(grid, {**settings, "resume": str(here)})
+    assert sent == [here, here]
     longer = found.model_copy(update={"rounds": found.rounds + 2}).model_dump_json()
     with pytest.raises(UserError) as error:
         serve(grid, {**settings, "config": longer, "resume": str(here)})

@@ -526,8 +526,11 @@ def test_a_damaged_reply_is_made_anew(make: Callable[..., Node]) -> None:
     node.start()
     assert line(node.reply(node.ask("train", "one"))) == 1
     file = node.folder / executor.REPLY
-    file.write_bytes(file.read_bytes()[:-7])
-    assert [line(node.reply(node.ask("train", "one"))) for _ in range(2)] == [2, 2]
+    whole = file.read_bytes()
+    asked = whole.partition(b"\n")[0] + b"\n"
+    for count, damaged in enumerate((whole[:-7], asked + b"\xff" * 9, asked + b"\0" * 5 + b"\x7f\0\0more"), 2):
+        file.write_bytes(damaged)
+        assert [line(node.reply(node.ask("train", "one"))) for _ in range(2)] == [count, count]
 
 
 def test_a_proxy_of_this_machine_is_not_asked_for_the_supernode(
