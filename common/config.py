@@ -215,6 +215,15 @@ class RunConfig(Task):
         """Every setting as text by its dotted name, e.g. `method.learning_rate`."""
         return dict(_flat(self.model_dump(mode="json")))
 
+    def changed(self, other: "RunConfig") -> dict[str, list[str]]:
+        """By dotted name, the settings that are others there: what they are here and what they are there."""
+        here, there = self.flat(), other.flat()
+        return {
+            name: [here.get(name, "nothing"), there.get(name, "nothing")]
+            for name in dict.fromkeys((*here, *there))
+            if here.get(name) != there.get(name)
+        }
+
 
 PARTS = ("method", "scenario", "model", "privacy", "aggregation", "nodes")
 """What `--set PART.KEY=VALUE` reaches."""

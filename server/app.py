@@ -127,12 +127,11 @@ def ask_sites(grid: OrderedGrid, settings: dict[str, str]) -> None:
 
 def _must_be_alike(there: RunConfig, here: RunConfig, path: Path) -> None:
     """Sites were asked about the configuration where the run is followed, and it goes on with its own."""
-    wanted, own = there.flat(), here.flat()
-    if other := sorted(key for key in {*wanted, *own} if wanted.get(key) != own.get(key)):
-        key = other[0]
+    if changed := there.changed(here):
+        key, (wanted, own) = next(iter(changed.items()))
         raise UserError(
-            f"config.toml: {key} is {wanted.get(key)} where the run is followed, and {own.get(key)} in "
-            f"{path.resolve()} at the server; write the same in both"
+            f"config.toml: {key} is {wanted} where the run is followed, and {own} in {path.resolve()} at the "
+            "server; write the same in both"
         )
 
 

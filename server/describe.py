@@ -188,7 +188,7 @@ def _measured(found: Found, sites: Sequence[str], balance: bool) -> OwnData:
     if balance:
         counts = Counter(found.labels)
         given["class_weights"] = balancing({name: counts[name] for name in given["labels"]})
-    given["mean"] = [short(value, scale or 1.0) for value, scale in zip(mean.tolist(), std.tolist(), strict=True)]
+    given["mean"] = [short(value, scale) for value, scale in zip(mean.tolist(), std.tolist(), strict=True)]
     given["scale"] = [short(value) or 1.0 for value in std.tolist()]
     return announced(given)
 

@@ -106,12 +106,7 @@ class Checkpoint:
         """
         if not self.config:
             return {}
-        before, now = self.config.flat(), config.flat()
-        changed = {
-            name: [before.get(name, "nothing"), now.get(name, "nothing")]
-            for name in dict.fromkeys((*before, *now))
-            if before.get(name) != now.get(name)
-        }
+        changed = self.config.changed(config)
         remedy = "put it back, or start a run of its own with another --out"
         for name, (old, new) in changed.items():
             if name.split(".")[0] not in CHANGEABLE:

@@ -181,7 +181,8 @@ def survey(
             if len(category.categories) < 2:
                 remarks.append(f"column {name!r} has the same text in every row that counts")
     remarks += _rare("class", "labels", question.label_column, found, question.least)
-    remarks += _measured(_classes(taking, question))
+    classes = _classes(taking, question)
+    remarks += _measured(classes)
     if all(shape.environments is not None for shape in taking.shapes.values()):
         remarks += _rare("environment", "environments", question.environment_column, found, question.least)
     if spellings is None:
@@ -203,7 +204,7 @@ def survey(
     # Without the names of sites that were left out since, or that nobody has rows of.
     environments = union(shape.environments or () for shape in taking.shapes.values())
     environments = tuple(name for name in environments if found["environment", name, 0])
-    labels = tuple(name for name in _classes(taking, question) if found["class", name, 0])
+    labels = tuple(name for name in classes if found["class", name, 0])
     names = {"labels": labels, "environments": environments}
     by_site = {} if question.secure else {site: _site(sums, labels) for site, sums in asks.tables.items()}
     weights = balancing({name: found["class", name, 0] for name in labels}) if balance else ()
@@ -301,9 +302,9 @@ class _Fit:
                 "a number from it first"
             )
         return NumberColumn(
-            mean=short(mean, scale or 1.0),
+            mean=short(mean, scale),
             scale=short(scale) or 1.0,
-            fill=None if rule is None else short(self._fill(rule, name, sums, mean, scale), scale or 1.0),
+            fill=None if rule is None else short(self._fill(rule, name, sums, mean, scale), scale),
             missing=bool(empty),
         )
 
@@ -615,9 +616,9 @@ def union(every: Iterable[Iterable[str]]) -> tuple[str, ...]:
     return tuple(in_order(name for names in every for name in names))
 
 
-def short(value: float, scale: float = 0.0) -> float:
-    """Six digits; of a number of which only parts as small as `scale` count, six digits of these."""
-    more = max(0, math.floor(math.log10(abs(value) / scale))) if scale and value else 0
+def short(value: float, scale: float | None = None) -> float:
+    """Six digits; of a number of which parts as small as `scale` count (0: as small as 1), six digits of these."""
+    more = 0 if scale is None or not value else max(0, math.floor(math.log10(abs(value) / (scale or 1.0))))
     return float(f"{value:.{min(6 + more, 17)}g}")
 
 

@@ -43,10 +43,11 @@ def unit_range(images: Tensor) -> Tensor:
 
 
 def standardise(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """Images (n, c, h, w) less the mean of each channel, in units of its standard deviation."""
+    """Images (n, c, h, w) or features (n, c), less each channel's mean, in units of its standard deviation."""
     import torch
 
-    less, by = (torch.tensor(values, device=images.device)[:, None, None] for values in (mean, std))
+    each = (-1,) + (1,) * (images.ndim - 2)
+    less, by = (torch.tensor(values, device=images.device).view(each) for values in (mean, std))
     return (images - less) / by
 
 

@@ -61,13 +61,13 @@ def make(
         ca = authority(ca_key, CA_DAYS)
         secret |= {"ca.key": _pem(ca_key), "superexec.secret": secrets.token_urlsafe(48).encode()}
         public["ca.crt"] = ca.public_bytes(Encoding.PEM)
-    if (folder / "server.crt").exists():
-        if hosts:
-            raise UserError(
-                f"--host {hosts[0]} is not possible: {folder / 'server.crt'} is there already; to have a new one, "
-                "move it and server.key away first"
-            )
-    else:
+    there = (folder / "server.crt").exists()
+    if there and hosts:
+        raise UserError(
+            f"--host {hosts[0]} is not possible: {folder / 'server.crt'} is there already; to have a new one, "
+            "move it and server.key away first"
+        )
+    if not there:
         _check_days(days, ca)
         key = ec.generate_private_key(ec.SECP384R1())
         secret["server.key"] = _pem(key)

@@ -39,9 +39,10 @@ def report(folders: Sequence[Path], form: str = "html", oracle: bool = False) ->
     Raises `UserError` if there is nothing to report.
     """
     runs, skipped = load_runs(find_runs(folders), oracle)
+    if not runs and not skipped:
+        raise UserError("there is no run to report")
     if not runs:
-        why = f"none of {len(skipped)} run folders can be reported; the first: {skipped[0]}" if skipped else ""
-        raise UserError(why or "there is no run to report")
+        raise UserError(f"none of {len(skipped)} run folders can be reported; the first: {skipped[0]}")
     found = results(runs)
     counted = any(SPLIT in chosen for run in runs for chosen in run.models.values())
     selections = (*SELECTIONS, *([SPLIT] if counted else []), *(["oracle"] if oracle else []))

@@ -233,15 +233,6 @@ class OwnData(Sites):
     def standardised(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         return self.mean or (0.0,), self.scale or (1.0,)
 
-    def prepare(self, x: "Tensor") -> "Tensor":
-        """`(x − mean) / scale`, each feature or channel with its own."""
-        import torch
-
-        each = (-1,) + (1,) * (len(self.input_shape) - 1)
-        if self.mean:
-            x = x - torch.tensor(self.mean, device=x.device).view(each)
-        return x / torch.tensor(self.scale, device=x.device).view(each) if self.scale else x
-
     def client_data(self, client: int, seed: int, data_root: Path | None) -> ClientData:
         """For a rehearsal in one process, from a data root that has a file or a folder for each site."""
         root, site = resolve_root(data_root), self.sites[client]
