@@ -25,6 +25,7 @@ from torch.utils._pytree import register_pytree_node, tree_map
 from perennial.client.objectives import cross_entropy
 from perennial.client.working import Momentum, Working
 from perennial.common.data.examples import ClientData, Examples
+from perennial.common.memory import activation_bytes
 from perennial.common.methods.base import LocalTraining, Method
 from perennial.common.metrics import Score, answered, column, plain, score
 from perennial.common.models import Network, Tensors
@@ -86,6 +87,8 @@ Loss = Callable[[Tensors, Examples, Received], tuple[Tensor, Metrics]]
 
 PIECE = 256
 """Samples that go through a model at a time where a method has no mini-batches, to bound memory."""
+PIECE_BYTES = 2**30
+"""On a GPU the activations of a larger piece, which takes as few operations, may take this much."""
 
 
 @dataclass(frozen=True)
@@ -220,6 +223,20 @@ class Client(Generic[H]):
                 shape = [*value.shape[axes:]]
                 raise ValueError(f"{what}: a tensor of shape {shape} is not possible; it must be a scalar")
         return found, metrics
+
+    @property
+    def divisible(self) -> bool:
+        """Whether a GPU may take more samples at a time than a processor does, to be faster: not of a model that
+        draws or has statistics, which would change by more than rounding."""
+        return self.network.device.type != "cpu" and not (self.network.draws or self.network.moving_names)
+
+    @property
+    def piece(self) -> int:
+        """How many samples go through the model at a time where a method has no mini-batches."""
+        if self.stack or not self.divisible:
+            return PIECE
+        each, _ = activation_bytes(self.network.settings, self.network.input_shape, self.network.classes)
+        return max(PIECE, min(EVALUATION_BATCH, PIECE_BYTES // each))
 
     def full_gradient(
         self, model: Working, loss: Loss, received: Received, *, size: int, equal_pieces: bool = False

@@ -38,19 +38,23 @@ class GeometricMean:
 
     def add(self, gradient: Tensors) -> None:
         """Take in one gradient, of the same names and shapes as the others."""
+        self.add_all({name: part[None] for name, part in gradient.items()})
+
+    def add_all(self, gradients: Tensors) -> None:
+        """Take in several gradients, along the first axis of each tensor."""
         if not self.weight:
-            self._like = gradient
-            self._sums = {name: part.double().new_zeros(4, *part.shape) for name, part in gradient.items()}
+            self._like = {name: parts[0] for name, parts in gradients.items()}
+            self._sums = {name: part.double().new_zeros(4, *part.shape) for name, part in self._like.items()}
         floor = FLOOR if self.zeros == "official" else LEAST
-        for name, part in gradient.items():
+        for name, parts in gradients.items():
             present, signs, logs, signed = self._sums[name]
-            sign = part.sign().double()
-            nonzero, log = sign.square(), part.double().abs().add_(floor).log_()
-            present += nonzero
-            signs += sign
-            logs.addcmul_(log, nonzero)
-            signed.addcmul_(log, sign)
-        self.weight += 1
+            sign = parts.sign().double()
+            nonzero, log = sign.square(), parts.double().abs().add_(floor).log_()
+            present += nonzero.sum(dim=0)
+            signs += sign.sum(dim=0)
+            logs += nonzero.mul_(log).sum(dim=0)
+            signed += sign.mul_(log).sum(dim=0)
+        self.weight += len(parts)
 
     def result(self) -> Tensors:
         """The mean so far, in the shapes and types that came in. Raises `ValueError` before the first `add`."""

@@ -2,12 +2,14 @@
 
 import torch
 from torch import Tensor
+from torch.func import grad_and_value, vmap
 
 from perennial.client.methods.fedsgd import FedSGDClient
-from perennial.client.trainer import PIECE, Means, Metrics, Received, Reply
+from perennial.client.trainer import Means, Metrics, Received, Reply
 from perennial.client.working import Working
 from perennial.common.data.examples import Examples
 from perennial.common.fishr import head_sums, variance
+from perennial.common.memory import activation_bytes, model_bytes
 from perennial.common.methods.fedilc import CLIENTS, PULL, VARIANCE, FederatedFishr, FedILC, Fishr, MiniBatches
 from perennial.common.models import Tensors
 from perennial.common.seeding import torch_generator
@@ -18,6 +20,8 @@ STATISTICS = "fishr-statistics"
 RUNNING = "fishr-running"
 """What is kept: w, c_e and the mean gradient from a round's first exchange to its second; Fishr's running mean of
 c_e from round to round."""
+GROUP_BYTES = 2**28
+"""What the gradients of all mini-batches that a GPU takes together may take."""
 
 
 class FedILCClient(FedSGDClient[FedILC]):
@@ -58,27 +62,51 @@ class FedILCClient(FedSGDClient[FedILC]):
         """g_e: on all data, or the plain or geometric mean over mini-batches, all at the same w."""
         if not isinstance(self.hparams, MiniBatches):
             return super().own_gradient(model, received)
-        train, means = self.data.train, Means()
-        order = torch.randperm(
-            len(train), generator=torch_generator(self.seed, self.client, received.round, "batches")
-        )
-        batches = torch.split(order.to(train.y.device), self.hparams.batch_size)
+        generator = torch_generator(self.seed, self.client, received.round, "batches")
+        order = torch.randperm(len(self.data.train), generator=generator).to(self.data.train.y.device)
+        groups, means = self.groups(order, self.hparams.batch_size), Means()
         mean, total = self.hparams.geometric_mean("batches"), [torch.zeros_like(value) for value in model.values]
-        for index in batches:
-            value, metrics = self.loss(model.tensors, train[index], received)
-            means.add(metrics, len(index))
-            gradient = model.gradient(value)
+        for group in groups:
+            gradients, metrics = self.gradients(model, group, received)
+            means.add(metrics, group.numel())
             if mean:
-                mean.add(dict(zip(self.network.parameter_names, gradient, strict=True)))
+                mean.add_all(dict(zip(self.network.parameter_names, gradients, strict=True)))
             else:
-                torch._foreach_add_(total, gradient, alpha=1 / len(batches))
-        return list(mean.result().values()) if mean else total, means.result()
+                torch._foreach_add_(total, [parts.sum(dim=0) for parts in gradients])
+        if mean:
+            return list(mean.result().values()), means.result()
+        return list(torch._foreach_div(total, sum(map(len, groups)))), means.result()
+
+    def groups(self, order: Tensor, size: int) -> list[Tensor]:
+        """Mini-batches that are taken together (batches, samples): one each, but on a GPU, for whom one is too
+        little work, as many as fit."""
+        key = self.network.settings, self.network.input_shape, self.network.classes
+        together = 1
+        if self.divisible and not activation_bytes(*key)[1]:  # many convolutions at once are slower than each
+            together = max(1, GROUP_BYTES // model_bytes(*key))
+        last = len(order) // size * size
+        groups = *torch.split(order[:last].view(-1, size), together), order[None, last:]
+        return [group for group in groups if group.numel()]
+
+    def gradients(self, model: Working, group: Tensor, received: Received) -> tuple[list[Tensor], Metrics]:
+        """The gradient of each mini-batch of a group (batches, *shape), and their mean metrics."""
+        if len(group) == 1:
+            value, metrics = self.loss(model.tensors, self.data.train[group[0]], received)
+            return [part[None] for part in model.gradient(value)], metrics
+
+        def loss(trained: Tensors, batch: Examples) -> tuple[Tensor, Metrics]:
+            return self.loss(model.tensors | trained, batch, received)
+
+        names = self.network.parameter_names
+        of_each = vmap(grad_and_value(loss, has_aux=True), (None, 0))
+        gradients, (_, metrics) = of_each(dict(zip(names, model.values, strict=True)), self.data.train[group])
+        return [gradients[name] for name in names], {name: metric.mean() for name, metric in metrics.items()}
 
     @torch.no_grad()
     def moments(self, model: Tensors) -> tuple[Tensor, Tensor]:
         """Mean and variance c_e of the classifier's per-sample gradients (FedILC §3.2, §5)."""
         train = self.data.train
-        pieces = torch.split(torch.arange(len(train), device=train.y.device), PIECE)
+        pieces = torch.split(torch.arange(len(train), device=train.y.device), self.piece)
         sums = [head_sums(self.network, model, train[index], self.class_weights) for index in pieces]
         first, second = (torch.stack(parts).sum(dim=0) for parts in zip(*sums, strict=True))
         return first / len(train), variance(first, second, len(train))
@@ -98,5 +126,5 @@ class FedILCClient(FedSGDClient[FedILC]):
             return (away * (second - 2 * mean * first)).sum() / len(part), {}
 
         names = self.network.parameter_names
-        gradient, _ = self.full_gradient(Working(model, names), slope, received, size=PIECE)
+        gradient, _ = self.full_gradient(Working(model, names), slope, received, size=self.piece)
         return dict(zip(names, gradient, strict=True))

@@ -4,7 +4,7 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from perennial.client.trainer import PIECE, Client, Received, Reply
+from perennial.client.trainer import Client, Received, Reply
 from perennial.client.working import Working
 from perennial.common.methods.fedsgd import ServerTraining
 from perennial.common.wire import GRADIENT, MODEL, NUM_EXAMPLES
@@ -28,4 +28,4 @@ class FedSGDClient(Client[S]):
 
     def own_gradient(self, model: Working, received: Received) -> tuple[list[Tensor], dict[str, float]]:
         """The gradient to be sent, where the model stands, and metrics."""
-        return self.full_gradient(model, self.loss, received, size=PIECE)
+        return self.full_gradient(model, self.loss, received, size=self.piece)

@@ -20,6 +20,7 @@ from perennial.common.data.examples import ClientData, Examples
 from perennial.common.errors import UserError
 from perennial.common.fishr import gradient_sums, spread, variance
 from perennial.common.geometric import GeometricMean
+from perennial.common.memory import model_bytes
 from perennial.common.methods import METHODS
 from perennial.common.methods.fedilc import PULL, VARIANCE, FedILC
 from perennial.common.methods.fedsgd import FedSGD
@@ -184,6 +185,35 @@ def test_a_short_last_batch_counts_as_much_as_the_others() -> None:
         geometric.add({"g": full(site(1, batch))})
     found = flat(gradient_of("fishr-intra-geo", SITES[1], batch_size=4))
     torch.testing.assert_close(found, geometric.result()["g"])
+
+
+@pytest.mark.parametrize("method", ["fishr-intra-geo", "fishr-intra-arith"])
+def test_a_gpu_takes_mini_batches_together_to_the_same_mean(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """300 samples in batches of 32, nine of which are equal: on a processor one by one, then together."""
+    sizes: list[list[int]] = []
+
+    class Watching(FedILCClient):
+        def groups(self, order: Tensor, size: int) -> list[Tensor]:
+            groups = super().groups(order, size)
+            sizes.append([len(group) for group in groups])
+            return groups
+
+    def reply() -> Reply:
+        return Watching(SITES[0], METHODS[method](batch_size=32), {}).train(Received(1, {MODEL: START}))  # type: ignore[arg-type]
+
+    alone = reply()
+    monkeypatch.setattr(FedILCClient, "divisible", True)
+    together = reply()
+    monkeypatch.setattr(
+        "perennial.client.methods.fedilc.GROUP_BYTES", 4 * model_bytes(NET.settings, NET.input_shape, NET.classes)
+    )
+    fours = reply()
+    assert sizes == [[1] * 10, [9, 1], [4, 4, 1, 1]]
+    for other in (together, fours):
+        torch.testing.assert_close(
+            flat(other.arrays[GRADIENT]), flat(alone.arrays[GRADIENT]), rtol=1e-9, atol=1e-15
+        )
+        assert other.metrics == pytest.approx(dict(alone.metrics))
 
 
 def test_mini_batches_are_drawn_anew_in_every_round() -> None:

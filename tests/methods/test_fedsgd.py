@@ -146,7 +146,7 @@ def test_adam_goes_on_in_another_process() -> None:
 def test_pieces_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     request = Received(1, {MODEL: start()})
     whole = FedSGDClient(SITES[0], FedSGD(), {}).train(request)
-    monkeypatch.setattr("perennial.client.methods.fedsgd.PIECE", 7)
+    monkeypatch.setattr("perennial.client.trainer.PIECE", 7)
     pieces = FedSGDClient(SITES[0], FedSGD(), {}).train(request)
     assert_close(pieces.arrays[GRADIENT], whole.arrays[GRADIENT])
     assert pieces.metrics == pytest.approx(dict(whole.metrics))
