@@ -28,6 +28,7 @@ from perennial.common.data.examples import ClientData, Examples
 from perennial.common.memory import activation_bytes
 from perennial.common.methods.base import LocalTraining, Method
 from perennial.common.metrics import Score, answered, column, plain, score
+from perennial.common.model_settings import Module
 from perennial.common.models import Network, Tensors
 from perennial.common.ranking import BATCH, columns, rank
 from perennial.common.scores import SCORES, counted
@@ -227,8 +228,10 @@ class Client(Generic[H]):
     @property
     def divisible(self) -> bool:
         """Whether a GPU may take more samples at a time than a processor does, to be faster: not of a model that
-        draws or has statistics, which would change by more than rounding."""
-        return self.network.device.type != "cpu" and not (self.network.draws or self.network.moving_names)
+        draws or has statistics, which would change by more than rounding, nor of one that we do not know."""
+        own = self.network
+        known = not (isinstance(own.settings, Module) or own.draws or own.moving_names)
+        return own.device.type != "cpu" and known
 
     @property
     def piece(self) -> int:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
+import own_modules
 import pytest
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,7 @@ from perennial.client.methods.fedavg import FedAvgClient
 from perennial.client.methods.local import LocalClient
 from perennial.client.trainer import LocalTrainer, Metrics, Received, Reply, Site, in_pieces
 from perennial.client.working import Working
+from perennial.common import plugins
 from perennial.common.data.examples import ClientData, Examples
 from perennial.common.methods.ditto import Ditto
 from perennial.common.methods.fedavg import FedAvg
@@ -392,6 +394,28 @@ def test_pieces_fit_a_processor_s_cache_and_a_stack_s_samples_count_together(
     x = torch.arange(float(math.prod(shape))).reshape(shape)
     assert torch.equal(in_pieces(doubled, x, stack), 2 * x)
     assert seen == sizes
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "device", "size"),
+    [
+        ({"name": "mlp", "hidden": (8,)}, (2,), "cpu", 256),
+        ({"name": "mlp", "hidden": (8,)}, (2,), "meta", 4096),
+        ({"name": "cnn-groupnorm"}, (3, 32, 32), "meta", 2**30 // 999_944),
+        ({"name": "mlp", "hidden": (8,), "norm": "batch"}, (2,), "meta", 256),
+        ({"name": "own_modules:Named"}, (2,), "meta", 256),
+    ],
+)
+def test_a_gpu_takes_larger_pieces_of_a_model_that_has_no_statistics(
+    model: dict[str, Any], shape: tuple[int, ...], device: str, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ "meta" stands for a GPU; the bytes are those of a sample and of all layers' outputs for it."""
+    monkeypatch.setenv(plugins.VARIABLE, own_modules.__file__)
+    net = network(model_settings(model), shape, 2, device)
+    none = Examples(torch.zeros(0, *shape), *2 * [torch.zeros(0, dtype=torch.int64)])
+    data = ClientData(none, none, {})
+    assert FedAvgClient(Site("client-0", data, net, 0), FedAvg(), {}).piece == size
+    assert FedAvgClient(Site("", data, net, 0, ("client-0", "client-1")), FedAvg(), {}).piece == 256
 
 
 def test_an_action_is_the_method_of_that_name() -> None:
