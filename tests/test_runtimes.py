@@ -149,6 +149,7 @@ def test_flwr_run_in_simulation_equals_local(
     assert RunFolder(tmp_path / "fedsdr").config() == config_for("fedsdr", "simulation")
 
 
+@pytest.mark.parity
 def test_flwr_run_with_too_few_simulated_nodes_says_so(newcomer: dict[str, str], tmp_path: Path) -> None:
     printed = typed("flwr run . --stream", newcomer, tmp_path / "run")
     assert (tmp_path / "run" / "error.txt").exists(), printed
@@ -157,6 +158,7 @@ def test_flwr_run_with_too_few_simulated_nodes_says_so(newcomer: dict[str, str],
     assert f"perennial: {word}" in printed
 
 
+@pytest.mark.parity
 def test_simulation_with_two_actors_equals_local(local: dict[str, Path], tmp_path: Path) -> None:
     """And so it does where it was ended after its first checkpoint, and goes on."""
     config = config_for("ditto", "simulation", f"client_cpus={(os.cpu_count() or 1) / 2}")

@@ -604,8 +604,8 @@ main()
 
 
 def test_killed_and_started_again_repeats_nothing(tmp_path: Path) -> None:
-    arguments = ["compare", "--methods", "ditto", "--scenario", "toy", "--seeds", "2", "--rounds", "120"]
-    arguments += ["--select", "held-out", "--set", "checkpoint_every=4", "--set", "evaluate_every=60", "--out"]
+    arguments = ["compare", "--methods", "ditto", "--scenario", "toy", "--seeds", "2", "--rounds", "80"]
+    arguments += ["--select", "held-out", "--set", "checkpoint_every=4", "--set", "evaluate_every=40", "--out"]
     command = [sys.executable, "-c", COMMAND, *arguments]
     out = tmp_path / "pool"
     process = subprocess.Popen([*command, str(out), "--jobs", "2"], start_new_session=True)
@@ -618,7 +618,7 @@ def test_killed_and_started_again_repeats_nothing(tmp_path: Path) -> None:
         return [number for path, number in rounds.items() if path.parents[1] not in finished()]
 
     # One that is nearly done may end before its worker notices.
-    while not (finished() and any(number < 60 for number in unfinished())):
+    while not (finished() and any(number < 40 for number in unfinished())):
         assert process.poll() is None, "the comparison ended before it could be killed; make it longer"
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)  # the parent alone: its workers must notice
@@ -629,8 +629,8 @@ def test_killed_and_started_again_repeats_nothing(tmp_path: Path) -> None:
     assert not _members(process.pid)
 
     done, begun = finished(), unfinished()
-    settings = ("checkpoint_every=120", "evaluate_every=60")  # the first changes no number
-    again = Plan(entries_of(["ditto"]), "toy", 2, rounds=120, settings=settings)
+    settings = ("checkpoint_every=80", "evaluate_every=40")  # the first changes no number
+    again = Plan(entries_of(["ditto"]), "toy", 2, rounds=80, settings=settings)
     continued = compare(again, out, 1)
     assert len(finished()) == 6
     assert done == {path: written for path, written in finished().items() if path in done}
