@@ -2,8 +2,10 @@
 
 from typing import Literal
 
+from perennial.common.data.scenario import Scenario
 from perennial.common.knobs import between, choice, knob
 from perennial.common.methods.base import ONE_MODEL, LocalTraining
+from perennial.common.methods.proximal import diverging
 
 
 class PulledTraining(LocalTraining):
@@ -30,6 +32,9 @@ class PulledTraining(LocalTraining):
         le=10_000,
         search=choice(5, 10, 20),
     )
+
+    def misfit(self, scenario: Scenario) -> str:
+        return diverging(self.learning_rate, self.proximity + self.weight_decay, self.momentum, "learning_rate")
 
 
 class Ditto(PulledTraining):

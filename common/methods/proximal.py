@@ -1,21 +1,22 @@
-"""What pFedMe and CGPFL have in common: hyper-parameters, and when their steps would diverge."""
+"""What pFedMe and CGPFL have in common: hyper-parameters; and when steps along a pull would diverge."""
 
 from perennial.common.data.scenario import Scenario
 from perennial.common.knobs import between, choice, knob
 from perennial.common.methods.base import BUFFERS, LocalTraining
 
 
-def diverging(rate: float, pull: float, momentum: float) -> str:
+def diverging(rate: float, pull: float, momentum: float, name: str = "personal_learning_rate") -> str:
     """Why steps of size `rate` on `½ pull ‖θ‖²` would diverge, as a misfit; empty where they do not.
 
-    A gradient step shrinks θ only if `rate · pull` < 2, with heavy-ball momentum m if it is < 2 (1 + m).
+    `name` is the setting that `rate` is of. A gradient step shrinks θ only if `rate · pull` < 2, with heavy-ball
+    momentum m if it is < 2 (1 + m).
     """
     limit = 2 * (1 + momentum)
     if rate * pull < limit:
         return ""
     return (
-        f"personal_learning_rate: {rate:g} is too large for proximity + weight_decay = {pull:g}, the personal "
-        f"steps would diverge; it must be below {limit / pull:.3g}"
+        f"{name}: {rate:g} is too large for proximity + weight_decay = {pull:g}, the steps would diverge; it must "
+        f"be below {limit / pull:.3g}"
     )
 
 

@@ -142,3 +142,10 @@ def test_personal_steps_that_would_diverge_are_refused(settings: list[str], fine
         return
     with pytest.raises(UserError, match=r"personal_learning_rate: 0\.02 .* = 100, .* must be below 0\.02"):
         toy_config("pfedme", *settings)
+
+
+@pytest.mark.parametrize("method", ["ditto", "fedpin-gm-l2"])
+def test_so_are_those_of_a_model_that_is_pulled_to_the_global_one(method: str) -> None:
+    toy_config(method, "proximity=19", "learning_rate=0.1")
+    with pytest.raises(UserError, match=r"learning_rate: 0\.1 .* = 20, .* must be below 0\.1"):
+        toy_config(method, "proximity=20", "learning_rate=0.1")
