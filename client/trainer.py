@@ -89,7 +89,7 @@ Loss = Callable[[Tensors, Examples, Received], tuple[Tensor, Metrics]]
 PIECE = 256
 """Samples that go through a model at a time where a method has no mini-batches, to bound memory."""
 PIECE_BYTES = 2**30
-"""On a GPU the activations of a larger piece, which takes as few operations, may take this much."""
+"""What the activations of a piece may take on a GPU, whose pieces are larger."""
 
 
 @dataclass(frozen=True)
@@ -226,9 +226,10 @@ class Client(Generic[H]):
         return found, metrics
 
     @property
-    def divisible(self) -> bool:
-        """Whether a GPU may take more samples at a time than a processor does, to be faster: not of a model that
-        draws or has statistics, which would change by more than rounding, nor of one that we do not know."""
+    def in_bulk(self) -> bool:
+        """Whether more samples go through the model at a time than a processor takes, for which a GPU is fast: not
+        through one that draws or has statistics, which would change by more than rounding, nor one that we do not
+        know."""
         own = self.network
         known = not (isinstance(own.settings, Module) or own.draws or own.moving_names)
         return own.device.type != "cpu" and known
@@ -236,7 +237,7 @@ class Client(Generic[H]):
     @property
     def piece(self) -> int:
         """How many samples go through the model at a time where a method has no mini-batches."""
-        if self.stack or not self.divisible:
+        if self.stack or not self.in_bulk:
             return PIECE
         each, _ = activation_bytes(self.network.settings, self.network.input_shape, self.network.classes)
         return max(PIECE, min(EVALUATION_BATCH, PIECE_BYTES // each))

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from perennial.common.models import Tensors
@@ -33,7 +34,7 @@ class GeometricMean:
         self.zeros, self.agreement = zeros, agreement
         self.weight = 0
         """How many gradients have come."""
-        self._like: Tensors = {}
+        self._dtypes: dict[str, torch.dtype] = {}
         self._sums: Tensors = {}
 
     def add(self, gradient: Tensors) -> None:
@@ -43,8 +44,10 @@ class GeometricMean:
     def add_all(self, gradients: Tensors) -> None:
         """Take in several gradients, along the first axis of each tensor."""
         if not self.weight:
-            self._like = {name: parts[0] for name, parts in gradients.items()}
-            self._sums = {name: part.double().new_zeros(4, *part.shape) for name, part in self._like.items()}
+            self._dtypes = {name: parts.dtype for name, parts in gradients.items()}
+            self._sums = {
+                name: parts[0].double().new_zeros(4, *parts.shape[1:]) for name, parts in gradients.items()
+            }
         floor = FLOOR if self.zeros == "official" else LEAST
         for name, parts in gradients.items():
             present, signs, logs, signed = self._sums[name]
@@ -60,7 +63,7 @@ class GeometricMean:
         """The mean so far, in the shapes and types that came in. Raises `ValueError` before the first `add`."""
         if not self.weight:
             raise ValueError("the mean of nothing")
-        return {name: self._mean(*self._sums[name]).to(like.dtype) for name, like in self._like.items()}
+        return {name: self._mean(*self._sums[name]).to(dtype) for name, dtype in self._dtypes.items()}
 
     def _mean(self, present: Tensor, signs: Tensor, logs: Tensor, signed: Tensor) -> Tensor:
         agrees, zeros = signs.abs() >= self.agreement * self.weight, self.weight - present

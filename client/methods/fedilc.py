@@ -78,11 +78,11 @@ class FedILCClient(FedSGDClient[FedILC]):
         return list(torch._foreach_div(total, sum(map(len, groups)))), means.result()
 
     def groups(self, order: Tensor, size: int) -> list[Tensor]:
-        """Mini-batches that are taken together (batches, samples): one each, but on a GPU, for whom one is too
+        """Mini-batches that are taken together (batches, samples): one each, and on a GPU, for which one is too
         little work, as many as fit."""
         key = self.network.settings, self.network.input_shape, self.network.classes
         together = 1
-        if self.divisible and not activation_bytes(*key)[1]:  # many convolutions at once are slower than each
+        if self.in_bulk and not activation_bytes(*key)[1]:  # many convolutions at once are slower than each
             together = max(1, GROUP_BYTES // model_bytes(*key))
         last = len(order) // size * size
         groups = *torch.split(order[:last].view(-1, size), together), order[None, last:]

@@ -202,7 +202,7 @@ def test_a_gpu_takes_mini_batches_together_to_the_same_mean(method: str, monkeyp
         return Watching(SITES[0], METHODS[method](batch_size=32), {}).train(Received(1, {MODEL: START}))  # type: ignore[arg-type]
 
     alone = reply()
-    monkeypatch.setattr(FedILCClient, "divisible", True)
+    monkeypatch.setattr(FedILCClient, "in_bulk", True)
     together = reply()
     monkeypatch.setattr(
         "perennial.client.methods.fedilc.GROUP_BYTES", 4 * model_bytes(NET.settings, NET.input_shape, NET.classes)
