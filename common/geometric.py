@@ -21,6 +21,11 @@ Zeros = Literal["exclude", "official", "paper"]
 code; to both, as in the paper, where a single zero makes the whole coordinate zero."""
 
 
+def summed(parts: Tensor) -> Tensor:
+    """The sum along the first axis; of one part itself, since a sum would copy it."""
+    return parts[0] if len(parts) == 1 else parts.sum(dim=0)
+
+
 class GeometricMean:
     """`(|E⁺|/E) (Π_{E⁺} |G_e|)^{1/|E⁺|} − (|E⁻|/E) (Π_{E⁻} |G_e|)^{1/|E⁻|}`, coordinate by coordinate.
 
@@ -53,10 +58,10 @@ class GeometricMean:
             present, signs, logs, signed = self._sums[name]
             sign = parts.sign().double()
             nonzero, log = sign.square(), parts.double().abs().add_(floor).log_()
-            present += nonzero.sum(dim=0)
-            signs += sign.sum(dim=0)
-            logs += nonzero.mul_(log).sum(dim=0)
-            signed += sign.mul_(log).sum(dim=0)
+            present += summed(nonzero)
+            signs += summed(sign)
+            logs += summed(nonzero.mul_(log))
+            signed += summed(sign.mul_(log))
         self.weight += len(parts)
 
     def result(self) -> Tensors:

@@ -9,6 +9,7 @@ from perennial.client.trainer import Means, Metrics, Received, Reply
 from perennial.client.working import Working
 from perennial.common.data.examples import Examples
 from perennial.common.fishr import head_sums, variance
+from perennial.common.geometric import summed
 from perennial.common.memory import activation_bytes, model_bytes
 from perennial.common.methods.fedilc import CLIENTS, PULL, VARIANCE, FederatedFishr, FedILC, Fishr, MiniBatches
 from perennial.common.models import Tensors
@@ -65,6 +66,7 @@ class FedILCClient(FedSGDClient[FedILC]):
         generator = torch_generator(self.seed, self.client, received.round, "batches")
         order = torch.randperm(len(self.data.train), generator=generator).to(self.data.train.y.device)
         groups, means = self.groups(order, self.hparams.batch_size), Means()
+        count = sum(map(len, groups))
         mean, total = self.hparams.geometric_mean("batches"), [torch.zeros_like(value) for value in model.values]
         for group in groups:
             gradients, metrics = self.gradients(model, group, received)
@@ -72,10 +74,8 @@ class FedILCClient(FedSGDClient[FedILC]):
             if mean:
                 mean.add_all(dict(zip(self.network.parameter_names, gradients, strict=True)))
             else:
-                torch._foreach_add_(total, [parts.sum(dim=0) for parts in gradients])
-        if mean:
-            return list(mean.result().values()), means.result()
-        return list(torch._foreach_div(total, sum(map(len, groups)))), means.result()
+                torch._foreach_add_(total, list(map(summed, gradients)), alpha=1 / count)
+        return list(mean.result().values()) if mean else total, means.result()
 
     def groups(self, order: Tensor, size: int) -> list[Tensor]:
         """Mini-batches that are taken together (batches, samples): one each, and on a GPU, for which one is too
