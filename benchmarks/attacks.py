@@ -30,11 +30,11 @@ from attacking import ATTACKS, attack
 
 from perennial.common.config import RunConfig, load_config
 from perennial.common.data.partition import Share
-from perennial.common.data.raw import Raw
+from perennial.common.data.raw_data import Raw
 from perennial.common.data.scenarios.colored import ColoredDigits
-from perennial.common.errors import RunStopped, UserError
-from perennial.server.folder import RunFolder
+from perennial.common.utils.errors import RunStopped, UserError
 from perennial.server.local import LocalRuntime
+from perennial.server.run.folder import RunFolder
 
 METHODS = ("fedavg", "ditto", "fediir", "perinvfl", "fedsdr")
 RULES = ("mean", "median", "trimmed-mean", "multi-krum", "geometric-median", "centred-clipping")

@@ -18,13 +18,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from perennial.server.report.figures import Line, standalone_figure
+from perennial.server.papers.overview import ended_in
+from perennial.server.papers.reproduce import load_reproduction
 from perennial.server.report.load import load
 from perennial.server.report.pictures import training_picture
+from perennial.server.results.figures import Line, standalone_figure
+from perennial.server.study.batch import Outcome, run_all
 from perennial.server.study.compare import base_config, spread
-from perennial.server.study.overview import ended_in
-from perennial.server.study.reproduce import load_reproduction
-from perennial.server.study.runs import Outcome, run_all
 
 TABLES = ("cmnist-games", "cmnist-games-5", "cmnist-games-10")
 ROWS = ("F-FL Games, sequential", "F-FL Games, parallel")

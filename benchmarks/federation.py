@@ -41,9 +41,9 @@ def run(clients: int, method: str, rounds: int) -> dict[str, float]:
     """One federation in this process; the row's figures."""
     begun = time.perf_counter()
     from perennial.common.config import load_config
-    from perennial.server.folder import RunFolder
     from perennial.server.local import LocalRuntime
-    from perennial.server.progress import Progress
+    from perennial.server.run.folder import RunFolder
+    from perennial.server.run.progress import Progress
 
     config = load_config(
         options={

@@ -33,7 +33,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
-from perennial.common.models import build
+from perennial.common.models.architectures import build
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
@@ -98,8 +98,8 @@ def bare(clients: int) -> float:
 
 def runtime(clients: int, engine: str) -> float:
     """A run of the local runtime; rounds are told apart by its watcher."""
-    from perennial.server.folder import RunFolder
     from perennial.server.local import LocalRuntime
+    from perennial.server.run.folder import RunFolder
 
     config = case(clients).config("local", engine).model_copy(update={"device": str(DEVICE)})
     marks: list[float] = []

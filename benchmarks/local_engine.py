@@ -41,11 +41,13 @@ from perennial.client.state import FileStates
 from perennial.common.config import RunConfig, load_config
 from perennial.common.data.examples import ClientData, Examples
 from perennial.common.data.scenario import Scenario
-from perennial.common.errors import RunStopped, UserError
-from perennial.common.files import load_tensors, save_tensors
 from perennial.common.methods.fedavg import FedAvg
-from perennial.common.models import Tensors, build, joined, network
-from perennial.common.seeding import torch_generator
+from perennial.common.models.architectures import build
+from perennial.common.models.network import network
+from perennial.common.utils.errors import RunStopped, UserError
+from perennial.common.utils.files import load_tensors, save_tensors
+from perennial.common.utils.seeding import torch_generator
+from perennial.common.utils.tensors import Tensors, joined
 from perennial.common.wire import PERSONAL
 
 TOLERANCE = 1e-6
@@ -283,8 +285,8 @@ def bare(case: Case, out: Path) -> Figures:
 def local(case: Case, out: Path) -> Figures:
     """A run of the local runtime."""
     # Imported here, so that the bare loop's memory is its own.
-    from perennial.server.folder import RunFolder
     from perennial.server.local import LocalRuntime
+    from perennial.server.run.folder import RunFolder
 
     config = case.config("local")
     clock = Clock(config.rounds)
@@ -295,7 +297,7 @@ def local(case: Case, out: Path) -> Figures:
 
 def simulation(case: Case, out: Path) -> Figures:
     """The same run on Flower's simulation. The clock is read as the rows of its log come, which is 0.1 s late."""
-    from perennial.server.folder import RunFolder
+    from perennial.server.run.folder import RunFolder
 
     tree = Tree()
     config = case.config("simulation")

@@ -30,12 +30,12 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from perennial.common.config import RunConfig, load_config
-from perennial.common.errors import RunStopped, UserError
-from perennial.common.fishr import gradient_sums, variance
+from perennial.common.mathematics.gradient_variance import gradient_sums, variance
 from perennial.common.methods import METHODS
-from perennial.common.models import Tensors
-from perennial.server.folder import RunFolder
+from perennial.common.utils.errors import RunStopped, UserError
+from perennial.common.utils.tensors import Tensors
 from perennial.server.local import LocalRuntime
+from perennial.server.run.folder import RunFolder
 
 UNIT = "fedavg"
 CLIENTS, SAMPLES, BATCH, STEPS, ROUNDS = 4, 640, 64, 10, 4

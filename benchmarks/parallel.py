@@ -16,8 +16,8 @@ import time
 from rich.console import Console
 from rich.table import Table
 
-from perennial.common.flower import program
-from perennial.server.study.runs import cores
+from perennial.common.flower.processes import program
+from perennial.server.study.batch import cores
 
 
 def timed(rounds: int, jobs: int) -> tuple[float, object]:

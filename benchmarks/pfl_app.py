@@ -26,8 +26,10 @@ from torch import Tensor, nn
 
 from perennial.common.config import RunConfig
 from perennial.common.data.examples import Examples
-from perennial.common.models import Tensors, build, network
-from perennial.common.seeding import torch_generator
+from perennial.common.models.architectures import build
+from perennial.common.models.network import network
+from perennial.common.utils.seeding import torch_generator
+from perennial.common.utils.tensors import Tensors
 
 
 class Drawn(Dataset):  # type: ignore[misc]

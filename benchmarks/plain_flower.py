@@ -18,8 +18,10 @@ from local_engine import SEED
 
 from perennial.common.config import RunConfig, load_config
 from perennial.common.data.examples import Examples
-from perennial.common.models import Tensors, build, network
-from perennial.common.seeding import torch_generator
+from perennial.common.models.architectures import build
+from perennial.common.models.network import network
+from perennial.common.utils.seeding import torch_generator
+from perennial.common.utils.tensors import Tensors
 
 DATA: dict[int, Examples] = {}
 """Of a process, by the number of the client."""

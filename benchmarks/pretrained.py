@@ -20,10 +20,10 @@ from torch.nn.functional import cross_entropy
 from torchvision.models import resnet50
 
 from perennial.common.config import RunConfig, load_config
-from perennial.common.models import network
-from perennial.common.seeding import torch_generator
-from perennial.server.folder import RunFolder
+from perennial.common.models.network import network
+from perennial.common.utils.seeding import torch_generator
 from perennial.server.local import LocalRuntime
+from perennial.server.run.folder import RunFolder
 
 POINTS, CLOSE = 0.5, 1e-3
 BATCH, RATE = 64, 0.05

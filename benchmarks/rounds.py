@@ -30,9 +30,9 @@ from rich.console import Console
 from rich.table import Table
 
 from perennial.common.config import RunConfig, load_config
-from perennial.common.flower import program
+from perennial.common.flower.processes import program
 from perennial.server.deployment.testbed import SUPERNODE, Deployment, deployment
-from perennial.server.folder import RunFolder
+from perennial.server.run.folder import RunFolder
 
 STEPS = {"stock": [program("flower-supernode")], "executor": SUPERNODE}
 PROGRAMS = ("flower-superlink", "flower-supernode", "flower-superexec", "flwr-serverapp", "flwr-clientapp")

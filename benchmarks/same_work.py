@@ -30,9 +30,11 @@ from local_engine import SEED, Case, Clock, Differs, Figures, Tree, _finished, d
 from rich.console import Console
 from rich.table import Table
 
-from perennial.common.files import load_tensors, save_tensors
-from perennial.common.models import Tensors, build, joined, network
-from perennial.common.seeding import torch_generator
+from perennial.common.models.architectures import build
+from perennial.common.models.network import network
+from perennial.common.utils.files import load_tensors, save_tensors
+from perennial.common.utils.seeding import torch_generator
+from perennial.common.utils.tensors import Tensors, joined
 from perennial.common.wire import PERSONAL
 
 TOLERANCE = 1e-5
@@ -123,8 +125,8 @@ def bare(workload: Workload, out: Path) -> Figures:
 def local(workload: Workload, out: Path, engine: str) -> Figures:
     """A run of the local runtime."""
     from perennial.client.state import FileStates
-    from perennial.server.folder import RunFolder
     from perennial.server.local import LocalRuntime
+    from perennial.server.run.folder import RunFolder
 
     config = workload.config("local", engine)
     clock = Clock(config.rounds)

@@ -33,10 +33,10 @@ BATCHES, SECONDS = (1, 64), 5.0
 
 def snapshot(folder: Path, model: dict, inputs: tuple[int, ...]) -> None:
     """An untrained model, as a site would have left it."""
-    from perennial.client.serving.snapshot import Snapshot
+    from perennial.client.snapshot import Snapshot
     from perennial.client.trainer import Received
     from perennial.common.config import load_config
-    from perennial.common.models import network
+    from perennial.common.models.network import network
 
     scenario = {"name": "own-data", "sites": ("here",), "inputs": inputs, "labels": tuple("0123456789")}
     config = load_config(options={"method": "fedavg", "scenario": scenario, "model": model})
@@ -89,7 +89,7 @@ def caller(way: str, batch: int, grpc_address: str, http_address: str) -> list[f
         import torch
 
         from perennial.common.config import load_config
-        from perennial.common.models import network
+        from perennial.common.models.network import network
 
         torch.set_num_threads(1)
         scenario = {"name": "own-data", "inputs": SMALL["inputs"], "labels": tuple("0123456789")}

@@ -29,10 +29,10 @@ from rounds import kinds
 from safetensors.torch import load_file
 
 from perennial.common.config import RunConfig, load_config
-from perennial.common.errors import RunStopped, UserError
+from perennial.common.utils.errors import RunStopped, UserError
 from perennial.server.deployment.testbed import Deployment, arrange
-from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
+from perennial.server.run.folder import RunFolder
 
 SECONDS_TO_START, SECONDS_TO_RESUME = 8.0, 5.0
 

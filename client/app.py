@@ -6,7 +6,7 @@ from collections.abc import Callable
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from perennial.client.settings import settings_in
+from perennial.client.node.settings import settings_in
 
 Handler = Callable[[Message, Context], Message]
 

@@ -20,12 +20,13 @@ from torch.utils._pytree import register_pytree_node
 from perennial.client.request import Request
 from perennial.client.state import Kept, Version
 from perennial.client.trainer import PIECE, Client, Received, Reply, Site
-from perennial.common.adam import STEPS
 from perennial.common.config import Engine, Task
 from perennial.common.data.examples import ClientData, Examples
-from perennial.common.memory import COPIES, activation_bytes, model_bytes
-from perennial.common.models import Network, Tensors
-from perennial.common.secagg import TERMS
+from perennial.common.mathematics.adam import STEPS
+from perennial.common.models.memory import COPIES, activation_bytes, model_bytes
+from perennial.common.models.network import Network
+from perennial.common.privacy.secure_aggregation import TERMS
+from perennial.common.utils.tensors import Tensors
 
 T = TypeVar("T")
 

@@ -14,27 +14,28 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.common import log
 
 from perennial.client.cohort import StackedData, Work, answers, evenly, shape, stackable, stacks, window
-from perennial.client.node.site import OwnSite
 from perennial.client.request import Request, checked
-from perennial.client.secagg import Participant, Vault
-from perennial.client.serving.snapshot import Snapshot, results_of
+from perennial.client.secure_aggregation import Participant, Vault
+from perennial.client.site_data import OwnSite
+from perennial.client.snapshot import Snapshot, results_of
 from perennial.client.state import RESIDENT, FileStates, Kept, Version, before_message, digest, needed, valid
 from perennial.client.trainer import Client, Received, Reply, Role, Site
 from perennial.common import plugins
-from perennial.common.asked import name_of
 from perennial.common.config import Engine, Task, parse_task
 from perennial.common.data.examples import ClientData, must_be_samples
 from perennial.common.data.scenario import Scenario
-from perennial.common.errors import UserError
-from perennial.common.memory import must_fit, samples_must_fit
 from perennial.common.methods.base import Method, Sum
-from perennial.common.models import Network, Tensors, marks, must_be_records, network
-from perennial.common.modules import defined_in, names_in
-from perennial.common.secagg import ACTIONS, KEYS, TERMS
-from perennial.common.seeding import torch_generator
-from perennial.common.split import SUMS, summed
-from perennial.common.split import record as reference
-from perennial.common.suggest import unknown
+from perennial.common.models.memory import must_fit, samples_must_fit
+from perennial.common.models.network import Network, network
+from perennial.common.privacy.secure_aggregation import ACTIONS, KEYS, TERMS
+from perennial.common.request_id import name_of
+from perennial.common.selection import SUMS, summed
+from perennial.common.selection import record as reference
+from perennial.common.utils.discovery import defined_in, names_in
+from perennial.common.utils.errors import UserError
+from perennial.common.utils.seeding import torch_generator
+from perennial.common.utils.suggestions import unknown
+from perennial.common.utils.tensors import Tensors, marks, must_be_records
 from perennial.common.wire import CLIENT, CONFIG, METRICS, NUM_EXAMPLES, PERSONAL, from_record, records, to_record
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from perennial.common.models import Tensors
+from perennial.common.utils.tensors import Tensors
 
 
 def cross_entropy(

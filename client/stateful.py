@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from perennial.client.objectives import squared_norm
+from perennial.client.steps import Momentum, Working
 from perennial.client.trainer import LocalTrainer, Means, Metrics, Received, Reply, Site
-from perennial.client.working import Momentum, Working
-from perennial.common.adam import Adam
 from perennial.common.data.examples import Examples
+from perennial.common.mathematics.adam import Adam
 from perennial.common.methods.stateful import StatefulTraining
-from perennial.common.models import Tensors
+from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import MODEL, NUM_EXAMPLES
 
 S = TypeVar("S", bound=StatefulTraining)

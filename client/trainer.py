@@ -23,19 +23,20 @@ from torch.func import vmap
 from torch.utils._pytree import register_pytree_node, tree_map
 
 from perennial.client.objectives import cross_entropy
-from perennial.client.working import Momentum, Working
+from perennial.client.steps import Momentum, Working
 from perennial.common.data.examples import ClientData, Examples
-from perennial.common.memory import activation_bytes
+from perennial.common.measures.counts import Score, answered, column, plain, score
+from perennial.common.measures.ranking import BATCH, columns, rank
+from perennial.common.measures.scores import SCORES, counted
+from perennial.common.measures.scores import columns as score_columns
 from perennial.common.methods.base import LocalTraining, Method
-from perennial.common.metrics import Score, answered, column, plain, score
-from perennial.common.model_settings import Module
-from perennial.common.models import Network, Tensors
-from perennial.common.ranking import BATCH, columns, rank
-from perennial.common.scores import SCORES, counted
-from perennial.common.scores import columns as score_columns
-from perennial.common.seeding import torch_generator
-from perennial.common.split import SPLIT, tally
-from perennial.common.split import columns as split_columns
+from perennial.common.models.memory import activation_bytes
+from perennial.common.models.network import Network
+from perennial.common.models.settings import Module
+from perennial.common.selection import SPLIT, tally
+from perennial.common.selection import columns as split_columns
+from perennial.common.utils.seeding import torch_generator
+from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import MODEL, NUM_EXAMPLES, PERSONAL, Scalar
 
 H = TypeVar("H", bound=Method)
@@ -294,7 +295,7 @@ class Client(Generic[H]):
         Metrics are lists `MODEL/SPLIT/{count,correct,loss}`, one entry per environment, and where the request has
         `BATCH` the columns of rankings, and where it has `SCORES` those of test samples by score; the settings of
         the reply name the environments of each split. Where the request has references, the columns of
-        `common/split.py` are there as well, from held-out data alone.
+        `common/selection.py` are there as well, from held-out data alone.
         """
         batch = int(received.settings.get(BATCH, 0))  # type: ignore[arg-type]
         splits = {VALIDATION: {VALIDATION: self.data.validation}, TEST: self.data.test}

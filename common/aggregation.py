@@ -5,9 +5,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from perennial.common.knobs import knob
 from perennial.common.methods.base import Method
-from perennial.common.privacy import Privacy
+from perennial.common.privacy.mechanisms import Privacy
+from perennial.common.utils.knobs import knob
 
 Rule = Literal["mean", "median", "trimmed-mean", "multi-krum", "geometric-median", "centred-clipping"]
 Before = Literal["nothing", "nearest-neighbours", "bucketing"]

@@ -13,15 +13,15 @@ from perennial.common import plugins
 from perennial.common.aggregation import Aggregation
 from perennial.common.data.scenario import Scenario
 from perennial.common.data.scenarios import SCENARIOS, scenario_class, scenario_preset
-from perennial.common.errors import UserError
-from perennial.common.knobs import knob
-from perennial.common.methods import method_class
+from perennial.common.methods import RESERVED, method_class
 from perennial.common.methods.base import Method
-from perennial.common.model_settings import ModelSettings, Module, Pretrained, model_settings
+from perennial.common.models.settings import ModelSettings, Module, Pretrained, model_settings
 from perennial.common.presets import preset_settings
-from perennial.common.privacy import NoMechanism, Privacy, mechanism_class
-from perennial.common.seeding import numpy_generator
-from perennial.common.suggest import LONGEST_VALUE, NO_TABLE, meant, sentence, unknown
+from perennial.common.privacy.mechanisms import NoMechanism, Privacy, mechanism_class
+from perennial.common.utils.errors import UserError
+from perennial.common.utils.knobs import knob
+from perennial.common.utils.seeding import numpy_generator
+from perennial.common.utils.suggestions import LONGEST_VALUE, NO_TABLE, meant, sentence, unknown
 
 Engine = Literal["loop", "stack", "auto"]
 """How clients that share a process do their work: one after the other, or those that can as one stack."""
@@ -147,7 +147,7 @@ class RunConfig(Task):
 
     @property
     def scored(self) -> bool:
-        """Whether evaluations count test samples by score (`common/scores.py`)."""
+        """Whether evaluations count test samples by score (`common/measures/scores.py`)."""
         if self.scores != "auto":
             return self.scores == "on"
         own = self.scenario.dataset == "own" and self.scenario.classes == 2
@@ -224,6 +224,8 @@ class RunConfig(Task):
             if here.get(name) != there.get(name)
         }
 
+
+RESERVED.update(RunConfig.model_fields)  # names that no field of a plug-in's method may have
 
 PARTS = ("method", "scenario", "model", "privacy", "aggregation", "nodes")
 """What `--set PART.KEY=VALUE` reaches."""
@@ -323,7 +325,7 @@ def _settled(model: Pretrained, scenario: Scenario) -> Pretrained:
         plugins.trust_named(model.name.partition(":")[0])
     if not (model.weights or model.mean):
         return model
-    from perennial.common.weights import settled
+    from perennial.common.models.weights import settled
 
     return settled(model, scenario)
 

@@ -4,14 +4,14 @@ A plug-in is a module, or a package, that defines subclasses of `Method`, `Model
 installed, with an entry point for each name in the groups `perennial.methods`, `perennial.models` and
 `perennial.scenarios`. Or its file lies beside somebody's work, and they ask for it (`--plugin MODULE`). Nothing of
 it is imported before that, or before one of its names is asked for. What it brings then stands in `METHODS`,
-`MODELS` and `SCENARIOS` like our own.
+`MODELS` and `SCENARIOS` like our own. Those rooms register here what they take up; nothing here imports them.
 """
 
 import os
 import re
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -20,16 +20,13 @@ from importlib.util import find_spec
 from inspect import get_annotations
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from perennial.common.errors import PlugInError, RunStopped, UserError, from_outside, in_words
-from perennial.common.suggest import sentence, unknown
-from perennial.common.tracebacks import Tracebacks
-
-if TYPE_CHECKING:
-    from perennial.common.methods.base import Method
+from perennial.common.utils.errors import PlugInError, RunStopped, UserError, from_outside, in_words
+from perennial.common.utils.suggestions import sentence
+from perennial.common.utils.tracebacks import Tracebacks
 
 Group = Literal["methods", "models", "scenarios"]
 PACKAGES = ("site-packages", "dist-packages")
@@ -58,6 +55,23 @@ class Plugin:
         return [*self.names["methods"].values(), *self.names["models"].values(), *self.scenarios.values()]
 
 
+@dataclass(frozen=True)
+class Registry:
+    """One group of names: its room says what a plug-in may bring to it."""
+
+    base: type
+    """Of which the classes that are brought are subclasses."""
+    known: dict[str, Any]
+    """Where what is brought stands, beside our own."""
+    taken: Callable[[], Iterable[str]]
+    """Names that nothing may be brought under."""
+    accepted: Callable[[ModuleType, dict[str, Any], Mapping[str, Any]], Mapping[str, Any]]
+    """From a module, its classes by name and these with their defaults, to what it adds to `known`. Raises
+    `UserError`."""
+
+
+REGISTRIES: dict[Group, Registry] = {}
+"""Filled by `common/methods`, `common/models/settings.py` and `common/data/scenarios` as they are imported."""
 _loaded: dict[str, Plugin] = {}
 
 
@@ -258,7 +272,7 @@ def scenario_classes() -> dict[str, type]:
     return {name: kind for plugin in _loaded.values() for name, kind in plugin.scenarios.items()}
 
 
-def half(method: "type[Method]", file: Literal["client", "server"], base: type) -> Any | None:
+def half(method: type, file: Literal["client", "server"], base: type) -> Any | None:
     """The half that a plug-in's method brings: the one subclass of `base` in its module, or in `MODULE.FILE`.
 
     None for our own methods, and where it brings none. Raises `UserError` for two, and for a file that fails.
@@ -318,63 +332,24 @@ def _defined(module: ModuleType, base: type, plugin: str) -> list[Any]:
 
 def _read(module: ModuleType) -> Plugin:
     """What a module brings, looked at as far as that needs no data. Raises `UserError`."""
-    from perennial.common.data.scenario import Scenario
-    from perennial.common.methods.base import EVALUATED, Method
-    from perennial.common.model_settings import ModelSettings
-
-    methods, models, scenarios = (_named(module, base) for base in (Method, ModelSettings, Scenario))
-    if len(methods) > 1:
+    if missing := set(GROUPS) - REGISTRIES.keys():
+        raise RuntimeError(f"import perennial.common.config before a plug-in; it registers {', '.join(missing)}")
+    kinds = {group: _named(module, REGISTRIES[group].base) for group in GROUPS}
+    if len(methods := kinds["methods"]) > 1:
         raise UserError(
             f"plug-in {module.__name__!r} has {len(methods)} methods, {' and '.join(methods)}; a module has one, "
             "with its two halves"
         )
-    if not (methods or models or scenarios):
+    if not any(kinds.values()):
         raise UserError(
             f"plug-in {module.__name__!r} ({module.__file__}) brings nothing: it defines no subclass of Method, "
             'ModelSettings or Scenario with a field name: Literal["…"] = "…"'
         )
-    for kind in methods.values():
-        if not (isinstance(kind.evaluates, tuple) and kind.evaluates):
-            raise UserError(
-                f"plug-in {module.__name__!r}: {kind.__name__}.evaluates: {kind.evaluates!r} is not possible; "
-                'write a tuple of names, such as ("global",)'
-            )
-        if strange := [name for name in kind.evaluates if name not in EVALUATED]:
-            words = unknown("model", strange[0], EVALUATED)
-            raise UserError(f"plug-in {module.__name__!r}: {kind.__name__}.evaluates: {words}")
-        if not callable(kind.server):
-            raise UserError(
-                f"plug-in {module.__name__!r}: {kind.__name__}.server is no method; write def server(self) -> str"
-            )
-        kind.family = kind.family or _parent(kind)
-    usual = {name: _made(module, kind) for name, kind in {**methods, **models, **scenarios}.items()}
-    for made in usual.values():
+    usual = {group: {name: _made(module, kind) for name, kind in kinds[group].items()} for group in GROUPS}
+    for made in (made for group in usual.values() for made in group.values()):
         _must_be_kept(module, made)
-    presets = getattr(module, "PRESETS", {name: usual[name] for name in scenarios})
-    if not (isinstance(presets, Mapping) and all(isinstance(preset, Scenario) for preset in presets.values())):
-        raise UserError(f"plug-in {module.__name__!r}: PRESETS must be scenarios by name")
-    return Plugin(module, {"methods": methods, "models": models, "scenarios": presets}, scenarios)
-
-
-def _parent(kind: "type[Method]") -> str:
-    """File name of the halves of the method of ours that a plug-in's method is a subclass of; empty: of none."""
-    from perennial.common.methods import METHODS
-
-    ours = {base for base in METHODS.values() if not of(base)}
-    return next((base.module() for base in kind.__mro__ if base in ours), "")
-
-
-def _hiding(kind: Any) -> list[str]:
-    """A method's fields that hide a setting of the run from `--set`, in a study for other methods, too, or
-    something that every method has."""
-    from perennial.common.config import RunConfig
-    from perennial.common.methods.base import Method, PresetTraining
-
-    if not issubclass(kind, Method):
-        return []
-    known = {"preset", *RunConfig.model_fields, *dir(Method), *Method.__class_vars__} - {"name"}
-    ours = {"preset"} if issubclass(kind, PresetTraining) else set()
-    return sorted(known.intersection(kind.model_fields) - ours)
+    brought = {group: REGISTRIES[group].accepted(module, kinds[group], usual[group]) for group in GROUPS}
+    return Plugin(module, brought, kinds["scenarios"])
 
 
 def _named(module: ModuleType, base: Any) -> dict[str, Any]:
@@ -392,11 +367,6 @@ def _named(module: ModuleType, base: Any) -> dict[str, Any]:
             raise UserError(
                 f"plug-in {module.__name__!r}: {kind.__name__}.name: {name[:100]!r} is not possible; write "
                 "letters, digits and hyphens, such as my-method"
-            )
-        if hiding := _hiding(kind):
-            raise UserError(
-                f"plug-in {module.__name__!r}: {kind.__name__} has a field {hiding[0]!r}, which is a setting of "
-                "the run or a part of every method; give it another name"
             )
         if missing := sorted(fact for fact in kind.__class_vars__ if not hasattr(kind, fact)):
             raise UserError(f"plug-in {module.__name__!r}: {kind.__name__} lacks {', '.join(missing)}")
@@ -441,30 +411,14 @@ def _must_be_kept(module: ModuleType, usual: Any) -> None:
 
 def _take(plugin: Plugin) -> None:
     """Put a plug-in's names among ours. Raises `UserError` for one that is taken."""
-    from perennial.common.data.scenarios import SCENARIOS, scenario_names
-    from perennial.common.methods import METHODS, method_names
-    from perennial.common.model_settings import MODELS
-
-    places: dict[Group, tuple[dict[str, Any], Iterable[str]]] = {
-        "methods": (METHODS, method_names()),
-        "models": (MODELS, MODELS),
-        "scenarios": (SCENARIOS, scenario_names()),
-    }
-    for group, (_, taken) in places.items():
+    for group, registry in REGISTRIES.items():
         names = {*plugin.names[group], *(plugin.scenarios if group == "scenarios" else ())}
-        for name in sorted(names.intersection(taken)):
+        for name in sorted(names.intersection(registry.taken())):
             other = next((key for key, one in _loaded.items() if name in one.names[group]), "")
             whose = f"plug-in {other!r}" if other else "Perennial itself"
             raise UserError(
                 f"plug-in {plugin.module.__name__!r}: the {group[:-1]} name {name!r} is taken by {whose}; "
                 "give yours another one"
             )
-    titles = {kind.title: name for name, kind in METHODS.items()}  # tables and reports tell methods apart by them
-    for kind in plugin.names["methods"].values():
-        if kind.title in titles:
-            raise UserError(
-                f"plug-in {plugin.module.__name__!r}: {kind.__name__}.title: {kind.title!r} is that of method "
-                f"{titles[kind.title]!r}; give yours another one"
-            )
-    for group, (known, _) in places.items():
-        known.update(plugin.names[group])
+    for group, registry in REGISTRIES.items():
+        registry.known.update(plugin.names[group])

@@ -13,9 +13,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from perennial.common.data.scenarios import SCENARIOS, scenario_preset
-from perennial.common.errors import UserError
 from perennial.common.methods import method_class
-from perennial.common.suggest import unknown
+from perennial.common.utils.errors import UserError
+from perennial.common.utils.suggestions import unknown
 
 FILE = Path(__file__).parent / "methods" / "presets.toml"
 TUNED = "tuned"

@@ -13,9 +13,9 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
 
 from perennial.common.data.columns import LEAST, MOST_CATEGORIES, Finite
-from perennial.common.data.own import LABEL
+from perennial.common.data.site_files import LABEL
 from perennial.common.methods.base import Sum
-from perennial.common.suggest import alike
+from perennial.common.utils.suggestions import alike
 from perennial.common.wire import LONGEST_NAME
 
 SHAPE, SUMS = "query.shape", "query.sums"

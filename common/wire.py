@@ -18,7 +18,7 @@ from flwr.supercore.inflatable.inflatable_object import InflatableObject
 from numpy.lib import format
 from torch import Tensor
 
-from perennial.common.models import Tensors
+from perennial.common.utils.tensors import Tensors
 
 R = TypeVar("R", ArrayRecord, MetricRecord, ConfigRecord)
 Scalar = int | float | str | bool | list[int] | list[float] | list[str]

@@ -8,17 +8,18 @@ docs/python.md shows each. `client_app` is a ClientApp for a Flower app of your 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from perennial.client.plain import client_app
-    from perennial.common.errors import RunStopped, UserError
-    from perennial.data import InMemory, from_arrays, from_partitions
-    from perennial.results import Result
-    from perennial.runs import load, plugin, resume, run
-    from perennial.server.progress import Progress
-    from perennial.server.rows import Table
-    from perennial.studies import Comparison, Search, compare, leave_one_site_out, sweep, tune
+from perennial.common.utils.version import __version__ as __version__
 
-__version__ = "0.1.0"
+if TYPE_CHECKING:
+    from perennial.client.flower_app import client_app
+    from perennial.common.utils.errors import RunStopped, UserError
+    from perennial.server.in_memory import InMemory, from_arrays, from_partitions
+    from perennial.server.results.result import Result
+    from perennial.server.results.table import Table
+    from perennial.server.run.progress import Progress
+    from perennial.server.runs import load, plugin, resume, run
+    from perennial.server.studies import Comparison, Search, compare, leave_one_site_out, sweep, tune
+
 __all__ = [
     "Comparison",
     "InMemory",
@@ -42,14 +43,14 @@ __all__ = [
 ]
 
 ROOMS = {
-    "client.plain": ("client_app",),
-    "common.errors": ("RunStopped", "UserError"),
-    "data": ("InMemory", "from_arrays", "from_partitions"),
-    "results": ("Result",),
-    "runs": ("load", "plugin", "resume", "run"),
-    "server.progress": ("Progress",),
-    "server.rows": ("Table",),
-    "studies": ("Comparison", "Search", "compare", "leave_one_site_out", "sweep", "tune"),
+    "client.flower_app": ("client_app",),
+    "common.utils.errors": ("RunStopped", "UserError"),
+    "server.in_memory": ("InMemory", "from_arrays", "from_partitions"),
+    "server.results.result": ("Result",),
+    "server.results.table": ("Table",),
+    "server.run.progress": ("Progress",),
+    "server.runs": ("load", "plugin", "resume", "run"),
+    "server.studies": ("Comparison", "Search", "compare", "leave_one_site_out", "sweep", "tune"),
 }
 """Where each name is; imported when it is first asked for, so that the package itself costs nothing."""
 

@@ -15,18 +15,18 @@ from flwr.superlink.grid import grpc_grid
 
 from perennial.common import plugins
 from perennial.common.config import RunConfig, load_config
-from perennial.common.errors import RunStopped, UserError, in_words, printable
-from perennial.common.files import write_text
-from perennial.common.flower import LOOK_EVERY, hasten, insist
-from perennial.common.logs import is_json, set_format
-from perennial.common.tracebacks import NAME as TRACEBACK
-from perennial.common.tracebacks import Tracebacks
-from perennial.server.deployment.desk import sending
-from perennial.server.folder import InUse, RunFolder, default_out, taken_over
-from perennial.server.grid import OrderedGrid, in_simulation
-from perennial.server.loop import run_rounds, start
-from perennial.server.progress import Progress, progress_line
-from perennial.server.survey import carried_out
+from perennial.common.flower.processes import LOOK_EVERY, hasten, insist
+from perennial.common.utils.errors import RunStopped, UserError, in_words, printable
+from perennial.common.utils.events import is_json, set_format
+from perennial.common.utils.files import write_text
+from perennial.common.utils.tracebacks import NAME as TRACEBACK
+from perennial.common.utils.tracebacks import Tracebacks
+from perennial.server.deployment.remote_folder import sending
+from perennial.server.run.folder import InUse, RunFolder, default_out, taken_over
+from perennial.server.run.grid import OrderedGrid, in_simulation
+from perennial.server.run.loop import run_rounds, start
+from perennial.server.run.progress import Progress, progress_line
+from perennial.server.survey.survey import carried_out
 
 INFO, ERROR = 20, 40
 NODES_SETTLE = 1.0

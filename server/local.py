@@ -11,15 +11,15 @@ from perennial.client.state import RESIDENT, FileStates, SavedStates
 from perennial.common import plugins
 from perennial.common.config import RunConfig, parse_task
 from perennial.common.data.examples import ClientData
-from perennial.common.errors import UserError
-from perennial.common.memory import COPIES, keep_freed, must_fit
-from perennial.common.torch_state import plain_torch
-from perennial.common.tracebacks import NAME, Tracebacks
-from perennial.server.folder import Checkpoint, RunFolder
-from perennial.server.grid import LocalGrid
-from perennial.server.loop import run_rounds, start
-from perennial.server.progress import Watcher
-from perennial.server.references import load_references
+from perennial.common.models.memory import COPIES, keep_freed, must_fit
+from perennial.common.utils.errors import UserError
+from perennial.common.utils.torch_state import plain_torch
+from perennial.common.utils.tracebacks import NAME, Tracebacks
+from perennial.server.run.folder import Checkpoint, RunFolder
+from perennial.server.run.grid import LocalGrid
+from perennial.server.run.loop import run_rounds, start
+from perennial.server.run.progress import Watcher
+from perennial.server.run.references import load_references
 from perennial.strategies.registry import strategy_class
 
 

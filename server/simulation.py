@@ -19,13 +19,13 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from perennial.common import flower
 from perennial.common.config import RunConfig
 from perennial.common.data.datasets import resolve_root
-from perennial.common.errors import RunStopped, UserError
-from perennial.common.files import write_text
-from perennial.common.tracebacks import NAME
-from perennial.server.folder import RunFolder
+from perennial.common.flower import processes
+from perennial.common.utils.errors import RunStopped, UserError
+from perennial.common.utils.files import write_text
+from perennial.common.utils.tracebacks import NAME
+from perennial.server.run.folder import RunFolder
 
 LOOK_EVERY = 0.01
 """Seconds between two looks for a reply, which is in this process's memory."""
@@ -82,7 +82,7 @@ class Simulation:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         asked = {"config": config.model_dump(mode="json"), "out": str(out.resolve()), "resume": resume}
         # Else Ray runs its processes at a niceness of 15, where they starve beside anything else.
-        environment = {"RAY_worker_niceness": "0", **flower.environment()}
+        environment = {"RAY_worker_niceness": "0", **processes.environment()}
         with self.log.open("a") as log:
             process = subprocess.Popen(
                 self.command, env=environment, stdin=subprocess.PIPE, stdout=log, stderr=log, text=True,
@@ -151,7 +151,7 @@ def main(answer: Callable[..., Any] | None = None) -> None:
     from perennial.client.node.answer import simulated
     from perennial.common.config import load_config
     from perennial.server.app import leave_word, serve
-    from perennial.server.grid import OrderedGrid
+    from perennial.server.run.grid import OrderedGrid
 
     config, out = load_config(options=asked["config"]), Path(asked["out"])
     (out / "clients").mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@ from typing import Any
 def __getattr__(name: str) -> Any:
     if not name[0].isupper():  # a module of this package
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from perennial.strategies.plain import named  # imports PyTorch and Flower
+    from perennial.strategies.flower_app import named  # imports PyTorch and Flower
 
     found = globals()[name] = named(name)
     return found

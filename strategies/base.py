@@ -20,13 +20,14 @@ from torch import Tensor
 
 from perennial.common import plugins
 from perennial.common.config import RunConfig
-from perennial.common.errors import RunStopped, UserError
+from perennial.common.measures.ranking import BATCH
+from perennial.common.measures.scores import BINS, SCORES
 from perennial.common.methods.base import Method
-from perennial.common.models import Network, Tensors, must_be_tensors, network
-from perennial.common.ranking import BATCH
-from perennial.common.scores import BINS, SCORES
-from perennial.common.seeding import numpy_generator, torch_generator
-from perennial.common.split import References
+from perennial.common.models.network import Network, network
+from perennial.common.selection import References
+from perennial.common.utils.errors import RunStopped, UserError
+from perennial.common.utils.seeding import numpy_generator, torch_generator
+from perennial.common.utils.tensors import Tensors, must_be_tensors
 from perennial.common.wire import KEPT, MODEL, RESUMED, ROUND, RUN, TASK, Scalar, from_record, to_record
 from perennial.strategies.evaluation import Evaluation
 from perennial.strategies.exchange import AcceptedReply, Exchange, MetricMeans, Payload, PerClient

@@ -5,14 +5,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from perennial.common.config import RunConfig
-from perennial.common.metrics import COUNTED
-from perennial.common.ranking import COLUMNS, Ranking, from_columns
-from perennial.common.scores import COLUMNS as SCORE_COLUMNS
-from perennial.common.scores import SCORE, Scores, whole
-from perennial.common.scores import from_columns as from_score_columns
-from perennial.common.split import COLUMNS as SPLIT_COLUMNS
-from perennial.common.split import SPLIT, STEPS, Counts, References, Tally, added
-from perennial.common.split import from_columns as from_split_columns
+from perennial.common.measures.counts import COUNTED
+from perennial.common.measures.ranking import COLUMNS, Ranking, from_columns
+from perennial.common.measures.scores import COLUMNS as SCORE_COLUMNS
+from perennial.common.measures.scores import SCORE, Scores, whole
+from perennial.common.measures.scores import from_columns as from_score_columns
+from perennial.common.selection import COLUMNS as SPLIT_COLUMNS
+from perennial.common.selection import SPLIT, STEPS, Counts, References, Tally, added
+from perennial.common.selection import from_columns as from_split_columns
 from perennial.strategies.exchange import AcceptedReply
 from perennial.strategies.screening import LONGEST_REASON, Rejected
 

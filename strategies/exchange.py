@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common.constant import ErrorCode
 
-from perennial.common.errors import RunStopped, UserError, printable, some_of
-from perennial.common.models import Tensors, marks
+from perennial.common.utils.errors import RunStopped, UserError, printable, some_of
+from perennial.common.utils.tensors import Tensors, marks
 from perennial.common.wire import (
     CONFIG,
     LONGEST_NAME,

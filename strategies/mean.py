@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from perennial.common.models import Tensors
+from perennial.common.utils.tensors import Tensors
 
 
 class StreamingMean:

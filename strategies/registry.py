@@ -7,14 +7,17 @@ from typing import Any
 
 from perennial.common import plugins
 from perennial.common.config import RunConfig
-from perennial.common.errors import UserError
 from perennial.common.methods.base import ONE_MODEL, Method
-from perennial.common.model_settings import Module
-from perennial.common.modules import defined_in, names_in
-from perennial.common.suggest import meant
+from perennial.common.models.settings import Module
+from perennial.common.utils.discovery import defined_in, names_in
+from perennial.common.utils.errors import UserError
+from perennial.common.utils.suggestions import meant
 from perennial.strategies.base import MethodStrategy
-from perennial.strategies.privacy import PrivateStrategy
-from perennial.strategies.secagg import SecureStrategy
+from perennial.strategies.privacy.differential_privacy import PrivateStrategy
+from perennial.strategies.privacy.secure_aggregation import SecureStrategy
+
+METHODS = "perennial.strategies.methods"
+"""Where the server halves are, in files with the methods' names."""
 
 MECHANISMS: dict[str, type[MethodStrategy[Any]]] = {
     "fixed": PrivateStrategy,
@@ -38,7 +41,8 @@ FREE = {
 
 
 def strategy_class(method: Method) -> type[MethodStrategy[Any]]:
-    """A method's server half: a plug-in's own, or the one `MethodStrategy` subclass of its file in `strategies/`.
+    """A method's server half: a plug-in's own, or the one `MethodStrategy` subclass of its file in
+    `strategies/methods/`.
 
     Where it has neither, that of the file that its `server()` names. Raises `UserError` if a plug-in has two, or
     says a file that there is not.
@@ -50,7 +54,7 @@ def strategy_class(method: Method) -> type[MethodStrategy[Any]]:
     modules = plugins.of(type(method))
     if not modules:
         return _of_file(method.module(), shared)
-    files = names_in("perennial.strategies")
+    files = ["base", *names_in(METHODS)]
     if shared not in files or not _has_half(shared):
         raise UserError(
             f"plug-in {modules[0]!r}: {type(method).__name__}.server() says {shared!r}, which is no server "
@@ -62,18 +66,19 @@ def strategy_class(method: Method) -> type[MethodStrategy[Any]]:
 
 
 def _has_half(file: str) -> bool:
-    """Whether a file of `strategies/` has a method's server half."""
+    """Whether a file of `strategies/methods/` has a method's server half; "base" is FedAvg's."""
     try:
-        return defined_in(f"perennial.strategies.{file}", MethodStrategy) not in MECHANISMS.values()
+        return file == "base" or bool(defined_in(f"{METHODS}.{file}", MethodStrategy))
     except TypeError:
         return False
 
 
 @lru_cache
 def _of_file(module: str, shared: str) -> type[MethodStrategy[Any]]:
-    own = find_spec(f"perennial.strategies.{module}")
-    room = f"perennial.strategies.{module if own else shared}"
-    found: type[MethodStrategy[Any]] = defined_in(room, MethodStrategy)
+    file = module if find_spec(f"{METHODS}.{module}") else shared
+    if file == "base":
+        return MethodStrategy
+    found: type[MethodStrategy[Any]] = defined_in(f"{METHODS}.{file}", MethodStrategy)
     return found
 
 

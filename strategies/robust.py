@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from perennial.common.aggregation import Aggregation
-from perennial.common.files import writing
-from perennial.common.models import Tensors
+from perennial.common.utils.files import writing
+from perennial.common.utils.tensors import Tensors
 
 CHUNK = 2**21
 """Numbers of all clients' vectors together that are in memory at a time."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from perennial.common.errors import printable
+from perennial.common.utils.errors import printable
 from perennial.common.wire import CLIENT, INSISTS, LONGEST_NAME, NUM_EXAMPLES, REFUSED
 from perennial.strategies.exchange import AcceptedReply, Exchange
 from perennial.strategies.screening import LONGEST_REASON, Rejected

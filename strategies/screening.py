@@ -8,8 +8,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 from torch import Tensor
 
 from perennial.common.config import RunConfig
-from perennial.common.errors import printable
-from perennial.common.models import Tensors
+from perennial.common.utils.errors import printable
+from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import HEADER_BYTES, LONGEST_NAME, NUM_EXAMPLES, TensorArray, from_record, record_bytes
 
 LONGEST_REASON = 300

@@ -18,16 +18,17 @@ from perennial.client.cohort import StackedExamples, Work
 from perennial.client.host import Host, client_class
 from perennial.client.state import FileStates, valid
 from perennial.client.trainer import Client
-from perennial.common import seeding
 from perennial.common.config import RunConfig
 from perennial.common.data.examples import ClientData
-from perennial.common.models import Tensors, joined, network
-from perennial.server.folder import RunFolder
+from perennial.common.models.network import network
+from perennial.common.utils import seeding
+from perennial.common.utils.tensors import Tensors, joined
 from perennial.server.local import LocalRuntime
-from perennial.server.loop import run_rounds, start
-from perennial.testing import leaving
-from perennial.testing.spoiled import BAD_TENSORS, OTHERWISE_BAD, spoiled
-from perennial.testing.toys import SpoilingGrid, Toy, WireGrid, toy_config
+from perennial.server.run.folder import RunFolder
+from perennial.server.run.loop import run_rounds, start
+from perennial.testing import kept_and_sent
+from perennial.testing.bad_replies import BAD_TENSORS, OTHERWISE_BAD, spoiled
+from perennial.testing.tiny_federation import SpoilingGrid, Toy, WireGrid, toy_config
 
 
 def run(config: RunConfig, path: Path, **how: Any) -> dict[str, Any]:
@@ -90,7 +91,7 @@ def test_the_wire_changes_nothing(method: str, tmp_path: Path) -> None:
     run_rounds(config, folder, grid, start(config))
     scenario = config.scenario
     buffers = network(config.model, scenario.input_shape, scenario.classes).buffer_names
-    leaving.check(type(config.method), grid.sent, buffers)
+    kept_and_sent.check(type(config.method), grid.sent, buffers)
     other = (
         "the run has other numbers where each client has a process: a half draws from a generator of its process, "
         "or changes tensors in place that it received, keeps or has sent"

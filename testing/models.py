@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from perennial.common.errors import UserError
-from perennial.common.model_settings import ModelSettings, model_settings
-from perennial.common.models import Network, build
+from perennial.common.models.architectures import build
+from perennial.common.models.network import Network
+from perennial.common.models.settings import ModelSettings, model_settings
+from perennial.common.utils.errors import UserError
 
 SHAPES = ((3, 32, 32), (1, 28, 28), (3, 64, 64), (3, 224, 224), (16,))
 CLASSES = 3

@@ -25,7 +25,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Gives the names to the tests."""
     if not (names := metafunc.config.getoption("--perennial")):
         return
-    from perennial.testing.toys import STRIDES  # imports PyTorch
+    from perennial.testing.tiny_federation import STRIDES  # imports PyTorch
 
     for kind in set(KINDS).intersection(metafunc.fixturenames):
         metafunc.parametrize(kind, names)

@@ -13,10 +13,10 @@ from perennial.common.config import load_config
 from perennial.common.data.examples import ClientData, Examples
 from perennial.common.data.scenario import Scenario
 from perennial.common.data.scenarios import scenario_class, scenario_preset
-from perennial.common.model_settings import model_settings
-from perennial.common.models import network
-from perennial.server.folder import RunFolder
+from perennial.common.models.network import network
+from perennial.common.models.settings import model_settings
 from perennial.server.local import LocalRuntime
+from perennial.server.run.folder import RunFolder
 
 MOST = 8
 """Clients that are looked at."""

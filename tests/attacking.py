@@ -10,10 +10,10 @@ from torch import Tensor
 
 from perennial.client.trainer import Site
 from perennial.common.config import Task
-from perennial.common.models import Tensors
+from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import to_record
-from perennial.server.grid import LocalGrid
 from perennial.server.local import LocalRuntime
+from perennial.server.run.grid import LocalGrid
 
 ATTACKS = ("sign-flip", "tenfold", "alie", "ipm", "label-flip")
 ALIE_DEVIATIONS = 1.5

@@ -11,7 +11,7 @@ from toys import Quadratic
 
 from perennial.client.trainer import Client, Received, Site
 from perennial.common.data.examples import ClientData, Examples
-from perennial.common.models import Tensors
+from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import MODEL
 from perennial.strategies.mean import StreamingMean, mix
 

@@ -17,8 +17,8 @@ from toys import SpoilingGrid
 
 from perennial.common.config import RunConfig, load_config
 from perennial.server.deployment.testbed import SUPERNODE, Deployment, arrange
-from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
+from perennial.server.run.folder import RunFolder
 
 MISCHIEF = Path(__file__).with_name("mischief.py")
 

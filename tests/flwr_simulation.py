@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from perennial.common.flower import free_port, program
-from perennial.server.deployment.remote import Connection, _connection, await_port
+from perennial.common.flower.processes import free_port, program
+from perennial.server.deployment.submission import Connection, _connection, await_port
 
 
 @contextmanager

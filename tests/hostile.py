@@ -19,12 +19,12 @@ from perennial.client.host import Host
 from perennial.common.config import RunConfig
 from perennial.common.methods import METHODS
 from perennial.common.wire import CONFIG, METRICS, TASK
-from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
+from perennial.server.run.folder import RunFolder
 from perennial.strategies.evaluation import Evaluation
 from perennial.strategies.exchange import AcceptedReply, Exchange
 from perennial.strategies.screening import FLOAT32_MAX, Limits
-from perennial.testing.spoiled import pickles
+from perennial.testing.bad_replies import pickles
 
 
 class Ranked(Toy):

@@ -19,7 +19,7 @@ from flwr.supernode import start_client_internal
 from perennial.client.node import executor, supernode
 
 sys.path.append(str(Path(__file__).parent))
-from perennial.testing.spoiled import spoiled
+from perennial.testing.bad_replies import spoiled
 
 PLAN = Path(os.environ.get("MISCHIEF", "/nowhere"))
 

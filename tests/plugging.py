@@ -13,12 +13,12 @@ from perennial.common import plugins
 from perennial.common.config import parse_task
 from perennial.common.data.scenarios import SCENARIOS
 from perennial.common.methods import METHODS
-from perennial.common.model_settings import MODELS
+from perennial.common.models.settings import MODELS
 
 SETTINGS = '''
 from typing import Literal
 
-from perennial.common.knobs import between, knob
+from perennial.common.utils.knobs import between, knob
 from perennial.common.methods.base import ONE_MODEL, LocalTraining
 
 
@@ -65,8 +65,8 @@ from typing import Literal
 
 from torch import nn
 
-from perennial.common.model_settings import ModelSettings
-from perennial.common.models import Model, build
+from perennial.common.models.settings import ModelSettings
+from perennial.common.models.architectures import Model, build
 
 
 class MyNet(ModelSettings):

@@ -14,11 +14,11 @@ from perennial.client.trainer import Metrics, Received
 from perennial.common.config import RunConfig, load_config
 from perennial.common.data.examples import ClientData, Examples
 from perennial.common.data.scenario import Scenario
-from perennial.common.models import Tensors
+from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import MODEL, PERSONAL, from_record
-from perennial.server.folder import Checkpoint, RunFolder
 from perennial.server.local import LocalRuntime
-from perennial.server.loop import run_rounds
+from perennial.server.run.folder import Checkpoint, RunFolder
+from perennial.server.run.loop import run_rounds
 
 
 class Centres(Scenario):

@@ -5,9 +5,9 @@ from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
-from perennial.common.models import Tensors
+from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import CONFIG, METRICS, NUM_EXAMPLES, from_record, to_record
-from perennial.server.grid import LocalGrid
+from perennial.server.run.grid import LocalGrid
 from perennial.strategies.base import MethodStrategy
 
 Answer = Callable[[str, Message], RecordDict]

@@ -15,14 +15,14 @@ from toys import broken_off, toy_config
 
 from perennial.client.host import Host, client_class
 from perennial.client.serving.models import load, newest
-from perennial.client.serving.snapshot import Snapshot
+from perennial.client.snapshot import Snapshot
 from perennial.client.trainer import Received, Reply
 from perennial.common.config import RunConfig
 from perennial.common.methods import METHODS
-from perennial.common.models import network
+from perennial.common.models.network import network
 from perennial.common.wire import MODEL, PERSONAL
-from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
+from perennial.server.run.folder import RunFolder
 
 FEW = ("ditto", "fedavg", "fedsdr")
 TOLERANCE = {elsewhere.NAME: 1e-5, "cuda": 1e-3}

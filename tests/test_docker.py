@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 from perennial.client.node.join import SiteMetrics
 from perennial.client.serving.metrics import ServingMetrics
 from perennial.server.cli.main import app
-from perennial.server.metrics import RunMetrics
+from perennial.server.run.prometheus import RunMetrics
 
 PROJECT = Path(__file__).parents[1]
 DOCKERFILE = (PROJECT / "docker" / "Dockerfile").read_text()

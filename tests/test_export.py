@@ -22,15 +22,15 @@ from typer.testing import CliRunner
 from perennial.client.serving import rest
 from perennial.client.serving.messages import answers, samples
 from perennial.client.serving.models import load, newest
-from perennial.client.serving.snapshot import Snapshot
+from perennial.client.snapshot import Snapshot
 from perennial.client.trainer import Received
 from perennial.common.config import load_config
-from perennial.common.data.scenarios.own import OwnData
-from perennial.common.model_settings import model_settings
-from perennial.common.models import network
+from perennial.common.data.scenarios.own_data import OwnData
+from perennial.common.models.network import network
+from perennial.common.models.settings import model_settings
 from perennial.common.wire import MODEL, PERSONAL
-from perennial.exported import some_cells, take
 from perennial.server.cli.main import app
+from perennial.server.results.exported import some_cells, take
 
 PAGE = Path(__file__).parents[1] / "docs" / "serving.md"
 CPU = torch.device("cpu")
@@ -171,8 +171,8 @@ def test_numbers_in_the_sites_units_and_several_networks(tmp_path: Path) -> None
 
 
 def test_a_model_of_more_than_one_network(tmp_path: Path) -> None:
-    from perennial.server.folder import RunFolder
     from perennial.server.local import LocalRuntime
+    from perennial.server.run.folder import RunFolder
 
     config = toy_config("fedrod", rounds=1)
     LocalRuntime(config).run(RunFolder.create(tmp_path / "run", config), None)
@@ -244,7 +244,7 @@ def test_without_the_extra_one_sentence(here: Path, monkeypatch: pytest.MonkeyPa
 def test_answers_that_differ_are_not_written(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("onnxruntime", reason="needs the extra perennial[onnx]")
     monkeypatch.setattr(
-        "perennial.exported.samples", lambda scenario, cells: torch.zeros(64, *scenario.input_shape)
+        "perennial.server.results.exported.samples", lambda scenario, cells: torch.zeros(64, *scenario.input_shape)
     )
     code, said = ask("export", here / "runs" / "first", "--model", "global", "-o", tmp_path / "m.onnx")
     assert (code, "nothing was written" in said) == (2, True), said

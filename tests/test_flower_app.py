@@ -8,7 +8,7 @@ from pathlib import Path
 from flwr.cli.build import build_fab_from_disk
 
 import perennial
-from perennial.server.deployment.flower_app import APP, make_app
+from perennial.server.deployment.fab import APP, make_app
 
 PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
 

@@ -18,9 +18,9 @@ from toys import SpoilingGrid
 
 from perennial.client.host import Host
 from perennial.client.state import FileStates, Version
-from perennial.common.errors import RunStopped
-from perennial.server.folder import RunFolder
+from perennial.common.utils.errors import RunStopped
 from perennial.server.local import LocalRuntime
+from perennial.server.run.folder import RunFolder
 
 REPLIES, REQUESTS = 180, 50
 """Per method; of all methods together they are more than ten thousand."""

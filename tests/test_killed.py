@@ -11,8 +11,8 @@ import pytest
 from test_contract import assert_same
 
 from perennial.common.config import load_config
-from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
+from perennial.server.run.folder import RunFolder
 
 ROUNDS = 60
 COMMAND = [sys.executable, "-c", "from perennial.server.cli.main import main; main()"]

@@ -20,9 +20,9 @@ from perennial.common.methods.references import FILE
 from perennial.common.wire import MODEL, PERSONAL
 from perennial.server.cli.main import app
 from perennial.server.cli.show import COUNTS
-from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
-from perennial.testing.leaving import Sent, check, same
+from perennial.server.run.folder import RunFolder
+from perennial.testing.kept_and_sent import Sent, check, same
 
 DOCS = Path(__file__).parent.parent / "docs"
 INDEX = re.findall(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from perennial.common.model_settings import MODELS
+from perennial.common.models.settings import MODELS
 from perennial.testing.models import *  # noqa: F403
 
 pytestmark = pytest.mark.parametrize("model", sorted(MODELS))

@@ -9,7 +9,7 @@ from tables import SITES, hospitals
 from typer.testing import CliRunner
 
 from perennial.server.cli.main import app
-from perennial.server.folder import RunFolder
+from perennial.server.run.folder import RunFolder
 
 PAGE = Path(__file__).parents[1] / "docs" / "own-data.md"
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from perennial.common import plugins
 from perennial.server.cli.main import app
-from perennial.server.grid import LocalGrid
+from perennial.server.run.grid import LocalGrid
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 

@@ -13,8 +13,8 @@ from statistics import fmean, stdev
 
 import pytest
 
-from perennial.server.study.regret import Case, harm_table, regret_table
-from perennial.server.study.runs import kept_lines
+from perennial.server.papers.regret import Case, harm_table, regret_table
+from perennial.server.study.batch import kept_lines
 
 ROOT = Path(__file__).parents[1]
 NOTES = "spec" + "/"

@@ -16,14 +16,14 @@ from torch import nn
 import perennial
 from perennial import strategies
 from perennial.client.app import OneHandlerApp
-from perennial.common import plain
-from perennial.common.errors import RunStopped, UserError
+from perennial.common import flower_app
 from perennial.common.methods import METHODS
-from perennial.common.models import network
+from perennial.common.models.network import network
+from perennial.common.utils.errors import RunStopped, UserError
 from perennial.common.wire import from_record
-from perennial.server.grid import LocalGrid
+from perennial.server.run.grid import LocalGrid
 from perennial.strategies import FedAvg, FedIIR
-from perennial.testing.toys import Toy, carried
+from perennial.testing.tiny_federation import Toy, carried
 
 
 class Net(nn.Module):
@@ -74,7 +74,7 @@ class Elsewhere(PlainGrid):
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:  # type: ignore[override]
         network.cache_clear()
-        with patch.dict(plain._modules, clear=True):
+        with patch.dict(flower_app._modules, clear=True):
             return super().send_and_receive(messages, timeout=timeout)
 
 

@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from perennial.common import plugins
 from perennial.common.config import RunConfig, load_config
 from perennial.server.deployment.testbed import deployment
-from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
+from perennial.server.run.folder import RunFolder
 from perennial.server.simulation import Simulation
 
 pytestmark = pytest.mark.runtimes

@@ -27,13 +27,13 @@ from perennial.common.config import load_config
 from perennial.common.data.datasets import load
 from perennial.common.data.scenarios.arrays import FOLDER
 from perennial.common.data.scenarios.label_skew import Digits3Class
-from perennial.common.files import load_records, load_tensors, save_records
-from perennial.runs import vacant
+from perennial.common.utils.files import load_records, load_tensors, save_records
 from perennial.server.cli.main import app
-from perennial.server.folder import RunFolder
+from perennial.server.papers.recipes import recipe_config
 from perennial.server.report.page import report
-from perennial.server.study.recipes import recipe_config
-from perennial.server.study.version import run_name
+from perennial.server.run.folder import RunFolder
+from perennial.server.runs import vacant
+from perennial.server.study.run_names import run_name
 
 FEW = {"evaluate_every": 2, "checkpoint_every": 2, "model.hidden": [8]}
 
@@ -64,7 +64,7 @@ def ditto(scenario: InMemory, tmp_path_factory: pytest.TempPathFactory) -> Resul
 def test_importing_the_package_imports_nothing_else() -> None:
     program = "import sys; before = set(sys.modules); import perennial; print(sorted(set(sys.modules) - before))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert "perennial.runs" not in done.stdout
+    assert "perennial.server.runs" not in done.stdout
     assert not {"torch", "pydantic", "numpy", "flwr"} & set(done.stdout.replace("'", "").strip("[]\n").split(", "))
 
 
@@ -117,7 +117,7 @@ def test_runs_of_the_same_second_have_folders_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("perennial.server.folder.default_out", lambda _: "runs/now")
+    monkeypatch.setattr("perennial.server.run.folder.default_out", lambda _: "runs/now")
     config = load_config(options={"method": "fedavg", "scenario": "colored-digits"})
     for name in ("now", "now-2", "now-3"):
         path = vacant(config, None)

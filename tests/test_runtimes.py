@@ -17,30 +17,31 @@ from counts import own_tables
 from flwr_simulation import superlink
 from safetensors.torch import load_file
 
-from perennial.common import flower, plugins
+from perennial.common import plugins
 from perennial.common.config import RunConfig, load_config
-from perennial.common.errors import RunStopped, UserError
-from perennial.common.files import load_records
+from perennial.common.flower import processes
 from perennial.common.methods import METHODS
 from perennial.common.methods.references import FILE
-from perennial.common.secagg import STEPS
-from perennial.server.deployment import remote, state
-from perennial.server.deployment.flower_app import make_app
-from perennial.server.deployment.remote import Connection
+from perennial.common.privacy.secure_aggregation import STEPS
+from perennial.common.utils.errors import RunStopped, UserError
+from perennial.common.utils.files import load_records
+from perennial.server.deployment import control, submission
+from perennial.server.deployment.fab import make_app
+from perennial.server.deployment.submission import Connection
 from perennial.server.deployment.testbed import Deployment, deployment
-from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
+from perennial.server.run.folder import RunFolder
+from perennial.server.selection.split_rule import Select
 from perennial.server.simulation import TRIES, Simulation
-from perennial.server.split import Select
+from perennial.server.study.batch import Outcome, Summary
 from perennial.server.study.choose import choose, last_counts
-from perennial.server.study.runs import Outcome, Summary
 
 pytestmark = pytest.mark.runtimes
 
 LONG = ("rounds=30", "evaluate_every=30")
 Elsewhere = tuple[str, Connection | Simulation]
 PROJECT = Path(__file__).parents[1]
-STOCK = [flower.program("flower-supernode")]
+STOCK = [processes.program("flower-supernode")]
 
 
 def config_for(method: str, runtime: str, *settings: str) -> RunConfig:
@@ -136,7 +137,7 @@ def newcomer(simulated: Connection, tmp_path: Path) -> dict[str, str]:
     """
     known = tomllib.loads((Path(simulated.environment["FLWR_HOME"]) / "config.toml").read_text())
     port = known["superlink"][simulated.name]["address"].rpartition(":")[2]
-    return {**flower.environment(), "FLWR_HOME": str(tmp_path / "empty"), "FLWR_LOCAL_CONTROL_API_PORT": port}
+    return {**processes.environment(), "FLWR_HOME": str(tmp_path / "empty"), "FLWR_LOCAL_CONTROL_API_PORT": port}
 
 
 def test_flwr_run_in_simulation_equals_local(
@@ -269,7 +270,7 @@ def spying(spy: Path) -> Callable[[Path], Path]:
 def test_sites_run_the_code_that_is_installed_there_whatever_the_server_sends(
     local: dict[str, Path], site: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "make_app", spying(tmp_path / "spy"))
+    monkeypatch.setattr(submission, "make_app", spying(tmp_path / "spy"))
     finish(site.connection, config_for("fedavg", "deployment"), tmp_path / "fedavg")
     assert_equal_runs(local["fedavg"], tmp_path / "fedavg")
     assert not (tmp_path / "spy").exists()
@@ -279,17 +280,17 @@ def test_a_run_from_another_desk_comes_back_on_the_connection_and_can_be_stopped
     long: Path, site: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The desk sees nothing of the server's disk, and the server nothing of the desk's."""
-    monkeypatch.setattr(remote, "_marker", lambda out: tmp_path / "not on this machine")
+    monkeypatch.setattr(submission, "_marker", lambda out: tmp_path / "not on this machine")
     config, desk = config_for("ditto", "deployment", *LONG), tmp_path / "desk" / "run"
     run = site.connection.submit(config, desk)
-    with remote.Receiver(site.connection.control(), run, desk, config.toml()) as receiver:
+    with submission.Receiver(site.connection.control(), run, desk, config.toml()) as receiver:
         rows = site.connection.follow(run, desk, receiver)
         assert next(rows)["round"] == 1
-        assert run in [one.run for one in state.runs(site.connection)]
-        state.stop(site.connection, run)
+        assert run in [one.run for one in control.runs(site.connection)]
+        control.stop(site.connection, run)
         with pytest.raises(RunStopped, match=f"run {run} was stopped; `perennial resume"):
             list(rows)
-    there = remote.place_of(desk)
+    there = submission.place_of(desk)
     assert there.parent != desk.parent
     assert RunFolder(there).checkpoints()
     assert not RunFolder(desk).checkpoints()
@@ -298,7 +299,7 @@ def test_a_run_from_another_desk_comes_back_on_the_connection_and_can_be_stopped
     assert_equal_runs(long, desk)
     assert (desk / "metrics.jsonl").read_bytes() == (there / "metrics.jsonl").read_bytes()
     with pytest.raises(UserError, match="the SuperLink says: Run is already finished"):
-        state.stop(site.connection, run)
+        control.stop(site.connection, run)
     shutil.rmtree(there)
 
 
@@ -306,7 +307,7 @@ def test_sites_that_run_the_code_that_is_sent_equal_local(
     local: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Flower's own SuperNodes, as after `perennial join --code shipped`."""
-    monkeypatch.setattr(remote, "make_app", spying(tmp_path / "spy"))
+    monkeypatch.setattr(submission, "make_app", spying(tmp_path / "spy"))
     with deployment(tmp_path / "deployment", clients=2, supernode=STOCK) as site:
         finish(site.connection, config_for("ditto", "deployment"), tmp_path / "ditto")
         assert_equal_runs(local["ditto"], tmp_path / "ditto")

@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from perennial.client.state import FileStates
 from perennial.common.config import RunConfig, load_config
 from perennial.server.deployment.testbed import deployment
-from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
+from perennial.server.run.folder import RunFolder
 
 pytestmark = pytest.mark.runtimes
 

@@ -18,18 +18,18 @@ from perennial.client.methods.references import ReferencesClient
 from perennial.client.trainer import Received, Site
 from perennial.common.config import load_config
 from perennial.common.data.examples import ClientData, join
-from perennial.common.errors import RunStopped, UserError
-from perennial.common.files import load_records, load_tensors, save_records
 from perennial.common.methods import METHODS
 from perennial.common.methods.fedavg import FedAvg
 from perennial.common.methods.references import FILE, References, model_of, samples_of
-from perennial.common.secagg import MASKED, as_bytes
-from perennial.common.split import record
+from perennial.common.privacy.secure_aggregation import MASKED, as_bytes
+from perennial.common.selection import record
+from perennial.common.utils.errors import RunStopped, UserError
+from perennial.common.utils.files import load_records, load_tensors, save_records
 from perennial.common.wire import MODEL, NUM_EXAMPLES, ROUND, from_record
-from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
-from perennial.server.loop import run_rounds, start
-from perennial.server.split import score, shut
+from perennial.server.run.folder import RunFolder
+from perennial.server.run.loop import run_rounds, start
+from perennial.server.selection.split_rule import score, shut
 from perennial.server.study.choose import with_references
 from perennial.strategies.registry import strategy_for
 

@@ -15,12 +15,12 @@ from tables import SITES, hospitals
 from test_sites import Site
 from typer.testing import CliRunner, Result
 
-from perennial.common.flower import environment, free_port, program
+from perennial.common.flower.processes import environment, free_port, program
 from perennial.server.cli.main import app
 from perennial.server.deployment.certs import make
-from perennial.server.deployment.remote import await_port
+from perennial.server.deployment.submission import await_port
 from perennial.server.deployment.testbed import deployment
-from perennial.server.folder import RunFolder
+from perennial.server.run.folder import RunFolder
 
 PAGE = Path(__file__).parents[1] / "docs" / "own-data.md"
 SECRET = 'require = "secagg"\n'

@@ -11,11 +11,12 @@ from torch import Tensor
 from perennial.client.trainer import Metrics, Received, Site
 from perennial.common.config import RunConfig
 from perennial.common.data.examples import ClientData, Examples
-from perennial.common.model_settings import model_settings
-from perennial.common.models import Tensors, network
-from perennial.server.folder import Checkpoint, RunFolder
+from perennial.common.models.network import network
+from perennial.common.models.settings import model_settings
+from perennial.common.utils.tensors import Tensors
 from perennial.server.local import LocalRuntime
-from perennial.testing.toys import STRIDES, SpoilingGrid, Toy, WireGrid, carried, toy_config
+from perennial.server.run.folder import Checkpoint, RunFolder
+from perennial.testing.tiny_federation import STRIDES, SpoilingGrid, Toy, WireGrid, carried, toy_config
 
 __all__ = [
     "STRIDES",

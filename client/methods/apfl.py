@@ -3,10 +3,10 @@
 import torch
 
 from perennial.client.objectives import interpolate, mixing_slope
+from perennial.client.steps import Momentum, Working
 from perennial.client.trainer import LocalTrainer, Means, Predictor, Received, Reply
-from perennial.client.working import Momentum, Working
 from perennial.common.methods.apfl import APFL
-from perennial.common.models import Tensors
+from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import MODEL, NUM_EXAMPLES, PERSONAL
 
 MIXING = "mixing"

@@ -5,7 +5,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from perennial.client.proximal import repeated, solve
+from perennial.client.methods.proximal import repeated, solve
 from perennial.client.trainer import LocalTrainer, Received, Reply
 from perennial.common.methods.cgpfl import ContextTraining
 from perennial.common.wire import MODEL, NUM_EXAMPLES

@@ -5,10 +5,10 @@ from torch import Tensor
 
 from perennial.client.methods.cgpfl import CGPFLClient
 from perennial.client.objectives import largest_eigenvalue
+from perennial.client.steps import Working
 from perennial.client.trainer import Received, Reply
-from perennial.client.working import Working
 from perennial.common.methods.cgpfl_heur import CGPFLHeur
-from perennial.common.seeding import torch_generator
+from perennial.common.utils.seeding import torch_generator
 from perennial.common.wire import MODEL
 
 

@@ -8,7 +8,7 @@ from perennial.client.objectives import squared_distance
 from perennial.client.trainer import LocalTrainer, Metrics, Received, Reply
 from perennial.common.data.examples import Examples
 from perennial.common.methods.ditto import Ditto, PulledTraining
-from perennial.common.models import Tensors
+from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import MODEL, PERSONAL
 
 P = TypeVar("P", bound=PulledTraining)

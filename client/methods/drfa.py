@@ -2,10 +2,10 @@
 
 import torch
 
+from perennial.client.steps import Momentum, Working
 from perennial.client.trainer import LocalTrainer, Means, Received, Reply
-from perennial.client.working import Momentum, Working
 from perennial.common.methods.drfa import DRFA, LOSS, SNAPSHOT, SNAPSHOT_STEP
-from perennial.common.models import Tensors
+from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import MODEL, NUM_EXAMPLES
 
 

@@ -7,12 +7,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from perennial.client.objectives import cross_entropy
+from perennial.client.steps import Momentum, Working
 from perennial.client.trainer import LocalTrainer, Means, Metrics, Received, Reply
-from perennial.client.working import Momentum, Working
 from perennial.common.data.examples import Examples
 from perennial.common.methods.fedadg import DISCRIMINATOR, GENERATOR, FedADG, layers
-from perennial.common.models import Tensors
-from perennial.common.seeding import torch_generator
+from perennial.common.utils.seeding import torch_generator
+from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import MODEL, NUM_EXAMPLES
 
 ONE = 0.7

@@ -2,7 +2,7 @@
 
 from perennial.client.trainer import LocalTrainer, Predictor, Received, Reply
 from perennial.common.methods.fedbn import NORMS, FedBN
-from perennial.common.models import Tensors
+from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import MODEL, NUM_EXAMPLES
 
 

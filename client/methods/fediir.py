@@ -5,11 +5,11 @@ from functools import partial
 from torch import Tensor
 
 from perennial.client.objectives import gradient_alignment
+from perennial.client.steps import Working
 from perennial.client.trainer import LocalTrainer, Loss, Metrics, Received, Reply
-from perennial.client.working import Working
 from perennial.common.data.examples import Examples
 from perennial.common.methods.fediir import ANCHOR, FedIIR
-from perennial.common.models import Tensors
+from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import GRADIENT, MODEL, NUM_EXAMPLES
 
 

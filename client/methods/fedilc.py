@@ -5,15 +5,15 @@ from torch import Tensor
 from torch.func import grad_and_value, vmap
 
 from perennial.client.methods.fedsgd import FedSGDClient
+from perennial.client.steps import Working
 from perennial.client.trainer import Means, Metrics, Received, Reply
-from perennial.client.working import Working
 from perennial.common.data.examples import Examples
-from perennial.common.fishr import head_sums, variance
-from perennial.common.geometric import summed
-from perennial.common.memory import activation_bytes, model_bytes
+from perennial.common.mathematics.geometric_mean import summed
+from perennial.common.mathematics.gradient_variance import head_sums, variance
 from perennial.common.methods.fedilc import CLIENTS, PULL, VARIANCE, FederatedFishr, FedILC, Fishr, MiniBatches
-from perennial.common.models import Tensors
-from perennial.common.seeding import torch_generator
+from perennial.common.models.memory import activation_bytes, model_bytes
+from perennial.common.utils.seeding import torch_generator
+from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import GRADIENT, MODEL, NUM_EXAMPLES
 
 SENT = "fishr-model"

@@ -7,7 +7,7 @@ from perennial.client.objectives import centroid_distance, class_means
 from perennial.client.trainer import Metrics, Predictor, Received, Reply, in_pieces
 from perennial.common.data.examples import Examples
 from perennial.common.methods.fedpac import CENTROIDS, STATISTICS, FedPAC
-from perennial.common.models import Tensors
+from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import HEAD, MODEL, NUM_EXAMPLES
 
 

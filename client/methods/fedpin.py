@@ -10,7 +10,7 @@ from perennial.client.objectives import contrastive_loss, total_variance
 from perennial.client.trainer import Metrics, Received, Reply
 from perennial.common.data.examples import Examples
 from perennial.common.methods.fedpin import FedPIN
-from perennial.common.models import Tensors
+from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import MODEL, PERSONAL
 
 PLAIN = "plain"

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from perennial.client.objectives import anchored, client_information
+from perennial.client.steps import Momentum, Working
 from perennial.client.trainer import LocalTrainer, Means, Metrics, Received, Reply
-from perennial.client.working import Momentum, Working
-from perennial.common.auxiliary import (
+from perennial.common.data.examples import Examples
+from perennial.common.mathematics.auxiliary_classifier import (
     AUXILIARY,
     OFFSET,
     OWN,
@@ -18,9 +19,8 @@ from perennial.common.auxiliary import (
     initial_scale,
     scaled_logits,
 )
-from perennial.common.data.examples import Examples
 from perennial.common.methods.fedpin import AnchorTraining
-from perennial.common.models import Tensors
+from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import MODEL, NUM_EXAMPLES
 
 A = TypeVar("A", bound=AnchorTraining)

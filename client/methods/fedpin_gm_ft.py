@@ -5,7 +5,7 @@ import torch
 from perennial.client.methods.fedpin_gm import FedPINGMClient
 from perennial.client.trainer import Predictor, Received
 from perennial.common.methods.fedpin import FedPINGMFT
-from perennial.common.models import Tensors
+from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import MODEL
 
 

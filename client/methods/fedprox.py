@@ -6,7 +6,7 @@ from perennial.client.objectives import squared_distance
 from perennial.client.trainer import LocalTrainer, Metrics, Received
 from perennial.common.data.examples import Examples
 from perennial.common.methods.fedprox import FedProx
-from perennial.common.models import Tensors
+from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import MODEL
 
 

@@ -4,7 +4,7 @@ from typing import TypeVar
 
 from perennial.client.trainer import LocalTrainer, Loss, Predictor, Received, Reply
 from perennial.common.methods.fedrep import AlternatingTraining
-from perennial.common.models import Tensors, part
+from perennial.common.utils.tensors import Tensors, part
 from perennial.common.wire import HEAD, MODEL, NUM_EXAMPLES
 
 A = TypeVar("A", bound=AlternatingTraining)

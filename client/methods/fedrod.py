@@ -10,7 +10,7 @@ from perennial.client.objectives import balanced_cross_entropy
 from perennial.client.trainer import LocalTrainer, Metrics, Predictor, Received, Reply
 from perennial.common.data.examples import Examples
 from perennial.common.methods.fedrod import FedRoD
-from perennial.common.models import Tensors
+from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import HEAD, MODEL, NUM_EXAMPLES
 
 WEIGHT, BIAS = "personal.weight", "personal.bias"

@@ -1,9 +1,9 @@
 """FedSDR, client half: a personal model, kept and not sent, from which shortcuts are removed."""
 
-from perennial.client.shortcut import ShortcutTrainer
+from perennial.client.methods.shortcut import ShortcutTrainer
 from perennial.client.trainer import Received
 from perennial.common.methods.fedsdr import FedSDR
-from perennial.common.models import Tensors
+from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import PERSONAL
 
 

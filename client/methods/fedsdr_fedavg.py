@@ -1,9 +1,9 @@
 """FedSDR+FedAvg, client half: a personal model that starts from the received one, and is sent."""
 
-from perennial.client.shortcut import ShortcutTrainer
+from perennial.client.methods.shortcut import ShortcutTrainer
 from perennial.client.trainer import Received
 from perennial.common.methods.fedsdr_fedavg import FedSDRFedAvg
-from perennial.common.models import Tensors
+from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import MODEL, PERSONAL
 
 

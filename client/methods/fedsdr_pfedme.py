@@ -2,11 +2,11 @@
 
 from itertools import islice
 
-from perennial.client.proximal import envelope_step, solve
-from perennial.client.shortcut import ShortcutTrainer
+from perennial.client.methods.proximal import envelope_step, solve
+from perennial.client.methods.shortcut import ShortcutTrainer
 from perennial.client.trainer import Received
 from perennial.common.methods.fedsdr_pfedme import FedSDRPFedMe
-from perennial.common.models import Tensors
+from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import MODEL
 
 

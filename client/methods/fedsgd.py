@@ -4,8 +4,8 @@ from typing import TypeVar
 
 from torch import Tensor
 
+from perennial.client.steps import Working
 from perennial.client.trainer import Client, Received, Reply
-from perennial.client.working import Working
 from perennial.common.methods.fedsgd import ServerTraining
 from perennial.common.wire import GRADIENT, MODEL, NUM_EXAMPLES
 

@@ -17,8 +17,8 @@ from perennial.common.methods.fedsr import (
     REFERENCE_SCALE,
     FedSR,
 )
-from perennial.common.models import Tensors
-from perennial.common.seeding import torch_generator
+from perennial.common.utils.seeding import torch_generator
+from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import MODEL, NUM_EXAMPLES
 
 EVALUATION_SAMPLES = 20

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from perennial.client.objectives import cross_entropy
+from perennial.client.steps import Working
 from perennial.client.trainer import EVALUATION_BATCH, LocalTrainer, Metrics, Predictor, Received, Reply
-from perennial.client.working import Working
-from perennial.common.adam import Adam
 from perennial.common.data.examples import Examples
+from perennial.common.mathematics.adam import Adam
 from perennial.common.methods.fl_games import ANSWERED, PLAYED, PLAYERS, PREDICTOR, FLGames, VFLGames
-from perennial.common.models import Tensors, joined
-from perennial.common.seeding import torch_generator
+from perennial.common.utils.seeding import torch_generator
+from perennial.common.utils.tensors import Tensors, joined
 from perennial.common.wire import GRADIENT, MODEL, NUM_EXAMPLES
 
 ADAM = "adam"

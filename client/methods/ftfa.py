@@ -5,11 +5,11 @@ from typing import TypeVar
 import torch
 
 from perennial.client.stateful import OWN, StatefulTrainer
+from perennial.client.steps import Momentum
 from perennial.client.trainer import Means, Predictor, Received, Reply
-from perennial.client.working import Momentum
-from perennial.common.adam import Adam
+from perennial.common.mathematics.adam import Adam
 from perennial.common.methods.ftfa import FineTuning
-from perennial.common.models import Tensors
+from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import MODEL, PERSONAL
 
 F = TypeVar("F", bound=FineTuning)

@@ -11,7 +11,7 @@ from perennial.client.trainer import Client, Metrics, Received, Reply
 from perennial.common.data.examples import Examples
 from perennial.common.methods.group import GROUP, MASS
 from perennial.common.methods.groupdro import GroupDRO
-from perennial.common.models import Tensors
+from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import MODEL
 
 

@@ -9,7 +9,7 @@ from perennial.client.stateful import StatefulTrainer
 from perennial.client.trainer import Metrics, Received
 from perennial.common.data.examples import Examples
 from perennial.common.methods.irm import InvariantTraining
-from perennial.common.models import Tensors
+from perennial.common.utils.tensors import Tensors
 
 I = TypeVar("I", bound=InvariantTraining)  # noqa: E741
 

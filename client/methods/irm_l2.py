@@ -12,7 +12,7 @@ from perennial.client.stateful import OWN
 from perennial.client.trainer import Means, Received, Reply
 from perennial.common.data.examples import Examples
 from perennial.common.methods.held import HeldTraining
-from perennial.common.models import Tensors
+from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import MODEL, PERSONAL
 
 P = TypeVar("P", bound=HeldTraining)

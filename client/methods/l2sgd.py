@@ -3,8 +3,8 @@
 from perennial.client.objectives import interpolate
 from perennial.client.trainer import LocalTrainer, Predictor, Received, Reply
 from perennial.common.methods.l2sgd import L2SGD
-from perennial.common.models import Tensors
-from perennial.common.seeding import numpy_generator
+from perennial.common.utils.seeding import numpy_generator
+from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import MODEL, NUM_EXAMPLES, PERSONAL
 
 

@@ -5,11 +5,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from perennial.client.steps import Momentum, Working
 from perennial.client.trainer import LocalTrainer, Means, Metrics, Predictor, Received, Reply
-from perennial.client.working import Momentum, Working
 from perennial.common.data.examples import Examples
 from perennial.common.methods.per_fedavg import PerFedAvg
-from perennial.common.models import Tensors
+from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import MODEL, NUM_EXAMPLES
 
 EPSILON = 1e-3

@@ -12,7 +12,7 @@ from perennial.client.stateful import OWN, SHARED
 from perennial.client.trainer import Means, Metrics, Received, Reply
 from perennial.common.data.examples import Examples
 from perennial.common.methods.perinvfl import PerInvFL
-from perennial.common.models import Tensors
+from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import MODEL, PERSONAL
 
 AUXILIARY = "auxiliary"

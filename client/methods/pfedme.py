@@ -1,6 +1,6 @@
 """pFedMe, client half: a personal model solved near a local copy of the global one, which follows it."""
 
-from perennial.client.proximal import envelope_step, repeated, solve
+from perennial.client.methods.proximal import envelope_step, repeated, solve
 from perennial.client.trainer import LocalTrainer, Received, Reply
 from perennial.common.methods.pfedme import PFedMe
 from perennial.common.wire import MODEL, NUM_EXAMPLES

@@ -6,7 +6,7 @@ import torch
 
 from perennial.client.trainer import LocalTrainer, Predictor, Received, Reply, Site
 from perennial.common.methods.references import PARTS, SHARED, References, model_of, samples_of
-from perennial.common.models import Tensors
+from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import MODEL, NUM_EXAMPLES
 
 

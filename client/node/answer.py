@@ -10,20 +10,20 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.common import log
 
 from perennial.client.host import Host, pick_device
-from perennial.client.node.site import OwnSite
 from perennial.client.node.survey import of_survey, respond
+from perennial.client.site_data import OwnSite
 from perennial.client.state import FileStates
 from perennial.common.config import parse_task
-from perennial.common.errors import UserError
 from perennial.common.survey import SHAPE
-from perennial.common.tracebacks import NAME, Tracebacks
+from perennial.common.utils.errors import UserError
+from perennial.common.utils.tracebacks import NAME, Tracebacks
 from perennial.common.wire import CLIENT, CONFIG, METRICS, NUM_EXAMPLES, REFUSED, RUN, TASK, records
 
 
 def answer(
     message: Message, settings: Mapping[str, str], must_be_allowed: Callable[[], object] = lambda: None
 ) -> Message:
-    """Answer a message at a node with these settings (`perennial.client.settings`). Raises `UserError`.
+    """Answer a message at a node with these settings (`perennial.client.node.settings`). Raises `UserError`.
 
     A site that cannot or, by `must_be_allowed`, may not take part in a run or a survey is told so, and its first
     answer says why.

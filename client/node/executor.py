@@ -68,11 +68,11 @@ from flwr.supercore.run import Run
 from flwr.supernode.runtime.run_clientapp import push_message, push_task_output
 from google.protobuf.message import DecodeError
 
-from perennial.common.asked import name_of
-from perennial.common.errors import LONGEST, UserError, printable
-from perennial.common.files import PRIVATE
-from perennial.common.flower import LOOK_EVERY, quote_in_line
-from perennial.common.tracebacks import Tracebacks
+from perennial.common.flower.processes import LOOK_EVERY, quote_in_line
+from perennial.common.request_id import name_of
+from perennial.common.utils.errors import LONGEST, UserError, printable
+from perennial.common.utils.files import PRIVATE
+from perennial.common.utils.tracebacks import Tracebacks
 
 Answer = Callable[[Message, Context, Run], Message]
 Audit = Callable[[Message, Context, Run, Message, float, bool], None]

@@ -11,14 +11,13 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
 from flwr.common import log
 from flwr.supercore.run import Run
 
-import perennial
 from perennial.client.node import answer as node
 from perennial.client.node.policy import read_policy
+from perennial.client.node.settings import settings_in
 from perennial.client.node.survey import asked_in, of_survey
-from perennial.client.settings import settings_in
-from perennial.common.code import code_digest
 from perennial.common.config import parse_task
-from perennial.common.errors import LONGEST, UserError
+from perennial.common.utils.errors import LONGEST, UserError
+from perennial.common.utils.version import __version__, code_digest
 from perennial.common.wire import CONFIG, INSISTS, REFUSED, ROUND, RUN, TASK, record_bytes, records
 
 AUDIT = "audit.jsonl"
@@ -53,9 +52,9 @@ def must_fit(run: Run) -> None:
     """Raises `UserError` for a run of another app, or of another version of this one."""
     if run.fab_id != APP:
         raise UserError(f"the run is of the app {run.fab_id!r}, and this site runs its installed {APP} alone")
-    if run.fab_version != perennial.__version__:
+    if run.fab_version != __version__:
         raise UserError(
-            f"the run is of Perennial {run.fab_version}, and this site has {perennial.__version__} installed; "
+            f"the run is of Perennial {run.fab_version}, and this site has {__version__} installed; "
             "install the same version on both sides"
         )
 

@@ -23,11 +23,11 @@ from typing import IO, Any, NoReturn
 
 import tomli_w
 
-from perennial.client.settings import Consent
-from perennial.common.errors import UserError, printable
-from perennial.common.flower import environment, program
-from perennial.common.logs import LogFile, is_json, set_format, tell
-from perennial.common.superlink import Address, Unreachable, ends_soon, must_answer, must_be_protected
+from perennial.client.node.settings import Consent
+from perennial.common.flower.processes import environment, program
+from perennial.common.utils.addresses import Address, Unreachable, ends_soon, must_answer, must_be_protected
+from perennial.common.utils.errors import UserError, printable
+from perennial.common.utils.events import LogFile, is_json, set_format, tell
 
 Say = Callable[..., None]
 """Tells the site's owner a sentence, and what is known beside it."""
@@ -70,7 +70,7 @@ class Plan:
     key: str
     health: str
     settings: Mapping[str, str | int]
-    """The node's, as `perennial.client.settings.settings_in` knows them."""
+    """The node's, as `perennial.client.node.settings.settings_in` knows them."""
     metrics: str = ""
     """Where Prometheus asks; empty: nowhere."""
     code: str = "installed"
@@ -121,8 +121,8 @@ def prepare(
 ) -> Plan:
     """The plan of a site whose flags, key, data and device are all right. Raises `UserError`."""
     from perennial.client.host import pick_device
-    from perennial.common.data.own import check
-    from perennial.common.data.scenarios.own import SITE, SITE_TEXT
+    from perennial.common.data.scenarios.own_data import SITE, SITE_TEXT
+    from perennial.common.data.site_files import check
 
     if (data is None) == (partition is None):
         raise UserError(
@@ -191,7 +191,7 @@ def check_key(path: Path) -> None:
 
 
 def _writable(folder: Path) -> Path:
-    from perennial.common.files import private_folder
+    from perennial.common.utils.files import private_folder
 
     folder = folder.expanduser().absolute()
     try:
@@ -496,7 +496,7 @@ def _exposed(plan: Plan) -> SiteMetrics | None:
     """The site's metrics, answered from now on; None where nobody asks. Raises `UserError`."""
     if not plan.metrics:
         return None
-    from perennial.common.exposition import expose
+    from perennial.common.utils.prometheus import expose
 
     metrics = SiteMetrics()
     expose(metrics.registry, Address.parse(plan.metrics))

@@ -14,15 +14,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from perennial.client.node.survey import asked_in, of_survey
 from perennial.client.request import checked
 from perennial.common.config import Task, parse_task
-from perennial.common.errors import UserError
+from perennial.common.measures.counts import COUNTED
+from perennial.common.measures.ranking import BATCH
+from perennial.common.measures.scores import SCORES
 from perennial.common.methods import method_class
-from perennial.common.metrics import COUNTED
-from perennial.common.privacy import Clipping, Privacy, mechanism_class
-from perennial.common.ranking import BATCH
-from perennial.common.scores import SCORES
-from perennial.common.secagg import ACTIONS, TERMS
-from perennial.common.split import SPLIT
-from perennial.common.suggest import sentence
+from perennial.common.privacy.mechanisms import Clipping, Privacy, mechanism_class
+from perennial.common.privacy.secure_aggregation import ACTIONS, TERMS
+from perennial.common.selection import SPLIT
+from perennial.common.utils.errors import UserError
+from perennial.common.utils.suggestions import sentence
 from perennial.common.wire import records
 
 

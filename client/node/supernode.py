@@ -37,9 +37,9 @@ from flwr.supernode import start_client_internal
 from flwr.supernode.cli import flower_supernode
 
 from perennial.client.node.executor import SECRET
-from perennial.client.settings import SETTINGS, settings_in
-from perennial.common.files import PRIVATE, private_folder
-from perennial.common.flower import LOOK_EVERY, free_port, hasten, insist, persist, quote_in_line
+from perennial.client.node.settings import SETTINGS, settings_in
+from perennial.common.flower.processes import LOOK_EVERY, free_port, hasten, insist, persist, quote_in_line
+from perennial.common.utils.files import PRIVATE, private_folder
 
 FLOWER = "1.34.0"
 EXECUTOR = [sys.executable, "-P", "-m", "perennial.client.node.executor"]

@@ -17,12 +17,12 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.common import log
 from pydantic import ValidationError
 
-from perennial.client.node.site import OwnSite
-from perennial.client.secagg import Participant, Vault
-from perennial.client.settings import Consent
+from perennial.client.node.settings import Consent
+from perennial.client.secure_aggregation import Participant, Vault
+from perennial.client.site_data import OwnSite
 from perennial.client.trainer import Received
 from perennial.common.data.columns import LEAST, MOST_CATEGORIES
-from perennial.common.data.own import LABEL, Found, read
+from perennial.common.data.site_files import LABEL, Found, read
 from perennial.common.data.tables import (
     Commas,
     NotNumbers,
@@ -31,10 +31,7 @@ from perennial.common.data.tables import (
     number_cells,
     text_cells,
 )
-from perennial.common.errors import UserError
-from perennial.common.models import Tensors
-from perennial.common.secagg import ACTIONS, TERMS
-from perennial.common.suggest import sentence
+from perennial.common.privacy.secure_aggregation import ACTIONS, TERMS
 from perennial.common.survey import (
     BINS,
     MOST_LETTERS,
@@ -56,6 +53,9 @@ from perennial.common.survey import (
     limbs,
     spelt_alike,
 )
+from perennial.common.utils.errors import UserError
+from perennial.common.utils.suggestions import sentence
+from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import (
     CLIENT,
     CONFIG,

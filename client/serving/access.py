@@ -9,7 +9,7 @@ from pathlib import Path
 import grpc
 
 from perennial.client.serving.messages import Refused
-from perennial.common.errors import UserError
+from perennial.common.utils.errors import UserError
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]{16,512}")

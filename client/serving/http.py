@@ -21,7 +21,6 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-import perennial
 from perennial.client.serving import rest
 from perennial.client.serving.access import Callers
 from perennial.client.serving.inference import Inference
@@ -30,8 +29,9 @@ from perennial.client.serving.messages import LABEL, Refused, short, takes_pictu
 from perennial.client.serving.models import NAME
 from perennial.common.data.columns import CategoryColumn
 from perennial.common.data.scenario import Scenario
-from perennial.common.superlink import Address
-from perennial.common.tracebacks import Tracebacks
+from perennial.common.utils.addresses import Address
+from perennial.common.utils.tracebacks import Tracebacks
+from perennial.common.utils.version import __version__
 
 STATUS = {
     grpc.StatusCode.INVALID_ARGUMENT: 400,
@@ -175,7 +175,7 @@ class Api:
     async def server(self, request: Request) -> Response:
         """Name and version of the program."""
         extensions = ["binary_tensor_data"]
-        return JSONResponse({"name": "perennial", "version": perennial.__version__, "extensions": extensions})
+        return JSONResponse({"name": "perennial", "version": __version__, "extensions": extensions})
 
     async def metadata(self, request: Request) -> Response:
         """Names, types and shapes of what goes in and comes out."""
@@ -292,7 +292,7 @@ def described(inference: Inference) -> dict[str, Any]:
                 }
             )
     limits = inference.limits
-    return {"server": f"perennial {perennial.__version__}", "max_batch": limits.max_batch, "models": models}
+    return {"server": f"perennial {__version__}", "max_batch": limits.max_batch, "models": models}
 
 
 def _kinds(scenario: Scenario) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from perennial.client.serving.messages import (
 from perennial.client.serving.metrics import ServingMetrics
 from perennial.client.serving.models import Catalogue, Served
 from perennial.common.data.columns import CategoryColumn
-from perennial.common.suggest import unknown
+from perennial.common.utils.suggestions import unknown
 
 UNSUPPORTED = {"classification", "shared_memory_region"}
 """Parameters of Triton's extensions that change what an input or output means."""

@@ -21,7 +21,7 @@ from perennial.client.serving.inference_pb2 import (
 )
 from perennial.common.data.columns import AnyColumn, CategoryColumn
 from perennial.common.data.environments import unit_range
-from perennial.common.data.raw import opened, resized
+from perennial.common.data.raw_data import opened, resized
 from perennial.common.data.scenario import Scenario
 
 INPUT = "input"

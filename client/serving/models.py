@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from perennial.client.host import client_half, pick_device, site_data, site_of
-from perennial.client.serving.snapshot import FILE, Snapshot, held, named, put, written
+from perennial.client.snapshot import FILE, Snapshot, held, named, put, written
 from perennial.client.trainer import Predictor, Received, in_pieces
 from perennial.common.config import parse_task
 from perennial.common.data.examples import ClientData
 from perennial.common.data.scenario import Scenario
-from perennial.common.errors import UserError
-from perennial.common.models import Network
+from perennial.common.models.network import Network
+from perennial.common.utils.errors import UserError
 
 NAME = "perennial"
 """The model of this name is the method's headline one; each also has its own name, e.g. "personal"."""

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from perennial.client.serving.inference_pb2 import ModelInferRequest, ModelInferResponse, ModelMetadataResponse
 from perennial.client.serving.messages import decoded, encoded, invalid, short
-from perennial.common.suggest import sentence
+from perennial.common.utils.suggestions import sentence
 
 LARGEST_JSON = 16 * 2**20
 """Bytes: as Python's objects, JSON takes up to twenty times as many."""

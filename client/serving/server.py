@@ -20,7 +20,6 @@ import uvicorn
 from grpc.aio import ServicerContext
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-import perennial
 from perennial.client.serving.access import Callers
 from perennial.client.serving.http import CONNECTIONS, Api, Listening
 from perennial.client.serving.inference import LARGEST_REQUEST, SMALL, Inference, Limits
@@ -46,9 +45,10 @@ from perennial.client.serving.intake import Intake
 from perennial.client.serving.messages import Refused, T, invalid, parsed, too_many_fields
 from perennial.client.serving.metrics import ServingMetrics
 from perennial.client.serving.models import POLL, Catalogue
-from perennial.common.errors import UserError
-from perennial.common.exposition import expose
-from perennial.common.superlink import Address
+from perennial.common.utils.addresses import Address
+from perennial.common.utils.errors import UserError
+from perennial.common.utils.prometheus import expose
+from perennial.common.utils.version import __version__
 
 SERVICE = "/inference.GRPCInferenceService"
 INFER = f"{SERVICE}/ModelInfer"
@@ -93,7 +93,7 @@ class Service(GRPCInferenceServiceServicer):  # type: ignore[misc]
         self, request: ServerMetadataRequest, context: ServicerContext
     ) -> ServerMetadataResponse:
         """Name and version of the program."""
-        return ServerMetadataResponse(name="perennial", version=perennial.__version__)
+        return ServerMetadataResponse(name="perennial", version=__version__)
 
     async def ModelReady(self, request: ModelReadyRequest, context: ServicerContext) -> ModelReadyResponse:  # noqa: N802
         """Whether there is such a model; as Triton's, no error where there is none."""

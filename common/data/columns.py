@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from perennial.common.suggest import unknown
+from perennial.common.utils.suggestions import unknown
 
 if TYPE_CHECKING:
     import numpy as np

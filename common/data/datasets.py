@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 
-from perennial.common.data.raw import Raw
-from perennial.common.errors import UserError
-from perennial.common.suggest import unknown
+from perennial.common.data.raw_data import Raw
+from perennial.common.utils.errors import UserError
+from perennial.common.utils.suggestions import unknown
 
 
 @dataclass(frozen=True)

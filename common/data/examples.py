@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from perennial.common.errors import UserError
+from perennial.common.utils.errors import UserError
 
 if TYPE_CHECKING:
     import torch

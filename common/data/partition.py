@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, TypeAlias
 
-from perennial.common.errors import UserError
+from perennial.common.utils.errors import UserError
 
 if TYPE_CHECKING:
     import numpy as np

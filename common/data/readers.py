@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from perennial.common.data import eicu
-from perennial.common.data.raw import EICU_COLUMNS, EICU_DEMO_COLUMNS, OFFICE_HOME, PACS, VLCS, Files, Raw
+from perennial.common.data.raw_data import EICU_COLUMNS, EICU_DEMO_COLUMNS, OFFICE_HOME, PACS, VLCS, Files, Raw
 from perennial.common.data.sprites import SHAPES, SIDE, draw_factors, render
-from perennial.common.errors import UserError
-from perennial.common.seeding import numpy_generator
+from perennial.common.utils.errors import UserError
+from perennial.common.utils.seeding import numpy_generator
 
 T = TypeVar("T")
 

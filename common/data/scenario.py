@@ -13,8 +13,8 @@ from perennial.common.data.datasets import load
 from perennial.common.data.environments import standardise
 from perennial.common.data.examples import ClientData
 from perennial.common.data.partition import Share
-from perennial.common.data.raw import Raw
-from perennial.common.knobs import knob
+from perennial.common.data.raw_data import Raw
+from perennial.common.utils.knobs import knob
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,7 +54,7 @@ class Scenario(BaseModel, ABC):
 
     @property
     def ranking_batch(self) -> int:
-        """Samples in a batch of the areas (`common/ranking.py`) that evaluations of a binary task have, too.
+        """Samples in a batch of the areas that evaluations of a binary task have, too (`measures/ranking.py`).
 
         0: no areas.
         """

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv, parquet
 
-from perennial.common.errors import UserError
+from perennial.common.utils.errors import UserError
 
 
 class NotNumbers(UserError):  # noqa: N818 - what a column is not

@@ -5,11 +5,15 @@ command line, the configuration file and the all-methods test suite find it here
 `strategies/` and `client/methods/`. Those of plug-ins are found when they are asked for.
 """
 
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
 from perennial.common import plugins
-from perennial.common.errors import UserError
-from perennial.common.methods.base import Method
-from perennial.common.modules import members, named_subclasses
-from perennial.common.suggest import unknown
+from perennial.common.methods.base import EVALUATED, Method, PresetTraining
+from perennial.common.utils.discovery import members, named_subclasses
+from perennial.common.utils.errors import UserError
+from perennial.common.utils.suggestions import unknown
 
 members(__name__, __path__)
 
@@ -30,3 +34,43 @@ def method_class(name: str) -> type[Method]:
     if name not in method_names():
         raise UserError(unknown("method", name, {*METHODS, *plugins.installed("methods")}))
     return _EVERY.get(name) or METHODS[name]
+
+
+RESERVED = {"preset", *dir(Method), *Method.__class_vars__} - {"name"}
+"""What no field of a plug-in's method may be called; `common/config.py` adds the settings of a run, which it would
+hide from `--set`, in a study for other methods, too."""
+
+
+def _accepted(module: ModuleType, kinds: dict[str, Any], usual: Mapping[str, Any]) -> Mapping[str, Any]:
+    ours = {kind for kind in METHODS.values() if not plugins.of(kind)}
+    titles = {kind.title: name for name, kind in METHODS.items()}  # tables and reports tell methods apart by them
+    for kind in kinds.values():
+        own = {"preset"} if issubclass(kind, PresetTraining) else set()
+        if hiding := sorted(RESERVED.intersection(kind.model_fields) - own):
+            raise UserError(
+                f"plug-in {module.__name__!r}: {kind.__name__} has a field {hiding[0]!r}, which is a setting of "
+                "the run or a part of every method; give it another name"
+            )
+        if not (isinstance(kind.evaluates, tuple) and kind.evaluates):
+            raise UserError(
+                f"plug-in {module.__name__!r}: {kind.__name__}.evaluates: {kind.evaluates!r} is not possible; "
+                'write a tuple of names, such as ("global",)'
+            )
+        if strange := [name for name in kind.evaluates if name not in EVALUATED]:
+            words = unknown("model", strange[0], EVALUATED)
+            raise UserError(f"plug-in {module.__name__!r}: {kind.__name__}.evaluates: {words}")
+        if not callable(kind.server):
+            raise UserError(
+                f"plug-in {module.__name__!r}: {kind.__name__}.server is no method; write def server(self) -> str"
+            )
+        if kind.title in titles:
+            raise UserError(
+                f"plug-in {module.__name__!r}: {kind.__name__}.title: {kind.title!r} is that of method "
+                f"{titles[kind.title]!r}; give yours another one"
+            )
+        # A method that is a subclass of one of ours has its halves, unless it brings some.
+        kind.family = kind.family or next((base.module() for base in kind.__mro__ if base in ours), "")
+    return kinds
+
+
+plugins.REGISTRIES["methods"] = plugins.Registry(Method, METHODS, method_names, _accepted)

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
 from perennial.common.data.scenario import Scenario
-from perennial.common.knobs import between, knob
 from perennial.common.methods.base import Sum
 from perennial.common.methods.fedsgd import GRADIENTS, ServerTraining
+from perennial.common.utils.knobs import between, knob
 
 if TYPE_CHECKING:
-    from perennial.common.models import Tensors
+    from perennial.common.utils.tensors import Tensors
 
 SIGNS = "signs"
 """What is made of a reply: the signs of its gradient."""

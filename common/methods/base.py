@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from perennial.common.data.scenario import Scenario
-from perennial.common.knobs import between, choice, knob
-from perennial.common.model_settings import ModelSettings
+from perennial.common.models.settings import ModelSettings
+from perennial.common.utils.knobs import between, choice, knob
 
 if TYPE_CHECKING:
-    from perennial.common.models import Tensors
+    from perennial.common.utils.tensors import Tensors
 
 EVALUATED = ("global", "personal", "ensemble")
 """Names of models that clients evaluate."""

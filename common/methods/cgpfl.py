@@ -3,8 +3,8 @@
 from typing import Literal
 
 from perennial.common.data.scenario import Scenario
-from perennial.common.knobs import choice, knob
 from perennial.common.methods.proximal import ProximalTraining
+from perennial.common.utils.knobs import choice, knob
 
 
 class ContextTraining(ProximalTraining):

@@ -4,8 +4,8 @@ from typing import Any, Literal
 
 from pydantic import field_validator
 
-from perennial.common.knobs import choice, knob
 from perennial.common.methods.cgpfl import ContextTraining
+from perennial.common.utils.knobs import choice, knob
 
 
 class CGPFLHeur(ContextTraining):

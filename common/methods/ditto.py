@@ -3,9 +3,9 @@
 from typing import Literal
 
 from perennial.common.data.scenario import Scenario
-from perennial.common.knobs import between, choice, knob
 from perennial.common.methods.base import ONE_MODEL, LocalTraining
 from perennial.common.methods.proximal import diverging
+from perennial.common.utils.knobs import between, choice, knob
 
 
 class PulledTraining(LocalTraining):

@@ -2,8 +2,8 @@
 
 from typing import ClassVar, Literal
 
-from perennial.common.knobs import between, knob
 from perennial.common.methods.base import LocalTraining
+from perennial.common.utils.knobs import between, knob
 
 SNAPSHOT = "snapshot"
 """Record of the model after t′ local updates."""

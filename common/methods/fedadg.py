@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
-from perennial.common.knobs import between, choice, knob
 from perennial.common.methods.base import ONE_MODEL, LocalTraining
+from perennial.common.utils.knobs import between, choice, knob
 
 if TYPE_CHECKING:
     import torch
 
-    from perennial.common.models import Tensors
+    from perennial.common.utils.tensors import Tensors
 
 GENERATOR = ("generator.0.weight", "generator.0.bias", "generator.1.weight", "generator.1.bias")
 """G's tensors, which travel with the model."""

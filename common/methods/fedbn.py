@@ -3,7 +3,7 @@
 from typing import Literal
 
 from perennial.common.methods.base import ONE_MODEL, LocalTraining
-from perennial.common.model_settings import ModelSettings, Module
+from perennial.common.models.settings import ModelSettings, Module
 
 NORMS = "norms"
 """The record of a client's own BatchNorm layers."""

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from perennial.common.data.scenario import Scenario
-from perennial.common.knobs import between, choice, knob
 from perennial.common.methods.base import ONE_MODEL, PresetTraining, Sum
+from perennial.common.utils.knobs import between, choice, knob
 
 if TYPE_CHECKING:
-    from perennial.common.models import Network
+    from perennial.common.models.network import Network
 
 ANCHOR = "anchor"
 """The record that all clients' gradients are pulled to; of the same tensors."""

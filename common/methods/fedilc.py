@@ -5,10 +5,10 @@ from typing import ClassVar, Literal
 from pydantic import model_validator
 
 from perennial.common.data.scenario import Scenario
-from perennial.common.geometric import GeometricMean, Zeros
-from perennial.common.knobs import between, choice, knob
+from perennial.common.mathematics.geometric_mean import GeometricMean, Zeros
 from perennial.common.methods.base import EVERY
 from perennial.common.methods.fedsgd import ServerTraining
+from perennial.common.utils.knobs import between, choice, knob
 
 VARIANCE = "variance"
 """The record of a client's gradient variances c_e, and of their mean c̄ that comes back, under its own name."""

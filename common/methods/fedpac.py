@@ -3,8 +3,8 @@
 from typing import Literal
 
 from perennial.common.data.scenario import Scenario
-from perennial.common.knobs import between, knob
 from perennial.common.methods.fedrep import AlternatingTraining
+from perennial.common.utils.knobs import between, knob
 
 CENTROIDS = "centroids"
 """Record: mean feature (`mean`, classes x d) and number of samples (`count`, classes) of each class."""

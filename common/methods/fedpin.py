@@ -3,9 +3,9 @@
 from typing import ClassVar, Literal
 
 from perennial.common.data.scenario import Scenario
-from perennial.common.knobs import between, choice, knob
 from perennial.common.methods.base import CHANGE, ONE_MODEL, LocalTraining, Sum
 from perennial.common.methods.ditto import PulledTraining
+from perennial.common.utils.knobs import between, choice, knob
 
 
 class AnchorTraining(LocalTraining):

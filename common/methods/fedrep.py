@@ -2,8 +2,8 @@
 
 from typing import Literal
 
-from perennial.common.knobs import choice, knob
 from perennial.common.methods.base import ONE_MODEL, LocalTraining
+from perennial.common.utils.knobs import choice, knob
 
 
 class AlternatingTraining(LocalTraining):

@@ -2,8 +2,8 @@
 
 from typing import Literal
 
-from perennial.common.knobs import choice, knob
 from perennial.common.methods.shortcut import ShortcutTraining
+from perennial.common.utils.knobs import choice, knob
 
 
 class FedSDR(ShortcutTraining):

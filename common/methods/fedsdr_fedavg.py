@@ -2,9 +2,9 @@
 
 from typing import Literal
 
-from perennial.common.knobs import choice, knob
 from perennial.common.methods.base import EVERY
 from perennial.common.methods.shortcut import ShortcutTraining
+from perennial.common.utils.knobs import choice, knob
 
 
 class FedSDRFedAvg(ShortcutTraining):

@@ -3,10 +3,10 @@
 from typing import Literal
 
 from perennial.common.data.scenario import Scenario
-from perennial.common.knobs import between, choice, knob
 from perennial.common.methods.base import BUFFERS
 from perennial.common.methods.proximal import diverging
 from perennial.common.methods.shortcut import ShortcutTraining
+from perennial.common.utils.knobs import between, choice, knob
 
 
 class FedSDRPFedMe(ShortcutTraining):

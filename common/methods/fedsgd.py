@@ -2,8 +2,8 @@
 
 from typing import Literal
 
-from perennial.common.knobs import between, choice, knob
 from perennial.common.methods.base import Method, Sum
+from perennial.common.utils.knobs import between, choice, knob
 
 
 class ServerTraining(Method):

@@ -2,8 +2,8 @@
 
 from typing import Literal
 
-from perennial.common.knobs import between, knob
 from perennial.common.methods.base import ONE_MODEL, LocalTraining
+from perennial.common.utils.knobs import between, knob
 
 DISTRIBUTION_WEIGHT, DISTRIBUTION_BIAS = "distribution.weight", "distribution.bias"
 """A linear layer from d features to the d means of z and d numbers whose softplus is its deviations."""

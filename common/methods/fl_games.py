@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from perennial.common.data.scenario import Scenario
-from perennial.common.knobs import between, choice, knob
 from perennial.common.methods.base import EVERY, LocalTraining
+from perennial.common.utils.knobs import between, choice, knob
 
 if TYPE_CHECKING:
-    from perennial.common.models import Tensors
+    from perennial.common.utils.tensors import Tensors
 
 PREDICTOR = "predictor"
 OTHERS = "others"
@@ -147,7 +147,7 @@ class FLGames(LocalTraining):
 
     def predictor(self, model: "Tensors") -> "Tensors":
         """A client's own part w of a model; all of it where φ is the identity."""
-        from perennial.common.models import part
+        from perennial.common.utils.tensors import part
 
         return part(model, "classifier") if self.learns else model
 

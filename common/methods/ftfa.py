@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from perennial.common.knobs import between, choice, knob
 from perennial.common.methods.base import ONE_MODEL
 from perennial.common.methods.stateful import StatefulTraining
+from perennial.common.utils.knobs import between, choice, knob
 
 
 class FineTuning(StatefulTraining):

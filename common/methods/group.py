@@ -1,8 +1,8 @@
 """What GroupDRO and PerInvFL have in common: hyper-parameters, the name of a record."""
 
-from perennial.common.knobs import between, knob
 from perennial.common.methods.base import ONE_MODEL, Sum
 from perennial.common.methods.stateful import StatefulTraining
+from perennial.common.utils.knobs import between, knob
 
 GROUP = "group"
 """The record of the clients' weights (down) and risks (up); where the server may see sums alone, of what a client

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from perennial.common.knobs import between, choice, knob
 from perennial.common.methods.irm import InvariantTraining
+from perennial.common.utils.knobs import between, choice, knob
 
 
 class HeldTraining(InvariantTraining):

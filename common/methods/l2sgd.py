@@ -3,8 +3,8 @@
 from typing import Literal
 
 from perennial.common.data.scenario import Scenario
-from perennial.common.knobs import choice, knob
 from perennial.common.methods.base import EVERY, ONE_MODEL, LocalTraining
+from perennial.common.utils.knobs import choice, knob
 
 
 class L2SGD(LocalTraining):

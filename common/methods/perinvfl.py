@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from perennial.common.data.scenario import Scenario
-from perennial.common.knobs import between, knob
 from perennial.common.methods.base import FIRST, ONE_MODEL, Sum
 from perennial.common.methods.group import GROUP_SUMS, MASS, GroupTraining
 from perennial.common.methods.held import HeldTraining
+from perennial.common.utils.knobs import between, knob
 
 
 class PerInvFL(HeldTraining, GroupTraining):

@@ -2,9 +2,9 @@
 
 from typing import Literal
 
-from perennial.common.knobs import choice, knob
 from perennial.common.methods.base import ONE_MODEL
 from perennial.common.methods.proximal import ProximalTraining
+from perennial.common.utils.knobs import choice, knob
 
 
 class PFedMe(ProximalTraining):

@@ -1,8 +1,8 @@
 """What pFedMe and CGPFL have in common: hyper-parameters; and when steps along a pull would diverge."""
 
 from perennial.common.data.scenario import Scenario
-from perennial.common.knobs import between, choice, knob
 from perennial.common.methods.base import BUFFERS, LocalTraining
+from perennial.common.utils.knobs import between, choice, knob
 
 
 def diverging(rate: float, pull: float, momentum: float, name: str = "personal_learning_rate") -> str:

@@ -3,8 +3,8 @@
 from typing import Literal
 
 from perennial.common.data.scenario import Scenario
-from perennial.common.knobs import between, choice, knob
 from perennial.common.methods.base import ONE_MODEL, LocalTraining, Sum
+from perennial.common.utils.knobs import between, choice, knob
 
 SHORTCUT = "shortcut"
 """The shortcut extractor Ψ and its label classifier ω, one model."""

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
 from perennial.common.data.scenario import Scenario
-from perennial.common.knobs import between, choice, knob
 from perennial.common.methods.base import Sum
 from perennial.common.methods.fedsgd import GRADIENTS, ServerTraining
+from perennial.common.utils.knobs import between, choice, knob
 
 if TYPE_CHECKING:
-    from perennial.common.models import Tensors
+    from perennial.common.utils.tensors import Tensors
 
 PRODUCT, RISK = "product", "risk"
 """What is made of a reply: `R_e g_e` and R_e, which enter as means as g_e does."""

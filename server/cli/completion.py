@@ -29,30 +29,30 @@ def scenarios(incomplete: str) -> list[str]:
 
 def models(incomplete: str) -> list[str]:
     """Names of models that begin so."""
-    from perennial.common.model_settings import MODELS
+    from perennial.common.models.settings import MODELS
 
     return _begin(MODELS, incomplete)
 
 
 def tables(incomplete: str) -> list[str]:
     """Names of reproductions that begin so."""
-    from perennial.server.study.regret import NAME
-    from perennial.server.study.reproduce import reproductions
+    from perennial.server.papers.regret import NAME
+    from perennial.server.papers.reproduce import reproductions
 
     return _begin([*reproductions(), NAME], incomplete)
 
 
 def claims(incomplete: str) -> list[str]:
     """Methods that the demo has a claim of."""
-    from perennial.server.study.demo import load_claims
+    from perennial.server.papers.demo import load_claims
 
     return _begin([claim.method.name for claim in load_claims()], incomplete)
 
 
 def recipe_names(incomplete: str) -> list[str]:
     """Rows of reproductions that begin so, with the capitals typed; only the tables in question are read."""
-    from perennial.server.study.recipes import recipes
-    from perennial.server.study.reproduce import DEMO, reproductions
+    from perennial.server.papers.recipes import recipes
+    from perennial.server.papers.reproduce import DEMO, reproductions
 
     table, slash, _ = incomplete.casefold().partition("/")
     asked = [

@@ -19,17 +19,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from perennial.common.errors import RunStopped, UserError, in_words, out_of_memory, printable
-from perennial.common.logs import is_json, tell
-from perennial.common.tracebacks import NAME, Tracebacks
-from perennial.server.progress import QUIET, Progress, Watched, progress_line
+from perennial.common.utils.errors import RunStopped, UserError, in_words, out_of_memory, printable
+from perennial.common.utils.events import is_json, tell
+from perennial.common.utils.tracebacks import NAME, Tracebacks
+from perennial.server.run.progress import QUIET, Progress, Watched, progress_line
 
 if TYPE_CHECKING:
     import rich.progress
 
     from perennial.common.config import RunConfig
-    from perennial.server.folder import RunFolder
-    from perennial.server.study.runs import Standing
+    from perennial.server.run.folder import RunFolder
+    from perennial.server.study.batch import Standing
 
 
 class Screen(Console):
@@ -185,7 +185,7 @@ def watching(config: RunConfig, doing: str, quiet: bool) -> Iterator[Watched]:
 @contextmanager
 def watching_runs(quiet: bool) -> Iterator[Callable[[Standing], None]]:
     """The same for many runs; Ctrl-C and SIGTERM end them with a sentence."""
-    from perennial.server.study.runs import standing_line
+    from perennial.server.study.batch import standing_line
 
     try:
         if quiet:

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from perennial.common.errors import UserError
-from perennial.common.files import write_bytes
+from perennial.common.utils.errors import UserError
+from perennial.common.utils.files import write_bytes
 from perennial.server.cli.completion import claims
 from perennial.server.cli.console import out, print_tables, print_troubles, sentences, watching_runs
 from perennial.server.cli.options import Jobs, Json, app
@@ -26,9 +26,9 @@ def demo_claims(
     as_json: Json = False,
 ) -> None:
     """What the seven methods claim, measured in a few minutes. Started again, it continues."""
-    from perennial.server.outputs import must_be_ours
-    from perennial.server.study.demo import demo_json, demo_table, load_claims, run_demo, seeds_line
-    from perennial.server.study.runs import cores
+    from perennial.server.papers.demo import demo_json, demo_table, load_claims, run_demo, seeds_line
+    from perennial.server.run.output_files import must_be_ours
+    from perennial.server.study.batch import cores
 
     with sentences():
         chosen = load_claims(only=only or ())

@@ -43,8 +43,8 @@ def export_model(
     """Write a model to a file for other programs, checked against its own answers."""
     with sentences():
         from perennial.common.wire import PERSONAL
-        from perennial.exported import take, write_onnx, write_torch  # imports PyTorch
-        from perennial.server.outputs import must_be_ours
+        from perennial.server.results.exported import take, write_onnx, write_torch  # imports PyTorch
+        from perennial.server.run.output_files import must_be_ours
 
         must_be_ours(file, ENDINGS[form])
         taken = take(place, model, client, run_id, Path(data_root) if data_root else None)

@@ -8,13 +8,13 @@ import click
 import typer
 from typer.core import TyperGroup, TyperOption
 
-from perennial.common.errors import UserError
-from perennial.common.logs import VARIABLE, set_format
 from perennial.common.plugins import plugin
-from perennial.runs import MOST
+from perennial.common.utils.errors import UserError
+from perennial.common.utils.events import VARIABLE, set_format
 from perennial.server.cli.completion import methods, scenarios
 from perennial.server.cli.console import sentences
-from perennial.server.split import Select
+from perennial.server.runs import MOST
+from perennial.server.selection.split_rule import Select
 
 T = TypeVar("T")
 WITH_PLUGINS = {"run", "list", "show", "sweep", "tune", "compare", "check"}
@@ -83,7 +83,7 @@ app = typer.Typer(cls=Commands, no_args_is_help=True)
 
 def _tell_versions(asked: bool) -> None:
     if asked:
-        from perennial.server.summary import versions
+        from perennial.server.selection.summary import versions
 
         typer.echo(", ".join(f"{name} {version}" for name, version in versions().items()))
         raise typer.Exit

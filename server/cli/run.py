@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from perennial.common.errors import UserError, printable
-from perennial.common.logs import is_json
-from perennial.runs import begin, configured, connection, go_on, unfinished, vacant
+from perennial.common.utils.errors import UserError, printable
+from perennial.common.utils.events import is_json
 from perennial.server.cli.completion import methods, recipe_names, scenarios
 from perennial.server.cli.console import Working, remark, sentences, watching
 from perennial.server.cli.options import (
@@ -30,7 +29,8 @@ from perennial.server.cli.options import (
     SuperLink,
     app,
 )
-from perennial.server.progress import Progress, Watched
+from perennial.server.run.progress import Progress, Watched
+from perennial.server.runs import begin, configured, connection, go_on, unfinished, vacant
 
 if TYPE_CHECKING:
     from perennial.common.config import RunConfig
@@ -119,10 +119,10 @@ def run(
             device=device,
         )
         # Later than a wrong setting is told.
-        from perennial.server.cli.beside import fedavg_beside, reference_config
+        from perennial.server.cli.reference_lines import fedavg_beside, reference_config
         from perennial.server.cli.tables import print_run
-        from perennial.server.folder import RunFolder
-        from perennial.server.report.track import require
+        from perennial.server.run.folder import RunFolder
+        from perennial.server.run.trackers import require
 
         require(track)
         path = vacant(complete, folder)
@@ -172,10 +172,10 @@ def _expose(metrics: str, folder: Path, clients: bool, working: Working) -> None
         return
     from prometheus_client import CollectorRegistry
 
-    from perennial.common.exposition import expose
-    from perennial.common.superlink import Address
-    from perennial.server.folder import RunFolder
-    from perennial.server.metrics import RunMetrics
+    from perennial.common.utils.addresses import Address
+    from perennial.common.utils.prometheus import expose
+    from perennial.server.run.folder import RunFolder
+    from perennial.server.run.prometheus import RunMetrics
 
     registry = CollectorRegistry()
     run = RunMetrics(RunFolder(folder).events, clients=clients)
@@ -187,8 +187,8 @@ def _expose(metrics: str, folder: Path, clients: bool, working: Working) -> None
 @contextmanager
 def _watching(config: RunConfig, path: Path, quiet: bool, resume: bool = False) -> Iterator[Watched]:
     """What the command shows of a run; with `--log-format json` also the events that Flower's processes log."""
-    from perennial.common.files import Tail
-    from perennial.server.folder import RunFolder
+    from perennial.common.utils.files import Tail
+    from perennial.server.run.folder import RunFolder
 
     words = {"simulation": "starting Flower's simulation", "deployment": "handing the run to the SuperLink"}
     with watching(config, words.get(config.runtime, LOADING), quiet) as watch:

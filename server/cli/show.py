@@ -12,16 +12,16 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from perennial.common.errors import UserError
+from perennial.common.utils.errors import UserError
 from perennial.server.cli.completion import scenarios, shown
 from perennial.server.cli.console import out, sentences
 from perennial.server.cli.options import Json, Settings, app
-from perennial.server.words import percent
+from perennial.server.results.formatting import percent
 
 if TYPE_CHECKING:
     from perennial.common.data.scenario import Scenario
     from perennial.common.methods.base import Method
-    from perennial.common.model_settings import ModelSettings
+    from perennial.common.models.settings import ModelSettings
     from perennial.common.presets import Preset
 
 
@@ -118,17 +118,17 @@ def _lines(kind: Kind) -> dict[str, str]:
 
             return {name: dataset.summary for name, dataset in DATASETS.items()}
         case Kind.models:
-            from perennial.common.model_settings import GIVEN, MODELS
+            from perennial.common.models.settings import GIVEN, MODELS
 
             return {**{name: model.summary for name, model in MODELS.items()}, **GIVEN}
         case Kind.reproductions:
-            from perennial.server.study import regret
-            from perennial.server.study.reproduce import load_reproduction, reproductions
+            from perennial.server.papers import regret
+            from perennial.server.papers.reproduce import load_reproduction, reproductions
 
             tables = {name: load_reproduction(name).title for name in reproductions()}
             return {**tables, regret.NAME: regret.TITLE}
         case Kind.recipes:
-            from perennial.server.study.recipes import recipes
+            from perennial.server.papers.recipes import recipes
 
             return recipes()
 
@@ -196,10 +196,10 @@ PICTURES = ("torchvision:", "resnet18")
 def _show_model(name: str, scenario: str | None, settings: list[str], as_json: bool) -> None:
     """What a model is on a scenario: its parts, what of it is trained, and its settings."""
     from perennial.common.config import load_config
-    from perennial.common.given import defaults, layout
-    from perennial.common.memory import must_fit
-    from perennial.common.model_settings import Module, Pretrained
-    from perennial.common.models import network
+    from perennial.common.models.memory import must_fit
+    from perennial.common.models.network import network
+    from perennial.common.models.own_module import defaults, layout
+    from perennial.common.models.settings import Module, Pretrained
 
     wanted = scenario or ("pacs" if name.startswith(PICTURES) else "colored-digits")
     run = load_config(options={"method": "fedavg", "scenario": wanted}, settings=[f"model.name={name}", *settings])
@@ -274,7 +274,7 @@ def _fields(settings: type[Method] | type[Scenario] | type[ModelSettings]) -> di
 
 
 def _field_table(fields: dict[str, dict[str, Any]]) -> Table:
-    from perennial.common.knobs import Search
+    from perennial.common.utils.knobs import Search
 
     table = Table("setting", "default", "what it is")
     for name, facts in fields.items():

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from perennial.client.settings import DEFAULTS, Consent
+from perennial.client.node.settings import DEFAULTS, Consent
 from perennial.common.data.columns import LEAST
-from perennial.common.data.own import LABEL
-from perennial.common.errors import UserError, printable
-from perennial.common.files import write_text
+from perennial.common.data.site_files import LABEL
+from perennial.common.utils.errors import UserError, printable
+from perennial.common.utils.files import write_text
 from perennial.server.cli.console import out, print_tables, remark, sentences
 from perennial.server.cli.options import (
     Ca,
@@ -29,7 +29,7 @@ from perennial.server.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from perennial.server.survey import Surveyed
+    from perennial.server.survey.survey import Surveyed
 
 
 @app.command("certs")
@@ -74,8 +74,8 @@ def register_sites(
 ) -> None:
     """Let sites join a SuperLink that authenticates them, by their public keys."""
     from perennial.server.deployment.certs import public_keys
-    from perennial.server.deployment.remote import connected
-    from perennial.server.deployment.state import register
+    from perennial.server.deployment.control import register
+    from perennial.server.deployment.submission import connected
 
     with sentences(), connected(superlink, ca, insecure) as connection:
         let_in = public_keys(keys)
@@ -89,8 +89,8 @@ def unregister_sites(
 ) -> None:
     """Shut sites out of a SuperLink, by their public keys: now, and for good."""
     from perennial.server.deployment.certs import public_keys
-    from perennial.server.deployment.remote import connected
-    from perennial.server.deployment.state import unregister
+    from perennial.server.deployment.control import unregister
+    from perennial.server.deployment.submission import connected
 
     with sentences(), connected(superlink, ca, insecure) as connection:
         gone = public_keys(keys)
@@ -113,8 +113,8 @@ def show_status(
 ) -> None:
     """List the runs and the sites of a SuperLink."""
     from perennial.server.deployment.certs import public_keys
-    from perennial.server.deployment.remote import connected
-    from perennial.server.deployment.state import runs, sites
+    from perennial.server.deployment.control import runs, sites
+    from perennial.server.deployment.submission import connected
 
     with sentences(), connected(superlink, ca, insecure) as connection:
         if connection.ends_soon:
@@ -149,8 +149,8 @@ def stop_run(
     insecure: Insecure = False,
 ) -> None:
     """End a run on a SuperLink; `perennial resume` may go on from its last checkpoint."""
-    from perennial.server.deployment.remote import connected
-    from perennial.server.deployment.state import stop
+    from perennial.server.deployment.control import stop
+    from perennial.server.deployment.submission import connected
 
     with sentences(), connected(superlink, ca, insecure) as connection:
         stop(connection, run)
@@ -239,7 +239,7 @@ def describe_data(
 
     Of a folder of tables it is what `perennial survey` would write if each were a site's.
     """
-    from perennial.server.describe import describe, question
+    from perennial.server.survey.describe import describe, question
 
     with sentences():
         asked = question(
@@ -285,9 +285,9 @@ def survey_sites(
 
     Each site tells no more than its owner allows (`perennial join --survey`). docs/privacy.md says what is told.
     """
-    from perennial.server.deployment.remote import connected
-    from perennial.server.describe import question
-    from perennial.server.survey import Order, surveyed
+    from perennial.server.deployment.submission import connected
+    from perennial.server.survey.describe import question
+    from perennial.server.survey.survey import Order, surveyed
 
     with sentences(), tempfile.TemporaryDirectory(prefix="perennial-") as folder:
         asked = question(
@@ -315,7 +315,7 @@ def survey_sites(
 
 def _must_be_ours(file: Path | None, as_json: bool) -> None:
     """Raises `UserError` where what is announced would be written over a file of somebody's own."""
-    from perennial.server.outputs import must_be_ours
+    from perennial.server.run.output_files import must_be_ours
 
     if file:
         must_be_ours(file, (".json",) if as_json else (".toml",))
@@ -323,7 +323,7 @@ def _must_be_ours(file: Path | None, as_json: bool) -> None:
 
 def _announce(found: "Surveyed", file: Path | None, as_json: bool) -> None:
     """Write what was found, and say what should be looked at."""
-    from perennial.server.describe import announcement
+    from perennial.server.survey.describe import announcement
 
     scenario = announcement(found.scenario)
     facts = [f"# {printable(fact)}" for fact in found.facts]  # of more than one line, the next would be a setting
@@ -506,7 +506,7 @@ def serve_models(
         from perennial.client.serving.inference import Limits
         from perennial.client.serving.models import Catalogue, Choice, Models, named_choice
         from perennial.client.serving.server import Server, credentials, serve
-        from perennial.common.superlink import Address
+        from perennial.common.utils.addresses import Address
 
         addresses = {
             option: Address.parse(text, f"--{option}", "127.0.0.1:8000") if text else None

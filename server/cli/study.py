@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from perennial.common.errors import UserError
-from perennial.common.files import write_bytes, write_text
-from perennial.common.suggest import unknown
-from perennial.runs import MOST, POOL
+from perennial.common.utils.errors import UserError
+from perennial.common.utils.files import write_bytes, write_text
+from perennial.common.utils.suggestions import unknown
 from perennial.server.cli.completion import method_list, tables
 from perennial.server.cli.console import err, out, print_tables, print_troubles, remark, sentences, watching_runs
 from perennial.server.cli.options import (
@@ -30,10 +29,11 @@ from perennial.server.cli.options import (
     TrialRounds,
     app,
 )
-from perennial.server.split import Select
+from perennial.server.runs import MOST, POOL
+from perennial.server.selection.split_rule import Select
 
 if TYPE_CHECKING:
-    from perennial.server.study.regret import Size
+    from perennial.server.papers.regret import Size
 
 
 KEPT = Path("results")
@@ -63,7 +63,7 @@ def _form(file: Path | None, said: Format | None) -> Format:
 
 def _must_be_ours(file: Path, form: Format, option: str = "--out") -> None:
     """Raises `UserError` where a report would be written over a file of somebody's own."""
-    from perennial.server.outputs import must_be_ours
+    from perennial.server.run.output_files import must_be_ours
 
     must_be_ours(file, ENDINGS[form], option, "scenario,method,settings," if form is Format.csv else "")
 
@@ -87,9 +87,9 @@ def sweep_method(
     as_json: Json = False,
 ) -> None:
     """Random search over a method's search ranges. Started again, it continues."""
-    from perennial import studies
-    from perennial.server.study.runs import cores
-    from perennial.server.study.sweep import sweep_tables
+    from perennial.server import studies
+    from perennial.server.study.batch import cores
+    from perennial.server.study.trial_tables import sweep_tables
 
     with sentences():
         name = _one_method(named, method)
@@ -143,10 +143,10 @@ def tune_method(
     as_json: Json = False,
 ) -> None:
     """Choose a method's settings without target data, and say why. Started again, it continues."""
-    from perennial import studies
+    from perennial.server import studies
+    from perennial.server.study.batch import cores
     from perennial.server.study.presets import add_preset, must_take
-    from perennial.server.study.runs import cores
-    from perennial.server.study.sweep import sweep_tables
+    from perennial.server.study.trial_tables import sweep_tables
 
     with sentences():
         name = _one_method(named, method)
@@ -233,10 +233,10 @@ def compare_methods(
     as_json: Json = False,
 ) -> None:
     """Methods side by side, tuned alike. Started again, it continues."""
-    from perennial import studies
+    from perennial.server import studies
+    from perennial.server.study.batch import cores
     from perennial.server.study.compare import comparison_lines, comparison_tables, trouble_lines
-    from perennial.server.study.runs import cores
-    from perennial.server.study.sites import RARE, scores_table, sites_json, sites_table
+    from perennial.server.study.unseen_sites import RARE, scores_table, sites_json, sites_table
 
     names = [name.strip() for name in methods.split(",")]
     if adapt and not each_site:
@@ -384,7 +384,7 @@ def reproduce_table(
                 raise UserError("TABLE: name one table, or ask for the page of all claims with --overview FILE")
         _overview(page, results or KEPT, check)
         return
-    from perennial.server.study import regret
+    from perennial.server.papers import regret
 
     if name == regret.NAME:
         with sentences():
@@ -398,15 +398,15 @@ def reproduce_table(
         size = replace(size, methods=tuple(dict.fromkeys(only or full.methods)))
         _print_regret(size, folder, jobs, data_root, device, as_json, results, figures)
         return
-    from perennial.server.study.compare import compare, comparison_lines, trouble_lines, with_baselines
-    from perennial.server.study.overview import keep, kept_beside, known
-    from perennial.server.study.reproduce import (
+    from perennial.server.papers.overview import keep, kept_beside, known
+    from perennial.server.papers.reproduce import (
         load_reproduction,
         remark_lines,
         reproduction_json,
         reproduction_table,
     )
-    from perennial.server.study.runs import cores
+    from perennial.server.study.batch import cores
+    from perennial.server.study.compare import compare, comparison_lines, trouble_lines, with_baselines
 
     with sentences(), watching_runs(as_json) as watch:
         table = load_reproduction(name)
@@ -456,8 +456,8 @@ def reproduce_table(
 
 def _overview(page: Path, results: Path, check: bool) -> None:
     """Write the page of all claims with its picture; with `check`, exit code 1 where those there are others."""
-    from perennial.server.outputs import must_be_ours
-    from perennial.server.study.overview import overview
+    from perennial.server.papers.overview import overview
+    from perennial.server.run.output_files import must_be_ours
 
     with sentences():
         if not check:
@@ -475,7 +475,7 @@ def _overview(page: Path, results: Path, check: bool) -> None:
 
 
 def _say_unused(config: Path | None, scenario: str | None) -> None:
-    from perennial.studies import not_used
+    from perennial.server.studies import not_used
 
     if config and not scenario and (sentence := not_used(config)):
         remark(sentence)
@@ -500,8 +500,8 @@ def _print_regret(
     results: Path | None,
     figures: Path | None,
 ) -> None:
-    from perennial.server.study.regret import harm_table, measure, regret_figure, regret_json, regret_table
-    from perennial.server.study.runs import cores
+    from perennial.server.papers.regret import harm_table, measure, regret_figure, regret_json, regret_table
+    from perennial.server.study.batch import cores
 
     with sentences(), watching_runs(as_json) as watch:
         cases, troubles = measure(size, folder, jobs or cores(), watch, data_root, device, results)

@@ -7,11 +7,12 @@ from typing import Any
 
 from rich.table import Table
 
-from perennial.common.scores import BINS, GROUPS, SCORE_MEASURES
-from perennial.server.cli.beside import reference_lines
+from perennial.common.measures.scores import BINS, GROUPS, SCORE_MEASURES
 from perennial.server.cli.console import out
-from perennial.server.folder import RunFolder, understood
-from perennial.server.summary import (
+from perennial.server.cli.reference_lines import reference_lines
+from perennial.server.results.formatting import members, percent, size
+from perennial.server.run.folder import RunFolder, understood
+from perennial.server.selection.summary import (
     AREAS,
     SPLIT,
     area_means,
@@ -22,7 +23,6 @@ from perennial.server.summary import (
     site_means,
     summarise,
 )
-from perennial.server.words import members, percent, size
 
 
 def print_run(path: Path, as_json: bool, oracle: bool, report: bool = False) -> None:

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from perennial.common.errors import UserError
+from perennial.common.utils.errors import UserError
 
 Key = ec.EllipticCurvePrivateKey
 

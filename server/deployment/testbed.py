@@ -12,8 +12,8 @@ from typing import Self
 
 import tomli_w
 
-from perennial.common.flower import free_port, program
-from perennial.server.deployment.remote import Connection, await_port
+from perennial.common.flower.processes import free_port, program
+from perennial.server.deployment.submission import Connection, await_port
 
 Command = list[str]
 SUPERNODE = [sys.executable, "-P", "-m", "perennial.client.node.supernode"]

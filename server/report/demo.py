@@ -9,17 +9,17 @@ from re import sub
 from statistics import fmean
 
 from perennial.common.data.scenarios import SCENARIOS
-from perennial.common.errors import UserError
 from perennial.common.methods import METHODS
-from perennial.server.report.figures import Line, line_figure, standalone_figure
+from perennial.common.utils.errors import UserError
+from perennial.server.papers.demo import Finding, Measured, difference_text, mean, points, seeds_line
 from perennial.server.report.load import load
 from perennial.server.report.page import framed, html_figure, legend
 from perennial.server.report.panels import Figure, curve_line, environment_line, round_means
 from perennial.server.report.results import Result
 from perennial.server.report.tables import Table, html_table
+from perennial.server.results.figures import Line, line_figure, standalone_figure
+from perennial.server.results.formatting import percent
 from perennial.server.study.compare import measures
-from perennial.server.study.demo import Finding, Measured, difference_text, mean, points, seeds_line
-from perennial.server.words import percent
 
 DOCS = Path(__file__).parents[3] / "docs"  # of a checkout; the wheel has none
 CONSTANT, ORACLE = 6, 7

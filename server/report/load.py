@@ -10,12 +10,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from perennial.common.config import RunConfig
-from perennial.common.errors import UserError
-from perennial.common.suggest import sentence
-from perennial.server.folder import RunFolder
-from perennial.server.study.runs import Selected
-from perennial.server.study.version import NO_NUMBER, name_without_code
-from perennial.server.summary import Evaluation, Row, by_part, parts, summarise
+from perennial.common.utils.errors import UserError
+from perennial.common.utils.suggestions import sentence
+from perennial.server.run.folder import RunFolder
+from perennial.server.selection.summary import Evaluation, Row, by_part, parts, summarise
+from perennial.server.study.batch import Selected
+from perennial.server.study.run_names import NO_NUMBER, name_without_code
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,8 @@ from string import Template
 
 from rich import table as terminal
 
-from perennial.common.errors import UserError
-from perennial.common.files import write_bytes
-from perennial.server.report import figures
+from perennial.common.utils.errors import UserError
+from perennial.common.utils.files import write_bytes
 from perennial.server.report.load import find_runs, load_runs
 from perennial.server.report.panels import Figure, cluster_figure, drawn, scenario_figures
 from perennial.server.report.results import Result, by_scenario, results
@@ -27,7 +26,8 @@ from perennial.server.report.tables import (
     tables,
     to_csv,
 )
-from perennial.server.summary import SELECTIONS, SPLIT
+from perennial.server.results import figures
+from perennial.server.selection.summary import SELECTIONS, SPLIT
 
 TEMPLATE = Path(__file__).parent / "templates" / "page.html"
 CLUSTER_FIGURES = 6

@@ -5,15 +5,15 @@ from dataclasses import dataclass
 from math import isnan, nan
 from typing import Any
 
-from perennial.common.scores import GROUPS
-from perennial.server.report import figures
+from perennial.common.measures.scores import GROUPS
 from perennial.server.report.load import Run
 from perennial.server.report.results import Result, over_seeds
 from perennial.server.report.tables import environments_of, titled
+from perennial.server.results import figures
+from perennial.server.results.formatting import members
+from perennial.server.selection.summary import site_means
+from perennial.server.study.batch import Selected
 from perennial.server.study.compare import Spread
-from perennial.server.study.runs import Selected
-from perennial.server.summary import site_means
-from perennial.server.words import members
 
 
 @dataclass(frozen=True)

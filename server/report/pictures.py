@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from perennial.server.folder import RunFolder
-from perennial.server.report.figures import STYLES, Line, standalone_figure
 from perennial.server.report.load import Run, load_runs
 from perennial.server.report.panels import curve_line, environment_line, round_means
 from perennial.server.report.results import Result
+from perennial.server.results.figures import STYLES, Line, standalone_figure
+from perennial.server.run.folder import RunFolder
 from perennial.server.study.compare import Choice, Comparison
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from perennial.server.report.load import Run
+from perennial.server.study.batch import Selected
 from perennial.server.study.compare import Spread, measures, spread
-from perennial.server.study.runs import Selected
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ from html import escape
 
 from rich import table as terminal
 
-from perennial.common.scores import BINS, SCORE_MEASURES
+from perennial.common.measures.scores import BINS, SCORE_MEASURES
 from perennial.server.report.load import Run
 from perennial.server.report.results import Result, by_scenario, over_seeds, part, telling
+from perennial.server.results.formatting import members, size
+from perennial.server.selection.summary import SPLIT, site_means
+from perennial.server.study.batch import Scored
 from perennial.server.study.compare import Spread, summarised
-from perennial.server.study.runs import Scored
-from perennial.server.summary import SPLIT, site_means
-from perennial.server.words import members, size
 
 HOW = (
     "Test accuracy in %. An environment's accuracy is the mean over clients; <em>worst</em> and <em>average</em> "

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from perennial.common.config import RunConfig
-from perennial.common.errors import UserError
-from perennial.common.files import write_text
 from perennial.common.methods.references import FILE, ROUNDS, References
-from perennial.server.split import CONSTANT, Judged, Score, Select, first, more, score, shut
-from perennial.server.study.leave import LeftOut, leave_one_out
+from perennial.common.utils.errors import UserError
+from perennial.common.utils.files import write_text
+from perennial.server.results.formatting import assignments, percent
+from perennial.server.selection.split_rule import CONSTANT, Judged, Score, Select, first, more, score, shut
+from perennial.server.study.batch import Outcome, Standing, Watch, run_all, with_log
+from perennial.server.study.leave_one_out import LeftOut, leave_one_out
 from perennial.server.study.prune import run_trials
-from perennial.server.study.runs import Outcome, Standing, Watch, run_all, with_log
+from perennial.server.study.run_names import run_name
 from perennial.server.study.sweep import best, differences, held_out, search_ranges, trials
-from perennial.server.study.version import run_name
-from perennial.server.words import assignments, percent
 
 SHUT = "split does not speak"
 MEANS = ("score", "mean", "agreeing", "misleading", "constant", "constant_mean")
@@ -296,7 +296,7 @@ def keep(outcomes: Sequence[Outcome], verdict: Verdict, select: Select, folder: 
 
     The digits of their names are another search's on other data, with other settings or by another rule.
     """
-    from perennial.server.report.figures import knob_figure  # matplotlib takes its time
+    from perennial.server.results.figures import knob_figure  # matplotlib takes its time
 
     config = outcomes[0].config
     search = f"{run_name(config.model_copy(update={'references': ''}))} {select}"

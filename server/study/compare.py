@@ -12,16 +12,16 @@ from rich import table as terminal
 from perennial.common.config import RunConfig, load_config
 from perennial.common.data.scenario import Scenario
 from perennial.common.data.scenarios import SCENARIOS
-from perennial.common.errors import UserError
 from perennial.common.methods import METHODS, method_class
 from perennial.common.presets import TUNED, presets
-from perennial.common.suggest import unknown
-from perennial.server.folder import understood
-from perennial.server.rows import Table
-from perennial.server.split import Select
-from perennial.server.study.choose import SHUT, Verdict, advice, search_each, with_references
-from perennial.server.study.prune import grouped
-from perennial.server.study.runs import (
+from perennial.common.utils.errors import UserError
+from perennial.common.utils.suggestions import unknown
+from perennial.server.results.formatting import assignments
+from perennial.server.results.table import Table
+from perennial.server.run.folder import understood
+from perennial.server.selection.split_rule import Select
+from perennial.server.selection.summary import AREAS, SELECTIONS, SPLIT, area_means, overall, site_means, summarise
+from perennial.server.study.batch import (
     Followed,
     Outcome,
     Selected,
@@ -32,10 +32,10 @@ from perennial.server.study.runs import (
     troubles_of,
     with_log,
 )
+from perennial.server.study.choose import SHUT, Verdict, advice, search_each, with_references
+from perennial.server.study.prune import grouped
+from perennial.server.study.run_names import run_name
 from perennial.server.study.sweep import differences, equals, key_of, tie, trials
-from perennial.server.study.version import run_name
-from perennial.server.summary import AREAS, SELECTIONS, SPLIT, area_means, overall, site_means, summarise
-from perennial.server.words import assignments
 
 BASELINES = ("fedavg", "local")
 SEARCH_SEED = 0

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from perennial.common.config import RunConfig
 from perennial.common.data.examples import ClientData
-from perennial.common.errors import UserError
-from perennial.common.torch_state import plain_torch
-from perennial.server.study.runs import Selected
-from perennial.server.summary import Evaluation, Row
+from perennial.common.utils.errors import UserError
+from perennial.common.utils.torch_state import plain_torch
+from perennial.server.selection.summary import Evaluation, Row
+from perennial.server.study.batch import Selected
 
 
 def constant_rows(client: str, data: ClientData, counts: Tensor | None = None) -> list[Row]:

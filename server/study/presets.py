@@ -7,15 +7,15 @@ from typing import Any
 import tomli_w
 
 from perennial.common.config import RunConfig
-from perennial.common.errors import UserError
-from perennial.common.files import write_text
 from perennial.common.presets import FILE, TUNED, Preset, read_presets
-from perennial.server.outputs import must_be_ours
-from perennial.server.split import Select
+from perennial.common.utils.errors import UserError
+from perennial.common.utils.files import write_text
+from perennial.server.run.output_files import must_be_ours
+from perennial.server.selection.split_rule import Select
+from perennial.server.study.batch import Outcome
 from perennial.server.study.choose import Verdict
-from perennial.server.study.runs import Outcome
+from perennial.server.study.run_names import run_name
 from perennial.server.study.sweep import key_of, search_ranges
-from perennial.server.study.version import run_name
 
 HEADER = f"""\
 # Settings that `perennial tune … --preset-out common/methods/{FILE.name}` chose by `split` (docs/selection.md).

@@ -12,12 +12,12 @@ from statistics import median
 from typing import TypeVar
 
 from perennial.common.config import RunConfig
-from perennial.common.errors import UserError
-from perennial.common.files import write_text
-from perennial.server.folder import PRUNED
-from perennial.server.split import Select
-from perennial.server.study.runs import Followed, Outcome, Pruned, Watch, run_all
-from perennial.server.summary import SPLIT, Evaluation
+from perennial.common.utils.errors import UserError
+from perennial.common.utils.files import write_text
+from perennial.server.run.folder import PRUNED
+from perennial.server.selection.split_rule import Select
+from perennial.server.selection.summary import SPLIT, Evaluation
+from perennial.server.study.batch import Followed, Outcome, Pruned, Watch, run_all
 
 LEAST = 5
 """Trials with a score that a median is taken of; with fewer none stops."""

@@ -1,25 +1,17 @@
 """Random search over a method's hyper-parameters, chosen on held-out training-environment data."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import ValidationError
-from rich.table import Table
 
 from perennial.common.config import RunConfig
-from perennial.common.errors import UserError
-from perennial.common.knobs import Search
 from perennial.common.methods.base import Method
-from perennial.common.seeding import numpy_generator
-from perennial.common.suggest import sentence
-from perennial.server.split import Select
-from perennial.server.study.runs import Outcome
-from perennial.server.summary import overall, site_means, worst_site
-from perennial.server.words import percent
-
-if TYPE_CHECKING:
-    from perennial.server.study.choose import Verdict
+from perennial.common.utils.errors import UserError
+from perennial.common.utils.knobs import Search
+from perennial.common.utils.seeding import numpy_generator
+from perennial.common.utils.suggestions import sentence
+from perennial.server.study.batch import Outcome
 
 REDRAWS = 100
 
@@ -108,87 +100,3 @@ def differences(config: RunConfig, base: RunConfig) -> dict[str, Any]:
     """The hyper-parameters in which a trial differs from the trial 0 of its sweep."""
     values, before = config.method.model_dump(), base.method.model_dump()
     return {name: value for name, value in values.items() if value != before[name]}
-
-
-def sweep_rows(outcomes: Sequence[Outcome], verdict: "Verdict") -> list[dict[str, Any]]:
-    """One row per trial, as plain data: hyper-parameters, accuracies after the last round, folder."""
-    rows: list[dict[str, Any]] = []
-    sites = outcomes[0].config.sites_with_data
-    for number, outcome in enumerate(outcomes):
-        last = outcome.selected("final")
-        means, lowest = (site_means(last.clients), worst_site(last.clients)) if last else ({}, None)
-        rows.append(
-            {
-                "trial": number,
-                "chosen": number == verdict.trial,
-                "settings": {name: getattr(outcome.config.method, name) for name in _searched(outcomes)},
-                "model": outcome.config.method.evaluates[-1],
-                "split": found.json() if (found := verdict.scores.get(number)) else None,
-                "leave-one-out": left.json() if (left := verdict.left_out.get(number)) else None,
-                "held-out": last.validation if last else None,
-                "worst": last.worst if last else None,
-                "average": last.average if last else None,
-                **({"worst site": lowest, "sites": {site: means.get(site) for site in sites}} if sites else {}),
-                "pruned": asdict(outcome.pruned) if outcome.pruned else None,
-                "run": str(outcome.path),
-                "trouble": outcome.trouble,
-            }
-        )
-    return rows
-
-
-def sweep_table(outcomes: Sequence[Outcome], verdict: "Verdict") -> Table:
-    """The trials, the chosen one in bold."""
-    first, held_out = outcomes[0].config, verdict.by == "held-out"
-    tied = tie(len(equals(outcomes)), verdict.trial) if held_out else ""
-    pruned = next((outcome.pruned for outcome in outcomes if outcome.pruned), None)
-    table = Table(
-        title=f"{first.method.name} on {first.scenario.name}: {len(outcomes)} trials of {first.rounds} rounds, "
-        f"seed {first.seed}",
-        caption="accuracy in % after the last round, mean over clients; chosen (*) "
-        + ("on held-out training data" if held_out else f"by {verdict.by} (docs/selection.md)")
-        + (f"; {tied}" if tied else "")
-        + (f"; in brackets: stopped {pruned.where}" if pruned else ""),
-    )
-    searched = _searched(outcomes)
-    by_split = bool(verdict.scores) or (pruned is not None and pruned.by is Select.by_split)
-    judged = [name for name, there in (("split", by_split), ("leave-one-out", verdict.left_out)) if there]
-    settings = [name.replace("_", "_\n") for name in searched]
-    tested = overall(first.sites_with_data, first.scenario.test_environments)
-    accuracies = ["held-out\ntraining", *(f"test\n{name}" for name in tested)]
-    for heading in ("trial", *settings, *judged, *accuracies):
-        table.add_column(heading, justify="right")
-    for row in sweep_rows(outcomes, verdict):
-        mark, stopped = "*" if row["chosen"] else "", row["pruned"]
-        values = [_short(row["settings"][name]) for name in searched]
-        accuracies = [percent(row[name]) for name in ("held-out", *tested)]
-        scores = [percent(row[name]["score"] if row[name] else None) for name in judged]
-        if stopped:  # by split, whose column is then the first, or by held-out accuracy
-            (accuracies if stopped["by"] == "held-out" else scores)[0] = f"({percent(stopped['score'])})"
-        style = "bold" if mark else "dim" if stopped else ""
-        table.add_row(f"{mark}{row['trial']}", *values, *scores, *accuracies, style=style)
-    return table
-
-
-def sweep_tables(outcomes: Sequence[Outcome], verdict: "Verdict") -> list[Table]:
-    """`sweep_table`, and where sites have data of their own every trial at every site."""
-    trials, sites = sweep_table(outcomes, verdict), outcomes[0].config.sites_with_data
-    if not sites:
-        return [trials]
-    caption = "test accuracy in % after the last round, of a site its mean over the test environments"
-    table = Table(title="per site", caption=caption)
-    for heading in ("trial", *sites):
-        table.add_column(heading, justify="right")
-    for row in sweep_rows(outcomes, verdict):
-        mark = "*" if row["chosen"] else ""
-        values = [percent(row["sites"][site]) for site in sites]
-        table.add_row(f"{mark}{row['trial']}", *values, style="bold" if mark else "")
-    return [trials, table]
-
-
-def _searched(outcomes: Sequence[Outcome]) -> list[str]:
-    return list(search_ranges(type(outcomes[0].config.method)))
-
-
-def _short(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -15,15 +15,15 @@ from perennial.client.serving import models as serving
 from perennial.client.state import FileStates
 from perennial.client.trainer import Received
 from perennial.common.config import RunConfig, load_config
-from perennial.common.errors import UserError
 from perennial.common.methods import METHODS
-from perennial.common.models import network
+from perennial.common.models.network import network
+from perennial.common.utils.errors import UserError
 from perennial.common.wire import CONFIG, KEPT, METRICS, MODEL, PERSONAL, RESUMED, ROUND, RUN, TASK
-from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
-from perennial.server.loop import run_rounds, start
-from perennial.server.study.version import config_digest
-from perennial.trained import model_of
+from perennial.server.results.trained import model_of
+from perennial.server.run.folder import RunFolder
+from perennial.server.run.loop import run_rounds, start
+from perennial.server.study.run_names import config_digest
 
 ROWS, FEW = 60, 12
 CPU = torch.device("cpu")

@@ -7,7 +7,7 @@ import pytest
 from flwr.app import Context, Message, RecordDict
 
 from perennial.client.app import handle
-from perennial.client.settings import DEFAULTS
+from perennial.client.node.settings import DEFAULTS
 
 
 @pytest.mark.parametrize(("in_simulation", "state"), [(True, "/run"), (False, DEFAULTS["state-dir"])])

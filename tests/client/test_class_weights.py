@@ -19,13 +19,13 @@ from perennial.client.objectives import client_information, cross_entropy, irm_g
 from perennial.client.state import FileStates
 from perennial.client.trainer import Received
 from perennial.common.config import RunConfig, load_config
-from perennial.common.data.scenarios.own import OwnData, balanced
-from perennial.common.errors import UserError
-from perennial.common.fishr import gradient_sums, head_sums, variance
+from perennial.common.data.scenarios.own_data import OwnData, balanced
+from perennial.common.mathematics.gradient_variance import gradient_sums, head_sums, variance
+from perennial.common.measures.counts import score
 from perennial.common.methods import METHODS
-from perennial.common.metrics import score
-from perennial.server.folder import RunFolder
+from perennial.common.utils.errors import UserError
 from perennial.server.local import LocalRuntime
+from perennial.server.run.folder import RunFolder
 
 
 @pytest.fixture

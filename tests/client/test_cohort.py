@@ -16,13 +16,13 @@ from perennial.client.methods.ditto import DittoClient
 from perennial.client.trainer import Received, Reply
 from perennial.common.config import RunConfig, load_config
 from perennial.common.data.examples import ClientData, Examples
-from perennial.common.errors import RunStopped
-from perennial.common.memory import activation_bytes
-from perennial.common.model_settings import model_settings
-from perennial.common.models import Tensors
-from perennial.server.folder import RunFolder
+from perennial.common.models.memory import activation_bytes
+from perennial.common.models.settings import model_settings
+from perennial.common.utils.errors import RunStopped
+from perennial.common.utils.tensors import Tensors
 from perennial.server.local import LocalRuntime
-from perennial.server.study.version import config_digest
+from perennial.server.run.folder import RunFolder
+from perennial.server.study.run_names import config_digest
 
 Sizes = list[tuple[str, int]]
 

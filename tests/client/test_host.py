@@ -15,10 +15,10 @@ from perennial.client.state import FileStates
 from perennial.common.config import load_config, parse_task
 from perennial.common.data.examples import ClientData
 from perennial.common.data.scenario import Scenario
-from perennial.common.errors import UserError
 from perennial.common.methods import METHODS
-from perennial.common.models import network
-from perennial.common.modules import named_subclasses
+from perennial.common.models.network import network
+from perennial.common.utils.discovery import named_subclasses
+from perennial.common.utils.errors import UserError
 from perennial.common.wire import CONFIG, KEPT, MODEL, RESUMED, ROUND, RUN, TASK, to_record
 
 TASK_TEXT = toy_config("ditto").task()

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from perennial.client.secagg import OLD, Participant, Vault
+from perennial.client.secure_aggregation import OLD, Participant, Vault
 from perennial.client.trainer import Received
-from perennial.common.models import Tensors
-from perennial.common.secagg import (
+from perennial.common.privacy.secure_aggregation import (
     ADVERTISE,
     COLLUDERS,
     DROPPED,
@@ -26,6 +25,7 @@ from perennial.common.secagg import (
     THRESHOLD,
     UNMASK,
 )
+from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import MODEL
 
 NAMES = ["client-0", "client-1", "client-2"]

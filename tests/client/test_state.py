@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perennial.client.host import Host
-from perennial.client.secagg import Vault
-from perennial.client.serving.snapshot import Snapshot
+from perennial.client.secure_aggregation import Vault
+from perennial.client.snapshot import Snapshot
 from perennial.client.state import FileStates, Version, before_message, digest, needed, valid
 from perennial.client.trainer import Client, Received, Reply, Site
 from perennial.common.config import load_config
-from perennial.common.errors import UserError
+from perennial.common.utils.errors import UserError
 from perennial.common.wire import CONFIG, KEPT, METRICS, RESUMED, ROUND, RUN, TASK
 
 TASK_TEXT = load_config(options={"method": "local", "scenario": "colored-digits"}).task()
@@ -248,7 +248,7 @@ def test_part_and_message_are_in_the_file_s_name(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("moment", ["perennial.common.files.sync", "pathlib.Path.unlink"])
+@pytest.mark.parametrize("moment", ["perennial.common.utils.files.sync", "pathlib.Path.unlink"])
 def test_killed_while_it_stored_and_asked_again(
     moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

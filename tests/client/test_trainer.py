@@ -15,15 +15,16 @@ from torch import Tensor
 from perennial.client.methods.ditto import DittoClient
 from perennial.client.methods.fedavg import FedAvgClient
 from perennial.client.methods.local import LocalClient
+from perennial.client.steps import Working
 from perennial.client.trainer import LocalTrainer, Metrics, Received, Reply, Site, in_pieces
-from perennial.client.working import Working
 from perennial.common import plugins
 from perennial.common.data.examples import ClientData, Examples
 from perennial.common.methods.ditto import Ditto
 from perennial.common.methods.fedavg import FedAvg
 from perennial.common.methods.local import Local
-from perennial.common.model_settings import model_settings
-from perennial.common.models import Tensors, network
+from perennial.common.models.network import network
+from perennial.common.models.settings import model_settings
+from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import MODEL, NUM_EXAMPLES, PERSONAL
 
 NET = network(model_settings({"name": "logistic"}), (4,), 3)

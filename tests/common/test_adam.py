@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from perennial.common.adam import Adam
+from perennial.common.mathematics.adam import Adam
 
 
 def gradients(step: int) -> list[Tensor]:

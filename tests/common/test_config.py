@@ -7,9 +7,9 @@ import pytest
 from perennial.common.config import RunConfig, load_config, parse_task
 from perennial.common.data.scenarios import SCENARIOS
 from perennial.common.data.scenarios.colored import CMNIST
-from perennial.common.errors import UserError
 from perennial.common.methods.fedprox import FedProx
 from perennial.common.methods.fedsdr import FedSDR
+from perennial.common.utils.errors import UserError
 
 
 def test_defaults_are_complete() -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from perennial.common.config import load_config, parse_task
-from perennial.common.errors import RunStopped, UserError, printable
 from perennial.common.methods import METHODS
-from perennial.common.suggest import unknown
+from perennial.common.utils.errors import RunStopped, UserError, printable
+from perennial.common.utils.suggestions import unknown
 
 RED, CLEAR, TITLE, LINK = "\x1b[31m", "\x1b[2J\x1b[H", "\x1b]0;owned\x07", "\x1b]8;;http://x\x1b\\"
 

@@ -9,8 +9,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from perennial.common import files
-from perennial.common.files import (
+from perennial.common.utils import files
+from perennial.common.utils.files import (
     PRIVATE,
     load_records,
     load_tensors,
@@ -128,7 +128,7 @@ def test_tensors_outlive_their_file_overwritten_in_place(tmp_path: Path) -> None
     tensors = {"w": torch.arange(5000.0), "none": torch.empty(0, 3)}
     save_tensors(tmp_path / "x", tensors)
     code = (
-        "import sys; from pathlib import Path; from perennial.common.files import load_tensors; "
+        "import sys; from pathlib import Path; from perennial.common.utils.files import load_tensors; "
         "path = Path(sys.argv[1]); "
         "tensors = load_tensors(path); path.write_bytes(b''); print(tensors['w'].sum().item())"
     )

@@ -4,9 +4,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from perennial.common.data.examples import Examples
-from perennial.common.fishr import gradient_sums, head_sums, spread, variance
-from perennial.common.model_settings import model_settings
-from perennial.common.models import network
+from perennial.common.mathematics.gradient_variance import gradient_sums, head_sums, spread, variance
+from perennial.common.models.network import network
+from perennial.common.models.settings import model_settings
 
 
 def samples(count: int, width: int, classes: int) -> tuple[Tensor, Tensor]:

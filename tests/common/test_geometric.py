@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from perennial.common.geometric import GeometricMean
+from perennial.common.mathematics.geometric_mean import GeometricMean
 
 NUMBERS = st.floats(-1e3, 1e3).filter(lambda value: value == 0 or abs(value) > 1e-3)
 GRADIENTS = st.lists(NUMBERS, min_size=1, max_size=7)

@@ -22,21 +22,23 @@ from typer.testing import CliRunner
 
 from perennial.client.host import Host, client_half
 from perennial.client.trainer import Received, Site
-from perennial.common import plugins, weights
+from perennial.common import plugins
 from perennial.common.config import RunConfig, load_config, parse_task
 from perennial.common.data.scenarios import SCENARIOS
 from perennial.common.data.scenarios.pacs import PacsPairs
-from perennial.common.errors import UserError
-from perennial.common.given import layout
-from perennial.common.memory import model_bytes
-from perennial.common.model_settings import Module, Pretrained, model_settings
-from perennial.common.models import Network, Tensors, network
-from perennial.common.seeding import derive
+from perennial.common.models import weights
+from perennial.common.models.memory import model_bytes
+from perennial.common.models.network import Network, network
+from perennial.common.models.own_module import layout
+from perennial.common.models.settings import Module, Pretrained, model_settings
+from perennial.common.utils.errors import UserError
+from perennial.common.utils.seeding import derive
+from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import MODEL
 from perennial.server.cli.main import app
-from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
-from perennial.server.loop import run_rounds, start
+from perennial.server.run.folder import RunFolder
+from perennial.server.run.loop import run_rounds, start
 
 SMALL = "torchvision:shufflenet_v2_x0_5"
 PICTURE = (3, 32, 32)

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from perennial.common.knobs import Search, between, choice, knob
-from perennial.common.suggest import alike, unknown
+from perennial.common.utils.knobs import Search, between, choice, knob
+from perennial.common.utils.suggestions import alike, unknown
 
 
 def draws(search: Search, count: int = 2000) -> list[float]:

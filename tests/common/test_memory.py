@@ -8,14 +8,15 @@ import pytest
 import torch
 
 from perennial.client.host import Host
-from perennial.common import memory, plugins
+from perennial.common import plugins
 from perennial.common.config import load_config, parse_task
-from perennial.common.errors import UserError
-from perennial.common.memory import available, model_bytes, must_fit
-from perennial.common.model_settings import CnnLarge, ConvNet, Logistic, Mlp, ModelSettings, model_settings
-from perennial.common.models import build
+from perennial.common.models import memory
+from perennial.common.models.architectures import build
+from perennial.common.models.memory import available, model_bytes, must_fit
+from perennial.common.models.settings import CnnLarge, ConvNet, Logistic, Mlp, ModelSettings, model_settings
+from perennial.common.utils.errors import UserError
 from perennial.server.local import LocalRuntime
-from perennial.server.loop import start
+from perennial.server.run.loop import start
 
 SMALL: list[ModelSettings] = [
     *(Mlp(hidden=(9, 8), norm="batch", head_layers=1), Mlp(init="xavier"), CnnLarge(), ConvNet(), Logistic()),
@@ -121,7 +122,7 @@ def test_samples_that_do_not_fit_are_one_sentence_and_are_not_drawn(
     assert drawn == config.scenario.drawn_samples
     needed = 3 * 4 * drawn * prod(config.scenario.input_shape)
     text = config.task()
-    monkeypatch.setattr("perennial.common.memory.available", lambda: needed - 1)
+    monkeypatch.setattr("perennial.common.models.memory.available", lambda: needed - 1)
     monkeypatch.setattr(type(config.scenario), "client_data", lambda *_: pytest.fail("samples were drawn"))
     with pytest.raises(UserError, match=f"{drawn:,} samples of a client take about .* are available; take fewer"):
         Host({}).site(text, parse_task(text), 0)

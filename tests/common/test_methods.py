@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from perennial.common.errors import UserError
-from perennial.common.knobs import Search
 from perennial.common.methods import METHODS, Method, method_class
+from perennial.common.utils.errors import UserError
+from perennial.common.utils.knobs import Search
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from perennial.common.metrics import WRONG, answered, score
+from perennial.common.measures.counts import WRONG, answered, score
 
 
 def test_score_of_hand_made_logits() -> None:

@@ -3,9 +3,11 @@ import torch
 from torch.func import grad, vmap
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, linear
 
-from perennial.common.errors import UserError
-from perennial.common.model_settings import MODELS, model_settings
-from perennial.common.models import FeatureNorm, Network, Tensors, network, part
+from perennial.common.models.architectures import FeatureNorm
+from perennial.common.models.network import Network, network
+from perennial.common.models.settings import MODELS, model_settings
+from perennial.common.utils.errors import UserError
+from perennial.common.utils.tensors import Tensors, part
 
 # The smallest input that shows each model's layers, for the tests that any model must pass.
 SMALL = {

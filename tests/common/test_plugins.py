@@ -14,24 +14,24 @@ from plugging import CLIENT, METHOD, MODEL, SCENARIO, SERVER, SETTINGS, install,
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from perennial import runs
 from perennial.client.host import Host, client_class
 from perennial.common import plugins
 from perennial.common.config import RunConfig, load_config, parse_task
 from perennial.common.data.scenarios import SCENARIOS, scenario_class
-from perennial.common.errors import UserError
 from perennial.common.methods import METHODS, method_class
-from perennial.common.model_settings import MODELS, model_settings
-from perennial.common.models import network
-from perennial.server import inputs
-from perennial.server.cli.beside import fedavg_beside
+from perennial.common.models.network import network
+from perennial.common.models.settings import MODELS, model_settings
+from perennial.common.utils.errors import UserError
+from perennial.server import runs
 from perennial.server.cli.main import app
-from perennial.server.folder import RunFolder
-from perennial.server.inputs import plug_in_digests
+from perennial.server.cli.reference_lines import fedavg_beside
 from perennial.server.local import LocalRuntime
-from perennial.server.study import version
+from perennial.server.run import input_files
+from perennial.server.run.folder import RunFolder
+from perennial.server.run.input_files import plug_in_digests
+from perennial.server.study import run_names
+from perennial.server.study.run_names import run_name
 from perennial.server.study.sweep import trial
-from perennial.server.study.version import run_name
 from perennial.strategies.registry import strategy_class
 from perennial.testing import methods
 from perennial.testing import models as contract
@@ -333,7 +333,7 @@ def test_fedavg_beside_a_run_had_the_same_scenario_and_any_method(edited: str, f
     LocalRuntime(before).run(RunFolder.create(folder / "before", before))
     if edited:
         write(folder, edited, f"{(folder / f'{edited}.py').read_text()}# more\n")
-        inputs._imported.clear()  # as a new process
+        input_files._imported.clear()  # as a new process
     RunFolder.create(folder / "run", found)
     assert fedavg_beside(folder / "run", found) == (None if edited == "my_data" else folder / "before")
     write(folder, "my_data", "# edited after both\n")
@@ -380,7 +380,7 @@ def test_a_change_in_a_plug_in_is_another_version_of_the_code(changed: str, fold
     names = run_name(found), run_name(ours)
     text = (folder / f"{changed}.py").read_text()
     write(folder, changed, f"{text}# more\n")
-    version.code_version.cache_clear()
+    run_names.code_version.cache_clear()
     assert run_name(found).rpartition("-")[0] == names[0].rpartition("-")[0]
     assert run_name(found) != names[0]
     assert run_name(ours) == names[1]
@@ -405,7 +405,7 @@ def test_so_is_a_change_in_what_it_imports_relatively(module: str, statement: st
     found = config(plugins=[module])
     before = run_name(found), plug_in_digests([module])
     write(folder, "my_package.losses", "WEIGHT = 1000\n")
-    version.code_version.cache_clear()
+    run_names.code_version.cache_clear()
     assert run_name(found) != before[0]
     assert plug_in_digests([module]) != before[1]
 

@@ -10,9 +10,9 @@ from flwr.supercore.differential_privacy import compute_adaptive_noise_params
 from scipy.stats import norm
 
 from perennial.common.config import load_config, parse_task
-from perennial.common.errors import UserError
 from perennial.common.methods import METHODS
-from perennial.common.privacy import MECHANISMS, AdaptiveClipping, FixedClipping, NoMechanism, epsilon
+from perennial.common.privacy.mechanisms import MECHANISMS, AdaptiveClipping, FixedClipping, NoMechanism, epsilon
+from perennial.common.utils.errors import UserError
 
 PAGE = (Path(__file__).parents[2] / "docs" / "privacy.md").read_text(encoding="utf-8")
 MODEL = {"method": "fedavg", "model": {"name": "mlp", "norm": "none"}}

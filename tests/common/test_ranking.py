@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import auc, average_precision_score, precision_recall_curve, roc_auc_score
 from torch import Tensor
 
-from perennial.common.ranking import BINS, Ranking, columns, from_columns, hard_areas, rank
+from perennial.common.measures.ranking import BINS, Ranking, columns, from_columns, hard_areas, rank
 
 
 def drawn(count: int, seed: int, spread: float = 1.0) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ from sklearn.calibration import calibration_curve
 from sklearn.metrics import recall_score, roc_auc_score
 from torch import Tensor
 
-from perennial.common.scores import BINS, COLUMNS, Scores, added, columns, counted, from_columns
+from perennial.common.measures.scores import BINS, COLUMNS, Scores, added, columns, counted, from_columns
 
 GENERATOR = torch.Generator().manual_seed(0)
 

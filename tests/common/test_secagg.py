@@ -8,8 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perennial.common.models import Tensors
-from perennial.common.secagg import (
+from perennial.common.privacy.secure_aggregation import (
     STEPS,
     Summand,
     agreed,
@@ -23,6 +22,7 @@ from perennial.common.secagg import (
     restored,
     vector,
 )
+from perennial.common.utils.tensors import Tensors
 
 BEFORE: Tensors = {"a": torch.tensor([[1.0, -2.0], [0.5, 3.0]]), "b": torch.tensor(0.25)}
 

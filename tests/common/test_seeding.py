@@ -6,7 +6,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from perennial.common.seeding import derive, numpy_generator, torch_generator
+from perennial.common.utils.seeding import derive, numpy_generator, torch_generator
 
 parts = st.one_of(st.integers(-5, 5), st.text("abc-0123", max_size=4))
 keys = st.lists(parts, max_size=4)

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from perennial.common.data.examples import Examples
-from perennial.common.split import Tally, columns, from_columns, tally
+from perennial.common.selection import Tally, columns, from_columns, tally
 
 CLASSES, ENVIRONMENTS = 3, 2
 

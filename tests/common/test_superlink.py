@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from listening import listening
 
-from perennial.common.errors import UserError
-from perennial.common.superlink import Address, Unreachable, must_answer, must_be_protected
+from perennial.common.utils.addresses import Address, Unreachable, must_answer, must_be_protected
+from perennial.common.utils.errors import UserError
 from perennial.server.deployment.certs import make
 
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from perennial.common.tracebacks import Tracebacks
+from perennial.common.utils.tracebacks import Tracebacks
 
 
 def fail(message: str, otherwise: bool = False) -> Exception:

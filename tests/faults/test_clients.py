@@ -18,8 +18,8 @@ from faulty import (
 )
 
 from perennial.server.deployment.testbed import Deployment
-from perennial.server.folder import RunFolder
-from perennial.testing.spoiled import BAD_TENSORS, OTHERWISE_BAD
+from perennial.server.run.folder import RunFolder
+from perennial.testing.bad_replies import BAD_TENSORS, OTHERWISE_BAD
 
 pytestmark = [pytest.mark.runtimes, pytest.mark.faults]
 

@@ -17,12 +17,12 @@ from toys import toy_config
 from perennial.client.node.answer import answer
 from perennial.client.state import FileStates, Version
 from perennial.common.config import RunConfig, load_config
-from perennial.common.errors import UserError
-from perennial.common.files import load_tensors, save_tensors
-from perennial.server.folder import RunFolder
-from perennial.server.grid import LocalGrid
+from perennial.common.utils.errors import UserError
+from perennial.common.utils.files import load_tensors, save_tensors
 from perennial.server.local import LocalRuntime
-from perennial.server.loop import run_rounds, start
+from perennial.server.run.folder import RunFolder
+from perennial.server.run.grid import LocalGrid
+from perennial.server.run.loop import run_rounds, start
 
 PERENNIAL = f"{sys.executable} -c 'from perennial.server.cli.main import main; main()'"
 

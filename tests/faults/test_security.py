@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from perennial.common.flower import environment, free_port, program
+from perennial.common.flower.processes import environment, free_port, program
 from perennial.server.deployment.certs import make
-from perennial.server.deployment.remote import await_port
+from perennial.server.deployment.submission import await_port
 
 pytestmark = [pytest.mark.runtimes, pytest.mark.faults]
 

@@ -21,7 +21,7 @@ from faulty import (
 )
 
 from perennial.server.deployment.testbed import Deployment
-from perennial.server.folder import RunFolder
+from perennial.server.run.folder import RunFolder
 
 pytestmark = [pytest.mark.runtimes, pytest.mark.faults]
 

@@ -7,11 +7,11 @@ from flwr.app import Message
 from safetensors.torch import load_file
 from toys import SpoilingGrid, toy_config
 
-from perennial.common.models import Tensors
-from perennial.server.folder import RunFolder
+from perennial.common.utils.tensors import Tensors
 from perennial.server.local import LocalRuntime
-from perennial.server.loop import start
-from perennial.testing.spoiled import spoiled
+from perennial.server.run.folder import RunFolder
+from perennial.server.run.loop import start
+from perennial.testing.bad_replies import spoiled
 
 
 def trained(path: Path, *settings: str, attacked: bool) -> Tensors:

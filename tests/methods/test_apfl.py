@@ -15,11 +15,13 @@ from perennial.client.trainer import Received, Site
 from perennial.common.methods.apfl import APFL
 from perennial.common.methods.fedavg import FedAvg
 from perennial.common.methods.local import Local
-from perennial.common.model_settings import ModelSettings
-from perennial.common.models import Model, Network, Tensors, build
+from perennial.common.models.architectures import Model, build
+from perennial.common.models.network import Network
+from perennial.common.models.settings import ModelSettings
+from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import MODEL, PERSONAL
-from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
+from perennial.server.run.folder import RunFolder
 
 
 class Normed(ModelSettings):

@@ -15,11 +15,11 @@ from toys import SpoilingGrid, broken_off, toy_config
 from perennial.client.methods.cgpfl import CGPFLClient
 from perennial.client.methods.pfedme import PFedMeClient
 from perennial.common.config import RunConfig
-from perennial.common.errors import UserError
-from perennial.common.models import Tensors
+from perennial.common.utils.errors import UserError
+from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import MODEL, PERSONAL, from_record, to_record
-from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
+from perennial.server.run.folder import RunFolder
 
 
 class Quadratic(QuadraticRisk, CGPFLClient):

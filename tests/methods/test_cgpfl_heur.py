@@ -15,13 +15,13 @@ from perennial.client.methods.cgpfl_heur import CGPFLHeurClient
 from perennial.client.objectives import largest_eigenvalue
 from perennial.client.trainer import Received, Site
 from perennial.common.data.examples import ClientData, Examples
-from perennial.common.errors import UserError
 from perennial.common.methods.cgpfl_heur import CGPFLHeur
-from perennial.common.model_settings import model_settings
-from perennial.common.models import network
+from perennial.common.models.network import network
+from perennial.common.models.settings import model_settings
+from perennial.common.utils.errors import UserError
 from perennial.common.wire import MODEL
-from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
+from perennial.server.run.folder import RunFolder
 
 
 class Quadratic(QuadraticRisk, CGPFLHeurClient):

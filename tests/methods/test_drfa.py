@@ -18,13 +18,13 @@ from perennial.client.trainer import Received, Site
 from perennial.common.data.examples import ClientData, Examples
 from perennial.common.methods.drfa import DRFA, LOSS, SNAPSHOT, SNAPSHOT_STEP
 from perennial.common.methods.fedavg import FedAvg
-from perennial.common.model_settings import model_settings
-from perennial.common.models import network
+from perennial.common.models.network import network
+from perennial.common.models.settings import model_settings
 from perennial.common.wire import MODEL, NUM_EXAMPLES, from_record, to_record
-from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
-from perennial.strategies.drfa import DRFAStrategy, ascend
-from perennial.strategies.simplex import project
+from perennial.server.run.folder import RunFolder
+from perennial.strategies.methods.drfa import DRFAStrategy, ascend
+from perennial.strategies.methods.simplex import project
 
 NET = network(model_settings({"name": "mlp", "hidden": [5]}), (4,), 3)
 

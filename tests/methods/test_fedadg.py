@@ -16,12 +16,12 @@ from perennial.client.trainer import Received, Site
 from perennial.common.data.examples import ClientData
 from perennial.common.methods.fedadg import DISCRIMINATOR, GENERATOR, FedADG, layers
 from perennial.common.methods.fedavg import FedAvg
-from perennial.common.models import Tensors
-from perennial.common.seeding import torch_generator
+from perennial.common.utils.seeding import torch_generator
+from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import MODEL
-from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
-from perennial.strategies.fedadg import FedADGStrategy
+from perennial.server.run.folder import RunFolder
+from perennial.strategies.methods.fedadg import FedADGStrategy
 
 SITE = toy_site()
 NET = SITE.network

@@ -15,12 +15,13 @@ from perennial.client.trainer import Received, Site
 from perennial.common.config import load_config
 from perennial.common.methods.fedavg import FedAvg
 from perennial.common.methods.fedbn import NORMS, FedBN
-from perennial.common.model_settings import model_settings
-from perennial.common.models import Tensors, network
+from perennial.common.models.network import network
+from perennial.common.models.settings import model_settings
+from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import MODEL
 from perennial.server.cli.main import app
-from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
+from perennial.server.run.folder import RunFolder
 
 NET = network(model_settings({"name": "mlp", "hidden": (8,), "norm": "batch"}), (2,), 2)
 SITE = Site("client-0", toy_site().data, NET, 0)

@@ -23,13 +23,14 @@ from perennial.common.config import load_config
 from perennial.common.data.examples import ClientData, Examples
 from perennial.common.methods.fedavg import FedAvg
 from perennial.common.methods.fediir import ANCHOR, FedIIR
-from perennial.common.model_settings import model_settings
-from perennial.common.models import Tensors, network
+from perennial.common.models.network import network
+from perennial.common.models.settings import model_settings
+from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import GRADIENT, MODEL, NUM_EXAMPLES, to_record
-from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
+from perennial.server.run.folder import RunFolder
 from perennial.strategies.exchange import AcceptedReply
-from perennial.strategies.fediir import FedIIRStrategy
+from perennial.strategies.methods.fediir import FedIIRStrategy
 
 Risk = Callable[[Tensors], torch.Tensor]
 

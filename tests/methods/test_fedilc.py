@@ -17,19 +17,20 @@ from perennial.client.methods.fedsgd import FedSGDClient
 from perennial.client.trainer import Received, Reply, Site
 from perennial.common.config import RunConfig
 from perennial.common.data.examples import ClientData, Examples
-from perennial.common.errors import UserError
-from perennial.common.fishr import gradient_sums, spread, variance
-from perennial.common.geometric import GeometricMean
-from perennial.common.memory import model_bytes
+from perennial.common.mathematics.geometric_mean import GeometricMean
+from perennial.common.mathematics.gradient_variance import gradient_sums, spread, variance
 from perennial.common.methods import METHODS
 from perennial.common.methods.fedilc import PULL, VARIANCE, FedILC
 from perennial.common.methods.fedsgd import FedSGD
-from perennial.common.model_settings import model_settings
-from perennial.common.models import Tensors, network
+from perennial.common.models.memory import model_bytes
+from perennial.common.models.network import network
+from perennial.common.models.settings import model_settings
+from perennial.common.utils.errors import UserError
+from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import GRADIENT, MODEL, from_record, to_record
-from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
-from perennial.strategies.fedilc import FedILCStrategy
+from perennial.server.run.folder import RunFolder
+from perennial.strategies.methods.fedilc import FedILCStrategy
 
 MODEL_TABLE = {"name": "mlp", "hidden": [5], "one_logit": True}
 NET = network(model_settings(MODEL_TABLE), (3,), 2)

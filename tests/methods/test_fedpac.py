@@ -18,16 +18,17 @@ from perennial.client.methods.fedrep import FedRepClient
 from perennial.client.objectives import centroid_distance, class_means
 from perennial.client.trainer import Received, Site
 from perennial.common.data.examples import ClientData, Examples
-from perennial.common.errors import UserError
 from perennial.common.methods.fedpac import CENTROIDS, STATISTICS, FedPAC
 from perennial.common.methods.fedrep import FedRep
-from perennial.common.model_settings import model_settings
-from perennial.common.models import Tensors, network, part
+from perennial.common.models.network import network
+from perennial.common.models.settings import model_settings
+from perennial.common.utils.errors import UserError
+from perennial.common.utils.tensors import Tensors, part
 from perennial.common.wire import HEAD, MODEL, NUM_EXAMPLES, from_record, to_record
-from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
+from perennial.server.run.folder import RunFolder
 from perennial.strategies.exchange import AcceptedReply
-from perennial.strategies.fedpac import FedPACStrategy, combination, combined, merged
+from perennial.strategies.methods.fedpac import FedPACStrategy, combination, combined, merged
 from perennial.strategies.screening import Rejected
 
 NET = network(model_settings({"name": "mlp", "hidden": [5]}), (4,), 3)

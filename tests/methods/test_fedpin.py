@@ -25,7 +25,9 @@ from perennial.client.methods.fedpin_gm_l2 import FedPINGML2Client
 from perennial.client.methods.local import LocalClient
 from perennial.client.objectives import anchored, client_information, contrastive_loss, total_variance
 from perennial.client.trainer import Received, Reply, Site
-from perennial.common.auxiliary import (
+from perennial.common.config import RunConfig
+from perennial.common.data.examples import ClientData, Examples
+from perennial.common.mathematics.auxiliary_classifier import (
     AUXILIARY,
     OFFSET,
     OWN,
@@ -36,20 +38,18 @@ from perennial.common.auxiliary import (
     initial_scale,
     scaled_logits,
 )
-from perennial.common.config import RunConfig
-from perennial.common.data.examples import ClientData, Examples
-from perennial.common.errors import RunStopped
 from perennial.common.methods.ditto import Ditto
 from perennial.common.methods.fedavg import FedAvg
 from perennial.common.methods.fedpin import FedPIN, FedPINGM, FedPINGMFT, FedPINGML2
 from perennial.common.methods.local import Local
-from perennial.common.models import Tensors
+from perennial.common.utils.errors import RunStopped
+from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import MODEL, NUM_EXAMPLES, PERSONAL
-from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
-from perennial.strategies.fedpin import FedPINStrategy
-from perennial.strategies.fedpin_gm import FedPINGMStrategy
+from perennial.server.run.folder import RunFolder
 from perennial.strategies.mean import StreamingMean
+from perennial.strategies.methods.fedpin import FedPINStrategy
+from perennial.strategies.methods.fedpin_gm import FedPINGMStrategy
 
 Kept = dict[str, Tensors]
 FEATURES = 8

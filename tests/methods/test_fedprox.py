@@ -14,7 +14,7 @@ from perennial.client.methods.fedprox import FedProxClient
 from perennial.client.trainer import Received
 from perennial.common.methods.fedavg import FedAvg
 from perennial.common.methods.fedprox import FedProx
-from perennial.common.models import Tensors
+from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import MODEL
 
 ROOT = Path(__file__).parents[2]

@@ -10,15 +10,16 @@ from toys import toy_config
 from perennial.client.methods.fedrep import FedRepClient
 from perennial.client.trainer import Metrics, Received, Site
 from perennial.common.data.examples import ClientData, Examples
-from perennial.common.errors import UserError
 from perennial.common.methods.fedrep import FedRep
-from perennial.common.model_settings import model_settings
-from perennial.common.models import Tensors, network, part
+from perennial.common.models.network import network
+from perennial.common.models.settings import model_settings
+from perennial.common.utils.errors import UserError
+from perennial.common.utils.tensors import Tensors, part
 from perennial.common.wire import HEAD, MODEL
-from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
-from perennial.strategies.fedrep import FedRepStrategy
+from perennial.server.run.folder import RunFolder
 from perennial.strategies.mean import StreamingMean
+from perennial.strategies.methods.fedrep import FedRepStrategy
 
 NET = network(model_settings({"name": "mlp", "hidden": [5]}), (4,), 3)
 

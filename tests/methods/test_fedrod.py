@@ -14,11 +14,12 @@ from perennial.client.trainer import Received, Site
 from perennial.common.data.examples import ClientData, Examples
 from perennial.common.methods.fedavg import FedAvg
 from perennial.common.methods.fedrod import FedRoD
-from perennial.common.model_settings import model_settings
-from perennial.common.models import Tensors, network
+from perennial.common.models.network import network
+from perennial.common.models.settings import model_settings
+from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import HEAD, MODEL
-from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
+from perennial.server.run.folder import RunFolder
 
 NET = network(model_settings({"name": "mlp", "hidden": [5]}), (4,), 3)
 LABELS = [0, 1, 1, 0, 1, 1, 1, 0, 1, 1]  # three of class 0, seven of class 1, none of class 2

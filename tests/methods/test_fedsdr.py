@@ -19,24 +19,25 @@ from toys import Toy, toy_config, toy_site
 from perennial.client.methods.fedavg import FedAvgClient
 from perennial.client.methods.fedsdr import FedSDRClient
 from perennial.client.methods.local import LocalClient
+from perennial.client.methods.shortcut import within_classes
 from perennial.client.objectives import class_means, conditional_dependence, disagreement
-from perennial.client.shortcut import within_classes
 from perennial.client.trainer import Received, Site
 from perennial.common.config import load_config
 from perennial.common.data.examples import ClientData, Examples, join
 from perennial.common.data.scenario import Scenario
 from perennial.common.data.scenarios.synthetic import SHORTCUT as SHORTCUT_FEATURES
 from perennial.common.data.scenarios.synthetic import SyntheticSCM
-from perennial.common.errors import UserError
 from perennial.common.methods.fedavg import FedAvg
 from perennial.common.methods.fedsdr import FedSDR
 from perennial.common.methods.local import Local
 from perennial.common.methods.shortcut import SHORTCUT, environment_head
-from perennial.common.model_settings import model_settings
-from perennial.common.models import Tensors, network, part
-from perennial.common.seeding import torch_generator
+from perennial.common.models.network import network
+from perennial.common.models.settings import model_settings
+from perennial.common.utils.errors import UserError
+from perennial.common.utils.seeding import torch_generator
+from perennial.common.utils.tensors import Tensors, part
 from perennial.common.wire import MODEL, NUM_EXAMPLES, PERSONAL, to_record
-from perennial.strategies.fedsdr import FedSDRStrategy
+from perennial.strategies.methods.fedsdr import FedSDRStrategy
 
 NET = toy_site().network
 HEADS = [environment_head(0), environment_head(1)]

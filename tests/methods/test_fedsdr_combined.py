@@ -15,16 +15,17 @@ from perennial.client.methods.fedsdr_pfedme import FedSDRPFedMeClient
 from perennial.client.methods.pfedme import PFedMeClient
 from perennial.client.trainer import Received
 from perennial.common.config import load_config
-from perennial.common.errors import UserError
 from perennial.common.methods.fedavg import FedAvg
 from perennial.common.methods.fedsdr import FedSDR
 from perennial.common.methods.fedsdr_fedavg import FedSDRFedAvg
 from perennial.common.methods.fedsdr_pfedme import FedSDRPFedMe
 from perennial.common.methods.pfedme import PFedMe
 from perennial.common.methods.shortcut import SHORTCUT
-from perennial.common.models import Tensors, network
+from perennial.common.models.network import network
+from perennial.common.utils.errors import UserError
+from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import MODEL, PERSONAL, from_record, to_record
-from perennial.strategies.shortcut import ShortcutStrategy
+from perennial.strategies.methods.shortcut import ShortcutStrategy
 
 
 def start(seed: int = 5) -> Tensors:

@@ -22,16 +22,17 @@ from perennial.common.methods.and_mask import AndMask
 from perennial.common.methods.fedavg import FedAvg
 from perennial.common.methods.fedsgd import FedSGD
 from perennial.common.methods.vrex import VREx
-from perennial.common.model_settings import model_settings
-from perennial.common.models import Network, Tensors, network
+from perennial.common.models.network import Network, network
+from perennial.common.models.settings import model_settings
+from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import GRADIENT, METRICS, MODEL, NUM_EXAMPLES, from_record, to_record
-from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
-from perennial.strategies.and_mask import AndMaskStrategy, masked
+from perennial.server.run.folder import RunFolder
 from perennial.strategies.exchange import AcceptedReply
-from perennial.strategies.fedsgd import FedSGDStrategy
+from perennial.strategies.methods.and_mask import AndMaskStrategy, masked
+from perennial.strategies.methods.fedsgd import FedSGDStrategy
+from perennial.strategies.methods.vrex import VRExStrategy
 from perennial.strategies.registry import strategy_for
-from perennial.strategies.vrex import VRExStrategy
 
 STRATEGIES: dict[str, Any] = {"fedsgd": FedSGDStrategy, "vrex": VRExStrategy, "and-mask": AndMaskStrategy}
 SITES = [toy_site(number) for number in range(4)]

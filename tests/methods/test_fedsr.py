@@ -25,13 +25,14 @@ from perennial.common.methods.fedsr import (
     REFERENCE_SCALE,
     FedSR,
 )
-from perennial.common.model_settings import model_settings
-from perennial.common.models import Tensors, network
-from perennial.common.seeding import torch_generator
+from perennial.common.models.network import network
+from perennial.common.models.settings import model_settings
+from perennial.common.utils.seeding import torch_generator
+from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import MODEL, from_record, to_record
-from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
-from perennial.strategies.fedsr import FedSRStrategy, initial
+from perennial.server.run.folder import RunFolder
+from perennial.strategies.methods.fedsr import FedSRStrategy, initial
 
 NET = network(model_settings({"name": "mlp", "hidden": [5]}), (4,), 3)
 

@@ -16,10 +16,9 @@ from toys import SpoilingGrid, Toy, WireGrid, broken_off, toy_config
 from perennial.client.methods.fl_games import FLGamesClient
 from perennial.client.methods.local import LocalClient
 from perennial.client.trainer import EVALUATION_BATCH, Received, Site
-from perennial.common.adam import Adam
 from perennial.common.config import RunConfig, load_config
 from perennial.common.data.examples import ClientData, Examples
-from perennial.common.errors import UserError
+from perennial.common.mathematics.adam import Adam
 from perennial.common.methods.fl_games import (
     ANSWERED,
     OTHERS,
@@ -31,14 +30,16 @@ from perennial.common.methods.fl_games import (
     VFLGames,
 )
 from perennial.common.methods.local import Local
-from perennial.common.model_settings import model_settings
-from perennial.common.models import Network, Tensors, network
+from perennial.common.models.network import Network, network
+from perennial.common.models.settings import model_settings
+from perennial.common.utils.errors import UserError
+from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import GRADIENT, METRICS, MODEL, NUM_EXAMPLES, PERSONAL, from_record, to_record
-from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
-from perennial.server.loop import run_rounds, start
+from perennial.server.run.folder import RunFolder
+from perennial.server.run.loop import run_rounds, start
 from perennial.strategies.exchange import Exchange
-from perennial.strategies.fl_games import FLGamesStrategy, oscillation
+from perennial.strategies.methods.fl_games import FLGamesStrategy, oscillation
 from perennial.strategies.registry import strategy_for
 
 MLP = ("model.hidden=[6, 5]", "model.head_layers=1")
@@ -46,7 +47,7 @@ LINEAR = ("model.name=logistic",)
 
 
 class Table:
-    """A game that is played a round at a time, as `server/loop.py` does."""
+    """A game that is played a round at a time, as `server/run/loop.py` does."""
 
     def __init__(
         self, config: RunConfig, spoil: Callable[[Message, Message], Message | None] | None = None

@@ -12,13 +12,13 @@ from toys import taken_up, toy_config, toy_site
 from perennial.client.methods.fedavg import FedAvgClient
 from perennial.client.methods.groupdro import GroupDROClient
 from perennial.client.trainer import Received
-from perennial.common.errors import UserError
 from perennial.common.methods.fedavg import FedAvg
 from perennial.common.methods.group import GROUP, MASS
 from perennial.common.methods.groupdro import GroupDRO
+from perennial.common.utils.errors import UserError
 from perennial.common.wire import MODEL, to_record
-from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
+from perennial.server.run.folder import RunFolder
 from perennial.strategies.registry import strategy_for
 
 RISKS = {"client-0": 0.5, "client-1": 2.0, "client-2": 1.0, "client-3": 0.0}

@@ -15,14 +15,14 @@ from perennial.client.methods.ifca import IFCAClient
 from perennial.client.trainer import Received
 from perennial.common.config import RunConfig, load_config
 from perennial.common.data.examples import ClientData, Examples
-from perennial.common.errors import UserError
 from perennial.common.methods.ifca import IFCA
-from perennial.common.models import Tensors
+from perennial.common.utils.errors import UserError
+from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import CONFIG, METRICS, MODEL, NUM_EXAMPLES, from_record, to_record
-from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
-from perennial.server.loop import start
-from perennial.strategies.ifca import IFCAStrategy
+from perennial.server.run.folder import RunFolder
+from perennial.server.run.loop import start
+from perennial.strategies.methods.ifca import IFCAStrategy
 
 
 class Planted(Toy):

@@ -16,16 +16,16 @@ from toys import quadratic_site, theta, toy_config, toy_site
 from perennial.client.methods.fedavg import FedAvgClient
 from perennial.client.methods.irm import IrmClient
 from perennial.client.objectives import irm_gradient, irm_penalty, squared_norm
+from perennial.client.steps import Working
 from perennial.client.trainer import Received
-from perennial.client.working import Working
 from perennial.common.config import load_config
 from perennial.common.methods.fedavg import FedAvg
 from perennial.common.methods.irm import InvariantTraining, Irm
 from perennial.common.methods.stateful import StatefulTraining
 from perennial.common.wire import MODEL, to_record
-from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
-from perennial.strategies.uniform import UniformStrategy
+from perennial.server.run.folder import RunFolder
+from perennial.strategies.methods.uniform import UniformStrategy
 
 FLOAT: dict[str, Any] = {"dtype": torch.float64}
 

@@ -13,7 +13,7 @@ from perennial.client.trainer import Received
 from perennial.common.methods.ftfa import Ftfa
 from perennial.common.methods.irm import Irm
 from perennial.common.methods.irm_ft import IrmFt
-from perennial.common.models import Tensors
+from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import MODEL, PERSONAL
 
 

@@ -14,12 +14,12 @@ from perennial.client.trainer import Received
 from perennial.common.methods.fedavg import FedAvg
 from perennial.common.methods.l2sgd import L2SGD
 from perennial.common.methods.local import Local
-from perennial.common.models import Tensors
+from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import MODEL, NUM_EXAMPLES, PERSONAL
-from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
+from perennial.server.run.folder import RunFolder
 from perennial.strategies.exchange import AcceptedReply
-from perennial.strategies.l2sgd import L2SGDStrategy
+from perennial.strategies.methods.l2sgd import L2SGDStrategy
 
 
 class QuadraticClient(Quadratic, L2SGDClient):

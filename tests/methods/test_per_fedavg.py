@@ -8,15 +8,15 @@ from toys import Quadratic, quadratic_site, theta, toy_config, toy_site
 
 from perennial.client.methods.fedavg import FedAvgClient
 from perennial.client.methods.per_fedavg import PerFedAvgClient
+from perennial.client.steps import Working
 from perennial.client.trainer import Received
-from perennial.client.working import Working
 from perennial.common.data.examples import Examples
 from perennial.common.methods.fedavg import FedAvg
 from perennial.common.methods.per_fedavg import PerFedAvg
-from perennial.common.models import Tensors
+from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import MODEL
-from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
+from perennial.server.run.folder import RunFolder
 
 
 class QuadraticClient(Quadratic, PerFedAvgClient):

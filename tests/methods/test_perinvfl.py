@@ -27,16 +27,16 @@ from perennial.client.methods.irm import IrmClient
 from perennial.client.methods.irm_l2 import IrmL2Client
 from perennial.client.methods.perinvfl import AUXILIARY, PerInvFLClient
 from perennial.client.objectives import contrast
+from perennial.client.steps import Working
 from perennial.client.trainer import Received, Site
-from perennial.client.working import Working
 from perennial.common.config import load_config
 from perennial.common.data.examples import ClientData, Examples
 from perennial.common.data.scenarios import SCENARIOS
-from perennial.common.errors import UserError
 from perennial.common.methods.irm import Irm
 from perennial.common.methods.irm_l2 import IrmL2
 from perennial.common.methods.perinvfl import PerInvFL
-from perennial.common.models import Tensors
+from perennial.common.utils.errors import UserError
+from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import MODEL, PERSONAL
 
 FLOAT: dict[str, Any] = {"dtype": torch.float64}

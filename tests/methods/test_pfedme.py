@@ -14,14 +14,15 @@ from perennial.client.objectives import proximal
 from perennial.client.trainer import Received, Site
 from perennial.common.config import load_config
 from perennial.common.data.examples import ClientData, Examples
-from perennial.common.errors import UserError
-from perennial.common.files import load_tensors
 from perennial.common.methods.pfedme import PFedMe
-from perennial.common.model_settings import model_settings
-from perennial.common.models import Tensors, network
+from perennial.common.models.network import network
+from perennial.common.models.settings import model_settings
+from perennial.common.utils.errors import UserError
+from perennial.common.utils.files import load_tensors
+from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import MODEL, PERSONAL
-from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
+from perennial.server.run.folder import RunFolder
 
 NET = network(model_settings({"name": "mlp", "hidden": [5]}), (4,), 3)
 

@@ -12,10 +12,13 @@ from toys import SpoilingGrid, Toy
 
 from perennial.common.config import RunConfig, load_config
 from perennial.common.data import scenarios
-from perennial.common.models import network
+from perennial.common.models.network import network
 from perennial.server.cli.tables import accuracy_table
-from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
+from perennial.server.papers.reproduce import Reproduction, reproduction_table, side_by_side
+from perennial.server.run.folder import RunFolder
+from perennial.server.selection.summary import AREAS, Evaluation, summarise
+from perennial.server.study.batch import Selected
 from perennial.server.study.compare import (
     Plan,
     Spread,
@@ -26,9 +29,6 @@ from perennial.server.study.compare import (
     fairness,
     text,
 )
-from perennial.server.study.reproduce import Reproduction, reproduction_table, side_by_side
-from perennial.server.study.runs import Selected
-from perennial.server.summary import AREAS, Evaluation, summarise
 
 
 class RankedToy(Toy):

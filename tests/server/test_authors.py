@@ -17,10 +17,10 @@ from perennial.client.methods.fedavg import FedAvgClient
 from perennial.client.node import installed
 from perennial.client.node.executor import REPLY, Executor, Work
 from perennial.common.config import RunConfig
-from perennial.common.errors import RunStopped
+from perennial.common.utils.errors import RunStopped
 from perennial.common.wire import CONFIG, KEPT, RESUMED, ROUND, RUN, TASK
-from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
+from perennial.server.run.folder import RunFolder
 from perennial.server.simulation import Simulation
 
 HEAD = "Traceback (most recent call last)"

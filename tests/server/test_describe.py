@@ -16,13 +16,13 @@ from typer.testing import CliRunner, Result
 from perennial.client.node.survey import Respondent
 from perennial.common.config import load_config
 from perennial.common.data.columns import CategoryColumn
-from perennial.common.data.own import read
+from perennial.common.data.site_files import read
 from perennial.common.data.tables import number_cells
-from perennial.common.errors import UserError
-from perennial.server import describe as describing
+from perennial.common.utils.errors import UserError
 from perennial.server.cli.main import app
-from perennial.server.describe import announcement, describe, question
-from perennial.server.survey import announced
+from perennial.server.survey import describe as describing
+from perennial.server.survey.describe import announcement, describe, question
+from perennial.server.survey.survey import announced
 
 TABLE = "age,sick,ward,one\n10,yes,b,1\n20,no,a,1\n30,no,a,1\n"
 

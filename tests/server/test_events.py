@@ -17,15 +17,15 @@ from toys import toy_config
 from typer import Exit
 from typer.testing import CliRunner
 
-from perennial.common.errors import RunStopped, UserError
-from perennial.common.exposition import expose
-from perennial.common.logs import is_json, logged_to, set_format, tell
-from perennial.common.superlink import Address
+from perennial.common.utils.addresses import Address
+from perennial.common.utils.errors import RunStopped, UserError
+from perennial.common.utils.events import is_json, logged_to, set_format, tell
+from perennial.common.utils.prometheus import expose
 from perennial.server.cli.console import sentences
 from perennial.server.cli.main import app
-from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
-from perennial.server.metrics import RunMetrics
+from perennial.server.run.folder import RunFolder
+from perennial.server.run.prometheus import RunMetrics
 
 
 def events(folder: Path) -> list[dict[str, Any]]:

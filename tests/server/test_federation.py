@@ -11,8 +11,8 @@ from toys import toy_config
 from perennial.client import host
 from perennial.client.state import FileStates, SavedStates, Version
 from perennial.common.config import RunConfig
-from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
+from perennial.server.run.folder import RunFolder
 
 MANY = {"name": "toy", "clients": 30, "samples": 8}
 

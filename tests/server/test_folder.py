@@ -14,9 +14,9 @@ import torch
 from toys import toy_config
 
 from perennial.common.config import RunConfig, load_config
-from perennial.common.errors import UserError
-from perennial.server.folder import Checkpoint, InUse, RunFolder, taken_over
-from perennial.server.study.runs import carry_out
+from perennial.common.utils.errors import UserError
+from perennial.server.run.folder import Checkpoint, InUse, RunFolder, taken_over
+from perennial.server.study.batch import carry_out
 
 CONFIG = load_config(
     options={"method": "ditto", "scenario": "colored-digits", "seed": 3}, settings=["proximity=0.5"]
@@ -91,7 +91,7 @@ def test_a_folder_is_held_by_one_at_a_time(folder: RunFolder) -> None:
 
 def test_the_lock_of_a_process_that_was_killed_is_taken_over_and_it_is_named(folder: RunFolder) -> None:
     code = (
-        "import sys, time; from pathlib import Path; from perennial.server.folder import RunFolder\n"
+        "import sys, time; from pathlib import Path; from perennial.server.run.folder import RunFolder\n"
         "with RunFolder(Path(sys.argv[1])).held(): print('held', flush=True); time.sleep(60)"
     )
     process = subprocess.Popen([sys.executable, "-c", code, str(folder.path)], stdout=subprocess.PIPE, text=True)

@@ -13,9 +13,9 @@ from flwr.supercore.retry import make_simple_grpc_retry_invoker
 from flwr.supercore.retry.retry_invoker import RetryState
 from flwr.superlink.grid import GrpcGrid
 
-from perennial.common.asked import name_of
-from perennial.common.errors import UserError
-from perennial.server.grid import LocalGrid, OrderedGrid
+from perennial.common.request_id import name_of
+from perennial.common.utils.errors import UserError
+from perennial.server.run.grid import LocalGrid, OrderedGrid
 
 
 def request(node: int) -> Message:
@@ -138,7 +138,7 @@ def test_a_client_cannot_answer_for_another_one_nor_end_the_run() -> None:
 
 
 def test_a_client_that_stops_in_the_midst_of_its_upload_holds_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perennial.server.grid.SECONDS_TO_PULL", 0.2)
+    monkeypatch.setattr("perennial.server.run.grid.SECONDS_TO_PULL", 0.2)
     link = HostileLink([])
     link.stuck = True
     replies = list(OrderedGrid(link, poll=0).send_and_receive(map(request, [3, 1]), timeout=0.1))

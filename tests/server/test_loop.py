@@ -17,13 +17,13 @@ from perennial.client.state import FileStates, valid
 from perennial.common.config import RunConfig, load_config
 from perennial.common.data.examples import ClientData, Examples
 from perennial.common.data.scenarios import SCENARIOS
-from perennial.common.errors import RunStopped, UserError
+from perennial.common.utils.errors import RunStopped, UserError
 from perennial.common.wire import METRICS, NUM_EXAMPLES
-from perennial.server.folder import RunFolder
-from perennial.server.grid import LocalGrid
 from perennial.server.local import LocalRuntime
-from perennial.server.loop import run_rounds, start
-from perennial.server.progress import Progress
+from perennial.server.run.folder import RunFolder
+from perennial.server.run.grid import LocalGrid
+from perennial.server.run.loop import run_rounds, start
+from perennial.server.run.progress import Progress
 
 CONFIG = load_config(
     options={
@@ -134,7 +134,7 @@ def test_what_keeps_a_client_away_is_said(tmp_path: Path) -> None:
 def test_a_client_that_cannot_say_who_it_is_is_in_the_log_of_every_round_and_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("perennial.server.loop.time.sleep", lambda seconds: pytest.fail("it waited"))
+    monkeypatch.setattr("perennial.server.run.loop.time.sleep", lambda seconds: pytest.fail("it waited"))
     grid = sites(tmp_path / "a")
     grid.contexts[2].node_config["partition-id"] = "many"
     folder = RunFolder.create(tmp_path / "run", CONFIG)

@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 
 from perennial.common import plugins
 from perennial.common.config import RunConfig
-from perennial.common.errors import RunStopped, UserError
+from perennial.common.utils.errors import RunStopped, UserError
 from perennial.server.app import serve
 from perennial.server.cli.main import app
-from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
+from perennial.server.run.folder import RunFolder
 
 HEAD = (
     "import torch\nfrom perennial.common.wire import MODEL\nfrom perennial.strategies.base import MethodStrategy\n"
@@ -183,7 +183,7 @@ def test_a_server_app_leaves_a_word_and_a_traceback_whatever_is_raised(
     """Else who started the run through Flower waits, and finds nothing."""
     found, here = config(folder, server="" if ours else RAISES), folder / "run"
     runtime = LocalRuntime(found)
-    monkeypatch.setattr("perennial.server.loop.summarise", lambda *_, **__: {}["ours"])
+    monkeypatch.setattr("perennial.server.run.loop.summarise", lambda *_, **__: {}["ours"])
     settings = {"config": found.model_dump_json(), "out": str(here), "resume": "", "desk": ""}
     grid: Any = runtime.grid
     grid.inner = None  # none of Flower's

@@ -12,16 +12,16 @@ from sklearn.metrics import recall_score, roc_auc_score
 from toys import SpoilingGrid, WireGrid, toy_config
 
 from perennial.common.config import RunConfig, load_config
-from perennial.common.errors import UserError
-from perennial.common.models import network
-from perennial.common.scores import COLUMNS, SCORE, SCORES
+from perennial.common.measures.scores import COLUMNS, SCORE, SCORES
+from perennial.common.models.network import network
+from perennial.common.utils.errors import UserError
 from perennial.common.wire import CONFIG, METRICS
 from perennial.server.cli.tables import score_table
-from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
-from perennial.server.loop import run_rounds, start
 from perennial.server.report.page import report
-from perennial.server.summary import Evaluation
+from perennial.server.run.folder import RunFolder
+from perennial.server.run.loop import run_rounds, start
+from perennial.server.selection.summary import Evaluation
 
 
 def config(*settings: str, method: str = "ditto", **options: Any) -> RunConfig:

@@ -9,9 +9,9 @@ from flwr.app import Context, RecordDict
 from flwr.superlink.grid import InMemoryGrid
 
 from perennial.common.config import load_config
-from perennial.common.errors import UserError
+from perennial.common.utils.errors import UserError
 from perennial.server import app
-from perennial.server.folder import RunFolder
+from perennial.server.run.folder import RunFolder
 from perennial.server.simulation import Simulation
 
 PROJECT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ from counts import P, coloured
 from scipy.stats import hypergeom, norm
 from scipy.stats import t as student
 
-from perennial.server.split import Row, Score, compared, first, followers, gate, more, score, shut
+from perennial.server.selection.split_rule import Row, Score, compared, first, followers, gate, more, score, shut
 
 
 @pytest.mark.parametrize(("a", "d"), product((0.0, 0.3, 0.75, 1.0), (0.0, 0.42, 1.0)))

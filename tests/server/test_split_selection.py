@@ -9,8 +9,8 @@ from rich.console import Console
 from perennial.common.config import load_config
 from perennial.server.cli.tables import accuracy_table, split_line
 from perennial.server.report.tables import how
-from perennial.server.study.version import config_digest, name_without_code
-from perennial.server.summary import summarise
+from perennial.server.selection.summary import summarise
+from perennial.server.study.run_names import config_digest, name_without_code
 
 CONFIG = load_config(options={"method": "fedavg", "scenario": "colored-digits"})
 

@@ -5,8 +5,8 @@ from rich.console import Console
 
 from perennial.common.config import load_config
 from perennial.server.cli.tables import accuracy_table, left_out_lines, majority_lines, traffic_line
-from perennial.server.progress import Progress, progress_line
-from perennial.server.summary import majority, summarise
+from perennial.server.run.progress import Progress, progress_line
+from perennial.server.selection.summary import majority, summarise
 
 CONFIG = load_config(options={"method": "ditto", "scenario": "colored-digits", "seed": 3})
 

@@ -15,20 +15,20 @@ from tables import SITES, hospitals
 
 from perennial.client.app import OneHandlerApp
 from perennial.client.node.policy import Policy
-from perennial.client.node.site import OwnSite
+from perennial.client.node.settings import Consent
 from perennial.client.node.survey import Respondent, asked_in, no_numbers_as_names, respond
-from perennial.client.settings import Consent
+from perennial.client.site_data import OwnSite
 from perennial.common.data.columns import CategoryColumn, NumberColumn
-from perennial.common.data.own import read
-from perennial.common.errors import UserError
-from perennial.common.secagg import ACTIONS
+from perennial.common.data.site_files import read
+from perennial.common.privacy.secure_aggregation import ACTIONS
 from perennial.common.survey import SHAPE, SUMS, SURVEY, TOLD, Asked, Question, Request, entered, limbs, whole
+from perennial.common.utils.errors import UserError
 from perennial.common.wire import CLIENT, CONFIG, METRICS, REFUSED, ROUND, RUN, from_record, records, to_record
 from perennial.server.cli.sites import _announce
-from perennial.server.describe import announcement, question
-from perennial.server.grid import LocalGrid
 from perennial.server.local import number
-from perennial.server.survey import SHARES, Surveyed, quantile, survey, surveyed
+from perennial.server.run.grid import LocalGrid
+from perennial.server.survey.describe import announcement, question
+from perennial.server.survey.survey import SHARES, Surveyed, quantile, survey, surveyed
 
 Spoil = Callable[[Message, Message], Message]
 """From a request and the honest reply to what is sent."""
@@ -591,14 +591,14 @@ def test_sites_with_too_many_names_for_a_question_are_left_out(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As several may have together of which each has as many as are allowed."""
-    monkeypatch.setattr("perennial.server.survey.MOST_LETTERS", 7_000)
+    monkeypatch.setattr("perennial.server.survey.survey.MOST_LETTERS", 7_000)
     spoilt: dict[str, Spoil] = {"va": naming(NAMES[:800]), "hungary": naming([f"d{n}" for n in range(900)])}
     found = survey(Federation(folder, spoilt), MEDIAN)
     reason = "it tells of more names than any site that stays, too many to ask all sites about"
     assert found.left_out["hungary"] == reason
     assert "names class 'c0'" in found.left_out["va"]
     assert found.scenario.sites == ("cleveland", "switzerland")
-    monkeypatch.setattr("perennial.server.survey.MOST_LETTERS", 10)
+    monkeypatch.setattr("perennial.server.survey.survey.MOST_LETTERS", 10)
     with pytest.raises(UserError, match="it tells of more names"):
         survey(Federation(folder), MEDIAN)
 

@@ -9,7 +9,7 @@ from flwr.serverapp import Grid
 from scripted import ENROLLED
 
 from perennial.common.config import load_config
-from perennial.common.errors import RunStopped, UserError
+from perennial.common.utils.errors import RunStopped, UserError
 from perennial.common.wire import CONFIG, METRICS, MODEL, REFUSED, to_record
 from perennial.strategies.base import MethodStrategy
 from perennial.strategies.exchange import AcceptedReply, Exchange, MetricMeans

@@ -13,10 +13,10 @@ from scripted import content
 from toys import SpoilingGrid, toy_config
 
 from perennial.common.config import load_config
-from perennial.common.errors import RunStopped, UserError
+from perennial.common.utils.errors import RunStopped, UserError
 from perennial.common.wire import CLIENT, CONFIG, METRICS, MODEL, NUM_EXAMPLES, REFUSED, to_record
-from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
+from perennial.server.run.folder import RunFolder
 from perennial.strategies.base import MethodStrategy
 from perennial.strategies.exchange import AcceptedReply, Exchange
 from perennial.strategies.roster import Roster, claims
@@ -174,7 +174,7 @@ def test_a_client_that_takes_no_part_is_not_waited_for(tmp_path: Any, quorum: fl
     here.grid = SpoilingGrid(here.grid, refuse)  # type: ignore[assignment]
     folder = RunFolder.create(tmp_path / "run", config)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("perennial.server.loop.time.sleep", lambda seconds: pytest.fail("waited"))
+        patch.setattr("perennial.server.run.loop.time.sleep", lambda seconds: pytest.fail("waited"))
         if quorum == 0.5:
             assert here.run(folder)["left_out"][NAMES[1]]["last"].endswith("its policy says no")
             return

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from perennial.strategies.clustering import (
+from perennial.strategies.methods.clustering import (
     align,
     averaging,
     balancing,

@@ -10,11 +10,11 @@ import pytest
 from toys import toy_config
 
 from perennial.common.aggregation import Rule
-from perennial.common.errors import UserError
 from perennial.common.methods import METHODS
-from perennial.common.privacy import MECHANISMS
-from perennial.server.folder import RunFolder
-from perennial.server.loop import run_rounds, start
+from perennial.common.privacy.mechanisms import MECHANISMS
+from perennial.common.utils.errors import UserError
+from perennial.server.run.folder import RunFolder
+from perennial.server.run.loop import run_rounds, start
 
 DOCS = Path(__file__).parents[2] / "docs"
 HIDDEN = set(re.findall(r"^\| `([\w-]+)` \| yes \|", (DOCS / "privacy.md").read_text(), re.MULTILINE))

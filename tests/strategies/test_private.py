@@ -18,20 +18,20 @@ from scripted import ScriptedGrid, content, one_round, payload
 from toys import SpoilingGrid, Toy, WireGrid, broken_off, taken_up, toy_config
 
 from perennial.common.config import RunConfig
-from perennial.common.errors import RunStopped
 from perennial.common.methods import METHODS
 from perennial.common.methods.base import ONE_MODEL, Sum
 from perennial.common.methods.fediir import ANCHOR
-from perennial.common.models import Tensors
-from perennial.common.privacy import epsilon
+from perennial.common.privacy.mechanisms import epsilon
+from perennial.common.utils.errors import RunStopped
+from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import METRICS, MODEL, NUM_EXAMPLES, from_record, to_record
-from perennial.server.folder import RunFolder
-from perennial.server.grid import LocalGrid
 from perennial.server.local import LocalRuntime
-from perennial.server.loop import run_rounds, start
+from perennial.server.run.folder import RunFolder
+from perennial.server.run.grid import LocalGrid
+from perennial.server.run.loop import run_rounds, start
 from perennial.strategies.base import MethodStrategy
 from perennial.strategies.exchange import AcceptedReply
-from perennial.strategies.privacy import clipped
+from perennial.strategies.privacy.differential_privacy import clipped
 from perennial.strategies.registry import strategy_for
 
 CLIENTS = Toy().client_ids

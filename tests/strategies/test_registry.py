@@ -8,21 +8,21 @@ from toys import toy_config
 
 from perennial import strategies
 from perennial.common.config import load_config
-from perennial.common.data.scenarios.own import OwnData
-from perennial.common.errors import UserError
+from perennial.common.data.scenarios.own_data import OwnData
 from perennial.common.methods import METHODS
+from perennial.common.utils.errors import UserError
 from perennial.common.wire import MODEL
-from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
-from perennial.server.study import version
-from perennial.server.study.version import run_name
+from perennial.server.run.folder import RunFolder
+from perennial.server.study import run_names
+from perennial.server.study.run_names import run_name
 from perennial.strategies import registry
 from perennial.strategies.base import MethodStrategy
-from perennial.strategies.fedpin_gm import FedPINGMStrategy
-from perennial.strategies.groupdro import GroupDROStrategy
+from perennial.strategies.methods.fedpin_gm import FedPINGMStrategy
+from perennial.strategies.methods.groupdro import GroupDROStrategy
+from perennial.strategies.methods.shortcut import ShortcutStrategy
+from perennial.strategies.methods.uniform import UniformStrategy
 from perennial.strategies.registry import strategy_for
-from perennial.strategies.shortcut import ShortcutStrategy
-from perennial.strategies.uniform import UniformStrategy
 
 ROOMS = {
     "base",
@@ -74,11 +74,11 @@ def test_every_server_file_is_of_a_method_or_shared() -> None:
 
 def test_the_name_of_a_run_changes_with_the_server_half_that_it_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    version.code_version.cache_clear()
-    monkeypatch.setattr(version, "imported", lambda *modules: asked.extend(modules) or {})
+    run_names.code_version.cache_clear()
+    monkeypatch.setattr(run_names, "imported", lambda *modules: asked.extend(modules) or {})
     run_name(toy_config("pfedme", "mixing=0.5"))
-    assert "perennial.strategies.uniform" in asked
-    version.code_version.cache_clear()
+    assert "perennial.strategies.methods.uniform" in asked
+    run_names.code_version.cache_clear()
 
 
 class Past(MethodStrategy[Any]):

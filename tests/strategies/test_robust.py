@@ -14,12 +14,12 @@ from toys import SpoilingGrid, taken_up, toy_config
 
 from perennial.common.aggregation import Aggregation
 from perennial.common.config import load_config
-from perennial.common.errors import UserError
 from perennial.common.methods import METHODS
-from perennial.common.models import Tensors
+from perennial.common.utils.errors import UserError
+from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import MODEL, from_record, to_record
-from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
+from perennial.server.run.folder import RunFolder
 from perennial.strategies import registry, robust
 from perennial.strategies.base import MethodStrategy
 from perennial.strategies.mean import StreamingMean

@@ -15,15 +15,13 @@ from scripted import one_round, payload
 from torch import Tensor
 from toys import SpoilingGrid, Toy, WireGrid, taken_up, toy_config
 
-from perennial.client.secagg import Participant, Vault
+from perennial.client.secure_aggregation import Participant, Vault
 from perennial.client.trainer import Received
 from perennial.common.config import RunConfig, load_config
-from perennial.common.errors import RunStopped, UserError
 from perennial.common.methods import METHODS
 from perennial.common.methods.base import ONE_MODEL, Sum
 from perennial.common.methods.references import FILE
-from perennial.common.models import Tensors
-from perennial.common.secagg import (
+from perennial.common.privacy.secure_aggregation import (
     ACTIONS,
     ADVERTISE,
     KEY_BYTES,
@@ -42,11 +40,13 @@ from perennial.common.secagg import (
     summands,
     vector,
 )
+from perennial.common.utils.errors import RunStopped, UserError
+from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import CLIENT, CONFIG, METRICS, MODEL, NUM_EXAMPLES, from_record, to_record
-from perennial.server.folder import RunFolder
-from perennial.server.grid import LocalGrid
 from perennial.server.local import LocalRuntime
-from perennial.server.loop import run_rounds, start
+from perennial.server.run.folder import RunFolder
+from perennial.server.run.grid import LocalGrid
+from perennial.server.run.loop import run_rounds, start
 from perennial.strategies.base import MethodStrategy
 from perennial.strategies.registry import strategy_for
 

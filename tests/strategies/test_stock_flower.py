@@ -10,9 +10,9 @@ from safetensors.torch import load_file
 from toys import SpoilingGrid, toy_config
 
 from perennial.common.wire import from_record, to_record
-from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
-from perennial.server.loop import start
+from perennial.server.run.folder import RunFolder
+from perennial.server.run.loop import start
 from perennial.strategies.base import MethodStrategy
 
 

@@ -4,11 +4,15 @@ A module of this package holds recipes that belong together, and its `PRESETS` b
 anywhere. Those of plug-ins are found when they are asked for.
 """
 
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
 from perennial.common import plugins
 from perennial.common.data.scenario import Scenario
-from perennial.common.errors import UserError
-from perennial.common.modules import members, named_subclasses
-from perennial.common.suggest import unknown
+from perennial.common.utils.discovery import members, named_subclasses
+from perennial.common.utils.errors import UserError
+from perennial.common.utils.suggestions import unknown
 
 SCENARIOS: dict[str, Scenario] = {
     name: preset for module in members(__name__, __path__) for name, preset in module.PRESETS.items()
@@ -45,3 +49,13 @@ def scenario_class(name: str) -> type[Scenario]:
     if name not in classes:
         raise UserError(unknown("scenario", name, classes))
     return classes[name]
+
+
+def _accepted(module: ModuleType, kinds: dict[str, Any], usual: Mapping[str, Any]) -> Mapping[str, Any]:
+    presets = getattr(module, "PRESETS", usual)
+    if not (isinstance(presets, Mapping) and all(isinstance(preset, Scenario) for preset in presets.values())):
+        raise UserError(f"plug-in {module.__name__!r}: PRESETS must be scenarios by name")
+    return presets
+
+
+plugins.REGISTRIES["scenarios"] = plugins.Registry(Scenario, SCENARIOS, scenario_names, _accepted)

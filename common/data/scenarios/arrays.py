@@ -12,13 +12,13 @@ from perennial.common.data.datasets import resolve_root
 from perennial.common.data.environments import unit_range
 from perennial.common.data.examples import ClientData, Examples
 from perennial.common.data.scenario import Scenario
-from perennial.common.data.scenarios.own import Sites
-from perennial.common.errors import UserError
-from perennial.common.files import load_records, save_records
-from perennial.common.knobs import knob
+from perennial.common.data.scenarios.own_data import Sites
+from perennial.common.utils.errors import UserError
+from perennial.common.utils.files import load_records, save_records
+from perennial.common.utils.knobs import knob
 
 if TYPE_CHECKING:
-    from perennial.common.models import Tensors
+    from perennial.common.utils.tensors import Tensors
 
 FOLDER = "arrays"
 """In the data root."""

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from perennial.common.data.examples import ClientData, Examples
 from perennial.common.data.scenario import Agreeing, Probability, with_oracle
 from perennial.common.data.scenarios.colored import TWO_LEVELS
-from perennial.common.knobs import knob
-from perennial.common.seeding import torch_generator
+from perennial.common.utils.knobs import knob
+from perennial.common.utils.seeding import torch_generator
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -17,11 +17,11 @@ from perennial.common.data.environments import (
 )
 from perennial.common.data.examples import ClientData, Examples, join
 from perennial.common.data.partition import Indices, Share, by_environment, by_label, class_pairs, iid
-from perennial.common.data.raw import Raw
+from perennial.common.data.raw_data import Raw
 from perennial.common.data.scenario import Agreeing, Partitioned, Probability, all_shares, with_oracle
-from perennial.common.errors import UserError
-from perennial.common.knobs import knob
-from perennial.common.seeding import numpy_generator, torch_generator
+from perennial.common.utils.errors import UserError
+from perennial.common.utils.knobs import knob
+from perennial.common.utils.seeding import numpy_generator, torch_generator
 
 if TYPE_CHECKING:
     from torch import Tensor

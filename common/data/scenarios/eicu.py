@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from perennial.common.data.datasets import load, resolve_root
 from perennial.common.data.examples import ClientData, Examples
 from perennial.common.data.partition import Indices, Share, iid
-from perennial.common.data.raw import EICU_COLUMNS, EICU_DEMO_COLUMNS, Raw
+from perennial.common.data.raw_data import EICU_COLUMNS, EICU_DEMO_COLUMNS, Raw
 from perennial.common.data.scenario import Partitioned, Scenario, all_shares
-from perennial.common.errors import UserError
-from perennial.common.knobs import knob
-from perennial.common.seeding import numpy_generator
+from perennial.common.utils.errors import UserError
+from perennial.common.utils.knobs import knob
+from perennial.common.utils.seeding import numpy_generator
 
 if TYPE_CHECKING:
     import numpy as np

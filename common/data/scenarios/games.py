@@ -7,12 +7,12 @@ from pydantic import model_validator
 
 from perennial.common.data.environments import colourise, grey, unit_range
 from perennial.common.data.partition import Indices, Share, iid
-from perennial.common.data.raw import Raw
+from perennial.common.data.raw_data import Raw
 from perennial.common.data.scenario import Probability, with_oracle
 from perennial.common.data.scenarios.colored import ColoredScenario
-from perennial.common.errors import UserError
-from perennial.common.knobs import knob
-from perennial.common.seeding import numpy_generator
+from perennial.common.utils.errors import UserError
+from perennial.common.utils.knobs import knob
+from perennial.common.utils.seeding import numpy_generator
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,12 +8,12 @@ from perennial.common.data.datasets import load, resolve_root
 from perennial.common.data.environments import rotate, unit_range
 from perennial.common.data.examples import ClientData, Examples
 from perennial.common.data.partition import Indices, Share
-from perennial.common.data.raw import Raw
+from perennial.common.data.raw_data import Raw
 from perennial.common.data.scenario import Partitioned, Probability, Scenario, all_shares, with_oracle
 from perennial.common.data.scenarios.colored import ColoredScenario
-from perennial.common.errors import UserError
-from perennial.common.knobs import knob
-from perennial.common.seeding import numpy_generator, torch_generator
+from perennial.common.utils.errors import UserError
+from perennial.common.utils.knobs import knob
+from perennial.common.utils.seeding import numpy_generator, torch_generator
 
 if TYPE_CHECKING:
     import numpy as np

@@ -7,11 +7,11 @@ from perennial.common.data.datasets import load, resolve_root
 from perennial.common.data.environments import PHOTOS, unit_range
 from perennial.common.data.examples import ClientData, Examples
 from perennial.common.data.partition import Indices, Share, by_domain, iid
-from perennial.common.data.raw import OFFICE_HOME, PACS, VLCS, Raw
+from perennial.common.data.raw_data import OFFICE_HOME, PACS, VLCS, Raw
 from perennial.common.data.scenario import Partitioned, Scenario, all_shares
-from perennial.common.errors import UserError
-from perennial.common.knobs import knob
-from perennial.common.seeding import numpy_generator
+from perennial.common.utils.errors import UserError
+from perennial.common.utils.knobs import knob
+from perennial.common.utils.seeding import numpy_generator
 
 
 class LeaveOneOut(Partitioned):

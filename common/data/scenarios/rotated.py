@@ -7,11 +7,11 @@ from perennial.common.data.datasets import load, resolve_root
 from perennial.common.data.environments import rotate, unit_range
 from perennial.common.data.examples import ClientData, Examples
 from perennial.common.data.partition import Indices, Share, by_domain
-from perennial.common.data.raw import Raw
+from perennial.common.data.raw_data import Raw
 from perennial.common.data.scenario import Partitioned, Scenario, all_shares
-from perennial.common.errors import UserError
-from perennial.common.knobs import knob
-from perennial.common.seeding import numpy_generator
+from perennial.common.utils.errors import UserError
+from perennial.common.utils.knobs import knob
+from perennial.common.utils.seeding import numpy_generator
 
 ANGLES = (0, 15, 30, 45, 60, 75)
 """In degrees, counter-clockwise."""

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from perennial.common.data.examples import ClientData, Examples
 from perennial.common.data.partition import by_environment
 from perennial.common.data.scenario import Spurious, with_oracle
-from perennial.common.knobs import knob
-from perennial.common.seeding import numpy_generator, torch_generator
+from perennial.common.utils.knobs import knob
+from perennial.common.utils.seeding import numpy_generator, torch_generator
 
 if TYPE_CHECKING:
     from torch import Tensor

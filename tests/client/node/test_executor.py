@@ -34,9 +34,9 @@ from perennial.client.host import Host
 from perennial.client.node import executor
 from perennial.client.node.installed import APP
 from perennial.client.state import FileStates
-from perennial.common.asked import NAME, RECORD
 from perennial.common.config import load_config
-from perennial.common.errors import UserError
+from perennial.common.request_id import NAME, RECORD
+from perennial.common.utils.errors import UserError
 from perennial.common.wire import CONFIG, KEPT, RESUMED, ROUND, RUN, TASK
 
 RUN_ID, NODE, SECRET = 7, 1, "a secret of this test"
@@ -48,7 +48,7 @@ from pathlib import Path
 from flwr.app import ConfigRecord, Message, RecordDict
 from perennial.client.node import executor
 from perennial.client.node.executor import end_with_parent, serve
-from perennial.common.errors import UserError
+from perennial.common.utils.errors import UserError
 
 end_with_parent(os.getppid())
 executor.SECONDS_TO_LOAD = 0.0
@@ -264,7 +264,7 @@ def test_what_answering_raises_reaches_flower_in_its_own_words_and_what_is_not_w
     expected = [
         "<class 'ValueError'>:<'two\nlines'>",
         "<class 'KeyError'>:<''a''>",
-        "<class 'perennial.common.errors.UserError'>:<'no data'>",
+        "<class 'perennial.common.utils.errors.UserError'>:<'no data'>",
         "<class '__main__.Outer.Odd'>:<'odd'>",
     ]
     for number, words in enumerate(expected):

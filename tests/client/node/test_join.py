@@ -27,11 +27,11 @@ from typer.testing import CliRunner
 
 from perennial.client.node import join
 from perennial.client.node.join import NO_FLEET, NOT_REGISTERED, NOT_TAKEN, Narrator, Plan, Teller
-from perennial.client.settings import Consent
-from perennial.common.errors import UserError
-from perennial.common.flower import program
-from perennial.common.logs import set_format
-from perennial.common.superlink import Address, Unreachable, ends_soon
+from perennial.client.node.settings import Consent
+from perennial.common.flower.processes import program
+from perennial.common.utils.addresses import Address, Unreachable, ends_soon
+from perennial.common.utils.errors import UserError
+from perennial.common.utils.events import set_format
 from perennial.server.cli.main import app
 from perennial.server.deployment.certs import make
 

@@ -16,16 +16,16 @@ from typer.testing import CliRunner
 import perennial
 from perennial.client.node import installed
 from perennial.client.node.policy import Policy, read_policy
-from perennial.common.code import code_digest
 from perennial.common.config import RunConfig, load_config, parse_task
-from perennial.common.errors import UserError
-from perennial.common.metrics import COUNTED
-from perennial.common.models import Tensors
-from perennial.common.privacy import epsilon
-from perennial.common.ranking import BATCH
-from perennial.common.scores import SCORES
-from perennial.common.secagg import TERMS
+from perennial.common.measures.counts import COUNTED
+from perennial.common.measures.ranking import BATCH
+from perennial.common.measures.scores import SCORES
+from perennial.common.privacy.mechanisms import epsilon
+from perennial.common.privacy.secure_aggregation import TERMS
 from perennial.common.survey import SHAPE, SUMS, SURVEY, Asked, Question, Request
+from perennial.common.utils.errors import UserError
+from perennial.common.utils.tensors import Tensors
+from perennial.common.utils.version import code_digest
 from perennial.common.wire import (
     CLIENT,
     CONFIG,
@@ -40,9 +40,9 @@ from perennial.common.wire import (
     to_record,
 )
 from perennial.server.cli.main import app
-from perennial.server.folder import RunFolder
-from perennial.server.grid import LocalGrid
-from perennial.server.loop import run_rounds, start
+from perennial.server.run.folder import RunFolder
+from perennial.server.run.grid import LocalGrid
+from perennial.server.run.loop import run_rounds, start
 from perennial.strategies.exchange import AcceptedReply, Exchange
 from perennial.strategies.roster import claims
 
@@ -252,7 +252,7 @@ def test_the_audit_file_says_who_asked_what_was_done_and_what_left(tmp_path: Pat
     content = RecordDict({"model": to_record(model), METRICS: MetricRecord({"loss": 1.0, "num-examples": 3})})
     replies = [
         Message(content, reply_to=message),
-        Message(Error(2, "<class 'perennial.common.errors.UserError'>:<'no'>"), reply_to=message),
+        Message(Error(2, "<class 'perennial.common.utils.errors.UserError'>:<'no'>"), reply_to=message),
         Message(RecordDict({CONFIG: ConfigRecord({REFUSED: "not now"})}), reply_to=message),
     ]
     for reply in replies:

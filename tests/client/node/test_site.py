@@ -12,12 +12,12 @@ from toys import toy_config
 
 from perennial.client.host import site_data
 from perennial.client.node import answer as node
-from perennial.client.node.site import OwnSite
-from perennial.client.serving.snapshot import FILE as SERVED
-from perennial.client.serving.snapshot import Snapshot
+from perennial.client.site_data import OwnSite
+from perennial.client.snapshot import FILE as SERVED
+from perennial.client.snapshot import Snapshot
 from perennial.client.state import FileStates
 from perennial.common.config import RunConfig, load_config
-from perennial.common.errors import UserError
+from perennial.common.utils.errors import UserError
 from perennial.common.wire import (
     CLIENT,
     CONFIG,
@@ -33,9 +33,9 @@ from perennial.common.wire import (
     from_record,
     to_record,
 )
-from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
-from perennial.server.loop import start
+from perennial.server.run.folder import RunFolder
+from perennial.server.run.loop import start
 
 SITES = ("north", "south")
 

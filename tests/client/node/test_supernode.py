@@ -29,8 +29,8 @@ from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
 from perennial.client.node import supernode
 from perennial.client.node.executor import SECRET
-from perennial.client.settings import settings_in
-from perennial.common.flower import hasten, insist, persist
+from perennial.client.node.settings import settings_in
+from perennial.common.flower.processes import hasten, insist, persist
 
 ROOT = Path(__file__).parents[3]
 

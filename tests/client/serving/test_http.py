@@ -50,12 +50,12 @@ from perennial.client.serving.messages import Refused
 from perennial.client.serving.models import Catalogue, Choice, Models, named_choice
 from perennial.client.serving.rest import Request, message
 from perennial.client.serving.server import Server, Tls, credentials
-from perennial.client.serving.snapshot import FILE, Snapshot, held, named
+from perennial.client.snapshot import FILE, Snapshot, held, named
 from perennial.client.trainer import Received
 from perennial.common.config import load_config
-from perennial.common.errors import UserError
-from perennial.common.models import network
-from perennial.common.superlink import Address
+from perennial.common.models.network import network
+from perennial.common.utils.addresses import Address
+from perennial.common.utils.errors import UserError
 from perennial.server.cli.main import app
 from perennial.server.deployment import certs
 

@@ -9,12 +9,12 @@ import pandas as pd
 import pytest
 import torch
 
-from perennial import trained
 from perennial.client.serving import rest
 from perennial.client.serving.messages import LONGEST_TEXT, Refused, samples
-from perennial.common.data.own import read
-from perennial.common.data.scenarios.own import OwnData
-from perennial.common.errors import UserError
+from perennial.common.data.scenarios.own_data import OwnData
+from perennial.common.data.site_files import read
+from perennial.common.utils.errors import UserError
+from perennial.server.results import trained
 
 SCENARIO = OwnData.model_validate(
     {

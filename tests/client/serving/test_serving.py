@@ -30,7 +30,6 @@ from torch import Tensor
 from toys import Toy, WireGrid, toy_config
 from typer.testing import CliRunner
 
-from perennial.client.node.site import OwnSite
 from perennial.client.serving import models as served_models
 from perennial.client.serving.inference import Limits
 from perennial.client.serving.inference_pb2 import (
@@ -49,19 +48,20 @@ from perennial.client.serving.intake import Intake
 from perennial.client.serving.messages import Refused, encoded, samples, too_many_fields
 from perennial.client.serving.models import Catalogue, Choice, Models, newest
 from perennial.client.serving.server import INFER, Server, credentials
-from perennial.client.serving.snapshot import FILE, Snapshot, held, named
+from perennial.client.site_data import OwnSite
+from perennial.client.snapshot import FILE, Snapshot, held, named
 from perennial.client.trainer import Client, Received, Reply, in_pieces
 from perennial.common.config import load_config
-from perennial.common.data.scenarios.own import OwnData
-from perennial.common.errors import UserError
+from perennial.common.data.scenarios.own_data import OwnData
 from perennial.common.methods import METHODS
-from perennial.common.models import network
-from perennial.common.superlink import Address
+from perennial.common.models.network import network
+from perennial.common.utils.addresses import Address
+from perennial.common.utils.errors import UserError
 from perennial.server.cli.main import app
 from perennial.server.deployment import certs
-from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
-from perennial.server.loop import run_rounds, start
+from perennial.server.run.folder import RunFolder
+from perennial.server.run.loop import run_rounds, start
 
 HERE = Address("127.0.0.1", 0)
 SITE, CLIENT = "site-1", "client-0"

@@ -12,10 +12,10 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from perennial.common.config import load_config
 from perennial.common.data.columns import CategoryColumn, NumberColumn, width
-from perennial.common.data.own import read
-from perennial.common.data.scenarios.own import OwnData
-from perennial.common.errors import UserError
-from perennial.server.describe import describe, question
+from perennial.common.data.scenarios.own_data import OwnData
+from perennial.common.data.site_files import read
+from perennial.common.utils.errors import UserError
+from perennial.server.survey.describe import describe, question
 
 ROWS = 50
 

@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 
 from perennial.common.data.datasets import DATASETS, load, resolve_root
 from perennial.common.data.readers import read_idx
-from perennial.common.errors import UserError
+from perennial.common.utils.errors import UserError
 
 SIZES = {"train": 12, "t10k": 5}
 

@@ -10,10 +10,10 @@ import torch
 
 from perennial.common.data import eicu
 from perennial.common.data.datasets import DATASETS, Dataset, load
-from perennial.common.data.raw import Raw
+from perennial.common.data.raw_data import Raw
 from perennial.common.data.scenario import all_shares
 from perennial.common.data.scenarios.eicu import EICU, EICUDemo, EICUSynthetic, Hospitals
-from perennial.common.errors import UserError
+from perennial.common.utils.errors import UserError
 
 
 @pytest.fixture(autouse=True)

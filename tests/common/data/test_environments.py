@@ -16,7 +16,7 @@ from perennial.common.data.environments import (
     rotate_quarter,
     unit_range,
 )
-from perennial.common.seeding import torch_generator
+from perennial.common.utils.seeding import torch_generator
 
 N = 20_000
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from perennial.common.data.datasets import DATASETS, Dataset, load
 from perennial.common.data.examples import ClientData
-from perennial.common.data.raw import Raw
+from perennial.common.data.raw_data import Raw
 from perennial.common.data.scenarios.games import (
     PRESETS,
     CFMNISTGames,
@@ -21,9 +21,9 @@ from perennial.common.data.scenarios.games import (
     Game,
     SpuriousCIFAR10,
 )
-from perennial.common.errors import UserError
-from perennial.common.model_settings import model_settings
-from perennial.common.models import network
+from perennial.common.models.network import network
+from perennial.common.models.settings import model_settings
+from perennial.common.utils.errors import UserError
 
 
 def raw_like(per_class: int, test_per_class: int, shape: tuple[int, ...] = (28, 28)) -> Raw:

@@ -14,12 +14,12 @@ from perennial.common.config import load_config
 from perennial.common.data.datasets import DATASETS, Dataset, load
 from perennial.common.data.environments import rotate
 from perennial.common.data.examples import ClientData
-from perennial.common.data.raw import Raw
+from perennial.common.data.raw_data import Raw
 from perennial.common.data.scenario import Scenario, all_shares
 from perennial.common.data.scenarios.ilc import ANGLES, FLAT, PRESETS, ColorDigits, ColorMNIST, RotatedCIFAR10
-from perennial.common.errors import UserError
-from perennial.server.folder import RunFolder
+from perennial.common.utils.errors import UserError
 from perennial.server.local import LocalRuntime
+from perennial.server.run.folder import RunFolder
 
 
 def raw_like(per_class: int, test_per_class: int, shape: tuple[int, ...]) -> Raw:

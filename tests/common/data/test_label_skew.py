@@ -11,7 +11,7 @@ from real import REAL, needs_mnist
 
 from perennial.common.data.datasets import load
 from perennial.common.data.examples import ClientData, Examples
-from perennial.common.data.raw import Raw
+from perennial.common.data.raw_data import Raw
 from perennial.common.data.scenario import Spurious, all_shares
 from perennial.common.data.scenarios import SCENARIOS
 from perennial.common.data.scenarios.label_skew import (
@@ -24,9 +24,9 @@ from perennial.common.data.scenarios.label_skew import (
     LabelSkew,
     MNIST3Class,
 )
-from perennial.common.errors import UserError
-from perennial.common.model_settings import model_settings
-from perennial.common.models import network
+from perennial.common.models.network import network
+from perennial.common.models.settings import model_settings
+from perennial.common.utils.errors import UserError
 
 MNIST_COUNTS = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
 

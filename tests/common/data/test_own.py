@@ -17,11 +17,11 @@ from pydantic import ValidationError
 from perennial.common.config import load_config, parse_task
 from perennial.common.data.columns import CategoryColumn, NumberColumn
 from perennial.common.data.examples import ClientData, join
-from perennial.common.data.own import Found, place_of, read
-from perennial.common.data.raw import opened, resized
-from perennial.common.data.scenarios.own import OwnData
+from perennial.common.data.raw_data import opened, resized
+from perennial.common.data.scenarios.own_data import OwnData
+from perennial.common.data.site_files import Found, place_of, read
 from perennial.common.data.tables import EMPTY, number_cells, text_cells
-from perennial.common.errors import UserError
+from perennial.common.utils.errors import UserError
 
 TABLE = "age,label,bmi\n30,ill,20.5\n 40 ,well,21\n50,ill,1e1\n"
 

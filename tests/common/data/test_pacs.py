@@ -12,11 +12,11 @@ from real import REAL
 from perennial.common.data.datasets import load
 from perennial.common.data.examples import ClientData, Examples
 from perennial.common.data.partition import Share
-from perennial.common.data.raw import OFFICE_HOME, PACS, VLCS, Raw
+from perennial.common.data.raw_data import OFFICE_HOME, PACS, VLCS, Raw
 from perennial.common.data.scenario import Spurious, all_shares
 from perennial.common.data.scenarios import SCENARIOS
 from perennial.common.data.scenarios.pacs import PRESETS, LeaveOneOut, OfficeHome, PacsDomains, PacsPairs, Vlcs
-from perennial.common.errors import UserError
+from perennial.common.utils.errors import UserError
 
 CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
 COUNTS = {  # published: the classes of each domain

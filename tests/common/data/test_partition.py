@@ -14,8 +14,8 @@ from perennial.common.data.partition import (
     dirichlet,
     iid,
 )
-from perennial.common.errors import UserError
-from perennial.common.seeding import numpy_generator
+from perennial.common.utils.errors import UserError
+from perennial.common.utils.seeding import numpy_generator
 
 seeds = st.integers(0, 2**31)
 

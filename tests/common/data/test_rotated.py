@@ -18,13 +18,13 @@ from torchvision.transforms.functional import rotate as torchvision_rotate
 from perennial.common.data.datasets import load
 from perennial.common.data.environments import rotate, rotate_quarter
 from perennial.common.data.partition import Share
-from perennial.common.data.raw import Raw
+from perennial.common.data.raw_data import Raw
 from perennial.common.data.scenario import all_shares
 from perennial.common.data.scenarios.rotated import ANGLES, PRESETS, RotatedDigits, RotatedMnist
-from perennial.common.errors import UserError
-from perennial.common.model_settings import model_settings
-from perennial.common.models import network
-from perennial.common.seeding import torch_generator
+from perennial.common.models.network import network
+from perennial.common.models.settings import model_settings
+from perennial.common.utils.errors import UserError
+from perennial.common.utils.seeding import torch_generator
 
 
 def images(*shape: int) -> Tensor:

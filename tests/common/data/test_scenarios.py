@@ -19,7 +19,7 @@ from perennial.common.data.datasets import DATASETS, load
 from perennial.common.data.environments import rotate_quarter
 from perennial.common.data.examples import ClientData, Examples
 from perennial.common.data.partition import Share
-from perennial.common.data.raw import Raw
+from perennial.common.data.raw_data import Raw
 from perennial.common.data.scenario import all_shares
 from perennial.common.data.scenarios import SCENARIOS, scenario_class
 from perennial.common.data.scenarios.colored import (
@@ -32,9 +32,9 @@ from perennial.common.data.scenarios.colored import (
     ColoredScenario,
     RCDigits,
 )
-from perennial.common.errors import UserError
-from perennial.common.model_settings import model_settings
-from perennial.common.models import network
+from perennial.common.models.network import network
+from perennial.common.models.settings import model_settings
+from perennial.common.utils.errors import UserError
 from perennial.server.study.constant import constant_predictor
 
 SMALL = {"train_per_class": 60, "test_per_class": 40}

@@ -9,7 +9,7 @@ from torch import Tensor
 from perennial.common.data.examples import ClientData, Examples
 from perennial.common.data.scenarios import SCENARIOS, synthetic
 from perennial.common.data.scenarios.synthetic import GLOBAL, PERSONAL, PRESETS, SHORTCUT, SyntheticSCM
-from perennial.common.seeding import torch_generator
+from perennial.common.utils.seeding import torch_generator
 
 SMALL = SyntheticSCM(clients=12, seen=4, unseen=3, train_samples=2000, test_samples=1000)
 

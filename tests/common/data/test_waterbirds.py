@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from perennial.common.data.datasets import load
 from perennial.common.data.examples import ClientData, Examples
 from perennial.common.data.partition import Share
-from perennial.common.data.raw import Files, Raw
+from perennial.common.data.raw_data import Files, Raw
 from perennial.common.data.scenario import all_shares
 from perennial.common.data.scenarios import SCENARIOS
 from perennial.common.data.scenarios.waterbirds import (
@@ -20,7 +20,7 @@ from perennial.common.data.scenarios.waterbirds import (
     WaterbirdsPerInvFL,
     WaterbirdsScenario,
 )
-from perennial.common.errors import UserError
+from perennial.common.utils.errors import UserError
 
 # CUB's numbers of the 46 species that the published metadata call waterbirds, three of them by mistake.
 WATERBIRDS = {

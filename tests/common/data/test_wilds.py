@@ -11,9 +11,9 @@ from PIL import Image
 
 import perennial
 from perennial.common.data.datasets import load
-from perennial.common.data.raw import Raw
+from perennial.common.data.raw_data import Raw
 from perennial.common.data.scenarios.wilds import Camelyon17
-from perennial.common.errors import UserError
+from perennial.common.utils.errors import UserError
 
 EACH = 12
 """Patches of each hospital and split."""

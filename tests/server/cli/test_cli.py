@@ -22,19 +22,19 @@ from toys import toy_config
 from typer.testing import CliRunner, Result
 
 from perennial.common.config import load_config
-from perennial.common.errors import UserError
 from perennial.common.methods.fedavg import FedAvg
+from perennial.common.utils.errors import UserError
 from perennial.server.app import main as serverapp
 from perennial.server.cli import console, show
-from perennial.server.cli.beside import reference_lines
 from perennial.server.cli.main import app, main
-from perennial.server.folder import InUse, RunFolder
-from perennial.server.grid import LocalGrid
+from perennial.server.cli.reference_lines import reference_lines
 from perennial.server.local import LocalRuntime
+from perennial.server.papers.recipes import recipe_config
+from perennial.server.papers.reproduce import load_reproduction
+from perennial.server.run.folder import InUse, RunFolder
+from perennial.server.run.grid import LocalGrid
+from perennial.server.selection.summary import versions
 from perennial.server.study.constant import constant_predictor
-from perennial.server.study.recipes import recipe_config
-from perennial.server.study.reproduce import load_reproduction
-from perennial.server.summary import versions
 
 TOY = ["--config", "toy.toml", "--set", "evaluate_every=2", "--set", "checkpoint_every=2"]
 

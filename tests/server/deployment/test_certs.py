@@ -17,7 +17,7 @@ from flwr.supernode.cli.flower_supernode import _try_setup_client_authentication
 from listening import listening
 from typer.testing import CliRunner, Result
 
-from perennial.common.errors import UserError
+from perennial.common.utils.errors import UserError
 from perennial.server.cli.main import app
 from perennial.server.deployment import certs
 

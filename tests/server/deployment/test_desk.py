@@ -18,12 +18,12 @@ from flwr.proto.task_pb2 import TaskEvent
 from pydantic import ValidationError
 from toys import toy_config
 
-from perennial.common.errors import UserError
-from perennial.server.deployment import desk
-from perennial.server.deployment.desk import COMES, Part, Receiver, Sender, place, sending
-from perennial.server.deployment.remote import place_of
-from perennial.server.folder import RunFolder
+from perennial.common.utils.errors import UserError
+from perennial.server.deployment import remote_folder
+from perennial.server.deployment.remote_folder import COMES, Part, Receiver, Sender, place, sending
+from perennial.server.deployment.submission import place_of
 from perennial.server.local import LocalRuntime
+from perennial.server.run.folder import RunFolder
 
 
 class SuperLink(ControlServicer):  # type: ignore[misc]
@@ -93,8 +93,8 @@ def test_the_folder_arrives_whole_whatever_breaks_and_its_end_comes_last(
     link: tuple[SuperLink, str], run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     servicer, address = link
-    monkeypatch.setattr(desk, "CHUNK", 1000)
-    monkeypatch.setattr(desk, "AGAIN_AFTER", 0.01)
+    monkeypatch.setattr(remote_folder, "CHUNK", 1000)
+    monkeypatch.setattr(remote_folder, "AGAIN_AFTER", 0.01)
     sender, out = Sender(servicer, run_folder), tmp_path / "desk" / "run"
     (run_folder / "report.html").write_text("nobody sends it")
     sender.grown()
@@ -178,7 +178,7 @@ def test_a_server_names_no_code_that_this_machine_imports(
 def push(servicer: SuperLink, *texts: str) -> None:
     """All that comes of a run, which has ended."""
     for text in texts:
-        servicer.events.append(TaskEvent(id=len(servicer.events) + 1, event=desk.EVENT, data=text))
+        servicer.events.append(TaskEvent(id=len(servicer.events) + 1, event=remote_folder.EVENT, data=text))
     servicer.ended.set()
 
 
@@ -198,7 +198,7 @@ def test_events_that_are_no_files_are_left_alone_and_a_full_disk_is_told(
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device", "summary.json")
 
-    monkeypatch.setattr(desk, "place", full)
+    monkeypatch.setattr(remote_folder, "place", full)
     told = pytest.raises(UserError, match=r"summary\.json: No space left on device")
     with Receiver(grpc.insecure_channel(address), "7", tmp_path / "run") as receiver, told:
         receiver.drained(60)

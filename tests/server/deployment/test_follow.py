@@ -12,12 +12,12 @@ import pytest
 from toys import broken_off, toy_config
 
 from perennial.common.config import RunConfig
-from perennial.common.errors import RunStopped, UserError
-from perennial.common.flower import free_port
-from perennial.runs import Watched, begin, go_on
-from perennial.server.deployment import remote
-from perennial.server.deployment.remote import Connection, FlowerFailed
-from perennial.server.folder import RunFolder
+from perennial.common.flower.processes import free_port
+from perennial.common.utils.errors import RunStopped, UserError
+from perennial.server.deployment import submission
+from perennial.server.deployment.submission import Connection, FlowerFailed
+from perennial.server.run.folder import RunFolder
+from perennial.server.runs import Watched, begin, go_on
 
 AWAY = UserError("the SuperLink cannot be reached: Connection refused")
 
@@ -43,8 +43,8 @@ class Scripted(Connection):
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
-    monkeypatch.setattr(remote, "STATUS_EVERY", -1.0)
-    monkeypatch.setattr(remote, "SILENCE", 0.0)
+    monkeypatch.setattr(submission, "STATUS_EVERY", -1.0)
+    monkeypatch.setattr(submission, "SILENCE", 0.0)
     monkeypatch.setattr("time.sleep", lambda _: None)
     return RunFolder.create(tmp_path / "run", toy_config("fedavg"))
 
@@ -118,7 +118,7 @@ def test_from_another_desk_they_are_read_once_the_log_comes_anew(folder: RunFold
 
 
 def test_a_superlink_that_comes_back_is_no_end(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "SILENCE", 1e6)
+    monkeypatch.setattr(submission, "SILENCE", 1e6)
     assert rounds(Scripted("running", AWAY, AWAY, "running", "finished:completed"), folder) == []
 
 
@@ -137,7 +137,7 @@ def test_a_superlink_that_stays_away_is_the_end(folder: RunFolder) -> None:
 def test_a_superlink_that_is_gone_is_said_to_be(tmp_path: Path) -> None:
     link = {"address": f"127.0.0.1:{free_port()}", "insecure": True}
     with pytest.raises(UserError, match=r"^the SuperLink cannot be reached: .*Connection refused"):
-        remote._connection(tmp_path, link).status("7")
+        submission._connection(tmp_path, link).status("7")
 
 
 def test_a_run_that_was_done_before_the_superlink_went_is_done(folder: RunFolder) -> None:

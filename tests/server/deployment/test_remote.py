@@ -23,12 +23,12 @@ from listening import listening
 from typer.testing import CliRunner, Result
 
 from perennial.common.config import load_config
-from perennial.common.errors import UserError
-from perennial.common.flower import QUIET, free_port, program
+from perennial.common.flower.processes import QUIET, free_port, program
+from perennial.common.utils.errors import UserError
 from perennial.server.cli.main import app
-from perennial.server.deployment import state
+from perennial.server.deployment import control
 from perennial.server.deployment.certs import make
-from perennial.server.deployment.remote import Connection, await_port, connected
+from perennial.server.deployment.submission import Connection, await_port, connected
 
 
 def call(*arguments: str, **environment: str) -> Result:
@@ -300,9 +300,9 @@ def test_the_status_has_no_commands_of_a_terminal() -> None:
 def test_of_a_survey_the_status_says_that_it_is_one() -> None:
     run = Run.create_empty(7)
     run.fab_id, run.fab_version = "perennial/perennial", "0.1.0"
-    assert state._what(run) == "perennial/perennial 0.1.0"
+    assert control._what(run) == "perennial/perennial 0.1.0"
     run.override_config = {"survey": '{"question": {}}'}
-    assert state._what(run) == "survey"
+    assert control._what(run) == "survey"
 
 
 def test_flower_puts_the_token_of_an_app_on_its_command_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,20 +18,20 @@ from browsing import browse, in_a_browser
 from toys import toy_config
 from typer.testing import CliRunner, Result
 
-from perennial.common.errors import UserError
+from perennial.common.utils.errors import UserError
 from perennial.server.cli.main import app
-from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
-from perennial.server.report import figures
-from perennial.server.report.figures import Line, line_figure, membership_figure
 from perennial.server.report.load import find_runs, load, load_runs
 from perennial.server.report.page import report
 from perennial.server.report.panels import round_means
 from perennial.server.report.results import results
 from perennial.server.report.tables import environment_table, score_table, to_csv
+from perennial.server.results import figures
+from perennial.server.results.figures import Line, line_figure, membership_figure
+from perennial.server.run.folder import RunFolder
+from perennial.server.study.batch import Scores
 from perennial.server.study.compare import Spread
-from perennial.server.study.runs import Scores
-from perennial.server.study.version import name_without_code
+from perennial.server.study.run_names import name_without_code
 
 NASTY = '"><img src=x onerror=alert(1)><script>alert(1)</script> $x|*_&'
 

@@ -8,12 +8,12 @@ import pytest
 from toys import toy_config
 from typer.testing import CliRunner
 
-from perennial.common.errors import UserError
+from perennial.common.utils.errors import UserError
 from perennial.server.cli.main import app
-from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
-from perennial.server.report.track import _follower, require, scalars, tracking
-from perennial.server.summary import summarise
+from perennial.server.run.folder import RunFolder
+from perennial.server.run.trackers import _follower, require, scalars, tracking
+from perennial.server.selection.summary import summarise
 
 
 def trained(round_: int) -> dict[str, Any]:

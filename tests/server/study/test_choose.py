@@ -21,14 +21,14 @@ from perennial.common.data import scenarios
 from perennial.common.data.examples import ClientData
 from perennial.common.methods.references import FILE
 from perennial.server.cli.main import app
-from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
-from perennial.server.report.figures import knob_figure
-from perennial.server.split import Select
+from perennial.server.results.figures import knob_figure
+from perennial.server.run.folder import RunFolder
+from perennial.server.selection.split_rule import Select
+from perennial.server.study.batch import Outcome, Selected, Summary
 from perennial.server.study.choose import advice, choose, keep, maker, search, why_lines, with_references, without
 from perennial.server.study.compare import Plan, compare, comparison_lines, entries_of
-from perennial.server.study.runs import Outcome, Selected, Summary
-from perennial.server.study.sweep import sweep_rows, sweep_table
+from perennial.server.study.trial_tables import sweep_rows, sweep_table
 
 SIZE = ("scenario.clients=6", "scenario.samples=300", "evaluate_every=2", "batch_size=64", "local_steps=5")
 

@@ -13,13 +13,11 @@ from toys import Toy
 from typer.testing import CliRunner, Result
 
 from perennial.common.data import scenarios
-from perennial.common.errors import UserError
 from perennial.common.methods import METHODS
+from perennial.common.utils.errors import UserError
 from perennial.server.cli.main import app
-from perennial.server.folder import RunFolder
-from perennial.server.report.demo import demo_page
-from perennial.server.study import demo
-from perennial.server.study.demo import (
+from perennial.server.papers import demo
+from perennial.server.papers.demo import (
     Claim,
     Finding,
     Measured,
@@ -29,7 +27,9 @@ from perennial.server.study.demo import (
     load_claims,
     run_demo,
 )
-from perennial.server.study.runs import Outcome, Selected, Summary
+from perennial.server.report.demo import demo_page
+from perennial.server.run.folder import RunFolder
+from perennial.server.study.batch import Outcome, Selected, Summary
 
 FAMILIES = ("fedsdr", "fedpin", "perinvfl", "fediir", "fedilc", "cgpfl", "fl_games")
 HELD = frozenset({"fedsdr", "fedpin", "perinvfl", "fediir", "fishr-inter-geo", "cgpfl", "f-fl-games"})

@@ -14,19 +14,19 @@ from perennial.client.trainer import Received, Site
 from perennial.common.config import RunConfig, load_config, parse_task
 from perennial.common.data.examples import ClientData, join
 from perennial.common.data.scenarios.colored import RCDigits
-from perennial.common.errors import UserError
-from perennial.common.files import load_tensors
 from perennial.common.methods.fedavg import FedAvg
-from perennial.common.models import network
+from perennial.common.models.network import network
+from perennial.common.utils.errors import UserError
+from perennial.common.utils.files import load_tensors
 from perennial.common.wire import MODEL
-from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
-from perennial.server.loop import run_rounds, start
-from perennial.server.split import Select
+from perennial.server.run.folder import RunFolder
+from perennial.server.run.loop import run_rounds, start
+from perennial.server.selection.split_rule import Select
+from perennial.server.study.batch import Outcome, Summary
 from perennial.server.study.choose import search
-from perennial.server.study.leave import judge, leave_one_out, not_possible, without
-from perennial.server.study.runs import Outcome, Summary
-from perennial.server.study.version import config_digest
+from perennial.server.study.leave_one_out import judge, leave_one_out, not_possible, without
+from perennial.server.study.run_names import config_digest
 from perennial.strategies.base import MethodStrategy
 
 

@@ -13,15 +13,15 @@ from typer.testing import CliRunner
 
 from perennial import from_arrays
 from perennial.common.config import RunConfig, load_config
-from perennial.common.data.own import read
-from perennial.common.errors import UserError
-from perennial.common.files import load_tensors
-from perennial.common.models import network
-from perennial.common.seeding import torch_generator
+from perennial.common.data.site_files import read
+from perennial.common.models.network import network
+from perennial.common.utils.errors import UserError
+from perennial.common.utils.files import load_tensors
+from perennial.common.utils.seeding import torch_generator
 from perennial.server.cli.main import app
-from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
-from perennial.server.study.sites import (
+from perennial.server.run.folder import RunFolder
+from perennial.server.study.unseen_sites import (
     CONSTANT,
     RARE,
     Cell,

@@ -12,13 +12,10 @@ from toys import TWO_ROWS, Toy
 from typer.testing import CliRunner
 
 from perennial.common.data import scenarios
-from perennial.common.errors import UserError
+from perennial.common.utils.errors import UserError
 from perennial.server.cli.main import app
-from perennial.server.folder import RunFolder
-from perennial.server.split import Select
-from perennial.server.study import reproduce
-from perennial.server.study.compare import compare, entry_config, trials_of
-from perennial.server.study.overview import (
+from perennial.server.papers import reproduce
+from perennial.server.papers.overview import (
     Finding,
     Kept,
     _by_method,
@@ -40,7 +37,7 @@ from perennial.server.study.overview import (
     kept,
     overview,
 )
-from perennial.server.study.reproduce import (
+from perennial.server.papers.reproduce import (
     LESS_IS_BETTER,
     Claim,
     Reproduction,
@@ -48,6 +45,9 @@ from perennial.server.study.reproduce import (
     reproductions,
     side_by_side,
 )
+from perennial.server.run.folder import RunFolder
+from perennial.server.selection.split_rule import Select
+from perennial.server.study.compare import compare, entry_config, trials_of
 
 ROOT = Path(__file__).parents[3]
 CLAIM = Claim(row="A", than="B", column="worst")
@@ -131,7 +131,7 @@ def test_large_gains_and_small_ones_are_counted_and_drawn(monkeypatch: pytest.Mo
     assert "gains 10 points or more, 1 of 1 claims" in said
     assert said.endswith("less, 0 of 1 are.")
     drawn: dict[str, Any] = {}
-    monkeypatch.setattr("perennial.server.report.figures.gains_figure", lambda gains, *_: drawn.update(gains))
+    monkeypatch.setattr("perennial.server.results.figures.gains_figure", lambda gains, *_: drawn.update(gains))
     _gains(found)
     assert drawn == {
         "confirmed": [(10, large.difference, 2 * large.error)],
@@ -337,7 +337,7 @@ def test_numbers_that_are_kept_are_never_lost(
 
 
 def test_the_page_says_what_is_kept(table: Reproduction, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    here = "perennial.server.study.overview"
+    here = "perennial.server.papers.overview"
     monkeypatch.setattr(f"{here}.reproductions", lambda: {"t": tmp_path / "t.toml"})
     monkeypatch.setattr(f"{here}.load_reproduction", lambda name: table)
     assert "Not run yet. The command is `perennial reproduce t --keep results`." in overview(tmp_path, "a.svg")[0]

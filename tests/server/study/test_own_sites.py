@@ -15,19 +15,20 @@ from rich.console import Console
 from tables import SITES, hospitals
 from typer.testing import CliRunner
 
-from perennial import load, studies
+from perennial import load
 from perennial.common.config import load_config
-from perennial.common.model_settings import Module
+from perennial.common.models.settings import Module
+from perennial.server import studies
 from perennial.server.cli.main import app
 from perennial.server.report.load import load as load_run
 from perennial.server.report.page import report
-from perennial.server.split import Select
+from perennial.server.selection.split_rule import Select
+from perennial.server.selection.summary import site_means
+from perennial.server.study.batch import Outcome, Selected
 from perennial.server.study.choose import Verdict
 from perennial.server.study.compare import CONSTANT, comparison_tables
-from perennial.server.study.runs import Outcome, Selected
-from perennial.server.study.sweep import sweep_rows, sweep_tables
-from perennial.server.study.version import run_name
-from perennial.server.summary import site_means
+from perennial.server.study.run_names import run_name
+from perennial.server.study.trial_tables import sweep_rows, sweep_tables
 
 
 def call(*arguments: object) -> Result:

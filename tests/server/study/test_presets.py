@@ -13,15 +13,15 @@ from typer.testing import CliRunner
 from perennial.common import presets as places
 from perennial.common.config import RunConfig, load_config
 from perennial.common.data import scenarios
-from perennial.common.errors import UserError
 from perennial.common.presets import FILE, Preset, presets, read_presets
+from perennial.common.utils.errors import UserError
 from perennial.server.cli.main import app
-from perennial.server.folder import RunFolder
-from perennial.server.split import Select
+from perennial.server.run.folder import RunFolder
+from perennial.server.selection.split_rule import Select
+from perennial.server.study.batch import Outcome, Selected, Summary
 from perennial.server.study.choose import choose
 from perennial.server.study.compare import Plan, base_config, entries_of
 from perennial.server.study.presets import _settings, add_preset
-from perennial.server.study.runs import Outcome, Selected, Summary
 from perennial.server.study.sweep import key_of, trial, trials
 
 COLOUR, SHAPE = (0.9, 1.0, 0.0), (0.75, 0.75, 0.72)

@@ -14,14 +14,15 @@ from typer.testing import CliRunner
 from perennial.common.config import RunConfig
 from perennial.common.data import scenarios
 from perennial.server.cli.main import app
-from perennial.server.folder import PRUNED, RunFolder
-from perennial.server.split import Select
+from perennial.server.run.folder import PRUNED, RunFolder
+from perennial.server.selection.split_rule import Select
+from perennial.server.study.batch import Outcome, Standing, Summary, run_all, standing_line
 from perennial.server.study.choose import Verdict, choose, search
 from perennial.server.study.compare import Plan, compare, comparison_lines, entries_of
 from perennial.server.study.prune import early_round, hopeless
-from perennial.server.study.runs import Outcome, Standing, Summary, run_all, standing_line
-from perennial.server.study.sweep import sweep_rows, sweep_table, trials
-from perennial.server.study.version import run_name
+from perennial.server.study.run_names import run_name
+from perennial.server.study.sweep import trials
+from perennial.server.study.trial_tables import sweep_rows, sweep_table
 
 FIXED = ("batch_size=20",)
 TRIALS = 6

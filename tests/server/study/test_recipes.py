@@ -6,11 +6,11 @@ import pytest
 from toys import Toy
 
 from perennial.common.data import scenarios
-from perennial.common.errors import UserError
-from perennial.server.study import reproduce
+from perennial.common.utils.errors import UserError
+from perennial.server.papers import reproduce
+from perennial.server.papers.demo import load_claims
+from perennial.server.papers.recipes import recipe_config, recipes
 from perennial.server.study.compare import base_config, with_baselines
-from perennial.server.study.demo import load_claims
-from perennial.server.study.recipes import recipe_config, recipes
 
 
 @pytest.fixture(autouse=True)

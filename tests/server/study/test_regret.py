@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 
 from perennial.common.data import scenarios
 from perennial.server.cli.main import app
-from perennial.server.folder import RunFolder
-from perennial.server.study import regret
-from perennial.server.study.leave import LeftOut
-from perennial.server.study.regret import Case, Size, harm_table, judge, measure, regret_figure, regret_table
-from perennial.server.study.runs import Outcome, Selected, Summary
+from perennial.server.papers import regret
+from perennial.server.papers.regret import Case, Size, harm_table, judge, measure, regret_figure, regret_table
+from perennial.server.run.folder import RunFolder
+from perennial.server.study.batch import Outcome, Selected, Summary
+from perennial.server.study.leave_one_out import LeftOut
 
 
 def trial(path: Path, held_out: float, worst: float, a: float, d: float) -> Outcome:

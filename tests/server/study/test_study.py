@@ -25,25 +25,26 @@ from perennial.common.config import RunConfig, load_config
 from perennial.common.data import scenarios
 from perennial.common.data.examples import ClientData, Examples
 from perennial.common.data.scenarios.colored import CMNIST
-from perennial.common.errors import RunStopped, UserError
-from perennial.common.knobs import between, knob
 from perennial.common.methods import METHODS
 from perennial.common.methods.ditto import Ditto
 from perennial.common.methods.fedavg import FedAvg
+from perennial.common.utils.errors import RunStopped, UserError
+from perennial.common.utils.knobs import between, knob
 from perennial.server.cli.main import app
-from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
+from perennial.server.papers import reproduce
 from perennial.server.report.load import load
 from perennial.server.report.pictures import pictures, training_curve, training_picture
+from perennial.server.run.folder import RunFolder
+from perennial.server.selection.summary import Evaluation
+from perennial.server.study import batch, run_names
 from perennial.server.study import compare as comparing
-from perennial.server.study import reproduce, runs, version
 from perennial.server.study import sweep as sweeping
+from perennial.server.study.batch import Outcome, Selected, Standing, Summary, carry_out, look, older, run_all
 from perennial.server.study.compare import Entry, Plan, compare, entries_of, measures
 from perennial.server.study.constant import constant_predictor, constant_rows, constant_summary
-from perennial.server.study.runs import Outcome, Selected, Standing, Summary, carry_out, look, older, run_all
+from perennial.server.study.run_names import code_version, config_digest, imported, name_without_code, run_name
 from perennial.server.study.sweep import best, search_ranges, trial, trials
-from perennial.server.study.version import code_version, config_digest, imported, name_without_code, run_name
-from perennial.server.summary import Evaluation
 from perennial.strategies.base import MethodStrategy
 
 TESTS = Path(__file__).parents[2]
@@ -140,7 +141,7 @@ def test_every_run_setting_is_one_or_the_other() -> None:
     # whose sources are in the version of the code.
     others = {"nodes", "references", "plugins"}
     assert set(RunConfig.model_fields) - parts == (told - parts) | set(NO_CHANGES) | others
-    assert set(NO_CHANGES) | others == version.NO_NUMBER
+    assert set(NO_CHANGES) | others == run_names.NO_NUMBER
 
 
 def test_one_hyper_parameter_changes_the_configuration_part_and_nothing_else() -> None:
@@ -170,7 +171,7 @@ def test_the_code_version_follows_the_sources(tmp_path: Path, monkeypatch: pytes
     files = {"a": tmp_path / "a.py", "b": tmp_path / "b.py"}
     for path in files.values():
         path.write_text("x = 1\n")
-    monkeypatch.setattr(version, "imported", lambda *_: dict(files))
+    monkeypatch.setattr(run_names, "imported", lambda *_: dict(files))
     fresh = code_version.__wrapped__
     before = fresh(FedAvg, CMNIST)
     assert fresh(FedAvg, CMNIST) == before
@@ -498,7 +499,7 @@ def test_a_run_that_stops_is_noted_and_not_repeated(tmp_path: Path, monkeypatch:
     file.write_bytes(b"caf\xe9")
     assert "stopped: caf�;" in run_all([diverging], tmp_path, jobs=1)[0].trouble
     file.write_bytes(why)
-    monkeypatch.setattr(runs, "carry_out", lambda *_: pytest.fail("run again"))
+    monkeypatch.setattr(batch, "carry_out", lambda *_: pytest.fail("run again"))
     assert run_all([diverging], tmp_path, jobs=1) == [found]
 
 
@@ -775,7 +776,7 @@ def test_paper_and_ours_side_by_side(quick: bool, tmp_path: Path, monkeypatch: p
     assert lines["Local", "worst"].difference("final") is None
     assert reproduce.remark_lines(table, comparison) == ["- other pictures", "[1] another world"]
 
-    monkeypatch.setattr("perennial.server.study.reproduce.load_reproduction", lambda name: table)
+    monkeypatch.setattr("perennial.server.papers.reproduce.load_reproduction", lambda name: table)
     arguments = ["reproduce", "t", "--jobs", "1", "--out", str(tmp_path / "pool")]
     result = CliRunner().invoke(app, arguments + ["--quick"] * quick)
     assert result.exit_code == 0, result.output
@@ -792,7 +793,7 @@ def test_fewer_seeds_are_said_and_stay_comparable_and_fewer_rounds_do_not(
 ) -> None:
     (tmp_path / "t.toml").write_text(GOOD)
     table = reproduce.load_reproduction("t", tmp_path)
-    monkeypatch.setattr("perennial.server.study.reproduce.load_reproduction", lambda name: table)
+    monkeypatch.setattr("perennial.server.papers.reproduce.load_reproduction", lambda name: table)
     arguments = ["reproduce", "t", "--jobs", "1", "--out", str(tmp_path / "pool")]
     seeds = CliRunner().invoke(app, [*arguments, "--seeds", "1"]).stdout
     assert "4 rounds, 1 seed, 1 trial (whole: 4 rounds, 2 seeds, 1 trial)" in " ".join(seeds.split())
@@ -886,7 +887,7 @@ def test_a_row_may_have_a_model_of_its_own(tmp_path: Path) -> None:
 
 
 def told(standings: list[Standing]) -> list[str]:
-    return [line for line in map(runs.standing_line, standings) if line]
+    return [line for line in map(batch.standing_line, standings) if line]
 
 
 @pytest.mark.parametrize("trials", [1, 3])
@@ -944,12 +945,12 @@ def test_a_study_of_which_all_is_done_says_so_once(tmp_path: Path) -> None:
 
 def test_an_estimate_from_the_rounds_so_far() -> None:
     ended = outcome(0.5)
-    assert "  about 40 min to go" in runs.standing_line(Standing(1, 5, 10, 50, ended, seconds=600))
-    assert "  about 12 s to go" in runs.standing_line(Standing(1, 5, 10, 50, ended, seconds=3))
-    assert " to go" not in runs.standing_line(
+    assert "  about 40 min to go" in batch.standing_line(Standing(1, 5, 10, 50, ended, seconds=600))
+    assert "  about 12 s to go" in batch.standing_line(Standing(1, 5, 10, 50, ended, seconds=3))
+    assert " to go" not in batch.standing_line(
         Standing(1, 5, 0, 50, ended, seconds=3)
     )  # no round of it was run here
-    assert "  about 5.0 h to go" in runs.standing_line(Standing(1, 5, 10, 110, ended, seconds=1800))
+    assert "  about 5.0 h to go" in batch.standing_line(Standing(1, 5, 10, 110, ended, seconds=1800))
 
 
 def test_trials_that_tie_are_said_to(tmp_path: Path) -> None:

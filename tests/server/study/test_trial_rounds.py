@@ -9,12 +9,15 @@ import pytest
 from toys import TWO_ROWS, Toy
 from typer.testing import CliRunner
 
-from perennial import studies
 from perennial.common.data import scenarios
-from perennial.common.errors import UserError
+from perennial.common.utils.errors import UserError
+from perennial.server import studies
 from perennial.server.cli.main import app
-from perennial.server.folder import RunFolder
-from perennial.server.split import Select
+from perennial.server.papers.overview import keep, known, overview
+from perennial.server.papers.reproduce import Reproduction, load_reproduction, reproduction_table
+from perennial.server.run.folder import RunFolder
+from perennial.server.selection.split_rule import Select
+from perennial.server.study.batch import Standing
 from perennial.server.study.choose import search
 from perennial.server.study.compare import (
     Plan,
@@ -24,9 +27,6 @@ from perennial.server.study.compare import (
     comparison_tables,
     entries_of,
 )
-from perennial.server.study.overview import keep, known, overview
-from perennial.server.study.reproduce import Reproduction, load_reproduction, reproduction_table
-from perennial.server.study.runs import Standing
 
 TABLE = """
 title = "T"
@@ -106,8 +106,8 @@ def test_one_search_serves_two_rules(table: Reproduction, tmp_path: Path) -> Non
 def test_a_table_s_search_on_its_page(
     table: Reproduction, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("perennial.server.study.overview.reproductions", lambda: {"t": tmp_path / "t.toml"})
-    monkeypatch.setattr("perennial.server.study.overview.load_reproduction", lambda name: table)
+    monkeypatch.setattr("perennial.server.papers.overview.reproductions", lambda: {"t": tmp_path / "t.toml"})
+    monkeypatch.setattr("perennial.server.papers.overview.load_reproduction", lambda name: table)
     for plan in (table.plan(quick=False), table.plan(quick=False, select=Select.held_out)):
         keep("t", table, compare(plan, tmp_path / "pool", 1), False, plan.select, tmp_path / "results")
     said, _ = overview(tmp_path / "results", "page.svg")

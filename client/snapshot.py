@@ -1,0 +1,122 @@
+"""What a site evaluated last, on its disk: all from which `perennial serve` makes the same models again."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from perennial.client.site_data import OwnSite
+from perennial.client.state import Kept, own_folder
+from perennial.client.trainer import Received, Reply
+from perennial.common.utils.files import PRIVATE, load_with_facts, save_tensors
+from perennial.common.utils.tensors import Tensors, divided, joined
+
+FILE = "serving.safetensors"
+"""The newest one's name, in the client's folder beside the versions of what it keeps."""
+HELD = 3
+"""How many are held, the newest among them, for going back; each also has the name of its round."""
+Results = Mapping[str, Mapping[str, Sequence[int]]]
+"""By `MODEL/SPLIT` and environment: how many samples there were, and how many were right."""
+
+
+def results_of(reply: Reply) -> Results:
+    """What an evaluation has found at this client."""
+    metrics: dict[str, Any] = dict(reply.metrics)
+    splits: dict[str, Any] = dict(reply.settings)
+    return {
+        place: {
+            name: (count, right)
+            for name, count, right in zip(splits[split], metrics[key], metrics[f"{place}/correct"], strict=True)
+            if count
+        }
+        for key in metrics
+        if key.endswith("/count") and (split := (place := key.removesuffix("/count")).split("/")[-1]) in splits
+    }
+
+
+def named(round_: int) -> str:
+    """The name of a round's snapshot."""
+    return f"serving-{round_}.safetensors"
+
+
+def held(folder: Path) -> list[Path]:
+    """The snapshots of a client's folder, oldest first."""
+    return sorted(folder.glob("serving-*.safetensors"), key=written)
+
+
+def written(path: Path) -> int:
+    """When a file was written, in nanoseconds since 1970."""
+    return path.stat().st_mtime_ns
+
+
+def put(source: Path, target: Path) -> None:
+    """Give a file a second name, in place of what has had it."""
+    beside = target.with_name(f".new-{target.name}")
+    with suppress(FileNotFoundError):
+        beside.unlink()  # of a process that was killed here
+    os.link(source, beside)
+    os.replace(beside, target)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A request to evaluate, what the client keeps, and which data these go with."""
+
+    task: str
+    """JSON."""
+    client: str
+    data_root: Path | None
+    received: Received
+    kept: Kept
+    own: OwnSite | None = None
+    run: str = ""
+    results: Results = field(default_factory=dict)
+
+    def save(self, folder: Path) -> None:
+        """Write it in a client's folder, as the newest; of the others the oldest goes. Only its owner reads it."""
+        own_folder(folder)
+        facts = {
+            "task": self.task,
+            "client": self.client,
+            "data_root": str(self.data_root.absolute()) if self.data_root else "",
+            "own": {**asdict(self.own), "data": str(self.own.data.absolute())} if self.own else None,
+            "round": self.received.round,
+            "settings": dict(self.received.settings),
+            "records": list(self.received.arrays),  # a record without tensors has no other trace
+            "run": self.run,
+            "results": self.results,
+        }
+        tensors = joined({"received": joined(self.received.arrays), "kept": joined(self.kept)})
+        path = folder / named(self.received.round)
+        others = folder.parents[1].glob(f"*/{folder.name}/serving-*.safetensors")
+        newest = max(map(written, others), default=0)
+        save_tensors(path, tensors, {name: json.dumps(fact) for name, fact in facts.items()}, PRIVATE)
+        if written(path) <= newest:  # the clock was set back
+            os.utime(path, ns=(newest + 1, newest + 1))
+        put(path, folder / FILE)
+        for old in held(folder)[:-HELD]:
+            old.unlink()
+
+    @classmethod
+    def load(cls, path: Path, device: torch.device) -> "Snapshot":
+        """Raises `OSError`, `SafetensorError`, `KeyError` or `ValueError` for a file that is damaged."""
+        tensors, texts = load_with_facts(path)
+        facts = {name: json.loads(text) for name, text in texts.items()}
+        parts = divided({name: tensor.to(device) for name, tensor in tensors.items()})
+        nothing: dict[str, Tensors] = {name: {} for name in facts["records"]}
+        arrays = nothing | divided(parts.get("received", {}))
+        return cls(
+            facts["task"],
+            facts["client"],
+            Path(facts["data_root"]) if facts["data_root"] else None,
+            Received(facts["round"], arrays, facts["settings"]),
+            divided(parts.get("kept", {})),
+            OwnSite(**{**facts["own"], "data": Path(facts["own"]["data"])}) if facts["own"] else None,
+            facts.get("run", ""),
+            facts.get("results", {}),
+        )

@@ -1,0 +1,67 @@
+"""A model under training: its tensors as autograd sees them, and the steps taken on them."""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from perennial.common.mathematics.adam import Adam
+from perennial.common.utils.tensors import Tensors
+
+
+class Working:
+    """A model's working copy; the tensors it starts from stay as they are."""
+
+    def __init__(self, start: Tensors, names: Iterable[str]) -> None:
+        """`names` are the tensors to be trained, in the order of every gradient."""
+        self.tensors: Tensors = {name: tensor.detach().clone() for name, tensor in start.items()}
+        """What losses are computed from; always at the latest step."""
+        self._names = tuple(names)
+        self._params = [self.tensors[name].requires_grad_() for name in self._names]
+        self.values = [tensor.detach() for tensor in self._params]
+        """The trained tensors in the same memory, to be changed in place unseen by autograd."""
+
+    def gradient(self, value: Tensor, *, create_graph: bool = False) -> list[Tensor]:
+        """Gradient of a scalar, or of each client's in a stack; zeros for a tensor it does not depend on. To be
+        read only: autograd may give several tensors one gradient (of a sum of the two)."""
+        value = value.sum() if value.dim() else value  # no client's scalar depends on another one's tensors
+        return list(torch.autograd.grad(value, self._params, create_graph=create_graph, materialize_grads=True))
+
+    def step(self, direction: Sequence[Tensor], rate: float) -> None:
+        """`θ ← θ − rate · direction`."""
+        torch._foreach_add_(self.values, list(direction), alpha=-rate)
+
+    def descend(self, value: Tensor, optimizer: "Momentum | Adam", rate: float) -> None:
+        """A step along the optimizer's direction for a scalar's gradient."""
+        self.step(optimizer.direction(self.gradient(value)), rate)
+
+    def moved(self, direction: Sequence[Tensor], rate: float) -> "Working":
+        """A copy, `rate · direction` further down; this one stays where it is."""
+        copy = Working(self.tensors, self._names)
+        copy.step(direction, rate)
+        return copy
+
+    def result(self) -> Tensors:
+        """The model reached, without gradients. Ends the training."""
+        for tensor in self._params:
+            tensor.requires_grad_(False)
+        return self.tensors
+
+
+class Momentum:
+    """Heavy-ball steps: `u ← momentum · u + g`, then along u; plain gradient steps at momentum 0."""
+
+    def __init__(self, momentum: float) -> None:
+        self.momentum = momentum
+        self._velocity: list[Tensor] = []
+
+    def direction(self, gradient: list[Tensor]) -> list[Tensor]:
+        """Where to step for this gradient."""
+        if not self.momentum:
+            return gradient
+        if self._velocity:
+            torch._foreach_mul_(self._velocity, self.momentum)
+            torch._foreach_add_(self._velocity, gradient)
+        else:
+            self._velocity = [part.clone() for part in gradient]
+        return self._velocity

@@ -1,0 +1,1 @@
+"""All that touches Flower's programs and its non-public parts, so that another release is this room's work."""

@@ -1,0 +1,1 @@
+"""Pure mathematics that both halves of a method compute alike."""

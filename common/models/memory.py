@@ -1,0 +1,183 @@
+"""How much memory a model takes, before it is built, and how much there is."""
+
+import ctypes
+import platform
+from collections.abc import Callable
+from functools import lru_cache
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._device import _device_constructors
+
+from perennial.common.models.architectures import build
+from perennial.common.models.own_module import constructed
+from perennial.common.models.settings import ModelSettings, Module
+from perennial.common.utils.errors import UserError
+
+COPIES = 4
+"""Of a model that is trained: as it came, as it is trained, its gradient, and as it is sent."""
+SAMPLE_COPIES = 3
+"""Of generated samples: as they are drawn, as they are put together, and as they are kept."""
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, FREED_BYTES = -1, -3, 2**29
+"""Of glibc's `malloc.h`, and how much."""
+DRAWS = ("uniform_", "normal_", "trunc_normal_")
+SMALL = 2**20
+"""Bytes of tensors that are made in any case: some modules compute their own sizes with them."""
+
+
+class _Undrawn(TorchFunctionMode):
+    """Leaves parameters as they are: on the "meta" device there is nothing to draw."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__module__", None) == "torch.nn.init" or getattr(func, "__name__", "") in DRAWS:
+            return kwargs.get("tensor", args[0] if args else None)
+        return func(*args, **kwargs)
+
+
+class _Sized(_Undrawn):
+    """Makes tensors of so many bytes in all; of others there is the size alone, on the "meta" device."""
+
+    def __init__(self, most: float) -> None:
+        super().__init__()
+        self.most = self.left = most
+        self.beyond = False
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _device_constructors():
+            plain = {key: value for key, value in kwargs.items() if key != "generator"}
+            size = func(*args, **{**plain, "device": "meta"})
+            if size.nbytes > self.left:
+                self.beyond = True
+                return size
+            self.left -= size.nbytes
+            return func(*args, **kwargs)
+        first = kwargs.get("tensor", args[0] if args else None)
+        if isinstance(first, Tensor) and not first.is_meta and first.nbytes <= self.most:
+            return func(*args, **kwargs)
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+@lru_cache(maxsize=8)
+def model_bytes(settings: ModelSettings, input_shape: tuple[int, ...], classes: int) -> int:
+    """Bytes of a model's parameters and buffers, of which none is built. Raises `UserError` as building does."""
+    if isinstance(settings, Module):
+        return _module_bytes(settings, input_shape, classes)
+    try:
+        with torch.device("meta"), _Undrawn():
+            tensors: list[Tensor] = list(build(settings, input_shape, classes).state_dict().values())
+    except (RuntimeError, OverflowError) as error:  # more elements than a 64-bit number counts
+        raise UserError(f"model: {settings.name!r} of this size has too many parameters ({error})") from None
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _module_bytes(settings: Module, input_shape: tuple[int, ...], classes: int) -> int:
+    there = available() / 2
+    for sized in (_Sized(SMALL), _Sized(there)):  # the second for those that look at what they have drawn
+        try:
+            with torch.random.fork_rng(devices=[]), sized:
+                module = constructed(settings, input_shape, classes)
+            return sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
+        except UserError as error:
+            failed = error
+    if sized.beyond:
+        raise UserError(
+            f"model: {settings.name!r} looks at what it has drawn, so it must be made to be measured, and takes "
+            f"more than the {_gb(there)} that there are for this; take a smaller one"
+        )
+    raise failed
+
+
+@lru_cache(maxsize=8)
+def activation_bytes(settings: ModelSettings, input_shape: tuple[int, ...], classes: int) -> tuple[int, bool]:
+    """Bytes of one sample and of all layers' outputs for it; and whether there are convolutions among them."""
+    found = [4 * prod(input_shape)]
+
+    def note(_: nn.Module, __: Any, output: Tensor) -> None:
+        found.append(output.numel() * output.element_size())
+
+    with torch.device("meta"), _Undrawn():
+        model = build(settings, input_shape, classes).eval()
+        layers = [layer for layer in model.modules() if not list(layer.children())]
+        for layer in layers:
+            layer.register_forward_hook(note)
+        model(torch.empty(1, *input_shape))
+    return sum(found), any(isinstance(layer, nn.Conv2d) for layer in layers)
+
+
+def must_fit(settings: ModelSettings, input_shape: tuple[int, ...], classes: int, copies: int = COPIES) -> None:
+    """Raises `UserError` if so many copies of a model are more than this process can have."""
+    needed, there = copies * model_bytes(settings, input_shape, classes), available()
+    if needed > there:
+        raise UserError(
+            f"model: {settings.name!r} of this size takes about {_gb(needed)} of memory here ({copies} copies of "
+            f"{_gb(needed / copies)}), and {_gb(there)} are available; take a smaller one"
+        )
+
+
+def samples_must_fit(samples: int, input_shape: tuple[int, ...]) -> None:
+    """Raises `UserError` if so many generated samples are more than this process can have."""
+    needed, there = SAMPLE_COPIES * 4 * samples * prod(input_shape), available()
+    if needed > there:
+        raise UserError(
+            f"scenario: {samples:,} samples of a client take about {_gb(needed)} of memory here while they are "
+            f"drawn, and {_gb(there)} are available; take fewer"
+        )
+
+
+def keep_freed() -> None:
+    """Let this process keep up to half a gigabyte of memory that it has freed, where the C library is glibc.
+
+    The gradients of a stack of clients take some megabytes. Else these went back to the system after every step,
+    and came again page by page, which takes a sixth of the time.
+    """
+    if platform.libc_ver()[0] == "glibc":
+        libc = ctypes.CDLL(None)
+        for option in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):
+            libc.mallopt(option, FREED_BYTES)
+
+
+def available() -> float:
+    """Bytes that this process can have now, of the machine and its container; infinite where nobody says."""
+    machine = _field(Path("/proc/meminfo"), "MemAvailable:")
+    group = Path("/sys/fs/cgroup")
+    limit, used = _number(group / "memory.max"), _number(group / "memory.current")
+    # What a container's files have in memory counts as used, and can be taken back.
+    cached = _field(group / "memory.stat", "inactive_file")
+    return min(1024 * machine, limit - max(0.0, used - (0.0 if cached == float("inf") else cached)))
+
+
+def _number(file: Path) -> float:
+    try:
+        return float(file.read_text())
+    except (OSError, ValueError):  # not there, or "max"
+        return float("inf")
+
+
+def _field(file: Path, name: str) -> float:
+    try:
+        found = [line.split()[1] for line in file.read_text().splitlines() if line.startswith(name)]
+        return float(found[0])
+    except (OSError, ValueError, IndexError):
+        return float("inf")
+
+
+def _gb(count: float) -> str:
+    return f"{count / 1e9:,.1f} GB"

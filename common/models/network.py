@@ -1,0 +1,281 @@
+"""The one resident network per process, which runs a model over explicit tensors, and the weights it starts from.
+
+A model's weights live outside it: a method keeps them as `Tensors`, and `Network` runs them.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property, lru_cache
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from perennial.common import plugins
+from perennial.common.models.architectures import Model, build
+from perennial.common.models.own_module import AUXILIARY, constructed, layout, must_be_logits, parts, run_once
+from perennial.common.models.settings import ModelSettings, Module, Pretrained, ResNet18
+from perennial.common.models.weights import load_weights
+from perennial.common.utils.errors import UserError
+from perennial.common.utils.seeding import derive
+from perennial.common.utils.tensors import Tensors
+
+# --- Saved weights ---------------------------------------------------------------------------------------
+
+
+def weighted(
+    settings: Pretrained, input_shape: tuple[int, ...], classes: int, drawn: Tensors, head: bool = True
+) -> Tensors:
+    """A drawn model with the tensors of its weights in place of its own.
+
+    The output layer stays as drawn where the weights have another number of classes, and with `head` off; of
+    `resnet18`, which has a classifier of its own, all of the classifier. Raises `UserError` for weights that are
+    not this model's.
+    """
+    found, where, name = load_weights(settings), settings.weights, settings.name
+    names = {own: own for own in drawn}
+    if not any(own in found for own in drawn if own.startswith("featurizer.")):  # not saved by a run of ours
+        names = _names_elsewhere(settings, input_shape, classes)
+    layer = "classifier." if isinstance(settings, ResNet18) else f"{list(drawn)[-1].rpartition('.')[0]}."
+    output = [own for own in drawn if own.startswith(layer)]
+    fits = head and all(names[own] in found and found[names[own]].shape == drawn[own].shape for own in output)
+    aside = {names[own] for own in output} | {"fc.weight", "fc.bias"}
+    left_out = tuple(AUXILIARY.get(settings.torchvision, ())) if isinstance(settings, Module) else ()
+
+    model = dict(drawn)
+    lacking = []
+    for own, tensor in drawn.items():
+        key = names[own]
+        if own in output and not fits:
+            continue
+        if key not in found:
+            lacking += [key] if tensor.is_floating_point() else []  # old files have no counters of BatchNorm's
+        elif found[key].shape != tensor.shape:
+            raise UserError(
+                f"model.weights: {where} has {key!r} of shape {_size(found[key])}, and model {name!r} has it of "
+                f"shape {_size(tensor)}"
+            )
+        else:
+            model[own] = found[key].to(tensor.dtype).clone()
+    if lacking:
+        raise UserError(f"model.weights: {where} lacks {_some(lacking)}, which model {name!r} has")
+    known = {names[own] for own in drawn} | aside
+    if beyond := [key for key in found if key not in known and not key.startswith(left_out or ("\0",))]:
+        raise UserError(f"model.weights: {where} has {_some(beyond)}, which model {name!r} has not")
+    return model
+
+
+def _names_elsewhere(settings: Pretrained, input_shape: tuple[int, ...], classes: int) -> dict[str, str]:
+    """By a tensor's name here, its name in the state dict of the module as its own code makes it."""
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        if not isinstance(settings, Module):  # as in torchvision
+            here = build(settings, input_shape, classes).state_dict()
+            return {name: name.replace("featurizer.", "", 1).replace("classifier.", "fc.", 1) for name in here}
+        module = constructed(settings, input_shape, classes)
+        theirs = {id(tensor): name for name, tensor in reversed(module.state_dict(keep_vars=True).items())}
+        model = Model(*parts(module, layout(settings, input_shape, classes)))
+    return {name: theirs[id(tensor)] for name, tensor in model.state_dict(keep_vars=True).items()}
+
+
+def _some(names: list[str]) -> str:
+    return repr(names[0]) + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+
+
+def _size(tensor: Tensor) -> str:
+    return "x".join(map(str, tensor.shape)) or "a number"
+
+
+# --- Running them --------------------------------------------------------------------------------------
+
+
+class Network:
+    """One model's structure, to be run over any tensors; it holds no weights of its own.
+
+    Calls take tensors by full state-dict name, need only those of the part that they run (`KeyError` names
+    a missing one), and ignore others. They change none of them, with one exception: `training=True` lets
+    BatchNorm update its running statistics in place in the very buffers that are given. So hand over a copy
+    of the buffers of a model that must stay as it is. `training=False`, the default, is also FedIIR's frozen
+    BatchNorm: gradients still flow.
+
+    A model without buffers may be differentiated twice and mapped with `torch.func`. Calls from several
+    threads at once are not safe, since they share one module.
+    """
+
+    parameter_names: tuple[str, ...]
+    """State-dict names of all parameters that are trained, the featurizer's first."""
+    buffer_names: tuple[str, ...]
+    """State-dict names of all other tensors: BatchNorm's statistics and counters, and what is frozen."""
+    frozen_names: tuple[str, ...]
+    """State-dict names of all tensors that no training changes: a frozen featurizer's, or frozen by the module."""
+    moving_names: tuple[str, ...]
+    """State-dict names of all buffers that are not frozen."""
+    featurizer_names: tuple[str, ...]
+    """State-dict names of the featurizer's trained parameters."""
+    classifier_names: tuple[str, ...]
+    """State-dict names of the classifier's trained parameters."""
+    batch_norm_names: tuple[str, ...]
+    """State-dict names of all parameters and buffers of BatchNorm layers."""
+
+    def __init__(
+        self, settings: ModelSettings, input_shape: tuple[int, ...], classes: int, device: torch.device | str
+    ) -> None:
+        self.settings = settings
+        self.input_shape = input_shape
+        self.classes = classes
+        self.device = torch.device(device)
+        model = self._build(0)
+        if plugins.of(type(settings)):
+            self._must_fit(model)
+        frozen = isinstance(settings, Pretrained) and settings.freeze == "featurizer"
+        # Tied weights are one tensor with several names, of which the first is the one that counts.
+        first: dict[int, str] = {}
+        tensors = model.state_dict(keep_vars=True)
+        names = {name: first.setdefault(id(tensor), name) for name, tensor in tensors.items()}
+        self._own = tuple(first.values())
+
+        def trained(name: str) -> bool:
+            return tensors[name].requires_grad and not (frozen and name.startswith("featurizer."))
+
+        parameters = {names[name] for name, _ in model.named_parameters()}
+        self.parameter_names = tuple(name for name in self._own if name in parameters and trained(name))
+        self.buffer_names = tuple(name for name in self._own if name not in self.parameter_names)
+        self.frozen_names = tuple(
+            name for name in self.buffer_names if name in parameters or (frozen and name.startswith("featurizer."))
+        )
+        self.moving_names = tuple(name for name in self.buffer_names if name not in self.frozen_names)
+        self.featurizer_names, self.classifier_names = (
+            tuple(name for name in self.parameter_names if name.startswith(f"{part}."))
+            for part in ("featurizer", "classifier")
+        )
+        norms = [
+            (name, layer)
+            for name, layer in model.named_modules()
+            if isinstance(layer, nn.modules.batchnorm._BatchNorm)
+        ]
+        self.batch_norm_names = tuple(f"{layer}.{name}" for layer, module in norms for name in module.state_dict())
+        stay = isinstance(settings, Pretrained) and settings.statistics_stay
+        self._still = ([model.featurizer] if frozen else []) + ([layer for _, layer in norms] if stay else [])
+        """Layers that run in training as in evaluation."""
+        self.draws = (
+            layout(settings, input_shape, classes).draws
+            if isinstance(settings, Module)
+            else bool(plugins.of(type(settings)))
+        )
+        """Whether the model draws in training, as dropout does, or may, and is to be run within `drawing`."""
+        self._whole = list(names.items())
+        self._featurizer, self._classifier = (
+            [(name.removeprefix(f"{part}."), own) for name, own in names.items() if name.startswith(f"{part}.")]
+            for part in ("featurizer", "classifier")
+        )
+        # On "meta" a module takes no memory and can't be run on weights of its own by mistake. It isn't built
+        # there, since drawing normal numbers on "meta" makes PyTorch import sympy and more, for 4 s.
+        constants = {name: buffer.to(self.device) for name, buffer in model.named_buffers() if name not in tensors}
+        self._model = model.to("meta")
+        for name, buffer in constants.items():  # what a state dict does not hold
+            layer, _, own = name.rpartition(".")
+            self._model.get_submodule(layer).register_buffer(own, buffer, persistent=False)
+        for still in self._still:  # the rest is in training, as any new module
+            still.eval()
+
+    def initial(self, seed: int, *key: str | int) -> Tensors:
+        """Initial parameters and buffers, a draw that depends on `seed` and `key` alone.
+
+        The same on every call and device, and no global generator is disturbed. The tensors are new, on
+        `device`, without `requires_grad`. With weights these stand in their places; of their output layer only in
+        the draw without a `key`, the common initial model. Raises `UserError` for weights that are not there or do
+        not fit.
+        """
+        drawn = self._drawn(derive(seed, "init", *key))
+        if isinstance(self.settings, Pretrained) and self.settings.weights:
+            drawn = weighted(self.settings, self.input_shape, self.classes, drawn, head=not key)
+        return {name: tensor.to(self.device) for name, tensor in drawn.items()}
+
+    @cached_property
+    def width(self) -> int:
+        """How many features the featurizer gives of a sample. Without a shape of samples, as in somebody's own
+        ServerApp, it is what the classifier's first linear layer takes."""
+        if not self.input_shape:
+            return next(x.in_features for x in self._model.classifier.modules() if isinstance(x, nn.Linear))
+        sample = torch.zeros(1, *self.input_shape, device=self.device)
+        drawn = {name: tensor.to(self.device) for name, tensor in self._drawn(0).items()}
+        return self.features(drawn, sample).shape[1]
+
+    def predict(self, tensors: Mapping[str, Tensor], x: Tensor, training: bool = False) -> Tensor:
+        """Logits (samples, classes) of samples x (samples, *input_shape)."""
+        return self._call(self._model, self._whole, tensors, x, training)
+
+    def features(self, tensors: Mapping[str, Tensor], x: Tensor, training: bool = False) -> Tensor:
+        """Features z = Φ(x) (samples, width) of samples x (samples, *input_shape)."""
+        return self._call(self._model.featurizer, self._featurizer, tensors, x, training)
+
+    def classify(self, tensors: Mapping[str, Tensor], z: Tensor, training: bool = False) -> Tensor:
+        """Logits w(z) (samples, classes) of features z (samples, width)."""
+        return self._call(self._model.classifier, self._classifier, tensors, z, training)
+
+    @contextmanager
+    def drawing(self, seed: int, *key: str | int) -> Iterator[None]:
+        """What the model draws in training depends on `seed` and `key` alone; the global generators are left as
+        they were."""
+        if not self.draws:
+            yield
+            return
+        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+            torch.default_generator.manual_seed(derive(seed, "draws", *key))
+            if self.device.type == "cuda":
+                with torch.cuda.device(self.device):
+                    torch.cuda.manual_seed(derive(seed, "draws", *key))
+            yield
+
+    def module(self, tensors: Mapping[str, Tensor]) -> nn.Module:
+        """The model as a module of its own with these weights, copied, on `device` and in evaluation mode."""
+        module = self._build(0)
+        module.load_state_dict({name: tensors[full] for name, full in self._whole})
+        return module.to(self.device).eval()
+
+    def _drawn(self, seed: int) -> Tensors:
+        """Parameters and buffers of a new model, on the CPU; tied ones once."""
+        tensors = self._build(seed).state_dict()
+        return {name: tensors[name] for name in self._own}
+
+    def _build(self, seed: int) -> Model:
+        """A model on the CPU, whose global generator is left as it was."""
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+            # Not torch.manual_seed, which would seed the generators of the accelerators, too.
+            torch.default_generator.manual_seed(seed)
+            return build(self.settings, self.input_shape, self.classes)
+
+    def _must_fit(self, model: nn.Module) -> None:
+        """Raises `UserError` where what a plug-in has built is no model of such samples and classes."""
+        if not isinstance(model, Model):
+            kind = type(model).__name__
+            raise UserError(f"model {self.settings.name!r}: what builds it gives a {kind}; let it give a `Model`")
+        if self.input_shape:  # which a plain Flower app need not say
+            with torch.random.fork_rng(devices=[]), torch.no_grad():
+                logits = run_once(self.settings, model.eval(), torch.zeros(2, *self.input_shape))
+            must_be_logits(self.settings, logits, self.classes)
+            model.train()
+
+    def _call(
+        self,
+        part: nn.Module,
+        names: Iterable[tuple[str, str]],
+        tensors: Mapping[str, Tensor],
+        x: Tensor,
+        training: bool,
+    ) -> Tensor:
+        if self._model.training != training:  # train() walks all layers, so only when it changes something
+            self._model.train(training)
+            for layer in self._still:
+                layer.eval()
+        given = {name: tensors[full] for name, full in names}
+        # All names of tied weights are given; looking for them would double the cost of the call.
+        output: Tensor = functional_call(part, given, (x,), tie_weights=False)
+        return output
+
+
+@lru_cache(maxsize=8)
+def network(
+    settings: ModelSettings, input_shape: tuple[int, ...], classes: int, device: torch.device | str = "cpu"
+) -> Network:
+    """The resident `Network` of this process for these settings; build it once, share it between clients."""
+    return Network(settings, input_shape, classes, device)

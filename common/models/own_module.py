@@ -1,0 +1,347 @@
+"""Modules that a person brings: made by their own code, and taken apart into featurizer and classifier.
+
+A run's settings name such a module, and they travel to the sites. So that no site runs whatever a server names,
+only what this machine's owner trusts is imported (`common/plugins.py`): PyTorch itself has functions that run what
+they are given as code. Of it, only a class of modules is called, or a function that says that it returns one.
+"""
+
+import inspect
+import os
+import sys
+import traceback
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from perennial.common import plugins
+from perennial.common.models.settings import ModelSettings, Module
+from perennial.common.models.weights import must_be_known
+from perennial.common.utils.errors import UserError
+from perennial.common.utils.suggestions import meant
+
+LONGEST = 300
+"""Letters of an exception's words that a sentence repeats."""
+SQUEEZED = ("squeezenet1_0", "squeezenet1_1")
+AUXILIARY = {"googlenet": ("aux1.", "aux2."), "inception_v3": ("AuxLogits.",)}
+"""Classifiers on the way that torchvision's own weights have, and that are left out here."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where a module's classifier is."""
+
+    classifier: str
+    """Its name in the module."""
+    how: str
+    """How it was found, for a person."""
+    apart: bool
+    """Whether the module is its featurizer and then its classifier, by these names, and nothing else."""
+    draws: bool
+    """Whether it draws in training, as dropout does."""
+
+
+# ---------------------------------------------------------------------- made by its own code
+
+
+def constructed(settings: Module, input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """The module as its own code makes it, drawn from torch's global generator. Raises `UserError`."""
+    name, options = settings.name, settings.options
+    target = _torchvision(settings) if settings.torchvision else _found(name)
+    known = {"classes": classes, "num_classes": classes, "input_shape": input_shape}
+    if settings.torchvision:
+        options |= {"num_classes": classes}
+        if settings.torchvision in AUXILIARY:
+            options = {"aux_logits": False, "init_weights": False, **options}
+            if settings.named_weights:  # they were trained so
+                options = {"transform_input": True, **options}
+    else:
+        parameters = _parameters(target)
+        takes = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+        options = {key: value for key, value in known.items() if key in takes} | options
+        anything = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        if wrong := [key for key in options if key not in takes and not anything]:
+            there = f"it has {', '.join(takes)}" if takes else "it has none"
+            raise UserError(f"model.{wrong[0]}: {name} has no such argument{meant(wrong[0], takes)} ({there})")
+        lacking = [
+            p.name for p in parameters if p.default is p.empty and p.name in takes and p.name not in options
+        ]
+        if lacking:
+            raise UserError(f"model.{lacking[0]}: {name} needs a value for it; set it")
+    try:
+        made = target(**options)
+    except Exception as error:
+        raise UserError(f"model {name!r} cannot be made: {_words(error)}") from error
+    if not isinstance(made, nn.Module):
+        raise UserError(f"model {name!r} makes a {type(made).__name__}, and no torch.nn.Module")
+    made = _squeezed(made, input_shape) if settings.torchvision in SQUEEZED else made
+    if any(is_lazy(tensor) for tensor in (*made.parameters(), *made.buffers())):
+        run_once(settings, made, _samples(input_shape))  # from which lazy layers learn their sizes
+    return made
+
+
+def _torchvision(settings: Module) -> Callable[..., Any]:
+    from torchvision.models import get_model_builder
+
+    must_be_known(settings.torchvision)
+    builder: Callable[..., Any] = get_model_builder(settings.torchvision)
+    return builder
+
+
+def _found(name: str) -> Callable[..., Any]:
+    """The class or function. Raises `UserError` where there is none that may be called."""
+    module, _, attribute = name.partition(":")
+    top, *inner = module.split(".")
+    if top in {*sys.stdlib_module_names, "test"} or any(part.startswith("__") for part in inner):
+        # Importing some of these starts a program.
+        raise UserError(
+            f"model.name: {module!r} is a part of Python or a program, and not imported; take another name for a "
+            "file with a model"
+        )
+    if not plugins.may_be_imported(module):
+        raise UserError(
+            f"model.name: there is no module {module!r} here that may be imported; install the package that has "
+            f"it as a plug-in, or name its file in {plugins.VARIABLE}"
+        )
+    try:
+        found = import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name and f"{module}.".startswith(f"{error.name}."):
+            raise UserError(
+                f"model.name: there is no module {error.name!r} here; install the package that has it, or name "
+                f"its file in {plugins.VARIABLE}"
+            ) from None
+        raise UserError(f"model.name: {module!r} cannot be imported: {_words(error)}") from error
+    except (Exception, SystemExit) as error:
+        raise UserError(f"model.name: {module!r} cannot be imported: {_words(error)}") from error
+    target = getattr(found, attribute, None)
+    if target is None:
+        raise UserError(f"model.name: {module!r} has no {attribute!r}{meant(attribute, vars(found))}")
+    if isinstance(target, type) and issubclass(target, nn.Module):
+        return target
+    if isinstance(target, nn.Module):
+        raise UserError(f"model.name: {name} is a module that is made already; name its class, or a function")
+    if not inspect.isfunction(target):
+        raise UserError(f"model.name: {name} is no class of torch.nn.Module, and no function that makes one")
+    try:
+        says = typing.get_type_hints(target).get("return")
+    except Exception:  # of a name that is not there when the program runs
+        says = None
+    if not (isinstance(says, type) and issubclass(says, nn.Module)):
+        raise UserError(
+            f"model.name: {name} does not say that it makes a module; write `def {attribute}(…) -> "
+            "torch.nn.Module`, without which nothing is called that a run's settings name"
+        )
+    return target
+
+
+def _parameters(target: Callable[..., Any]) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(target).parameters.values())
+    except (TypeError, ValueError):  # it takes what it takes
+        return [inspect.Parameter("options", inspect.Parameter.VAR_KEYWORD)]
+
+
+def defaults(settings: Module) -> dict[str, Any]:
+    """What the arguments of a class or function of one's own are unless set, where a setting could say it."""
+    if settings.torchvision:
+        return {}
+    kinds = (bool, int, float, str, list, tuple)
+    return {p.name: p.default for p in _parameters(_found(settings.name)) if isinstance(p.default, kinds)}
+
+
+def _squeezed(made: nn.Module, input_shape: tuple[int, ...]) -> nn.Sequential:
+    """SqueezeNet, whose classifier is a convolution: its features as vectors, and its classifier of these."""
+    features, classifier = made.get_submodule("features"), made.get_submodule("classifier")
+    with torch.no_grad():
+        shape = features(torch.zeros(1, *input_shape, device=next(features.parameters()).device)).shape[1:]
+    own = nn.Sequential(nn.Unflatten(1, tuple(shape)), *classifier.children(), nn.Flatten())
+    return nn.Sequential(nn.Sequential(features, nn.Flatten()), own)
+
+
+# ---------------------------------------------------------------------- taken apart
+
+
+@lru_cache(maxsize=8)
+def layout(settings: Module, input_shape: tuple[int, ...], classes: int) -> Layout:
+    """Where a module's classifier is, found by running it once or twice on the CPU.
+
+    Raises `UserError` where it does not take such samples or does not give a logit for each class, where it has no
+    classifier, or where something comes after its classifier.
+    """
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"), torch.no_grad():
+        torch.default_generator.manual_seed(0)
+        module = constructed(settings, input_shape, classes)
+        x = _samples(input_shape)
+        _must_take_one_input(settings, module)
+        layers: dict[str, Any] = {}
+        """Inputs of linear layers, and of the attribute `classifier`, in the order they end in."""
+
+        def note(_: nn.Module, inputs: Any, __: Any, name: str) -> None:
+            layers.pop(name, None)
+            layers[name] = inputs[0] if inputs else None
+
+        hooks = [
+            layer.register_forward_hook(partial(note, name=name))
+            for name, layer in module.named_modules()
+            if isinstance(layer, nn.Linear) or name == "classifier"
+        ]
+        logits = run_once(settings, module.eval(), x)
+        for hook in hooks:
+            hook.remove()
+        must_be_logits(settings, logits, classes)
+        if not torch.equal(x, _samples(input_shape)):
+            raise UserError(
+                f"model {settings.name!r} changes its input in place; let it make a new tensor, such as "
+                "x = x - 0.5 for x.sub_(0.5)"
+            )
+        if (one := run_once(settings, module, x[:1], "with one sample")).shape != logits[:1].shape:
+            given = "x".join(map(str, one.shape))
+            raise UserError(
+                f"model {settings.name!r} gives {given} for 1 sample; it must be 1x{classes}, such as with "
+                "flatten(1) in place of squeeze()"
+            )
+        place, how = _classifier(settings, module, layers)
+        before = torch.default_generator.get_state()
+        must_be_logits(settings, run_once(settings, module.train(), x), classes)
+        draws = not torch.equal(before, torch.default_generator.get_state())
+
+        module = module.eval()
+        logits = run_once(settings, module, x)  # again, since running it in training may have changed its buffers
+        apart = _is_apart(module, place, x, logits)
+        found = Layout(place, how, apart, draws)
+        features, classifier = parts(module, found)
+        _must_be_apart(settings, features, classifier, place)
+        z = run_once(settings, features, x, f"without its classifier {place!r}")
+        if z.dim() != 2:
+            raise UserError(
+                f"model {settings.name!r}: what its classifier {place!r} is given are no vectors of features, but "
+                f"of shape {'x'.join(map(str, z.shape[1:]))}; name a later layer, model.classifier=…"
+            )
+        if not torch.allclose(run_once(settings, classifier, z), logits, rtol=1e-3, atol=1e-4, equal_nan=True):
+            raise UserError(
+                f"model {settings.name!r} does something after its classifier {place!r}; let forward end with the "
+                "classifier, whose outputs are the logits"
+            )
+        return found
+
+
+def parts(module: nn.Module, found: Layout) -> tuple[nn.Module, nn.Module]:
+    """A module's featurizer and classifier; without its classifier, a module is its featurizer."""
+    if not found.classifier:
+        return nn.Identity(), module
+    classifier = module.get_submodule(found.classifier)
+    if found.apart:
+        return module.get_submodule("featurizer"), classifier
+    if type(module) is nn.Sequential and "." not in found.classifier:
+        place = list(dict(module.named_children())).index(found.classifier)
+        return module[:place], classifier if place == len(module) - 1 else module[place:]
+    parent, _, name = found.classifier.rpartition(".")
+    setattr(module.get_submodule(parent), name, nn.Identity())
+    return module, classifier
+
+
+def _classifier(settings: Module, module: nn.Module, layers: dict[str, Any]) -> tuple[str, str]:
+    """Where the classifier is, and how that was found; `layers` are those that ran, with what they were given."""
+    if settings.classifier:
+        known = [name for name, _ in module.named_modules() if name]
+        if settings.classifier not in known:
+            raise UserError(
+                f"model.classifier: {settings.name} has no {settings.classifier!r}"
+                f"{meant(settings.classifier, known)}"
+            )
+        return settings.classifier, "as model.classifier says"
+    if settings.torchvision in SQUEEZED:
+        return "1", "its last layers"
+    vectors = isinstance(given := layers.get("classifier"), Tensor) and given.dim() == 2
+    if not settings.torchvision and vectors:
+        return "classifier", "its attribute of this name"
+    if linear := [name for name in layers if isinstance(module.get_submodule(name), nn.Linear)]:
+        return linear[-1], "its last linear layer"
+    raise UserError(
+        f"model {settings.name!r} has no classifier: no attribute `classifier`, and no linear layer that runs; "
+        "say where it is, model.classifier=…"
+    )
+
+
+def _is_apart(module: nn.Module, place: str, x: Tensor, logits: Tensor) -> bool:
+    featurizer = getattr(module, "featurizer", None)
+    if place != "classifier" or not isinstance(featurizer, nn.Module):
+        return False
+    if any(name.partition(".")[0] not in ("featurizer", "classifier") for name in module.state_dict()):
+        return False
+    try:
+        return torch.allclose(module.get_submodule(place)(featurizer(x)), logits, rtol=1e-3, atol=1e-4)
+    except Exception:  # something between the two makes the one fit the other
+        return False
+
+
+def _must_be_apart(settings: Module, featurizer: nn.Module, classifier: nn.Module, place: str) -> None:
+    own = {id(tensor): name for name, tensor in featurizer.named_parameters()}
+    for tensor in classifier.parameters():
+        if id(tensor) in own:
+            raise UserError(
+                f"model {settings.name!r}: its classifier {place!r} has a weight that is also "
+                f"{own[id(tensor)]!r} of the featurizer; the two parts need weights of their own"
+            )
+    if not list(classifier.parameters()):
+        raise UserError(f"model.classifier: {place!r} of {settings.name} has no weights; name a layer that has")
+
+
+def _must_take_one_input(settings: Module, module: nn.Module) -> None:
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    inputs = [p for p in _parameters(module.forward) if p.kind in kinds and p.default is p.empty]
+    alone = [p.name for p in _parameters(module.forward) if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
+    names = [p.name for p in inputs] + alone
+    if len(names) > 1:
+        raise UserError(
+            f"model {settings.name!r} takes {len(names)} inputs ({', '.join(names)}), and a sample here is one "
+            "tensor"
+        )
+
+
+def must_be_logits(settings: ModelSettings, logits: Any, classes: int) -> None:
+    """Raises `UserError` where what a model gave for two samples is no logit for each class."""
+    if not isinstance(logits, Tensor):
+        raise UserError(f"model {settings.name!r} gives a {type(logits).__name__}, and no tensor of logits")
+    if logits.dim() != 2 or len(logits) != 2:
+        given = "x".join(map(str, logits.shape))
+        raise UserError(f"model {settings.name!r} gives {given} for 2 samples, and no logit for each class")
+    if logits.shape[1] != classes:
+        remedy = "set the argument that says how many, or call it `classes`, which is set for you"
+        if not isinstance(settings, Module):
+            remedy = "let what builds it use `classes`"
+        raise UserError(
+            f"model {settings.name!r} gives {logits.shape[1]} logits, and there are {classes} classes; {remedy}"
+        )
+
+
+def _samples(input_shape: tuple[int, ...]) -> Tensor:
+    return torch.randn(2, *input_shape, generator=torch.Generator().manual_seed(0))
+
+
+def run_once(settings: ModelSettings, module: nn.Module, x: Tensor, how: str = "") -> Any:
+    """What a model gives for samples. Raises `UserError` where it cannot be run."""
+    try:
+        return module(x)
+    except Exception as error:
+        shape = "x".join(map(str, x.shape[1:]))
+        doing = f"cannot be run {how}" if how else f"cannot take samples of shape {shape}"
+        raise UserError(f"model {settings.name!r} {doing}: {_words(error)}") from error
+
+
+def _words(error: BaseException) -> str:
+    """What an exception says, and where in somebody's own code it was raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if "importlib" not in f.filename and f"{os.sep}torch{os.sep}" not in f.filename]
+    file, line = (own[-1].filename, own[-1].lineno) if own and own[-1].filename != __file__ else ("", 0)
+    if isinstance(error, SyntaxError):
+        file, line = error.filename or "", error.lineno
+    words = " ".join(str(error.msg if isinstance(error, SyntaxError) else error).split())[:LONGEST]
+    return f"{type(error).__name__}{words and f': {words}'}" + (f" ({file}, line {line})" if file else "")

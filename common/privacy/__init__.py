@@ -1,0 +1,1 @@
+"""What both sides know of privacy mechanisms: settings, what they promise, what travels."""

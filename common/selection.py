@@ -1,0 +1,156 @@
+"""What a client counts for the selection `split`: held-out samples told apart by whether a model that was trained
+on one environment alone knows their label, and how many of either kind a model gets right.
+
+Such a model f_e is called the reference of environment e. Where a shortcut is more useful in one environment than
+in another, it agrees with the label mostly among the samples that f_e gets right, and mostly not among the others
+(after Bao, Chang and Barzilay 2021). The rule that reads these counts is in `server/selection/split_rule.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from perennial.common.measures.scores import whole
+from perennial.common.methods.base import Sum
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from perennial.common.data.examples import Examples
+    from perennial.common.utils.tensors import Tensors
+
+SPLIT = "split"
+"""Where the counts stand in an evaluation: `MODEL/split/samples` and `MODEL/split/correct`."""
+COLUMNS = ("samples", "correct")
+PREFIX = "reference-"
+
+Counts = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class References:
+    """The references of a run."""
+
+    records: Mapping[str, Tensors]
+    """By `record`, one for each training environment."""
+    digest: str
+    """Of the file that they are from."""
+
+
+def record(environment: int) -> str:
+    """Name of the record that holds the reference of a training environment, by its number."""
+    return f"{PREFIX}{environment}"
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Counts of one model on held-out samples, one for each (reference, environment, class, knows).
+
+    `knows` is 0 for the samples that the reference gets right (✓), 1 for the others (×). Clients' tallies add up.
+    """
+
+    samples: Counts
+    """n✓ and n×."""
+    correct: Counts
+    """c✓ and c×: those of them that the model gets right."""
+
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(self.samples + other.samples, self.correct + other.correct)
+
+
+def shape(environments: int, classes: int) -> tuple[int, int, int, int]:
+    """Of the counts: every environment has a reference."""
+    return environments, environments, classes, 2
+
+
+def tally(known: Sequence[Tensor], correct: Tensor, examples: Examples, classes: int) -> Tally:
+    """The counts of a model that is right where `correct` (n,) is, under references right where `known` are."""
+    import torch
+
+    place = shape(len(known), classes)
+    cells = []
+    for right in known:
+        cell = ((examples.environment * classes + examples.y) * 2 + (~right).long()).cpu()
+        size = place[1] * classes * 2
+        cells.append([torch.bincount(own, minlength=size).numpy() for own in (cell, cell[correct.cpu()])])
+    samples, hits = (np.stack([cell[part] for cell in cells]).reshape(place) for part in (0, 1))
+    return Tally(samples, hits)
+
+
+# ---------------------------------------------------------------------- what is added up over clients
+
+SUMS = (Sum("evaluate", SPLIT),)
+"""The record of `added` counts, where secure aggregation hides each client's."""
+STEPS = 2**22
+"""Of a client's accuracy: sums of whole numbers are the same in every order, and under masks."""
+
+
+def added(
+    tallies: Mapping[str, Tally], models: Sequence[str], environments: int, classes: int
+) -> dict[str, Counts]:
+    """What a client adds to the sums over clients, by name: counts, and accuracies of the references in `STEPS`.
+
+    Of its models those that have a tally; 0 for the others, and everywhere where it has held nothing out.
+    """
+    place = shape(environments, classes)
+    nothing = Tally(np.zeros(place, np.int64), np.zeros(place, np.int64))
+    samples = next(iter(tallies.values()), nothing).samples  # the references do not depend on the model
+    right, every = samples[..., 0].sum(axis=2), samples.sum(axis=(2, 3))
+    accuracy = right / every.clip(min=1)
+    return {
+        "samples": samples,
+        "clients": (every[0] > 0).astype(np.int64),
+        "accuracy": np.rint(accuracy * STEPS).astype(np.int64),
+        "squares": np.rint(accuracy**2 * STEPS).astype(np.int64),
+        **{f"{model}/correct": tallies.get(model, nothing).correct for model in models},
+    }
+
+
+def summed(
+    metrics: Mapping[str, Any], models: Sequence[str], environments: int, classes: int
+) -> tuple[dict[str, Tensors], dict[str, Any]]:
+    """A client's own answer without the counts, and these as the record of `SUMS`."""
+    import torch
+
+    place, tallies, rest = shape(environments, classes), dict[str, Tally](), dict(metrics)
+    for model in models:
+        names = [f"{model}/{SPLIT}/{name}" for name in COLUMNS]
+        if all(name in rest for name in names):
+            tallies[model] = Tally(*(np.array(rest.pop(name), np.int64).reshape(place) for name in names))
+    found = added(tallies, models, environments, classes)
+    return {SPLIT: {name: torch.from_numpy(counts).double() for name, counts in found.items()}}, rest
+
+
+# ---------------------------------------------------------------------- on the wire
+
+
+def columns(found: Tally) -> dict[str, list[int]]:
+    """A tally as `COLUMNS`, flat lists of plain numbers."""
+    return {name: getattr(found, name).flatten().tolist() for name in COLUMNS}
+
+
+def from_columns(given: Mapping[str, Any], environments: int, classes: int, count: int, correct: int) -> Tally:
+    """What `columns` made, of a client with `count` held-out samples of which the model gets `correct` right.
+
+    Raises `ValueError` or `TypeError` where it cannot be.
+    """
+    place = shape(environments, classes)
+    for name in COLUMNS:
+        if len(given[name]) != np.prod(place):
+            raise ValueError(f"{name} has another length than references, environments, classes and 2")
+    samples, hits = (
+        np.array(whole(given[name], most), np.int64).reshape(place)
+        for name, most in zip(COLUMNS, (count, correct), strict=True)
+    )
+    if (hits > samples).any():
+        raise ValueError("more correct answers than samples")
+    for name, found, total in (("samples", samples, count), ("correct", hits, correct)):
+        each = found.sum(axis=3)  # the same samples, told apart by another reference
+        if (each != each[0]).any() or each[0].sum() != total:
+            raise ValueError(f"{name} does not add up to the {total} held-out ones under every reference")
+    return Tally(samples, hits)

@@ -1,0 +1,191 @@
+"""Files that are complete or absent: written beside their place, flushed to disk, renamed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from safetensors import SafetensorError
+
+if TYPE_CHECKING:
+    from perennial.common.utils.tensors import Tensors
+
+OPEN, PRIVATE = 0o644, 0o600
+"""Modes of files, whatever the umask: results, which a container writes as another user than the one who looks at
+them; and what a site keeps, which nobody else reads."""
+
+
+CHECKSUM = "sha256"
+"""The fact by which a damaged file is known; kept beside those that a caller gives."""
+
+UNFINISHED = ".new-"
+"""What the name of a file or folder begins with until it is whole."""
+
+
+def write_text(path: Path, text: str, mode: int = OPEN) -> None:
+    """Write a text file."""
+    _replace(path, lambda beside: Path(beside).write_text(text, encoding="utf-8"), mode)
+
+
+def write_bytes(path: Path, content: bytes, mode: int = OPEN) -> None:
+    """Write a file of bytes."""
+    _replace(path, lambda beside: Path(beside).write_bytes(content), mode)
+
+
+def save_tensors(path: Path, tensors: Tensors, facts: Mapping[str, str] | None = None, mode: int = OPEN) -> None:
+    """Write named tensors, and facts about them as text, as a safetensors file."""
+    from safetensors.torch import save_file
+
+    # safetensors refuses views and shared storage.
+    plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    # It also sorts them by size; code that walks two models side by side needs the order back.
+    metadata = {**(facts or {}), "names": json.dumps(list(plain)), CHECKSUM: _checksum(plain)}
+    _replace(path, lambda beside: save_file(plain, beside, metadata=metadata), mode)
+
+
+def load_tensors(path: Path) -> Tensors:
+    """Read what `save_tensors` wrote, in its order. Raises `OSError`, `SafetensorError` or `ValueError`."""
+    return load_with_facts(path)[0]
+
+
+def load_with_facts(path: Path) -> tuple[Tensors, dict[str, str]]:
+    """The tensors, and the facts about them. Raises as `load_tensors` does."""
+    # Not a memory map, as of `safe_open`: whoever overwrites the file in place would end the process by SIGBUS.
+    return _decoded(path.read_bytes())
+
+
+def _decoded(data: bytes) -> tuple[Tensors, dict[str, str]]:
+    from safetensors.torch import load
+
+    tensors = load(data)
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])  # `load` has checked it
+    facts: dict[str, str] = header.get("__metadata__", {})
+    names = json.loads(facts.get("names", "null")) or sorted(tensors)
+    if not isinstance(names, list) or set(map(str, names)) != tensors.keys():
+        raise ValueError("its list of names is not that of its tensors")
+    ordered = {name: tensors[name] for name in names}
+    if facts.pop(CHECKSUM, None) not in (None, _checksum(ordered)):  # a file of somebody else's has none
+        raise ValueError("its tensors are not those that were written")
+    return ordered, facts
+
+
+def _checksum(tensors: Tensors) -> str:
+    """SHA-256 of names, types, shapes and values."""
+    import torch
+
+    digest = hashlib.sha256()
+    for name, tensor in tensors.items():
+        digest.update(f"{name} {tensor.dtype} {[*tensor.shape]} ".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def save_records(path: Path, records: Mapping[str, Tensors], mode: int = OPEN) -> None:
+    """Write named records of tensors as one safetensors file, with keys `RECORD/TENSOR`."""
+    from perennial.common.utils.tensors import joined
+
+    save_tensors(path, joined(records), mode=mode)
+
+
+def load_records(path: Path) -> dict[str, Tensors]:
+    """Read what `save_records` wrote. Raises `OSError`, `SafetensorError` or `ValueError`."""
+    return records_in(path.read_bytes())
+
+
+def records_in(data: bytes) -> dict[str, Tensors]:
+    """The records in the bytes of such a file. Raises `SafetensorError` or `ValueError`."""
+    from perennial.common.utils.tensors import divided
+
+    return divided(_decoded(data)[0])
+
+
+def added(path: Path, offset: int) -> tuple[bytes, int]:
+    """Whole lines that were written to a file after a byte offset, and the offset after them."""
+    if not path.exists():
+        return b"", offset
+    with path.open("rb") as file:
+        file.seek(offset)
+        text = file.read()
+    whole = text[: text.rfind(b"\n") + 1]
+    return whole, offset + len(whole)
+
+
+class Tail:
+    """The lines that are added to a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._at = path, 0
+
+    def lines(self) -> list[str]:
+        """Whole lines since the last look."""
+        whole, self._at = added(self._path, self._at)
+        return whole.decode(errors="replace").splitlines()
+
+
+def private_folder(path: Path) -> Path:
+    """A folder that nobody else enters (0700), whatever the umask; what is missing above it is made like it.
+
+    One that is there is closed to others if it is this user's own. Raises `OSError`.
+    """
+    missing = [place for place in (path, *path.parents) if not place.exists()]
+    for place in reversed(missing):
+        place.mkdir(mode=0o700, exist_ok=True)
+        place.chmod(0o700)
+    if path.stat().st_uid == os.geteuid():
+        path.chmod(0o700)
+    return path
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Whatever goes wrong while a file is written, a full disk for one, is an `OSError` that names the file."""
+    try:
+        yield
+    except SafetensorError as error:  # its own error, with the number in the text
+        if not (number := re.search(r"\(os error (\d+)\)", str(error))):
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from None
+    except OSError as error:
+        error.filename = str(path)  # a file beside it, or none
+        raise
+
+
+def clear(folder: Path) -> None:
+    """Remove what a process that was killed has left in a folder unfinished."""
+    for path in folder.glob(f"{UNFINISHED}*"):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def sync(path: Path) -> None:
+    """Flush a file or folder to disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _replace(path: Path, fill: Callable[[str], object], mode: int) -> None:
+    with writing(path):
+        handle, beside = tempfile.mkstemp(dir=path.parent, prefix=UNFINISHED)
+        os.close(handle)
+        try:
+            fill(beside)
+            os.chmod(beside, mode)
+            sync(Path(beside))
+            os.replace(beside, path)
+            sync(path.parent)
+        except BaseException:
+            Path(beside).unlink(missing_ok=True)
+            raise

@@ -1,0 +1,557 @@
+"""Scenarios of data that a program already has: arrays, and parts of a Hugging Face data set."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from numbers import Real
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from perennial.common.data.raw_data import eight_bits
+from perennial.common.data.site_files import in_order
+from perennial.common.utils.errors import UserError
+from perennial.common.utils.paths import path_of
+from perennial.common.utils.suggestions import alike
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from perennial.common.data.scenarios.arrays import Arrays
+    from perennial.common.utils.tensors import Tensors
+
+Samples = Sequence[Any]
+"""`(x, y)` or `(x, y, environment)`, each of it a NumPy array, a tensor or a list."""
+MISSING = ("NoneType", "NAType", "NaTType")
+"""Types of what stands for nothing, pandas' own too."""
+ONLY = "all"
+"""The environment of samples that come without one."""
+
+
+@dataclass(frozen=True, eq=False)  # tensors have no equality of their own
+class InMemory:
+    """A scenario whose data are in this process until a run writes them where its clients find them."""
+
+    scenario: Arrays
+    """What a run's configuration has of it: names, shapes, digests."""
+    parts: Mapping[str, Mapping[str, Tensors]] = field(repr=False)
+    """What each file holds, by its digest."""
+
+    def save(self, folder: Path | str) -> str:
+        """Write the data into a data root; its whole path. A site needs no more of it than its own file.
+
+        Raises `UserError` where they cannot be written, or are others than they were.
+        """
+        from perennial.common.data.scenarios.arrays import digest_of, store
+
+        place = path_of(folder, "folder")
+        try:
+            for digest, records in self.parts.items():
+                if digest_of(records) != digest:  # they may be the caller's own memory
+                    raise UserError("the arrays were changed after from_arrays took them; call it again")
+                store(place, records)
+        except OSError as error:
+            raise UserError(f"the arrays cannot be written into {folder} ({error.strerror or error})") from None
+        return str(place.resolve())
+
+
+def from_arrays(
+    clients: Mapping[str, Samples],
+    test: Mapping[str, Samples | Mapping[str, Samples]] | None = None,
+    *,
+    classes: Sequence[str] | Sequence[int] | npt.NDArray[Any] | None = None,
+    class_weights: Sequence[float] | Literal["balanced"] = (),
+    validation_fraction: float = 0.1,
+    test_fraction: float | None = None,
+) -> InMemory:
+    """A scenario of arrays in memory: `{"site-a": (x, y, environment), …}`.
+
+    `x`: (n, *shape) numbers; bytes (uint8) are divided by 255, everything else becomes float32. `y`: (n,) whole
+    numbers or texts. `environment`: (n,) whole numbers or texts, or one text for all; without it there is one
+    environment. `test`: by environment `(x, y)`, with which every client is tested, or `{"site-a": (x, y), …}`.
+    Without `test`, `test_fraction` (0.2) of each environment of a client is for testing. `validation_fraction` is
+    held out. `classes`: names of the classes 0, 1, …, or in their order the texts or numbers that `y` has.
+    `class_weights`: what a sample of each counts in training; "balanced": as in scikit-learn, by the classes of
+    all clients.
+
+    Warns of names that differ by capitals, blanks or a number's zeros alone: they are classes, or environments, of
+    their own. Warns of bytes in one place and numbers beyond 1 in another, of pictures beyond 1, and of channels
+    that seem to be last. Raises `UserError` with one sentence for data that do not fit together.
+    """
+    import numpy as np
+    from pydantic import ValidationError
+
+    from perennial.common.data.scenarios.arrays import TRAIN, Arrays, digest_of
+    from perennial.common.data.scenarios.own_data import BALANCED, balanced
+    from perennial.common.survey import all_names, shared_nowhere
+    from perennial.common.utils.suggestions import sentence
+
+    if not isinstance(clients, Mapping):
+        raise UserError(
+            'clients must be a dict of arrays by site, such as {"site-a": (x, y, environment)}, not '
+            f"{type(clients).__name__}{_length(clients)}"
+        )
+    if not clients:
+        raise UserError('there must be at least one client, as in {"site-a": (x, y, environment)}')
+    if test is not None and not isinstance(test, Mapping):
+        raise UserError(
+            'test must be a dict of arrays by environment, such as {"new": (x, y)}, not '
+            f"{type(test).__name__}{_length(test)}"
+        )
+    if test is not None and not test:
+        raise UserError('test: there must be at least one environment, as in {"new": (x, y)}; or leave it out')
+    shares: dict[str, object] = {"test_fraction": test_fraction, "validation_fraction": validation_fraction}
+    for what, share in shares.items():
+        if share is not None and not isinstance(share, Real):
+            raise UserError(f"{what}: {share!r:.100} is not possible; give a number from 0 to 1")
+    if test and test_fraction:
+        raise UserError(f"test_fraction = {test_fraction} is not possible with test; leave one of them out")
+    for what, places in (("clients", clients), ("test", test or {})):
+        if twice := [name for name, there in Counter(map(str, places)).items() if there > 1]:
+            raise UserError(f"{what}: {twice[0]!r} is there twice, as a text and as a number; give one of each")
+        _written(what, map(str, places))
+    sites = {str(name): _Part.of(str(name), given) for name, given in sorted(clients.items(), key=_by_name)}
+    tests = {str(name): _tests(str(name), given, sites) for name, given in (test or {}).items()}
+    every = [*sites.values(), *(part for parts in tests.values() for part in parts.values())]
+    shape = every[0].x.shape[1:]
+    for part in every:
+        if part.x.shape[1:] != shape:
+            raise UserError(
+                f"{part.name}: a sample has shape {shape_text(part.x.shape[1:])}, and in {every[0].name} "
+                f"{shape_text(shape)}; all must be alike"
+            )
+    if len(shape) == 3 and shape[0] > 4 >= shape[2]:
+        warnings.warn(
+            f"x: a sample has shape {shape_text(shape)}, and pictures are channels x height x width; if the "
+            "channels are last, move them: x.transpose(0, 3, 1, 2)",
+            stacklevel=2,
+        )
+    framed = [part for part in every if part.columns]
+    for part in framed:
+        for number, (own, first) in enumerate(zip(part.columns, framed[0].columns, strict=True)):
+            if own != first:
+                raise UserError(
+                    f"{part.name}: column {number} of x is {own!r}, and in {framed[0].name} {first!r}; all must "
+                    "have the same columns in the same order"
+                )
+    columns = framed[0].columns if framed else ()
+    pixels = [part for part in every if part.x.dtype == np.uint8]
+    unscaled = [part for part in every if part.x.dtype != np.uint8 and np.abs(part.x).max() > 1]
+    if pixels and unscaled:
+        warnings.warn(
+            f"x: bytes (uint8), as in {pixels[0].name}, are divided by 255, and the numbers in "
+            f"{unscaled[0].name}, up to {unscaled[0].x.max():g}, are not; give the same kind everywhere",
+            stacklevel=2,
+        )
+    elif unscaled and len(shape) == 3 and shape[0] in (1, 3):
+        warnings.warn(
+            f"x: the numbers of pictures, as in {unscaled[0].name}, go up to {np.abs(unscaled[0].x).max():g} and "
+            "stay so, but picture files that `perennial serve` is sent are divided by 255; give bytes (uint8), or "
+            "numbers from 0 to 1",
+            stacklevel=2,
+        )
+    lacking = [part for part in sites.values() if part.environment is None]
+    if lacking and len(lacking) < len(sites):
+        having = next(part for part in sites.values() if part.environment is not None)
+        raise UserError(
+            f"{lacking[0].name} has no environments, and {having.name} has; give all of them some, or none"
+        )
+    environments = in_order(value for part in sites.values() for value in (part.environment or [ONLY]))
+    labels = _labels(list(sites.values()), every, classes)
+    for what, names in (("y", labels.values() if classes is None else ()), ("environment", environments)):
+        for same in alike(names):
+            said = " and ".join(map(repr, same))
+            warnings.warn(f"{what}: {said} look like the same name; if so, spell them alike", stacklevel=2)
+    if any(isinstance(value, str) for value in labels):  # who may spell the same class otherwise
+        for said in shared_nowhere({name: all_names(map(str, part.y), ()) for name, part in sites.items()}):
+            warnings.warn(f"y: {said}", stacklevel=2)
+    word = isinstance(class_weights, str) and class_weights != BALANCED
+    if word or isinstance(class_weights, Mapping) or not isinstance(class_weights, Iterable):
+        raise UserError(
+            f"class_weights: {class_weights!r:.100} is not possible; give a number for each of "
+            f"{', '.join(labels.values())}, in this order, or {BALANCED!r}"
+        )
+    weights = class_weights if isinstance(class_weights, str) else tuple(class_weights)
+    if weights == BALANCED:
+        counts = Counter(value for part in sites.values() for value in part.y)
+        if absent := [name for value, name in labels.items() if not counts[value]]:
+            raise UserError(f"class_weights: no client has a sample of class {absent[0]!r}; give numbers")
+        weights = tuple(balanced({name: counts[value] for value, name in labels.items()}).values())
+    records: dict[str, dict[str, Tensors]] = {
+        name: {TRAIN: part.tensors(labels, environments)} for name, part in sites.items()
+    }
+    shared: dict[str, Tensors] = {}
+    for number, parts in enumerate(tests.values()):
+        for site, part in parts.items():
+            (records[site] if site else shared)[str(number)] = part.tensors(labels)
+    digests = {site: digest_of(own) for site, own in records.items()}
+    try:
+        scenario = Arrays.model_validate(
+            {
+                "sites": tuple(sites),
+                "inputs": columns if len(set(columns)) == len(columns) > 0 else tuple(shape),
+                "labels": tuple(labels.values()),
+                "class_weights": weights,
+                "environments": tuple(environments),
+                "tests": tuple(tests),
+                "parts": tuple(digests.values()),
+                "shared": digest_of(shared) if shared else "",
+                "validation_fraction": validation_fraction,
+                "test_fraction": 0.0 if tests else 0.2 if test_fraction is None else test_fraction,
+            }
+        )
+    except ValidationError as error:
+        raise UserError(sentence(error)) from None
+    files = {digests[site]: own for site, own in records.items()}
+    return InMemory(scenario, files | ({scenario.shared: shared} if shared else {}))
+
+
+def from_partitions(
+    source: Any,
+    *,
+    x: str | Sequence[str],
+    y: str,
+    environment: str | None = None,
+    split: str = "train",
+    test: Any = None,
+    class_weights: Sequence[float] | Literal["balanced"] = (),
+    validation_fraction: float = 0.1,
+    test_fraction: float | None = None,
+) -> InMemory:
+    """A scenario of a Hugging Face data set that `flwr-datasets` has shared out, a client for each partition.
+
+    `source`: a `FederatedDataset`, whose partitions of `split` these are, or a `Partitioner` that has its data.
+    `x`: the column of pictures, of numbers or of lists of numbers, or the columns of a table. `y`: the column of
+    the class. `environment`: a column, or None for a single one. `test`: a data set, a split's name, or either by
+    the name of a test environment. All of it is read now. The rest is as in `from_arrays`, and so are the errors.
+    """
+    partitioner = source
+    if hasattr(source, "partitioners"):
+        if split not in source.partitioners:
+            raise UserError(
+                f"split: there is no partitioner of {split!r}, only of {', '.join(source.partitioners)}"
+            )
+        partitioner = source.partitioners[split]
+        parts = [source.load_partition(number, split) for number in range(partitioner.num_partitions)]
+    elif hasattr(source, "load_partition"):
+        parts = [source.load_partition(number) for number in range(source.num_partitions)]
+    else:
+        raise UserError(f"give a FederatedDataset or a Partitioner of flwr-datasets, not {type(source).__name__}")
+    columns = [x] if isinstance(x, str) else list(x) if isinstance(x, Iterable) else [x]
+    if not columns:
+        raise UserError("x: there must be at least one column")
+    for what, named in (*(("x", column) for column in columns), ("y", y), ("environment", environment or "")):
+        if not isinstance(named, str):
+            raise UserError(f"{what}: {named!r:.100} is not possible; give the name of a column")
+    width = len(str(len(parts) - 1))
+    names = [f"client-{number:0{width}d}" for number in range(len(parts))]
+    clients: dict[str, Samples] = {}
+    for name, part in zip(names, parts, strict=True):
+        own = (_inputs(name, part, columns), _values(name, part, y))
+        clients[name] = own if environment is None else (*own, _values(name, part, environment))
+    tests: dict[str, Samples] | None = None
+    if test is not None:
+        given = test if isinstance(test, Mapping) else {test if isinstance(test, str) else "test": test}
+        splits = [own for own in given.values() if isinstance(own, str)]
+        if splits and not hasattr(source, "load_split"):
+            raise UserError(
+                f"test: {splits[0]!r} is the name of a split, and a {type(source).__name__} has none; give the "
+                "data set itself"
+            )
+        loaded = {name: source.load_split(own) if isinstance(own, str) else own for name, own in given.items()}
+        for own in loaded.values():
+            if not hasattr(own, "column_names"):
+                raise UserError(f"test: {own!r:.100} is not possible; give a data set, or the name of a split")
+        tests = {
+            name: (_inputs(f"test {name!r}", own, columns), _values(f"test {name!r}", own, y))
+            for name, own in loaded.items()
+        }
+    every = [*clients.values(), *(tests or {}).values()]
+    if any(x.ndim == 4 and x.shape[1] == 3 for x, *_ in every):  # grey or not is nobody's alone
+        clients = {name: _coloured(own) for name, own in clients.items()}
+        tests = tests and {name: _coloured(own) for name, own in tests.items()}
+    feature = parts[0].features[y] if parts and y in parts[0].features else None
+    return from_arrays(
+        clients,
+        tests,
+        classes=getattr(feature, "names", None),
+        class_weights=class_weights,
+        validation_fraction=validation_fraction,
+        test_fraction=test_fraction,
+    )
+
+
+# ---------------------------------------------------------------------- inside
+
+
+def _inputs(name: str, part: Any, columns: Sequence[str]) -> npt.NDArray[Any]:
+    """Samples of a data set: pictures as (n, channels, height, width) bytes, columns of a table side by side."""
+    import numpy as np
+
+    found = []
+    for column in columns:
+        values = _values(name, part, column)
+        if any(hasattr(value, "convert") for value in values):  # PIL's
+            if lost := [number for number, value in enumerate(values) if not hasattr(value, "convert")]:
+                kind = type(values[lost[0]]).__name__
+                raise UserError(
+                    f"{name}: sample {lost[0]} has in {column!r} no picture, but {kind}; leave the sample out"
+                )
+            grey = {picture.mode for picture in values} <= {"1", "L"}
+            pixels = []
+            for number, picture in enumerate(values):
+                try:
+                    pixels.append(np.asarray(eight_bits(picture, "L" if grey else "RGB")))
+                except ValueError as error:
+                    raise UserError(f"{name}: picture {number} of {column!r} cannot be read ({error})") from None
+            if len(sizes := {own.shape for own in pixels}) > 1:
+                said = " and ".join(sorted(f"{own[1]}x{own[0]}" for own in sizes)[:2])
+                raise UserError(
+                    f"{name}: pictures of {column!r} are of several sizes, such as {said}; make them alike"
+                )
+            stacked = np.stack(pixels)
+            found.append(stacked[:, None] if grey else stacked.transpose(0, 3, 1, 2))
+        else:
+            array = as_array(name, column, values)
+            found.append(array[:, None] if array.ndim == 1 else array)
+    if len(found) > 1 and any(own.ndim != 2 for own in found):
+        raise UserError(f"{name}: x: columns of a table must be numbers; give one column of pictures alone")
+    return found[0] if len(found) == 1 else np.concatenate(found, axis=1)
+
+
+def _coloured(samples: Samples) -> Samples:
+    """Samples with pictures of three channels."""
+    x, *others = samples
+    return (x.repeat(3, axis=1), *others) if x.ndim == 4 and x.shape[1] == 1 else samples
+
+
+def _values(name: str, part: Any, column: str) -> list[Any]:
+    """A column of a data set."""
+    if column not in part.column_names:
+        raise UserError(f"{name}: there is no column {column!r}; there are {', '.join(part.column_names)}")
+    return list(part[column])
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Samples of one place, of which is known what they are."""
+
+    name: str
+    x: npt.NDArray[np.generic]
+    y: list[int] | list[str]
+    environment: list[str] | None = None
+    columns: tuple[str, ...] = ()
+    """The names of x's columns, where it is a frame that has names."""
+
+    @classmethod
+    def of(cls, name: str, given: Any, most: int = 3) -> _Part:
+        """Raises `UserError` where a client's or a test environment's arrays are none."""
+        wanted = "(x, y, environment) or (x, y)" if most == 3 else "(x, y)"
+        if isinstance(given, str | Mapping) or not hasattr(given, "__len__") or not 2 <= len(given) <= most:
+            raise UserError(f"{name} must be {wanted}, not {type(given).__name__}{_length(given)}")
+        x, y = as_array(name, "x", given[0]), as_array(name, "y", given[1])
+        n = len(y) if y.ndim else 0
+        if y.ndim != 1 or not n:
+            has = "there is none" if y.ndim == 1 else f"it has shape {shape_text(y.shape)}"
+            raise UserError(f"{name}: y must have one class for each sample; {has}")
+        if y.dtype.kind not in "iubUT":
+            raise UserError(
+                f"{name}: y must be whole numbers or texts, not {y.dtype}; cut a measure into classes first"
+            )
+        if x.ndim < 2 or len(x) != n or x.dtype.kind not in "fiub":
+            raise UserError(
+                f"{name}: x must be numbers, {n} rows as in y and a column for each feature; it is {x.dtype} of "
+                f"shape {shape_text(x.shape)}"
+            )
+        if 0 in x.shape:
+            raise UserError(f"{name}: a sample has shape {shape_text(x.shape[1:])}, which has no numbers")
+        columns = _columns(given[0])
+        x = numbers(name, x, columns)
+        environment = _environments(name, given[2], n) if len(given) == 3 else None
+        values = y.tolist()
+        labels = [int(value) for value in values] if y.dtype.kind in "iub" else [str(value) for value in values]
+        if empty := [at for at, label in enumerate(labels) if isinstance(label, str) and not label.strip()]:
+            raise UserError(
+                f"{name}: y of sample {empty[0]} is an empty text; name its class, or leave the sample out"
+            )
+        return cls(name, x, labels, environment, columns)
+
+    def tensors(self, labels: Mapping[int | str, str], environments: Sequence[str] = ()) -> Tensors:
+        """As they are written; `environments` are those of a client's own samples."""
+        import numpy as np
+        import torch
+
+        place = {label: number for number, label in enumerate(labels)}
+        found = {
+            "x": torch.from_numpy(np.ascontiguousarray(self.x)),
+            "y": torch.tensor([place[label] for label in self.y], device="cpu"),  # whatever the default is
+        }
+        if environments:
+            number = {name: at for at, name in enumerate(environments)}
+            own = [number[name] for name in self.environment or [ONLY] * len(self.y)]
+            found["environment"] = torch.tensor(own, device="cpu")
+        return found
+
+
+def as_array(name: str, what: str, given: Any) -> npt.NDArray[Any]:
+    """A NumPy array of what was given. Raises `UserError` where it is no array."""
+    import numpy as np
+
+    if np.ma.is_masked(given):
+        raise UserError(f"{name}: {what} has masked values; fill them, or leave out the samples that have some")
+    try:
+        given = given.detach().cpu() if hasattr(given, "detach") else given
+        found = np.asarray(given)
+        if found.dtype.kind == "U" and not hasattr(given, "dtype"):  # a list, whose numbers are texts by now
+            found = np.asarray(given, object)
+    except (ValueError, TypeError, RuntimeError) as error:  # rows of several lengths, a type that NumPy lacks
+        raise UserError(f"{name}: {what} is no array ({' '.join(str(error).split())[:100]})") from None
+    if found.dtype.kind not in "fiub" and found.ndim == 2:  # of a frame, the first column that is the matter
+        for column, values in zip(_columns(given), found.T, strict=False):
+            others = {n: value for n, value in enumerate(values) if not isinstance(value, Real | np.bool_)}
+            strange = [kind for value in others.values() if (kind := type(value).__name__) not in MISSING]
+            if strange:
+                raise UserError(
+                    f"{name}: column {column!r} of {what} must have numbers, not {strange[0]}; make numbers of it "
+                    "(pandas.get_dummies), or write tables and let `perennial describe` encode them"
+                )
+            if others:
+                raise UserError(
+                    f"{name}: column {column!r} of {what} is empty for sample {min(others)}; fill it in, or leave "
+                    "the sample out"
+                )
+    if found.dtype.kind == "O":
+        kinds = {type(value) for value in found.ravel().tolist()}
+        if all(issubclass(kind, str) for kind in kinds):  # pandas' texts
+            _written(f"{name}: {what}", found.ravel().tolist())  # NumPy would cut a NUL at the end
+            return found.astype(str)
+        if all(issubclass(kind, Real | np.bool_) for kind in kinds):  # a frame with numbers and truth values
+            return np.array(found.tolist())
+        values = found.ravel().tolist()
+        missing = [number for number, value in enumerate(values) if value is None or value != value]
+        if found.ndim == 1 and missing and len(missing) < len(values):
+            raise UserError(f"{name}: {what} has no value for sample {missing[0]}; leave that sample out")
+        said = " and ".join(sorted(kind.__name__ for kind in kinds))
+        raise UserError(f"{name}: {what} must be numbers or texts of one kind, not {said}")
+    if found.dtype.kind in "UT":
+        _written(f"{name}: {what}", found.ravel().tolist())
+    return found
+
+
+def _written(what: str, texts: Iterable[str]) -> None:
+    """Raises `UserError` for a text that no file can have: with a NUL, or with half a character."""
+    for text in sorted(set(texts)):
+        if "\0" in text or text.encode(errors="replace").decode() != text:
+            raise UserError(f"{what}: {text!r:.100} has a NUL or half a character; spell it with letters alone")
+
+
+def numbers(name: str, x: npt.NDArray[Any], columns: Sequence[str] = ()) -> npt.NDArray[Any]:
+    """Samples (n, …) as they are kept: bytes, or float32. Raises `UserError` for what is no finite number then."""
+    import numpy as np
+
+    if x.dtype == np.uint8 and not columns:  # a frame's whole numbers are no pixels
+        return x
+    with np.errstate(over="ignore"):
+        x = np.ascontiguousarray(x, dtype=np.float32)
+    wrong = np.argwhere(~np.isfinite(x))
+    if len(wrong):
+        row, place = wrong[0][:2]
+        where = f"column {columns[place]!r}" if columns else f"number {place}" if x.ndim == 2 else "x"
+        raise UserError(
+            f"{name}: sample {row} has in {where} what is no finite number (as float32); fill it in, or leave the "
+            "sample out"
+        )
+    return x
+
+
+def _columns(given: Any) -> tuple[str, ...]:
+    """The names of a frame's columns; numbers, which pandas gives where nobody has named them, are none."""
+    columns = tuple(getattr(given, "columns", ()))
+    _written("a column of x", map(str, columns))
+    return tuple(map(str, columns)) if any(isinstance(name, str) for name in columns) else ()
+
+
+def _environments(name: str, given: Any, n: int) -> list[str]:
+    if isinstance(given, str):
+        _written(f"{name}: environment", [given])
+        return [given] * n
+    if given is None:
+        raise UserError(f"{name}: environment is None; give one for each sample, or leave it out")
+    found = as_array(name, "environment", given)
+    if found.dtype.kind not in "iuUT" or found.shape != (n,):
+        raise UserError(
+            f"{name}: environment must be {n} whole numbers or texts as in y, or one text; it is {found.dtype} of "
+            f"shape {shape_text(found.shape)}"
+        )
+    return [str(value) for value in found.tolist()]
+
+
+def _tests(name: str, given: Any, sites: Mapping[str, _Part]) -> dict[str, _Part]:
+    """A test environment's samples by site, or under "" those that all sites have."""
+    if not isinstance(given, Mapping):
+        return {"": _Part.of(f"test {name!r}", given, most=2)}
+    if strangers := [str(site) for site in given if str(site) not in sites]:
+        raise UserError(f"test {name!r}: {strangers[0]} is no client; there are {', '.join(sites)}")
+    if not given:
+        raise UserError(f"test {name!r} has no samples for any client")
+    return {str(site): _Part.of(f"test {name!r} of {site}", own, most=2) for site, own in given.items()}
+
+
+def _labels(
+    sites: Sequence[_Part],
+    every: Sequence[_Part],
+    classes: Sequence[str] | Sequence[int] | npt.NDArray[Any] | None,
+) -> dict[int | str, str]:
+    """The name of each class, by what `y` has for it, in the order of the classes' numbers."""
+    import numpy as np
+
+    texts = {isinstance(part.y[0], str) for part in every}
+    if len(texts) > 1:
+        odd = next(part for part in every if isinstance(part.y[0], str) is not isinstance(every[0].y[0], str))
+        raise UserError(f"y has texts in one of {every[0].name} and {odd.name}, and numbers in the other")
+    there: set[int | str] = {label for part in every for label in part.y}
+    trained = {label for part in sites for label in part.y}
+    if classes is None:
+        if beyond := sorted(map(str, there - trained)):
+            part = next(part for part in every if not trained.issuperset(part.y))
+            raise UserError(
+                f"{part.name}: class {beyond[0]} is in no client's samples; name all of them with classes"
+            )
+        if len(there) < 2:
+            raise UserError(f"y is {min(map(str, there))} everywhere; there must be at least two classes")
+        return {label: str(label) for label in in_order(there)}
+    names: list[Any] | None = list(classes) if isinstance(classes, Sequence) or hasattr(classes, "dtype") else None
+    numbers = names is not None and all(isinstance(name, int | np.integer | np.bool_) for name in names)
+    if names is None or isinstance(classes, str) or not (numbers or all(isinstance(name, str) for name in names)):
+        raise UserError(
+            f"classes = {classes!r:.100} is not possible; give a list of the classes' names in their order, such "
+            "as ['well', 'ill'], or of all numbers that y has"
+        )
+    given = [int(name) if numbers else str(name) for name in names]
+    _written("classes", map(str, given))
+    if twice := [name for name, there in Counter(given).items() if there > 1]:
+        raise UserError(f"classes: {twice[0]!r} is there twice; name each class once")
+    if True in texts:
+        known: dict[int | str, str] = {str(name): str(name) for name in names}
+    else:
+        known = {int(name) if numbers else at: str(name) for at, name in enumerate(names)}
+    for part in every:
+        if beyond := sorted(map(str, set(part.y) - known.keys())):
+            raise UserError(f"{part.name}: y has {beyond[0]}, which is none of the {len(names)} classes")
+    return known
+
+
+def _by_name(item: tuple[Any, Any]) -> str:
+    return str(item[0])
+
+
+def shape_text(shape: Sequence[int]) -> str:
+    """A shape as a person writes it, such as 3x32x32."""
+    return "x".join(map(str, shape)) or "of a single number"
+
+
+def _length(given: Any) -> str:
+    return f" of {len(given)}" if hasattr(given, "__len__") and not isinstance(given, str) else ""

@@ -1,0 +1,1 @@
+"""The papers' tables, made again and judged, and the demo of their claims."""

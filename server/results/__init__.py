@@ -1,0 +1,1 @@
+"""What came of a run, as objects, tables, files and figures. Nothing here starts a run."""

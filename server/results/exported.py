@@ -1,0 +1,371 @@
+"""A model as a file for other programs: as ONNX with the preparation of raw rows inside, or as tensors."""
+
+from __future__ import annotations
+
+import json
+import logging
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from perennial.client.serving.messages import CLASS, INPUT, LABEL, PROBABILITIES
+from perennial.client.serving.models import Choice, load
+from perennial.common.config import Task, parse_task
+from perennial.common.data.columns import AnyColumn, CategoryColumn, NumberColumn
+from perennial.common.data.scenario import Scenario
+from perennial.common.utils.errors import UserError
+from perennial.common.utils.files import save_tensors, write_bytes
+from perennial.common.utils.suggestions import unknown
+from perennial.common.utils.torch_state import CPU
+from perennial.common.wire import PERSONAL
+from perennial.server.results.trained import Predicting, model_of, module_of
+from perennial.server.run.folder import RunFolder
+
+OPSET, OPSET_ML = 20, 3
+CHECKED = 64
+"""Rows for which the file's answers are compared with the model's."""
+CLOSE = 1e-4
+"""How far two probabilities of a row may be apart."""
+FEATURES, LOGITS = "perennial:features", "perennial:logits"
+Cells = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A model that was found, and what it is."""
+
+    module: nn.Module
+    """From prepared samples (n, *input_shape) to logits (n, classes)."""
+    task: Task
+    name: str
+    """As the method calls it, such as "global"."""
+    client: str
+    """Whose it is, or was evaluated by; empty: nobody's in particular."""
+    round: int
+    changed: tuple[str, ...] = ()
+    """Modules, plug-ins and sites' data that have changed since the run began."""
+
+    @property
+    def scenario(self) -> Scenario:
+        """Whose samples it takes. Raises `UserError` where it must be said whose."""
+        return self.task.scenario.at(self.client)
+
+    def about(self) -> dict[str, Any]:
+        """What somebody needs to know who has the file alone."""
+        scenario = self.scenario.model_dump(mode="json")
+        prepared = {key: scenario[key] for key in ("mean", "scale") if scenario.get(key)}
+        columns = {name: column.model_dump(mode="json") for name, column in self.scenario.cells.items()}
+        return {
+            "method": self.task.method.name,
+            "scenario": self.scenario.name,
+            "model": self.name,
+            "client": self.client,
+            "round": self.round,
+            "network": self.task.model.model_dump(mode="json"),
+            "input_shape": list(self.scenario.input_shape),
+            "classes": list(self.scenario.class_names) or self.scenario.classes,
+            "inputs": list(self.scenario.column_names),
+            "columns": columns,
+            **prepared,
+        }
+
+
+def take(
+    place: Path,
+    name: str | None = None,
+    client: str | None = None,
+    run: str | None = None,
+    data_root: Path | None = None,
+) -> Taken:
+    """The model of this name (by default the method's main one) of a run folder, or of a site's state folder.
+
+    Raises `UserError` where there is none.
+    """
+    if (place / "config.toml").is_file():
+        if run:
+            raise UserError(f"--run {run} goes with a site's state folder, and {place} is a run folder")
+        folder = RunFolder.open(place)
+        config = folder.config()
+        if data_root:
+            config = config.model_copy(update={"data_root": str(data_root)})
+        name = name or config.method.evaluates[-1]
+        if name == PERSONAL and client is None:
+            raise UserError(
+                f"each client of {place} has a {name} model of its own; say whose with --client: "
+                f"{', '.join(config.scenario.client_ids[:20])}"
+            )
+        module = model_of(folder, config, name, client)
+        last = max(folder.checkpoints(), default=config.rounds)
+        return Taken(module, config, name, client or "", last, tuple(folder.other_inputs(config)))
+    path = Choice(place, run, client).path() if place.is_dir() else None
+    if path is None:
+        raise UserError(
+            f"{place} is neither a run folder nor a site's state folder with a model that was evaluated"
+        )
+    served = load(path, data_root, CPU)
+    name = name or served.headline
+    if name not in served.models:
+        raise UserError(unknown("model", name, served.models))
+    module = module_of(served.models[name], served.network)
+    return Taken(module, parse_task(served.snapshot.task), name, served.snapshot.client, int(served.version))
+
+
+def write_torch(taken: Taken, file: Path) -> str:
+    """The model's tensors by their state-dict names as safetensors, with `Taken.about` in the metadata.
+
+    Returns a sentence. Raises `UserError` where the model is not one network.
+    """
+    if isinstance(taken.module, Predicting):
+        raise UserError(
+            f"the {taken.name} model of {taken.task.method.name} is more than one network, whose tensors "
+            "would be of no use alone; --format onnx writes it"
+        )
+    save_tensors(file, taken.module.state_dict(), {"perennial": json.dumps(taken.about())})
+    return "the tensors, for prepared samples"
+
+
+def write_onnx(taken: Taken, file: Path) -> str:
+    """The model as ONNX, from raw cells or samples to the outputs of `perennial serve`; returns a sentence.
+
+    Before it is written, onnxruntime's answers are compared with the model's. Raises `UserError` where the extra
+    is not installed, or the model cannot be written so.
+    """
+    try:
+        import onnx
+        import onnxruntime
+        import onnxscript  # noqa: F401 # which PyTorch's exporter needs
+    except ImportError as error:
+        raise UserError(
+            f"--format onnx needs the extra perennial[onnx], which is not installed ({error}); "
+            "in the project's folder: uv sync --inexact --extra onnx"
+        ) from None
+    model = _whole(taken)
+    onnx.checker.check_model(model)
+    content = model.SerializeToString()
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    cells = some_cells(taken.scenario)
+    (found,) = session.run([outputs(taken.scenario)[PROBABILITIES]], cells)
+    with torch.no_grad():
+        expected = taken.module(samples(taken.scenario, cells)).softmax(dim=1).numpy()
+    apart = float(np.abs(found - expected).max())
+    if not apart <= CLOSE:
+        raise UserError(
+            f"onnxruntime's probabilities are up to {apart:.1e} from the model's own; nothing was written"
+        )
+    write_bytes(file, content)
+    return (
+        f"takes {_described(taken.scenario)}; onnxruntime's probabilities for {CHECKED} made-up samples are "
+        + (f"within {apart:.1e} of the model's own")
+    )
+
+
+def outputs(scenario: Scenario) -> dict[str, str]:
+    """The outputs' names in the file, by those of `perennial serve`: a column may have one of these already."""
+    found: dict[str, str] = {}
+    for name in [PROBABILITIES, CLASS, *([LABEL] if scenario.class_names else [])]:
+        found[name] = name
+        while found[name] in scenario.column_names:
+            found[name] += "_out"
+    return found
+
+
+def some_cells(scenario: Scenario, rows: int = CHECKED) -> dict[str, Cells]:
+    """Made-up cells or samples by input, empty cells and unknown categories among them."""
+    random = np.random.default_rng(0)
+    if not scenario.column_names:
+        return {INPUT: random.random((rows, *scenario.input_shape), np.float32)}
+    made: dict[str, Cells] = {}
+    for name in scenario.column_names:
+        column = scenario.cells.get(name, NumberColumn())
+        if isinstance(column, CategoryColumn):
+            choices = [*column.places(), "", "no category of this name"]
+            made[name] = np.array([choices[row % len(choices)] for row in range(rows)], object)
+            continue
+        made[name] = (column.mean + column.scale * random.standard_normal(rows)).astype(np.float32)
+        if column.fill is not None:
+            made[name][random.random(rows) < 0.2] = np.nan
+    return made
+
+
+def samples(scenario: Scenario, cells: Mapping[str, Cells]) -> Tensor:
+    """Cells or samples by input, prepared as `perennial serve` prepares them: (n, *input_shape)."""
+    if not scenario.column_names:
+        return scenario.prepare(torch.from_numpy(cells[INPUT]))
+    parts = []
+    for name in scenario.column_names:
+        column = scenario.cells.get(name)
+        if isinstance(column, CategoryColumn):
+            parts.append(column.features([str(text) for text in cells[name]]))
+        else:
+            parts.append(column.features(cells[name].astype(np.float64)) if column else cells[name][:, None])
+    return scenario.prepare(torch.from_numpy(np.concatenate(parts, axis=1)))
+
+
+def _described(scenario: Scenario) -> str:
+    if not scenario.column_names:
+        return f"one input {INPUT!r} of samples of size {'x'.join(map(str, scenario.input_shape))}"
+    texts = [name for name, column in scenario.cells.items() if isinstance(column, CategoryColumn)]
+    return f"raw rows, one input for each of {len(scenario.column_names)} columns" + (
+        f" (text: {', '.join(texts)})" if texts else ""
+    )
+
+
+# ---------------------------------------------------------------------- ONNX
+
+
+class _Prepared(nn.Module):
+    """The model, and before it what a scenario does to all samples alike."""
+
+    def __init__(self, module: nn.Module, scenario: Scenario) -> None:
+        super().__init__()
+        self._module, self._scenario = module, scenario
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self._module(self._scenario.prepare(x))
+        return logits
+
+
+def _whole(taken: Taken) -> Any:
+    """Columns, network and outputs as one ONNX model."""
+    from onnx import compose, helper
+
+    scenario, names = taken.scenario, outputs(taken.scenario)
+    network = compose.add_prefix(_network(taken), "network/")
+    opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid("ai.onnx.ml", OPSET_ML)]
+    before = helper.make_model(_columns(scenario), opset_imports=opsets, ir_version=network.ir_version)
+    after = helper.make_model(_answers(scenario, names), opset_imports=opsets, ir_version=network.ir_version)
+    inside = network.graph.input[0].name, network.graph.output[0].name
+    model = compose.merge_models(before, network, io_map=[(FEATURES, inside[0])])
+    model = compose.merge_models(model, after, io_map=[(inside[1], LOGITS)])
+    model.producer_name = "perennial"
+    model.doc_string = f"The {taken.name} model of {taken.task.method.name} after round {taken.round}"
+    helper.set_model_props(model, {"perennial": json.dumps(taken.about())})
+    return model
+
+
+def _network(taken: Taken) -> Any:
+    """From features (n, *input_shape) to logits (n, classes), as PyTorch exports it."""
+    sample = torch.zeros(2, *taken.scenario.input_shape)
+    module = _Prepared(taken.module, taken.scenario).eval()
+    level = logging.getLogger("torch.onnx").level
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = torch.onnx.export(
+                module,
+                (sample,),
+                dynamo=True,
+                dynamic_shapes=({0: torch.export.Dim("rows", min=1)},),
+                opset_version=OPSET,
+                verbose=False,
+            )
+    except torch.onnx.OnnxExporterError as error:
+        why = " ".join(str(error).split())[:200]
+        raise UserError(f"model {taken.task.model.name!r} cannot be written as ONNX ({why})") from None
+    finally:
+        logging.getLogger("torch.onnx").setLevel(level)
+    assert program
+    return program.model_proto
+
+
+def _columns(scenario: Scenario) -> Any:
+    """From raw cells, an input (n,) for each column, to features (n, width); other samples go through."""
+    from onnx import TensorProto, helper
+
+    n, shape = "rows", scenario.input_shape
+    features = helper.make_tensor_value_info(FEATURES, TensorProto.FLOAT, [n, *shape])
+    if not scenario.column_names:
+        given = [helper.make_tensor_value_info(INPUT, TensorProto.FLOAT, [n, *shape])]
+        return helper.make_graph([helper.make_node("Identity", [INPUT], [FEATURES])], "samples", given, [features])
+    graph = _Graph()
+    parts = [graph.column(name, scenario.cells.get(name)) for name in scenario.column_names]
+    graph.nodes.append(helper.make_node("Concat", parts, [FEATURES], axis=1))
+    given = [
+        helper.make_tensor_value_info(
+            name,
+            TensorProto.STRING if isinstance(scenario.cells.get(name), CategoryColumn) else TensorProto.FLOAT,
+            [n],
+        )
+        for name in scenario.column_names
+    ]
+    return helper.make_graph(graph.nodes, "columns", given, [features], graph.constants)
+
+
+class _Graph:
+    """Nodes and constants of the preparation, as they come."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Any] = []
+        self.constants: list[Any] = []
+
+    def column(self, name: str, column: AnyColumn | None) -> str:
+        """A column's features (n, width): `NumberColumn.features` and `CategoryColumn.features` in ONNX."""
+        from onnx import TensorProto
+
+        def wide(part: str) -> str:
+            return self.add("Unsqueeze", part, self.constant("axis", TensorProto.INT64, [1], [1]))
+
+        if column is None:
+            return wide(name)
+        if isinstance(column, CategoryColumn):
+            found = column.places()
+            places = {"keys_strings": [*found], "values_int64s": [*found.values()]}
+            place = self.add(
+                "LabelEncoder", name, domain="ai.onnx.ml", **places, default_int64=len(column.categories)
+            )
+            width = self.constant("width", TensorProto.INT64, [], [column.width])
+            return self.add("OneHot", place, width, self.constant("off-on", TensorProto.FLOAT, [2], [0, 1]))
+        value = self.add("Cast", name, to=TensorProto.DOUBLE)
+        empty = self.add("IsNaN", value)
+        if column.fill is not None:
+            value = self.add("Where", empty, self.constant("fill", TensorProto.DOUBLE, [], [column.fill]), value)
+        value = self.add("Sub", value, self.constant("mean", TensorProto.DOUBLE, [], [column.mean]))
+        value = self.add("Div", value, self.constant("scale", TensorProto.DOUBLE, [], [column.scale]))
+        parts = [value, empty] if column.missing else [value]
+        features = [wide(self.add("Cast", part, to=TensorProto.FLOAT)) for part in parts]
+        return self.add("Concat", *features, axis=1)
+
+    def add(self, operator: str, *inputs: str, **attributes: Any) -> str:
+        """A node with one output, whose name it returns."""
+        from onnx import helper
+
+        output = f"perennial:{operator}-{len(self.nodes)}"
+        self.nodes.append(helper.make_node(operator, inputs, [output], **attributes))
+        return output
+
+    def constant(self, name: str, kind: int, shape: Sequence[int], values: Sequence[float]) -> str:
+        """A constant, whose name it returns."""
+        from onnx import helper
+
+        self.constants.append(
+            helper.make_tensor(f"perennial:{name}-{len(self.constants)}", kind, list(shape), list(values))
+        )
+        return str(self.constants[-1].name)
+
+
+def _answers(scenario: Scenario, names: Mapping[str, str]) -> Any:
+    """From logits (n, classes) to the outputs of `perennial serve`."""
+    from onnx import TensorProto, helper
+
+    nodes = [
+        helper.make_node("Softmax", [LOGITS], [names[PROBABILITIES]], axis=1),
+        helper.make_node("ArgMax", [LOGITS], [names[CLASS]], axis=1, keepdims=0),
+    ]
+    each: dict[str, Any] = {"keys_int64s": [*range(scenario.classes)], "values_strings": [*scenario.class_names]}
+    if scenario.class_names:
+        nodes.append(helper.make_node("LabelEncoder", [names[CLASS]], [names[LABEL]], domain="ai.onnx.ml", **each))
+    kinds = {PROBABILITIES: TensorProto.FLOAT, CLASS: TensorProto.INT64, LABEL: TensorProto.STRING}
+    shape: list[str | int | None] = ["rows", scenario.classes]
+    given = [helper.make_tensor_value_info(LOGITS, TensorProto.FLOAT, shape)]
+    found = [
+        helper.make_tensor_value_info(own, kinds[name], shape if name == PROBABILITIES else ["rows"])
+        for name, own in names.items()
+    ]
+    return helper.make_graph(nodes, "answers", given, found)

@@ -1,0 +1,228 @@
+"""What came of a run: tables, models, a picture."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from perennial.common.utils.errors import UserError
+from perennial.server.results.formatting import percent
+from perennial.server.results.table import Table
+from perennial.server.run.folder import RunFolder, understood
+from perennial.server.run.input_files import MODULE, PLUG_IN
+from perennial.server.selection.summary import Evaluation, by_part, overall, worst_site
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    from matplotlib.axes import Axes
+    from torch import nn
+
+    from perennial.common.config import RunConfig
+
+
+class Result:
+    """A run folder, opened. Its tables are read from it when they are asked for."""
+
+    def __init__(self, folder: Path | str) -> None:
+        """Raises `UserError` if the folder holds no run."""
+        self._folder = RunFolder.open(Path(folder).absolute())  # whatever the current folder will be
+        self.folder = self._folder.path
+        """Where the run is."""
+        self.config: RunConfig = self._folder.config()
+        """Everything that determines it."""
+
+    def __repr__(self) -> str:
+        config = self.config
+        about = f"{config.method.name} on {config.scenario.name}, {config.rounds} rounds, seed {config.seed}"
+        try:
+            (*_, last) = (row for row in self.overall if row["selection"] == "final")
+        except (UserError, ValueError):
+            return f"<Result {about}, not ended, in {self.folder}>"
+        numbers = ", ".join(f"{name} {percent(last[name.replace(' ', '_')])} %" for name in self._names)
+        of = ", ".join(last[name] for name in ("model", "selection", "sites") if name in last)
+        return f"<Result {about}: {numbers} ({of}), in {self.folder}>"
+
+    @cached_property
+    def summary(self) -> Mapping[str, Any]:
+        """`summary.json`. Raises `UserError` while the run has not ended."""
+        return self._folder.summary()
+
+    @property
+    def overall(self) -> Table:
+        """A row for each model and selection: round, worst, average, pooled and held-out accuracy.
+
+        Of sites with own data also that of the worst one, which takes the place of `worst` where they have one
+        test environment. In a run with `test_sites` these have rows of their own here and in the next two tables.
+        """
+        names = [name.replace(" ", "_") for name in self._names]
+        return Table(
+            {**key, **{name: found[name] for name in (*names, "pooled")}, "held_out": found["validation"]}
+            for key, found in self._selected()
+        )
+
+    @property
+    def accuracy(self) -> Table:
+        """A row for each model, selection and test environment: the accuracy as the mean over clients."""
+        return Table(
+            {**key, "environment": name, "accuracy": value}
+            for key, found in self._selected()
+            for name, value in found["accuracy"].items()
+        )
+
+    @property
+    def clients(self) -> Table:
+        """A row for each model, selection, client and test environment."""
+        return Table(
+            {**key, "client": client, "environment": name, "accuracy": value}
+            for key, found in self._selected()
+            for client, own in sorted(found["clients"].items())
+            for name, value in own.items()
+        )
+
+    @property
+    def history(self) -> Table:
+        """A row for each evaluated round, model, split and environment: accuracy as the mean over clients.
+
+        The split `validation` is held-out training data. It is there while the run goes on, too.
+        """
+        with understood(self.folder):
+            by_key: dict[tuple[int, str], list[dict[str, Any]]] = {}
+            for row in self._folder.rows_after(0)[0]:  # a row may be half written
+                if row["kind"] == "evaluation":
+                    by_key.setdefault((row["round"], row["model"]), []).append(row)
+            return Table(
+                {"round": number, "model": model, "split": split, "environment": name, "accuracy": value}
+                for (number, model), rows in by_key.items()
+                for split in ("validation", "test")
+                for name, value in Evaluation(rows).client_mean(split).items()
+            )
+
+    def model(self, name: str | None = None, client: str | None = None) -> nn.Module:
+        """A model after the last round, on the CPU and in evaluation mode.
+
+        It takes samples (n, *input_shape) as they are in training: bytes divided by 255, a table's rows scaled and
+        encoded. It gives logits (n, classes). `predict` takes raw rows. `name` is one of
+        `config.method.evaluates`, by default the last, which is the method's headline model. "personal" needs a
+        `client`. Most are networks with weights to be read, trained on or saved. Where a method predicts in
+        another way, such as by the mean of several networks, the module has no weights.
+
+        Warns where a module, a plug-in or, of a personal model, data have changed since the run began. Raises
+        `UserError` for a name that is none, and for a model that is not on this machine.
+        """
+        from perennial.server.results.trained import model_of
+
+        name = self.config.method.evaluates[-1] if name is None else name
+        changed = self._folder.other_inputs(self.config)
+        # Of a site's data a personal model may be made, and no other.
+        if other := [own for own in changed if name == "personal" or own.startswith((PLUG_IN, MODULE))]:
+            said = "since the run began, so the model may answer otherwise than in its tables"
+            warnings.warn(f"{', '.join(other)} changed {said}", stacklevel=2)
+        return model_of(self._folder, self.config, name, client)
+
+    def predict_proba(self, x: Any, name: str | None = None, client: str | None = None) -> npt.NDArray[np.float32]:
+        """Probabilities (n, classes) of raw rows; `name` and `client` say by which model, as in `model`.
+
+        `x` is a frame that has the run's columns, in any order and among others, or (n, *input_shape) numbers.
+        Rows of a table are scaled, filled and encoded as in training; bytes (uint8) are divided by 255. The order
+        of the classes is that of `config.scenario.class_names`. Raises `UserError` for rows that do not fit, where
+        each site's rows are scaled otherwise and no client is named, and as `model`. Warns of a column in which no
+        row has a category that the run knows.
+        """
+        from perennial.server.results.trained import probabilities
+
+        return probabilities(self.model(name, client), x, self.config.scenario.at(client or ""))
+
+    def predict(self, x: Any, name: str | None = None, client: str | None = None) -> npt.NDArray[Any]:
+        """The likeliest class (n,) of raw rows: its name, or its number where all names are whole numbers.
+
+        Arguments and errors are as with `predict_proba`.
+        """
+        import numpy as np
+
+        from perennial.server.results.trained import (
+            probabilities,  # not by predict_proba: a warning names who calls
+        )
+
+        names = self.config.scenario.class_names
+        whole = all(re.fullmatch("0|-?[1-9][0-9]*", name) for name in names)
+        classes = np.array([int(name) for name in names] if whole else names)
+        found = probabilities(self.model(name, client), x, self.config.scenario.at(client or ""))
+        likeliest: npt.NDArray[np.intp] = found.argmax(axis=1)
+        return classes[likeliest] if names else likeliest
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Draw the accuracy in each test environment, for each model and selection.
+
+        On `ax`, or in a new figure of pyplot. Raises `UserError` where no client has test data.
+        """
+        from matplotlib import pyplot
+
+        if not any(found["accuracy"] for _, found in self._selected()):
+            raise UserError(
+                "no client has test data, so there is nothing to plot; plot_history has held-out accuracy"
+            )
+        if ax is None:
+            ax = pyplot.subplots(layout="constrained")[1]
+        drawn: dict[tuple[str, int], tuple[list[str], Mapping[str, float]]] = {}
+        for key, found in self._selected():  # selections that picked the same round are one line
+            model = ", ".join(key[name] for name in ("model", "sites") if name in key)
+            drawn.setdefault((model, key["round"]), ([], found["accuracy"]))[0].append(key["selection"])
+        for (model, number), (selections, accuracies) in drawn.items():
+            label = f"{model}, {' and '.join(selections)} (round {number})"
+            ax.plot(list(accuracies), [100 * value for value in accuracies.values()], marker="o", label=label)
+        _lettered(ax, self.config, "test environment", "test accuracy, %")
+        return ax
+
+    def plot_history(self, ax: Axes | None = None) -> Axes:
+        """Draw held-out accuracy, and worst and average over test environments, by round; `ax` as in `plot`."""
+        from matplotlib import pyplot
+        from matplotlib.ticker import MaxNLocator
+
+        if ax is None:
+            ax = pyplot.subplots(layout="constrained")[1]
+        found: dict[str, dict[int, list[float]]] = {}
+        for row in self.history:
+            rounds = found.setdefault(f"{row['model']}, {row['split']}", {})
+            rounds.setdefault(row["round"], []).append(100 * row["accuracy"])
+        for label, rounds in found.items():
+            if label.endswith("validation"):
+                held_out = [own[0] for own in rounds.values()]
+                ax.plot(list(rounds), held_out, "--", marker=".", label=f"{label} (held out)")
+            else:
+                means = [sum(own) / len(own) for own in rounds.values()]
+                (line,) = ax.plot(list(rounds), means, marker="o", label=f"{label}, average")
+                if any(len(own) > 1 for own in rounds.values()):
+                    worst = [min(own) for own in rounds.values()]
+                    ax.plot(list(rounds), worst, ":", marker=".", color=line.get_color(), label=f"{label}, worst")
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+        _lettered(ax, self.config, "round", "accuracy, %")
+        return ax
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return overall(self.config.sites_with_data, self.config.scenario.test_environments)
+
+    def _selected(self) -> list[tuple[dict[str, Any], Mapping[str, Any]]]:
+        """What tells each round that was picked, `sites` among it where some did not train; its accuracies."""
+        with understood(self.folder):
+            rows = self._folder.rows() if self.config.test_sites else []
+            return [
+                (
+                    {**of, "model": model, "selection": selection, "round": found["round"]},
+                    {**found, "worst_site": worst_site(found["clients"])},  # older summaries have none
+                )
+                for part, models in by_part(self.config, self.summary["models"], rows).items()
+                for of in [{"sites": part} if part else {}]
+                for model, selections in models.items()
+                for selection, found in selections.items()
+            ]
+
+
+def _lettered(ax: Axes, config: RunConfig, x: str, y: str) -> None:
+    ax.set(xlabel=x, ylabel=y, title=f"{config.method.title} on {config.scenario.name}, seed {config.seed}")
+    ax.legend()

@@ -1,0 +1,274 @@
+"""The round loop: train, log, evaluate, checkpoint. The same on every runtime."""
+
+import logging
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord
+from flwr.serverapp import Grid
+
+from perennial.common import plugins
+from perennial.common.config import RunConfig
+from perennial.common.models.memory import must_fit
+from perennial.common.models.network import network
+from perennial.common.selection import References
+from perennial.common.utils.errors import RunStopped, UserError
+from perennial.common.utils.events import tell
+from perennial.common.utils.tensors import must_be_records
+from perennial.common.utils.tracebacks import NAME
+from perennial.common.wire import from_record, numbers, to_record
+from perennial.server.run.folder import Checkpoint, RunFolder
+from perennial.server.run.progress import Progress, Watcher
+from perennial.server.run.references import load_references
+from perennial.server.selection.summary import Evaluation, majority, summarise, versions
+from perennial.strategies.base import MethodStrategy
+from perennial.strategies.exchange import Exchange
+from perennial.strategies.privacy.differential_privacy import PrivateStrategy
+from perennial.strategies.registry import strategy_for
+from perennial.strategies.roster import Seated
+
+
+def start(config: RunConfig) -> Checkpoint:
+    """The state before the first round. Raises `UserError` where two environments have one name."""
+    scenario = config.scenario
+    for kind in ("train_environments", "test_environments"):
+        name, times = Counter(getattr(scenario, kind)).most_common(1)[0]
+        if times > 1:
+            why = f"{name!r} is there {times} times; give each a name of its own"
+            raise UserError(f"scenario {scenario.name!r}: {kind}: {why}")
+    must_fit(config.model, scenario.input_shape, scenario.classes)
+    net = network(config.model, scenario.input_shape, scenario.classes, torch.device("cpu"))
+    return Checkpoint(round=0, run_id=uuid4().hex[:12], arrays=net.initial(config.seed), strategy={})
+
+
+def run_rounds(
+    config: RunConfig,
+    folder: RunFolder,
+    grid: Grid,
+    origin: Checkpoint,
+    watch: Watcher = lambda _: None,
+    save_clients: Callable[[Path], None] | None = None,
+    until: int | None = None,
+    references: References | None = None,
+) -> dict[str, Any]:
+    """All rounds after `origin`, into the run folder; returns the summary.
+
+    With `until` it stops after that round with a checkpoint, and returns nothing if more are to come.
+    `save_clients` writes what clients keep into a checkpoint, where they cannot do so themselves. `references` are
+    the run's, where they have been read before. Raises `RunStopped` when an exchange misses its quorum; the last
+    checkpoint then stands.
+    """
+    with folder.logging(), _told(config, origin), plugins.blaming(folder.path / NAME):
+        return _run_rounds(config, folder, grid, origin, watch, save_clients, until, references)
+
+
+def _run_rounds(
+    config: RunConfig,
+    folder: RunFolder,
+    grid: Grid,
+    origin: Checkpoint,
+    watch: Watcher,
+    save_clients: Callable[[Path], None] | None,
+    until: int | None,
+    references: References | None,
+) -> dict[str, Any]:
+    strategy = strategy_for(config, origin.run_id)
+    strategy.references = references or load_references(config)
+    if isinstance(strategy, PrivateStrategy):
+        strategy.count = folder.add_release
+    if origin.round:
+        strategy.load_state_dict(defaultdict(dict, origin.strategy))  # no file has the records that were empty
+        strategy.resumed = folder.add_resume(origin.round)
+        strategy.kept_checkpoints = folder.checkpoints()
+    if origin.round < config.rounds:
+        await_clients(strategy, grid, config)
+        if changed := folder.changes(origin, config):
+            folder.append([{"kind": "changed", "round": origin.round + 1, "settings": changed}])
+            folder.note_inputs(config)
+
+    arrays, nothing = to_record(origin.arrays), ConfigRecord()
+    begun = time.monotonic() - origin.seconds
+    clock = Clock(origin.run_id)
+    end = min(until or config.rounds, config.rounds)
+    for number in range(origin.round + 1, end + 1):
+        clock.begin(number)
+        requests = strategy.configure_train(number, arrays, nothing, grid)
+        replies = grid.send_and_receive(requests, timeout=config.deadline)
+        new_arrays, metrics = strategy.aggregate_train(number, replies)
+        if isinstance(strategy, PrivateStrategy):
+            strategy.count_release(number)  # of a round in which nobody answered, too
+        arrays = arrays if new_arrays is None else new_arrays
+        trained = numbers(metrics or {})
+        rows = [_round_row(number, strategy, trained), *strategy.notes]
+        clock.done("train", strategy.exchanges)
+        last = number == config.rounds
+        if last or number % config.evaluate_every == 0:
+            evaluated, exchanges = _evaluate(strategy, number, arrays, grid, config)
+            trained |= evaluated
+            rows += [*strategy.evaluation, _exchange_row("evaluation-traffic", number, exchanges)]
+            clock.done("evaluate", exchanges)
+            clock.evaluated(strategy.evaluation)
+        folder.append(rows)
+        if number == end or number % config.checkpoint_every == 0:
+            must_be_records(
+                state := strategy.state_dict(), f"the server half of {config.method.name!r}: state_dict"
+            )
+            checkpoint = Checkpoint(
+                round=number,
+                run_id=origin.run_id,
+                arrays=from_record(arrays),
+                strategy=state,
+                seconds=time.monotonic() - begun,
+                log_bytes=folder.log.stat().st_size,
+                config=config,
+            )
+            folder.save_checkpoint(checkpoint, save_clients)
+            strategy.kept_checkpoints = folder.checkpoints()
+            clock.done("checkpoint", [])
+        clock.round_done(len(strategy.roster.nodes), len(rows[0]["left_out"]))
+        watch(Progress(number, config.rounds, trained, rows[0]["left_out"]))
+    if end < config.rounds:
+        return {}
+
+    for name, tensors in strategy.results(arrays).items():
+        folder.save_model(name, tensors)
+    seconds = time.monotonic() - begun
+    summary = {**summarise(config, folder.rows(), seconds=seconds), "versions": versions()}
+    if privacy := config.privacy.report(folder.releases()):
+        summary["privacy"] = privacy
+    folder.write_summary(summary)
+    return summary
+
+
+@contextmanager
+def _told(config: RunConfig, origin: Checkpoint) -> Iterator[None]:
+    """Events of a run's beginning and its end."""
+    begun, run = time.monotonic(), origin.run_id
+    about: dict[str, Any] = {"method": config.method.name, "scenario": config.scenario.name, "seed": config.seed}
+    tell("run", run=run, action="resume" if origin.round else "start", rounds=config.rounds, **about)
+    try:
+        yield
+    except BaseException as error:
+        why = " ".join(str(error).split())[:1000] or type(error).__name__
+        tell("stopped", level=logging.ERROR, run=run, seconds=round(time.monotonic() - begun, 3), reason=why)
+        raise
+    tell("ended", run=run, seconds=round(time.monotonic() - begun, 3))
+
+
+class Clock:
+    """Tells what each part of a round took, and what came of it."""
+
+    def __init__(self, run: str) -> None:
+        self._run = run
+
+    def begin(self, number: int) -> None:
+        """A round begins."""
+        self._round, self._begun = number, time.monotonic()
+        self._part, self._exchanges = self._begun, list[Exchange]()
+
+    def done(self, action: str, exchanges: Sequence[Exchange]) -> None:
+        """A part of it is done: training, evaluation, checkpoint."""
+        now = time.monotonic()
+        self._tell(action, action=action, seconds=round(now - self._part, 3))
+        self._part = now
+        for exchange in exchanges:
+            if exchange.action == "query":
+                continue
+            self._exchanges.append(exchange)
+            for client, reason in sorted(exchange.left_out.items()):
+                known = {"client": client, "action": exchange.action, "reason": reason}
+                self._tell("left out", level=logging.WARNING, **known)
+
+    def evaluated(self, rows: Iterable[dict[str, Any]]) -> None:
+        """Accuracies by model and test environment, means over clients."""
+        models: dict[str, list[dict[str, Any]]] = {}
+        for row in rows:
+            models.setdefault(row["model"], []).append(row)
+        accuracy = {model: Evaluation(own).client_mean("test") for model, own in models.items()}
+        self._tell("evaluated", action="evaluate", accuracy=accuracy)
+
+    def round_done(self, connected: int, left_out: int) -> None:
+        """The round is done."""
+        silent = sum(len(exchange.silent) for exchange in self._exchanges)
+        gone = sum(len(exchange.left_out) for exchange in self._exchanges)
+        asked = sum(len({*exchange.clients.values(), *exchange.left_out}) for exchange in self._exchanges)
+        self._tell(
+            "round",
+            seconds=round(time.monotonic() - self._begun, 3),
+            connected=connected,
+            left_out=left_out,
+            used=asked - gone,
+            refused=gone - silent,
+            silent=silent,
+            bytes_down=sum(exchange.bytes_down for exchange in self._exchanges),
+            bytes_up=sum(exchange.bytes_up for exchange in self._exchanges),
+        )
+
+    def _tell(self, event: str, *, level: int = logging.INFO, **known: Any) -> None:
+        tell(event, level=level, run=self._run, round=self._round, **known)
+
+
+def await_clients(strategy: MethodStrategy[Any], grid: Grid, config: RunConfig) -> None:
+    """Wait until all of the scenario's clients are there or have declined, at most `wait` seconds.
+
+    Raises `RunStopped` when then fewer than the quorum are there.
+    """
+    if isinstance(grid, Seated) and config.evaluates_some:
+        return  # all are there, and each round asks whom it needs
+    wanted = len(config.scenario.client_ids)
+    end = time.monotonic() + config.wait
+    while True:
+        # One query for all who are there costs as much as one for the first.
+        while len(list(grid.get_node_ids())) < wanted and time.monotonic() < end:
+            time.sleep(min(1.0, max(0.0, end - time.monotonic())))
+        strategy.enrol(grid)
+        decided = len(strategy.roster.nodes) + len(strategy.roster.declined) >= wanted
+        if decided or time.monotonic() >= end:
+            break
+        time.sleep(min(1.0, max(0.0, end - time.monotonic())))
+    there = len(strategy.roster.nodes)
+    if there < max(1, round(config.quorum * wanted, 9)):
+        reasons = [f"{name}: {reason}" for name, reason in strategy.roster.refused.items()]
+        when = "take part" if decided else f"were there after wait={config.wait:g} seconds"
+        raise RunStopped(
+            f"only {there} of {wanted} clients {when}, and quorum={config.quorum:g} of them is needed"
+            + (f" ({reasons[-1]})" if reasons else "")
+        )
+
+
+def _evaluate(
+    strategy: MethodStrategy[Any], number: int, arrays: ArrayRecord, grid: Grid, config: RunConfig
+) -> tuple[dict[str, float], list[Exchange]]:
+    before = len(strategy.exchanges)
+    requests = strategy.configure_evaluate(number, arrays, ConfigRecord(), grid)
+    metrics = strategy.aggregate_evaluate(number, grid.send_and_receive(requests, timeout=config.deadline))
+    work = [exchange for exchange in strategy.exchanges[before:] if exchange.action != "query"]
+    return numbers(metrics or {}), work
+
+
+def _round_row(number: int, strategy: MethodStrategy[Any], trained: dict[str, float]) -> dict[str, Any]:
+    work = [exchange for exchange in strategy.exchanges if exchange.action != "query"]
+    row = _exchange_row("round", number, work)
+    if found := majority(next((exchange.samples for exchange in reversed(work) if exchange.samples), {})):
+        row["majority"] = found
+    if insists := strategy.roster.insists:
+        row["insists"] = insists
+    return {**row, "left_out": {**strategy.roster.refused, **row["left_out"]}, "metrics": trained}
+
+
+def _exchange_row(kind: str, number: int, exchanges: list[Exchange]) -> dict[str, Any]:
+    return {
+        "kind": kind,
+        "round": number,
+        "exchanges": [exchange.action for exchange in exchanges],
+        "asked": len({client for exchange in exchanges for client in exchange.clients.values()}),
+        "bytes_down": sum(exchange.bytes_down for exchange in exchanges),
+        "bytes_up": sum(exchange.bytes_up for exchange in exchanges),
+        "left_out": {client: reason for exchange in exchanges for client, reason in exchange.left_out.items()},
+    }

@@ -1,0 +1,1 @@
+"""From a run's rows to its summary: which round is chosen, by rules over rows alone."""

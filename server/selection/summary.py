@@ -1,0 +1,338 @@
+"""From the rows of a run to its summary: selection after the fact, nothing chosen on test data unasked."""
+
+import platform
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from importlib import metadata
+from statistics import fmean
+from typing import Any
+
+from perennial.common.config import RunConfig
+from perennial.common.measures.scores import SCORE, Scores, added
+from perennial.server.selection.split_rule import Score, first, gate, score, shut
+
+Row = dict[str, Any]
+SELECTIONS = ("final", "validation")
+SPLIT = "split"
+"""The third, where clients could tell held-out samples apart; as in `common/selection.py`, which needs NumPy."""
+AREAS = ("auroc", "auprc", "auroc_hard_batch", "auprc_hard_batch")
+"""Areas of all scores, and means over batches of the areas of 0/1 predictions, FedILC's (`ranking.py`)."""
+
+
+def summarise(config: RunConfig, rows: list[Row], *, seconds: float, oracle: bool = False) -> dict[str, Any]:
+    """What `summary.json` holds.
+
+    For each model and selection: accuracy per test environment as the mean over clients, their minimum (`worst`)
+    and mean (`average`), the share of all test samples that is right (`pooled`), and each client's accuracies; the
+    losses likewise; and areas where the scenario has them. Of sites with own data also that of the `worst_site`.
+    `evaluated`: which clients were, unless all were. `insists`: the protection without which a site takes part in
+    no run, of the sites that have such a policy. `changed`: with which other settings a resumed run went on, and
+    from which round. `oracle` adds the round with the best test average. With references every round picked has
+    its scores of `split`, and `split` says whether that selection speaks.
+    """
+    rounds = [row for row in rows if row["kind"] == "round"]
+    evaluations = [row for row in rows if row["kind"] in ("evaluation", "ranking", SCORE, SPLIT)]
+    selections = (*SELECTIONS, SPLIT, "oracle") if oracle else (*SELECTIONS, SPLIT)
+    models: dict[str, Any] = {}
+    for model in config.method.evaluates:
+        by_round = {
+            number: Evaluation([row for row in evaluations if row["round"] == number and row["model"] == model])
+            for number in sorted({row["round"] for row in evaluations})
+        }
+        models[model] = {
+            selection: {"round": number, **_with_site(config, by_round[number].summary())}
+            for selection in selections
+            if (number := select(by_round, selection)) is not None
+        }
+    return {
+        "method": config.method.name,
+        "scenario": config.scenario.name,
+        "seed": config.seed,
+        "rounds": max((row["round"] for row in rounds), default=0),
+        "wall_seconds": round(seconds, 3),
+        "bytes_per_client_and_round": _traffic(rounds),
+        "models": models,
+        **_drawn(config),
+        "left_out": _left_out(rows),
+        **_insists(rounds),
+        **_gate(evaluations),
+        **_majorities(rounds, evaluations),
+        "changed": [
+            {name: row[name] for name in ("round", "settings")} for row in rows if row["kind"] == "changed"
+        ],
+    }
+
+
+def parts(config: RunConfig) -> dict[str, Collection[str]]:
+    """The clients whose accuracies one number may have the mean of: all, unless some are `test_sites`."""
+    if not config.test_sites:
+        return {"": config.scenario.client_ids}
+    return {"training sites": config.training_clients, "unseen sites": config.test_sites}
+
+
+def by_part(config: RunConfig, models: Mapping[str, Any], rows: Iterable[Row]) -> dict[str, Mapping[str, Any]]:
+    """The models of a summary over each of `parts` alone, from the log's rows; without areas, of all clients."""
+    if not config.test_sites:
+        return {"": models}
+    evaluations = [row for row in rows if row["kind"] in ("evaluation", SCORE)]
+
+    def alone(clients: Collection[str], model: str, found: Mapping[str, Any]) -> dict[str, Any]:
+        key = found["round"], model
+        own = [row for row in evaluations if row["client"] in clients and (row["round"], row["model"]) == key]
+        split = {SPLIT: found[SPLIT]} if SPLIT in found else {}
+        return {"round": found["round"], **_with_site(config, Evaluation(own).summary()), **split}
+
+    return {
+        part: {
+            model: {selection: alone(clients, model, found) for selection, found in own.items()}
+            for model, own in models.items()
+        }
+        for part, clients in parts(config).items()
+    }
+
+
+def majority(samples: Mapping[str, int]) -> dict[str, float]:
+    """Of three clients or more the one that counts more than half of all samples, and its share; else empty."""
+    if len(samples) < 3:
+        return {}
+    client = max(samples, key=samples.__getitem__)
+    share = samples[client] / max(1, sum(samples.values()))
+    return {client: share} if share > 0.5 else {}
+
+
+def site_means(clients: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Of each client that has test samples, the mean of its accuracies over its test environments."""
+    return {name: fmean(own.values()) for name, own in clients.items() if own}
+
+
+def worst_site(clients: Mapping[str, Mapping[str, float]]) -> float | None:
+    """The least of `site_means`; none where nobody has test samples."""
+    return min(site_means(clients).values(), default=None)
+
+
+def overall(sites: Collection[str], environments: Collection[str]) -> tuple[str, ...]:
+    """What says in all how good a model is, with `sites` that have own data: the worst one comes first.
+
+    `worst` of their only environment would be the average over them.
+    """
+    several = len(environments) > 1
+    return ("worst site",) * bool(sites) + ("worst",) * (several or not sites) + ("average",)
+
+
+def overall_of(
+    found: Mapping[str, Any], sites: Collection[str], environments: Collection[str]
+) -> dict[str, float | None]:
+    """What `overall` names, of a model's accuracies (`Evaluation.summary`)."""
+    names = overall(sites, environments)
+    return {name: worst_site(found["clients"]) if name == "worst site" else found[name] for name in names}
+
+
+def area_means(areas: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Of each kind of area, the mean over the test environments that have it."""
+    found = {name: [own[name] for own in areas.values() if name in own] for name in AREAS}
+    return {name: fmean(values) for name, values in found.items() if values}
+
+
+def changed_line(round_: int, settings: Mapping[str, Sequence[str]]) -> str:
+    """One line for settings with which a run went on from a round."""
+    said = ", ".join(f"{name} {old} → {new}" for name, (old, new) in settings.items())
+    return f"changed from round {round_} on: {said}"
+
+
+def versions() -> dict[str, str]:
+    """What this process runs on, for a run that ends in it."""
+    found = {"python": platform.python_version()}
+    for name in ("perennial", "flwr", "torch"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:  # Flower also runs the bare folder
+            found[name] = "not installed"
+    return found
+
+
+class Evaluation:
+    """One model's evaluation in one round, over all clients."""
+
+    def __init__(self, rows: Iterable[Row]) -> None:
+        self.accuracy: dict[str, dict[str, dict[str, float]]] = {"test": {}, "validation": {}}
+        """Accuracy by split, client, environment; environments without samples are absent."""
+        self.loss: dict[str, dict[str, float]] = {}
+        """Mean test loss of a sample, by client and environment."""
+        self.areas: dict[str, dict[str, float]] = {}
+        """Areas over the test samples of all clients, by environment; empty where the scenario has none."""
+        self.split: Row | None = None
+        """Counts of the held-out samples that references know and do not know."""
+        self.scores: dict[str, dict[str, Scores]] = {}
+        """Test samples by score, by client and environment; empty where they were not asked for."""
+        self.positive = ""
+        """The class that a score is the probability of."""
+        right = total = 0
+        for row in rows:
+            if row.get("kind") == SPLIT:
+                self.split = row
+                continue
+            if row.get("kind") == SCORE:
+                self.positive = row["positive"]
+                import numpy as np
+
+                parts = zip(row["environment"], row["negatives"], row["positives"], strict=True)
+                self.scores[row["client"]] = {
+                    name: Scores(np.array(negatives), np.array(positives)) for name, negatives, positives in parts
+                }
+                continue
+            if row.get("kind") == "ranking":
+                if row["split"] == "test":
+                    self.areas[row["environment"]] = {name: row[name] for name in AREAS if name in row}
+                continue
+            values = _per_sample(row, "correct")
+            self.accuracy[row["split"]][row["client"]] = values
+            if row["split"] == "test":
+                right, total = right + sum(row["correct"]), total + sum(row["count"])
+                self.loss[row["client"]] = _per_sample(row, "loss") if "loss" in row else {}
+        self.pooled = right / total if total else None
+        """Over the test samples of all clients and environments."""
+
+    def client_mean(self, split: str) -> dict[str, float]:
+        """Mean over clients of the accuracy in each environment, in the scenario's order."""
+        return _client_mean(self.accuracy[split])
+
+    @property
+    def held_out(self) -> float | None:
+        """Mean over clients of the accuracy on held-out training data."""
+        return next(iter(self.client_mean("validation").values()), None)
+
+    def summary(self) -> dict[str, Any]:
+        """Accuracy per test environment, worst, average, pooled, per client, and on held-out training data.
+
+        Beside them the test losses and areas, and the mean over environments of each; where test samples were
+        counted by score, what that says.
+        """
+        test = self.client_mean("test")
+        found = score(self.split) if self.split else None
+        losses = _client_mean(self.loss)
+        return {
+            "accuracy": test,
+            "worst": min(test.values(), default=None),
+            "average": _mean(test.values()) if test else None,
+            "pooled": self.pooled,
+            "validation": self.held_out,
+            "loss": _mean(losses.values()) if losses else None,
+            "losses": losses,
+            "areas": self.areas,
+            "clients": self.accuracy["test"],
+            **({"scores": self._scores()} if self.scores else {}),
+            **({SPLIT: found.json()} if found else {}),
+        }
+
+    def _scores(self) -> dict[str, Any]:
+        """Measures of the test samples by score: of all of them, by environment, and by client."""
+        environments = dict.fromkeys(name for own in self.scores.values() for name in own)
+        clients = {client: added(list(own.values())) for client, own in self.scores.items()}
+        return {
+            "positive": self.positive,
+            "all": added(list(clients.values())).measures(),
+            "environments": {
+                name: added([own[name] for own in self.scores.values() if name in own]).measures()
+                for name in environments
+            },
+            "clients": {client: own.measures() for client, own in clients.items()},
+        }
+
+    def score(self) -> Score | None:
+        """By the rule of `split`; None where it does not speak."""
+        return score(self.split) if self.split and not shut(self.split) else None
+
+
+def select(by_round: Mapping[int, Evaluation], selection: str) -> int | None:
+    """The round that a selection picks; the earliest of equals. None where it cannot choose.
+
+    `final`: the last one; `validation`: best client-mean accuracy on held-out training-environment data;
+    `split`: best score where references are right and where they are wrong; `oracle`: best average over the test
+    environments.
+    """
+    if not by_round:
+        return None
+    if selection == "final":
+        return max(by_round)
+    if selection == SPLIT:
+        found = {number: own for number, evaluation in by_round.items() if (own := evaluation.score())}
+        return first(found) if found else None
+    split = {"validation": "validation", "oracle": "test"}[selection]
+    scores = {
+        number: _mean(means.values())
+        for number, evaluation in by_round.items()
+        if (means := evaluation.client_mean(split))
+    }
+    return max(scores, key=lambda number: (scores[number], -number)) if scores else None
+
+
+def _with_site(config: RunConfig, found: dict[str, Any]) -> dict[str, Any]:
+    """A model's accuracies, of sites with own data with the worst one's."""
+    return {**found, "worst_site": worst_site(found["clients"])} if config.sites_with_data else found
+
+
+def _per_sample(row: Row, column: str) -> dict[str, float]:
+    """A column of sums as means by environment."""
+    columns = zip(row["environment"], row["count"], row[column], strict=True)
+    return {name: total / count for name, count, total in columns if count}
+
+
+def _client_mean(clients: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Mean over the clients that have an environment, for each environment."""
+    names = list(dict.fromkeys(name for values in clients.values() for name in values))
+    return {name: _mean(own[name] for own in clients.values() if name in own) for name in names}
+
+
+def _mean(values: Iterable[float]) -> float:
+    import numpy as np  # whose last digit every result so far has
+
+    return float(np.mean(list(values)))
+
+
+def _gate(evaluations: Sequence[Row]) -> dict[str, Any]:
+    """Whether `split` speaks after the last round, and if not, why; nothing for a run without references."""
+    last = next((row for row in reversed(evaluations) if row["kind"] == SPLIT), None)
+    return {SPLIT: gate(last)} if last else {}
+
+
+def _majorities(rounds: Sequence[Row], evaluations: Sequence[Row]) -> dict[str, Any]:
+    """`majority`: the largest share of a round's training samples, and of the last evaluation's test samples, that
+    one client counted; nothing where no client had a majority."""
+    of_training = [row["majority"] for row in rounds if "majority" in row]
+    tests = [row for row in evaluations if row["kind"] == "evaluation" and row["split"] == "test"]
+    last = max((row["round"] for row in tests), default=0)
+    tested = {row["client"]: sum(row["count"]) for row in tests if row["round"] == last}  # of each model the same
+    found = {
+        "training": max(of_training, key=lambda own: max(own.values()), default={}),
+        "test": majority(tested),
+    }
+    return {"majority": {what: own for what, own in found.items() if own}} if any(found.values()) else {}
+
+
+def _insists(rounds: Sequence[Row]) -> dict[str, Any]:
+    """`insists`: by site, on what protection it insisted, as it said last; nothing where no site did."""
+    found = {site: said for row in rounds for site, said in row.get("insists", {}).items()}
+    return {"insists": found} if found else {}
+
+
+def _drawn(config: RunConfig) -> dict[str, Any]:
+    """Which clients were evaluated, unless all were."""
+    if not config.evaluates_some:
+        return {}
+    return {"evaluated": {"clients": list(config.evaluated), "of": len(config.scenario.client_ids)}}
+
+
+def _traffic(rounds: list[Row]) -> dict[str, float]:
+    # Training exchanges only; what evaluation costs is in the log.
+    asked = sum(row["asked"] for row in rounds)
+    return {way: sum(row[f"bytes_{way}"] for row in rounds) / asked if asked else 0.0 for way in ("down", "up")}
+
+
+def _left_out(rows: list[Row]) -> dict[str, dict[str, Any]]:
+    """By client: how many of its replies were left out, and the latest reason."""
+    found: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        for client, reason in row.get("left_out", {}).items():
+            entry = found.setdefault(client, {"replies": 0})
+            entry["replies"] += 1
+            entry["last"] = f"round {row['round']}: {reason}"
+    return found

@@ -1,0 +1,343 @@
+"""Many runs: searches and comparisons. The command line calls the same functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import inf
+from numbers import Integral
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from perennial.common.utils.errors import UserError
+from perennial.common.utils.paths import path_of
+from perennial.common.utils.suggestions import unknown
+from perennial.server.results.result import Result
+from perennial.server.results.table import Table
+from perennial.server.runs import MOST, POOL, Settings, assigned, configured, given_once, plain, root_of
+from perennial.server.selection.split_rule import Select
+from perennial.server.study import compare as comparing
+from perennial.server.study import unseen_sites
+from perennial.server.study.batch import Outcome, Watch, troubles_of
+from perennial.server.study.choose import Verdict, keep, search, why_lines
+from perennial.server.study.compare import Comparison as Comparison
+from perennial.server.study.sweep import key_of
+from perennial.server.study.trial_tables import sweep_rows
+from perennial.server.study.unseen_sites import Cell as Cell
+
+if TYPE_CHECKING:
+    from perennial.common.config import RunConfig
+    from perennial.common.data.scenario import Scenario
+    from perennial.server.in_memory import InMemory
+
+
+OF_ONE_RUN = ("method", "preset", "seed")
+"""What a study does not take from a configuration file: it gives every method the same chance."""
+
+
+@dataclass(frozen=True)
+class Search:
+    """The trials of a method, and which of them was chosen."""
+
+    outcomes: list[Outcome]
+    verdict: Verdict
+    files: list[Path] = field(default_factory=list)
+    """What `tune` wrote: the chosen configuration and a picture."""
+
+    def __repr__(self) -> str:
+        return f"<Search of {len(self.outcomes)} trials: {'; '.join(self.why)}>"
+
+    @property
+    def table(self) -> Table:
+        """A row for each trial."""
+        return Table(sweep_rows(self.outcomes, self.verdict))
+
+    @property
+    def why(self) -> list[str]:
+        """Sentences: what was chosen, why, and what comes next."""
+        return why_lines(self.outcomes, self.verdict)
+
+    @property
+    def chosen(self) -> Outcome | None:
+        """The trial that was chosen; None where none could be judged."""
+        return None if self.verdict.trial is None else self.outcomes[self.verdict.trial]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The method's settings in the chosen trial, as `run` takes them. Raises `UserError` without one."""
+        values: dict[str, Any] = self._config.method.model_dump(mode="json", exclude={"name"}, exclude_none=True)
+        return values
+
+    @cached_property
+    def result(self) -> Result:
+        """The chosen trial's run. Raises `UserError` where there is none."""
+        return Result(self._run.path)
+
+    @property
+    def troubles(self) -> list[str]:
+        """A sentence for each trial that did not end well, and for each client whose replies were left out."""
+        return troubles_of(self.outcomes)
+
+    @property
+    def _run(self) -> Outcome:
+        if not self.chosen:
+            raise UserError("no trial could be judged, so nothing is chosen")
+        return self.chosen
+
+    @property
+    def _config(self) -> RunConfig:
+        return self._run.config
+
+
+def sweep(
+    method: str,
+    scenario: str | Scenario | InMemory | None,
+    trials: int,
+    *,
+    config: Path | str | None = None,
+    select: str = Select.by_split.value,
+    prune: bool = False,
+    seed: int = 0,
+    rounds: int | None = None,
+    settings: Settings = (),
+    jobs: int = 1,
+    out: Path | str = POOL,
+    data_root: Path | str | None = None,
+    device: str | None = None,
+    watch: Watch = lambda _: None,
+) -> Search:
+    """Random search over a method's search ranges; trial 0 is the defaults. Called again, it continues.
+
+    In place of a scenario, `config` names a file that has one, such as one for data of your own; rounds, model and
+    other settings of the run are also taken from it, and the method is not.
+    `select` is "split", "held-out" or "leave-one-out" (docs/selection.md); `settings` are not drawn.
+    `jobs` runs go on at a time; with more than one, a script needs `if __name__ == "__main__":`, since each has a
+    process of its own. `watch` is told how the study stands.
+
+    Raises `UserError`, and `RunStopped` if a process dies.
+    """
+    trials, jobs = _counts(trials=trials, jobs=jobs)
+    pool = path_of(out, "out")
+    scenario, rounds, said = _problem(scenario, config, rounds, settings, data_root=data_root, device=device)
+    base = configured(
+        method,
+        plain(scenario),
+        settings=said,
+        rounds=rounds,
+        seed=seed,
+        data_root=root_of(scenario, data_root, pool),
+        device=device,
+    )
+    fixed = [key_of(setting) for setting in said]
+    return Search(*search(base, trials, fixed, _select(select), pool, jobs, watch, prune))
+
+
+def tune(
+    method: str,
+    scenario: str | Scenario | InMemory | None,
+    trials: int,
+    *,
+    config: Path | str | None = None,
+    select: str = Select.by_split.value,
+    prune: bool = True,
+    seed: int = 0,
+    rounds: int | None = None,
+    settings: Settings = (),
+    jobs: int = 1,
+    out: Path | str = POOL,
+    data_root: Path | str | None = None,
+    device: str | None = None,
+    watch: Watch = lambda _: None,
+) -> Search:
+    """Choose a method's settings without target data: as `sweep`, with hopeless trials stopped early.
+
+    Also writes the chosen configuration and a picture of the search into `out`. Arguments and errors are as with
+    `sweep`.
+    """
+    _counts(2, trials=trials)
+    pool = path_of(out, "out")
+    found = sweep(
+        method,
+        scenario,
+        trials,
+        config=config,
+        select=select,
+        prune=prune,
+        seed=seed,
+        rounds=rounds,
+        settings=settings,
+        jobs=jobs,
+        out=out,
+        data_root=data_root,
+        device=device,
+        watch=watch,
+    )
+    files = keep(found.outcomes, found.verdict, _select(select), pool)
+    return Search(found.outcomes, found.verdict, files)
+
+
+def compare(
+    methods: Iterable[str],
+    scenario: str | Scenario | InMemory | None = None,
+    *,
+    config: Path | str | None = None,
+    seeds: int = 3,
+    trials: int = 1,
+    trial_rounds: int | None = None,
+    select: str = Select.by_split.value,
+    prune: bool = False,
+    rounds: int | None = None,
+    settings: Settings = (),
+    jobs: int = 1,
+    out: Path | str = POOL,
+    data_root: Path | str | None = None,
+    device: str | None = None,
+    oracle: bool = False,
+    watch: Watch = lambda _: None,
+) -> Comparison:
+    """Methods side by side, tuned alike; FedAvg, Local and a constant prediction are always in. It continues, too.
+
+    Each method's settings are chosen of `trials` with seed 0, and run with the seeds 0, 1, … A trial has
+    `trial_rounds`, where that is given, in place of all. `oracle` adds the round that is best on test data,
+    labelled so. The rest, and the errors, are as with `sweep`. `Comparison.table` has the numbers.
+    """
+    seeds, trials, jobs = _counts(seeds=seeds, trials=trials, jobs=jobs)
+    if trial_rounds is not None:
+        (trial_rounds,) = _counts(1, inf, trial_rounds=trial_rounds)
+    pool = path_of(out, "out")
+    scenario, rounds, said = _problem(scenario, config, rounds, settings, data_root=data_root, device=device)
+    plan = comparing.Plan(
+        entries=_entries(methods),
+        scenario=plain(scenario),
+        seeds=seeds,
+        trials=trials,
+        trial_rounds=trial_rounds,
+        rounds=rounds,
+        settings=said,
+        data_root=root_of(scenario, data_root, pool),
+        device=device,
+        oracle=oracle,
+        select=_select(select),
+        prune=prune,
+    )
+    return comparing.compare(plan, pool, jobs, watch)
+
+
+def leave_one_site_out(
+    methods: Iterable[str],
+    scenario: str | Scenario | InMemory | None = None,
+    *,
+    config: Path | str | None = None,
+    seeds: int = 3,
+    rounds: int | None = None,
+    settings: Settings = (),
+    jobs: int = 1,
+    out: Path | str = POOL,
+    data_root: Path | str | None = None,
+    device: str | None = None,
+    watch: Watch = lambda _: None,
+    adapt: int = 0,
+) -> tuple[list[Cell], list[str]]:
+    """What each method does at a site that nobody trained at: a cell for each site and method, and troubles.
+
+    FedAvg, Local and a constant prediction are always in. With `adapt` the site then makes a personal model of so
+    many of its samples, where the method can; the others are asked about. Other arguments and errors are as with
+    `compare`.
+    """
+    seeds, jobs = _counts(seeds=seeds, jobs=jobs)
+    (adapt,) = _counts(0, inf, adapt=adapt)
+    pool = path_of(out, "out")
+    scenario, rounds, said = _problem(scenario, config, rounds, settings, data_root=data_root, device=device)
+    plan = comparing.Plan(
+        entries=_entries(methods),
+        scenario=plain(scenario),
+        seeds=seeds,
+        rounds=rounds,
+        settings=said,
+        data_root=root_of(scenario, data_root, pool),
+        device=device,
+    )
+    entries = comparing.with_baselines(plan.entries)
+    bases = {entry.label: comparing.base_config(plan, entry, entries) for entry in entries}
+    return unseen_sites.leave_one_site_out(bases, seeds, pool, jobs, watch, adapt)
+
+
+def _entries(methods: Iterable[str]) -> tuple[comparing.Entry, ...]:
+    """Raises `UserError` for a name that is none, and for a dict, whose values nothing would read."""
+    names = [methods] if isinstance(methods, str) or not isinstance(methods, Iterable) else list(methods)
+    if isinstance(methods, Mapping) or not all(isinstance(name, str) for name in names):
+        raise UserError(
+            f"methods: {methods!r:.100} is not possible; give a list of names, and what all share as settings"
+        )
+    return comparing.entries_of(names)
+
+
+def _counts(least: int = 1, most: float = MOST, /, **counts: object) -> list[int]:
+    """The counts. Raises `UserError` for the first that is no whole number, too small or too large."""
+    found = []
+    for name, value in counts.items():
+        number = int(value) if isinstance(value, Integral) else -1
+        if not least <= number <= most:
+            above = f", and at most {most}" if number > most else ""
+            raise UserError(
+                f"{name}: {value!r:.100} is not possible; it must be a whole number, at least {least}{above}"
+            )
+        found.append(number)
+    return found
+
+
+def _problem(
+    scenario: str | Scenario | InMemory | None,
+    config: Path | str | None,
+    rounds: int | None,
+    settings: Settings,
+    **stronger: object,
+) -> tuple[str | Scenario | InMemory, int | None, tuple[str, ...]]:
+    """The scenario, the rounds and the settings of a study, which a file may have; `stronger` are options of the
+    file's names that hold where they are not None. Raises `UserError`."""
+    said = assigned(settings)
+    given_once({"rounds": rounds, **stronger}, said)
+    if config is None and scenario is not None:
+        return scenario, rounds, said
+    if config is None or scenario is not None:
+        raise UserError("scenario: name one, or a configuration file that has one, one of the two")
+    from perennial.common.config import load_config, read
+
+    file = path_of(config, "config")
+    whole = load_config(file)  # which loads its plug-ins
+    values = read(file)
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if key in ("plugins", "scenario", "rounds", *OF_ONE_RUN) or stronger.get(key) is not None:
+            continue
+        flat |= {f"{key}.{name}": own for name, own in value.items()} if isinstance(value, dict) else {key: value}
+    if "rounds" in values and "rounds" not in map(key_of, said):
+        rounds = rounds or whole.rounds
+    return whole.scenario, rounds, (*assigned(flat), *said)
+
+
+def not_used(config: Path | str) -> str:
+    """A sentence on what of a configuration file a study leaves aside; empty where there is no such thing.
+
+    Raises `UserError`.
+    """
+    from perennial.common.config import read
+
+    values = read(path_of(config, "config"))
+    method = values.get("method")
+    found = [f"[method] {method.get('name', '')}"] if isinstance(method, dict) and {*method} - {"name"} else []
+    found += [f"{key} = {values[key]}" for key in OF_ONE_RUN if key != "method" and key in values]
+    if not found:
+        return ""
+    return (
+        f"of {config}, not used: {', '.join(found)}; in a study every method starts from its defaults, with the "
+        "study's own seeds"
+    )
+
+
+def _select(name: str) -> Select:
+    names = [own.value for own in Select]
+    if name not in names:
+        raise UserError(f"select: {unknown('selection', name, names)}")
+    return Select(name)

@@ -1,0 +1,245 @@
+"""How does it do where nobody trained? Every method is trained without each site in turn, and asked about it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from rich.table import Table
+
+from perennial.common.config import RunConfig
+from perennial.common.utils.errors import UserError
+from perennial.server.selection.summary import Row
+from perennial.server.study.batch import Outcome, Watch, run_all, troubles_of, with_log
+from perennial.server.study.compare import CONSTANT
+
+LEVEL = 0.95
+"""Of the confidence intervals."""
+
+BY_SCORE = ("auroc", "sensitivity", "specificity")
+
+Counts = tuple[int, int]
+"""Right answers, and all."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A method at a site: accuracies as fractions, means over seeds; None where it has no model to be asked."""
+
+    site: str
+    method: str
+    unseen: float | None
+    """Of the method's common model, trained without the site, on its samples, those to adapt to left out."""
+    low: float | None
+    high: float | None
+    """Between them lies the accuracy of one seed with probability `LEVEL`, by the bootstrap over the samples."""
+    samples: int
+    adapted: float | None
+    """Of the personal model that the site then makes of the few samples to adapt to, on the same others."""
+    own: float | None
+    """Of the method's main model on the site's own test samples, trained with the site."""
+    positive: str = ""
+    """The class that the next three are of, of two; means over seeds, on the samples of `unseen`."""
+    auroc: float | None = None
+    sensitivity: float | None = None
+    specificity: float | None = None
+
+
+def must_leave_out(config: RunConfig) -> None:
+    """Raises `UserError` where no site can be left out."""
+    if len(config.scenario.client_ids) < 3:
+        raise UserError(
+            f"--leave-one-site-out needs three sites or more, and {config.scenario.name} has "
+            f"{', '.join(config.scenario.client_ids)}: without one, a single one would train alone"
+        )
+    if why_not := config.all_train() or config.scenario.cannot_ask_sites():
+        raise UserError(f"--leave-one-site-out is not possible with {why_not}")
+
+
+def without_each(config: RunConfig, adapt: int) -> list[RunConfig]:
+    """The configuration itself, and once without each site, evaluated after the last round."""
+    last = config.model_copy(update={"references": "", "evaluate_every": config.rounds})
+    sites = config.scenario.client_ids
+    return [last, *(last.model_copy(update={"test_sites": (site,), "adapt": adapt}) for site in sites)]
+
+
+def leave_one_site_out(
+    methods: Mapping[str, RunConfig],
+    seeds: int,
+    out: Path,
+    jobs: int,
+    watch: Watch = lambda _: None,
+    adapt: int = 0,
+) -> tuple[list[Cell], list[str]]:
+    """A cell for each site and method, and a sentence for each run that is not in it.
+
+    `methods` are configurations by title. With `adapt` a site that is left out makes a personal model of so many
+    of its samples, where the method can. Raises `UserError` where no site can be left out or one has too few
+    samples, and as `run_all` does.
+    """
+    for config in methods.values():
+        must_leave_out(config)
+    first = next(iter(methods.values()))
+    constants = constant_cells([first.model_copy(update={"seed": seed}) for seed in range(seeds)], adapt)
+    runs = [
+        run
+        for config in methods.values()
+        for seed in range(seeds)
+        for run in without_each(config.model_copy(update={"seed": seed}), adapt)
+    ]
+    outcomes = list(map(with_log, run_all(runs, out, jobs, watch)))
+    sites = first.scenario.client_ids
+    each, cells = len(sites) + 1, list[Cell]()
+    for number, (title, config) in enumerate(methods.items()):
+        own = outcomes[number * seeds * each : (number + 1) * seeds * each]
+        common = next((name for name in config.method.evaluates if name != "personal"), "")
+        for place, site in enumerate(sites, 1):
+            without, whole = own[place::each], own[::each]
+            unseen = [run.counts(common, "test", site) for run in without]
+            adapted = [run.counts("personal", "test", site) for run in without]
+            here = [run.counts(config.method.evaluates[-1], "test", site) for run in whole]
+            cells.append(replace(_cell(site, title, unseen, adapted, here), **_by_score(without, common, site)))
+    return sorted([*cells, *constants], key=lambda cell: cell.site), troubles_of(outcomes)
+
+
+def constant_cells(configs: Sequence[RunConfig], adapt: int) -> list[Cell]:
+    """The predictor that always says one label: the other sites' most frequent one, or the site's own.
+
+    `configs` are those of the seeds. Raises `UserError` where a site has no more than `adapt` samples.
+    """
+    from perennial.common.utils.torch_state import plain_torch
+
+    with plain_torch():  # the runs take up the data that are read here
+        return _constant_cells(configs, adapt)
+
+
+def _constant_cells(configs: Sequence[RunConfig], adapt: int) -> list[Cell]:
+    import torch
+
+    from perennial.client.host import site_data
+    from perennial.server.study.constant import constant_rows
+
+    found: dict[str, list[list[Counts]]] = {}
+    for config in configs:
+        scenario = config.scenario
+        data = [site_data(config, number, None, config.data_folder) for number in range(scenario.clients)]
+        labels = [torch.bincount(own.train.y, minlength=scenario.classes) for own in data]
+        for number, site in enumerate(scenario.client_ids):
+            alone = config.model_copy(update={"test_sites": (site,), "adapt": adapt})
+            few = site_data(alone, number, None, config.data_folder)
+            unseen = _right(constant_rows(site, few, sum(labels) - labels[number]))
+            adapted = _right(constant_rows(site, few)) if adapt else (0, 0)
+            own = _right(constant_rows(site, data[number]))
+            found.setdefault(site, []).append([unseen, adapted, own])
+    return [_cell(site, CONSTANT, *zip(*counts, strict=True)) for site, counts in found.items()]
+
+
+def _right(rows: Sequence[Row]) -> Counts:
+    own = [row for row in rows if row["split"] == "test"]
+    return sum(sum(row["correct"]) for row in own), sum(sum(row["count"]) for row in own)
+
+
+def _by_score(runs: Sequence[Outcome], model: str, site: str) -> dict[str, Any]:
+    """Fields of a cell that runs have of a model; none where test samples are not counted by score."""
+    finals = [run.summary.models[model]["final"] for run in runs if run.summary and model in run.summary.models]
+    found = [final.scores.clients[site] for final in finals if final.scores and site in final.scores.clients]
+    positive = next((final.scores.positive for final in finals if final.scores), "")
+    known = {name: [own for part in found if (own := getattr(part, name)) is not None] for name in BY_SCORE}
+    return {"positive": positive, **{name: fmean(values) for name, values in known.items() if values}}
+
+
+def _cell(
+    site: str, method: str, unseen: Sequence[Counts], adapted: Sequence[Counts], own: Sequence[Counts]
+) -> Cell:
+    mean, samples = _mean(unseen), max((total for _, total in [*unseen, *adapted]), default=0)
+    low, high = (None, None) if mean is None else interval(mean, samples)
+    return Cell(site, method, mean, low, high, samples, _mean(adapted), _mean(own))
+
+
+def _mean(counts: Sequence[Counts]) -> float | None:
+    known = [right / total for right, total in counts if total]
+    return fmean(known) if known else None
+
+
+def interval(accuracy: float, samples: int) -> tuple[float, float]:
+    """The bootstrap's percentiles: right answers among n resampled ones are binomial, so nothing is drawn.
+
+    Of a mean over seeds it is too wide, by how much the seeds' mistakes differ.
+    """
+    from scipy.stats import binom
+
+    tail = (1 - LEVEL) / 2
+    low, high = binom.ppf([tail, 1 - tail], samples, accuracy)
+    return float(low) / samples, float(high) / samples
+
+
+def sites_table(cells: Sequence[Cell], adapt: int = 0) -> Table:
+    """Site × method."""
+    methods = list(dict.fromkeys(cell.method for cell in cells))
+    samples, then = "all samples", ""
+    if adapt:
+        samples = f"the samples but {adapt}"
+        then = f"; behind an arrow, of the personal model that the site makes of these {adapt}, on the same others"
+    table = Table(
+        title="trained without the site, and asked about it",
+        caption=f"accuracy in % of the common model on {samples} of a site that did not train, with its 95 % "
+        f"interval (one seed's, by the bootstrap over the samples){then}; in brackets, of the main model on "
+        "the site's own test samples when it trains, too; means over seeds",
+    )
+    table.add_column("site")
+    table.add_column("samples", justify="right")
+    for method in methods:
+        table.add_column(method, justify="right")
+    for site in dict.fromkeys(cell.site for cell in cells):
+        own = {cell.method: cell for cell in cells if cell.site == site}
+        table.add_row(site, str(own[CONSTANT].samples), *(_text(own[method]) for method in methods))
+    return table
+
+
+RARE = (
+    "Where a class is rare or weighted, a good model may be right less often than the constant; then compare its "
+    "AUROC with the constant's, 50 %."
+)
+"""What goes with `scores_table`."""
+
+
+def scores_table(cells: Sequence[Cell]) -> Table | None:
+    """Site × method: what accuracy does not tell of two classes; None where samples are not counted by score."""
+    methods = list(dict.fromkeys(cell.method for cell in cells if cell.auroc is not None))
+    if not methods:
+        return None
+    positive = next(cell.positive for cell in cells if cell.positive)
+    table = Table(
+        title=f"the same, of class {positive} against the other",
+        caption="AUROC in %; in brackets, sensitivity and specificity",
+    )
+    table.add_column("site")
+    for method in methods:
+        table.add_column(method, justify="right")
+    for site in dict.fromkeys(cell.site for cell in cells):
+        own = {cell.method: cell for cell in cells if cell.site == site}
+        table.add_row(site, *(_scores_text(own[method]) for method in methods))
+    return table
+
+
+def _scores_text(cell: Cell) -> str:
+    return f"{_percent(cell.auroc)} ({_percent(cell.sensitivity)}, {_percent(cell.specificity)})"
+
+
+def _text(cell: Cell) -> str:
+    text = _percent(cell.unseen)
+    if cell.low is not None and cell.high is not None:
+        text += f" [{100 * cell.low:.1f}, {100 * cell.high:.1f}]"
+    if cell.adapted is not None:
+        text += f" → {_percent(cell.adapted)}"
+    return f"{text} ({_percent(cell.own)})"
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:.1f}"
+
+
+def sites_json(cells: Sequence[Cell]) -> list[dict[str, Any]]:
+    """Plain data, fractions instead of percent."""
+    return [asdict(cell) for cell in cells]

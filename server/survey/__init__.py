@@ -1,0 +1,1 @@
+"""What sites tell of their tables: the server's half of a survey, and the description that is announced."""

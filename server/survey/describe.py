@@ -1,0 +1,210 @@
+"""From files on this machine to what the server announces of them: `perennial describe`.
+
+Tables are surveyed as those of sites are, in this process; pictures and arrays are measured.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import torch
+from flwr.app import Context, Message
+from PIL import Image
+from pydantic import ValidationError
+
+from perennial.client.app import OneHandlerApp
+from perennial.client.node.settings import Consent
+from perennial.client.node.survey import Respondent
+from perennial.common.data.columns import LEAST
+from perennial.common.data.scenarios.own_data import SITE, SITE_TEXT, OwnData
+from perennial.common.data.site_files import LABEL, TABLES, Found, read, shown
+from perennial.common.survey import Question, Rule, Spellings, all_names, spelt_alike
+from perennial.common.utils.errors import UserError
+from perennial.common.utils.suggestions import sentence, unknown
+from perennial.server.local import number
+from perennial.server.run.grid import LocalGrid
+from perennial.server.survey.survey import Surveyed, announced, balancing, short, survey, union
+
+LONGEST = 64
+"""Pixels of a picture's longer side, unless its owner announces more."""
+OTHER_TABLES = (".tsv", ".txt", ".xls", ".xlsx", ".ods", ".feather", ".sav", ".dta", ".sas7bdat", ".rds")
+OF_TABLES = {
+    "impute": "--impute",
+    "categories": "--category",
+    "drop": "--drop",
+    "label_column": "--label-column",
+    "environment_column": "--environment-column",
+    "least": "--at-least",
+}
+"""Options that say something of a table's columns or rows, by the question's names."""
+NO_TABLE = "is no .csv or .parquet file; save it as one"
+
+
+def question(
+    impute: Sequence[str] = (),
+    categories: Collection[str] = (),
+    drop: Collection[str] = (),
+    *,
+    label_column: str = LABEL,
+    environment_column: str = "",
+    least: int = LEAST,
+    secure: bool = False,
+) -> Question:
+    """From `RULE` and `COLUMN=RULE`, as the command line has them. Raises `UserError`."""
+    rules = {}
+    for text in impute:
+        column, _, rule = text.rpartition("=")
+        if rule not in get_args(Rule):
+            raise UserError(f"--impute {text}: {unknown('rule', rule, get_args(Rule))}")
+        rules[column] = rule
+    try:
+        return Question.model_validate(
+            {
+                "impute": rules,
+                "categories": tuple(sorted(set(categories))),
+                "drop": tuple(sorted(set(drop))),
+                "label_column": label_column,
+                "environment_column": environment_column,
+                "least": least,
+                "secure": secure,
+            }
+        )
+    except ValidationError as error:
+        raise UserError(sentence(error)) from None
+
+
+def describe(
+    path: Path,
+    sites: Sequence[str] = (),
+    asked: Question | None = None,
+    per_site: bool = False,
+    balance: bool = False,
+    quantiles: bool = False,
+) -> Surveyed:
+    """The scenario whose shapes, names and preparation are those of these data, and what should be looked at.
+
+    `path` is a folder with a table of each site, of which those of `sites` count, or all. Or it is data such as
+    each site has, and `sites` are their names. With `balance`, rare classes count more, until all count the same;
+    with `quantiles`, the facts have those of columns of numbers. Raises `UserError`.
+    """
+    asked = asked or question()
+    if not path.exists():  # readers name no folders, because a site's sentences leave it
+        raise UserError(f"there is no file or folder {path}")
+    files, others = _files(path)
+    if files[0].suffix.lower() not in TABLES:
+        plain = Question()
+        if option := next(
+            (option for name, option in OF_TABLES.items() if getattr(asked, name) != getattr(plain, name)), ""
+        ):
+            raise UserError(f"{option} is for tables, and {files[0].name} is none; leave it out")
+        found = read(files[0], asked.label_column, asked.environment_column)
+        remarks = spelt_alike({found.name: all_names(found.labels, found.environments)})
+        return Surveyed(_measured(found, sites, balance), remarks=remarks)
+    if path.is_dir():
+        files = _of(files, sites)
+        names = [file.stem for file in files]
+    else:
+        names, sites = [path.stem if SITE.fullmatch(path.stem) else "table"], sites or OwnData().sites
+    if strange := [file for file, name in zip(files, names, strict=True) if not SITE.fullmatch(name)]:
+        raise UserError(
+            f"{path} has a table of {strange[0].stem!r}, which is no name of a site; rename {strange[0].name}: "
+            f"take {SITE_TEXT}"
+        )
+    loads = [partial(_load, file) for file in files]
+    least = min(LEAST, asked.least)  # as at sites, unless fewer rows are asked for, which are here
+    respondents = [Respondent(name, load, Consent.full, least) for name, load in zip(names, loads, strict=True)]
+
+    def reply(message: Message, context: Context) -> Message:
+        return respondents[number(context)].answer(message)
+
+    spellings = dict[str, Spellings]()
+    for respondent in respondents:
+        with suppress(UserError):  # the survey says it
+            spellings[respondent.name] = respondent.table(asked).spellings()
+    grid = LocalGrid(OneHandlerApp(reply), len(files))
+    told = survey(
+        grid, asked, named=sites, per_site=per_site, balance=balance, quantiles=quantiles, spellings=spellings
+    )
+    return replace(told, left_out={**told.left_out, **dict.fromkeys(others, NO_TABLE)})
+
+
+def _load(file: Path, asked: Question) -> Found:
+    return read(file, asked.label_column, asked.environment_column)
+
+
+def _of(tables: Sequence[Path], sites: Collection[str]) -> list[Path]:
+    """The tables of these sites, or all. Raises `UserError` for a site that has none."""
+    names = [table.stem for table in tables]
+    if strangers := [site for site in sites if site not in names]:
+        raise UserError(f"--site: {unknown('site', strangers[0], names)}")
+    return [table for table in tables if not sites or table.stem in sites]
+
+
+def _files(path: Path) -> tuple[list[Path], list[str]]:
+    """The data themselves, or the tables of a folder of several sites, one each; names of others beside them."""
+    files = sorted(filter(shown, path.iterdir())) if path.is_dir() else []
+    tables = [file for file in files if file.suffix.lower() in TABLES]
+    strange = [file.name for file in files if file.suffix.lower() in OTHER_TABLES]
+    if not tables and (arrays := [file.name for file in files if file.suffix.lower() == ".npz"]):
+        raise UserError(f"{path} has arrays of several sites; describe one site's, such as {path / arrays[0]}")
+    names = [file.stem for file in tables]
+    if double := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"{path} has two tables of a site {double[0]!r}; one site is one file")
+    if strange and not tables:
+        raise UserError(f"{path} has no table that can be read: {strange[0]} {NO_TABLE}")
+    return tables or [path], strange
+
+
+def announcement(scenario: OwnData) -> dict[str, Any]:
+    """What of it belongs into a run's configuration; what nobody has to say is left out."""
+    of_tables = set[str]() if scenario.column_names else {"label_column"}
+    every = scenario.model_dump(mode="json", exclude={"test_fraction", "validation_fraction"} | of_tables)
+    for columns in (every["columns"], *every["own_columns"].values()):
+        for name, column in columns.items():
+            columns[name] = {key: value for key, value in column.items() if value is not None}
+    return {key: value for key, value in every.items() if value not in ("", [], {})}
+
+
+# ---------------------------------------------------------------------- pictures and arrays
+
+
+def _measured(found: Found, sites: Sequence[str], balance: bool) -> OwnData:
+    """Shape, and mean and deviation of each channel."""
+    shape = _shape(found)
+    x = found.tensor(shape)
+    std, mean = torch.std_mean(x, dim=[dim for dim in range(x.ndim) if dim != 1], correction=0)
+    given: dict[str, Any] = {"labels": union([found.labels]), "inputs": shape}
+    if len(given["labels"]) < 2:
+        raise UserError(f"{found.name} has samples of class {found.labels[0]!r} alone; there must be two or more")
+    if sites:
+        given["sites"] = sites
+    if found.environments is not None:
+        given["environments"] = union([found.environments])
+    if balance:
+        counts = Counter(found.labels)
+        given["class_weights"] = balancing({name: counts[name] for name in given["labels"]})
+    given["mean"] = [short(value, scale) for value, scale in zip(mean.tolist(), std.tolist(), strict=True)]
+    given["scale"] = [short(value) or 1.0 for value in std.tolist()]
+    return announced(given)
+
+
+def _shape(found: Found) -> tuple[int, ...]:
+    """A sample's; of pictures the most frequent size, made smaller where it is large, and grey if all are."""
+    if not found.of_pictures:
+        return tuple(np.asarray(found.x).shape[1:])
+    sizes, modes = Counter[tuple[int, int]](), set[str]()
+    for path in found.x:
+        try:
+            with Image.open(path) as picture:
+                sizes[picture.size] += 1
+                modes.add(picture.mode)
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+            raise UserError(f"picture {path} cannot be read ({error})") from None
+    width, height = max(sizes, key=lambda size: (sizes[size], size))
+    smaller = min(1.0, LONGEST / max(width, height))
+    return 1 if modes <= {"1", "L"} else 3, max(1, round(height * smaller)), max(1, round(width * smaller))

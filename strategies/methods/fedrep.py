@@ -1,0 +1,35 @@
+"""FedRep, server half: the mean of the clients' featurizers; classifiers never come here."""
+
+import torch
+
+from perennial.common.config import RunConfig
+from perennial.common.methods.fedrep import FedRep
+from perennial.common.models.network import Network, network
+from perennial.common.utils.errors import UserError
+from perennial.common.utils.tensors import Tensors, part
+from perennial.common.wire import MODEL
+from perennial.strategies.base import MethodStrategy
+from perennial.strategies.exchange import Payload
+
+
+class FedRepStrategy(MethodStrategy[FedRep]):
+    """`φ^{t+1} = Σ_u (n_u / Σn) φ_u` (Collins et al. 2021, Algorithm 1). The global arrays become φ alone."""
+
+    def __init__(self, run: RunConfig, run_id: str) -> None:
+        """Raises `UserError` for a model whose featurizer has nothing to be shared."""
+        super().__init__(run, run_id)
+        split_network(run)
+
+    def payload(self, model: Tensors) -> Payload:
+        return {MODEL: part(model, "featurizer")}
+
+
+def split_network(run: RunConfig) -> Network:
+    """The run's network, of which a method trains both parts. Raises `UserError` if its featurizer has none."""
+    found = network(run.model, run.scenario.input_shape, run.scenario.classes, torch.device("cpu"))
+    if not found.featurizer_names:
+        raise UserError(
+            f"model {run.model.name!r} has no featurizer to be trained, and method {run.method.name!r} shares "
+            "one; give another, e.g. --set model.name=mlp"
+        )
+    return found

@@ -1,0 +1,1 @@
+"""Privacy mechanisms in place of a method's own mean."""

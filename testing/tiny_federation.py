@@ -1,0 +1,165 @@
+"""A scenario small enough for hundreds of runs, a grid that spoils replies, and one whose clients are far away."""
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from flwr.app import Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
+from flwr.serverapp import Grid
+from pydantic import Field
+
+from perennial.client.app import OneHandlerApp
+from perennial.client.host import Host
+from perennial.client.state import FileStates
+from perennial.common.config import RunConfig, load_config
+from perennial.common.data.examples import ClientData, Examples
+from perennial.common.data.scenario import Spurious
+from perennial.common.utils.seeding import torch_generator
+from perennial.common.utils.tensors import Tensors
+from perennial.common.wire import from_record
+from perennial.server.run.grid import LocalGrid
+from perennial.testing.kept_and_sent import Sent
+
+
+class Toy(Spurious):
+    """Two features: the first says the label, the second does so in training only."""
+
+    title = "two features, two environments"
+    source = "tests"
+    dataset = "generated"
+
+    name: Literal["toy"] = "toy"
+    clients: int = Field(4, ge=1, le=1000)
+    samples: int = Field(40, ge=1, le=100_000)
+
+    @property
+    def model(self) -> dict[str, Any]:
+        return {"name": "mlp", "hidden": (8,)}
+
+    @property
+    def rounds(self) -> int:
+        return 6
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return (2,)
+
+    @property
+    def classes(self) -> int:
+        return 2
+
+    @property
+    def train_environments(self) -> tuple[str, ...]:
+        return ("p=0.9", "p=0.8")
+
+    @property
+    def test_environments(self) -> tuple[str, ...]:
+        return ("p=0.1", "p=0.9")
+
+    def client_data(self, client: int, seed: int, data_root: Path | None) -> ClientData:
+        environment = client % 2
+        agreement = (0.9, 0.8)[environment]
+        return ClientData(
+            self._draw(client, seed, "train", agreement, environment),
+            self._draw(client, seed, "validation", agreement, environment),
+            {name: self._draw(client, seed, name, p, -1) for name, p in (("p=0.1", 0.1), ("p=0.9", 0.9))},
+        )
+
+    def _draw(self, client: int, seed: int, part: str, agreement: float, environment: int) -> Examples:
+        generator = torch_generator(seed, client, "toy", part)
+        y = torch.randint(0, 2, (self.samples,), generator=generator)
+        sign = 2.0 * y - 1
+        agrees = torch.rand(self.samples, generator=generator) < agreement
+        clean = sign + torch.randn(self.samples, generator=generator)
+        spurious = torch.where(agrees, sign, -sign)
+        x = torch.stack([clean, torch.zeros_like(spurious) if self.oracle else spurious], dim=1)
+        return Examples(x, y, torch.full_like(y, environment))
+
+
+STRIDES = {
+    "fedadg": ("noise_size=8", "projection_size=16"),
+    "f-fl-games": ("local_steps=20", "learning_rate=0.02"),
+    "v-fl-games": ("local_steps=20", "learning_rate=0.02", "representation_rate=0.02"),
+    **dict.fromkeys(
+        ("geometric", "fedcurv", "fishr", "fishr-inter-geo", "fishr-intra-geo", "fishr-intra-arith"),
+        ("learning_rate=0.1",),
+    ),
+    "fedsdr-fedavg": ("local_steps=4", "environment_steps=4"),
+    **dict.fromkeys(("fedsdr", "fedsdr-pfedme"), ("local_steps=4", "environment_steps=4", "personal_steps=4")),
+}
+"""For methods that by default take one small step in a round, and hundreds of rounds: enough for a few.
+
+For FedADG networks of the toy's size; for FedSDR fewer steps, as each of them is many."""
+
+
+def toy_config(method: str, *settings: str, **options: Any) -> RunConfig:
+    """A run of a method on the toy scenario: few, quick rounds."""
+    return load_config(
+        options={"method": method, "scenario": {"name": "toy"}, **options},
+        settings=["evaluate_every=2", "checkpoint_every=2", *STRIDES.get(method, ()), *settings],
+    )
+
+
+class SpoilingGrid(Grid):
+    """Passes a grid's replies through `spoil(request, reply)`; a reply that becomes None is never given."""
+
+    def __init__(self, inner: Grid, spoil: Callable[[Message, Message], Message | None]) -> None:
+        self.inner, self.spoil = inner, spoil
+        self.get_node_ids = inner.get_node_ids  # type: ignore[method-assign]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
+        for message in messages:
+            for reply in self.inner.send_and_receive([message], timeout=timeout):
+                if (given := self.spoil(message, reply)) is not None:
+                    yield given
+
+    def _absent(self, *_: Any, **__: Any) -> Any:
+        raise NotImplementedError
+
+    set_run = create_message = push_messages = pull_messages = get_node_ids = _absent
+    run = property(_absent)
+
+
+class WireGrid(LocalGrid):
+    """Clients as at a deployment: bytes travel, every message meets a new process, states lie on a disk, and
+    replies arrive in the reverse order."""
+
+    def __init__(self, config: RunConfig, path: Path) -> None:
+        super().__init__(ClientApp(), len(config.scenario.client_ids))
+        self.path = path
+        self.sent: list[Sent] = []
+        """All replies to train, as they arrived."""
+
+    def send_and_receive(  # type: ignore[override]
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
+        return [self._answer(message) for message in messages][::-1]
+
+    def _answer(self, request: Message) -> Message:
+        metadata = request.metadata
+        node = metadata.dst_node_id
+        host = Host(FileStates(self.path / f"site-{node}"))
+        before = self._kept(host)
+        message = Message(carried(request.content), node, metadata.message_type, group_id=metadata.group_id)
+        reply = OneHandlerApp(lambda message, _: host.handle(message, node - 1))(message, self.contexts[node])
+        content = carried(reply.content)
+        if metadata.message_type.startswith("train"):
+            self.sent.append(Sent(node - 1, _arrays(message.content), _arrays(content), before, self._kept(host)))
+        return Message(content, reply_to=request)
+
+    def _kept(self, host: Host) -> dict[str, Tensors]:
+        """What the host's one client keeps, in the newest version."""
+        versions = [version for place in host.states.values() for version in place]
+        return max(versions, key=lambda version: (version.round, version.part)).kept if versions else {}
+
+
+def carried(content: RecordDict) -> RecordDict:
+    return recorddict_from_proto(ProtoRecordDict.FromString(recorddict_to_proto(content).SerializeToString()))
+
+
+def _arrays(content: RecordDict) -> dict[str, Tensors]:
+    return {name: from_record(record) for name, record in content.array_records.items()}
