@@ -12,12 +12,13 @@ from perennial.client.host import Host, client_class, pick_device
 from perennial.client.state import RESIDENT, Version
 from perennial.client.trainer import Site
 from perennial.common.config import Task
+from perennial.common.flower.arrays import plain_record
 from perennial.common.flower_app import PlainModel, module_of, plain_data, registered
 from perennial.common.methods import method_class
 from perennial.common.models.network import network
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.tensors import divided, joined
-from perennial.common.wire import CLIENT, CONFIG, METRICS, REFUSED, from_record, plain_record, to_record
+from perennial.common.wire import CLIENT, CONFIG, METRICS, REFUSED, from_record, to_record
 
 Data = Callable[[Context], Any]
 """Flower's context to `(train, test)`, each `(x, y)` or `(x, y, environment)`, tensors or arrays."""

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.common import log
 
 from perennial.client.cohort import StackedData, Work, answers, evenly, shape, stackable, stacks, window
 from perennial.client.request import Request, checked
@@ -24,6 +23,7 @@ from perennial.common import plugins
 from perennial.common.config import Engine, Task, parse_task
 from perennial.common.data.examples import ClientData, must_be_samples
 from perennial.common.data.scenario import Scenario
+from perennial.common.flower.names import log
 from perennial.common.methods.base import Method, Sum
 from perennial.common.models.memory import must_fit, samples_must_fit
 from perennial.common.models.network import Network, network

@@ -10,10 +10,10 @@ from typing import Any
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
-from flwr.common.secure_aggregation.crypto.shamir import create_shares
 
 from perennial.client.state import own_folder
 from perennial.client.trainer import Received
+from perennial.common.flower.secret_sharing import create_shares
 from perennial.common.methods.base import ONE_MODEL, Sum
 from perennial.common.privacy.secure_aggregation import (
     ADVERTISE,

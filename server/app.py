@@ -9,13 +9,14 @@ from pathlib import Path
 
 import torch
 from flwr.app import Context
-from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
-from flwr.superlink.grid import grpc_grid
 
 from perennial.common import plugins
 from perennial.common.config import RunConfig, load_config
-from perennial.common.flower.processes import LOOK_EVERY, hasten, insist
+from perennial.common.flower.grids import in_simulation, runtime_stub
+from perennial.common.flower.names import log
+from perennial.common.flower.patches import patch_serverapp
+from perennial.common.flower.processes import LOOK_EVERY
 from perennial.common.utils.errors import RunStopped, UserError, in_words, printable
 from perennial.common.utils.events import is_json, set_format
 from perennial.common.utils.files import write_text
@@ -23,7 +24,7 @@ from perennial.common.utils.tracebacks import NAME as TRACEBACK
 from perennial.common.utils.tracebacks import Tracebacks
 from perennial.server.deployment.remote_folder import sending
 from perennial.server.run.folder import InUse, RunFolder, default_out, taken_over
-from perennial.server.run.grid import OrderedGrid, in_simulation
+from perennial.server.run.grid import OrderedGrid
 from perennial.server.run.loop import run_rounds, start
 from perennial.server.run.progress import Progress, progress_line
 from perennial.server.survey.survey import carried_out
@@ -38,8 +39,7 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Start or resume the run that the run configuration describes."""
-    hasten(grpc_grid)
-    insist(grpc_grid, "push_objects")
+    patch_serverapp()
     ordered = OrderedGrid(grid, poll=LOOK_EVERY)
     settings = {key: str(value) for key, value in context.run_config.items()}
     if settings.get("survey"):
@@ -79,8 +79,7 @@ def serve(grid: OrderedGrid, settings: dict[str, str]) -> None:
                 origin = start(config)
             log(INFO, "perennial: run folder %s", path.resolve())
             if not here:
-                stub = grid.inner._stub  # type: ignore[attr-defined]  # with the app's own token
-                sent.enter_context(sending(stub, path))
+                sent.enter_context(sending(runtime_stub(grid.inner), path))
                 if resumed:
                     _must_be_alike(config_of(settings, "deployment"), config, path)
             (path / "error.txt").unlink(missing_ok=True)  # of a run that was tried here before
@@ -116,7 +115,7 @@ def ask_sites(grid: OrderedGrid, settings: dict[str, str]) -> None:
         path = Path(settings["out"]) if here else Path(folder)
         path.mkdir(parents=True, exist_ok=True)
         if not here:
-            sent.enter_context(sending(grid.inner._stub, path))  # type: ignore[attr-defined]
+            sent.enter_context(sending(runtime_stub(grid.inner), path))
         try:
             found = carried_out(grid, settings["survey"])
         except RunStopped as error:

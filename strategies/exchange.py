@@ -6,8 +6,8 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, field
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.common.constant import ErrorCode
 
+from perennial.common.flower.names import ErrorCode
 from perennial.common.utils.errors import RunStopped, UserError, printable, some_of
 from perennial.common.utils.tensors import Tensors, marks
 from perennial.common.wire import (

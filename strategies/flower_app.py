@@ -12,9 +12,10 @@ from torch import nn
 
 from perennial.common import flower_app
 from perennial.common.config import load_config
+from perennial.common.flower.arrays import plain_record
 from perennial.common.methods import METHODS
 from perennial.common.utils.errors import RunStopped, UserError
-from perennial.common.wire import from_record, plain_record, to_record
+from perennial.common.wire import from_record, to_record
 from perennial.strategies.base import MethodStrategy
 from perennial.strategies.registry import strategy_for
 

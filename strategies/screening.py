@@ -8,9 +8,10 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 from torch import Tensor
 
 from perennial.common.config import RunConfig
+from perennial.common.flower.arrays import HEADER_BYTES, TensorArray
 from perennial.common.utils.errors import printable
 from perennial.common.utils.tensors import Tensors
-from perennial.common.wire import HEADER_BYTES, LONGEST_NAME, NUM_EXAMPLES, TensorArray, from_record, record_bytes
+from perennial.common.wire import LONGEST_NAME, NUM_EXAMPLES, from_record, record_bytes
 
 LONGEST_REASON = 300
 FLOAT32_MAX = torch.finfo(torch.float32).max

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
-from flwr.common.constant import ErrorCode
+
+from perennial.common.flower.names import ErrorCode
 
 BAD_TENSORS = {
     "nan": "not finite",

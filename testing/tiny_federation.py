@@ -7,8 +7,6 @@ from typing import Any, Literal
 import torch
 from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
-from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from flwr.serverapp import Grid
 from pydantic import Field
 
@@ -18,6 +16,7 @@ from perennial.client.state import FileStates
 from perennial.common.config import RunConfig, load_config
 from perennial.common.data.examples import ClientData, Examples
 from perennial.common.data.scenario import Spurious
+from perennial.common.flower.arrays import carried
 from perennial.common.utils.seeding import torch_generator
 from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import from_record
@@ -155,10 +154,6 @@ class WireGrid(LocalGrid):
         """What the host's one client keeps, in the newest version."""
         versions = [version for place in host.states.values() for version in place]
         return max(versions, key=lambda version: (version.round, version.part)).kept if versions else {}
-
-
-def carried(content: RecordDict) -> RecordDict:
-    return recorddict_from_proto(ProtoRecordDict.FromString(recorddict_to_proto(content).SerializeToString()))
 
 
 def _arrays(content: RecordDict) -> dict[str, Tensors]:

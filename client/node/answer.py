@@ -7,13 +7,13 @@ from pathlib import Path
 
 import torch
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
-from flwr.common import log
 
 from perennial.client.host import Host, pick_device
 from perennial.client.node.survey import of_survey, respond
 from perennial.client.site_data import OwnSite
 from perennial.client.state import FileStates
 from perennial.common.config import parse_task
+from perennial.common.flower.names import log
 from perennial.common.survey import SHAPE
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.tracebacks import NAME, Tracebacks

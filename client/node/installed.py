@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
-from flwr.common import log
-from flwr.supercore.run import Run
 
 from perennial.client.node import answer as node
 from perennial.client.node.policy import read_policy
 from perennial.client.node.settings import settings_in
 from perennial.client.node.survey import asked_in, of_survey
 from perennial.common.config import parse_task
+from perennial.common.flower.names import Run, log
 from perennial.common.utils.errors import LONGEST, UserError
 from perennial.common.utils.version import __version__, code_digest
 from perennial.common.wire import CONFIG, INSISTS, REFUSED, ROUND, RUN, TASK, record_bytes, records

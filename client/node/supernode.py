@@ -3,15 +3,8 @@
     python -m perennial.client.node.supernode [options of flower-supernode]
 
 Both are of this process's group, and the executor ends with the SuperNode. It talks to it at a free port of this
-machine, with a secret that only this user can read. Flower's own files stay as they are, but in this process
-
-- the SuperNode looks for a message after 0.1 s or a fifth of the time that it has waited (1 s at most), not 3 s,
-- and for a reply, and for late parts of a message, every 0.1 s, not every 0.5 s and 1 s,
-- and of the requests of a run that wait for it, it takes the newest alone, and the next one after its reply,
-- and what the SuperLink itself fails to do is asked again, for a minute, instead of dropping the message,
-- and what a line of its log quotes from a server stays on that line.
-
-That leans on names inside Flower 1.34.0; `tests/client/node/test_supernode.py` fails when they move.
+machine, with a secret that only this user can read. What this process changes inside Flower is in
+`common/flower/patches.py`.
 """
 
 import fcntl
@@ -22,103 +15,24 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from logging import ERROR, INFO, WARNING
+from logging import ERROR, WARNING
 from pathlib import Path
 from threading import Thread
-from typing import IO, Any, NoReturn
+from typing import IO, NoReturn
 
-from flwr.app import Message
-from flwr.common import log
-from flwr.common.config import parse_config_args
-from flwr.supercore.retry import make_simple_grpc_retry_invoker
-from flwr.supercore.version import package_version
-from flwr.supernode import start_client_internal
-from flwr.supernode.cli import flower_supernode
-
-from perennial.client.node.executor import SECRET
 from perennial.client.node.settings import SETTINGS, settings_in
-from perennial.common.flower.processes import LOOK_EVERY, free_port, hasten, insist, persist, quote_in_line
+from perennial.common.flower.executor import SECRET
+from perennial.common.flower.names import log
+from perennial.common.flower.patches import flower_supernode, package_version, parse_config_args, patch_supernode
+from perennial.common.flower.processes import free_port
 from perennial.common.utils.files import PRIVATE, private_folder
 
 FLOWER = "1.34.0"
 EXECUTOR = [sys.executable, "-P", "-m", "perennial.client.node.executor"]
 LOCK = "lock"
 """A file of an executor's folder, beside the executor's own."""
-IDLE, LONGEST_PAUSE = 3.0, 1.0
-"""Flower's pause where there is no message, and ours at most."""
 LONGEST_REST, LONG_LIFE = 30.0, 60.0
 """Seconds before an executor is started again, at most; and those after which it has not just failed to start."""
-
-
-class Pauses:
-    """What stands in for `time` in the SuperNode's loop."""
-
-    def __init__(self) -> None:
-        self.waited = 0.0
-        """Seconds without a message."""
-
-    def sleep(self, seconds: float) -> None:
-        """Pause for less than Flower asks."""
-        pause = min(seconds, LOOK_EVERY)
-        if seconds >= IDLE:  # every look is a transaction of the SuperLink's database
-            pause = min(max(pause, self.waited / 5), LONGEST_PAUSE)
-        self.waited = self.waited + pause if seconds >= IDLE else 0.0
-        time.sleep(pause)
-
-
-Found = tuple[Message, Any]
-"""A message and its object tree."""
-
-
-def newest_first(pull_and_store: Callable[..., int | None]) -> Callable[..., int | None]:
-    """Have Flower's `_pull_and_store_message` drop requests that a newer one of their run has overtaken.
-
-    A run's server asks a node for one thing at a time, so it does not wait for them any more: this site was
-    hanging, or is slower than the run's `deadline`.
-    """
-    waiting: dict[int, Found] = {}  # by run, the one that has waited longest first
-
-    def pull(*, receive: Callable[[], Found | None], **others: Any) -> int | None:
-        def newest() -> Found | None:
-            while found := receive():
-                run = found[0].metadata.run_id
-                if overtaken := waiting.get(run):
-                    of = overtaken[0].metadata
-                    log(INFO, "perennial: nobody waits any more for %s of round %s", of.message_type, of.group_id)
-                waiting[run] = found
-            return waiting.pop(next(iter(waiting))) if waiting else None
-
-        return pull_and_store(receive=newest, **others)
-
-    return pull
-
-
-def in_step(
-    pull_and_store: Callable[..., int | None], push_replies: Callable[..., None]
-) -> tuple[Callable[..., int | None], Callable[..., None]]:
-    """Have Flower's `_push_messages` end with the reply to what its `_pull_and_store_message` took.
-
-    It ends with any reply. Where a run is stopped while its request comes in, Flower forgets the request, but the
-    executor has it and replies; after which each reply would lie here until the next request, for all runs.
-    """
-    taken = ""
-
-    def pull(*, receive: Callable[[], Found | None], **others: Any) -> int | None:
-        def received() -> Found | None:
-            nonlocal taken
-            if found := receive():
-                taken = found[0].metadata.message_id
-            return found
-
-        return pull_and_store(receive=received, **others)
-
-    def push(*, state: Any, **others: Any) -> None:
-        push_replies(state=state, **others)
-        while taken in state.msg_store:  # until its reply has been sent, or could not be
-            push_replies(state=state, **others)
-
-    return pull, push
 
 
 def folder_of(settings: dict[str, str]) -> Path:
@@ -177,16 +91,7 @@ def main() -> None:
     address = f"127.0.0.1:{free_port()}"
     own = ["--isolation", "process", "--clientappio-api-address", address]
     sys.argv = ["flower-supernode", *options, *own, "--superexec-auth-secret-file", str(secret)]
-    pull, push = in_step(start_client_internal._pull_and_store_message, start_client_internal._push_messages)
-    vars(start_client_internal).update(
-        time=Pauses(),
-        make_simple_grpc_retry_invoker=lambda: persist(make_simple_grpc_retry_invoker()),
-        _pull_and_store_message=newest_first(pull),
-        _push_messages=push,
-    )
-    quote_in_line()
-    hasten(start_client_internal)
-    insist(start_client_internal, "push_object_contents_from_iterable")
+    patch_supernode()
     Thread(target=keep_executor, args=(address, str(folder)), daemon=True).start()
     flower_supernode()
     lock.close()

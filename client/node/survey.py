@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.common import log
 from pydantic import ValidationError
 
 from perennial.client.node.settings import Consent
@@ -31,6 +30,7 @@ from perennial.common.data.tables import (
     number_cells,
     text_cells,
 )
+from perennial.common.flower.names import log
 from perennial.common.privacy.secure_aggregation import ACTIONS, TERMS
 from perennial.common.survey import (
     BINS,

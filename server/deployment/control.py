@@ -4,22 +4,13 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from flwr.common.serde import run_from_proto
-from flwr.proto.control_pb2 import (
-    ListNodesRequest,
-    ListRunsRequest,
-    RegisterNodeRequest,
-    StopRunRequest,
-    UnregisterNodeRequest,
-)
-from flwr.proto.node_pb2 import NodeInfo
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes
-from flwr.supercore.run import Run
-
+from perennial.common.flower.control_api import key_bytes, runs_in, status_of
+from perennial.common.flower.names import Run
 from perennial.common.utils.errors import UserError
 from perennial.server.deployment.certs import public_key
-from perennial.server.deployment.submission import Connection, status_of
+from perennial.server.deployment.submission import Connection
 
 SHUT_OUT = "unregistered"
 """Flower's word for a node that no longer may join. It keeps the key, and never takes it again."""
@@ -51,8 +42,7 @@ class SiteState:
 
 def runs(connection: Connection) -> list[RunState]:
     """All runs, the newest first. Raises `UserError`."""
-    found = connection.ask("ListRuns", ListRunsRequest()).run_dict.values()
-    known = sorted((run_from_proto(run) for run in found), key=lambda run: run.pending_at, reverse=True)
+    known = sorted(runs_in(connection.ask("ListRuns")), key=lambda run: run.pending_at, reverse=True)
     return [RunState(str(run.run_id), status_of(run), _what(run), run.pending_at) for run in known]
 
 
@@ -89,7 +79,7 @@ def register(connection: Connection, keys: Iterable[Path]) -> Iterator[str]:
             yield ""
         else:
             known[own] = "registered"
-            yield str(connection.ask("RegisterNode", RegisterNodeRequest(public_key=own)).node_id)
+            yield str(connection.ask("RegisterNode", public_key=own).node_id)
 
 
 def unregister(connection: Connection, keys: Sequence[Path]) -> list[str]:
@@ -104,7 +94,7 @@ def unregister(connection: Connection, keys: Sequence[Path]) -> list[str]:
             raise UserError(f"{key} is not registered, so nobody was shut out; `perennial status` lists the sites")
         nodes.append(known[own])
     for node in nodes:
-        connection.ask("UnregisterNode", UnregisterNodeRequest(node_id=node))
+        connection.ask("UnregisterNode", node_id=node)
     return list(map(str, nodes))
 
 
@@ -112,17 +102,17 @@ def stop(connection: Connection, run: str) -> None:
     """End a run. Raises `UserError` where there is none of this id, or it has ended."""
     if not (run.isdecimal() and run.isascii()) or int(run) >= 2**64:
         raise UserError(f"{run!r:.80} is no run; `perennial status` lists them")
-    if not connection.ask("StopRun", StopRunRequest(run_id=int(run))).success:
+    if not connection.ask("StopRun", run_id=int(run)).success:
         raise UserError(f"run {run} was not stopped; `perennial status` says how it is")
 
 
 def _as_known(key: Path) -> bytes:
     """A site's public key as a SuperLink knows it. Raises as `public_key` does."""
-    return public_key_to_bytes(public_key(key))
+    return key_bytes(public_key(key))
 
 
-def _nodes(connection: Connection) -> Sequence[NodeInfo]:
-    found: Sequence[NodeInfo] = connection.ask("ListNodes", ListNodesRequest()).nodes_info
+def _nodes(connection: Connection) -> Sequence[Any]:
+    found: Sequence[Any] = connection.ask("ListNodes").nodes_info
     return found
 
 

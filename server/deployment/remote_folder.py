@@ -20,13 +20,10 @@ from threading import Event, Thread
 from typing import Any
 
 import grpc
-from flwr.common import log
-from flwr.proto.control_pb2 import StreamRunEventsRequest
-from flwr.proto.control_pb2_grpc import ControlStub
-from flwr.proto.runtime_pb2 import PushTaskEventsRequest
-from flwr.proto.task_pb2 import TaskEvent
 from pydantic import Base64Bytes, BaseModel, ConfigDict, NonNegativeInt, field_validator
 
+from perennial.common.flower.control_api import EventStream, TaskEvent, push_event
+from perennial.common.flower.names import log
 from perennial.common.utils.errors import UserError, printable
 from perennial.common.utils.files import write_text
 from perennial.server.run.folder import INPUTS, reason
@@ -102,7 +99,7 @@ class Sender:
 
     def _push(self, name: str, at: int, data: bytes) -> None:
         text = json.dumps({"file": name, "at": at, "data": base64.b64encode(data).decode()})
-        self.stub.PushTaskEvents(PushTaskEventsRequest(events=[TaskEvent(event=EVENT, data=text)]))
+        push_event(self.stub, EVENT, text)
 
 
 @contextmanager
@@ -133,13 +130,12 @@ class Receiver:
 
     def __init__(self, channel: grpc.Channel, run_id: str, folder: Path, config: str = "") -> None:
         """`config` is what config.toml is to hold once the first file comes; empty leaves it alone."""
-        self.channel, self.run_id, self.folder, self.config = channel, run_id, folder, config
+        self.channel, self.folder, self.config = channel, folder, config
         self.error: OSError | None = None
         self.log_comes = False
         """Whether what the folder has of the run's log is of this run, which sends all of it."""
         self._after = 0
-        # Not in the thread: a stub that is made while its channel is closed ends the process.
-        self._stub = ControlStub(channel)
+        self._events = EventStream(channel, int(run_id))
         self._over = Event()
         self._thread = Thread(target=self._receive, daemon=True)
 
@@ -160,10 +156,9 @@ class Receiver:
 
     def _receive(self) -> None:
         while not self._over.is_set():
-            request = StreamRunEventsRequest(run_id=int(self.run_id), after_task_event_id=self._after)
             try:
-                for found in self._stub.StreamRunEvents(request):
-                    self._take(found.task_event)
+                for event in self._events.after(self._after):
+                    self._take(event)
                 return  # the run has ended
             except grpc.RpcError:
                 time.sleep(AGAIN_AFTER)  # whether the SuperLink is gone for good, its status says

@@ -15,15 +15,9 @@ from typing import Any
 
 import grpc
 import tomli_w
-from flwr.common.serde import run_from_proto
-from flwr.proto.control_pb2 import ListRunsRequest
-from flwr.proto.control_pb2_grpc import ControlStub
-from flwr.supercore.grpc import create_channel
-from flwr.supercore.interceptors import RuntimeVersionClientInterceptor
-from flwr.supercore.run import Run
 
 from perennial.common.config import RunConfig
-from perennial.common.flower import processes
+from perennial.common.flower import control_api, processes
 from perennial.common.flower.processes import program
 from perennial.common.utils.addresses import Address, ends_soon, must_answer, must_be_protected
 from perennial.common.utils.errors import RunStopped, UserError
@@ -97,14 +91,14 @@ class Connection:
 
     def status(self, run_id: str) -> str:
         """Flower's word on a run, e.g. `running` or `finished:completed`. Raises `UserError` where it has none."""
-        (run,) = self.ask("ListRuns", ListRunsRequest(run_id=int(run_id))).run_dict.values()
-        return status_of(run_from_proto(run))
+        (run,) = control_api.runs_in(self.ask("ListRuns", run_id=int(run_id)))
+        return control_api.status_of(run)
 
-    def ask(self, method: str, request: object) -> Any:
-        """A call of the Control API. Raises `UserError` with the SuperLink's own words."""
+    def ask(self, method: str, **fields: Any) -> Any:
+        """A call of the Control API with these fields. Raises `UserError` with the SuperLink's own words."""
         with self.control() as channel:
             try:
-                return getattr(ControlStub(channel), method)(request, timeout=SECONDS)
+                return control_api.ask(channel, method, SECONDS, **fields)
             except grpc.RpcError as error:
                 said = {
                     grpc.StatusCode.UNIMPLEMENTED: f"cannot be asked: {NO_CONTROL}",
@@ -119,8 +113,7 @@ class Connection:
         known = tomllib.loads((home / "config.toml").read_text(encoding="utf-8"))["superlink"][self.name]
         ca = known.get("root-certificates")
         certificates = (home / ca).read_bytes() if ca else None
-        asked = RuntimeVersionClientInterceptor(component_name="perennial")
-        return create_channel(known["address"], bool(known.get("insecure")), certificates, interceptors=[asked])
+        return control_api.channel(known["address"], bool(known.get("insecure")), certificates)
 
     def follow(
         self, run_id: str, out: Path, receiver: Receiver | None = None, resume: bool = False
@@ -184,11 +177,6 @@ class Connection:
     def _call(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
         command = [program("flwr"), *arguments]
         return subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False)
-
-
-def status_of(run: Run) -> str:
-    """Flower's word on a run, e.g. `running` or `finished:completed`."""
-    return ":".join(filter(None, (run.status.status, run.status.sub_status)))
 
 
 def _words(details: str) -> str:

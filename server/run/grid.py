@@ -12,26 +12,16 @@ from typing import Any
 import grpc
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.common import log
-from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
-from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
-from flwr.supercore.retry import RetryInvoker, RetryState
-from flwr.supercore.run import Run
 
-from perennial.common.flower.processes import persist
+from perennial.common.flower.grids import in_simulation, on_break
+from perennial.common.flower.names import ErrorCode, ObjectPushError, Run, log
 from perennial.common.request_id import ask_again, give_name
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.tracebacks import Tracebacks
 
 SECONDS_TO_PULL = 30.0
 """For a reply that is there when the deadline has passed, which it has where an earlier client was waited for."""
-
-
-def in_simulation(grid: Grid) -> bool:
-    """Whether Flower's simulation runs the clients. Its class, a second's import, is there where it does."""
-    module = sys.modules.get("flwr.superlink.grid.inmemory_grid")
-    return module is not None and isinstance(grid, module.InMemoryGrid)
 
 
 class OrderedGrid(Grid):
@@ -52,16 +42,7 @@ class OrderedGrid(Grid):
 
     def __init__(self, inner: Grid, poll: float = 0.25) -> None:
         self.inner, self.poll, self.broken = inner, poll, Event()
-        invoker = getattr(inner, "_retry_invoker", None)  # a simulation's grid has none
-        if isinstance(invoker, RetryInvoker):
-            on_backoff = persist(invoker).on_backoff
-
-            def noted(state: RetryState) -> None:
-                self.broken.set()
-                if on_backoff:
-                    on_backoff(state)
-
-            invoker.on_backoff = noted
+        on_break(inner, self.broken.set)
 
     def set_run(self, run: Run) -> None:
         self.inner.set_run(run)

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
-from flwr.common import log
-from flwr.common.secure_aggregation.crypto.shamir import combine_shares
 from flwr.serverapp import Grid
 
 from perennial.common.config import RunConfig
+from perennial.common.flower.names import log
+from perennial.common.flower.secret_sharing import combine_shares
 from perennial.common.privacy.mechanisms import SecureAggregation
 from perennial.common.privacy.secure_aggregation import (
     ADVERTISE,

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from perennial.common.flower.arrays import TensorArray
 from perennial.common.utils.tensors import Tensors
-from perennial.common.wire import MODEL, TensorArray, from_record, payload_bytes, to_record
+from perennial.common.wire import MODEL, from_record, payload_bytes, to_record
 
 TENSORS = {
     "float32": torch.tensor([[0.1, -3e38], [1e-45, float("inf")]]),

@@ -15,8 +15,8 @@ from toys import toy_config
 import perennial
 from perennial.client.methods.fedavg import FedAvgClient
 from perennial.client.node import installed
-from perennial.client.node.executor import REPLY, Executor, Work
 from perennial.common.config import RunConfig
+from perennial.common.flower.executor import REPLY, Executor, Work
 from perennial.common.utils.errors import RunStopped
 from perennial.common.wire import CONFIG, KEPT, RESUMED, ROUND, RUN, TASK
 from perennial.server.local import LocalRuntime

@@ -28,9 +28,10 @@ from flwr.supernode import start_client_internal
 from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
 from perennial.client.node import supernode
-from perennial.client.node.executor import SECRET
 from perennial.client.node.settings import settings_in
-from perennial.common.flower.processes import hasten, insist, persist
+from perennial.common.flower.executor import SECRET
+from perennial.common.flower.patches import hasten, insist
+from perennial.common.flower.retries import persist
 
 ROOT = Path(__file__).parents[3]
 
