@@ -26,7 +26,7 @@ from typing import Any, Literal
 import torch
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
-from attacking import ATTACKS, attack
+from byzantine_clients import ATTACKS, attack
 
 from perennial.common.config import RunConfig, load_config
 from perennial.common.data.partition import Share

@@ -1,7 +1,7 @@
 """Hostile replies and requests with random draws, for as long as one likes: `python benchmarks/fuzz.py MINUTES`.
 
-What is judged is what `tests/test_hostile.py` judges. It prints how many there were, and ends with an error at the
-first that is neither left out with a reason nor harmless; hypothesis prints how to draw it again.
+What is judged is what `tests/contract/test_hostile_messages.py` judges. It prints how many there were, and ends
+with an error at the first that is neither left out with a reason nor harmless; hypothesis prints how to draw it again.
 """
 
 import sys
@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
-import hostile
+import hostile_messages
 
 from perennial.client.host import Host
 from perennial.client.state import FileStates, Version
@@ -30,7 +30,7 @@ HOW = settings(
 
 def judge(subject: str, honest: Path, site: Path, counts: Counter[str]) -> None:
     """A hundred replies to a method's server half, and as many requests to its client half."""
-    actions, states = hostile.honest(subject, honest), FileStates(site / "state")
+    actions, states = hostile_messages.honest(subject, honest), FileStates(site / "state")
     states["another-run/client-1"] = [Version(3, 0, {"personal": {"w": torch.ones(2)}})]
     host = Host(states)
 
@@ -38,15 +38,15 @@ def judge(subject: str, honest: Path, site: Path, counts: Counter[str]) -> None:
     @given(st.data())
     def replies(data: Any) -> None:
         asked = actions[data.draw(st.sampled_from(sorted(actions)))]
-        used = hostile.judge_reply(asked, data.draw(hostile.hostile_reply(asked.reply)))
+        used = hostile_messages.judge_reply(asked, data.draw(hostile_messages.hostile_reply(asked.reply)))
         counts["replies used" if used else "replies left out"] += 1
 
     @HOW
     @given(st.data())
     def requests(data: Any) -> None:
         request = actions[data.draw(st.sampled_from(sorted(actions)))].request
-        changed = data.draw(hostile.hostile_request(request.content))
-        answered = hostile.judge_request(host, site, request, changed)
+        changed = data.draw(hostile_messages.hostile_request(request.content))
+        answered = hostile_messages.judge_request(host, site, request, changed)
         counts["requests answered" if answered else "requests refused"] += 1
 
     replies()
@@ -59,7 +59,7 @@ def main(minutes: float) -> None:
     warnings.simplefilter("ignore")
     end, counts = time.monotonic() + 60 * minutes, Counter[str]()
     with tempfile.TemporaryDirectory() as place:
-        for subject in cycle(hostile.SUBJECTS):
+        for subject in cycle(hostile_messages.SUBJECTS):
             if time.monotonic() > end:
                 break
             with tempfile.TemporaryDirectory() as site:

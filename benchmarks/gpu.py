@@ -210,7 +210,7 @@ def tests() -> str:
     """What `pytest -m gpu` says in its last line."""
     command = [sys.executable, "-m", "pytest", "-n", "0", "-m", "gpu", "--no-header", "-q", "--tb=short"]
     done = subprocess.run(
-        [*command, "-o", "addopts=", "tests/test_devices.py"],
+        [*command, "-o", "addopts=", "tests/contract/test_devices.py"],
         cwd=Path(__file__).parents[1], capture_output=True, text=True, check=False,
     )  # fmt: skip
     said = [line for line in done.stdout.splitlines() if re.search(r"\d+ (passed|failed|skipped|error)", line)]

@@ -1,4 +1,4 @@
-"""Replies with one thing wrong in them. Without PyTorch, which `tests/mischief.py` would import each time."""
+"""Replies with one thing wrong in them. Without PyTorch, which `misbehaving_site.py` would import each time."""
 
 import io
 import pickle

@@ -8,7 +8,6 @@ import pytest
 import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 from safetensors.torch import load_file
-from toys import WireGrid
 
 from perennial.client.host import Host, client_half, site_data, site_of
 from perennial.client.serving import models as serving
@@ -24,6 +23,7 @@ from perennial.server.results.trained import model_of
 from perennial.server.run.folder import RunFolder
 from perennial.server.run.loop import run_rounds, start
 from perennial.server.study.run_names import config_digest
+from perennial.testing.tiny_federation import WireGrid
 
 ROWS, FEW = 60, 12
 CPU = torch.device("cpu")

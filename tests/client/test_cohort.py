@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from toys import Toy, broken_off, toy_config
+from tiny_runs import broken_off
 
 from perennial.client import cohort
 from perennial.client.cohort import StackedExamples, evenly
@@ -23,6 +23,7 @@ from perennial.common.utils.tensors import Tensors
 from perennial.server.local import LocalRuntime
 from perennial.server.run.folder import RunFolder
 from perennial.server.study.run_names import config_digest
+from perennial.testing.tiny_federation import Toy, toy_config
 
 Sizes = list[tuple[str, int]]
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import ConfigRecord, Message, RecordDict
-from toys import Toy, toy_config
 
 from perennial.client.host import Host, _without_a_model, client_class, site_data
 from perennial.client.state import FileStates
@@ -20,6 +19,7 @@ from perennial.common.models.network import network
 from perennial.common.utils.discovery import named_subclasses
 from perennial.common.utils.errors import UserError
 from perennial.common.wire import CONFIG, KEPT, MODEL, RESUMED, ROUND, RUN, TASK, to_record
+from perennial.testing.tiny_federation import Toy, toy_config
 
 TASK_TEXT = toy_config("ditto").task()
 GOOD: dict[str, Any] = {TASK: TASK_TEXT, RUN: "0123456789ab", ROUND: 1, KEPT: [], RESUMED: []}

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
-import own_modules
 import pytest
 import torch
 import torch.nn.functional as F
+import user_models
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -404,14 +404,14 @@ def test_pieces_fit_a_processor_s_cache_and_a_stack_s_samples_count_together(
         ({"name": "mlp", "hidden": (8,)}, (2,), "meta", 4096),
         ({"name": "cnn-groupnorm"}, (3, 32, 32), "meta", 2**30 // 999_944),
         ({"name": "mlp", "hidden": (8,), "norm": "batch"}, (2,), "meta", 256),
-        ({"name": "own_modules:Named"}, (2,), "meta", 256),
+        ({"name": "user_models:Named"}, (2,), "meta", 256),
     ],
 )
 def test_a_gpu_takes_larger_pieces_of_a_model_that_has_no_statistics(
     model: dict[str, Any], shape: tuple[int, ...], device: str, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """ "meta" stands for a GPU; the bytes are those of a sample and of all layers' outputs for it."""
-    monkeypatch.setenv(plugins.VARIABLE, own_modules.__file__)
+    monkeypatch.setenv(plugins.VARIABLE, user_models.__file__)
     net = network(model_settings(model), shape, 2, device)
     none = Examples(torch.zeros(0, *shape), *2 * [torch.zeros(0, dtype=torch.int64)])
     data = ClientData(none, none, {})

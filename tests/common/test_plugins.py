@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from plugging import CLIENT, METHOD, MODEL, SCENARIO, SERVER, SETTINGS, install, unloaded, write
+from plugin_packages import CLIENT, METHOD, MODEL, SCENARIO, SERVER, SETTINGS, install, unloaded, write
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from faulty import (
+from faulty_deployment import (
     assert_same_model,
     config_for,
     federation,

@@ -12,7 +12,6 @@ import torch
 from flwr.app import Error, Message
 from flwr.clientapp import ClientApp
 from test_contract import assert_same
-from toys import toy_config
 
 from perennial.client.node.answer import answer
 from perennial.client.state import FileStates, Version
@@ -23,6 +22,7 @@ from perennial.server.local import LocalRuntime
 from perennial.server.run.folder import RunFolder
 from perennial.server.run.grid import LocalGrid
 from perennial.server.run.loop import run_rounds, start
+from perennial.testing.tiny_federation import toy_config
 
 PERENNIAL = f"{sys.executable} -c 'from perennial.server.cli.main import main; main()'"
 

@@ -5,13 +5,13 @@ from pathlib import Path
 import torch
 from flwr.app import Message
 from safetensors.torch import load_file
-from toys import SpoilingGrid, toy_config
 
 from perennial.common.utils.tensors import Tensors
 from perennial.server.local import LocalRuntime
 from perennial.server.run.folder import RunFolder
 from perennial.server.run.loop import start
 from perennial.testing.bad_replies import spoiled
+from perennial.testing.tiny_federation import SpoilingGrid, toy_config
 
 
 def trained(path: Path, *settings: str, attacked: bool) -> Tensors:

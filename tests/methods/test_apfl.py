@@ -4,8 +4,8 @@ from typing import Any, Literal
 import pytest
 import torch
 import torch.nn.functional as F
+from tiny_runs import Quadratic, quadratic_site, theta, toy_site
 from torch import nn
-from toys import Quadratic, quadratic_site, theta, toy_config, toy_site
 
 from perennial.client.methods.apfl import MIXING, APFLClient
 from perennial.client.methods.fedavg import FedAvgClient
@@ -22,6 +22,7 @@ from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import MODEL, PERSONAL
 from perennial.server.local import LocalRuntime
 from perennial.server.run.folder import RunFolder
+from perennial.testing.tiny_federation import toy_config
 
 
 class Normed(ModelSettings):

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, Message, RecordDict
-from quadratics import QuadraticRisk, Trace, run_quadratics, stacked
+from quadratic_clients import QuadraticRisk, Trace, run_quadratics, stacked
+from tiny_runs import broken_off
 from torch import Tensor
-from toys import SpoilingGrid, broken_off, toy_config
 
 from perennial.client.methods.cgpfl import CGPFLClient
 from perennial.client.methods.pfedme import PFedMeClient
@@ -20,6 +20,7 @@ from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import MODEL, PERSONAL, from_record, to_record
 from perennial.server.local import LocalRuntime
 from perennial.server.run.folder import RunFolder
+from perennial.testing.tiny_federation import SpoilingGrid, toy_config
 
 
 class Quadratic(QuadraticRisk, CGPFLClient):

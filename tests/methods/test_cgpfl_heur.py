@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from quadratics import QuadraticRisk, Trace, run_quadratics
+from quadratic_clients import QuadraticRisk, Trace, run_quadratics
 from torch import Tensor
-from toys import toy_config
 
 from perennial.client.methods.cgpfl import CGPFLClient
 from perennial.client.methods.cgpfl_heur import CGPFLHeurClient
@@ -22,6 +21,7 @@ from perennial.common.utils.errors import UserError
 from perennial.common.wire import MODEL
 from perennial.server.local import LocalRuntime
 from perennial.server.run.folder import RunFolder
+from perennial.testing.tiny_federation import toy_config
 
 
 class Quadratic(QuadraticRisk, CGPFLHeurClient):

@@ -9,8 +9,8 @@ from flwr.app import Message, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
-from scripted import ScriptedGrid, content, one_round
-from toys import SpoilingGrid, taken_up, toy_config
+from scripted_clients import ScriptedGrid, content, one_round
+from tiny_runs import taken_up
 
 from perennial.client.methods.drfa import DRFAClient
 from perennial.client.methods.fedavg import FedAvgClient
@@ -25,6 +25,7 @@ from perennial.server.local import LocalRuntime
 from perennial.server.run.folder import RunFolder
 from perennial.strategies.methods.drfa import DRFAStrategy, ascend
 from perennial.strategies.methods.simplex import project
+from perennial.testing.tiny_federation import SpoilingGrid, toy_config
 
 NET = network(model_settings({"name": "mlp", "hidden": [5]}), (4,), 3)
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
+from tiny_runs import toy_site
 from torch import Tensor, nn
-from toys import toy_config, toy_site
 
 from perennial.client.methods.fedadg import OWN, FedADGClient, two_layers
 from perennial.client.methods.fedavg import FedAvgClient
@@ -22,6 +22,7 @@ from perennial.common.wire import MODEL
 from perennial.server.local import LocalRuntime
 from perennial.server.run.folder import RunFolder
 from perennial.strategies.methods.fedadg import FedADGStrategy
+from perennial.testing.tiny_federation import toy_config
 
 SITE = toy_site()
 NET = SITE.network

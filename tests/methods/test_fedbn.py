@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from toys import toy_config, toy_site
+from tiny_runs import toy_site
 from typer.testing import CliRunner
 
 from perennial.client.methods.fedavg import FedAvgClient
@@ -22,6 +22,7 @@ from perennial.common.wire import MODEL
 from perennial.server.cli.main import app
 from perennial.server.local import LocalRuntime
 from perennial.server.run.folder import RunFolder
+from perennial.testing.tiny_federation import toy_config
 
 NET = network(model_settings({"name": "mlp", "hidden": (8,), "norm": "batch"}), (2,), 2)
 SITE = Site("client-0", toy_site().data, NET, 0)

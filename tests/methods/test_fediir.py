@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from safetensors.torch import load_file
-from scripted import ScriptedGrid, content, one_round, payload
-from toys import Toy, toy_config, toy_site
+from scripted_clients import ScriptedGrid, content, one_round, payload
+from tiny_runs import toy_site
 
 from perennial.client.methods.fedavg import FedAvgClient
 from perennial.client.methods.fediir import FedIIRClient
@@ -31,6 +31,7 @@ from perennial.server.local import LocalRuntime
 from perennial.server.run.folder import RunFolder
 from perennial.strategies.exchange import AcceptedReply
 from perennial.strategies.methods.fediir import FedIIRStrategy
+from perennial.testing.tiny_federation import Toy, toy_config
 
 Risk = Callable[[Tensors], torch.Tensor]
 

@@ -8,9 +8,8 @@ import torch.nn.functional as F
 from flwr.app import Message, RecordDict
 from pydantic import ValidationError
 from safetensors.torch import load_file
-from scripted import ScriptedGrid, content, one_round
+from scripted_clients import ScriptedGrid, content, one_round
 from torch import Tensor
-from toys import SpoilingGrid, Toy, toy_config
 
 from perennial.client.methods.fedilc import FedILCClient
 from perennial.client.methods.fedsgd import FedSGDClient
@@ -31,6 +30,7 @@ from perennial.common.wire import GRADIENT, MODEL, from_record, to_record
 from perennial.server.local import LocalRuntime
 from perennial.server.run.folder import RunFolder
 from perennial.strategies.methods.fedilc import FedILCStrategy
+from perennial.testing.tiny_federation import SpoilingGrid, Toy, toy_config
 
 MODEL_TABLE = {"name": "mlp", "hidden": [5], "one_logit": True}
 NET = network(model_settings(MODEL_TABLE), (3,), 2)

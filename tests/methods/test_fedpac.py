@@ -10,8 +10,7 @@ from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
-from scripted import ScriptedGrid, content, one_round
-from toys import toy_config
+from scripted_clients import ScriptedGrid, content, one_round
 
 from perennial.client.methods.fedpac import FedPACClient
 from perennial.client.methods.fedrep import FedRepClient
@@ -30,6 +29,7 @@ from perennial.server.run.folder import RunFolder
 from perennial.strategies.exchange import AcceptedReply
 from perennial.strategies.methods.fedpac import FedPACStrategy, combination, combined, merged
 from perennial.strategies.screening import Rejected
+from perennial.testing.tiny_federation import toy_config
 
 NET = network(model_settings({"name": "mlp", "hidden": [5]}), (4,), 3)
 

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
+from tiny_runs import toy_site
 from torch import Tensor
-from toys import Toy, toy_config, toy_site
 
 from perennial.client.methods.ditto import DittoClient
 from perennial.client.methods.fedavg import FedAvgClient
@@ -50,6 +50,7 @@ from perennial.server.run.folder import RunFolder
 from perennial.strategies.mean import StreamingMean
 from perennial.strategies.methods.fedpin import FedPINStrategy
 from perennial.strategies.methods.fedpin_gm import FedPINGMStrategy
+from perennial.testing.tiny_federation import Toy, toy_config
 
 Kept = dict[str, Tensors]
 FEATURES = 8

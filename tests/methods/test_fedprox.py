@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from toys import toy_site
+from tiny_runs import toy_site
 
 from perennial.client.methods.fedavg import FedAvgClient
 from perennial.client.methods.fedprox import FedProxClient

@@ -5,7 +5,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
-from toys import toy_config
 
 from perennial.client.methods.fedrep import FedRepClient
 from perennial.client.trainer import Metrics, Received, Site
@@ -20,6 +19,7 @@ from perennial.server.local import LocalRuntime
 from perennial.server.run.folder import RunFolder
 from perennial.strategies.mean import StreamingMean
 from perennial.strategies.methods.fedrep import FedRepStrategy
+from perennial.testing.tiny_federation import toy_config
 
 NET = network(model_settings({"name": "mlp", "hidden": [5]}), (4,), 3)
 

@@ -5,7 +5,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
-from toys import toy_config
 
 from perennial.client.methods.fedavg import FedAvgClient
 from perennial.client.methods.fedrod import BIAS, WEIGHT, FedRoDClient
@@ -20,6 +19,7 @@ from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import HEAD, MODEL
 from perennial.server.local import LocalRuntime
 from perennial.server.run.folder import RunFolder
+from perennial.testing.tiny_federation import toy_config
 
 NET = network(model_settings({"name": "mlp", "hidden": [5]}), (4,), 3)
 LABELS = [0, 1, 1, 0, 1, 1, 1, 0, 1, 1]  # three of class 0, seven of class 1, none of class 2

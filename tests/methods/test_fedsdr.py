@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted import ScriptedGrid, content, one_round
+from scripted_clients import ScriptedGrid, content, one_round
+from tiny_runs import toy_site
 from torch import Tensor
-from toys import Toy, toy_config, toy_site
 
 from perennial.client.methods.fedavg import FedAvgClient
 from perennial.client.methods.fedsdr import FedSDRClient
@@ -38,6 +38,7 @@ from perennial.common.utils.seeding import torch_generator
 from perennial.common.utils.tensors import Tensors, part
 from perennial.common.wire import MODEL, NUM_EXAMPLES, PERSONAL, to_record
 from perennial.strategies.methods.fedsdr import FedSDRStrategy
+from perennial.testing.tiny_federation import Toy, toy_config
 
 NET = toy_site().network
 HEADS = [environment_head(0), environment_head(1)]

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 import torch
-from scripted import ScriptedGrid, content, one_round
+from scripted_clients import ScriptedGrid, content, one_round
 from test_fedsdr import HEADS, HOW, NET, assert_close, assert_equal, cmnist_site, filled, floats, sent, values
-from toys import toy_config, toy_site
+from tiny_runs import toy_site
 
 from perennial.client.methods.fedavg import FedAvgClient
 from perennial.client.methods.fedsdr import FedSDRClient
@@ -26,6 +26,7 @@ from perennial.common.utils.errors import UserError
 from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import MODEL, PERSONAL, from_record, to_record
 from perennial.strategies.methods.shortcut import ShortcutStrategy
+from perennial.testing.tiny_federation import toy_config
 
 
 def start(seed: int = 5) -> Tensors:

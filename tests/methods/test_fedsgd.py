@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
-from scripted import ScriptedGrid, content, one_round
+from scripted_clients import ScriptedGrid, content, one_round
+from tiny_runs import toy_site
 from torch import Tensor
-from toys import Toy, toy_config, toy_site
 
 from perennial.client.methods.fedavg import FedAvgClient
 from perennial.client.methods.fedsgd import FedSGDClient
@@ -33,6 +33,7 @@ from perennial.strategies.methods.and_mask import AndMaskStrategy, masked
 from perennial.strategies.methods.fedsgd import FedSGDStrategy
 from perennial.strategies.methods.vrex import VRExStrategy
 from perennial.strategies.registry import strategy_for
+from perennial.testing.tiny_federation import Toy, toy_config
 
 STRATEGIES: dict[str, Any] = {"fedsgd": FedSGDStrategy, "vrex": VRExStrategy, "and-mask": AndMaskStrategy}
 SITES = [toy_site(number) for number in range(4)]
@@ -195,7 +196,7 @@ def trained(tmp_path: Path, method: str, *settings: str) -> tuple[Tensors, Tenso
 )
 def test_what_is_frozen_stays_to_the_bit(method: str, settings: tuple[str, ...], tmp_path: Path) -> None:
     """It is no part of a gradient, so nothing clips it towards 0 and it uses up no range."""
-    own, frozen = "model.name=own_modules:Plain", "model.freeze=featurizer"
+    own, frozen = "model.name=user_models:Plain", "model.freeze=featurizer"
     drawn = network(toy_config("fedsgd", own).model, (2,), 2).initial(0)
     torch.save({name: 3 * tensor for name, tensor in drawn.items()}, tmp_path / "own.pt")
     before, after, net = trained(tmp_path, method, own, frozen, f"model.weights={tmp_path / 'own.pt'}", *settings)
@@ -209,7 +210,7 @@ def test_what_is_frozen_stays_to_the_bit(method: str, settings: tuple[str, ...],
 @pytest.mark.parametrize("method", STRATEGIES)
 def test_a_buffer_that_no_client_changes_stays(method: str, settings: tuple[str, ...], tmp_path: Path) -> None:
     """A robust rule, clipping and the range see it from where it was sent."""
-    before, after, net = trained(tmp_path, method, "model.name=own_modules:Scaled", *settings)
+    before, after, net = trained(tmp_path, method, "model.name=user_models:Scaled", *settings)
     assert net.moving_names == ("featurizer.scale",)
     assert torch.equal(after["featurizer.scale"], before["featurizer.scale"])
     assert not torch.equal(after["featurizer.inner.weight"], before["featurizer.inner.weight"])

@@ -8,8 +8,7 @@ from flwr.app import Message, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
-from scripted import ScriptedGrid, content, one_round
-from toys import toy_config
+from scripted_clients import ScriptedGrid, content, one_round
 
 from perennial.client.methods.fedavg import FedAvgClient
 from perennial.client.methods.fedsr import EVALUATION_SAMPLES, FedSRClient
@@ -33,6 +32,7 @@ from perennial.common.wire import MODEL, from_record, to_record
 from perennial.server.local import LocalRuntime
 from perennial.server.run.folder import RunFolder
 from perennial.strategies.methods.fedsr import FedSRStrategy, initial
+from perennial.testing.tiny_federation import toy_config
 
 NET = network(model_settings({"name": "mlp", "hidden": [5]}), (4,), 3)
 

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_runs import broken_off
 from torch import Tensor
-from toys import SpoilingGrid, Toy, WireGrid, broken_off, toy_config
 
 from perennial.client.methods.fl_games import FLGamesClient
 from perennial.client.methods.local import LocalClient
@@ -41,6 +41,7 @@ from perennial.server.run.loop import run_rounds, start
 from perennial.strategies.exchange import Exchange
 from perennial.strategies.methods.fl_games import FLGamesStrategy, oscillation
 from perennial.strategies.registry import strategy_for
+from perennial.testing.tiny_federation import SpoilingGrid, Toy, WireGrid, toy_config
 
 MLP = ("model.hidden=[6, 5]", "model.head_layers=1")
 LINEAR = ("model.name=logistic",)
@@ -673,7 +674,7 @@ def test_weight_decay_is_part_of_the_representations_gradient(fast: bool) -> Non
     assert decayed.metrics == plain.metrics
 
 
-@pytest.mark.parametrize("model", [("name=own_modules:Plain", "freeze=featurizer"), ("name=logistic",)])
+@pytest.mark.parametrize("model", [("name=user_models:Plain", "freeze=featurizer"), ("name=logistic",)])
 def test_a_featurizer_without_anything_to_learn_is_refused_in_a_sentence(model: tuple[str, ...]) -> None:
     settings = [f"model.{setting}" for setting in model]
     with pytest.raises(UserError, match="has no featurizer to be trained, and method 'v-fl-games' shares one"):

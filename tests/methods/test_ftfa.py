@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from beds import Squares, federate
-from toys import quadratic_site, theta, toy_site
+from float64_federations import Squares, federate
+from tiny_runs import quadratic_site, theta, toy_site
 
 from perennial.client.methods.fedavg import FedAvgClient
 from perennial.client.methods.ftfa import FtfaClient

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import Message, RecordDict
-from scripted import ScriptedGrid, content, one_round
-from toys import taken_up, toy_config, toy_site
+from scripted_clients import ScriptedGrid, content, one_round
+from tiny_runs import taken_up, toy_site
 
 from perennial.client.methods.fedavg import FedAvgClient
 from perennial.client.methods.groupdro import GroupDROClient
@@ -20,6 +20,7 @@ from perennial.common.wire import MODEL, to_record
 from perennial.server.local import LocalRuntime
 from perennial.server.run.folder import RunFolder
 from perennial.strategies.registry import strategy_for
+from perennial.testing.tiny_federation import toy_config
 
 RISKS = {"client-0": 0.5, "client-1": 2.0, "client-2": 1.0, "client-3": 0.0}
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from safetensors.torch import load_file
-from toys import SpoilingGrid, Toy, toy_config, toy_site
+from tiny_runs import toy_site
 
 from perennial.client.methods.ifca import IFCAClient
 from perennial.client.trainer import Received
@@ -23,6 +23,7 @@ from perennial.server.local import LocalRuntime
 from perennial.server.run.folder import RunFolder
 from perennial.server.run.loop import start
 from perennial.strategies.methods.ifca import IFCAStrategy
+from perennial.testing.tiny_federation import SpoilingGrid, Toy, toy_config
 
 
 class Planted(Toy):

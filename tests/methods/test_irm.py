@@ -7,11 +7,21 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from beds import K1, LITERAL, Squares, close, federate, logistic_site, logistic_sites, logits, population
+from float64_federations import (
+    K1,
+    LITERAL,
+    Squares,
+    close,
+    federate,
+    logistic_site,
+    logistic_sites,
+    logits,
+    population,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted import ScriptedGrid, content, one_round
-from toys import quadratic_site, theta, toy_config, toy_site
+from scripted_clients import ScriptedGrid, content, one_round
+from tiny_runs import quadratic_site, theta, toy_site
 
 from perennial.client.methods.fedavg import FedAvgClient
 from perennial.client.methods.irm import IrmClient
@@ -26,6 +36,7 @@ from perennial.common.wire import MODEL, to_record
 from perennial.server.local import LocalRuntime
 from perennial.server.run.folder import RunFolder
 from perennial.strategies.methods.uniform import UniformStrategy
+from perennial.testing.tiny_federation import toy_config
 
 FLOAT: dict[str, Any] = {"dtype": torch.float64}
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from toys import toy_site
+from tiny_runs import toy_site
 
 from perennial.client.methods.ftfa import FtfaClient
 from perennial.client.methods.irm import IrmClient

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from beds import LITERAL, Squares, federate
-from toys import quadratic_site, theta, toy_site
+from float64_federations import LITERAL, Squares, federate
+from tiny_runs import quadratic_site, theta, toy_site
 
 from perennial.client.methods.ditto import DittoClient
 from perennial.client.methods.irm import IrmClient

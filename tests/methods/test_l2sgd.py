@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord, MetricRecord
-from toys import Quadratic, Toy, quadratic_site, theta, toy_config, toy_site
+from tiny_runs import Quadratic, quadratic_site, theta, toy_site
 
 from perennial.client.methods.fedavg import FedAvgClient
 from perennial.client.methods.l2sgd import L2SGDClient
@@ -20,6 +20,7 @@ from perennial.server.local import LocalRuntime
 from perennial.server.run.folder import RunFolder
 from perennial.strategies.exchange import AcceptedReply
 from perennial.strategies.methods.l2sgd import L2SGDStrategy
+from perennial.testing.tiny_federation import Toy, toy_config
 
 
 class QuadraticClient(Quadratic, L2SGDClient):

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from toys import Quadratic, quadratic_site, theta, toy_config, toy_site
+from tiny_runs import Quadratic, quadratic_site, theta, toy_site
 
 from perennial.client.methods.fedavg import FedAvgClient
 from perennial.client.methods.per_fedavg import PerFedAvgClient
@@ -17,6 +17,7 @@ from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import MODEL
 from perennial.server.local import LocalRuntime
 from perennial.server.run.folder import RunFolder
+from perennial.testing.tiny_federation import toy_config
 
 
 class QuadraticClient(Quadratic, PerFedAvgClient):

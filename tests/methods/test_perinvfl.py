@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from beds import (
+from float64_federations import (
     K2,
     LITERAL,
     Kept,
@@ -20,8 +20,8 @@ from beds import (
     logits,
     population,
 )
+from tiny_runs import quadratic_site, taken_up, theta, toy_site
 from torch import Tensor
-from toys import Toy, quadratic_site, taken_up, theta, toy_config, toy_site
 
 from perennial.client.methods.irm import IrmClient
 from perennial.client.methods.irm_l2 import IrmL2Client
@@ -38,6 +38,7 @@ from perennial.common.methods.perinvfl import PerInvFL
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import MODEL, PERSONAL
+from perennial.testing.tiny_federation import Toy, toy_config
 
 FLOAT: dict[str, Any] = {"dtype": torch.float64}
 START = {"theta": torch.tensor([0.1, 0.1, 0.0], **FLOAT)}

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from quadratics import QuadraticRisk, run_quadratics, stacked
-from toys import toy_config
+from quadratic_clients import QuadraticRisk, run_quadratics, stacked
 
 from perennial.client.methods.pfedme import PFedMeClient
 from perennial.client.objectives import proximal
@@ -23,6 +22,7 @@ from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import MODEL, PERSONAL
 from perennial.server.local import LocalRuntime
 from perennial.server.run.folder import RunFolder
+from perennial.testing.tiny_federation import toy_config
 
 NET = network(model_settings({"name": "mlp", "hidden": [5]}), (4,), 3)
 

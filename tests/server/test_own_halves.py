@@ -8,8 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from plugging import CLIENT, METHOD, SCENARIO, SETTINGS, unloaded, write
-from toys import broken_off, toy_config
+from plugin_packages import CLIENT, METHOD, SCENARIO, SETTINGS, unloaded, write
+from tiny_runs import broken_off
 from typer.testing import CliRunner
 
 from perennial.common import plugins
@@ -19,6 +19,7 @@ from perennial.server.app import serve
 from perennial.server.cli.main import app
 from perennial.server.local import LocalRuntime
 from perennial.server.run.folder import RunFolder
+from perennial.testing.tiny_federation import toy_config
 
 HEAD = (
     "import torch\nfrom perennial.common.wire import MODEL\nfrom perennial.strategies.base import MethodStrategy\n"

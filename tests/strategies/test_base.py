@@ -6,7 +6,7 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
-from scripted import ENROLLED
+from scripted_clients import ENROLLED
 
 from perennial.common.config import load_config
 from perennial.common.utils.errors import RunStopped, UserError

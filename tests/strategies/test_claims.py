@@ -9,8 +9,7 @@ import pytest
 import torch
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
-from scripted import content
-from toys import SpoilingGrid, toy_config
+from scripted_clients import content
 
 from perennial.common.config import load_config
 from perennial.common.utils.errors import RunStopped, UserError
@@ -20,6 +19,7 @@ from perennial.server.run.folder import RunFolder
 from perennial.strategies.base import MethodStrategy
 from perennial.strategies.exchange import AcceptedReply, Exchange
 from perennial.strategies.roster import Roster, claims
+from perennial.testing.tiny_federation import SpoilingGrid, toy_config
 
 NAMES = toy_config("fedavg").scenario.client_ids
 

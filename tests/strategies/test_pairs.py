@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from toys import toy_config
 
 from perennial.common.aggregation import Rule
 from perennial.common.methods import METHODS
@@ -15,6 +14,7 @@ from perennial.common.privacy.mechanisms import MECHANISMS
 from perennial.common.utils.errors import UserError
 from perennial.server.run.folder import RunFolder
 from perennial.server.run.loop import run_rounds, start
+from perennial.testing.tiny_federation import toy_config
 
 DOCS = Path(__file__).parents[2] / "docs"
 HIDDEN = set(re.findall(r"^\| `([\w-]+)` \| yes \|", (DOCS / "privacy.md").read_text(), re.MULTILINE))

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toys import toy_config
 
 from perennial import strategies
 from perennial.common.config import load_config
@@ -23,6 +22,7 @@ from perennial.strategies.methods.groupdro import GroupDROStrategy
 from perennial.strategies.methods.shortcut import ShortcutStrategy
 from perennial.strategies.methods.uniform import UniformStrategy
 from perennial.strategies.registry import strategy_for
+from perennial.testing.tiny_federation import toy_config
 
 ROOMS = {
     "base",

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from attacking import ATTACKS, attack, wrong
+from byzantine_clients import ATTACKS, attack, wrong
 from flwr.app import Message
+from tiny_runs import taken_up
 from torch import Tensor
-from toys import SpoilingGrid, taken_up, toy_config
 
 from perennial.common.aggregation import Aggregation
 from perennial.common.config import load_config
@@ -25,6 +25,7 @@ from perennial.strategies.base import MethodStrategy
 from perennial.strategies.mean import StreamingMean
 from perennial.strategies.registry import strategy_for
 from perennial.strategies.robust import RobustMean
+from perennial.testing.tiny_federation import SpoilingGrid, toy_config
 
 RULES = ("median", "trimmed-mean", "multi-krum", "geometric-median", "centred-clipping")
 UNFIT = {"f-fl-games", "v-fl-games", "fedpac", "local", "geometric", "fishr-inter-geo"}

@@ -12,13 +12,13 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
-from toys import toy_config
 
 from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import to_record
 from perennial.strategies import screening
 from perennial.strategies.screening import Rejected, Template, check_metrics, check_sizes
 from perennial.testing.bad_replies import pickles
+from perennial.testing.tiny_federation import toy_config
 
 LIKE = {"w": torch.zeros(2, 3), "n": torch.tensor(0), "b": torch.zeros(3)}
 

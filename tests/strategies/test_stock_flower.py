@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from flwr.app import Message
 from safetensors.torch import load_file
-from toys import SpoilingGrid, toy_config
 
 from perennial.common.wire import from_record, to_record
 from perennial.server.local import LocalRuntime
 from perennial.server.run.folder import RunFolder
 from perennial.server.run.loop import start
 from perennial.strategies.base import MethodStrategy
+from perennial.testing.tiny_federation import SpoilingGrid, toy_config
 
 
 class Unordered(SpoilingGrid):

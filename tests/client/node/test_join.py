@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509 import load_pem_x509_certificate
 from flwr.common.config import parse_config_args
-from listening import listening
+from grpc_listener import listening
 from typer.testing import CliRunner
 
 from perennial.client.node import join

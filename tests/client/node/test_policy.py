@@ -10,13 +10,13 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.supercore.run import Run
-from toys import carried, toy_config
 from typer.testing import CliRunner
 
 import perennial
 from perennial.client.node import installed
 from perennial.client.node.policy import Policy, read_policy
 from perennial.common.config import RunConfig, load_config, parse_task
+from perennial.common.flower.arrays import carried
 from perennial.common.measures.counts import COUNTED
 from perennial.common.measures.ranking import BATCH
 from perennial.common.measures.scores import SCORES
@@ -45,6 +45,7 @@ from perennial.server.run.grid import LocalGrid
 from perennial.server.run.loop import run_rounds, start
 from perennial.strategies.exchange import AcceptedReply, Exchange
 from perennial.strategies.roster import claims
+from perennial.testing.tiny_federation import toy_config
 
 
 def run_of(method: str = "fedavg", *settings: str, rounds: int = 3) -> RunConfig:

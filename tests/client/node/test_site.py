@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import ConfigRecord, Message, RecordDict
-from toys import toy_config
 
 from perennial.client.host import site_data
 from perennial.client.node import answer as node
@@ -36,6 +35,7 @@ from perennial.common.wire import (
 from perennial.server.local import LocalRuntime
 from perennial.server.run.folder import RunFolder
 from perennial.server.run.loop import start
+from perennial.testing.tiny_federation import toy_config
 
 SITES = ("north", "south")
 

@@ -29,6 +29,7 @@ from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
 from perennial.client.node import supernode
 from perennial.client.node.settings import settings_in
+from perennial.common.flower import patches
 from perennial.common.flower.executor import SECRET
 from perennial.common.flower.patches import hasten, insist
 from perennial.common.flower.retries import persist
@@ -62,7 +63,7 @@ def test_it_refuses_another_flower(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_it_looks_often_and_less_often_the_longer_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     slept = list[float]()
     monkeypatch.setattr(time, "sleep", slept.append)
-    pauses = supernode.Pauses()
+    pauses = patches.Pauses()
     for seconds in (3, 0.5, 0.01):
         pauses.sleep(seconds)
     assert slept == [0.1, 0.1, 0.01]
@@ -98,7 +99,7 @@ def test_late_parts_of_a_message_are_waited_for_less(monkeypatch: pytest.MonkeyP
 def test_of_a_runs_requests_that_wait_the_newest_is_taken_and_no_run_waits_for_another() -> None:
     """As after a while in which the site hung, and rounds went on without it."""
 
-    def asked(run: int, number: int) -> supernode.Found:
+    def asked(run: int, number: int) -> patches.Found:
         message = Message(RecordDict(), 1, "train", group_id=str(number))
         message.metadata.__dict__["_run_id"] = run
         return message, None
@@ -113,9 +114,9 @@ def test_of_a_runs_requests_that_wait_the_newest_is_taken_and_no_run_waits_for_a
         taken.append((of.run_id, of.group_id))
         return of.run_id if state else 0
 
-    pull = supernode.newest_first(pull_and_store)
+    pull = patches.newest_first(pull_and_store)
 
-    def receive() -> supernode.Found | None:
+    def receive() -> patches.Found | None:
         return there.pop(0) if there else None
 
     assert pull(receive=receive, state="kept") == 7
@@ -141,7 +142,7 @@ def test_the_reply_to_a_request_is_sent_before_the_next_request(monkeypatch: pyt
         state.store_message(message)
         return None if message is requests[0] else 7
 
-    pull, push = supernode.in_step(pull_and_store, start_client_internal._push_messages)
+    pull, push = patches.in_step(pull_and_store, start_client_internal._push_messages)
     assert [pull(receive=lambda of=of: (of, None), state=state) for of in requests] == [None, 7]
     state.store_message(late)
     monkeypatch.setattr(time, "sleep", lambda _: state.store_message(last))

@@ -27,7 +27,7 @@ import numpy as np
 import pytest
 import torch
 import tritonclient.http
-from browser import CHROMIUM, browser
+from chromium import CHROMIUM, browser
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec

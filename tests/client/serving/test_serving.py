@@ -27,7 +27,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from toys import Toy, WireGrid, toy_config
 from typer.testing import CliRunner
 
 from perennial.client.serving import models as served_models
@@ -62,6 +61,7 @@ from perennial.server.deployment import certs
 from perennial.server.local import LocalRuntime
 from perennial.server.run.folder import RunFolder
 from perennial.server.run.loop import run_rounds, start
+from perennial.testing.tiny_federation import Toy, WireGrid, toy_config
 
 HERE = Address("127.0.0.1", 0)
 SITE, CLIENT = "site-1", "client-0"

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from real import REAL
+from real_data import REAL
 from sklearn.datasets import load_digits
 
 from perennial.common.data.datasets import DATASETS, load, resolve_root

@@ -8,7 +8,6 @@ import pytest
 import torch
 from pydantic import ValidationError
 from torch import Tensor
-from toys import toy_config
 
 from perennial.common.config import load_config
 from perennial.common.data.datasets import DATASETS, Dataset, load
@@ -20,6 +19,7 @@ from perennial.common.data.scenarios.ilc import ANGLES, FLAT, PRESETS, ColorDigi
 from perennial.common.utils.errors import UserError
 from perennial.server.local import LocalRuntime
 from perennial.server.run.folder import RunFolder
+from perennial.testing.tiny_federation import toy_config
 
 
 def raw_like(per_class: int, test_per_class: int, shape: tuple[int, ...]) -> Raw:

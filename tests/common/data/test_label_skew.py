@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
-from real import REAL, needs_mnist
+from real_data import REAL, needs_mnist
 
 from perennial.common.data.datasets import load
 from perennial.common.data.examples import ClientData, Examples

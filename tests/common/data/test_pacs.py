@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 from pydantic import ValidationError
-from real import REAL
+from real_data import REAL
 
 from perennial.common.data.datasets import load
 from perennial.common.data.examples import ClientData, Examples

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from pydantic import ValidationError
-from real import REAL
+from real_data import REAL
 from torch import Tensor
 from torchvision.transforms.functional import InterpolationMode
 from torchvision.transforms.functional import rotate as torchvision_rotate

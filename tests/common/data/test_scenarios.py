@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
-from real import REAL, needs_mnist
+from real_data import REAL, needs_mnist
 from torch import Tensor
 
 from perennial.common.config import load_config

@@ -15,10 +15,9 @@ import pytest
 import torch
 from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
+from messy_tables import hospitals
 from rich.table import Table
 from safetensors.torch import load_file
-from tables import hospitals
-from toys import toy_config
 from typer.testing import CliRunner, Result
 
 from perennial.common.config import load_config
@@ -35,6 +34,7 @@ from perennial.server.run.folder import InUse, RunFolder
 from perennial.server.run.grid import LocalGrid
 from perennial.server.selection.summary import versions
 from perennial.server.study.constant import constant_predictor
+from perennial.testing.tiny_federation import toy_config
 
 TOY = ["--config", "toy.toml", "--set", "evaluate_every=2", "--set", "checkpoint_every=2"]
 

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from flwr.cli.supernode.register import try_load_public_key
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supernode.cli.flower_supernode import _try_setup_client_authentication
-from listening import listening
+from grpc_listener import listening
 from typer.testing import CliRunner, Result
 
 from perennial.common.utils.errors import UserError

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from toys import broken_off, toy_config
+from tiny_runs import broken_off
 
 from perennial.common.config import RunConfig
 from perennial.common.flower.processes import free_port
@@ -18,6 +18,7 @@ from perennial.server.deployment import submission
 from perennial.server.deployment.submission import Connection, FlowerFailed
 from perennial.server.run.folder import RunFolder
 from perennial.server.runs import Watched, begin, go_on
+from perennial.testing.tiny_federation import toy_config
 
 AWAY = UserError("the SuperLink cannot be reached: Connection refused")
 

@@ -14,8 +14,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 import pytest
-from browsing import browse, in_a_browser
-from toys import toy_config
+from browser_page import browse, in_a_browser
 from typer.testing import CliRunner, Result
 
 from perennial.common.utils.errors import UserError
@@ -32,6 +31,7 @@ from perennial.server.run.folder import RunFolder
 from perennial.server.study.batch import Scores
 from perennial.server.study.compare import Spread
 from perennial.server.study.run_names import name_without_code
+from perennial.testing.tiny_federation import toy_config
 
 NASTY = '"><img src=x onerror=alert(1)><script>alert(1)</script> $x|*_&'
 

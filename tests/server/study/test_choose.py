@@ -11,9 +11,8 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from counts import coloured
 from rich.console import Console
-from toys import Toy, toy_config
+from split_counts import coloured
 from typer.testing import CliRunner
 
 from perennial.common.config import RunConfig, load_config
@@ -29,6 +28,7 @@ from perennial.server.study.batch import Outcome, Selected, Summary
 from perennial.server.study.choose import advice, choose, keep, maker, search, why_lines, with_references, without
 from perennial.server.study.compare import Plan, compare, comparison_lines, entries_of
 from perennial.server.study.trial_tables import sweep_rows, sweep_table
+from perennial.testing.tiny_federation import Toy, toy_config
 
 SIZE = ("scenario.clients=6", "scenario.samples=300", "evaluate_every=2", "batch_size=64", "local_steps=5")
 

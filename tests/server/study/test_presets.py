@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from counts import coloured
-from toys import Toy, toy_config
+from split_counts import coloured
 from typer.testing import CliRunner
 
 from perennial.common import presets as places
@@ -23,6 +22,7 @@ from perennial.server.study.choose import choose
 from perennial.server.study.compare import Plan, base_config, entries_of
 from perennial.server.study.presets import _settings, add_preset
 from perennial.server.study.sweep import key_of, trial, trials
+from perennial.testing.tiny_federation import Toy, toy_config
 
 COLOUR, SHAPE = (0.9, 1.0, 0.0), (0.75, 0.75, 0.72)
 

@@ -7,8 +7,7 @@ from statistics import median
 from typing import Any
 
 import pytest
-from counts import coloured
-from toys import Toy, toy_config
+from split_counts import coloured
 from typer.testing import CliRunner
 
 from perennial.common.config import RunConfig
@@ -23,6 +22,7 @@ from perennial.server.study.prune import early_round, hopeless
 from perennial.server.study.run_names import run_name
 from perennial.server.study.sweep import trials
 from perennial.server.study.trial_tables import sweep_rows, sweep_table
+from perennial.testing.tiny_federation import Toy, toy_config
 
 FIXED = ("batch_size=20",)
 TRIALS = 6

@@ -18,7 +18,6 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from pydantic import model_validator
-from toys import Toy, toy_config
 from typer.testing import CliRunner
 
 from perennial.common.config import RunConfig, load_config
@@ -46,6 +45,7 @@ from perennial.server.study.constant import constant_predictor, constant_rows, c
 from perennial.server.study.run_names import code_version, config_digest, imported, name_without_code, run_name
 from perennial.server.study.sweep import best, search_ranges, trial, trials
 from perennial.strategies.base import MethodStrategy
+from perennial.testing.tiny_federation import Toy, toy_config
 
 TESTS = Path(__file__).parents[2]
 
@@ -597,7 +597,7 @@ def test_a_missing_data_set_is_a_sentence_before_anything_runs(
 COMMAND = f"""
 import sys; sys.path.insert(0, {str(TESTS)!r})
 from perennial.common.data import scenarios
-from toys import Toy
+from tiny_runs import Toy
 scenarios.SCENARIOS["toy"] = Toy()
 from perennial.server.cli.main import main
 main()

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toys import TWO_ROWS, Toy
+from tiny_runs import TWO_ROWS
 from typer.testing import CliRunner
 
 from perennial.common.data import scenarios
@@ -27,6 +27,7 @@ from perennial.server.study.compare import (
     comparison_tables,
     entries_of,
 )
+from perennial.testing.tiny_federation import Toy
 
 TABLE = """
 title = "T"

@@ -1,0 +1,53 @@
+"""docs/own-data.md: each of its commands runs, in order, on four tables with empty cells and text."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from messy_tables import SITES, hospitals
+from typer.testing import CliRunner
+
+from perennial.server.cli.main import app
+from perennial.server.run.folder import RunFolder
+
+PAGE = Path(__file__).parents[2] / "docs" / "own-data.md"
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that the page begins with."""
+    hospitals(tmp_path / "hospitals")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_every_command_of_the_page_runs(here: Path) -> None:
+    pytest.importorskip("onnxruntime", reason="needs the extra perennial[onnx]")
+    commands = re.findall(r"^perennial (.+)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    # Those of joined sites run in test_survey_deployed.py.
+    commands = [command for command in commands if command.split()[0] not in ("join", "survey")]
+    assert [command.split()[0] for command in commands] == [
+        "describe", "run", "describe", "compare", "compare", "run", "run", "tune", "export",
+    ]  # fmt: skip
+    said = {}
+    for command in commands:
+        words = shlex.split(command)
+        words += [] if words[0] in ("describe", "export") else ["--device", "cpu", "--set", "local_steps=2"]
+        words += ["--jobs", "1"] if words[0] in ("compare", "tune") else []
+        result = CliRunner().invoke(app, words)
+        assert result.exit_code == 0, f"{command}: {result.output}"
+        said[words[0]] = result.stdout
+    assert all(site in said["compare"] for site in SITES)
+    assert "Constant" in said["compare"]
+    assert "→" in said["compare"]  # the second, with --adapt
+    page = (here / "sites.html").read_text()
+    assert all(f">{site}<" in page for site in (*SITES, "Constant"))
+    assert "→" in page
+    rows = RunFolder(here / "runs" / "adapted").rows()
+    at_va = [
+        row for row in rows if row["kind"] == "evaluation" and row["client"] == "va" and row["split"] == "test"
+    ]
+    assert {(row["model"], sum(row["count"])) for row in at_va} == {("global", 28), ("personal", 28)}
+    assert "class_weights" in (here / "weighted.toml").read_text()
+    assert (here / "runs" / "without-va" / "summary.json").is_file()
