@@ -155,7 +155,7 @@ def private_folder(path: Path) -> Path:
     for place in reversed(missing):
         place.mkdir(mode=0o700, exist_ok=True)
         place.chmod(0o700)
-    if path.stat().st_uid == os.geteuid():
+    if not hasattr(os, "geteuid") or path.stat().st_uid == os.geteuid():  # Windows has none
         path.chmod(0o700)
     return path
 
@@ -185,7 +185,10 @@ def clear(folder: Path) -> None:
 
 def sync(path: Path) -> None:
     """Flush a file or folder to disk."""
-    handle = os.open(path, os.O_RDONLY)
+    folder = path.is_dir()
+    if folder and os.name == "nt":  # which opens no folder, and flushes only what may be written
+        return
+    handle = os.open(path, os.O_RDONLY if folder else os.O_RDWR)
     try:
         os.fsync(handle)
     finally:

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict
 
 from perennial.common.errors import UserError
 from perennial.common.files import write_text
+from perennial.common.locks import locked_folder
 from perennial.common.methods import method_class
 from perennial.server.folder import RunFolder
 from perennial.server.split import Select
@@ -33,7 +34,7 @@ from perennial.server.study.reproduce import (
     reproductions,
     row_name,
 )
-from perennial.server.study.runs import kept_lines, locked
+from perennial.server.study.runs import kept_lines
 from perennial.server.summary import SPLIT
 from perennial.server.words import assignments
 
@@ -117,7 +118,7 @@ def keep(name: str, table: Reproduction, comparison: Comparison, quick: bool, by
     file = folder / _file_name(name, table, comparison, by, quick)
     made = {line.row for line in lines}
     order = {row.title: number for number, row in enumerate(table.rows)}
-    with locked(folder):
+    with locked_folder(folder):
         lines += [line for line in kept_lines(file, Kept) if line.row not in made]
         lines.sort(key=lambda line: (order.get(line.row, len(order)), line.row == CONSTANT))
         write_text(file, "".join(f"{line.model_dump_json()}\n" for line in lines))
