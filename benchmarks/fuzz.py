@@ -1,7 +1,8 @@
 """Hostile replies and requests with random draws, for as long as one likes: `python benchmarks/fuzz.py MINUTES`.
 
-What is judged is what `tests/contract/test_hostile_messages.py` judges. It prints how many there were, and ends
-with an error at the first that is neither left out with a reason nor harmless; hypothesis prints how to draw it again.
+What is judged is what `tests/contract/test_hostile_messages.py` judges. It prints how many there were. At the
+first that is neither left out with a reason nor harmless it ends with an error; hypothesis prints how to draw it
+again.
 """
 
 import sys

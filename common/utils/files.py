@@ -48,7 +48,23 @@ def save_tensors(path: Path, tensors: Tensors, facts: Mapping[str, str] | None =
     plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     # It also sorts them by size; code that walks two models side by side needs the order back.
     metadata = {**(facts or {}), "names": json.dumps(list(plain)), CHECKSUM: _checksum(plain)}
-    _replace(path, lambda beside: save_file(plain, beside, metadata=metadata), mode)
+
+    def fill(beside: str) -> None:
+        save_file(plain, beside, metadata=metadata)
+        _in_order(beside)
+
+    _replace(path, fill, mode)
+
+
+def _in_order(file: str) -> None:
+    """Sort the facts in a safetensors file, which come in another order each time: equal models, equal bytes."""
+    with open(file, "r+b") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        header = json.loads(opened.read(length))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+        opened.seek(8)
+        opened.write(text.ljust(length))  # as long as it was, and filled up with spaces as the format has it
 
 
 def load_tensors(path: Path) -> Tensors:
@@ -139,7 +155,7 @@ def private_folder(path: Path) -> Path:
     for place in reversed(missing):
         place.mkdir(mode=0o700, exist_ok=True)
         place.chmod(0o700)
-    if path.stat().st_uid == os.geteuid():
+    if not hasattr(os, "geteuid") or path.stat().st_uid == os.geteuid():  # Windows has none
         path.chmod(0o700)
     return path
 
@@ -169,7 +185,10 @@ def clear(folder: Path) -> None:
 
 def sync(path: Path) -> None:
     """Flush a file or folder to disk."""
-    handle = os.open(path, os.O_RDONLY)
+    folder = path.is_dir()
+    if folder and os.name == "nt":  # which opens no folder, and flushes only what may be written
+        return
+    handle = os.open(path, os.O_RDONLY if folder else os.O_RDWR)
     try:
         os.fsync(handle)
     finally:

@@ -1,10 +1,11 @@
 """Where an exception of a client half was raised: told once, however many clients and rounds it meets."""
 
-import fcntl
 import os
 import traceback
 from contextlib import suppress
 from pathlib import Path
+
+from perennial.common.utils.locks import lock
 
 NAME = "traceback.txt"
 """In a run folder, and in a site's state folder, from which it is never sent."""
@@ -36,8 +37,8 @@ def _append(file: Path, text: str, frames: traceback.StackSummary) -> None:
     known = "".join(traceback.format_list(frames))
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     # It may quote data, and a link that somebody put there could lead anywhere.
-    handle = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    handle = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
     with os.fdopen(handle, "r+", encoding="utf-8") as opened:
-        fcntl.flock(opened, fcntl.LOCK_EX)  # a simulation's clients are in several processes
+        lock(opened.fileno())  # a simulation's clients are in several processes
         if known not in opened.read():
             opened.write(f"{text}\n")

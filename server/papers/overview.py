@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict
 from perennial.common.methods import method_class
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.files import write_text
+from perennial.common.utils.locks import locked_folder
 from perennial.server.papers.reproduce import (
     LESS_IS_BETTER,
     Claim,
@@ -24,7 +25,7 @@ from perennial.server.results.formatting import assignments
 from perennial.server.run.folder import RunFolder
 from perennial.server.selection.split_rule import Select
 from perennial.server.selection.summary import SPLIT
-from perennial.server.study.batch import kept_lines, locked
+from perennial.server.study.batch import kept_lines
 from perennial.server.study.compare import (
     CONSTANT,
     DECIMALS,
@@ -117,7 +118,7 @@ def keep(name: str, table: Reproduction, comparison: Comparison, quick: bool, by
     file = folder / _file_name(name, table, comparison, by, quick)
     made = {line.row for line in lines}
     order = {row.title: number for number, row in enumerate(table.rows)}
-    with locked(folder):
+    with locked_folder(folder):
         lines += [line for line in kept_lines(file, Kept) if line.row not in made]
         lines.sort(key=lambda line: (order.get(line.row, len(order)), line.row == CONSTANT))
         write_text(file, "".join(f"{line.model_dump_json()}\n" for line in lines))

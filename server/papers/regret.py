@@ -14,13 +14,13 @@ from rich.table import Table
 
 from perennial.common.config import RunConfig, load_config
 from perennial.common.utils.files import write_text
+from perennial.common.utils.locks import locked_folder
 from perennial.server.selection.split_rule import Select
 from perennial.server.study.batch import (
     Outcome,
     Standing,
     Watch,
     kept_lines,
-    locked,
     run_all,
     troubles_of,
     with_log,
@@ -179,7 +179,7 @@ def measure(
 def _kept_with(new: dict[Key, Case], results: Path) -> dict[Key, Case]:
     """Add cases to the file of a folder; all that it then has, those that other processes added meanwhile, too."""
     results.mkdir(parents=True, exist_ok=True)
-    with locked(results):
+    with locked_folder(results):
         every = {case.key: case for case in kept_lines(results / FILE, Case)} | new
         write_text(results / FILE, "".join(f"{json.dumps(asdict(case))}\n" for case in every.values()))
     return every

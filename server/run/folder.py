@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -38,6 +37,7 @@ from perennial.common.utils.files import (
     write_text,
     writing,
 )
+from perennial.common.utils.locks import lock
 from perennial.common.utils.suggestions import sentence
 from perennial.server.run.input_files import digests, must_be_as_imported
 from perennial.server.selection.summary import summarise
@@ -180,13 +180,14 @@ class RunFolder:
             raise _unwritable(self.path, error) from None
         try:
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+                lock(handle, wait)
             except BlockingIOError:
                 raise InUse(f"{self.path} is in use by {_owner(handle)}") from None
-            died = os.pread(handle, 300, 0).decode(errors="replace").strip()
+            died = _noted(handle)
             with writing(self.path / LOCK):
                 os.ftruncate(handle, 0)
-                os.pwrite(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+                os.lseek(handle, 0, os.SEEK_SET)
+                os.write(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
             try:
                 yield died
             finally:
@@ -206,7 +207,7 @@ class RunFolder:
         except OSError:
             return ""
         try:
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            lock(handle, wait=False, shared=True)
         except BlockingIOError:
             return _owner(handle)
         finally:
@@ -526,7 +527,12 @@ def taken_over(died: str, path: Path) -> str:
 
 
 def _owner(handle: int) -> str:
-    return os.pread(handle, 300, 0).decode(errors="replace").strip() or "another process"
+    return _noted(handle) or "another process"
+
+
+def _noted(handle: int) -> str:
+    os.lseek(handle, 0, os.SEEK_SET)
+    return os.read(handle, 300).decode(errors="replace").strip()
 
 
 def _unwritable(path: Path, error: OSError) -> UserError:

@@ -1,6 +1,5 @@
 """Many runs, several at a time: what has ended is not run again, what was broken off goes on."""
 
-import fcntl
 import multiprocessing
 import os
 import signal
@@ -328,17 +327,6 @@ def kept_lines(file: Path, kind: type[T]) -> list[T]:
         except ValidationError as error:
             raise UserError(f"{file}, line {number}: {sentence(error)}") from None
     return found
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Have a folder of kept numbers to oneself, once no other process has it; the lock leaves nothing there."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
 
 
 def older(configs: Sequence[RunConfig], out: Path) -> list[Path]:

@@ -1,3 +1,4 @@
+import json
 import os
 import subprocess
 import sys
@@ -6,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from perennial.common.utils import files
@@ -35,6 +36,32 @@ def test_records_come_back_as_they_were(tmp_path: Path) -> None:
         for key, tensor in part.items():
             assert torch.equal(back[name][key], tensor)
             assert back[name][key].dtype == tensor.dtype
+
+
+def test_equal_tensors_and_facts_are_equal_bytes(tmp_path: Path) -> None:
+    """safetensors itself writes the facts in another order each time."""
+    facts = {f"fact {n}": 'é\x7f\n"' * n for n in range(3)}
+    tensors = {"w": torch.arange(6.0), "a": torch.ones(2).half()}
+    for name in "12345678":
+        save_tensors(tmp_path / name, tensors, facts)
+    assert len({path.read_bytes() for path in tmp_path.iterdir()}) == 1
+    with safe_open(tmp_path / "1", "pt") as file:  # by safetensors alone
+        assert {name: text for name, text in file.metadata().items() if name in facts} == facts
+        assert all(torch.equal(file.get_tensor(name), tensor) for name, tensor in tensors.items())
+
+
+def test_a_file_with_its_facts_in_any_order_is_read(tmp_path: Path) -> None:
+    """As the versions before wrote it."""
+    save_tensors(tmp_path / "x", {"w": torch.ones(2)}, {"round": "3"})
+    whole = (tmp_path / "x").read_bytes()
+    length = int.from_bytes(whole[:8], "little")
+    header = json.loads(whole[8 : 8 + length])
+    header["__metadata__"] = dict(reversed(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":")).encode().ljust(length)
+    (tmp_path / "x").write_bytes(whole[:8] + text + whole[8 + length :])
+    assert (tmp_path / "x").read_bytes() != whole
+    tensors, facts = load_with_facts(tmp_path / "x")
+    assert (tensors["w"].tolist(), facts["round"]) == ([1, 1], "3")
 
 
 def test_nothing_is_a_record_too(tmp_path: Path) -> None:
