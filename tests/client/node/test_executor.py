@@ -35,7 +35,7 @@ from perennial.client.node.installed import APP
 from perennial.client.state import FileStates
 from perennial.common.config import load_config
 from perennial.common.flower import executor
-from perennial.common.request_id import NAME, RECORD
+from perennial.common.flower.request_id import NAME, RECORD
 from perennial.common.utils.errors import UserError
 from perennial.common.wire import CONFIG, KEPT, RESUMED, ROUND, RUN, TASK
 
