@@ -22,6 +22,7 @@ from perennial.common import seeding
 from perennial.common.config import RunConfig
 from perennial.common.data.examples import ClientData
 from perennial.common.models import Tensors, joined, network
+from perennial.common.torch_state import plain_torch
 from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
 from perennial.server.loop import run_rounds, start
@@ -87,7 +88,8 @@ def test_the_wire_changes_nothing(method: str, tmp_path: Path) -> None:
     config = toy_config(method, "model.norm=batch", rounds=4, participation=0.75)
     run(config, tmp_path / "local")
     folder, grid = RunFolder.create(tmp_path / "wire", config), WireGrid(config, tmp_path / "sites")
-    run_rounds(config, folder, grid, start(config))
+    with plain_torch(threads=1):  # as in every process of the system
+        run_rounds(config, folder, grid, start(config))
     scenario = config.scenario
     buffers = network(config.model, scenario.input_shape, scenario.classes).buffer_names
     leaving.check(type(config.method), grid.sent, buffers)
