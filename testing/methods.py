@@ -23,6 +23,7 @@ from perennial.common.data.examples import ClientData
 from perennial.common.models.network import network
 from perennial.common.utils import seeding
 from perennial.common.utils.tensors import Tensors, joined
+from perennial.common.utils.torch_state import plain_torch
 from perennial.server.local import LocalRuntime
 from perennial.server.run.folder import RunFolder
 from perennial.server.run.loop import run_rounds, start
@@ -88,7 +89,8 @@ def test_the_wire_changes_nothing(method: str, tmp_path: Path) -> None:
     config = toy_config(method, "model.norm=batch", rounds=4, participation=0.75)
     run(config, tmp_path / "local")
     folder, grid = RunFolder.create(tmp_path / "wire", config), WireGrid(config, tmp_path / "sites")
-    run_rounds(config, folder, grid, start(config))
+    with plain_torch(threads=1):  # as in every process of the system
+        run_rounds(config, folder, grid, start(config))
     scenario = config.scenario
     buffers = network(config.model, scenario.input_shape, scenario.classes).buffer_names
     kept_and_sent.check(type(config.method), grid.sent, buffers)
