@@ -29,12 +29,11 @@ from perennial.testing import leaving
 from perennial.testing.spoiled import BAD_TENSORS, OTHERWISE_BAD, spoiled
 from perennial.testing.toys import SpoilingGrid, Toy, WireGrid, toy_config
 
-
 STEPS = ("local_steps", "personal_steps", "head_steps", "environment_steps", "fine_tuning_steps")
 
 
 def brief(method: str, *settings: str, **options: Any) -> RunConfig:
-    """A run on the toy scenario in which clients take three steps at most, for what does not depend on how many."""
+    """A run in which clients take three steps at most, for what does not depend on how many."""
     taken = toy_config(method).method
     few = [f"{name}=3" for name in STEPS if getattr(taken, name, 0) > 3]
     return toy_config(method, *few, *settings, **options)
