@@ -24,7 +24,10 @@ from perennial.server.local import LocalRuntime
 
 REPLIES, REQUESTS = 180, 50
 """Per method; of all methods together they are more than ten thousand."""
-SUBJECT = pytest.mark.parametrize("subject", hostile.SUBJECTS)
+FEW = ("fediir", *hostile.SPECIAL)
+SUBJECT = pytest.mark.parametrize(
+    "subject", [pytest.param(own, marks=() if own in FEW else pytest.mark.slow) for own in hostile.SUBJECTS]
+)
 CALM = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example]
 
 

@@ -35,7 +35,7 @@ from perennial.server.split import Select
 from perennial.server.study.choose import choose, last_counts
 from perennial.server.study.runs import Outcome, Summary
 
-pytestmark = pytest.mark.runtimes
+pytestmark = [pytest.mark.runtimes, pytest.mark.slow]
 
 LONG = ("rounds=30", "evaluate_every=30")
 Elsewhere = tuple[str, Connection | Simulation]

@@ -17,7 +17,7 @@ from perennial.server.deployment.testbed import deployment
 from perennial.server.folder import RunFolder
 from perennial.server.local import LocalRuntime
 
-pytestmark = pytest.mark.runtimes
+pytestmark = [pytest.mark.runtimes, pytest.mark.slow]
 
 SITES = ("clinic", "hospital", "practice")
 SECONDS = 480.0

@@ -92,7 +92,7 @@ def test_a_rule_is_byzfls(rule: str, clients: int, before: str, monkeypatch: pyt
 
 
 def test_multi_krum_sums_over_as_many_neighbours_as_there_are_honest_others() -> None:
-    """By hand: of six numbers, two of which may be hostile, the sums over three neighbours are 30, 18, 14, 29, 33, 69.
+    """By hand: of six numbers, two of them hostile, the sums over three neighbours are 30, 18, 14, 29, 33, 69.
 
     Over two or four neighbours other numbers would be left out.
     """
