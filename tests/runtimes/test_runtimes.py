@@ -36,7 +36,7 @@ from perennial.server.simulation import TRIES, Simulation
 from perennial.server.study.batch import Outcome, Summary
 from perennial.server.study.choose import choose, last_counts
 
-pytestmark = pytest.mark.runtimes
+pytestmark = [pytest.mark.runtimes, pytest.mark.slow]
 
 LONG = ("rounds=30", "evaluate_every=30")
 Elsewhere = tuple[str, Connection | Simulation]
