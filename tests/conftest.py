@@ -21,13 +21,16 @@ CONTRACT = {
 }
 """What `perennial.testing.methods` has that the short suite asks of every method."""
 FEW = ("ditto", "fedavg", "fediir", "fedsgd")
-"""Methods for all other tests that go through many: one that keeps a model, one with two exchanges, one of gradients."""
+"""For other tests that go through many: a method that keeps a model, one with two exchanges, one of gradients."""
 MANY = 10
 
 
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups, and `-m` the markers, in a hook of the same name
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The long tests first; those of a file on one worker, which share its processes. Of many methods most are slow."""
+    """The long tests first; those of a file on one worker, which share its processes.
+
+    Where a test goes through many methods, most are slow.
+    """
     items.sort(key=lambda item: item.get_closest_marker("runtimes") is None)
     cases = Counter(source(item) for item in items if method(item))
     for item in items:

@@ -247,11 +247,6 @@ def test_masked_fedsdr_gives_the_unmasked_arrays_to_half_a_step(runtime: str, tm
     assert len(counts[0]) == 1
 
 
-def test_deployment_equals_local(local: dict[str, Path], site: Deployment, tmp_path: Path) -> None:
-    finish(site.connection, config_for("fedavg", "deployment"), tmp_path / "fedavg")
-    assert_equal_runs(local["fedavg"], tmp_path / "fedavg")
-
-
 def spying(spy: Path) -> Callable[[Path], Path]:
     """Make the app that is sent, whose client half leaves a file where it is run."""
 

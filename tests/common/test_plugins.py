@@ -274,7 +274,7 @@ def test_the_runs_of_a_study_find_it_in_their_processes(folder: Path) -> None:
     assert "MyProx" in output
 
 
-@pytest.mark.parametrize("jobs", ["1", "2"])
+@pytest.mark.parametrize("jobs", ["1", pytest.param("2", marks=pytest.mark.slow)])
 def test_a_trial_whose_server_half_raises_costs_that_trial(jobs: str, folder: Path) -> None:
     raising = """
     def update(self, model, means):
@@ -297,6 +297,7 @@ def test_a_trial_whose_server_half_raises_costs_that_trial(jobs: str, folder: Pa
         assert "in update" in kept.read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("edited", ["", "my_method", "my_helper"])
 def test_a_run_goes_on_with_its_plug_in(edited: str, folder: Path) -> None:
     """In a new process, as after a crash; it says so if the plug-in, or a file beside it, is another one now."""
