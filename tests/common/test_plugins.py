@@ -254,6 +254,7 @@ def test_a_file_of_a_run_names_its_plug_ins(folder: Path) -> None:
     assert code == 0, output
 
 
+@pytest.mark.slow
 def test_the_runs_of_a_study_find_it_in_their_processes(folder: Path) -> None:
     write(folder, "my_method", METHOD)
     study = [
@@ -387,6 +388,7 @@ def test_a_change_in_a_plug_in_is_another_version_of_the_code(changed: str, fold
     assert run_name(ours) == names[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "statement"),
     [
@@ -583,6 +585,7 @@ def test_a_name_that_is_no_plug_in(arguments: list[str], words: str, folder: Pat
     assert words in output
 
 
+@pytest.mark.slow
 def test_a_run_of_a_file_that_is_elsewhere_says_how_it_is_found(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
