@@ -27,17 +27,7 @@ from perennial.client.objectives import anchored, client_information, contrastiv
 from perennial.client.trainer import Received, Reply, Site
 from perennial.common.config import RunConfig
 from perennial.common.data.examples import ClientData, Examples
-from perennial.common.mathematics.auxiliary_classifier import (
-    AUXILIARY,
-    OFFSET,
-    OWN,
-    SCALE,
-    WIDTH,
-    auxiliary_logits,
-    initial_auxiliary,
-    initial_scale,
-    scaled_logits,
-)
+from perennial.common.mathematics.auxiliary_classifier import AUXILIARY, OFFSET, OWN, SCALE, WIDTH, auxiliary_logits, initial_auxiliary, initial_scale, scaled_logits
 from perennial.common.methods.ditto import Ditto
 from perennial.common.methods.fedavg import FedAvg
 from perennial.common.methods.fedpin import FedPIN, FedPINGM, FedPINGMFT, FedPINGML2
@@ -509,6 +499,7 @@ def test_a_weight_that_overflows_is_named_and_the_models_kept_are_the_last_finit
         LocalRuntime(config).run(RunFolder.create(tmp_path / "run", config))
 
 
+@pytest.mark.slow
 def test_the_letter_of_algorithm_5_comes_with_a_warning_and_ends_without_finite_numbers(tmp_path: Path) -> None:
     assert "overflow" in FedPIN(literal=True).caution(Toy())
     assert FedPIN().caution(Toy()) == ""

@@ -19,7 +19,7 @@ from split_counts import own_tables
 
 from perennial.common import plugins
 from perennial.common.config import RunConfig, load_config
-from perennial.common.flower import processes
+from perennial.common.flower.processes import processes
 from perennial.common.methods import METHODS
 from perennial.common.methods.references import FILE
 from perennial.common.privacy.secure_aggregation import STEPS
@@ -246,11 +246,6 @@ def test_masked_fedsdr_gives_the_unmasked_arrays_to_half_a_step(runtime: str, tm
     ]
     assert counts[0] == counts[1]
     assert len(counts[0]) == 1
-
-
-def test_deployment_equals_local(local: dict[str, Path], site: Deployment, tmp_path: Path) -> None:
-    finish(site.connection, config_for("fedavg", "deployment"), tmp_path / "fedavg")
-    assert_equal_runs(local["fedavg"], tmp_path / "fedavg")
 
 
 def spying(spy: Path) -> Callable[[Path], Path]:

@@ -12,15 +12,7 @@ from torch import Tensor
 from perennial.common.data.datasets import DATASETS, Dataset, load
 from perennial.common.data.examples import ClientData
 from perennial.common.data.raw_data import Raw
-from perennial.common.data.scenarios.games import (
-    PRESETS,
-    CFMNISTGames,
-    CMNISTGames,
-    ColoredDigitsGames,
-    ColoredDSprites,
-    Game,
-    SpuriousCIFAR10,
-)
+from perennial.common.data.scenarios.games import PRESETS, CFMNISTGames, CMNISTGames, ColoredDigitsGames, ColoredDSprites, Game, SpuriousCIFAR10
 from perennial.common.models.network import network
 from perennial.common.models.settings import model_settings
 from perennial.common.utils.errors import UserError
@@ -225,6 +217,7 @@ def test_what_does_not_fit_is_said(root: Path) -> None:
         CMNISTGames(train_samples=5000).client_data(0, 0, root)
 
 
+@pytest.mark.slow
 def test_sprites_are_a_data_set_of_their_own() -> None:
     raw = load("sprites")
     assert raw.images.shape == (21_000, 64, 64)

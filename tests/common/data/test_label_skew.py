@@ -14,16 +14,7 @@ from perennial.common.data.examples import ClientData, Examples
 from perennial.common.data.raw_data import Raw
 from perennial.common.data.scenario import Spurious, all_shares
 from perennial.common.data.scenarios import SCENARIOS
-from perennial.common.data.scenarios.label_skew import (
-    PRESETS,
-    CIFAR3Class,
-    CIFAR3ClassSubset,
-    Digits3Class,
-    DigitsContexts,
-    FMNIST3Class,
-    LabelSkew,
-    MNIST3Class,
-)
+from perennial.common.data.scenarios.label_skew import PRESETS, CIFAR3Class, CIFAR3ClassSubset, Digits3Class, DigitsContexts, FMNIST3Class, LabelSkew, MNIST3Class
 from perennial.common.models.network import network
 from perennial.common.models.settings import model_settings
 from perennial.common.utils.errors import UserError
@@ -266,6 +257,7 @@ def test_the_real_images_have_mean_zero_and_deviation_one(scenario: LabelSkew) -
     assert abs(pixels.std() - 1) < 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not (REAL / "cifar10").exists(), reason="needs the packed CIFAR-10 in PERENNIAL_DATA or ../shared/data"
 )

@@ -22,16 +22,7 @@ from perennial.common.data.partition import Share
 from perennial.common.data.raw_data import Raw
 from perennial.common.data.scenario import all_shares
 from perennial.common.data.scenarios import SCENARIOS, scenario_class
-from perennial.common.data.scenarios.colored import (
-    CFMNIST,
-    CMNIST,
-    PRESETS,
-    RCFMNIST,
-    RCMNIST,
-    ColoredDigits,
-    ColoredScenario,
-    RCDigits,
-)
+from perennial.common.data.scenarios.colored import CFMNIST, CMNIST, PRESETS, RCFMNIST, RCMNIST, ColoredDigits, ColoredScenario, RCDigits
 from perennial.common.models.network import network
 from perennial.common.models.settings import model_settings
 from perennial.common.utils.errors import UserError
@@ -86,7 +77,10 @@ class World:
 @pytest.fixture(
     scope="module",
     params=[f"{name}, miniature" for name in MINIATURE]
-    + [pytest.param(name, marks=needs_mnist) for name in ("cmnist", "rc-fmnist")],
+    + [
+        pytest.param("cmnist", marks=needs_mnist),
+        pytest.param("rc-fmnist", marks=(needs_mnist, pytest.mark.slow)),
+    ],
 )
 def world(request: pytest.FixtureRequest, miniature: Path) -> World:
     name, _, small = request.param.partition(", ")

@@ -11,16 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from perennial.common.utils import files
-from perennial.common.utils.files import (
-    PRIVATE,
-    load_records,
-    load_tensors,
-    load_with_facts,
-    private_folder,
-    save_records,
-    save_tensors,
-    write_text,
-)
+from perennial.common.utils.files import PRIVATE, load_records, load_tensors, load_with_facts, private_folder, save_records, save_tensors, write_text
 
 RECORDS = {
     "personal": {"a/b.weight": torch.arange(6.0).reshape(2, 3).T, "n": torch.tensor(3)},
@@ -150,6 +141,7 @@ def test_a_folder_that_others_could_enter_is_closed(tmp_path: Path) -> None:
         private_folder(tmp_path / "file" / "state")
 
 
+@pytest.mark.slow
 def test_tensors_outlive_their_file_overwritten_in_place(tmp_path: Path) -> None:
     """A memory map would end the process here."""
     tensors = {"w": torch.arange(5000.0), "none": torch.empty(0, 3)}

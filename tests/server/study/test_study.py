@@ -604,6 +604,7 @@ main()
 """
 
 
+@pytest.mark.slow
 def test_killed_and_started_again_repeats_nothing(tmp_path: Path) -> None:
     arguments = ["compare", "--methods", "ditto", "--scenario", "toy", "--seeds", "2", "--rounds", "80"]
     arguments += ["--select", "held-out", "--set", "checkpoint_every=4", "--set", "evaluate_every=40", "--out"]
