@@ -9,13 +9,13 @@ from importlib.util import find_spec
 from keyword import iskeyword
 from pathlib import Path
 from string import Template
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from perennial.common.utils.errors import UserError
-from perennial.server.cli.console import out, sentences
-from perennial.server.cli.options import app
+from perennial.server.cli.console import print_lines
+from perennial.server.cli.options import command
 
 TEMPLATES = Path(__file__).parent / "templates"
 NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
@@ -29,27 +29,22 @@ class Own(StrEnum):
     scenario = "scenario"
 
 
-@app.command("new")
+@command("new")
 def make_package(
-    kind: Annotated[Own, typer.Argument(help="What it is to hold.")],
-    name: Annotated[
-        str, typer.Argument(help="Its name on the command line, such as my-method; also the folder's.")
-    ],
+    kind: Own = typer.Argument(..., help="What it is to hold."),
+    name: str = typer.Argument(..., help="Its name on the command line, such as my-method; also the folder's."),
 ) -> None:
     """Write a small package with a method, model or scenario of your own that works, and a test of it."""
-    with sentences():
-        folder = write_package(kind, name)
-        module = name.replace("-", "_")
-        out.print(
-            f"{folder}: its code is in {folder / module}. Install it with `uv pip install -e {folder}`, then\n"
-            f"  perennial check {name}\n  perennial run {_example(kind, name)}",
-            highlight=False,
-            soft_wrap=True,
-        )
-
-
-def _example(kind: Own, name: str) -> str:
-    return f"--set model.name={name}" if kind is Own.model else f"--{kind} {name}"
+    folder = write_package(kind, name)
+    module = name.replace("-", "_")
+    example = f"--set model.name={name}" if kind is Own.model else f"--{kind} {name}"
+    print_lines(
+        [
+            f"{folder}: its code is in {folder / module}. Install it with `uv pip install -e {folder}`, then",
+            f"  perennial check {name}",
+            f"  perennial run {example}",
+        ]
+    )
 
 
 def write_package(kind: Own, name: str) -> Path:
@@ -84,24 +79,20 @@ def write_package(kind: Own, name: str) -> Path:
     return folder
 
 
-@app.command("check")
+@command("check", plugins=True)
 def check_own(
-    name: Annotated[str, typer.Argument(help="A method, model or scenario: a plug-in's, or ours.")],
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="For the runs that try a method. Repeatable."),
-    ] = None,
+    name: str = typer.Argument(..., help="A method, model or scenario: a plug-in's, or ours."),
+    settings: list[str] = typer.Option(
+        [], "--set", metavar="KEY=VALUE", help="For the runs that try a method. Repeatable."
+    ),
 ) -> None:
     """Test that a method, model or scenario keeps what all must keep."""
-    with sentences():
-        if find_spec("pytest") is None:
-            raise UserError("perennial check needs pytest: uv pip install pytest")
-        kinds = _kinds(name)
-        failed = [kind for kind in kinds if not _passes(kind, name, settings or [])]
-    for kind in kinds:
-        verdict = "does not keep" if kind in failed else "keeps"
-        out.print(f"{name} {verdict} what every {kind} must keep", highlight=False)
-    if failed:
+    if find_spec("pytest") is None:
+        raise UserError("perennial check needs pytest: uv pip install pytest")
+    passes = {kind: _passes(kind, name, settings) for kind in _kinds(name)}
+    verdicts = {kind: "keeps" if passed else "does not keep" for kind, passed in passes.items()}
+    print_lines(f"{name} {verdict} what every {kind} must keep" for kind, verdict in verdicts.items())
+    if not all(passes.values()):
         raise typer.Exit(1)
 
 

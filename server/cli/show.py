@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.table import Table
@@ -14,8 +14,8 @@ from rich.text import Text
 
 from perennial.common.utils.errors import UserError
 from perennial.server.cli.completion import scenarios, shown
-from perennial.server.cli.console import out, sentences
-from perennial.server.cli.options import Json, Settings, app
+from perennial.server.cli.console import out
+from perennial.server.cli.options import SETTINGS, Json, command
 from perennial.server.results.formatting import percent
 
 if TYPE_CHECKING:
@@ -45,15 +45,13 @@ class Thing(StrEnum):
     run = "run"
 
 
-@app.command("list")
-def list_things(kind: Annotated[Kind, typer.Argument(help="What to list.")], as_json: Json = False) -> None:
+@command("list", plugins=True)
+def list_things(kind: Kind = typer.Argument(..., help="What to list."), as_json: Json = False) -> None:
     """List what there is, one line each."""
     from perennial.common.plugins import GROUPS, about
 
-    with sentences():
-        lines = _lines(kind)
-        for group in GROUPS:
-            lines = {**about(group), **lines} if group == kind else lines
+    plugins = next((about(group) for group in GROUPS if group == kind), {})
+    lines = {**plugins, **_lines(kind)}
     if as_json:
         out.print_json(data=lines)
         return
@@ -64,42 +62,38 @@ def list_things(kind: Annotated[Kind, typer.Argument(help="What to list.")], as_
     out.print(table)
 
 
-@app.command()
+@command("show", plugins=True)
 def show(
-    thing: Annotated[Thing, typer.Argument(help="What to show.")],
-    name: Annotated[str, typer.Argument(help="Its name, or the run folder.", autocompletion=shown)],
-    oracle: Annotated[
-        bool,
-        typer.Option("--oracle", help="For a run: also the round that is best on test data, labelled so."),
-    ] = False,
-    scenario: Annotated[
-        str | None,
-        typer.Option(
-            help=r"For a model: with which samples and classes.  \[default: pacs for pictures' models]",
-            autocompletion=scenarios,
-        ),
-    ] = None,
-    settings: Settings = None,
+    thing: Thing = typer.Argument(..., help="What to show."),
+    name: str = typer.Argument(..., help="Its name, or the run folder.", autocompletion=shown),
+    oracle: bool = typer.Option(
+        False, "--oracle", help="For a run: also the round that is best on test data, labelled so."
+    ),
+    scenario: str | None = typer.Option(
+        None,
+        help=r"For a model: with which samples and classes.  \[default: pacs for pictures' models]",
+        autocompletion=scenarios,
+    ),
+    settings: list[str] = SETTINGS,
     as_json: Json = False,
 ) -> None:
     """Show a method's hyper-parameters, a scenario, a model and its parts, or a run."""
-    with sentences():
-        if thing is Thing.model:
-            _show_model(name, scenario, settings or [], as_json)
-        elif scenario or settings:
-            raise UserError("--scenario and --set go with perennial show model")
-        elif thing is Thing.run:
-            from perennial.server.cli.tables import print_run
+    if thing is Thing.model:
+        _show_model(name, scenario, settings, as_json)
+    elif scenario or settings:
+        raise UserError("--scenario and --set go with perennial show model")
+    elif thing is Thing.run:
+        from perennial.server.cli.tables import print_run
 
-            print_run(Path(name), as_json, oracle)
-        elif thing is Thing.method:
-            from perennial.common.methods import method_class
+        print_run(Path(name), as_json, oracle)
+    elif thing is Thing.method:
+        from perennial.common.methods import method_class
 
-            _show_method(method_class(name), as_json)
-        else:
-            from perennial.common.data.scenarios import scenario_preset
+        _show_method(method_class(name), as_json)
+    else:
+        from perennial.common.data.scenarios import scenario_preset
 
-            _show_scenario(scenario_preset(name), as_json)
+        _show_scenario(scenario_preset(name), as_json)
 
 
 def _lines(kind: Kind) -> dict[str, str]:
