@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +12,7 @@ from rich.text import Text
 
 from perennial.common.utils.errors import UserError
 from perennial.server.cli.completion import scenarios, shown
-from perennial.server.cli.console import out
+from perennial.server.cli.console import out, print_lines
 from perennial.server.cli.options import SETTINGS, Json, command
 from perennial.server.results.formatting import percent
 
@@ -22,7 +20,6 @@ if TYPE_CHECKING:
     from perennial.common.data.scenario import Scenario
     from perennial.common.methods.base import Method
     from perennial.common.models.settings import ModelSettings
-    from perennial.common.presets import Preset
 
 
 class Kind(StrEnum):
@@ -140,10 +137,10 @@ def _show_method(method: type[Method], as_json: bool) -> None:
     fields, name = _fields(method), method.model_fields["name"].default
     tuned = [preset for (own, _), preset in presets().items() if own == name]
     if as_json:
-        about = {"title": method.title, "summary": method.summary, "source": method.source}
-        about |= {"sends of what it keeps": method.leaving(), "sends with references": COUNTS}
-        found = {TUNED: [{**preset.model_dump(mode="json"), "command": preset.command} for preset in tuned]}
-        out.print_json(data={**about, **found, "evaluates": method.evaluates, "hyper-parameters": fields})
+        facts: dict[str, Any] = {"title": method.title, "summary": method.summary, "source": method.source}
+        facts |= {"sends of what it keeps": method.leaving(), "sends with references": COUNTS}
+        facts[TUNED] = [{**preset.model_dump(mode="json"), "command": preset.command} for preset in tuned]
+        out.print_json(data={**facts, "evaluates": method.evaluates, "hyper-parameters": fields})
         return
     out.print(Text.assemble((method.title, "bold"), f": {method.summary}\n{method.source}"))
     out.print(f"Of what a client keeps from round to round, it sends: {method.leaving()}")
@@ -151,18 +148,19 @@ def _show_method(method: type[Method], as_json: bool) -> None:
     out.print("Under secure aggregation only sums of these counts over clients are seen.\n")
     out.print(_field_table(fields))
     for preset in tuned:
-        _print_preset(preset)
+        settings = ", ".join(f"{key}={value}" for key, value in preset.settings.items())
+        print_lines(
+            [
+                f"preset=tuned on {preset.family}: {settings}",
+                f"  chosen by {preset.by}: {percent(preset.score)} % (standard error {percent(preset.error)}; the "
+                f"best constant has {percent(preset.constant)} %), trial {preset.trial} of {preset.trials}",
+                f"  found with: {preset.command} (code {preset.code})",
+            ]
+        )
 
 
-def _print_preset(preset: Preset) -> None:
-    settings = ", ".join(f"{key}={value}" for key, value in preset.settings.items())
-    lines = [
-        f"preset=tuned on {preset.family}: {settings}",
-        f"  chosen by {preset.by}: {percent(preset.score)} % (standard error {percent(preset.error)}; the best "
-        f"constant has {percent(preset.constant)} %), trial {preset.trial} of {preset.trials}",
-        f"  found with: {preset.command} (code {preset.code})",
-    ]
-    out.print("\n".join(lines), highlight=False, soft_wrap=True)
+PICTURES = ("torchvision:", "resnet18")
+"""Models of pictures, by how their names begin."""
 
 
 def _show_scenario(scenario: Scenario, as_json: bool) -> None:
@@ -179,12 +177,9 @@ def _show_scenario(scenario: Scenario, as_json: bool) -> None:
         "participation": scenario.participation,
         "model": scenario.model,
     }
-    values, every = json.loads(scenario.model_dump_json()), _fields(type(scenario))
+    values, every = scenario.model_dump(mode="json"), _fields(type(scenario))
     fields = {name: {**field, "default": values[name]} for name, field in every.items() if name in values}
     _print_facts(facts, fields, as_json)
-
-
-PICTURES = ("torchvision:", "resnet18")
 
 
 def _show_model(name: str, scenario: str | None, settings: list[str], as_json: bool) -> None:
@@ -201,51 +196,46 @@ def _show_model(name: str, scenario: str | None, settings: list[str], as_json: b
     must_fit(model, shape, classes)
     net = network(model, shape, classes)
     sizes = {key: tensor.numel() for key, tensor in net.initial(run.seed).items()}
-
-    def count(names: Iterable[str]) -> str:
-        return f"{sum(sizes[key] for key in names):,}"
-
+    parts = (net.parameter_names, net.featurizer_names, net.classifier_names, net.frozen_names)
+    trained, featurizer, classifier, frozen = (f"{sum(sizes[key] for key in names):,}" for names in parts)
     facts = {
         "model": model.name,
         "scenario": f"{wanted}: samples of {'x'.join(map(str, shape))}, {classes} classes",
     }
+    values = model.model_dump(mode="json")
     if isinstance(model, Module):
         found = layout(model, shape, classes)
         facts["classifier"] = f"{found.classifier or 'the whole module'} ({found.how})"
         facts["featurizer"] = "its attribute of this name" if found.apart else "everything before the classifier"
+        values = defaults(model) | values
     facts |= {
         "features": f"{net.width}",
-        "parameters trained": f"{count(net.parameter_names)}: featurizer {count(net.featurizer_names)}, "
-        f"classifier {count(net.classifier_names)}",
-        "frozen": f"{count(net.frozen_names)} numbers",
+        "parameters trained": f"{trained}: featurizer {featurizer}, classifier {classifier}",
+        "frozen": f"{frozen} numbers",
         "draws in training": "yes, keyed by seed, client, round and action" if net.draws else "no",
     }
+    pretrained = model if isinstance(model, Pretrained) else None
     if net.batch_norm_names:
-        stay = isinstance(model, Pretrained) and (model.statistics_stay or model.freeze == "featurizer")
-        facts["BatchNorm"] = (
-            f"statistics {'stay as they are' if stay else 'are those of the mini-batch'} in training"
-        )
-    if isinstance(model, Pretrained) and model.weights:
-        facts["weights"] = f"{model.weights}" + (f", SHA-256 {model.digest}" if model.digest else "")
-    fields = _fields(type(model))
-    values = (defaults(model) if isinstance(model, Module) else {}) | json.loads(model.model_dump_json())
-    for key, value in values.items():
-        if key != "name":
-            fields[key] = {**fields.get(key, {"description": f"argument of {model.name}"}), "default": value}
+        stay = pretrained and (pretrained.statistics_stay or pretrained.freeze == "featurizer")
+        doing = "stay as they are" if stay else "are those of the mini-batch"
+        facts["BatchNorm"] = f"statistics {doing} in training"
+    if pretrained and pretrained.weights:
+        facts["weights"] = pretrained.weights + (f", SHA-256 {pretrained.digest}" if pretrained.digest else "")
+    fields, own = _fields(type(model)), {"description": f"argument of {model.name}"}
+    fields |= {key: {**fields.get(key, own), "default": value} for key, value in values.items() if key != "name"}
     _print_facts(facts, fields, as_json)
 
 
 def _print_facts(facts: dict[str, Any], fields: dict[str, dict[str, Any]], as_json: bool) -> None:
-    """What is said of a thing, and below it its settings."""
+    """Facts about a thing, and below them its settings."""
     if as_json:
         out.print_json(data={**facts, "settings": fields})
         return
     table = Table(box=None, show_header=False, pad_edge=False)
     for name, fact in facts.items():
         table.add_row(Text(name, style="bold"), str(fact))
-    out.print(table)
-    out.print()
-    out.print(_field_table(fields))
+    for part in (table, "", _field_table(fields)):
+        out.print(part)
 
 
 def _scenario_line(scenario: Scenario) -> str:

@@ -172,7 +172,7 @@ def gains_figure(gains: Mapping[str, Sequence[tuple[float, float, float]]], xlab
 
 def swatch(key: str, style: int) -> str:
     """A piece of a curve for the legend; `key` as above."""
-    with _figure(0.62, 0.2, layout=None) as figure:
+    with _figure(0.62, 0.2, constrained=False) as figure:
         axes = figure.add_axes((0, 0, 1, 1))
         axes.axis("off")
         _draw(axes, Line(style, [0, 1, 2], [0, 0, 0]), every=[1])
@@ -242,14 +242,14 @@ def _panel(
 
 
 @contextmanager
-def _figure(width: float, height: float, layout: str | None = "constrained") -> Iterator[Figure]:
+def _figure(width: float, height: float, constrained: bool = True) -> Iterator[Figure]:
     """A figure of so many inches, drawn and written within this."""
     # Not the user's own matplotlibrc: the same numbers give the same page everywhere.
     with matplotlib.rc_context(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a name in a script that the measuring font lacks; browsers have another
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(matplotlib.rc_params_from_file(LOOK, use_default_template=False))
-        yield Figure(figsize=(width, height), layout=layout)
+        yield Figure(figsize=(width, height), layout="constrained" if constrained else None)
 
 
 def _colour(style: int) -> str:
