@@ -95,7 +95,7 @@ def from_arrays(
             raise UserError(f"{what}: {share!r:.100} is not possible; give a number from 0 to 1")
     if test and test_fraction:
         raise UserError(f"test_fraction = {test_fraction} is not possible with test; leave one of them out")
-    tests = {name: _tests(name, given, sites) for name, given in by_environment.items()}
+    tests = {name: _tests(name, arrays, sites) for name, arrays in by_environment.items()}
     every = [*sites.values(), *(part for parts in tests.values() for part in parts.values())]
     columns = _must_be_alike(sites, every)
     environments = in_order(value for part in sites.values() for value in (part.environment or [ONLY]))
@@ -180,8 +180,8 @@ def from_partitions(
     }
     tests: dict[str, Samples] = {}
     if test is not None:
-        given = test if isinstance(test, Mapping) else {test if isinstance(test, str) else "test": test}
-        for name, own in given.items():
+        sets = test if isinstance(test, Mapping) else {test if isinstance(test, str) else "test": test}
+        for name, own in sets.items():
             if isinstance(own, str) and not hasattr(source, "load_split"):
                 raise UserError(
                     f"test: {own!r} is the name of a split, and a {type(source).__name__} has none; give the "
@@ -208,16 +208,16 @@ def from_partitions(
 # ---------------------------------------------------------------------- inside
 
 
-def _by_name(what: str, given: Any, kind: str, example: str) -> dict[str, Any]:
+def _by_name(what: str, arrays: Any, kind: str, example: str) -> dict[str, Any]:
     """Arrays by site or environment. Raises `UserError` where there are none, or their names are not possible."""
-    if not isinstance(given, Mapping):
-        raise UserError(f"{what} must be a dict of arrays by {kind}, such as {example}, not {_kind(given)}")
-    if not given:
+    if not isinstance(arrays, Mapping):
+        raise UserError(f"{what} must be a dict of arrays by {kind}, such as {example}, not {_kind(arrays)}")
+    if not arrays:
         raise UserError(f"{what}: there must be at least one {kind}, as in {example}")
-    if twice := [name for name, count in Counter(map(str, given)).items() if count > 1]:
+    if twice := [name for name, count in Counter(map(str, arrays)).items() if count > 1]:
         raise UserError(f"{what}: {twice[0]!r} is there twice, as a text and as a number; give one of each")
-    _must_be_text(what, map(str, given))
-    return {str(name): own for name, own in given.items()}
+    _must_be_text(what, map(str, arrays))
+    return {str(name): own for name, own in arrays.items()}
 
 
 def _must_be_alike(sites: Mapping[str, _Part], every: Sequence[_Part]) -> tuple[str, ...]:
@@ -283,15 +283,15 @@ def _doubts(
         yield from (f"y: {lonely}" for lonely in shared_nowhere(labels))
 
 
-def _weights(given: Any, labels: Mapping[int | str, str], sites: Iterable[_Part]) -> tuple[float, ...]:
+def _weights(weights: Any, labels: Mapping[int | str, str], sites: Iterable[_Part]) -> tuple[float, ...]:
     """What a sample of each class counts. Raises `UserError`."""
     from perennial.common.data.scenarios.own_data import BALANCED, balanced
 
-    if isinstance(given, Iterable) and not isinstance(given, str | Mapping):
-        return tuple(given)
-    if not isinstance(given, str) or given != BALANCED:
+    if isinstance(weights, Iterable) and not isinstance(weights, str | Mapping):
+        return tuple(weights)
+    if not isinstance(weights, str) or weights != BALANCED:
         raise UserError(
-            f"class_weights: {given!r:.100} is not possible; give a number for each of "
+            f"class_weights: {weights!r:.100} is not possible; give a number for each of "
             f"{', '.join(labels.values())}, in this order, or {BALANCED!r}"
         )
     counts = Counter(value for part in sites for value in part.y)
@@ -321,9 +321,9 @@ def _inputs(name: str, part: Any, columns: Sequence[str]) -> npt.NDArray[Any]:
                 except ValueError as error:
                     raise UserError(f"{name}: picture {number} of {column!r} cannot be read ({error})") from None
             if len(sizes := {own.shape for own in pixels}) > 1:
-                said = " and ".join(sorted(f"{own[1]}x{own[0]}" for own in sizes)[:2])
+                some = " and ".join(sorted(f"{own[1]}x{own[0]}" for own in sizes)[:2])
                 raise UserError(
-                    f"{name}: pictures of {column!r} are of several sizes, such as {said}; make them alike"
+                    f"{name}: pictures of {column!r} are of several sizes, such as {some}; make them alike"
                 )
             stacked = np.stack(pixels)
             found.append(stacked[:, None] if grey else stacked.transpose(0, 3, 1, 2))
@@ -360,12 +360,12 @@ class _Part:
     """The names of x's columns, where it is a frame that has names."""
 
     @classmethod
-    def of(cls, name: str, given: Any, most: int = 3) -> _Part:
+    def of(cls, name: str, arrays: Any, most: int = 3) -> _Part:
         """Raises `UserError` where a client's or a test environment's arrays are none."""
         wanted = "(x, y, environment) or (x, y)" if most == 3 else "(x, y)"
-        if isinstance(given, str | Mapping) or not hasattr(given, "__len__") or not 2 <= len(given) <= most:
-            raise UserError(f"{name} must be {wanted}, not {_kind(given)}")
-        x, y = as_array(name, "x", given[0]), as_array(name, "y", given[1])
+        if isinstance(arrays, str | Mapping) or not hasattr(arrays, "__len__") or not 2 <= len(arrays) <= most:
+            raise UserError(f"{name} must be {wanted}, not {_kind(arrays)}")
+        x, y = as_array(name, "x", arrays[0]), as_array(name, "y", arrays[1])
         n = len(y) if y.ndim else 0
         if y.ndim != 1 or not n:
             has = "there is none" if y.ndim == 1 else f"it has shape {shape_text(y.shape)}"
@@ -381,9 +381,9 @@ class _Part:
             )
         if 0 in x.shape:
             raise UserError(f"{name}: a sample has shape {shape_text(x.shape[1:])}, which has no numbers")
-        columns = _columns(given[0])
+        columns = _columns(arrays[0])
         x = numbers(name, x, columns)
-        environment = _environments(name, given[2], n) if len(given) == 3 else None
+        environment = _environments(name, arrays[2], n) if len(arrays) == 3 else None
         values = y.tolist()
         labels = [int(value) for value in values] if y.dtype.kind in "iub" else [str(value) for value in values]
         if empty := [at for at, label in enumerate(labels) if isinstance(label, str) and not label.strip()]:
@@ -409,21 +409,21 @@ class _Part:
         return found
 
 
-def as_array(name: str, what: str, given: Any) -> npt.NDArray[Any]:
+def as_array(name: str, what: str, data: Any) -> npt.NDArray[Any]:
     """A NumPy array of what was given. Raises `UserError` where it is no array."""
     import numpy as np
 
-    if np.ma.is_masked(given):
+    if np.ma.is_masked(data):
         raise UserError(f"{name}: {what} has masked values; fill them, or leave out the samples that have some")
     try:
-        given = given.detach().cpu() if hasattr(given, "detach") else given
-        found = np.asarray(given)
-        if found.dtype.kind == "U" and not hasattr(given, "dtype"):  # a list, whose numbers are texts by now
-            found = np.asarray(given, object)
+        data = data.detach().cpu() if hasattr(data, "detach") else data
+        found = np.asarray(data)
+        if found.dtype.kind == "U" and not hasattr(data, "dtype"):  # a list, whose numbers are texts by now
+            found = np.asarray(data, object)
     except (ValueError, TypeError, RuntimeError) as error:  # rows of several lengths, a type that NumPy lacks
         raise UserError(f"{name}: {what} is no array ({' '.join(str(error).split())[:100]})") from None
     if found.dtype.kind not in "fiub" and found.ndim == 2:  # of a frame, the first column that is the matter
-        for column, values in zip(_columns(given), found.T, strict=False):
+        for column, values in zip(_columns(data), found.T, strict=False):
             others = {n: value for n, value in enumerate(values) if not isinstance(value, Real | np.bool_)}
             strange = [kind for value in others.values() if (kind := type(value).__name__) not in MISSING]
             if strange:
@@ -447,8 +447,8 @@ def as_array(name: str, what: str, given: Any) -> npt.NDArray[Any]:
         missing = [number for number, value in enumerate(values) if value is None or value != value]
         if found.ndim == 1 and missing and len(missing) < len(values):
             raise UserError(f"{name}: {what} has no value for sample {missing[0]}; leave that sample out")
-        said = " and ".join(sorted(kind.__name__ for kind in kinds))
-        raise UserError(f"{name}: {what} must be numbers or texts of one kind, not {said}")
+        names = " and ".join(sorted(kind.__name__ for kind in kinds))
+        raise UserError(f"{name}: {what} must be numbers or texts of one kind, not {names}")
     if found.dtype.kind in "UT":
         _must_be_text(f"{name}: {what}", found.ravel().tolist())
     return found
@@ -480,20 +480,20 @@ def numbers(name: str, x: npt.NDArray[Any], columns: Sequence[str] = ()) -> npt.
     return x
 
 
-def _columns(given: Any) -> tuple[str, ...]:
+def _columns(frame: Any) -> tuple[str, ...]:
     """The names of a frame's columns; numbers, which pandas gives where nobody has named them, are none."""
-    columns = tuple(getattr(given, "columns", ()))
+    columns = tuple(getattr(frame, "columns", ()))
     _must_be_text("a column of x", map(str, columns))
     return tuple(map(str, columns)) if any(isinstance(name, str) for name in columns) else ()
 
 
-def _environments(name: str, given: Any, n: int) -> list[str]:
-    if isinstance(given, str):
-        _must_be_text(f"{name}: environment", [given])
-        return [given] * n
-    if given is None:
+def _environments(name: str, values: Any, n: int) -> list[str]:
+    if isinstance(values, str):
+        _must_be_text(f"{name}: environment", [values])
+        return [values] * n
+    if values is None:
         raise UserError(f"{name}: environment is None; give one for each sample, or leave it out")
-    found = as_array(name, "environment", given)
+    found = as_array(name, "environment", values)
     if found.dtype.kind not in "iuUT" or found.shape != (n,):
         raise UserError(
             f"{name}: environment must be {n} whole numbers or texts as in y, or one text; it is {found.dtype} of "
@@ -502,15 +502,15 @@ def _environments(name: str, given: Any, n: int) -> list[str]:
     return [str(value) for value in found.tolist()]
 
 
-def _tests(name: str, given: Any, sites: Mapping[str, _Part]) -> dict[str, _Part]:
+def _tests(name: str, arrays: Any, sites: Mapping[str, _Part]) -> dict[str, _Part]:
     """A test environment's samples by site, or under "" those that all sites have."""
-    if not isinstance(given, Mapping):
-        return {"": _Part.of(f"test {name!r}", given, most=2)}
-    if strangers := [str(site) for site in given if str(site) not in sites]:
+    if not isinstance(arrays, Mapping):
+        return {"": _Part.of(f"test {name!r}", arrays, most=2)}
+    if strangers := [str(site) for site in arrays if str(site) not in sites]:
         raise UserError(f"test {name!r}: {strangers[0]} is no client; there are {', '.join(sites)}")
-    if not given:
+    if not arrays:
         raise UserError(f"test {name!r} has no samples for any client")
-    return {str(site): _Part.of(f"test {name!r} of {site}", own, most=2) for site, own in given.items()}
+    return {str(site): _Part.of(f"test {name!r} of {site}", own, most=2) for site, own in arrays.items()}
 
 
 def _labels(
@@ -543,9 +543,9 @@ def _labels(
             f"classes = {classes!r:.100} is not possible; give a list of the classes' names in their order, such "
             "as ['well', 'ill'], or of all numbers that y has"
         )
-    given = [int(name) if numbers else str(name) for name in names]
-    _must_be_text("classes", map(str, given))
-    if twice := [name for name, there in Counter(given).items() if there > 1]:
+    named = [int(name) if numbers else str(name) for name in names]
+    _must_be_text("classes", map(str, named))
+    if twice := [name for name, there in Counter(named).items() if there > 1]:
         raise UserError(f"classes: {twice[0]!r} is there twice; name each class once")
     if True in texts:
         known: dict[int | str, str] = {str(name): str(name) for name in names}

@@ -244,8 +244,8 @@ def begin(config: RunConfig, path: Path, link: Link, watch: Watched = QUIET, tra
     from perennial.server.run.trackers import tracking
 
     if config.runtime != "local":
-        with tracking(track, path, config, watch.round) as told:
-            _follow(config, path, link, told)
+        with tracking(track, path, config, watch.round) as watcher:
+            _follow(config, path, link, watcher)
         return
     with _here(config, watch) as here:
         if isinstance(config.model, Pretrained) and config.model.weights:
@@ -255,8 +255,8 @@ def begin(config: RunConfig, path: Path, link: Link, watch: Watched = QUIET, tra
         with RunFolder(path).held():
             made = RunFolder.create(path, config)
             watch.round(Progress(0, config.rounds, {}, {}))
-            with tracking(track, path, config, watch.round) as told:
-                _add_constant(here, made, here.run(made, watch=told))
+            with tracking(track, path, config, watch.round) as watcher:
+                _add_constant(here, made, here.run(made, watch=watcher))
 
 
 def go_on(

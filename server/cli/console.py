@@ -116,8 +116,8 @@ def sentences() -> Iterator[Working]:
             kept = f", in {working.folder.path / NAME}, too"
         from perennial.common import plugins
 
-        if word := plugins.blamed(error):
-            _end(f"{word}; PERENNIAL_DEBUG=1 shows the traceback{kept}", 2)
+        if blame := plugins.blamed(error):
+            _end(f"{blame}; PERENNIAL_DEBUG=1 shows the traceback{kept}", 2)
         _end(
             f"this should not happen: {in_words(error)}. PERENNIAL_DEBUG=1 shows the traceback{kept}; please send "
             "it to whoever maintains this copy of perennial (CONTRIBUTING.md)",
@@ -128,11 +128,11 @@ def sentences() -> Iterator[Working]:
             working.at_end()
 
 
-def _end_interrupted(working: Working, told: str = "") -> NoReturn:
+def _end_interrupted(working: Working, message: str = "") -> NoReturn:
     working.at_end = None
     what = working.hint()
     if working.deployed:
-        what = f"; {told or '`perennial status` tells whether the run goes on at the SuperLink'}"
+        what = f"; {message or '`perennial status` tells whether the run goes on at the SuperLink'}"
     _end(f"interrupted{what}", _exit_code())
 
 

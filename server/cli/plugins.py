@@ -53,19 +53,19 @@ def write_package(kind: Own, name: str) -> Path:
     from perennial.common.methods import method_names
     from perennial.common.models.settings import MODELS
 
-    taken = {Own.method: method_names(), Own.model: set(MODELS), Own.scenario: scenario_names()}[kind]
-    module = name.replace("-", "_")
+    existing = {Own.method: method_names(), Own.model: set(MODELS), Own.scenario: scenario_names()}[kind]
+    module, title = name.replace("-", "_"), "".join(map(str.title, name.split("-")))
+    other = "give yours another name"
     if not NAME.fullmatch(name):
         raise UserError(
             f"name {name!r} is not possible; write small letters, digits and hyphens, such as my-{kind}"
         )
-    title = "".join(map(str.title, name.split("-")))
     if iskeyword(module) or iskeyword(title):
-        raise UserError(f"name {name!r} is not possible: it is a word of Python itself; give yours another name")
-    if name in taken:
-        raise UserError(f"name {name!r} is taken by a {kind} of Perennial; give yours another one")
+        raise UserError(f"name {name!r} is not possible: it is a word of Python itself; {other}")
+    if name in existing:
+        raise UserError(f"name {name!r} is taken by a {kind} of Perennial; {other}")
     if find_spec(module):
-        raise UserError(f"name {name!r}: Python has a module {module!r} already; give yours another name")
+        raise UserError(f"name {name!r}: Python has a module {module!r} already; {other}")
     folder = Path(name)
     if folder.exists():
         raise UserError(f"{folder} is there already; nothing was written")

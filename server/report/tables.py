@@ -12,12 +12,12 @@ from rich import table as terminal
 
 from perennial.common.measures.scores import BINS, SCORE_MEASURES
 from perennial.server.report.load import Run
-from perennial.server.report.results import Result, by_scenario, over_seeds, part, telling
+from perennial.server.report.results import Result, by_scenario, differing, over_seeds, settings_part
 from perennial.server.results.formatting import members, size
 from perennial.server.selection.summary import SPLIT, site_means
 from perennial.server.study.compare import Spread, summarised
 
-HOW = (
+GUIDE = (
     "Test accuracy in %. An environment's accuracy is the mean over clients; <em>worst</em> and <em>average</em> "
     "are over environments. A client's accuracy is the mean over its environments; <em>worst client</em> and "
     "<em>bottom decile</em> (mean of the worst tenth, at least one client) are over clients. A client with data "
@@ -164,8 +164,8 @@ def run_table(found: Sequence[Result]) -> Table:
 def settings_table(found: Sequence[Result]) -> Table | None:
     """What stands behind the numbers of numbered configurations; None where there are none."""
     numbered = [result for result in found if result.headline and "(#" in result.method]
-    flat = [part(result.runs[0].settings, scenario=False) for result in numbered]
-    names = telling(flat)
+    flat = [settings_part(result.runs[0].settings, scenario=False) for result in numbered]
+    names = differing(flat)
     rows = [
         [result.method, *(_short(own.get(name, "")) for name in names)]
         for result, own in zip(numbered, flat, strict=True)
@@ -178,8 +178,8 @@ def markdown_table(table: Table) -> str:
     over = [title for title, span in table.groups for _ in range(span)] or [""] * len(table.head)
     head = [f"{title}: {name}" if title else name for title, name in zip(over, table.head, strict=True)]
     rule = ["---" if column < table.names else "---:" for column in range(len(head))]
-    lines = [map(plain, head), rule, *(map(plain, row) for row in table.rows)]
-    return f"**{plain(table.title)}**\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    lines = [map(markdown_text, head), rule, *(map(markdown_text, row) for row in table.rows)]
+    return f"**{markdown_text(table.title)}**\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def html_table(table: Table) -> str:
@@ -225,7 +225,7 @@ def to_csv(found: Sequence[Result], selections: Sequence[str]) -> str:
     for result in found:
         scenario, method = _titles(result)
         own = result.runs[0].settings
-        apart = [f"{name}={own[name]}" for name in telling(rivals[scenario, method]) if name in own]
+        apart = [f"{name}={own[name]}" for name in differing(rivals[scenario, method]) if name in own]
         for selection in selections:
             spreads = {measure: result.spread(selection, measure) for measure in measures}
             spreads |= {f"accuracy {name}": result.accuracy(selection, name) for name in environments_of(found)}
@@ -261,14 +261,14 @@ def _titles(result: Result) -> tuple[str, str]:
     return config.scenario.name, config.method.title
 
 
-def how(found: Sequence[Result], selections: Sequence[str]) -> str:
+def reading_guide(found: Sequence[Result], selections: Sequence[str]) -> str:
     """How to read the numbers, as HTML."""
     unseen = any(result.runs[0].config.test_sites for result in found)
-    said = {SPLIT_TEXT: SPLIT in selections, UNSEEN_TEXT: unseen, ORACLE: "oracle" in selections}
-    return " ".join([HOW, *(text for text, there in said.items() if there)])
+    notes = {SPLIT_TEXT: SPLIT in selections, UNSEEN_TEXT: unseen, ORACLE: "oracle" in selections}
+    return " ".join([GUIDE, *(text for text, there in notes.items() if there)])
 
 
-def plain(text: str) -> str:
+def markdown_text(text: str) -> str:
     """Text that means nothing in Markdown."""
     text = re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", text)
     return " ".join(text.split())

@@ -132,17 +132,17 @@ def knob_figure(
 
 
 def points_figure(
-    points: Mapping[str, Sequence[tuple[float, float]]], xlabel: str, ylabel: str, mark: float, marked: str
+    points: Mapping[str, Sequence[tuple[float, float]]], xlabel: str, ylabel: str, level: float, label: str
 ) -> str:
     """Points of two accuracies in percent as a whole SVG file, with the line of equal values.
 
     Each of the names in `points` has a ring within the one before, so that equal points are seen. A dashed line is
-    at x = `mark`, and the legend calls it `marked`.
+    at x = `level`, and the legend calls it `label`.
     """
     with _figure(6.8, 4.0) as figure:
         axes: Axes = figure.subplots()
         _equal_values(axes)
-        axes.axvline(mark, color=INK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=0, label=marked)
+        axes.axvline(level, color=INK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=0, label=label)
         for number, (name, own) in enumerate(points.items()):
             x, y = zip(*own, strict=True) if own else ((), ())
             size = 10 - 3 * number
