@@ -1,7 +1,7 @@
 """`perennial export`: a model for other programs."""
 
-from enum import StrEnum
 from pathlib import Path
+from typing import Literal
 
 import typer
 
@@ -9,15 +9,8 @@ from perennial.server.cli.console import print_lines, remark
 from perennial.server.cli.options import DataRoot, command
 from perennial.server.cli.sites import ClientId, RunId
 
-
-class Form(StrEnum):
-    """What a model is written as."""
-
-    onnx = "onnx"
-    torch = "torch"
-
-
-ENDINGS = {Form.onnx: (".onnx",), Form.torch: (".safetensors", ".pt", ".pth")}
+Form = Literal["onnx", "torch"]
+ENDINGS: dict[Form, tuple[str, ...]] = {"onnx": (".onnx",), "torch": (".safetensors", ".pt", ".pth")}
 """Of files that may be written over."""
 
 
@@ -29,7 +22,7 @@ def export_model(
     client: ClientId = None,
     run_id: RunId = None,
     form: Form = typer.Option(
-        Form.onnx,
+        "onnx",
         "--format",
         help="onnx: takes raw rows, runs anywhere, needs the extra onnx. torch: the tensors, as safetensors.",
     ),
@@ -45,7 +38,7 @@ def export_model(
     if found.changed:
         changed = ", ".join(found.changed)
         remark(f"{changed} changed since the run began; the file may answer otherwise than in its tables")
-    written = (write_onnx if form is Form.onnx else write_torch)(found, file)
+    written = (write_onnx if form == "onnx" else write_torch)(found, file)
     whose = f" {'of' if found.name == PERSONAL else 'for'} {found.client}" if found.client else ""
     what = f"the {found.name} model of {found.task.method.name}{whose} after round {found.round}"
     print_lines([f"{file}: {what}; {written}"])

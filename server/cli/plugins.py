@@ -4,12 +4,11 @@ import os
 import re
 import tempfile
 from collections.abc import Mapping
-from enum import StrEnum
 from importlib.util import find_spec
 from keyword import iskeyword
 from pathlib import Path
 from string import Template
-from typing import Any
+from typing import Any, Literal
 
 import typer
 
@@ -21,23 +20,19 @@ TEMPLATES = Path(__file__).parent / "templates"
 NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
 
-class Own(StrEnum):
-    """What one may bring."""
-
-    method = "method"
-    model = "model"
-    scenario = "scenario"
+Kind = Literal["method", "model", "scenario"]
+"""What one may bring."""
 
 
 @command("new")
 def make_package(
-    kind: Own = typer.Argument(..., help="What it is to hold."),
+    kind: Kind = typer.Argument(..., help="What it is to hold."),
     name: str = typer.Argument(..., help="Its name on the command line, such as my-method; also the folder's."),
 ) -> None:
     """Write a small package with a method, model or scenario of your own that works, and a test of it."""
     folder = write_package(kind, name)
     module = name.replace("-", "_")
-    example = f"--set model.name={name}" if kind is Own.model else f"--{kind} {name}"
+    example = f"--set model.name={name}" if kind == "model" else f"--{kind} {name}"
     print_lines(
         [
             f"{folder}: its code is in {folder / module}. Install it with `uv pip install -e {folder}`, then",
@@ -47,13 +42,13 @@ def make_package(
     )
 
 
-def write_package(kind: Own, name: str) -> Path:
+def write_package(kind: Kind, name: str) -> Path:
     """The package's folder, new. Raises `UserError` where the name or the folder cannot be."""
     from perennial.common.data.scenarios import scenario_names
     from perennial.common.methods import method_names
     from perennial.common.models.settings import MODELS
 
-    existing = {Own.method: method_names(), Own.model: set(MODELS), Own.scenario: scenario_names()}[kind]
+    existing = {"method": method_names(), "model": set(MODELS), "scenario": scenario_names()}[kind]
     module, title = name.replace("-", "_"), "".join(map(str.title, name.split("-")))
     other = "give yours another name"
     if not NAME.fullmatch(name):
@@ -69,8 +64,8 @@ def write_package(kind: Own, name: str) -> Path:
     folder = Path(name)
     if folder.exists():
         raise UserError(f"{folder} is there already; nothing was written")
-    names = {"name": name, "module": module, "Class": title, "kind": kind.value}
-    for room in ("any", kind.value):
+    names = {"name": name, "module": module, "Class": title, "kind": kind}
+    for room in ("any", kind):
         for template in sorted((TEMPLATES / room).rglob("*.txt")):
             place = template.relative_to(TEMPLATES / room).with_suffix("")
             path = folder / str(place).replace("MODULE", module)
@@ -96,7 +91,7 @@ def check_own(
         raise typer.Exit(1)
 
 
-def _kinds(name: str) -> list[Own]:
+def _kinds(name: str) -> list[Kind]:
     """What has the name, with its halves there. Raises `UserError`."""
     from perennial.common import plugins
     from perennial.common.data.scenarios import SCENARIOS
@@ -104,7 +99,7 @@ def _kinds(name: str) -> list[Own]:
     from perennial.common.models.settings import MODELS
     from perennial.common.utils.suggestions import meant
 
-    known: dict[Own, Mapping[str, Any]] = {Own.method: METHODS, Own.model: MODELS, Own.scenario: SCENARIOS}
+    known: dict[Kind, Mapping[str, Any]] = {"method": METHODS, "model": MODELS, "scenario": SCENARIOS}
     for group in plugins.GROUPS:
         if not any(name in names for names in known.values()):
             plugins.look_for(group, name)
@@ -117,7 +112,7 @@ def _kinds(name: str) -> list[Own]:
             f"unknown name {name!r}{meant(name, names)} (`perennial list methods`, `list models` and "
             "`list scenarios` have all names)"
         )
-    if Own.method in kinds:
+    if "method" in kinds:
         from perennial.client.host import client_class
         from perennial.strategies.registry import strategy_class
 
@@ -126,7 +121,7 @@ def _kinds(name: str) -> list[Own]:
     return kinds
 
 
-def _passes(kind: Own, name: str, settings: list[str]) -> bool:
+def _passes(kind: Kind, name: str, settings: list[str]) -> bool:
     """Whether the tests of `perennial.testing` pass, which say what they find."""
     import pytest
 

@@ -4,10 +4,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
@@ -26,11 +25,7 @@ LAST_QUESTION = 60.0
 """Seconds for which a command that has ended waits for Prometheus, which asks every 15 to 60 seconds."""
 
 
-class Tracker(StrEnum):
-    """What a run can also be written to."""
-
-    tensorboard = "tensorboard"
-    mlflow = "mlflow"
+Tracker = Literal["tensorboard", "mlflow"]
 
 
 @dataclass

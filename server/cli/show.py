@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 from rich.table import Table
@@ -22,24 +21,8 @@ if TYPE_CHECKING:
     from perennial.common.models.settings import ModelSettings
 
 
-class Kind(StrEnum):
-    """What `perennial list` lists."""
-
-    methods = "methods"
-    scenarios = "scenarios"
-    datasets = "datasets"
-    models = "models"
-    reproductions = "reproductions"
-    recipes = "recipes"
-
-
-class Thing(StrEnum):
-    """What `perennial show` shows."""
-
-    method = "method"
-    scenario = "scenario"
-    model = "model"
-    run = "run"
+Kind = Literal["methods", "scenarios", "datasets", "models", "reproductions", "recipes"]
+Thing = Literal["method", "scenario", "model", "run"]
 
 
 @command("list", plugins=True)
@@ -75,15 +58,15 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show a method's hyper-parameters, a scenario, a model and its parts, or a run."""
-    if thing is Thing.model:
+    if thing == "model":
         _show_model(name, scenario, settings, as_json)
     elif scenario or settings:
         raise UserError("--scenario and --set go with perennial show model")
-    elif thing is Thing.run:
+    elif thing == "run":
         from perennial.server.cli.tables import print_run
 
         print_run(Path(name), as_json, oracle)
-    elif thing is Thing.method:
+    elif thing == "method":
         from perennial.common.methods import method_class
 
         _show_method(method_class(name), as_json)
@@ -96,29 +79,29 @@ def show(
 def _lines(kind: Kind) -> dict[str, str]:
     """What there is of a kind, and a line for each. Raises `UserError` for a damaged file of a reproduction."""
     match kind:
-        case Kind.methods:
+        case "methods":
             from perennial.common.methods import METHODS
 
             return {name: f"{method.title}: {method.summary}" for name, method in METHODS.items()}
-        case Kind.scenarios:
+        case "scenarios":
             from perennial.common.data.scenarios import SCENARIOS
 
             return {name: _scenario_line(scenario) for name, scenario in SCENARIOS.items()}
-        case Kind.datasets:
+        case "datasets":
             from perennial.common.data.datasets import DATASETS
 
             return {name: dataset.summary for name, dataset in DATASETS.items()}
-        case Kind.models:
+        case "models":
             from perennial.common.models.settings import GIVEN, MODELS
 
             return {**{name: model.summary for name, model in MODELS.items()}, **GIVEN}
-        case Kind.reproductions:
+        case "reproductions":
             from perennial.server.papers import regret
             from perennial.server.papers.reproduce import load_reproduction, reproductions
 
             tables = {name: load_reproduction(name).title for name in reproductions()}
             return {**tables, regret.NAME: regret.TITLE}
-        case Kind.recipes:
+        case "recipes":
             from perennial.server.papers.recipes import recipes
 
             return recipes()

@@ -4,9 +4,8 @@ import json
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.table import Table
@@ -143,20 +142,6 @@ Least = Annotated[
 ]
 
 
-class Scope(StrEnum):
-    """Whose numbers a column is scaled and filled by."""
-
-    all = "all"
-    site = "site"
-
-
-class Weights(StrEnum):
-    """What a row of each class counts in training."""
-
-    none = "none"
-    balanced = "balanced"
-
-
 @dataclass
 class SurveyOptions:
     """What is asked about data, and where the answer goes."""
@@ -169,11 +154,11 @@ class SurveyOptions:
     label_column: LabelColumn = LABEL
     environment_column: EnvironmentColumn = ""
     least: Least = LEAST
-    scope: Scope = typer.Option(
-        Scope.all, help="Whose numbers columns are scaled and filled by: all sites', or each's own."
+    scope: Literal["all", "site"] = typer.Option(
+        "all", help="Whose numbers columns are scaled and filled by: all sites', or each's own."
     )
-    weights: Weights = typer.Option(
-        Weights.none, "--class-weights", help="balanced: rare classes count more, until all count the same."
+    weights: Literal["none", "balanced"] = typer.Option(
+        "none", "--class-weights", help="balanced: rare classes count more, until all count the same."
     )
     quantiles: bool = typer.Option(
         False, "--quantiles", help="Also tell those of columns of numbers, 5 to 95 %, as comments."
@@ -203,8 +188,8 @@ class SurveyOptions:
 
     def preparation(self) -> dict[str, bool]:
         """Arguments that say what is made of the answers."""
-        balance = self.weights is Weights.balanced
-        return {"per_site": self.scope is Scope.site, "balance": balance, "quantiles": self.quantiles}
+        balance = self.weights == "balanced"
+        return {"per_site": self.scope == "site", "balance": balance, "quantiles": self.quantiles}
 
 
 @command("describe")

@@ -3,9 +3,8 @@
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -38,21 +37,18 @@ KEPT = Path("results")
 """The numbers of every seed, as the repository keeps them."""
 
 
-class Format(StrEnum):
-    """How `perennial report` writes."""
-
-    html = "html"
-    markdown = "markdown"
-    csv = "csv"
-
-
-ENDINGS = {Format.html: (".html", ".htm"), Format.markdown: (".md", ".markdown"), Format.csv: (".csv",)}
+Format = Literal["html", "markdown", "csv"]
+ENDINGS: dict[Format, tuple[str, ...]] = {
+    "html": (".html", ".htm"),
+    "markdown": (".md", ".markdown"),
+    "csv": (".csv",),
+}
 
 
 def _format_of(file: Path | None) -> Format:
     """What a report is written as, by the file's ending. Raises `UserError` for another ending."""
     if not file or not file.suffix:
-        return Format.html
+        return "html"
     for form, endings in ENDINGS.items():
         if file.suffix.lower() in endings:
             return form
@@ -148,9 +144,9 @@ def compare_methods(
     if adapt and not each_site:
         raise UserError(f"--adapt {adapt} is for --leave-one-site-out; a run has adapt beside test_sites")
     if page:
-        if page.suffix.lower() not in ("", *ENDINGS[Format.html]):
+        if page.suffix.lower() not in ("", *ENDINGS["html"]):
             raise UserError(f"--report {page}: it is a page; let its name end in .html")
-        must_be_ours(page, ENDINGS[Format.html], "--report")
+        must_be_ours(page, ENDINGS["html"], "--report")
     if each_site:
         if trials > 1 or trial_rounds or select is not Select.by_split or prune or oracle:
             raise UserError(
@@ -348,7 +344,7 @@ def _overview(page: Path, results: Path, check: bool) -> None:
     from perennial.server.run.output_files import must_be_ours
 
     if not check:
-        must_be_ours(page, ENDINGS[Format.markdown], "--overview")
+        must_be_ours(page, ENDINGS["markdown"], "--overview")
     if not results.is_dir():
         raise UserError(f"--keep {results}: there is no such folder; it is the one with a file for each table")
     picture = page.with_suffix(".svg")
@@ -377,11 +373,11 @@ def report_runs(
     from perennial.server.run.output_files import must_be_ours
 
     form = form or _format_of(file)
-    text, skipped = report(folders, form.value, oracle)
-    if file is None and form is Format.html:
+    text, skipped = report(folders, form, oracle)
+    if file is None and form == "html":
         file = folders[0] / "report.html"
     if file:
-        must_be_ours(file, ENDINGS[form], begins="scenario,method,settings," if form is Format.csv else "")
+        must_be_ours(file, ENDINGS[form], begins="scenario,method,settings," if form == "csv" else "")
         write_bytes(file, text.encode())
     else:
         print(text, end="")
