@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 import torch
 
-sys.path.append(str(Path(__file__).parents[1] / "tests"))
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "helpers"))
 from byzantine_clients import ATTACKS, attack
 
 from perennial.common.config import RunConfig, load_config

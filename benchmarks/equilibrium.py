@@ -1,7 +1,7 @@
 """Rounds until the games of FL Games end, against the number of clients, and the curves on the way.
 
     uv run python benchmarks/equilibrium.py [TABLE ...] [--rows TITLE/TITLE] [--seeds N] [--rounds N]
-        [--out POOL] [--figures FOLDER] [--json]
+        [--out POOL] [--figures FOLDER]
 
 Runs what is missing of the rows of `reproduce/TABLE.toml`, one after another, in the same pool and under the same
 names as `perennial reproduce`. The figures are `equilibrium.svg`, where more than one table has a row, and
@@ -10,7 +10,6 @@ table says how many did end.
 """
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -65,7 +64,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--out", type=Path, default=Path("pool"))
     parser.add_argument("--figures", type=Path)
-    parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
 
     titles = given.rows.split("/")
@@ -88,16 +86,13 @@ def main() -> None:
                     "test": [100 * one.pooled for one in final],
                 }
             )
-    if given.json:
-        print(json.dumps(rows, indent=2))
-    else:
-        shown = Table("table", "row", "clients", "ended", "rounds", "held-out", "test")
-        for row in rows:
-            ended = lasted(row)
-            measured = [text(values) for values in (ended, row["held-out"], row["test"])]
-            counted = f"{len(ended)} of {len(row['ended'])}"
-            shown.add_row(row["table"], row["row"], str(row["clients"]), counted, *measured)
-        Console().print(shown)
+    shown = Table("table", "row", "clients", "ended", "rounds", "held-out", "test")
+    for row in rows:
+        ended = lasted(row)
+        measured = [text(values) for values in (ended, row["held-out"], row["test"])]
+        counted = f"{len(ended)} of {len(row['ended'])}"
+        shown.add_row(row["table"], row["row"], str(row["clients"]), counted, *measured)
+    Console().print(shown)
     lines = []
     for style, title in enumerate(titles):
         points = {row["clients"]: spread(lasted(row)) for row in rows if row["row"] == title and lasted(row)}

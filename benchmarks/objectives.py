@@ -1,6 +1,6 @@
 """Time a client's work in a round of every method, relative to FedAvg, and Fishr's closed form against autograd.
 
-    uv run python benchmarks/objectives.py [--repeats N] [--methods NAME,NAME] [--json]
+    uv run python benchmarks/objectives.py [--repeats N] [--methods NAME,NAME]
 
 A round is one pass over a client's 640 samples: ten mini-batches of 64 for methods with local steps, personal ones
 too where there are any. FedAvg's ten are plain cross-entropy steps, so its time is the unit. Methods take turns in
@@ -12,13 +12,12 @@ figure is printed.
 """
 
 import argparse
-import json
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -186,7 +185,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--methods", default=",".join(METHODS), help="those to be timed, with commas between them")
-    parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     methods = arguments.methods.split(",")
@@ -194,12 +192,6 @@ def main() -> None:
         sys.exit(f"--methods: there is no {', '.join(sorted(unknown))}")
     timed, refused = costs(methods, arguments.repeats)
     fishr = [variances(case, arguments.repeats) for case in CASES]
-    if arguments.json:
-        rows = [{**asdict(own), "ratio": own.ratio} for own in fishr]
-        print(
-            json.dumps({"methods": [asdict(cost) for cost in timed], "refused": refused, "fishr": rows}, indent=2)
-        )
-        return
     table = Table(title=f"a client's round: {SAMPLES} samples, MLP 12-390-390-2, CPU time")
     for heading in ("method", "ms", "relative to FedAvg"):
         table.add_column(heading, justify="left" if heading == "method" else "right")

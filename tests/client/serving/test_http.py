@@ -650,7 +650,6 @@ def test_who_waits_is_limited_and_nobody_waits_for_long(
 def test_under_more_load_than_it_can_take_everybody_gets_an_answer(
     table: Path, start: Callable[..., Serving], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`benchmarks/serving.py --load` does so for a minute, and looks at the memory."""
     original = served_models.Served.logits
 
     def slow(self: served_models.Served, name: str, x: torch.Tensor) -> torch.Tensor:
