@@ -9,7 +9,7 @@ from torch import nn
 
 from perennial.client.app import OneHandlerApp
 from perennial.client.host import Host, client_class, pick_device
-from perennial.client.state import RESIDENT, Version
+from perennial.client.state import Version
 from perennial.client.trainer import Site
 from perennial.common.config import Task
 from perennial.common.flower.arrays import plain_record
@@ -77,7 +77,7 @@ class PlainHost(Host):
 
     def __init__(self, method: str, data: Data, model: PlainModel, device: torch.device) -> None:
         super().__init__({}, device=device)
-        self.method, self.given, self.model = method, data, model
+        self.method, self.read, self.model = method, data, model
         self.module = module_of(model)
         self.context: Context
 
@@ -87,22 +87,16 @@ class PlainHost(Host):
             raise UserError(f"method: the ServerApp has {task.method.name!r}, and this ClientApp {self.method!r}")
         if task.model != self.model:
             module_of(PlainModel())  # which is none
+        if not 0 <= number < (clients := task.scenario.clients):
+            raise UserError(f"partition-id {number} is not possible; the ServerApp has clients={clients}")
+        registered(self.module)  # Flower's simulation carries this host to processes that know none
+        return super().site(text, task, number)
+
+    def _load(self, task: Task, number: int) -> Site:
         scenario = task.scenario
-        if not 0 <= number < scenario.clients:
-            raise UserError(f"partition-id {number} is not possible; the ServerApp has clients={scenario.clients}")
-        if self._text != text:
-            self._sites.clear()
-            self._text = text
-        if number not in self._sites:
-            data = plain_data(self.given(self.context), len(scenario.train_environments)).to(self.device)
-            shape = tuple(data.train.x.shape[1:])
-            registered(self.module)  # Flower's simulation carries this host to processes that know none
-            net = network(self.model, shape, scenario.classes, self.device)
-            self._sites[number] = Site(scenario.client_ids[number], data, net, task.seed)
-            if len(self._sites) > RESIDENT:
-                self._sites.popitem(last=False)
-        self._sites.move_to_end(number)
-        return self._sites[number]
+        data = plain_data(self.read(self.context), len(scenario.train_environments)).to(self.device)
+        net = network(self.model, tuple(data.train.x.shape[1:]), scenario.classes, self.device)
+        return Site(scenario.client_ids[number], data, net, task.seed)
 
 
 def client_app(

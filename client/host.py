@@ -186,13 +186,17 @@ class Host:
             self._stacked.clear()
             self._text = text
         if number not in self._sites:
-            data = site_data(task, number, self.own, self.data_root).to(self.device)
-            net = network(task.model, task.scenario.input_shape, task.scenario.classes, self.device)
-            self._sites[number] = site_of(task, task.scenario.client_ids[number], data, net)
+            self._sites[number] = self._load(task, number)
             if len(self._sites) > RESIDENT:
                 self._sites.popitem(last=False)
         self._sites.move_to_end(number)
         return self._sites[number]
+
+    def _load(self, task: Task, number: int) -> Site:
+        """A client with its data, read anew. Raises `UserError`."""
+        data = site_data(task, number, self.own, self.data_root).to(self.device)
+        net = network(task.model, task.scenario.input_shape, task.scenario.classes, self.device)
+        return site_of(task, task.scenario.client_ids[number], data, net)
 
     def handle(self, message: Message, number: int = 0) -> Message:
         """Answer a message as client number `number`, or as the client that the own site is.

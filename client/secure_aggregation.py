@@ -1,7 +1,6 @@
 """A client's part in secure aggregation: keys, shares of its secrets, a masked update, shares of the others'."""
 
 import json
-import os
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -39,6 +38,7 @@ from perennial.common.privacy.secure_aggregation import (
     summands,
     vector,
 )
+from perennial.common.utils.files import PRIVATE, write_text
 from perennial.common.utils.tensors import Tensors
 
 OLD = 86_400.0
@@ -67,11 +67,7 @@ class Vault:
             return
         path = self._path(place)
         own_folder(path.parent)
-        beside = path.with_suffix(".new")
-        beside.unlink(missing_ok=True)
-        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            json.dump(values, file)
-        beside.replace(path)
+        write_text(path, json.dumps(values), PRIVATE)
 
     def forget_old(self) -> None:
         """Keep nothing of runs and surveys that broke off: who waits for a stage does not wait for a day."""

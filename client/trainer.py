@@ -281,12 +281,15 @@ class Client(Generic[H]):
         """The run's common initial model, the same at every client and at the server."""
         return self.same(self.network.initial(self.seed))
 
-    def lists(self, count: Callable[..., Mapping[str, list[Any]]], *tensors: Any) -> dict[str, list[Any] | Tensor]:
-        """Lists of numbers that `count` makes of one client's tensors; for a stack one client after the other."""
+    def lists(
+        self, place: str, count: Callable[..., Mapping[str, list[Any]]], *tensors: Any
+    ) -> dict[str, list[Any] | Tensor]:
+        """Lists of numbers that `count` makes of one client's tensors, as metrics `PLACE/NAME`; for a stack one
+        client after the other."""
         if not self.stack:
-            return dict(count(*tensors))
-        found = [count(*tree_map(itemgetter(place), tensors)) for place in range(len(self.stack))]
-        return {name: torch.from_numpy(np.array([own[name] for own in found])) for name in found[0]}
+            return {f"{place}/{name}": values for name, values in count(*tensors).items()}
+        found = [count(*tree_map(itemgetter(client), tensors)) for client in range(len(self.stack))]
+        return {f"{place}/{name}": torch.from_numpy(np.array([own[name] for own in found])) for name in found[0]}
 
     @torch.no_grad()
     def evaluate(self, received: Received) -> Reply:
@@ -307,21 +310,19 @@ class Client(Generic[H]):
                 answers = [
                     (answered(self.outputs(predict, part.x), part.y), part.y) for part in environments.values()
                 ]
-                scores = [score(logits, labels) for logits, labels in answers]
-                metrics[f"{model}/{split}/count"] = [s.count for s in scores]
-                metrics[f"{model}/{split}/correct"] = column([s.correct for s in scores])
-                metrics[f"{model}/{split}/loss"] = column([s.loss for s in scores])
+                place, scores = f"{model}/{split}", [score(logits, labels) for logits, labels in answers]
+                metrics[f"{place}/count"] = [s.count for s in scores]
+                metrics[f"{place}/correct"] = column([s.correct for s in scores])
+                metrics[f"{place}/loss"] = column([s.loss for s in scores])
                 if SCORES in received.settings and split == TEST:
-                    counts = self.lists(_by_score, answers)
-                    metrics |= {f"{model}/{split}/{name}": values for name, values in counts.items()}
+                    metrics |= self.lists(place, _by_score, answers)
                 if batch:
-                    found = self.lists(partial(_rankings, batch=batch), answers)
-                    metrics |= {f"{model}/{split}/{name}": values for name, values in found.items()}
+                    metrics |= self.lists(place, partial(_rankings, batch=batch), answers)
                 if known and split == VALIDATION:
                     (logits, labels), *_ = answers
                     count = partial(_tallies, classes=logits.shape[-1])
-                    counts = self.lists(count, known, logits.argmax(dim=-1) == labels, held_out)
-                    metrics |= {f"{model}/{SPLIT}/{name}": values for name, values in counts.items()}
+                    right = logits.argmax(dim=-1) == labels
+                    metrics |= self.lists(f"{model}/{SPLIT}", count, known, right, held_out)
         return Reply(metrics=metrics, settings={split: list(parts) for split, parts in splits.items()})
 
 

@@ -7,19 +7,11 @@ from dataclasses import dataclass, field
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
+from perennial.common import wire
 from perennial.common.flower.names import ErrorCode
 from perennial.common.utils.errors import RunStopped, UserError, printable, some_of
 from perennial.common.utils.tensors import Tensors, marks
-from perennial.common.wire import (
-    CONFIG,
-    LONGEST_NAME,
-    METRICS,
-    NUM_EXAMPLES,
-    from_record,
-    payload_bytes,
-    records,
-    to_record,
-)
+from perennial.common.wire import CONFIG, METRICS, NUM_EXAMPLES, records
 from perennial.strategies.screening import (
     LONGEST_REASON,
     Limits,
@@ -97,11 +89,11 @@ class Exchange:
             for name, tensors in given.items():
                 # The same tensors for several clients become one record.
                 if id(tensors) not in encoded:
-                    encoded[id(tensors)] = tensors, to_record(tensors)
-                    sent = from_record(encoded[id(tensors)][1])
+                    encoded[id(tensors)] = tensors, wire.to_record(tensors)
+                    sent = wire.from_record(encoded[id(tensors)][1])
                     self._sent.append((name, sent, marks(sent)))
                 content[name] = encoded[id(tensors)][1]
-                self.bytes_down += payload_bytes(tensors)
+                self.bytes_down += wire.payload_bytes(tensors)
             messages.append(Message(content, node, self.action, group_id=str(self.round)))
         return messages
 
@@ -137,7 +129,7 @@ class Exchange:
                 if message.has_error() and message.error.code in SILENT:
                     self.silent.add(client)
                 continue
-            self.bytes_up += sum(payload_bytes(tensors) for tensors in reply.arrays.values())
+            self.bytes_up += sum(wire.payload_bytes(tensors) for tensors in reply.arrays.values())
             used += 1
             if NUM_EXAMPLES in reply.metrics:
                 self.samples[client] = reply.num_examples
@@ -168,7 +160,7 @@ class Exchange:
         given = records(content, ArrayRecord)
         expect = {**expect, **{name: like for name, like in self.optional.items() if name in given}}
         if extra := content.keys() - {*expect, METRICS, CONFIG}:
-            raise Rejected(f"unexpected record {min(extra)[:LONGEST_NAME]!r}")
+            raise Rejected(f"unexpected record {min(extra)[: wire.LONGEST_NAME]!r}")
         metrics = records(content, MetricRecord).get(METRICS)
         settings = records(content, ConfigRecord).get(CONFIG)
         if metrics is None:
