@@ -35,7 +35,7 @@ from perennial.common.models.architectures import build
 from perennial.common.models.network import network
 from perennial.common.utils.files import load_tensors, save_tensors
 from perennial.common.utils.seeding import torch_generator
-from perennial.common.utils.tensors import Tensors, joined
+from perennial.common.utils.tensors import Tensors, flattened
 from perennial.common.wire import PERSONAL
 
 TOLERANCE = 1e-5
@@ -204,7 +204,7 @@ def _finished(
     out: Path, weights: Tensors, personal: dict[str, Tensors], clock: Clock, tree: Tree | None = None
 ) -> Figures:
     """Leaves the tensors to be compared; the figures of this process, or of a tree of them."""
-    save_tensors(out / "model.safetensors", joined({"global": weights, **personal}) if personal else weights)
+    save_tensors(out / "model.safetensors", flattened({"global": weights, **personal}) if personal else weights)
     if tree:
         return Figures(clock.seconds(), tree.peak / 2**20)
     # Not ru_maxrss: a process that is started by `vfork` begins with its parent's.

@@ -72,8 +72,8 @@ def shape(work: Work, half: type[Client[Any]]) -> Hashable:
         work.request.run,
         work.request.round,
         repr(sorted(work.received.settings.items())),
-        _forms(work.received.arrays),
-        _forms(work.before),
+        _shapes(work.received.arrays),
+        _shapes(work.before),
         # Of the same number of steps with Adam, whose bias correction is one number.
         tuple((name, int(own[STEPS])) for name, own in sorted(work.before.items()) if STEPS in own),
         len(work.received.references),
@@ -120,7 +120,7 @@ def window(task: Task) -> int:
     return max(1, min(MOST, BYTES["stack"] // model))
 
 
-def _forms(records: Mapping[str, Tensors]) -> Hashable:
+def _shapes(records: Mapping[str, Tensors]) -> Hashable:
     return tuple(
         (record, tuple((name, tensor.shape, tensor.dtype) for name, tensor in tensors.items()))
         for record, tensors in sorted(records.items())
@@ -277,7 +277,7 @@ def answers(half: type[Client[Any]], works: Sequence[Work], train: StackedExampl
     replies = _replies(client.answer(first.action, received), count)
     changed = {name: tensors for name, tensors in client.kept.items() if tensors is not before.get(name)}
     # Copies, since a part of a stack would hold the memory of all of it.
-    own = {name: [_copies(tensors) for tensors in _apart(found, count)] for name, found in changed.items()}
+    own = {name: [_copies(tensors) for tensors in _unstacked(found, count)] for name, found in changed.items()}
     kept = [
         {name: own[name][place] if name in own else work.before[name] for name in client.kept}
         for place, work in enumerate(works)
@@ -286,7 +286,7 @@ def answers(half: type[Client[Any]], works: Sequence[Work], train: StackedExampl
 
 
 def _replies(reply: Reply, count: int) -> list[Reply]:
-    arrays = {name: _apart(tensors, count) for name, tensors in reply.arrays.items()}
+    arrays = {name: _unstacked(tensors, count) for name, tensors in reply.arrays.items()}
     metrics = {
         name: value.tolist() if isinstance(value, Tensor) else [value] * count
         for name, value in reply.metrics.items()
@@ -301,7 +301,7 @@ def _replies(reply: Reply, count: int) -> list[Reply]:
     ]
 
 
-def _apart(tensors: Tensors, count: int) -> list[Tensors]:
+def _unstacked(tensors: Tensors, count: int) -> list[Tensors]:
     """Each client's tensors of a stack's. One without axes, such as a number of steps, is the same for all."""
     parts = {
         name: tensor.detach().unbind() if tensor.dim() else (tensor.detach(),) * count

@@ -17,7 +17,7 @@ from perennial.common.flower_app import PlainModel, module_of, plain_data, regis
 from perennial.common.methods import method_class
 from perennial.common.models.network import network
 from perennial.common.utils.errors import UserError
-from perennial.common.utils.tensors import divided, joined
+from perennial.common.utils.tensors import flattened, unflattened
 from perennial.common.wire import CLIENT, CONFIG, METRICS, REFUSED, from_record, to_record
 
 Data = Callable[[Context], Any]
@@ -42,7 +42,7 @@ class ContextStates(MutableMapping[str, list[Version]]):
             Version(
                 int(about["round"]),  # type: ignore[arg-type]
                 int(about["attempt"]),  # type: ignore[arg-type]
-                divided(from_record(self.state.array_records[f"{TENSORS}.{number}"])),
+                unflattened(from_record(self.state.array_records[f"{TENSORS}.{number}"])),
                 int(about["part"]),  # type: ignore[arg-type]
                 str(about["message"]),
             )
@@ -59,7 +59,7 @@ class ContextStates(MutableMapping[str, list[Version]]):
             about = ConfigRecord({"place": place, "message": one.message})
             about.update({"round": one.round, "attempt": one.attempt, "part": one.part})
             self.state[f"{ABOUT}.{number}"] = about
-            self.state[f"{TENSORS}.{number}"] = plain_record(to_record(joined(one.kept)))
+            self.state[f"{TENSORS}.{number}"] = plain_record(to_record(flattened(one.kept)))
 
     def __delitem__(self, place: str) -> None:
         for name in [name for name in self.state if name.startswith((ABOUT, TENSORS))]:

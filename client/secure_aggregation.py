@@ -29,12 +29,12 @@ from perennial.common.privacy.secure_aggregation import (
     TERMS,
     THRESHOLD,
     UNMASK,
-    agreed,
     as_bytes,
     as_tensor,
     mask,
     pair_mask,
     public,
+    shared_key,
     summands,
     vector,
 )
@@ -211,7 +211,7 @@ class Participant:
 
 def _channel(sealing: bytes, other: bytes) -> ChaCha20Poly1305:
     """Between the owner of a sealing key and that of two public keys."""
-    return ChaCha20Poly1305(agreed(sealing, other[:KEY_BYTES], "seal"))
+    return ChaCha20Poly1305(shared_key(sealing, other[:KEY_BYTES], "seal"))
 
 
 def _label(received: Received, sender: str, receiver: str) -> bytes:

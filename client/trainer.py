@@ -25,9 +25,9 @@ from torch.utils._pytree import register_pytree_node, tree_map
 from perennial.client.objectives import cross_entropy
 from perennial.client.steps import Momentum, Working
 from perennial.common.data.examples import ClientData, Examples
-from perennial.common.measures.counts import Score, answered, column, plain, score
+from perennial.common.measures.counts import Score, column, number_or_stack, score, usable_logits
 from perennial.common.measures.ranking import BATCH, columns, rank
-from perennial.common.measures.scores import SCORES, counted
+from perennial.common.measures.scores import SCORES, count_by_score
 from perennial.common.measures.scores import columns as score_columns
 from perennial.common.methods.base import LocalTraining, Method
 from perennial.common.models.memory import activation_bytes
@@ -307,9 +307,8 @@ class Client(Generic[H]):
         known = [self.right(self.predictor(tensors), held_out) for tensors in received.references]
         for model, predict in (self.evaluated if len(self.data.train) else self.untrained)(received).items():
             for split, environments in splits.items():
-                answers = [
-                    (answered(self.outputs(predict, part.x), part.y), part.y) for part in environments.values()
-                ]
+                parts = environments.values()
+                answers = [(usable_logits(self.outputs(predict, part.x), part.y), part.y) for part in parts]
                 place, scores = f"{model}/{split}", [score(logits, labels) for logits, labels in answers]
                 metrics[f"{place}/count"] = [s.count for s in scores]
                 metrics[f"{place}/correct"] = column([s.correct for s in scores])
@@ -331,7 +330,7 @@ def _rankings(answers: Sequence[tuple[Tensor, Tensor]], batch: int) -> dict[str,
 
 
 def _by_score(answers: Sequence[tuple[Tensor, Tensor]]) -> dict[str, list[int]]:
-    return score_columns([counted(logits, labels) for logits, labels in answers])
+    return score_columns([count_by_score(logits, labels) for logits, labels in answers])
 
 
 def _tallies(known: Sequence[Tensor], right: Tensor, examples: Examples, classes: int) -> dict[str, list[int]]:
@@ -434,4 +433,4 @@ class Means:
 
     def result(self) -> dict[str, float]:
         """The mean of each; of a stack, each client's, in a tensor that only a reply may be made of."""
-        return {name: plain(total.double()) / self._weight for name, total in self._sums.items()}
+        return {name: number_or_stack(total.double()) / self._weight for name, total in self._sums.items()}

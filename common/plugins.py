@@ -24,7 +24,14 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from perennial.common.utils.errors import PlugInError, RunStopped, UserError, from_outside, in_words
+from perennial.common.utils.errors import (
+    PlugInError,
+    RunStopped,
+    UserError,
+    from_outside,
+    in_words,
+    told_with_place,
+)
 from perennial.common.utils.suggestions import sentence
 from perennial.common.utils.tracebacks import Tracebacks
 
@@ -309,16 +316,7 @@ def _imported(module: str) -> ModuleType:
     try:
         return import_module(module)
     except (Exception, SystemExit) as error:
-        passed = traceback.extract_tb(error.__traceback__)[1:]
-        frames = [frame for frame in passed if "importlib" not in frame.filename]
-        file, line = (frames[-1].filename, frames[-1].lineno) if frames else ("", 0)
-        if isinstance(error, SyntaxError):
-            file, line = error.filename or "", error.lineno
-        place = f" ({file}, line {line})" if file else ""
-        words = " ".join(str(error.msg if isinstance(error, SyntaxError) else error).split())[:200]
-        raise UserError(
-            f"plug-in {module!r} cannot be imported: {type(error).__name__}{words and f': {words}'}{place}"
-        ) from None
+        raise UserError(f"plug-in {module!r} cannot be imported: {told_with_place(error, __file__)}") from None
 
 
 def _defined(module: ModuleType, base: type, plugin: str) -> list[Any]:

@@ -10,7 +10,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from perennial.common import wire
 from perennial.common.flower.names import ErrorCode
 from perennial.common.utils.errors import RunStopped, UserError, printable, some_of
-from perennial.common.utils.tensors import Tensors, marks
+from perennial.common.utils.tensors import Tensors, change_marks
 from perennial.common.wire import CONFIG, METRICS, NUM_EXAMPLES, records
 from perennial.strategies.screening import (
     LONGEST_REASON,
@@ -85,13 +85,13 @@ class Exchange:
         for node, client in self.clients.items():
             content = RecordDict({CONFIG: config})
             given = payload(client)
-            _must_be_its_own(given, f"a request to {self.action!r}")
+            _must_not_be_reserved(given, f"a request to {self.action!r}")
             for name, tensors in given.items():
                 # The same tensors for several clients become one record.
                 if id(tensors) not in encoded:
                     encoded[id(tensors)] = tensors, wire.to_record(tensors)
                     sent = wire.from_record(encoded[id(tensors)][1])
-                    self._sent.append((name, sent, marks(sent)))
+                    self._sent.append((name, sent, change_marks(sent)))
                 content[name] = encoded[id(tensors)][1]
                 self.bytes_down += wire.payload_bytes(tensors)
             messages.append(Message(content, node, self.action, group_id=str(self.round)))
@@ -120,7 +120,7 @@ class Exchange:
             if client is None:
                 continue  # the SuperLink's word on a lost node: that client is named below
             expect = self.expect(client)
-            _must_be_its_own(expect, f"the reply that it expects to {self.action!r}")
+            _must_not_be_reserved(expect, f"the reply that it expects to {self.action!r}")
             try:
                 reply = self._screened(client, message, expect, limits)
                 check(reply)
@@ -135,7 +135,8 @@ class Exchange:
                 self.samples[client] = reply.num_examples
             yield reply
         for name, tensors, before in self._sent:
-            if marks(tensors) != before:  # in the local runtime, clients that are asked later get another one
+            # In the local runtime, clients that are asked later would get another one.
+            if change_marks(tensors) != before:
                 action = f"while {self.action!r} is under way"
                 raise UserError(
                     f"the server half changes {name!r} in place {action}; make a new record of new tensors"
@@ -201,7 +202,7 @@ class MetricMeans:
         return MetricRecord({**means, NUM_EXAMPLES: self._examples})
 
 
-def _must_be_its_own(names: Container[str], of: str) -> None:
+def _must_not_be_reserved(names: Container[str], of: str) -> None:
     """Raises `UserError` where one of a server half's records has the name of one of the protocol's."""
     for name in (CONFIG, METRICS):
         if name in names:

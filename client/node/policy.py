@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 from flwr.app import ArrayRecord, Message, MetricRecord
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from perennial.client.node.survey import asked_in, of_survey
+from perennial.client.node.survey import is_survey, survey_request
 from perennial.client.request import checked
 from perennial.common.config import Task, parse_task
 from perennial.common.measures.counts import COUNTED
@@ -67,8 +67,8 @@ class Policy(BaseModel):
         """Raises `UserError` for a request that is not allowed, of a run with this Flower configuration."""
         if self == Policy():
             return
-        if of_survey(message):
-            if self.require and not asked_in(message)[0].question.secure:
+        if is_survey(message):
+            if self.require and not survey_request(message)[0].question.secure:
                 raise self._no("a survey without secure aggregation", f"requires {self.require!r}")
             return
         request = checked(message)

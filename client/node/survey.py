@@ -234,7 +234,7 @@ class Respondent:
 
         Raises `UserError` or `ValueError` for any other that it cannot answer.
         """
-        request, number, run = asked_in(message)
+        request, number, run = survey_request(message)
         action = message.metadata.message_type
         if action == SHAPE:
             return Message(
@@ -294,7 +294,7 @@ class Respondent:
         return ConfigRecord({wire.CLIENT: self.name, TOLD: shape.model_dump_json(exclude_defaults=True)})
 
 
-def asked_in(message: Message) -> tuple[Request, int, str]:
+def survey_request(message: Message) -> tuple[Request, int, str]:
     """A message's question, its number and the survey's id. Raises `ValueError` for one that nobody here sends."""
     config = wire.records(message.content, ConfigRecord).get(wire.CONFIG, ConfigRecord())
     text, number, run = (config.get(key) for key in (SURVEY, wire.ROUND, wire.RUN))
@@ -313,7 +313,7 @@ def asked_in(message: Message) -> tuple[Request, int, str]:
         raise ValueError(f"the survey's question cannot be read: {sentence(error):.300}") from None
 
 
-def of_survey(message: Message) -> bool:
+def is_survey(message: Message) -> bool:
     """Whether a message is one of a survey."""
     return SURVEY in wire.records(message.content, ConfigRecord).get(wire.CONFIG, ConfigRecord())
 
@@ -355,7 +355,7 @@ def respond(message: Message, own: OwnSite | None, settings: Mapping[str, str]) 
     respondent = Respondent(own.name, load, consent, least, Vault(Path(settings["state-dir"])))
     reply = respondent.answer(message)
     if message.metadata.message_type == SHAPE:
-        request, _, run = asked_in(message)
+        request, _, run = survey_request(message)
         refusal = wire.records(reply.content, ConfigRecord)[wire.CONFIG].get(wire.REFUSED)
         told = {Consent.counts: "names and counts", Consent.full: "names, counts and sums"}.get(consent)
         log(INFO, "perennial: survey %s: %s", run, refusal or f"{own.name} tells {told}, of {least} rows or more")
