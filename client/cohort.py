@@ -95,7 +95,7 @@ def stacks(works: Sequence[tuple[T, Work]], engine: Engine) -> Iterator[list[tup
     task, action = works[0][1].task, works[0][1].action
     key = task.model, task.scenario.input_shape, task.scenario.classes
     model, activations, convolves = model_bytes(*key), *activation_bytes(*key)
-    data = sum(part.x.numel() * part.x.element_size() for _, part in _parts(works[0][1]))
+    data = sum(part.x.nbytes for _, part in _parts(works[0][1]))
     samples = 0 if action == "evaluate" else getattr(task.method, "batch_size", PIECE)
     own = COPIES * model + 2 * samples * activations + (data if action == "evaluate" else 0)
     most = min(MOST, BYTES[engine] // own, DATA_BYTES // max(1, data))
@@ -210,7 +210,7 @@ class StackedData:
         key = tuple(work.site.client for work in works)
         if key not in self._held:
             self._held[key] = _examples([work.site.data.train for work in works])
-            while sum(held.x.numel() * held.x.element_size() for held in self._held.values()) > DATA_BYTES:
+            while sum(held.x.nbytes for held in self._held.values()) > DATA_BYTES:
                 self._held.popitem(last=False)
                 if not self._held:
                     return _examples([work.site.data.train for work in works])

@@ -11,8 +11,9 @@ import hashlib
 import re
 import shutil
 from collections import OrderedDict
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 
@@ -92,19 +93,15 @@ class FileStates(MutableMapping[str, list[Version]]):
         self.folder = folder
 
     def __getitem__(self, place: str) -> list[Version]:
-        files = [(path, _NAME.fullmatch(path.name)) for path in sorted((self.folder / place).glob("round-*"))]
-        versions = [
-            Version(int(name[1]), int(name[2]), _load(path), int(name[3] or 0), name[4] or "")
-            for path, name in files
-            if name
-        ]
+        files = sorted((self.folder / place).glob("round-*"))
+        versions = [version for path in files if (version := version_named(path.name, partial(_load, path)))]
         if not versions:
             raise KeyError(place)
         return versions
 
     def __setitem__(self, place: str, versions: list[Version]) -> None:
         folder = own_folder(self.folder / place)
-        names = {_name(version): version for version in versions}
+        names = {file_name(version): version for version in versions}
         for name, version in names.items():
             if version is versions[-1] or not (folder / name).exists():
                 save_records(folder / name, version.kept, PRIVATE)
@@ -194,9 +191,17 @@ class SavedStates(MutableMapping[str, list[Version]]):
 _NAME = re.compile(r"round-(\d+)\.(\d+)(?:\.(\d+))?(?:-([0-9a-f]{16}))?\.safetensors")
 
 
-def _name(version: Version) -> str:
+def file_name(version: Version) -> str:
+    """What a version is called: all but what is kept."""
     part, message = f".{version.part}" * (version.part > 0), f"-{version.message}" * bool(version.message)
     return f"round-{version.round}.{version.attempt}{part}{message}.safetensors"
+
+
+def version_named(name: str, load: Callable[[], Kept]) -> Version | None:
+    """The version that is called so, with what is kept; None where the name is another file's."""
+    if not (found := _NAME.fullmatch(name)):
+        return None
+    return Version(int(found[1]), int(found[2]), load(), int(found[3] or 0), found[4] or "")
 
 
 def _load(path: Path) -> Kept:

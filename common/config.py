@@ -145,6 +145,11 @@ class RunConfig(Task):
     privacy: SerializeAsAny[Privacy] = NoMechanism()
     aggregation: Aggregation = Aggregation()
 
+    @field_validator("privacy", mode="before")
+    @classmethod
+    def _privacy(cls, values: Any) -> Any:
+        return mechanism_class(values).model_validate(values) if isinstance(values, Mapping) else values
+
     @property
     def scored(self) -> bool:
         """Whether evaluations count test samples by score (`common/measures/scores.py`)."""

@@ -140,10 +140,16 @@ def from_columns(given: Mapping[str, Any], environments: int, classes: int, coun
     (samples,), (hits,) = (
         counts_in(given, [name], place, most) for name, most in zip(COLUMNS, (count, correct), strict=True)
     )
-    if (hits > samples).any():
+    found = Tally(samples, hits)
+    must_add_up(found, count, correct)
+    return found
+
+
+def must_add_up(found: Tally, count: int, correct: int) -> None:
+    """Raises `ValueError` unless counts can be those of `count` held-out samples, `correct` of them right."""
+    if (found.correct < 0).any() or (found.correct > found.samples).any():
         raise ValueError("more correct answers than samples")
-    for name, found, total in (("samples", samples, count), ("correct", hits, correct)):
-        each = found.sum(axis=3)  # the same samples, told apart by another reference
+    for name, counts, total in (("samples", found.samples, count), ("correct", found.correct, correct)):
+        each = counts.sum(axis=3)  # the same samples, told apart by another reference
         if (each != each[0]).any() or each[0].sum() != total:
             raise ValueError(f"{name} does not add up to the {total} held-out ones under every reference")
-    return Tally(samples, hits)

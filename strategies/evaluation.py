@@ -46,30 +46,24 @@ class Evaluation:
                 self._scores.append(self._score_row(row, by_score))
         self.clients += rows
 
-    def take_sums(self, sums: Mapping[str, Counts], clients: int) -> str:
-        """Take in the sums over clients of what each has `added`; why they cannot be, in a few words, or nothing.
+    def take_sums(self, sums: Mapping[str, Counts], clients: int) -> None:
+        """Take in the sums over clients of their contributions. Raises `ValueError` where they cannot be.
 
         They must fit what the clients say in the clear: how many samples they have held out, and how many of these
         each model gets right.
         """
-        self.apart = dict(sums)
-        samples, held_out = sums["samples"], Counter[tuple[str, str]]()
+        held_out = Counter[tuple[str, str]]()
         for row in self.clients:
             if row["split"] == "validation":
                 held_out += Counter({(row["model"], name): sum(row[name]) for name in ("count", "correct")})
         for model in self._run.method.evaluates:
-            hits = sums[f"{model}/correct"]
-            if (hits < 0).any() or (hits > samples).any():
-                return "more correct answers than samples"
-            for name, found in (("count", samples), ("correct", hits)):
-                each = found.sum(axis=3)  # the same samples, told apart by another reference
-                if (each != each[0]).any() or each[0].sum() != held_out[model, name]:
-                    return f"counts that do not add up to the {held_out[model, name]} held-out ones"
+            tally = Tally(sums["samples"], sums[f"{model}/correct"])
+            selection.must_add_up(tally, held_out[model, "count"], held_out[model, "correct"])
         most = {"clients": clients, "accuracy": clients * STEPS, "squares": clients * STEPS}
         for name, limit in most.items():
             if (sums[name] < 0).any() or (sums[name] > limit).any():
-                return f"more {name} than {clients} clients have"
-        return ""
+                raise ValueError(f"more {name} than {clients} clients have")
+        self.apart = dict(sums)
 
     def rows(self) -> list[Row]:
         """All rows: those of the clients, and the areas under the curves of all clients together."""

@@ -72,7 +72,7 @@ def model_bytes(settings: ModelSettings, input_shape: tuple[int, ...], classes: 
             tensors: list[Tensor] = list(build(settings, input_shape, classes).state_dict().values())
     except (RuntimeError, OverflowError) as error:  # more elements than a 64-bit number counts
         raise UserError(f"model: {settings.name!r} of this size has too many parameters ({error})") from None
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    return sum(tensor.nbytes for tensor in tensors)
 
 
 def _module_bytes(settings: Module, input_shape: tuple[int, ...], classes: int) -> int:
@@ -98,7 +98,7 @@ def activation_bytes(settings: ModelSettings, input_shape: tuple[int, ...], clas
     found = [4 * prod(input_shape)]
 
     def note(_: nn.Module, __: Any, output: Tensor) -> None:
-        found.append(output.numel() * output.element_size())
+        found.append(output.nbytes)
 
     with torch.device("meta"), _Measured():
         model = build(settings, input_shape, classes).eval()

@@ -133,8 +133,10 @@ class SecureStrategy(SummingStrategy):
             return self.evaluated(found)
         means = self.unmasked(server_round, total)[SPLIT]
         counts = {name: (mean * len(self.survivors)).round().long().numpy() for name, mean in means.items()}
-        if wrong := found.take_sums(counts, len(self.survivors)):
-            raise self.not_kept(server_round, wrong)
+        try:
+            found.take_sums(counts, len(self.survivors))
+        except ValueError as error:
+            raise self.not_kept(server_round, str(error)) from None
         return self.evaluated(found)
 
     def masked(
