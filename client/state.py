@@ -135,7 +135,7 @@ class SavedStates(MutableMapping[str, list[Version]]):
 
     def __init__(self, most: int = RESIDENT) -> None:
         self.most = most
-        self._held = OrderedDict[str, list[Version]]()
+        self._in_memory = OrderedDict[str, list[Version]]()
         self._changed: dict[str, None] = {}
         self._files: FileStates | None = None
         self._on_disk: set[str] = set()
@@ -151,7 +151,7 @@ class SavedStates(MutableMapping[str, list[Version]]):
             return
         self._files = FileStates(folder)
         for place in self._changed:
-            self._files[place] = self._held[place]
+            self._files[place] = self._in_memory[place]
         for run in {(folder / place).parent for place in self._changed}:
             sync(run)
         self._on_disk.update(self._changed)
@@ -159,33 +159,33 @@ class SavedStates(MutableMapping[str, list[Version]]):
         self._let_go()
 
     def __getitem__(self, place: str) -> list[Version]:
-        versions = self._held.get(place)
+        versions = self._in_memory.get(place)
         if versions is None:
             if self._files is None or place not in self._on_disk:
                 raise KeyError(place)
-            self._held[place] = versions = self._files[place]
-        self._held.move_to_end(place)
+            self._in_memory[place] = versions = self._files[place]
+        self._in_memory.move_to_end(place)
         self._let_go()
         return versions
 
     def __setitem__(self, place: str, versions: list[Version]) -> None:
-        self._held[place] = versions
-        self._held.move_to_end(place)
+        self._in_memory[place] = versions
+        self._in_memory.move_to_end(place)
         self._changed[place] = None
 
     def __delitem__(self, place: str) -> None:
         raise TypeError("what a client keeps lasts as long as its run")
 
     def __iter__(self) -> Iterator[str]:
-        return iter(sorted({*self._held, *self._on_disk}))
+        return iter(sorted({*self._in_memory, *self._on_disk}))
 
     def __len__(self) -> int:
-        return len({*self._held, *self._on_disk})
+        return len({*self._in_memory, *self._on_disk})
 
     def _let_go(self) -> None:
-        for place in list(self._held)[: max(0, len(self._held) - self.most)]:
+        for place in list(self._in_memory)[: max(0, len(self._in_memory) - self.most)]:
             if place not in self._changed:
-                del self._held[place]
+                del self._in_memory[place]
 
 
 _NAME = re.compile(r"round-(\d+)\.(\d+)(?:\.(\d+))?(?:-([0-9a-f]{16}))?\.safetensors")

@@ -331,12 +331,12 @@ def keep_running(plan: Plan, node_config: Path, say: Say, metrics: SiteMetrics |
     was_connected, refused_since, pause = False, 0.0, 1.0
     while True:
         try:
-            look(address, ca, say, metrics)
+            check_superlink(address, ca, say, metrics)
         except UserError as error:
             if not was_connected and not isinstance(error, Unreachable):
                 raise
             say(f"{error}; trying again until it answers")
-            pause = _rest(pause)
+            pause = _pause(pause)
             continue
         begun = time.monotonic()
         node, code = run_once(plan, node_config, say, metrics)
@@ -346,7 +346,7 @@ def keep_running(plan: Plan, node_config: Path, say: Say, metrics: SiteMetrics |
             if not was_connected:
                 raise UserError(wrong)
             say(f"{wrong}; trying again")
-            pause = _rest(pause)
+            pause = _pause(pause)
             continue
         if node.refusal == NOT_TAKEN:
             refused_since = refused_since or now
@@ -358,10 +358,10 @@ def keep_running(plan: Plan, node_config: Path, say: Say, metrics: SiteMetrics |
             pause = 1.0
         reason = "the SuperLink does not know this session any more" if code == 0 else node.last or node.error
         say(f"the SuperNode ended with exit code {code}{reason and f': {reason}'}; it is started again")
-        pause = _rest(pause)
+        pause = _pause(pause)
 
 
-def look(address: Address, ca: Path | None, say: Say, metrics: SiteMetrics | None) -> None:
+def check_superlink(address: Address, ca: Path | None, say: Say, metrics: SiteMetrics | None) -> None:
     """Whether the SuperLink answers; says if its certificate ends soon. Raises `UserError`."""
     ends = must_answer(address, ca)
     if metrics and ends:
@@ -370,12 +370,12 @@ def look(address: Address, ca: Path | None, say: Say, metrics: SiteMetrics | Non
         say(remark)
 
 
-def look_again(plan: Plan, say: Say, metrics: SiteMetrics | None) -> NoReturn:
+def watch_certificate(plan: Plan, say: Say, metrics: SiteMetrics | None) -> NoReturn:
     """Keep an eye on the certificate, because a SuperNode may run for months."""
     while True:
         time.sleep(LOOK_AGAIN)
         with suppress(UserError):  # whether anybody answers is the SuperNode's to tell
-            look(Address.parse(plan.superlink), Path(plan.ca), say, metrics)
+            check_superlink(Address.parse(plan.superlink), Path(plan.ca), say, metrics)
 
 
 def run_once(
@@ -477,13 +477,13 @@ def _refusal(address: Address, was_connected: bool, seconds: float) -> str:
     return f"the SuperLink at {address} does not take this key: {reason}, or {shut_out}; trying again"
 
 
-def _rest(pause: float) -> float:
+def _pause(pause: float) -> float:
     """Wait that long; twice as long is next."""
     time.sleep(pause)
     return min(2 * pause, LONGEST_PAUSE)
 
 
-def _exposed(plan: Plan) -> SiteMetrics | None:
+def _start_metrics(plan: Plan) -> SiteMetrics | None:
     """The site's metrics, answered from now on; None where nobody asks. Raises `UserError`."""
     if not plan.metrics:
         return None
@@ -505,9 +505,9 @@ def main() -> None:
             node_config.write_text(tomli_w.dumps(plan.settings), encoding="utf-8")
             if plan.code == "shipped":
                 say(SHIPPED)
-            metrics = _exposed(plan)
+            metrics = _start_metrics(plan)
             if plan.ca:
-                Thread(target=look_again, args=(plan, say, metrics), daemon=True).start()
+                Thread(target=watch_certificate, args=(plan, say, metrics), daemon=True).start()
             keep_running(plan, node_config, say, metrics)
     except UserError as error:
         if is_json():

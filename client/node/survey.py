@@ -75,8 +75,8 @@ class Table:
         environments = self.found.environments
         try:
             return Shape(
-                classes=self._enough(self.found.labels),
-                environments=None if environments is None else self._enough(environments),
+                classes=self._frequent(self.found.labels),
+                environments=None if environments is None else self._frequent(environments),
                 columns={name: self._column(name) for name in self.found.columns},
             )
         except ValidationError:
@@ -117,22 +117,22 @@ class Table:
         if isinstance(cells, list):
             texts = [text for text in cells if text]
             kind = _kind(texts)
-            return ColumnShape(kind=kind, names=self._enough(texts) if kind == "category" else ())
+            return ColumnShape(kind=kind, names=self._frequent(texts) if kind == "category" else ())
         known = np.sort(cells[~np.isnan(cells)])
         if not len(known):
             return ColumnShape(kind="empty")
         wanted = self.consent == Consent.full and self.question.rule(name) == "most-frequent"
         return ColumnShape(
             kind="number",
-            values=tuple(self._enough(known.tolist())[:MOST_CATEGORIES]) if wanted else (),
+            values=tuple(self._frequent(known.tolist())[:MOST_CATEGORIES]) if wanted else (),
             all_different=bool(len(known) > FEW and (np.diff(known) > 0).all() and (known % 1 == 0).all()),
         )
 
     def _counts(self, asked: Asked) -> dict[Entry, float]:
         labels, environments = Counter(self.found.labels), Counter(self.found.environments)
         found: dict[Entry, float] = {("rows", "", 0): len(self.found.labels)}
-        found |= {("class", name, 0): self._told(labels[name]) for name in asked.classes}
-        found |= {("environment", name, 0): self._told(environments[name]) for name in asked.environments}
+        found |= {("class", name, 0): self._if_enough(labels[name]) for name in asked.classes}
+        found |= {("environment", name, 0): self._if_enough(environments[name]) for name in asked.environments}
         for name in asked.columns:
             cells = self._read(name)
             empty = cells.count("") if isinstance(cells, list) else int(np.isnan(cells).sum())
@@ -142,7 +142,7 @@ class Table:
             found |= {("count", name, 0): len(known), ("sum", name, 0): math.fsum(known)}
         for name, values in asked.values.items():
             known = self._known(name)
-            found |= {("value", name, value): self._told(int((known == value).sum())) for value in values}
+            found |= {("value", name, value): self._if_enough(int((known == value).sum())) for value in values}
         return found
 
     def _square(self, name: str, mean: float) -> float:
@@ -197,10 +197,10 @@ class Table:
                 return texts
         return tables.text_cells(self.found.x, name, self.found.name)
 
-    def _enough(self, names: Iterable[Any]) -> tuple[Any, ...]:
+    def _frequent(self, names: Iterable[Any]) -> tuple[Any, ...]:
         return tuple(sorted(name for name, count in Counter(names).items() if count >= self.least))
 
-    def _told(self, count: int) -> int:
+    def _if_enough(self, count: int) -> int:
         return count if count >= self.least else 0
 
 

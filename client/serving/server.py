@@ -326,7 +326,7 @@ def _bind(server: grpc.aio.Server, address: Address, tls: Tls | None) -> int:
         place = str(address)
         port: int = server.add_secure_port(place, tls.grpc()) if tls else server.add_insecure_port(place)
     except RuntimeError:
-        raise _taken(address) from None
+        raise _cannot_listen(address) from None
     return port
 
 
@@ -335,13 +335,13 @@ def _listener(address: Address) -> socket.socket:
     try:
         listener = socket.create_server((address.host, address.port), family=family)
     except OSError:
-        raise _taken(address) from None
+        raise _cannot_listen(address) from None
     # asyncio does so for sockets that it makes itself; without, an answer in two pieces takes 40 ms more.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
 
 
-def _taken(address: Address) -> UserError:
+def _cannot_listen(address: Address) -> UserError:
     return UserError(f"cannot listen on {address}; is the port taken, or the address not this machine's?")
 
 

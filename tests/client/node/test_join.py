@@ -437,7 +437,7 @@ def test_a_certificate_that_ends_soon_is_told(certs: Path, monkeypatch: pytest.M
     with listening(certs) as port:
         plan = Plan(f"127.0.0.1:{port}", str(certs / "ca.crt"), "", "", {})
         with pytest.raises(Enough):
-            join.look_again(plan, said.append, metrics)
+            join.watch_certificate(plan, said.append, metrics)
         monkeypatch.setattr(join, "run_once", lambda *_: (_ for _ in ()).throw(Enough))
         with pytest.raises(Enough):
             join.keep_running(plan, Path(), said.append, metrics)
