@@ -24,7 +24,14 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from perennial.common.utils.errors import PlugInError, RunStopped, UserError, from_outside, in_words
+from perennial.common.utils.errors import (
+    PlugInError,
+    RunStopped,
+    UserError,
+    from_outside,
+    in_words,
+    told_with_place,
+)
 from perennial.common.utils.suggestions import sentence
 from perennial.common.utils.tracebacks import Tracebacks
 
@@ -222,8 +229,8 @@ def load(module: str) -> Plugin:
         raise UserError(
             f"plug-in {module!r}: Python has another module of that name ({where}); give {place} another one"
         )
-    plugin = _read(found)
-    _take(plugin)
+    plugin = _contents_of(found)
+    _register(plugin)
     _loaded[module] = plugin
     return plugin
 
@@ -309,16 +316,7 @@ def _imported(module: str) -> ModuleType:
     try:
         return import_module(module)
     except (Exception, SystemExit) as error:
-        passed = traceback.extract_tb(error.__traceback__)[1:]
-        frames = [frame for frame in passed if "importlib" not in frame.filename]
-        file, line = (frames[-1].filename, frames[-1].lineno) if frames else ("", 0)
-        if isinstance(error, SyntaxError):
-            file, line = error.filename or "", error.lineno
-        place = f" ({file}, line {line})" if file else ""
-        words = " ".join(str(error.msg if isinstance(error, SyntaxError) else error).split())[:200]
-        raise UserError(
-            f"plug-in {module!r} cannot be imported: {type(error).__name__}{words and f': {words}'}{place}"
-        ) from None
+        raise UserError(f"plug-in {module!r} cannot be imported: {told_with_place(error, __file__)}") from None
 
 
 def _defined(module: ModuleType, base: type, plugin: str) -> list[Any]:
@@ -330,7 +328,7 @@ def _defined(module: ModuleType, base: type, plugin: str) -> list[Any]:
     ]
 
 
-def _read(module: ModuleType) -> Plugin:
+def _contents_of(module: ModuleType) -> Plugin:
     """What a module brings, looked at as far as that needs no data. Raises `UserError`."""
     if missing := set(GROUPS) - REGISTRIES.keys():
         raise RuntimeError(f"import perennial.common.config before a plug-in; it registers {', '.join(missing)}")
@@ -345,9 +343,9 @@ def _read(module: ModuleType) -> Plugin:
             f"plug-in {module.__name__!r} ({module.__file__}) brings nothing: it defines no subclass of Method, "
             'ModelSettings or Scenario with a field name: Literal["…"] = "…"'
         )
-    usual = {group: {name: _made(module, kind) for name, kind in kinds[group].items()} for group in GROUPS}
+    usual = {group: {name: _defaults(module, kind) for name, kind in kinds[group].items()} for group in GROUPS}
     for made in (made for group in usual.values() for made in group.values()):
-        _must_be_kept(module, made)
+        _must_survive_toml(module, made)
     brought = {group: REGISTRIES[group].accepted(module, kinds[group], usual[group]) for group in GROUPS}
     return Plugin(module, brought, kinds["scenarios"])
 
@@ -374,7 +372,7 @@ def _named(module: ModuleType, base: Any) -> dict[str, Any]:
     return found
 
 
-def _made(module: ModuleType, kind: Any) -> Any:
+def _defaults(module: ModuleType, kind: Any) -> Any:
     """A settings class with its defaults. Raises `UserError`."""
     try:
         usual = kind()
@@ -393,7 +391,7 @@ def _made(module: ModuleType, kind: Any) -> Any:
     ) from None
 
 
-def _must_be_kept(module: ModuleType, usual: Any) -> None:
+def _must_survive_toml(module: ModuleType, usual: Any) -> None:
     """Raises `UserError` for a field that may be None and has another default: TOML has no None, so it is lost."""
     for name, field in type(usual).model_fields.items():
         extra, possible = field.json_schema_extra, False
@@ -409,7 +407,7 @@ def _must_be_kept(module: ModuleType, usual: Any) -> None:
             )
 
 
-def _take(plugin: Plugin) -> None:
+def _register(plugin: Plugin) -> None:
     """Put a plug-in's names among ours. Raises `UserError` for one that is taken."""
     for group, registry in REGISTRIES.items():
         names = {*plugin.names[group], *(plugin.scenarios if group == "scenarios" else ())}

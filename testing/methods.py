@@ -22,13 +22,13 @@ from perennial.common.config import RunConfig
 from perennial.common.data.examples import ClientData
 from perennial.common.models.network import network
 from perennial.common.utils import seeding
-from perennial.common.utils.tensors import Tensors, joined
+from perennial.common.utils.tensors import Tensors, flattened
 from perennial.common.utils.torch_state import plain_torch
 from perennial.server.local import LocalRuntime
 from perennial.server.run.folder import RunFolder
 from perennial.server.run.loop import run_rounds, start
 from perennial.testing import kept_and_sent
-from perennial.testing.bad_replies import BAD_TENSORS, OTHERWISE_BAD, spoiled
+from perennial.testing.bad_replies import BAD_TENSORS, OTHERWISE_BAD, with_fault
 from perennial.testing.tiny_federation import SpoilingGrid, Toy, WireGrid, toy_config
 
 STEPS = ("local_steps", "personal_steps", "head_steps", "environment_steps", "fine_tuning_steps")
@@ -53,17 +53,18 @@ def files(folder: Path) -> dict[str, Tensors]:
     found = {f"{path.parent.name}/{path.stem}": load_file(path) for path in paths}
     for place, versions in FileStates(RunFolder(folder).clients).items():
         newest = valid(versions, RunFolder(folder).resumes())[-1]
-        found[f"{place.rpartition('/')[2]}/round-{newest.round}"] = joined(newest.kept)
+        found[f"{place.rpartition('/')[2]}/round-{newest.round}"] = flattened(newest.kept)
     return found
 
 
 def assert_same(one: Path, other: Path) -> None:
-    left, right = files(one), files(other)
-    assert left.keys() == right.keys()
-    for name in left:
-        assert left[name].keys() == right[name].keys()
-        assert all(torch.equal(left[name][key], right[name][key]) for key in left[name]), name
+    assert_equal(files(one), files(other))
     assert RunFolder(one).rows() == RunFolder(other).rows()
+
+
+def assert_equal(one: Any, other: Any, tolerance: float = 0.0) -> None:
+    """That mappings have the same keys, and tensors of the same types, shapes and, within a tolerance, values."""
+    torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
 
 
 def test_trains_and_improves(method: str, tmp_path: Path) -> None:
@@ -109,8 +110,7 @@ def test_the_wire_changes_nothing(method: str, tmp_path: Path) -> None:
     )
     assert RunFolder(tmp_path / "local").rows() == folder.rows(), other
     for path in (tmp_path / "local" / "models").iterdir():
-        here, there = load_file(path), load_file(folder.path / "models" / path.name)
-        assert all(torch.equal(here[name], there[name]) for name in here), other
+        assert_equal(load_file(path), load_file(folder.path / "models" / path.name))
 
 
 class Killed(Exception):  # noqa: N818
@@ -161,7 +161,7 @@ def assert_left_out(method: str, faults: dict[str, str], path: Path) -> None:
         if request.metadata.dst_node_id != bad_node or not kind.startswith("train"):
             return reply
         fault = list(faults)[int(request.metadata.group_id) - 1]
-        return spoiled(fault, request, reply) if fault != "silent" else None
+        return with_fault(fault, request, reply) if fault != "silent" else None
 
     here.grid = SpoilingGrid(here.grid, spoil)  # type: ignore[assignment]
     summary = here.run(RunFolder.create(path, config))
@@ -237,14 +237,7 @@ def test_a_stack_does_what_its_clients_do(method: str, tmp_path: Path, monkeypat
     assert drawn[0] == drawn[1]
     assert done.keys() == set(half.stacks)
     assert done["evaluate"] == 4
-    left, right = files(tmp_path / "loop"), files(tmp_path / "stack")
-    assert left.keys() == right.keys()
-    for name in left:
-        assert left[name].keys() == right[name].keys()
-        for key, tensor in left[name].items():
-            other = right[name][key]
-            assert (tensor.dtype, tensor.shape) == (other.dtype, other.shape)
-            torch.testing.assert_close(other, tensor, rtol=1e-5, atol=1e-5)
+    assert_equal(files(tmp_path / "stack"), files(tmp_path / "loop"), 1e-5)
     rows = [RunFolder(tmp_path / engine).rows() for engine in ("loop", "stack")]
     assert close(*rows)
 
@@ -282,7 +275,4 @@ def test_who_fails_in_a_stack_is_named_alone(method: str, tmp_path: Path, monkey
         summary = run(stack_config(method, engine, "evaluate_every=9", rounds=1), tmp_path / engine)
         assert summary["left_out"].keys() == {"client-1"}
     assert tried[0][1] == 0
-    kept = [files(tmp_path / engine) for engine in ("loop", "stack")]
-    assert kept[0].keys() == kept[1].keys()
-    for name in kept[0]:
-        assert all(torch.equal(kept[0][name][key], kept[1][name][key]) for key in kept[0][name])
+    assert_equal(files(tmp_path / "loop"), files(tmp_path / "stack"))

@@ -27,7 +27,17 @@ from perennial.client.objectives import anchored, client_information, contrastiv
 from perennial.client.trainer import Received, Reply, Site
 from perennial.common.config import RunConfig
 from perennial.common.data.examples import ClientData, Examples
-from perennial.common.mathematics.auxiliary_classifier import AUXILIARY, OFFSET, OWN, SCALE, WIDTH, auxiliary_logits, initial_auxiliary, initial_scale, scaled_logits
+from perennial.common.mathematics.auxiliary_classifier import (
+    AUXILIARY,
+    OFFSET,
+    OWN,
+    SCALE,
+    WIDTH,
+    auxiliary_logits,
+    initial_auxiliary,
+    initial_scale,
+    scaled_logits,
+)
 from perennial.common.methods.ditto import Ditto
 from perennial.common.methods.fedavg import FedAvg
 from perennial.common.methods.fedpin import FedPIN, FedPINGM, FedPINGMFT, FedPINGML2

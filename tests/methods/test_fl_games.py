@@ -19,7 +19,16 @@ from perennial.client.trainer import EVALUATION_BATCH, Received, Site
 from perennial.common.config import RunConfig, load_config
 from perennial.common.data.examples import ClientData, Examples
 from perennial.common.mathematics.adam import Adam
-from perennial.common.methods.fl_games import ANSWERED, OTHERS, PLAYED, PLAYERS, PREDICTOR, FFLGames, FLGames, VFLGames
+from perennial.common.methods.fl_games import (
+    ANSWERED,
+    OTHERS,
+    PLAYED,
+    PLAYERS,
+    PREDICTOR,
+    FFLGames,
+    FLGames,
+    VFLGames,
+)
 from perennial.common.methods.local import Local
 from perennial.common.models.network import Network, network
 from perennial.common.models.settings import model_settings

@@ -19,7 +19,7 @@ from split_counts import own_tables
 
 from perennial.common import plugins
 from perennial.common.config import RunConfig, load_config
-from perennial.common.flower.processes import processes
+from perennial.common.flower import processes
 from perennial.common.methods import METHODS
 from perennial.common.methods.references import FILE
 from perennial.common.privacy.secure_aggregation import STEPS

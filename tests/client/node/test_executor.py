@@ -34,7 +34,7 @@ from perennial.client.host import Host
 from perennial.client.node.installed import APP
 from perennial.client.state import FileStates
 from perennial.common.config import load_config
-from perennial.common.flower.processes import executor
+from perennial.common.flower import executor
 from perennial.common.flower.request_id import NAME, RECORD
 from perennial.common.utils.errors import UserError
 from perennial.common.wire import CONFIG, KEPT, RESUMED, ROUND, RUN, TASK
@@ -46,7 +46,7 @@ TOY = """
 import os, signal, sys, time
 from pathlib import Path
 from flwr.app import ConfigRecord, Message, RecordDict
-from perennial.common.flower.processes import executor
+from perennial.common.flower import executor
 from perennial.client.node.executor import end_with_parent
 from perennial.common.flower.executor import serve
 from perennial.common.utils.errors import UserError
@@ -87,7 +87,7 @@ with (here / "started").open("a") as file:
 SERVE = "serve(sys.argv[1], Path(sys.argv[2]), answer, audit)\n"
 # Dies when the reply is stored and before it is sent, once.
 DIES_BEFORE_SENDING = """
-from perennial.common.flower.processes import executor
+from perennial.common.flower import executor
 send = executor.push_message
 
 def dying(stub, message, context):

@@ -31,14 +31,24 @@ from typer.testing import CliRunner
 
 from perennial.client.serving import models as served_models
 from perennial.client.serving.inference import Limits
-from perennial.client.serving.inference_pb2 import InferParameter, InferTensorContents, ModelInferRequest, ModelInferResponse, ModelMetadataRequest, ModelReadyRequest, ServerLiveRequest, ServerMetadataRequest, ServerReadyRequest
+from perennial.client.serving.inference_pb2 import (
+    InferParameter,
+    InferTensorContents,
+    ModelInferRequest,
+    ModelInferResponse,
+    ModelMetadataRequest,
+    ModelReadyRequest,
+    ServerLiveRequest,
+    ServerMetadataRequest,
+    ServerReadyRequest,
+)
 from perennial.client.serving.inference_pb2_grpc import GRPCInferenceServiceStub
 from perennial.client.serving.intake import Intake
 from perennial.client.serving.messages import Refused, encoded, samples, too_many_fields
 from perennial.client.serving.models import Catalogue, Choice, Models, newest
 from perennial.client.serving.server import INFER, Server, credentials
 from perennial.client.site_data import OwnSite
-from perennial.client.snapshot import FILE, Snapshot, held, named
+from perennial.client.snapshot import FILE, Snapshot, file_name, snapshots_in
 from perennial.client.trainer import Client, Received, Reply, in_pieces
 from perennial.common.config import load_config
 from perennial.common.data.scenarios.own_data import OwnData
@@ -941,7 +951,7 @@ def test_a_clock_that_is_set_back_makes_no_newer_snapshot_older(state: Path, tmp
         if number == 3:
             for path in folder.iterdir():
                 os.utime(path, ns=(ahead, ahead))
-    assert [path.name for path in held(folder)][-2:] == [named(4), named(5)]
+    assert [path.name for path in snapshots_in(folder)][-2:] == [file_name(4), file_name(5)]
     later = tmp_path / "later" / "client-0"
     made.save(later)
     assert newest(tmp_path, None, "client-0") == later / FILE

@@ -12,7 +12,15 @@ from torch import Tensor
 from perennial.common.data.datasets import DATASETS, Dataset, load
 from perennial.common.data.examples import ClientData
 from perennial.common.data.raw_data import Raw
-from perennial.common.data.scenarios.games import PRESETS, CFMNISTGames, CMNISTGames, ColoredDigitsGames, ColoredDSprites, Game, SpuriousCIFAR10
+from perennial.common.data.scenarios.games import (
+    PRESETS,
+    CFMNISTGames,
+    CMNISTGames,
+    ColoredDigitsGames,
+    ColoredDSprites,
+    Game,
+    SpuriousCIFAR10,
+)
 from perennial.common.models.network import network
 from perennial.common.models.settings import model_settings
 from perennial.common.utils.errors import UserError

@@ -14,7 +14,16 @@ from perennial.common.data.examples import ClientData, Examples
 from perennial.common.data.raw_data import Raw
 from perennial.common.data.scenario import Spurious, all_shares
 from perennial.common.data.scenarios import SCENARIOS
-from perennial.common.data.scenarios.label_skew import PRESETS, CIFAR3Class, CIFAR3ClassSubset, Digits3Class, DigitsContexts, FMNIST3Class, LabelSkew, MNIST3Class
+from perennial.common.data.scenarios.label_skew import (
+    PRESETS,
+    CIFAR3Class,
+    CIFAR3ClassSubset,
+    Digits3Class,
+    DigitsContexts,
+    FMNIST3Class,
+    LabelSkew,
+    MNIST3Class,
+)
 from perennial.common.models.network import network
 from perennial.common.models.settings import model_settings
 from perennial.common.utils.errors import UserError

@@ -22,7 +22,16 @@ from perennial.common.data.partition import Share
 from perennial.common.data.raw_data import Raw
 from perennial.common.data.scenario import all_shares
 from perennial.common.data.scenarios import SCENARIOS, scenario_class
-from perennial.common.data.scenarios.colored import CFMNIST, CMNIST, PRESETS, RCFMNIST, RCMNIST, ColoredDigits, ColoredScenario, RCDigits
+from perennial.common.data.scenarios.colored import (
+    CFMNIST,
+    CMNIST,
+    PRESETS,
+    RCFMNIST,
+    RCMNIST,
+    ColoredDigits,
+    ColoredScenario,
+    RCDigits,
+)
 from perennial.common.models.network import network
 from perennial.common.models.settings import model_settings
 from perennial.common.utils.errors import UserError

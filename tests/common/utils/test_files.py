@@ -11,7 +11,16 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from perennial.common.utils import files
-from perennial.common.utils.files import PRIVATE, load_records, load_tensors, load_with_facts, private_folder, save_records, save_tensors, write_text
+from perennial.common.utils.files import (
+    PRIVATE,
+    load_records,
+    load_tensors,
+    load_with_facts,
+    private_folder,
+    save_records,
+    save_tensors,
+    write_text,
+)
 
 RECORDS = {
     "personal": {"a/b.weight": torch.arange(6.0).reshape(2, 3).T, "n": torch.tensor(3)},
