@@ -29,6 +29,8 @@ from perennial.server.selection.split_rule import Select
 from perennial.server.study.run_names import name_without_code, run_name
 
 T = TypeVar("T")
+Counts = tuple[int, int]
+"""Right answers, and all."""
 
 
 class Scored(BaseModel):
@@ -128,7 +130,7 @@ class Outcome:
         """Of its log. Raises `UserError` where that is not there, or damaged."""
         return RunFolder(self.path).rows()
 
-    def counts(self, model: str, split: str, client: str | None = None) -> tuple[int, int]:
+    def counts(self, model: str, split: str, client: str | None = None) -> Counts:
         """Of a split's samples, all clients' or one's: those that a model gets right at the end, and all.
 
         Raises `UserError` as `rows` does.
@@ -187,16 +189,23 @@ class Standing:
 Watch = Callable[[Standing], None]
 
 
-@dataclass
-class Followed:
-    """A watch that passes on what it is told, and remembers how the study stands."""
+class StudyProgress:
+    """How a study stands, over parts of it that are run one after the other; tells `watch` of every change."""
 
-    watch: Watch
-    standing: Standing = Standing()
+    def __init__(self, watch: Watch) -> None:
+        self.watch, self._begun = watch, time.monotonic()
+        self.ended = self.runs = self.rounds_done = self.rounds = 0
+        self.told = False
+        """Whether anybody knows of it yet."""
 
-    def __call__(self, now: Standing) -> None:
-        self.standing = now
-        self.watch(now)
+    def __call__(self, latest: Outcome | None = None, doing: str = "") -> None:
+        self.told, seconds = True, time.monotonic() - self._begun
+        self.watch(Standing(self.ended, self.runs, self.rounds_done, self.rounds, latest, doing, seconds))
+
+
+def progress_of(watch: Watch | StudyProgress) -> StudyProgress:
+    """What is told so far: of a study that goes on, or of one that begins."""
+    return watch if isinstance(watch, StudyProgress) else StudyProgress(watch)
 
 
 def standing_line(standing: Standing) -> str:
@@ -218,15 +227,14 @@ def run_all(
     configs: Sequence[RunConfig],
     out: Path,
     jobs: int,
-    watch: Watch = lambda _: None,
-    before: Standing | None = None,
+    watch: Watch | StudyProgress = lambda _: None,
     later: Sequence[int] = (),
     until: int | None = None,
 ) -> list[Outcome]:
     """The outcome of every configuration, from its folder in `out` or by running it, `jobs` at a time.
 
-    `watch` is told of the whole study where these are a part of it: how it stood `before`, and the rounds of each
-    run that will come `later`. It is told nothing where there is nothing to run. With `until` runs
+    `watch` is told of the whole study where these are a part of it: what its `StudyProgress` knows so far, and the
+    rounds of each run that will come `later`. It is told nothing where there is nothing to run. With `until` runs
     stop after that round and wait; half of them, say, will go on. Raises `UserError` for what the user can put
     right (a missing data set), `RunStopped` if a worker dies. A run that stops by itself, a server half that
     raises an exception, and a damaged folder are outcomes like any other.
@@ -238,41 +246,39 @@ def run_all(
     named = dict(zip(names, configs, strict=True))
     outcomes = {name: ended for name, config in named.items() if (ended := look(config, out / name, until))}
     missing = {name: config for name, config in named.items() if name not in outcomes}
-    before, begun, done = before or Standing(), time.monotonic(), 0
-    runs = before.ended + len(named) + len(later)
-    held = {name: max(RunFolder(out / name).checkpoints(), default=0) for name in missing}
-    rounds = before.rounds_done + sum(later)
-    rounds += sum((until or config.rounds) - held[name] for name, config in missing.items())
+    done = {name: max(RunFolder(out / name).checkpoints(), default=0) for name in missing}
+    progress = progress_of(watch)
+    before, rounds_before = progress.ended, progress.rounds_done
+    progress.runs = before + len(named) + len(later)
+    progress.rounds = rounds_before + sum(later)
+    progress.rounds += sum((until or config.rounds) - done[name] for name, config in missing.items())
     if until:
         waiting = [config for name, config in named.items() if name in missing or outcomes[name].waits]
-        rounds += sum(config.rounds - until for config in waiting[::2])
+        progress.rounds += sum(config.rounds - until for config in waiting[::2])
 
-    def tell(rounds_done: int, latest: Outcome | None = None, doing: str = "") -> None:
-        ended = before.ended + sum(not outcome.waits for outcome in outcomes.values())
-        rounds_done += before.rounds_done
-        seconds = before.seconds + time.monotonic() - begun
-        watch(Standing(ended, runs, rounds_done, rounds, latest, doing, seconds))
+    def tell(rounds: int, latest: Outcome | None = None, doing: str = "") -> None:
+        progress.ended = before + sum(not outcome.waits for outcome in outcomes.values())
+        progress.rounds_done = rounds_before + rounds
+        progress(latest, doing)
 
-    if not before.runs and (missing or not (later or until)):  # what comes later may have been run as well
-        bad = sum(bool(outcome.trouble) for outcome in outcomes.values())
-        ready = before.ended + sum(not outcome.waits for outcome in outcomes.values()) - bad
-        interrupted, about = sum(map(bool, held.values())), "about " if until else ""
+    if not progress.told and (missing or not (later or until)):  # what comes later may have been run as well
+        runs, bad = progress.runs, sum(bool(outcome.trouble) for outcome in outcomes.values())
+        ready = before + sum(not outcome.waits for outcome in outcomes.values()) - bad
         also = f"{bad} stopped or damaged, " if bad else ""
-        tell(
-            0,
-            doing=f"{runs} run{'s' * (runs != 1)}: {ready} done already, {also}{interrupted} go on where they "
-            f"were interrupted; {about}{rounds} rounds to come. If interrupted, the same command goes on.",
-        )
+        begin = f"{runs} run{'s' * (runs != 1)}: {ready} done already, {also}{sum(map(bool, done.values()))} go on"
+        come = f"{'about ' if until else ''}{progress.rounds} rounds to come"
+        tell(0, doing=f"{begin} where they were interrupted; {come}. If interrupted, the same command goes on.")
     if jobs == 1:
+        rounds_run = 0
         for name, config in missing.items():
 
             def advance(count: int) -> None:
-                nonlocal done
-                done += count
-                tell(done)
+                nonlocal rounds_run
+                rounds_run += count
+                tell(rounds_run)
 
             outcomes[name] = carry_out(config, out / name, advance, until)
-            tell(done, outcomes[name])
+            tell(rounds_run, outcomes[name])
     elif missing:
         with _workers(min(jobs, len(missing))) as (pool, counter):
             work = {pool.submit(_work, config, out / name, until): name for name, config in missing.items()}

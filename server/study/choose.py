@@ -13,13 +13,16 @@ from perennial.common.utils.errors import UserError
 from perennial.common.utils.files import write_text
 from perennial.server.results.formatting import assignments, percent
 from perennial.server.selection.split_rule import CONSTANT, Judged, Score, Select, first, more, score, shut
-from perennial.server.study.batch import Outcome, Standing, Watch, run_all, with_log
+from perennial.server.study.batch import Outcome, Standing, StudyProgress, Watch, progress_of, run_all, with_log
 from perennial.server.study.leave_one_out import LeftOut, leave_one_out
 from perennial.server.study.prune import run_trials
 from perennial.server.study.run_names import run_name
 from perennial.server.study.sweep import best, differences, held_out, search_ranges, trials
 
 SHUT = "split does not speak"
+NONE_JUDGED = "no trial could be judged"
+OF_REFERENCES = ("scenario", "model", "seed", "test_sites", "runtime", "device", "data_root", "privacy")
+"""Settings that a run shares with the one that makes its references."""
 MEANS = ("score", "mean", "agreeing", "misleading", "constant", "constant_mean")
 MOST_REFERENCES = 12
 """Each is a model that travels with every request to evaluate."""
@@ -32,9 +35,9 @@ class Verdict:
     trial: int | None
     """None: no trial could be judged."""
     by: Select
-    sentence: str
+    sentence: str = ""
     """Why it was not chosen as asked, or not of all trials; else empty."""
-    scores: dict[int, Score]
+    scores: dict[int, Score] = field(default_factory=dict)
     """By trial, wherever `split` speaks."""
     left_out: dict[int, LeftOut] = field(default_factory=dict)
     """By trial, where environments were left out."""
@@ -74,13 +77,15 @@ def search_each(
     prune: bool,
     out: Path,
     jobs: int,
-    watch: Watch = lambda _: None,
+    watch: Watch | StudyProgress = lambda _: None,
     later: Sequence[int] = (),
     why_not: str = "",
 ) -> list[tuple[list[Outcome], Verdict]]:
     """Each method's trials and the choice; `why_not` where there are no references. Raises as `run_all` does."""
-    left = [leave_one_out(own, out, jobs, watch) for own in groups] if select is Select.leave_one_out else []
-    outcomes = run_trials(groups, select, prune, out, jobs, watch, later)
+    progress, left = progress_of(watch), []
+    if select is Select.leave_one_out:  # which has a count of its own
+        left = [leave_one_out(own, out, jobs, progress.watch) for own in groups]
+    outcomes = run_trials(groups, select, prune, out, jobs, progress, later)
     if select is Select.by_split:
         outcomes = [list(map(with_log, own)) for own in outcomes]
     if left:
@@ -95,24 +100,21 @@ def with_references(
 
     Where there can be none, the runs as they are, and why.
     """
-    for config in configs:
-        if reason := without(config):
-            return list(configs), reason
+    if reason := next(filter(None, map(without, configs)), ""):
+        return list(configs), reason
     makers = [maker(config) for config in configs]
     names = list(map(run_name, makers))
     different = dict(zip(names, makers, strict=True))
 
-    def told(now: Standing) -> None:  # the study's own first line comes after it
+    def announce(now: Standing) -> None:  # the study's own first line comes after it
         watch(replace(now, doing=f"references for split, {now.doing}") if now.doing else now)
 
-    made = dict(zip(different, run_all(list(different.values()), out, jobs, told), strict=True))
+    made = dict(zip(different, run_all(list(different.values()), out, jobs, announce), strict=True))
     for outcome in made.values():
         if outcome.trouble or not (outcome.path / FILE).is_file():
             return list(configs), outcome.trouble or f"{outcome.path / FILE} is not there; delete {outcome.path}"
-    places = [str((made[name].path / FILE).resolve()) for name in names]
-    return [
-        config.model_copy(update={"references": place}) for config, place in zip(configs, places, strict=True)
-    ], ""
+    places = [{"references": str((made[name].path / FILE).resolve())} for name in names]
+    return [config.model_copy(update=place) for config, place in zip(configs, places, strict=True)], ""
 
 
 def without(config: RunConfig) -> str:
@@ -131,19 +133,8 @@ def without(config: RunConfig) -> str:
 
 def maker(config: RunConfig) -> RunConfig:
     """The run that makes the references of a run."""
-    return RunConfig(
-        method=References(),
-        scenario=config.scenario,
-        model=config.model,
-        seed=config.seed,
-        test_sites=config.test_sites,
-        rounds=ROUNDS,
-        participation=1.0,
-        runtime=config.runtime,
-        device=config.device,
-        data_root=config.data_root,
-        privacy=config.privacy,
-    )
+    same = {name: getattr(config, name) for name in OF_REFERENCES}
+    return RunConfig(method=References(), rounds=ROUNDS, participation=1.0, **same)
 
 
 def choose(
@@ -156,33 +147,31 @@ def choose(
     """
     held_out = best(outcomes)
     if select is Select.held_out:
-        return Verdict(held_out, select, "", {})
+        return Verdict(held_out, select)
+
+    def by_held_out(reason: str, scores: Mapping[int, Score] | None = None) -> Verdict:
+        return Verdict(held_out, Select.held_out, f"{reason}; held-out data decided", dict(scores or {}))
+
     if select is Select.leave_one_out:
         judged = {number: own for number, own in enumerate(left) if own and outcomes[number].summary}
-        if judged:
-            lacking = sum(not own for own in left)
-            sentence = (
-                f"{lacking} of {len(left)} trials could not be judged: {why_not}" if lacking and why_not else ""
-            )
-            return Verdict(first(judged), select, sentence, {}, judged)
-        reason = why_not or "no trial could be judged"
-        return Verdict(held_out, Select.held_out, f"{select} does not speak: {reason}; held-out data decided", {})
+        if not judged:
+            return by_held_out(f"{select} does not speak: {why_not or NONE_JUDGED}")
+        lacking = sum(not own for own in left) if why_not else 0
+        sentence = f"{lacking} of {len(left)} trials could not be judged: {why_not}" if lacking else ""
+        return Verdict(first(judged), select, sentence, {}, judged)
     rows = {number: row for number, outcome in enumerate(outcomes) if (row := last_counts(outcome))}
     scores = {number: found for number, row in rows.items() if not shut(row) and (found := score(row)) is not None}
     if not scores:
-        reason = why_not or next((shut(row) for row in rows.values()), "no trial could be judged")
-        return Verdict(held_out, Select.held_out, f"{SHUT}: {reason}; held-out data decided", {})
-    informed = {number: own for number, own in scores.items() if own.informed}
-    if not informed:
-        chosen = max(scores.values(), key=lambda own: own.mean)
-        sentence = (
-            f"{CONSTANT}: the best mean over samples that a reference knows and does not know is "
-            f"{percent(chosen.mean)} % (standard error {percent(chosen.mean_error)}), a constant's "
-            f"{percent(chosen.constant_mean)} %; held-out data decided"
-        )
-        return Verdict(held_out, Select.held_out, sentence, scores)
-    number = first(informed)
-    return Verdict(number, Select.by_split, "", scores)
+        return by_held_out(f"{SHUT}: {why_not or next((shut(row) for row in rows.values()), NONE_JUDGED)}")
+    if informed := {number: own for number, own in scores.items() if own.informed}:
+        return Verdict(first(informed), Select.by_split, "", scores)
+    chosen = max(scores.values(), key=lambda own: own.mean)
+    return by_held_out(
+        f"{CONSTANT}: the best mean over samples that a reference knows and does not know is "
+        f"{percent(chosen.mean)} % (standard error {percent(chosen.mean_error)}), a constant's "
+        f"{percent(chosen.constant_mean)} %",
+        scores,
+    )
 
 
 def last_counts(outcome: Outcome) -> dict[str, Any] | None:
@@ -245,7 +234,7 @@ def why_lines(outcomes: Sequence[Outcome], verdict: Verdict) -> list[str]:
     """What was chosen, why, and what comes next."""
     lines = [verdict.sentence] if verdict.sentence else []
     if verdict.trial is None:
-        return [*lines, "no trial could be judged, so nothing is chosen"]
+        return [*lines, f"{NONE_JUDGED}, so nothing is chosen"]
     outcome = outcomes[verdict.trial]
     lines.append(f"chosen: {named(outcomes, verdict.trial)}, by {verdict.by}")
     if judged := verdict.judged if verdict.by is not Select.held_out else None:
