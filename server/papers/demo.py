@@ -19,7 +19,7 @@ from perennial.common.utils.errors import UserError
 from perennial.common.utils.suggestions import unknown
 from perennial.server.papers.reproduce import DEMO, Part, assignments, columns_of, must_be_known, parsed
 from perennial.server.results.formatting import percent
-from perennial.server.study.batch import Outcome, Selected, Watch, run_all, troubles_of, with_log
+from perennial.server.study.batch import Outcome, Selected, Watch, run_all, troubles_of, with_readable_log
 from perennial.server.study.compare import DECIMALS, Entry, Plan, entry_config, measures
 from perennial.server.study.compare import mean as mean
 
@@ -37,15 +37,10 @@ class Side(Part):
     name: str
     settings: dict[str, Any] = Field(default_factory=dict)
     """Hyper-parameters, stronger than the claim's."""
-    model: dict[str, Any] = Field(default_factory=dict)
-    """Settings of its model that are not the scenario's."""
-    evaluates: str = ""
-    """Which of its models counts; empty: the headline model."""
 
     @model_validator(mode="after")
     def _fits(self) -> "Side":
         must_be_known("method", [self.name], METHODS)
-        must_be_known("model", filter(None, [self.evaluates]), METHODS[self.name].evaluates)
         return self
 
     @property
@@ -55,8 +50,8 @@ class Side(Part):
 
     @property
     def measured(self) -> str:
-        """The model that counts."""
-        return self.evaluates or METHODS[self.name].evaluates[-1]
+        """The model that counts, the headline one."""
+        return METHODS[self.name].evaluates[-1]
 
 
 class Claim(Part):
@@ -98,7 +93,7 @@ class Claim(Part):
         self, side: Side, options: Mapping[str, Any], settings: Iterable[str] = (), scenario: str = ""
     ) -> RunConfig:
         """A run of one of the sides; `options` and `settings` are stronger. Raises `UserError`."""
-        entries = tuple(Entry(own.title, own.name, own.settings, own.model) for own in self.sides)
+        entries = tuple(Entry(own.title, own.name, own.settings) for own in self.sides)
         plan = Plan(
             entries=entries,
             scenario=scenario or self.scenario,
@@ -148,8 +143,8 @@ class Measured:
 
     def numbers(self, column: str) -> Numbers:
         """A measure by seed, of the model that counts after the last round; None where a run has trouble."""
-        models = [outcome.summary.models if outcome.summary else {} for outcome in self.outcomes]
-        return [_column(own[self.side.measured]["final"], column) if own else None for own in models]
+        finals = [outcome.selected("final") for outcome in self.outcomes]
+        return [_column(found, column) if found else None for found in finals]
 
 
 @dataclass(frozen=True)
@@ -229,7 +224,7 @@ def run_demo(claims: Sequence[Claim], out: Path, jobs: int, watch: Watch = lambd
         for claim in claims
         for side, scenario in _runs(claim)
     ]
-    outcomes = map(with_log, run_all([config for own in runs for config in own], out, jobs, watch))
+    outcomes = map(with_readable_log, run_all([config for own in runs for config in own], out, jobs, watch))
     from perennial.server.study.constant import constant_predictor  # with PyTorch
 
     findings = []

@@ -25,7 +25,7 @@ from perennial.server.results.formatting import assignments
 from perennial.server.run.folder import RunFolder
 from perennial.server.selection.split_rule import Select
 from perennial.server.selection.summary import SPLIT
-from perennial.server.study.batch import kept_lines
+from perennial.server.study.batch import read_lines
 from perennial.server.study.compare import (
     CONSTANT,
     DECIMALS,
@@ -121,7 +121,7 @@ def keep(name: str, table: Reproduction, comparison: Comparison, quick: bool, by
     made = {line.row for line in lines}
     order = {row.title: number for number, row in enumerate(table.rows)}
     with locked_folder(folder):
-        lines += [line for line in kept_lines(file, Kept) if line.row not in made]
+        lines += [line for line in read_lines(file, Kept) if line.row not in made]
         lines.sort(key=lambda line: (order.get(line.row, len(order)), line.row == CONSTANT))
         write_text(file, "".join(f"{line.model_dump_json()}\n" for line in lines))
     return file
@@ -134,7 +134,7 @@ def known(name: str, table: Reproduction, plan: Plan, quick: bool, only: Sequenc
     a file that does not fit, holds rows of another size, or more seeds of a row that is to be made.
     """
     file = folder / _file_name(name, table, plan, plan.select, quick)
-    lines = kept_lines(file, Kept)
+    lines = read_lines(file, Kept)
     size = (plan.rounds or table.rounds, plan.trials, plan.trial_rounds, quick)
     if other := [line.size for line in lines if line.size != size]:
         raise UserError(
@@ -159,7 +159,7 @@ def known(name: str, table: Reproduction, plan: Plan, quick: bool, only: Sequenc
 
 def kept_beside(name: str, table: Reproduction, plan: Plan, quick: bool, folder: Path) -> list[Kept]:
     """What is kept in the file that the plan's rows go to. Raises `UserError` for a line that does not fit."""
-    return kept_lines(folder / _file_name(name, table, plan, plan.select, quick), Kept)
+    return read_lines(folder / _file_name(name, table, plan, plan.select, quick), Kept)
 
 
 def _size_words(rounds: int, trials: int, trial_rounds: int | None, quick: bool) -> str:
@@ -187,7 +187,7 @@ def kept(name: str, folder: Path) -> list[list[Kept]]:
     and then `split`. Raises `UserError` for a line that does not fit.
     """
     form = re.compile(rf"{re.escape(name)}(-({'|'.join(Select)}))?(-\d+-rounds)?")
-    files = [kept_lines(file, Kept) for file in sorted(folder.glob(f"{name}*.jsonl")) if form.fullmatch(file.stem)]
+    files = [read_lines(file, Kept) for file in sorted(folder.glob(f"{name}*.jsonl")) if form.fullmatch(file.stem)]
 
     def order(lines: list[Kept]) -> tuple[bool, int, bool, bool]:
         made = lines[0]

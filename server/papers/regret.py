@@ -21,12 +21,12 @@ from perennial.server.study.batch import (
     Outcome,
     Standing,
     Watch,
-    kept_lines,
+    read_lines,
     run_all,
     troubles_of,
-    with_log,
+    with_readable_log,
 )
-from perennial.server.study.choose import SHUT, choose, with_references, without
+from perennial.server.study.choose import SPLIT_SILENT, choose, no_references, with_references
 from perennial.server.study.compare import mean, measures
 from perennial.server.study.leave_one_out import LeftOut, leave_one_out
 from perennial.server.study.sweep import trials
@@ -99,7 +99,7 @@ class Case:
     @property
     def shut(self) -> bool:
         """Whether `split` does not speak. References alone decide that, so it holds for every method."""
-        return self.sentence.startswith(SHUT)
+        return self.sentence.startswith(SPLIT_SILENT)
 
     @property
     def choice(self) -> bool:
@@ -135,7 +135,7 @@ def measure(
     each new one is kept there at once: so the study can go on without the runs, on another machine, and several
     processes can share it. Raises as `run_all` does, and `UserError` for a file that does not fit.
     """
-    there = {case.key: case for case in kept_lines(results / FILE, Case)} if results else {}
+    there = {case.key: case for case in read_lines(results / FILE, Case)} if results else {}
     cases, troubles = list[Case](), list[str]()
     for scenario, method in _pairs(size):
         keys = {seed: (method, scenario, seed, size.rounds, size.trials) for seed in range(size.seeds)}
@@ -154,10 +154,12 @@ def measure(
         every = [config for configs in tried for config in configs]
         watch(Standing(0, 0, 0, 0, doing=f"{method} on {scenario}: {len(every)} runs and their references"))
         configs, why_not = with_references(every, out, jobs, watch)
-        if why_not and not any(map(without, every)):  # the folder of a run of references is damaged, or it stopped
+        if why_not and not any(
+            map(no_references, every)
+        ):  # the folder of a run of references is damaged, or it stopped
             troubles.append(f"{method} on {scenario}: {why_not}")
             continue
-        outcomes = list(map(with_log, run_all(configs, out, jobs, watch)))
+        outcomes = list(map(with_readable_log, run_all(configs, out, jobs, watch)))
         troubles += troubles_of(outcomes)
         left, leave_not = list[LeftOut | None](), ""
         if not scenario.endswith(ORACLE):
@@ -179,7 +181,7 @@ def _kept_with(new: dict[Key, Case], results: Path) -> dict[Key, Case]:
     """Add cases to the file of a folder; all that it then has, those that other processes added meanwhile, too."""
     results.mkdir(parents=True, exist_ok=True)
     with locked_folder(results):
-        every = {case.key: case for case in kept_lines(results / FILE, Case)} | new
+        every = {case.key: case for case in read_lines(results / FILE, Case)} | new
         write_text(results / FILE, "".join(f"{json.dumps(asdict(case))}\n" for case in every.values()))
     return every
 

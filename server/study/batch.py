@@ -244,7 +244,7 @@ def run_all(
             raise UserError(f"runtime: {config.runtime!r} is not possible here; studies run in local processes")
     names = list(map(run_name, configs))
     named = dict(zip(names, configs, strict=True))
-    outcomes = {name: ended for name, config in named.items() if (ended := look(config, out / name, until))}
+    outcomes = {name: ended for name, config in named.items() if (ended := outcome_in(config, out / name, until))}
     missing = {name: config for name, config in named.items() if name not in outcomes}
     done = {name: max(RunFolder(out / name).checkpoints(), default=0) for name in missing}
     progress = progress_of(watch)
@@ -277,7 +277,7 @@ def run_all(
                 rounds_run += count
                 tell(rounds_run)
 
-            outcomes[name] = carry_out(config, out / name, advance, until)
+            outcomes[name] = run_one(config, out / name, advance, until)
             tell(rounds_run, outcomes[name])
     elif missing:
         with _workers(min(jobs, len(missing))) as (pool, counter):
@@ -292,7 +292,7 @@ def run_all(
     return [outcomes[name] for name in names]
 
 
-def look(config: RunConfig, path: Path, until: int | None = None) -> Outcome | None:
+def outcome_in(config: RunConfig, path: Path, until: int | None = None) -> Outcome | None:
     """The outcome that a run's folder holds; None while there is still something to run, up to round `until`."""
     if not (path / "config.toml").exists():
         return None
@@ -311,7 +311,7 @@ def look(config: RunConfig, path: Path, until: int | None = None) -> Outcome | N
     return None
 
 
-def with_log(outcome: Outcome) -> Outcome:
+def with_readable_log(outcome: Outcome) -> Outcome:
     """The outcome as far as its log can be read; where it cannot, that is its trouble, and nothing judges it."""
     try:
         if outcome.summary:
@@ -321,7 +321,7 @@ def with_log(outcome: Outcome) -> Outcome:
     return outcome
 
 
-def kept_lines(file: Path, kind: type[T]) -> list[T]:
+def read_lines(file: Path, kind: type[T]) -> list[T]:
     """What a file of kept numbers has, line by line; nothing where there is none.
 
     Raises `UserError` for a line that does not fit.
@@ -335,7 +335,7 @@ def kept_lines(file: Path, kind: type[T]) -> list[T]:
     return found
 
 
-def older(configs: Sequence[RunConfig], out: Path) -> list[Path]:
+def other_versions(configs: Sequence[RunConfig], out: Path) -> list[Path]:
     """Folders of the same configurations that another version of the code made; they are never read."""
     found: set[Path] = set()
     for config in configs:
@@ -344,14 +344,14 @@ def older(configs: Sequence[RunConfig], out: Path) -> list[Path]:
     return sorted(found)
 
 
-def carry_out(config: RunConfig, path: Path, advance: Callable[[int], None], until: int | None = None) -> Outcome:
+def run_one(config: RunConfig, path: Path, advance: Callable[[int], None], until: int | None = None) -> Outcome:
     """Start or continue a run in its folder, up to round `until`. `advance` is told the rounds that have come.
 
     The checkpoints go once the run has ended: those of a study would fill a disk (clients' personal models, twice
     for every trial), and the same command makes them again.
     """
     with RunFolder(path).held(wait=True):
-        if ended := look(config, path, until):  # somebody else was here meanwhile
+        if ended := outcome_in(config, path, until):  # somebody else was here meanwhile
             return ended
         from perennial.common.utils.torch_state import plain_torch
 
@@ -480,4 +480,4 @@ def _work(config: RunConfig, path: Path, until: int | None) -> Outcome:
         with _counter.get_lock():
             _counter.value += count
 
-    return carry_out(config, path, advance, until)
+    return run_one(config, path, advance, until)

@@ -28,12 +28,12 @@ from perennial.server.study.batch import (
     Standing,
     StudyProgress,
     Watch,
-    older,
+    other_versions,
     run_all,
     troubles_of,
-    with_log,
+    with_readable_log,
 )
-from perennial.server.study.choose import SHUT, Verdict, advice, search_each, with_references
+from perennial.server.study.choose import SPLIT_SILENT, Verdict, advice, search_each, with_references
 from perennial.server.study.prune import grouped
 from perennial.server.study.run_names import run_name
 from perennial.server.study.sweep import differences, equals, key_of, tie, trials
@@ -288,7 +288,7 @@ def compare(plan: Plan, out: Path, jobs: int, watch: Watch = lambda _: None) -> 
     rest = {label: configs[len(ended.get(label, ())) :] for label, configs in final.items()}
     others = run_all([config for configs in rest.values() for config in configs], out, jobs, progress)
     by_label = zip(rest, grouped(others, rest.values()), strict=True)
-    outcomes = {label: list(map(with_log, ended.get(label, []) + own)) for label, own in by_label}
+    outcomes = {label: list(map(with_readable_log, ended.get(label, []) + own)) for label, own in by_label}
 
     selections = (*SELECTIONS, *([SPLIT] if places else []), *(["oracle"] if plan.oracle else []))
     choices, rows = [], []
@@ -332,8 +332,8 @@ def compare(plan: Plan, out: Path, jobs: int, watch: Watch = lambda _: None) -> 
         choices=choices,
         rows=rows,
         troubles=list(dict.fromkeys(troubles)),
-        older=[str(path) for path in older(every, out)],
-        advice=(f"{SHUT}: {why_not}" if why_not else advice(outcomes) if places and not plan.kept else ""),
+        older=[str(path) for path in other_versions(every, out)],
+        advice=(f"{SPLIT_SILENT}: {why_not}" if why_not else advice(outcomes) if places and not plan.kept else ""),
         sites=sites,
     )
 
@@ -475,7 +475,7 @@ def comparison_lines(comparison: Comparison) -> list[str]:
     reasons = [
         f"{own.label}: {own.sentence}"
         for own in comparison.choices
-        if own.sentence and not own.sentence.startswith(SHUT)
+        if own.sentence and not own.sentence.startswith(SPLIT_SILENT)
     ]
     reasons += [comparison.advice] * bool(comparison.advice)
     if comparison.trials == 1:

@@ -32,7 +32,7 @@ def early_round(config: RunConfig) -> int:
     return min(config.rounds, every * ceil(config.rounds * SHARE / every))
 
 
-def hopeless(outcomes: Sequence[Outcome], select: Select) -> dict[int, Pruned]:
+def below_median(outcomes: Sequence[Outcome], select: Select) -> dict[int, Pruned]:
     """The trials that stop: by `split` where it speaks, else by held-out accuracy. The defaults never do.
 
     A setting that destroys the model leaves the shortcut, too. So by `split` an `informed` trial stops only where
@@ -85,7 +85,7 @@ def run_trials(
 
     progress = progress_of(watch)
     started = grouped(run_all(every, out, jobs, progress, later, until), groups)
-    stopped = [hopeless(outcomes, select) for outcomes in started]
+    stopped = [below_median(outcomes, select) for outcomes in started]
     both = list(zip(started, stopped, strict=True))
     going = {
         own.path.name: own.config for outcomes, gone in both for n, own in enumerate(outcomes) if n not in gone

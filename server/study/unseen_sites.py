@@ -10,7 +10,7 @@ from rich.table import Table
 
 from perennial.common.config import RunConfig
 from perennial.common.utils.errors import UserError
-from perennial.server.study.batch import Counts, Outcome, Watch, run_all, troubles_of, with_log
+from perennial.server.study.batch import Counts, Outcome, Watch, run_all, troubles_of, with_readable_log
 from perennial.server.study.compare import CONSTANT, mean
 
 LEVEL = 0.95
@@ -53,7 +53,7 @@ def must_leave_out(config: RunConfig) -> None:
         raise UserError(f"--leave-one-site-out is not possible with {why_not}")
 
 
-def without_each(config: RunConfig, adapt: int) -> list[RunConfig]:
+def without_each_site(config: RunConfig, adapt: int) -> list[RunConfig]:
     """The configuration itself, and once without each site, evaluated after the last round."""
     last = config.model_copy(update={"references": "", "evaluate_every": config.rounds})
     sites = config.scenario.client_ids
@@ -85,9 +85,9 @@ def leave_one_site_out(
         run
         for config in methods.values()
         for seed in range(seeds)
-        for run in without_each(config.model_copy(update={"seed": seed}), adapt)
+        for run in without_each_site(config.model_copy(update={"seed": seed}), adapt)
     ]
-    outcomes = map(with_log, run_all(runs, out, jobs, watch))
+    outcomes = map(with_readable_log, run_all(runs, out, jobs, watch))
     sites, cells, ended = first.scenario.client_ids, list[Cell](), list[Outcome]()
     for title, config in methods.items():
         seeded = [list(islice(outcomes, len(sites) + 1)) for _ in range(seeds)]
