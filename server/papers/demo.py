@@ -19,7 +19,7 @@ from perennial.common.utils.errors import UserError
 from perennial.common.utils.suggestions import unknown
 from perennial.server.papers.reproduce import DEMO, Part, assignments, columns_of, must_be_known, parsed
 from perennial.server.results.formatting import percent
-from perennial.server.study.batch import Outcome, Selected, Watch, run_all, troubles_of, with_readable_log
+from perennial.server.study.batch import Outcome, Selected, Watch, readable, run_all, troubles_of
 from perennial.server.study.compare import DECIMALS, Entry, Plan, entry_config, measures
 from perennial.server.study.compare import mean as mean
 
@@ -224,7 +224,7 @@ def run_demo(claims: Sequence[Claim], out: Path, jobs: int, watch: Watch = lambd
         for claim in claims
         for side, scenario in _runs(claim)
     ]
-    outcomes = map(with_readable_log, run_all([config for own in runs for config in own], out, jobs, watch))
+    outcomes = map(readable, run_all([config for own in runs for config in own], out, jobs, watch))
     from perennial.server.study.constant import constant_predictor  # with PyTorch
 
     findings = []

@@ -22,9 +22,9 @@ from perennial.server.study.batch import (
     Standing,
     Watch,
     read_lines,
+    readable,
     run_all,
     troubles_of,
-    with_readable_log,
 )
 from perennial.server.study.choose import SPLIT_SILENT, choose, no_references, with_references
 from perennial.server.study.compare import mean, measures
@@ -159,7 +159,7 @@ def measure(
         ):  # the folder of a run of references is damaged, or it stopped
             troubles.append(f"{method} on {scenario}: {why_not}")
             continue
-        outcomes = list(map(with_readable_log, run_all(configs, out, jobs, watch)))
+        outcomes = list(map(readable, run_all(configs, out, jobs, watch)))
         troubles += troubles_of(outcomes)
         left, leave_not = list[LeftOut | None](), ""
         if not scenario.endswith(ORACLE):

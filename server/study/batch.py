@@ -311,7 +311,7 @@ def outcome_in(config: RunConfig, path: Path, until: int | None = None) -> Outco
     return None
 
 
-def with_readable_log(outcome: Outcome) -> Outcome:
+def readable(outcome: Outcome) -> Outcome:
     """The outcome as far as its log can be read; where it cannot, that is its trouble, and nothing judges it."""
     try:
         if outcome.summary:

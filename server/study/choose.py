@@ -28,8 +28,8 @@ from perennial.server.study.batch import (
     StudyProgress,
     Watch,
     progress_of,
+    readable,
     run_all,
-    with_readable_log,
 )
 from perennial.server.study.leave_one_out import LeftOut, leave_one_out
 from perennial.server.study.prune import run_trials
@@ -104,7 +104,7 @@ def search_each(
         left = [leave_one_out(own, out, jobs, progress.watch) for own in groups]
     outcomes = run_trials(groups, select, prune, out, jobs, progress, later)
     if select is Select.by_split:
-        outcomes = [list(map(with_readable_log, own)) for own in outcomes]
+        outcomes = [list(map(readable, own)) for own in outcomes]
     if left:
         return [(own, choose(own, select, why, found)) for own, (found, why) in zip(outcomes, left, strict=True)]
     return [(own, choose(own, select, why_not)) for own in outcomes]
@@ -210,8 +210,8 @@ def advice(outcomes: Mapping[str, Sequence[Outcome]]) -> str:
     A method's score is the mean over its runs with counts; the standard error of that goes with it. Informed ones
     come first, as where a trial is chosen.
     """
-    readable = {label: list(map(with_readable_log, found)) for label, found in outcomes.items()}
-    rows = {label: [row for own in found if (row := last_counts(own))] for label, found in readable.items()}
+    checked = {label: list(map(readable, found)) for label, found in outcomes.items()}
+    rows = {label: [row for own in found if (row := last_counts(own))] for label, found in checked.items()}
     reasons = [unusable(row) for found in rows.values() for row in found]
     if not reasons or any(reasons):
         return f"{SPLIT_SILENT}: {next(filter(None, reasons), 'no run has counts')}"

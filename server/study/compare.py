@@ -29,9 +29,9 @@ from perennial.server.study.batch import (
     StudyProgress,
     Watch,
     other_versions,
+    readable,
     run_all,
     troubles_of,
-    with_readable_log,
 )
 from perennial.server.study.choose import SPLIT_SILENT, Verdict, advice, search_each, with_references
 from perennial.server.study.prune import grouped
@@ -288,7 +288,7 @@ def compare(plan: Plan, out: Path, jobs: int, watch: Watch = lambda _: None) -> 
     rest = {label: configs[len(ended.get(label, ())) :] for label, configs in final.items()}
     others = run_all([config for configs in rest.values() for config in configs], out, jobs, progress)
     by_label = zip(rest, grouped(others, rest.values()), strict=True)
-    outcomes = {label: list(map(with_readable_log, ended.get(label, []) + own)) for label, own in by_label}
+    outcomes = {label: list(map(readable, ended.get(label, []) + own)) for label, own in by_label}
 
     selections = (*SELECTIONS, *([SPLIT] if places else []), *(["oracle"] if plan.oracle else []))
     choices, rows = [], []

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from perennial.common.config import RunConfig
 from perennial.common.utils.errors import UserError
-from perennial.server.study.batch import Counts, Outcome, Watch, run_all, troubles_of, with_readable_log
+from perennial.server.study.batch import Counts, Outcome, Watch, readable, run_all, troubles_of
 from perennial.server.study.compare import CONSTANT, mean
 
 LEVEL = 0.95
@@ -87,7 +87,7 @@ def leave_one_site_out(
         for seed in range(seeds)
         for run in without_each_site(config.model_copy(update={"seed": seed}), adapt)
     ]
-    outcomes = map(with_readable_log, run_all(runs, out, jobs, watch))
+    outcomes = map(readable, run_all(runs, out, jobs, watch))
     sites, cells, ended = first.scenario.client_ids, list[Cell](), list[Outcome]()
     for title, config in methods.items():
         seeded = [list(islice(outcomes, len(sites) + 1)) for _ in range(seeds)]
