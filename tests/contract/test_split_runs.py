@@ -29,7 +29,7 @@ from perennial.common.wire import MODEL, NUM_EXAMPLES, ROUND, from_record
 from perennial.server.local import LocalRuntime
 from perennial.server.run.folder import RunFolder
 from perennial.server.run.loop import run_rounds, start
-from perennial.server.selection.split_rule import score, shut
+from perennial.server.selection.split_rule import score, unusable
 from perennial.server.study.choose import with_references
 from perennial.strategies.registry import strategy_for
 from perennial.testing.tiny_federation import SpoilingGrid, Toy, WireGrid, toy_config
@@ -168,7 +168,7 @@ def test_sites_with_data_of_their_own_count_by_the_environments_that_they_announ
     assert (
         sum(map(sum, row["samples"][0][0])) == 800
     )  # of both sites of environment a, as its own reference has them
-    assert shut(row) == ""
+    assert unusable(row) == ""
 
 
 def test_the_references_are_the_same_over_the_wire(tmp_path: Path) -> None:
