@@ -171,7 +171,7 @@ def test_the_code_version_covers_what_a_run_imports_and_no_other_method() -> Non
     assert {"server.run.loop", "client.trainer", "strategies.base", "common.data.partition"} <= found
     assert {"common.methods.ditto", "common.data.scenarios.colored"} <= found
     # Imported inside functions, for a quick start.
-    assert {"common.data.readers", "common.data.environments", "common.models"} <= found
+    assert {"common.data.readers", "common.data.environments", "common.models.network"} <= found
     assert not {"common.methods.local", "tests.toys"} & found
     assert not {"server.cli.main", "server.study.compare", "server.cli.tables", "client.methods.local"} & found
 
