@@ -1,4 +1,4 @@
-"""What a method costs: lines of its files, and those of them that are code.
+"""What a method costs, and the building around the methods: lines of files, and those of them that are code.
 
     uv run python benchmarks/cost.py
 
@@ -43,12 +43,31 @@ def cost(method: type[Method]) -> tuple[int, int]:
     return sum(len(text.splitlines()) for text in texts), sum(map(code, texts))
 
 
+AROUND = ("common", "client", "server", "strategies", "perennial", "testing")
+INSIDE = ("common/methods", "client/methods", "strategies/methods", "common/data/scenarios")
+
+
+def around() -> tuple[int, int]:
+    """The same of everything that is neither a method nor a scenario nor a test."""
+    paths = [path for folder in AROUND for path in (ROOT / folder).rglob("*.py") if "_pb2" not in path.name]
+    places = {path: path.relative_to(ROOT) for path in paths}
+    linked = {path for path, place in places.items() if any((ROOT / own).is_symlink() for own in place.parents)}
+    texts = [
+        path.read_text()
+        for path, place in places.items()
+        if path not in linked and not place.as_posix().startswith(tuple(f"{folder}/" for folder in INSIDE))
+    ]
+    return sum(len(text.splitlines()) for text in texts), sum(map(code, texts))
+
+
 def main() -> None:
     costs = {name: cost(method) for name, method in METHODS.items()}
     for name, (lines, of_code) in sorted(costs.items(), key=lambda item: item[1]):
         print(f"{name:20} {lines:4} lines, {of_code:4} of code")
     lines, of_code = (median(column) for column in zip(*costs.values(), strict=True))
     print(f"{'median':20} {lines:4} lines, {of_code:4} of code")
+    lines, of_code = around()
+    print(f"{'around the methods':20} {lines:4} lines, {of_code:4} of code")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ class Evaluation:
         self.clients: list[Row] = []
         self._references, self._counted = references, references is not None and not masked
         self.apart: dict[str, Counts] = {}
-        """Sums over clients, as `common.split.added`."""
+        """Sums over clients, as `common.selection.added`."""
         self._run, self._round = run, server_round
         self._rankings: dict[tuple[str, str, str], ranking.Ranking] = {}
         self._scores: list[Row] = []

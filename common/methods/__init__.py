@@ -2,7 +2,7 @@
 
 A subclass of `Method` that has a `name: Literal[...]` field, in any module of this package, is a method: the
 command line, the configuration file and the all-methods test suite find it here, its two halves in
-`strategies/` and `client/methods/`. Those of plug-ins are found when they are asked for.
+`strategies/methods/` and `client/methods/`. Those of plug-ins are found when they are asked for.
 """
 
 from collections.abc import Mapping

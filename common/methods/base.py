@@ -77,7 +77,7 @@ class Method(BaseModel):
 
     @classmethod
     def module(cls) -> str:
-        """Name of the method's file in `strategies/` and `client/methods/`."""
+        """Name of the method's file in `strategies/methods/` and `client/methods/`."""
         return cls.family or str(cls.model_fields["name"].default).replace("-", "_")
 
     @classmethod
@@ -86,7 +86,7 @@ class Method(BaseModel):
         return "; ".join(f"`{name}`: {when}" for name, when in sorted(cls.sends)) or "nothing"
 
     def server(self) -> str:
-        """File in `strategies/` of the server half where the method has none of its own; "base" is FedAvg's."""
+        """File in `strategies/methods/` of the server half where the method has none of its own; "base" is FedAvg's."""
         return "base"
 
     def clash(self, scenario: Scenario, *taken: str) -> str:
