@@ -44,7 +44,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PERENNIAL_DATA", raising=False)
     monkeypatch.setenv("COLUMNS", "200")
-    (tmp_path / "toy.toml").write_text('[scenario]\nname = "toy"\n')
+    (tmp_path / "toy.toml").write_text('method = "fedavg"\n[scenario]\nname = "toy"\n')
     return tmp_path
 
 

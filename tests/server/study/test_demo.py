@@ -241,6 +241,7 @@ def test_a_run_that_stopped_fails_the_row_and_is_named(here: Path) -> None:
         assert "0 of 1 claims hold" in page
 
 
+@pytest.mark.slow
 def test_so_does_one_whose_log_is_damaged(two: Path, here: Path) -> None:
     assert call("--jobs", "1", "--out", "pool").exit_code == 0
     run = next((here / "pool").glob("fedavg-*"))
