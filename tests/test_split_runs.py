@@ -170,6 +170,7 @@ def test_sites_with_data_of_their_own_count_by_the_environments_that_they_announ
     assert shut(row) == ""
 
 
+@pytest.mark.slow
 def test_the_references_are_the_same_over_the_wire(tmp_path: Path) -> None:
     config = toy_config("references", *SIZE, rounds=2)
     LocalRuntime(config).run(RunFolder.create(tmp_path / "local", config))
@@ -382,6 +383,7 @@ def test_references_do_not_divide_noise_by_noise() -> None:
         strategy_for(config, "run")
 
 
+@pytest.mark.slow
 def test_a_search_under_secure_aggregation_makes_its_references_so(tmp_path: Path) -> None:
     (config,), why_not = with_references([toy_config("fedavg", *SIZE, SECURE, rounds=2)], tmp_path / "pool", 1)
     assert why_not == ""
@@ -448,6 +450,7 @@ def test_sums_that_cannot_be_stop_the_run(column: str, change: int, references: 
         spied(tmp_path / "run", "fedavg", f"references='{references}'", SECURE, spoil=spoil)
 
 
+@pytest.mark.slow
 def test_masked_counts_are_the_same_over_the_wire(references: Path, tmp_path: Path) -> None:
     config = toy_config("fedsdr", *SIZE, f"references='{references}'", SECURE, rounds=2)
     LocalRuntime(config).run(RunFolder.create(tmp_path / "local", config))
