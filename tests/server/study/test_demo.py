@@ -124,6 +124,7 @@ def test_the_numbers_are_those_of_the_runs(two: Path, here: Path) -> None:
     assert second.numbers["method"] == numbers("local", "personal", "p=0.1", False, 2)
 
 
+@pytest.mark.slow
 def test_the_command_shows_them_and_runs_nothing_twice(two: Path, here: Path) -> None:
     result = call("--jobs", "1", "--out", "pool", "--picture", "pictures/one.svg", "--only", "fedavg")
     assert result.exit_code == 0, result.output
