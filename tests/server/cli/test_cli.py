@@ -524,9 +524,9 @@ def test_a_description_is_written_when_it_has_succeeded(here: Path) -> None:
 
 
 def test_a_model_that_does_not_fit_is_one_sentence(here: Path) -> None:
-    result = call("run", *TOY, "--method", "fedsdr", "--set", "model.hidden=[10000000,10000000]", "--out", "one")
+    result = call("run", *TOY, "--set", "model.hidden=[10000000,10000000]", "--out", "one")
     assert (result.exit_code, len(sentences_of(result))) == (2, 1)
-    assert "takes about 3,200,00" in result.stderr
+    assert "takes about 1,600,00" in result.stderr
     assert not (here / "one").exists()
 
 
