@@ -102,6 +102,7 @@ def test_each_client_of_a_stack_has_its_own_samples_of_an_environment() -> None:
         assert [part.x[number].tolist() for part in (zero, one)] == [part.x.tolist() for part in alone]
 
 
+@pytest.mark.slow
 def test_stacks_of_a_bounded_size_come_out_the_same_each_time(
     tmp_path: Path, sizes: Sizes, monkeypatch: pytest.MonkeyPatch
 ) -> None:

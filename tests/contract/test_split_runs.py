@@ -171,6 +171,7 @@ def test_sites_with_data_of_their_own_count_by_the_environments_that_they_announ
     assert unusable(row) == ""
 
 
+@pytest.mark.slow
 def test_the_references_are_the_same_over_the_wire(tmp_path: Path) -> None:
     config = toy_config("references", *SIZE, rounds=2)
     LocalRuntime(config).run(RunFolder.create(tmp_path / "local", config))
@@ -383,6 +384,7 @@ def test_references_do_not_divide_noise_by_noise() -> None:
         strategy_for(config, "run")
 
 
+@pytest.mark.slow
 def test_a_search_under_secure_aggregation_makes_its_references_so(tmp_path: Path) -> None:
     (config,), why_not = with_references([toy_config("fedavg", *SIZE, SECURE, rounds=2)], tmp_path / "pool", 1)
     assert why_not == ""
@@ -442,13 +444,12 @@ def test_sums_that_cannot_be_stop_the_run(column: str, change: int, references: 
             return changed_reply(request, reply, {**metrics, f"global/{column}": [value + change]})  # type: ignore[operator]
         return reply
 
-    sentence = (
-        r"round 2: the sum under secure aggregation cannot be used \((samples|correct) does not add up to the \d+ held"
-    )
+    sentence = r"round 2: the sum under secure aggregation cannot be used \((samples|correct) does not add up to the \d+ held"
     with pytest.raises(RunStopped, match=sentence):
         spied(tmp_path / "run", "fedavg", f"references='{references}'", SECURE, spoil=spoil)
 
 
+@pytest.mark.slow
 def test_masked_counts_are_the_same_over_the_wire(references: Path, tmp_path: Path) -> None:
     config = toy_config("fedsdr", *SIZE, f"references='{references}'", SECURE, rounds=2)
     LocalRuntime(config).run(RunFolder.create(tmp_path / "local", config))

@@ -94,6 +94,7 @@ def test_two_clients_by_hand(tmp_path: Path) -> None:
     assert [stacked(part).flatten().tolist() for part in trace.sent] == [[2, 2], [2.25] * 2, [2.46875] * 2]
 
 
+@pytest.mark.slow
 def test_beyond_the_mean_no_variance_is_negative(tmp_path: Path) -> None:
     """BatchNorm's running variances fall from 1, and β = 2 would take as much off again."""
     settings = ("mixing=2", "model.norm=batch", "learning_rate=0.01", "local_steps=20", "evaluate_every=1")

@@ -22,6 +22,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_every_command_of_the_page_runs(here: Path) -> None:
     pytest.importorskip("onnxruntime", reason="needs the extra perennial[onnx]")
     commands = re.findall(r"^perennial (.+)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)

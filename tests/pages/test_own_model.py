@@ -15,6 +15,7 @@ from perennial.server.cli.main import app
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own-model"
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("leafnet.py", "run.toml"):
         shutil.copy(EXAMPLE / name, tmp_path)

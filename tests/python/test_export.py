@@ -59,6 +59,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_commands_and_the_code_of_the_page(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("onnxruntime", reason="needs the extra perennial[onnx]")
     monkeypatch.chdir(here)
@@ -124,6 +125,7 @@ def served(path: Path, name: str, inputs: Sequence[dict[str, Any]]) -> dict[str,
     return answers(model.logits(name, x), model.scenario)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["global", "personal"])
 def test_raw_rows_are_answered_as_they_are_served(tmp_path: Path, name: str) -> None:
     path = site(tmp_path / "state", SCENARIO)
@@ -150,6 +152,7 @@ def test_raw_rows_are_answered_as_they_are_served(tmp_path: Path, name: str) -> 
     np.testing.assert_allclose(session(tmp_path / "m.onnx").run(None, one)[0], probabilities[:1], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_an_output_has_a_name_that_no_column_has(tmp_path: Path) -> None:
     site(tmp_path / "state", {"name": "own-data", "sites": ["here", "there"], "inputs": ["class", "class_out"]})
     code, said = ask("export", tmp_path / "state", "-o", tmp_path / "m.onnx")
@@ -158,6 +161,7 @@ def test_an_output_has_a_name_that_no_column_has(tmp_path: Path) -> None:
     assert names == ["probabilities", "class_out_out", "label"]
 
 
+@pytest.mark.slow
 def test_numbers_in_the_sites_units_and_several_networks(tmp_path: Path) -> None:
     """Without columns: `mean` and `scale` are inside; of FedRoD's personal model, two networks are."""
     scenario = {"name": "own-data", "inputs": [3], "mean": [1.0, 2.0, 3.0], "scale": [2.0, 3.0, 4.0]}
@@ -170,6 +174,7 @@ def test_numbers_in_the_sites_units_and_several_networks(tmp_path: Path) -> None
     np.testing.assert_allclose(found, served(path, "personal", [given])["probabilities"], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_model_of_more_than_one_network(tmp_path: Path) -> None:
     from perennial.server.local import LocalRuntime
     from perennial.server.run.folder import RunFolder

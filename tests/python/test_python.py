@@ -513,6 +513,7 @@ def test_a_search_without_test_samples_has_held_out_numbers_alone(tmp_path: Path
         found.result.plot()
 
 
+@pytest.mark.slow
 def test_a_script_that_lacks_its_main_line_is_told_so(tmp_path: Path) -> None:
     study = 'perennial.sweep("fedavg", "colored-digits", 2, rounds=1, select="held-out", jobs=2)'
     (tmp_path / "script.py").write_text(f"import perennial\n{study}\n")

@@ -104,7 +104,13 @@ def test_every_method_is_a_strategy_by_the_name_of_its_class() -> None:
 SMALL = {"FedADG": {"noise_size": 16, "projection_size": 16}}
 
 
-@pytest.mark.parametrize("method", ["FedIIR", "FedAvg", "Ditto", "FedSDR", "FedRep", "FedADG", "FedSR", "FedPAC"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        *("FedIIR", "FedAvg", "Ditto"),
+        *(pytest.param(own, marks=pytest.mark.slow) for own in ("FedSDR", "FedRep", "FedADG", "FedSR", "FedPAC")),
+    ],
+)
 def test_a_method_trains_in_a_plain_app(method: str) -> None:
     name = getattr(strategies, method).method
     _, grid = apps(name)
@@ -155,6 +161,7 @@ def test_without_a_penalty_fediir_is_fedavg_where_clients_count_alike() -> None:
         torch.testing.assert_close(ends[0][name], ends[1][name], rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_memory_stays_flat_over_a_thousand_rounds() -> None:
     """As many tensors and records after 1,000 rounds as after 50, but for the metrics in Flower's result."""
     few = torch.randn(8, 2), torch.arange(8) % 2

@@ -460,7 +460,7 @@ def test_a_metric_of_training_cannot_pass_for_an_accuracy() -> None:
     assert method.exchanges[-1].left_out == {CLIENTS[0]: "metric 'personal/accuracy' is for evaluations alone"}
 
 
-@pytest.mark.parametrize("action", ["train", "evaluate"])
+@pytest.mark.parametrize("action", ["train", pytest.param("evaluate", marks=pytest.mark.slow)])
 def test_lists_without_end_are_left_out_and_not_kept(action: str) -> None:
     """Twenty lists of 10^5 numbers from each client: 16 MB, of which nothing may stay."""
     method = strategy("quorum=0", "most_metric_bytes=1000000")

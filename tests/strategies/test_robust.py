@@ -349,6 +349,7 @@ def test_no_record_of_one_hostile_client_of_eight_gets_through(method: str, tmp_
     assert largest(tmp_path, method, "aggregation=median") < 50
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before", ["nothing", "nearest-neighbours", "bucketing"])
 @pytest.mark.parametrize("rule", RULES)
 def test_no_rule_lets_it_through(rule: str, before: str, tmp_path: Path) -> None:
@@ -375,6 +376,7 @@ def test_how_far_the_hostile_one_is_rounds_no_honest_distance_away(rule: str, be
     assert float(moved.norm()) < 1.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ATTACKS)
 def test_under_an_attack_a_rule_keeps_nearer_to_the_honest_than_the_mean_does(kind: str, tmp_path: Path) -> None:
     """Distance to the model of a calm run, after some rounds of which two of eight clients are hostile."""

@@ -44,7 +44,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PERENNIAL_DATA", raising=False)
     monkeypatch.setenv("COLUMNS", "200")
-    (tmp_path / "toy.toml").write_text('[scenario]\nname = "toy"\n')
+    (tmp_path / "toy.toml").write_text('method = "fedavg"\n[scenario]\nname = "toy"\n')
     return tmp_path
 
 
@@ -116,7 +116,7 @@ def test_below_the_table_of_sites_stand_their_references_of_the_worst_site(here:
 
 
 def test_below_the_table_stand_a_constant_and_fedavg_with_its_command(here: Path) -> None:
-    result = call("run", *TOY, "--rounds", "2", "--seed", "3", "--out", "runs/one run")
+    result = call("run", *TOY, "--method", "ditto", "--rounds", "2", "--seed", "3", "--out", "runs/one run")
     assert result.exit_code == 0, result.output
     ours = constant_predictor(toy_config("fedavg"), 3)
     constant = (
@@ -188,6 +188,7 @@ def test_the_first_command_has_its_references_below_the_table(here: Path) -> Non
     assert sum("fedavg" in folder.name for folder in (here / "runs").iterdir()) == 1
 
 
+@pytest.mark.slow
 def test_the_last_line_says_where_the_page_is_or_how_to_get_it(here: Path) -> None:
     page, command = here / "one run" / "report.html", "page of this run: perennial report 'one run'"
     assert call("run", *TOY, "--rounds", "2", "--out", "one run").stdout.splitlines()[-1] == command
@@ -525,7 +526,7 @@ def test_a_description_is_written_when_it_has_succeeded(here: Path) -> None:
 def test_a_model_that_does_not_fit_is_one_sentence(here: Path) -> None:
     result = call("run", *TOY, "--set", "model.hidden=[10000000,10000000]", "--out", "one")
     assert (result.exit_code, len(sentences_of(result))) == (2, 1)
-    assert "takes about 3,200,00" in result.stderr
+    assert "takes about 1,600,00" in result.stderr
     assert not (here / "one").exists()
 
 

@@ -121,6 +121,7 @@ def test_the_shell_completes_names_at_once(tmp_path: Path) -> None:
         assert (sorted(out.split()), slow) == (expected, []), typed
 
 
+@pytest.mark.slow
 def test_a_run_says_at_once_what_it_does_and_nothing_where_data_are_asked_for(tmp_path: Path) -> None:
     few = ["run", "--rounds", "1", "--method", "fedavg"]
     told, quiet = perennial(tmp_path, ([*few, "--out", "one"], {}), ([*few, "--out", "two", "--json"], {}))

@@ -123,6 +123,7 @@ def test_the_numbers_are_those_of_the_runs(two: Path, here: Path) -> None:
     assert second.numbers["method"] == numbers("local", "personal", "p=0.1", False, 2)
 
 
+@pytest.mark.slow
 def test_the_command_shows_them_and_runs_nothing_twice(two: Path, here: Path) -> None:
     result = call("--jobs", "1", "--out", "pool", "--picture", "pictures/one.svg", "--only", "fedavg")
     assert result.exit_code == 0, result.output
@@ -242,6 +243,7 @@ def test_a_run_that_stopped_fails_the_row_and_is_named(here: Path) -> None:
         assert "0 of 1 claims hold" in page
 
 
+@pytest.mark.slow
 def test_so_does_one_whose_log_is_damaged(two: Path, here: Path) -> None:
     assert call("--jobs", "1", "--out", "pool").exit_code == 0
     run = next((here / "pool").glob("fedavg-*"))

@@ -219,6 +219,7 @@ def test_less_of_a_loss_is_better() -> None:
     assert finding([0.6, 0.62], [0.5, 0.51], claim=claim).verdict == "not"
 
 
+@pytest.mark.slow
 def test_what_is_kept_is_what_the_comparison_has(table: Reproduction, tmp_path: Path) -> None:
     comparison = compare(table.plan(quick=False), tmp_path / "pool", 1)
     file = keep("t", table, comparison, False, Select.held_out, tmp_path / "results")

@@ -62,6 +62,7 @@ def test_the_tables_average_over_seeds() -> None:
     assert "the largest of a single seed is 1.00" in text
 
 
+@pytest.mark.slow
 def test_reproduce_selection_runs_and_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(scenarios.SCENARIOS, "toy", Toy())
     monkeypatch.setitem(scenarios.SCENARIOS, "toy-oracle", Toy(oracle=True))
@@ -122,6 +123,7 @@ def test_what_is_kept_is_not_run_again(tmp_path: Path, monkeypatch: pytest.Monke
     assert "--trial-rounds and --select are not possible" in rule.stderr
 
 
+@pytest.mark.slow
 def test_damaged_references_are_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(scenarios.SCENARIOS, "toy", Toy())
     monkeypatch.setitem(scenarios.SCENARIOS, "toy-oracle", Toy(oracle=True))
@@ -141,6 +143,7 @@ def test_damaged_references_are_no_result(tmp_path: Path, monkeypatch: pytest.Mo
     assert measure(*arguments) == (whole, [])
 
 
+@pytest.mark.slow
 def test_cases_that_another_process_keeps_meanwhile_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(scenarios.SCENARIOS, "toy", Toy())
     monkeypatch.setitem(scenarios.SCENARIOS, "toy-oracle", Toy(oracle=True))

@@ -267,6 +267,7 @@ def many(runs: Path, count: int) -> None:
         (folder / "summary.json").write_text(json.dumps(facts))
 
 
+@pytest.mark.slow
 def test_forty_runs_make_a_page_of_modest_size(runs: Path) -> None:
     many(runs, 40)
     page, skipped = report([runs])
@@ -400,6 +401,7 @@ def test_nothing_to_report_is_one_sentence(runs: Path) -> None:
     assert call(runs, "--out", runs / "no" / "page.html").exit_code == 2
 
 
+@pytest.mark.slow
 def test_a_report_is_written_over_reports_alone(runs: Path) -> None:
     run = runs / "ditto-0"
     before, table = (run / "config.toml").read_bytes(), runs / "patients.csv"

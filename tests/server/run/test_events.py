@@ -202,6 +202,7 @@ def test_a_port_that_is_taken_is_said() -> None:
 # ---------------------------------------------------------------------- --log-format json
 
 
+@pytest.mark.slow
 def test_with_json_every_line_of_standard_error_is_an_event(tmp_path: Path) -> None:
     code = "from perennial.server.cli.main import main; main()"
     out = tmp_path / "run"

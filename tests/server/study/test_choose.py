@@ -176,6 +176,7 @@ def test_a_run_whose_summary_has_an_older_rule_s_score_is_judged_by_its_counts(t
     assert search(config, 1, (), Select.by_split, tmp_path, 1)[0] == found
 
 
+@pytest.mark.slow
 def test_a_comparison_gives_every_seed_its_references(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(scenarios.SCENARIOS, "toy", Toy())
     plan = Plan(entries_of(["fedavg"]), "toy", seeds=2, rounds=2, settings=SIZE, select=Select.by_split)
@@ -216,6 +217,7 @@ def test_where_there_can_be_no_references() -> None:
     )
 
 
+@pytest.mark.slow
 def test_references_are_made_once_for_each_seed_and_model(tmp_path: Path) -> None:
     one = toy_config("fedavg", *SIZE)
     configs = [
@@ -306,6 +308,7 @@ def test_the_choice_is_the_same_when_the_test_data_are_hidden(
         assert chosen["seen", select] != chosen["hidden", select]  # it was hidden
 
 
+@pytest.mark.slow
 def test_leave_one_out_says_what_it_rests_on(tmp_path: Path) -> None:
     outcomes, verdict = search(three(), 3, FIXED, Select.leave_one_out, tmp_path, 1)
     assert verdict.by is Select.leave_one_out
@@ -345,6 +348,7 @@ def test_leave_one_out_needs_three_environments(tmp_path: Path, monkeypatch: pyt
     assert f"FedAvg: {verdict.sentence}" in comparison_lines(comparison)
 
 
+@pytest.mark.slow
 def test_a_comparison_leaves_out_environments_for_every_method_that_can(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -522,6 +526,7 @@ def test_a_command_that_cannot_be_is_one_sentence(
     assert not (tmp_path / "pool").exists()
 
 
+@pytest.mark.slow
 def test_a_damaged_pool_leaves_the_choice_to_the_other_trials(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -551,6 +556,7 @@ def test_a_damaged_pool_leaves_the_choice_to_the_other_trials(
     assert f"split does not speak: {references / FILE} is not there; delete {references}" in said
 
 
+@pytest.mark.slow
 def test_an_interrupted_search_says_how_it_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(scenarios.SCENARIOS, "toy", Toy())
     words = command(tmp_path / "broken", "--trials", "2")

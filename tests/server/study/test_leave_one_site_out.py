@@ -88,6 +88,7 @@ def test_the_accuracy_is_that_of_the_model_of_the_other_sites(folder: Path, tmp_
     assert scores_table([replace(cell, auroc=None) for cell in cells]) is None
 
 
+@pytest.mark.slow
 def test_a_site_adapts_to_a_few_samples_as_in_a_run_of_its_own(folder: Path, tmp_path: Path) -> None:
     methods = {name: config_of(name, folder) for name in ("ditto", "fedavg", "fedsdr-fedavg", "local")}
     cells, troubles = leave_one_site_out(methods, 1, tmp_path / "pool", 1, adapt=7)
@@ -141,6 +142,7 @@ def call(*arguments: object) -> Result:
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
+@pytest.mark.slow
 def test_the_command_takes_the_file_that_describe_writes(folder: Path, tmp_path: Path) -> None:
     file, pool = tmp_path / "run.toml", tmp_path / "pool"
     assert call("describe", folder, "--out", file).exit_code == 0

@@ -166,10 +166,12 @@ def held_out(folder: RunFolder, round_: int) -> float:
     return sum(each) / len(each)
 
 
+@pytest.mark.slow
 def test_the_same_trials_stop_with_two_at_a_time(pruned: tuple[list[Outcome], Verdict], tmp_path: Path) -> None:
     assert told(find(tmp_path, jobs=2)) == told(pruned)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", [1, 7, 11, 15, 17])
 def test_the_same_trials_stop_after_an_interruption(
     moment: int, pruned: tuple[list[Outcome], Verdict], tmp_path: Path
@@ -255,6 +257,7 @@ def test_a_stopped_trial_is_named_in_table_json_and_report(tmp_path: Path) -> No
     assert RunFolder(path).summary()["rounds"] == 6
 
 
+@pytest.mark.slow
 def test_a_comparison_stops_trials_of_every_method_alike(tmp_path: Path) -> None:
     settings = ("evaluate_every=2", *FIXED)
     plan = Plan(entries_of(["fedavg"]), "toy", seeds=2, trials=6, rounds=6, settings=settings, prune=True)
