@@ -127,8 +127,10 @@ def _problem(
     device: str | None = None,
     watch: Watch = lambda _: None,
 ) -> tuple[dict[str, Any], Path, int, Watch]:
-    """What determines a study's runs, as arguments, with what its file has, which is weaker; and how they are made:
-    where, how many at a time, and who is told. Raises `UserError`."""
+    """What determines a study's runs, as arguments; and where they go, how many at a time, and who is told.
+
+    What its file has is weaker than the arguments. Raises `UserError`.
+    """
     (jobs,) = _counts(jobs=jobs)
     pool, texts = path_of(out, "out"), as_texts(settings)
     stronger = {"rounds": rounds, "data_root": data_root, "device": device}
