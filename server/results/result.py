@@ -168,9 +168,9 @@ class Result:
             model = ", ".join(key[name] for name in ("model", "sites") if name in key)
             drawn.setdefault((model, key["round"]), ([], found["accuracy"]))[0].append(key["selection"])
         ax = self._axes(ax, "test environment", "test accuracy, %")
-        for (model, number), (selections, accuracies) in drawn.items():
+        for (model, number), (selections, values) in drawn.items():
             label = f"{model}, {' and '.join(selections)} (round {number})"
-            ax.plot(list(accuracies), [100 * value for value in accuracies.values()], marker="o", label=label)
+            ax.plot(list(values), [100 * value for value in values.values()], marker="o", label=label)
         ax.legend()
         return ax
 
