@@ -536,9 +536,10 @@ def _labels(
         if len(there) < 2:
             raise UserError(f"y is {min(map(str, there))} everywhere; there must be at least two classes")
         return {label: str(label) for label in in_order(there)}
-    names: list[Any] | None = list(classes) if isinstance(classes, Sequence) or hasattr(classes, "dtype") else None
-    numbers = names is not None and all(isinstance(name, int | np.integer | np.bool_) for name in names)
-    if names is None or isinstance(classes, str) or not (numbers or all(isinstance(name, str) for name in names)):
+    listed = hasattr(classes, "dtype") or (isinstance(classes, Sequence) and not isinstance(classes, str))
+    names: list[Any] = list(classes) if listed else [None]
+    numbers = all(isinstance(name, int | np.integer | np.bool_) for name in names)
+    if not numbers and not all(isinstance(name, str) for name in names):
         raise UserError(
             f"classes = {classes!r:.100} is not possible; give a list of the classes' names in their order, such "
             "as ['well', 'ill'], or of all numbers that y has"
@@ -547,10 +548,9 @@ def _labels(
     _must_be_text("classes", map(str, named))
     if twice := [name for name, there in Counter(named).items() if there > 1]:
         raise UserError(f"classes: {twice[0]!r} is there twice; name each class once")
-    if True in texts:
-        known: dict[int | str, str] = {str(name): str(name) for name in names}
-    else:
-        known = {int(name) if numbers else at: str(name) for at, name in enumerate(names)}
+    known: dict[int | str, str] = {
+        str(name) if True in texts else int(name) if numbers else at: str(name) for at, name in enumerate(names)
+    }
     for part in every:
         if beyond := sorted(map(str, set(part.y) - known.keys())):
             raise UserError(f"{part.name}: y has {beyond[0]}, which is none of the {len(names)} classes")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from inspect import Parameter, signature
 from math import inf
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
 
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.paths import path_of
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from perennial.server.in_memory import InMemory
 
 
+F = TypeVar("F", bound=Callable[..., Any])
 OF_ONE_RUN = ("method", "preset", "seed")
 """What a study does not take from a configuration file: it gives every method the same chance."""
 
@@ -114,153 +116,6 @@ class StudyOptions(TypedDict, total=False):
     """Is told how the study stands."""
 
 
-def sweep(
-    method: str,
-    scenario: str | Scenario | InMemory | None,
-    trials: int,
-    *,
-    select: str = Select.by_split.value,
-    prune: bool = False,
-    seed: int = 0,
-    **options: Unpack[StudyOptions],
-) -> Search:
-    """Random search over a method's search ranges; trial 0 is the defaults. Called again, it continues.
-
-    `select` is "split", "held-out" or "leave-one-out" (docs/selection.md). The options of all studies: `config`, a
-    file in place of a scenario; `rounds`; `settings`, which are not drawn; `jobs`, how many runs go on at a time;
-    `out`, the folder of the runs; `data_root`; `device`; `watch`, which is told how the study stands.
-
-    Raises `UserError`, and `RunStopped` if a process dies.
-    """
-    (trials,) = _counts(trials=trials)
-    problem = _problem(scenario, **options)
-    base = configured(method, seed=seed, **problem.of_runs())
-    fixed = [key_of(setting) for setting in problem.settings]
-    return Search(*search(base, trials, fixed, _select(select), problem.pool, problem.jobs, problem.watch, prune))
-
-
-def tune(
-    method: str,
-    scenario: str | Scenario | InMemory | None,
-    trials: int,
-    *,
-    select: str = Select.by_split.value,
-    prune: bool = True,
-    seed: int = 0,
-    **options: Unpack[StudyOptions],
-) -> Search:
-    """Choose a method's settings without target data: as `sweep`, with hopeless trials stopped early.
-
-    Also writes the chosen configuration and a picture of the search into `out`. Arguments and errors are as with
-    `sweep`.
-    """
-    _counts(2, trials=trials)
-    pool = path_of(options.get("out", POOL), "out")
-    found = sweep(method, scenario, trials, select=select, prune=prune, seed=seed, **options)
-    return replace(found, files=keep(found.outcomes, found.verdict, _select(select), pool))
-
-
-def compare(
-    methods: Iterable[str],
-    scenario: str | Scenario | InMemory | None = None,
-    *,
-    seeds: int = 3,
-    trials: int = 1,
-    trial_rounds: int | None = None,
-    select: str = Select.by_split.value,
-    prune: bool = False,
-    oracle: bool = False,
-    **options: Unpack[StudyOptions],
-) -> Comparison:
-    """Methods side by side, tuned alike; FedAvg, Local and a constant prediction are always in. It continues, too.
-
-    Each method's settings are chosen of `trials` with seed 0, and run with the seeds 0, 1, … A trial has
-    `trial_rounds`, where that is given, in place of all. `oracle` adds the round that is best on test data,
-    labelled so. The rest, and the errors, are as with `sweep`. `Comparison.table` has the numbers.
-    """
-    seeds, trials = _counts(seeds=seeds, trials=trials)
-    if trial_rounds is not None:
-        (trial_rounds,) = _counts(1, inf, trial_rounds=trial_rounds)
-    problem = _problem(scenario, **options)
-    plan = comparing.Plan(
-        entries=_entries(methods),
-        seeds=seeds,
-        trials=trials,
-        trial_rounds=trial_rounds,
-        oracle=oracle,
-        select=_select(select),
-        prune=prune,
-        **problem.of_runs(),
-    )
-    return comparing.compare(plan, problem.pool, problem.jobs, problem.watch)
-
-
-def leave_one_site_out(
-    methods: Iterable[str],
-    scenario: str | Scenario | InMemory | None = None,
-    *,
-    seeds: int = 3,
-    adapt: int = 0,
-    **options: Unpack[StudyOptions],
-) -> tuple[list[Cell], list[str]]:
-    """What each method does at a site that nobody trained at: a cell for each site and method, and troubles.
-
-    FedAvg, Local and a constant prediction are always in. With `adapt` the site then makes a personal model of so
-    many of its samples, where the method can; the others are asked about. Other arguments and errors are as with
-    `compare`.
-    """
-    (seeds,) = _counts(seeds=seeds)
-    (adapt,) = _counts(0, inf, adapt=adapt)
-    problem = _problem(scenario, **options)
-    plan = comparing.Plan(entries=_entries(methods), seeds=seeds, **problem.of_runs())
-    entries = comparing.with_baselines(plan.entries)
-    bases = {entry.label: comparing.base_config(plan, entry, entries) for entry in entries}
-    return unseen_sites.leave_one_site_out(bases, seeds, problem.pool, problem.jobs, problem.watch, adapt)
-
-
-def _entries(methods: Iterable[str]) -> tuple[comparing.Entry, ...]:
-    """Raises `UserError` for a name that is none, and for a dict, whose values nothing would read."""
-    names = [methods] if isinstance(methods, str) or not isinstance(methods, Iterable) else list(methods)
-    if isinstance(methods, Mapping) or not all(isinstance(name, str) for name in names):
-        raise UserError(
-            f"methods: {methods!r:.100} is not possible; give a list of names, and what all share as settings"
-        )
-    return comparing.entries_of(names)
-
-
-def _counts(least: int = 1, most: float = MOST, /, **counts: object) -> list[int]:
-    """The counts. Raises `UserError` for the first that is no whole number, too small or too large."""
-    found = []
-    for name, value in counts.items():
-        number = int(value) if isinstance(value, Integral) else -1
-        if not least <= number <= most:
-            above = f", and at most {most}" if number > most else ""
-            raise UserError(
-                f"{name}: {value!r:.100} is not possible; it must be a whole number, at least {least}{above}"
-            )
-        found.append(number)
-    return found
-
-
-@dataclass(frozen=True)
-class _Problem:
-    """What a study's runs have in common, checked, and how they are made."""
-
-    scenario: str | Scenario
-    rounds: int | None
-    settings: tuple[str, ...]
-    data_root: str | None
-    device: str | None
-    pool: Path
-    jobs: int
-    watch: Watch
-
-    def of_runs(self) -> dict[str, Any]:
-        """What determines the runs, as arguments."""
-        names = ("scenario", "rounds", "settings", "data_root", "device")
-        return {name: getattr(self, name) for name in names}
-
-
 def _problem(
     scenario: str | Scenario | InMemory | None,
     config: Path | str | None = None,
@@ -271,8 +126,11 @@ def _problem(
     data_root: Path | str | None = None,
     device: str | None = None,
     watch: Watch = lambda _: None,
-) -> _Problem:
-    """The options of a study with what its file has, which is weaker. Raises `UserError`."""
+) -> tuple[dict[str, Any], Path, int, Watch]:
+    """What determines a study's runs, as arguments; and where they go, how many at a time, and who is told.
+
+    What its file has is weaker than the arguments. Raises `UserError`.
+    """
     (jobs,) = _counts(jobs=jobs)
     pool, texts = path_of(out, "out"), as_texts(settings)
     stronger = {"rounds": rounds, "data_root": data_root, "device": device}
@@ -298,7 +156,155 @@ def _problem(
         texts = (*as_texts(flat), *texts)
     assert scenario is not None
     root = save_in_memory(scenario, data_root, pool)
-    return _Problem(without_data(scenario), rounds, texts, root, device, pool, jobs, watch)
+    runs = {
+        "scenario": without_data(scenario),
+        "rounds": rounds,
+        "settings": texts,
+        "data_root": root,
+        "device": device,
+    }
+    return runs, pool, jobs, watch
+
+
+def _listed(function: F) -> F:
+    """With the options of all studies in its signature, where notebooks look for them."""
+    own, shared = signature(function), list(signature(_problem).parameters.values())[1:]
+    named = [parameter for parameter in own.parameters.values() if parameter.kind is not Parameter.VAR_KEYWORD]
+    options = [parameter.replace(kind=Parameter.KEYWORD_ONLY) for parameter in shared]
+    function.__signature__ = own.replace(parameters=[*named, *options])  # type: ignore[attr-defined]
+    return function
+
+
+@_listed
+def sweep(
+    method: str,
+    scenario: str | Scenario | InMemory | None,
+    trials: int,
+    *,
+    select: str = Select.by_split.value,
+    prune: bool = False,
+    seed: int = 0,
+    **options: Unpack[StudyOptions],
+) -> Search:
+    """Random search over a method's search ranges; trial 0 is the defaults. Called again, it continues.
+
+    `select` is "split", "held-out" or "leave-one-out" (docs/selection.md). The options of all studies: `config`, a
+    file in place of a scenario; `rounds`; `settings`, which are not drawn; `jobs`, how many runs go on at a time;
+    `out`, the folder of the runs; `data_root`; `device`; `watch`, which is told how the study stands.
+
+    Raises `UserError`, and `RunStopped` if a process dies.
+    """
+    (trials,) = _counts(trials=trials)
+    runs, pool, jobs, watch = _problem(scenario, **options)
+    base = configured(method, seed=seed, **runs)
+    fixed = [key_of(setting) for setting in runs["settings"]]
+    return Search(*search(base, trials, fixed, _select(select), pool, jobs, watch, prune))
+
+
+@_listed
+def tune(
+    method: str,
+    scenario: str | Scenario | InMemory | None,
+    trials: int,
+    *,
+    select: str = Select.by_split.value,
+    prune: bool = True,
+    seed: int = 0,
+    **options: Unpack[StudyOptions],
+) -> Search:
+    """Choose a method's settings without target data: as `sweep`, with hopeless trials stopped early.
+
+    Also writes the chosen configuration and a picture of the search into `out`. Arguments and errors are as with
+    `sweep`.
+    """
+    _counts(2, trials=trials)
+    pool = path_of(options.get("out", POOL), "out")
+    found = sweep(method, scenario, trials, select=select, prune=prune, seed=seed, **options)
+    return replace(found, files=keep(found.outcomes, found.verdict, _select(select), pool))
+
+
+@_listed
+def compare(
+    methods: Iterable[str],
+    scenario: str | Scenario | InMemory | None = None,
+    *,
+    seeds: int = 3,
+    trials: int = 1,
+    trial_rounds: int | None = None,
+    select: str = Select.by_split.value,
+    prune: bool = False,
+    oracle: bool = False,
+    **options: Unpack[StudyOptions],
+) -> Comparison:
+    """Methods side by side, tuned alike; FedAvg, Local and a constant prediction are always in. It continues, too.
+
+    Each method's settings are chosen of `trials` with seed 0, and run with the seeds 0, 1, … A trial has
+    `trial_rounds`, where that is given, in place of all. `oracle` adds the round that is best on test data,
+    labelled so. The rest, and the errors, are as with `sweep`. `Comparison.table` has the numbers.
+    """
+    seeds, trials = _counts(seeds=seeds, trials=trials)
+    if trial_rounds is not None:
+        (trial_rounds,) = _counts(1, inf, trial_rounds=trial_rounds)
+    runs, pool, jobs, watch = _problem(scenario, **options)
+    plan = comparing.Plan(
+        entries=_entries(methods),
+        seeds=seeds,
+        trials=trials,
+        trial_rounds=trial_rounds,
+        oracle=oracle,
+        select=_select(select),
+        prune=prune,
+        **runs,
+    )
+    return comparing.compare(plan, pool, jobs, watch)
+
+
+@_listed
+def leave_one_site_out(
+    methods: Iterable[str],
+    scenario: str | Scenario | InMemory | None = None,
+    *,
+    seeds: int = 3,
+    adapt: int = 0,
+    **options: Unpack[StudyOptions],
+) -> tuple[list[Cell], list[str]]:
+    """What each method does at a site that nobody trained at: a cell for each site and method, and troubles.
+
+    FedAvg, Local and a constant prediction are always in. With `adapt` the site then makes a personal model of so
+    many of its samples, where the method can; the others are asked about. Other arguments and errors are as with
+    `compare`.
+    """
+    (seeds,) = _counts(seeds=seeds)
+    (adapt,) = _counts(0, inf, adapt=adapt)
+    runs, pool, jobs, watch = _problem(scenario, **options)
+    plan = comparing.Plan(entries=_entries(methods), seeds=seeds, **runs)
+    entries = comparing.with_baselines(plan.entries)
+    bases = {entry.label: comparing.base_config(plan, entry, entries) for entry in entries}
+    return unseen_sites.leave_one_site_out(bases, seeds, pool, jobs, watch, adapt)
+
+
+def _entries(methods: Iterable[str]) -> tuple[comparing.Entry, ...]:
+    """Raises `UserError` for a name that is none, and for a dict, whose values nothing would read."""
+    names = [methods] if isinstance(methods, str) or not isinstance(methods, Iterable) else list(methods)
+    if isinstance(methods, Mapping) or not all(isinstance(name, str) for name in names):
+        raise UserError(
+            f"methods: {methods!r:.100} is not possible; give a list of names, and what all share as settings"
+        )
+    return comparing.entries_of(names)
+
+
+def _counts(least: int = 1, most: float = MOST, /, **counts: object) -> list[int]:
+    """The counts. Raises `UserError` for the first that is no whole number, too small or too large."""
+    found = []
+    for name, value in counts.items():
+        number = int(value) if isinstance(value, Integral) else -1
+        if not least <= number <= most:
+            above = f", and at most {most}" if number > most else ""
+            raise UserError(
+                f"{name}: {value!r:.100} is not possible; it must be a whole number, at least {least}{above}"
+            )
+        found.append(number)
+    return found
 
 
 def not_used(config: Path | str) -> str:

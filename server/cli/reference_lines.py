@@ -10,7 +10,7 @@ from perennial.common import plugins
 from perennial.common.config import RunConfig, load_config, read
 from perennial.common.methods import method_class
 from perennial.common.utils.errors import UserError
-from perennial.server.results.formatting import percent
+from perennial.server.results.formatting import accuracies
 from perennial.server.run.folder import RunFolder
 from perennial.server.run.input_files import PLUG_IN, digests
 from perennial.server.selection.summary import overall, worst_site
@@ -31,17 +31,15 @@ def reference_lines(path: Path, config: RunConfig, summary: Mapping[str, Any]) -
     if config.method.name == REFERENCE:
         return lines
     if found := fedavg_beside(path, config):
-        usual = method_class(REFERENCE)(name=REFERENCE).model_dump(mode="json")
         made = RunFolder.open(found)
+        usual = method_class(REFERENCE)(name=REFERENCE).model_dump(mode="json")
         values = made.config().method.model_dump(mode="json")
-        own = "".join(f"{key}={value}, " for key, value in values.items() if value != usual.get(key))
+        other = "".join(f"{key}={value}, " for key, value in values.items() if value != usual.get(key))
         command = _command(config, "--config", str(found / "config.toml"))
         numbers = _overall(config, _final(made.summary()))
-        lines.append(f"reference: FedAvg has {numbers} ({own}made by: {command})")
-    else:
-        command = _command(config, "--method", REFERENCE, "--config", str(path / "config.toml"))
-        lines.append(f"reference: FedAvg is made by: {command}")
-    return lines
+        return [*lines, f"reference: FedAvg has {numbers} ({other}made by: {command})"]
+    command = _command(config, "--method", REFERENCE, "--config", str(path / "config.toml"))
+    return [*lines, f"reference: FedAvg is made by: {command}"]
 
 
 def fedavg_beside(path: Path, config: RunConfig) -> Path | None:
@@ -94,6 +92,5 @@ def _final(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 def _overall(config: RunConfig, found: Mapping[str, Any]) -> str:
     """The rows of the run's table that hold for all."""
-    rows = overall(config.sites_with_data, config.scenario.test_environments)
-    numbers = ", ".join(f"{row} {percent(found.get(row.replace(' ', '_')))}" for row in rows)
+    numbers = accuracies(overall(config.sites_with_data, config.scenario.test_environments), found)
     return f"{numbers} over all sites" if config.test_sites else numbers

@@ -15,7 +15,7 @@ from perennial.server.papers.demo import Finding, Measured, difference_text, mea
 from perennial.server.report.load import load
 from perennial.server.report.page import framed, html_figure, legend
 from perennial.server.report.panels import Figure, curve_line, environment_line, round_means
-from perennial.server.report.results import Result
+from perennial.server.report.results import Result, result_of
 from perennial.server.report.tables import Table, html_table
 from perennial.server.results.figures import Line, line_figure, standalone_figure
 from perennial.server.results.formatting import percent
@@ -167,5 +167,4 @@ def _lines(finding: Finding) -> tuple[list[Line], dict[int, str]]:
 def _result(measured: Measured) -> Result | None:
     """A method's runs that have ended as reports have them; None where none has."""
     runs = [load(outcome.path) for outcome in measured.outcomes if outcome.summary]
-    title = measured.side.title
-    return Result(runs[0].config.scenario.name, title, measured.side.measured, True, runs) if runs else None
+    return result_of(runs, measured.side.title, measured.side.measured)

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from perennial.server.report.load import Run, load_runs
 from perennial.server.report.panels import curve_line, environment_line, round_means
-from perennial.server.report.results import Result
+from perennial.server.report.results import result_of
 from perennial.server.results.figures import STYLES, Line, standalone_figure
 from perennial.server.run.folder import RunFolder
-from perennial.server.study.compare import Choice, Comparison
+from perennial.server.study.compare import Comparison
 
 
 def pictures(comparison: Comparison, labels: Sequence[str] = ()) -> dict[str, str]:
@@ -18,15 +18,18 @@ def pictures(comparison: Comparison, labels: Sequence[str] = ()) -> dict[str, st
     that can be read.
     """
     wanted = [choice for choice in comparison.choices if not labels or choice.label in labels]
-    results = [result for choice in wanted if (result := _result(choice))][:STYLES]
+    # What cannot be read is among the comparison's troubles.
+    found = [result_of(load_runs(map(Path, choice.runs))[0], choice.label) for choice in wanted]
+    results = [result for result in found if result][:STYLES]
     if not results:
         return {}
+    titles, ylabel = [result.method for result in results], "test accuracy (%)"
     made = {}
-    if len(comparison.environments) > 1:
-        lines = [environment_line(n, result, "final", comparison.environments) for n, result in enumerate(results)]
-        made["environments"] = _picture(lines, results, "test environment", comparison.environments)
+    if len(names := comparison.environments) > 1:
+        lines = [environment_line(n, result, "final", names) for n, result in enumerate(results)]
+        made["environments"] = standalone_figure(lines, titles, "test environment", ylabel, names=names)
     lines = [curve_line(n, round_means(result, "accuracy")) for n, result in enumerate(results)]
-    made["rounds"] = _picture(lines, results, "round")
+    made["rounds"] = standalone_figure(lines, titles, "round", ylabel)
     if svg := training_picture({result.method: result.runs[0] for result in results}):
         made["training"] = svg
     return made
@@ -34,27 +37,13 @@ def pictures(comparison: Comparison, labels: Sequence[str] = ()) -> dict[str, st
 
 def training_picture(runs: Mapping[str, Run]) -> str:
     """The accuracies that methods log in every round, by label; empty where none logs any."""
-    curves = {label: found for label, run in runs.items() if (found := training_curve(run))}
-    lines = [
-        Line(style, list(curves[label]), [100 * value for value in curves[label].values()])
-        for style, label in enumerate(runs)
-        if label in curves
-    ]
-    if not lines:
+    curves = {(style, label): training_curve(run) for style, (label, run) in enumerate(runs.items())}
+    curves = {key: curve for key, curve in curves.items() if curve}
+    if not curves:
         return ""
-    return standalone_figure(lines, list(curves), "round", "training accuracy of the first seed (%)")
-
-
-def _picture(lines: Sequence[Line], results: Sequence[Result], xlabel: str, names: Sequence[str] = ()) -> str:
-    labels = [results[line.style].method for line in lines]
-    return standalone_figure(lines, labels, xlabel, "test accuracy (%)", names=names)
-
-
-def _result(choice: Choice) -> Result | None:
-    runs, _ = load_runs(map(Path, choice.runs))  # what cannot be read is among the comparison's troubles
-    if not runs:
-        return None
-    return Result(runs[0].config.scenario.name, choice.label, runs[0].config.method.evaluates[-1], True, runs)
+    lines = [Line(style, [*own], [100 * value for value in own.values()]) for (style, _), own in curves.items()]
+    labels = [label for _, label in curves]
+    return standalone_figure(lines, labels, "round", "training accuracy of the first seed (%)")
 
 
 def training_curve(run: Run) -> dict[int, float]:

@@ -43,6 +43,14 @@ class Result:
         return over_seeds(own[environment] for own in found if environment in own)
 
 
+def result_of(runs: Sequence[Run], method: str, model: str | None = None) -> Result | None:
+    """Runs that are known to be one result, of the method's main model or of another; None of none."""
+    if not runs:
+        return None
+    config = runs[0].config
+    return Result(config.scenario.name, method, model or config.method.evaluates[-1], True, runs)
+
+
 def results(runs: Iterable[Run]) -> list[Result]:
     """Runs of the same configuration together, by scenario and method; each model that is evaluated on its own."""
     groups: dict[tuple[tuple[str, str], ...], list[Run]] = {}

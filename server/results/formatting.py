@@ -1,6 +1,6 @@
 """What tables on a terminal and on a page say in the same way: numbers, sizes, members."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 
 def members(labels: Mapping[str, int]) -> dict[int, list[str]]:
@@ -23,6 +23,16 @@ def size(count: float) -> str:
 def percent(value: float | None) -> str:
     """An accuracy in percent, a dash where there is none."""
     return "–" if value is None else f"{100 * value:.2f}"
+
+
+def field(measure: str) -> str:
+    """What a measure such as `worst site` is called in summaries and in tables for programs."""
+    return measure.replace(" ", "_")
+
+
+def accuracies(measures: Iterable[str], found: Mapping[str, float | None], unit: str = "") -> str:
+    """Measures by name in percent, on one line."""
+    return ", ".join(f"{measure} {percent(found.get(field(measure)))}{unit}" for measure in measures)
 
 
 def assignments(settings: Mapping[str, object]) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perennial.common.utils.errors import UserError
-from perennial.server.results.formatting import percent
+from perennial.server.results.formatting import accuracies, field
 from perennial.server.results.table import Table
 from perennial.server.run.folder import RunFolder, understood
 from perennial.server.run.input_files import MODULE, PLUG_IN
@@ -43,7 +43,7 @@ class Result:
             (*_, last) = (row for row in self.overall if row["selection"] == "final")
         except (UserError, ValueError):
             return f"<Result {about}, not ended, in {self.folder}>"
-        numbers = ", ".join(f"{name} {percent(last[name.replace(' ', '_')])} %" for name in self._names)
+        numbers = accuracies(self._names, last, " %")
         of = ", ".join(last[name] for name in ("model", "selection", "sites") if name in last)
         return f"<Result {about}: {numbers} ({of}), in {self.folder}>"
 
@@ -59,7 +59,7 @@ class Result:
         Of sites with own data also that of the worst one, which takes the place of `worst` where they have one
         test environment. In a run with `test_sites` these have rows of their own here and in the next two tables.
         """
-        names = [name.replace(" ", "_") for name in self._names]
+        names = list(map(field, self._names))
         return Table(
             {**key, **{name: found[name] for name in (*names, "pooled")}, "held_out": found["validation"]}
             for key, found in self._selected()
@@ -168,9 +168,9 @@ class Result:
             model = ", ".join(key[name] for name in ("model", "sites") if name in key)
             drawn.setdefault((model, key["round"]), ([], found["accuracy"]))[0].append(key["selection"])
         ax = self._axes(ax, "test environment", "test accuracy, %")
-        for (model, number), (selections, accuracies) in drawn.items():
+        for (model, number), (selections, values) in drawn.items():
             label = f"{model}, {' and '.join(selections)} (round {number})"
-            ax.plot(list(accuracies), [100 * value for value in accuracies.values()], marker="o", label=label)
+            ax.plot(list(values), [100 * value for value in values.values()], marker="o", label=label)
         ax.legend()
         return ax
 
