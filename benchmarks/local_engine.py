@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from flwr.app import Context, Message
@@ -36,25 +36,14 @@ class Generated(Scenario):
     samples: int
     shape: tuple[int, ...]
 
-    @property
-    def model(self) -> dict[str, Any]:
-        return {"name": "logistic"}
+    model: ClassVar[dict[str, Any]] = {"name": "logistic"}
+    classes: ClassVar[int] = 10
+    train_environments: ClassVar[tuple[str, ...]] = ("training",)
+    test_environments: ClassVar[tuple[str, ...]] = ("test",)
 
     @property
     def input_shape(self) -> tuple[int, ...]:
         return self.shape
-
-    @property
-    def classes(self) -> int:
-        return 10
-
-    @property
-    def train_environments(self) -> tuple[str, ...]:
-        return ("training",)
-
-    @property
-    def test_environments(self) -> tuple[str, ...]:
-        return ("test",)
 
     def client_data(self, client: int, seed: int, data_root: Path | None) -> ClientData:
         means = torch.randn(self.classes, *self.shape, generator=torch_generator(seed, "benchmark", "means"))
