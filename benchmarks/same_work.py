@@ -1,6 +1,6 @@
 """Time the same work done by several contenders: CPU seconds beside those of a bare PyTorch loop.
 
-    uv run python benchmarks/same_work.py [--repeats N] [--workload NAME] [--contenders NAME,NAME]
+    uv run python benchmarks/same_work.py [--repeats N] [--workload NAME] [--contenders NAME,NAME] [--json]
 
 All do the same rounds: the same clients, cohorts and mini-batches, plain SGD, the weighted mean. No figure is
 printed unless their final parameters agree, what clients keep included. Every measurement is a fresh process, and
@@ -20,40 +20,25 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from local_engine import SEED, Case, Clock, Tree, in_simulation
+from local_engine import SEED, Case, Clock, Differs, Figures, Tree, _finished, difference, simulation
 from rich.console import Console
 from rich.table import Table
 
-from perennial.client.state import FileStates
 from perennial.common.models.architectures import build
 from perennial.common.models.network import network
 from perennial.common.utils.files import load_tensors, save_tensors
 from perennial.common.utils.seeding import torch_generator
-from perennial.common.utils.tensors import Tensors, flattened
+from perennial.common.utils.tensors import Tensors, joined
 from perennial.common.wire import PERSONAL
 
 TOLERANCE = 1e-5
 """Between final parameters: a stack adds up in another order."""
-
-
-@dataclass(frozen=True)
-class Figures:
-    """What one contender used."""
-
-    cpu_seconds: float
-    """Of all threads, in the rounds that count."""
-    peak_mib: float
-    """Peak resident memory; of several processes, of their sum."""
-
-
-class Differs(Exception):  # noqa: N818 - a finding about the contenders, not a fault of this script
-    """Two contenders did not reach the same model, or one of them failed."""
 
 
 @dataclass(frozen=True)
@@ -134,12 +119,12 @@ def bare(workload: Workload, out: Path) -> Figures:
                         sums[name].add_(tensor, alpha=len(train))
         weights = {name: (tensor / samples).to(weights[name].dtype) for name, tensor in sums.items()}
         clock.after(round_)
-    return _finished(out, weights, personal, clock)
+    return _finished(out, joined({"global": weights, **personal}) if personal else weights, clock)
 
 
 def local(workload: Workload, out: Path, engine: str) -> Figures:
     """A run of the local runtime."""
-    # Imported here, so that the bare loop's memory is its own.
+    from perennial.client.state import FileStates
     from perennial.server.local import LocalRuntime
     from perennial.server.run.folder import RunFolder
 
@@ -147,25 +132,10 @@ def local(workload: Workload, out: Path, engine: str) -> Figures:
     clock = Clock(config.rounds)
     runtime, folder = LocalRuntime(config), RunFolder.create(out / "run", config)
     runtime.run(folder, watch=lambda progress: clock.after(progress.round))
-    return _finished(out, *_models(folder.path), clock)
-
-
-def simulation(workload: Workload, out: Path) -> Figures:
-    """The same run on Flower's simulation. The clock is read as the rows of its log come, which is 0.1 s late."""
-    tree = Tree()
-    config = workload.config("simulation")
-    clock = Clock(config.rounds, tree.cpu)
-    for row in in_simulation(config, out):
-        if row["kind"] == "round":
-            clock.after(row["round"])
-    return _finished(out, *_models(out / "run"), clock, tree)
-
-
-def _models(run: Path) -> tuple[Tensors, dict[str, Tensors]]:
-    """The final weights of a run folder, and what each client keeps."""
-    states = FileStates(run / "clients")
+    states = FileStates(folder.clients)
     personal = {place.rpartition("/")[2]: versions[-1].kept[PERSONAL] for place, versions in states.items()}
-    return load_tensors(run / "models" / "global.safetensors"), personal
+    weights = load_tensors(folder.path / "models" / "global.safetensors")
+    return _finished(out, joined({"global": weights, **personal}) if personal else weights, clock)
 
 
 def plain_flower(workload: Workload, out: Path) -> Figures:
@@ -175,7 +145,10 @@ def plain_flower(workload: Workload, out: Path) -> Figures:
     tree = Tree()
     config = workload.config("bare")
     clock = Clock(config.rounds, tree.cpu)
-    return _finished(out, *app.run(config, clock.after), clock, tree)
+    weights, personal = app.run(config, clock.after)
+    save_tensors(out / "model.safetensors", joined({"global": weights, **personal}) if personal else weights)
+    cpu, wall = clock.seconds()
+    return Figures(cpu, wall, tree.end(), 0.0, tree.peak / 2**20)
 
 
 PFL = ["uv", "run", "--no-sync", "--quiet", "--with", "pfl==0.6.0", "python"]
@@ -188,7 +161,8 @@ def pfl(workload: Workload, out: Path) -> Figures:
 
     config = workload.config("bare")
     clock = Clock(config.rounds)
-    return _finished(out, *pfl_app.run(config, clock.after), clock)
+    weights, personal = pfl_app.run(config, clock.after)
+    return _finished(out, joined({"global": weights, **personal}) if personal else weights, clock)
 
 
 def pfl_absent() -> str:
@@ -198,18 +172,6 @@ def pfl_absent() -> str:
     except FileNotFoundError:
         return "there is no uv on the PATH"
     return done.stderr.strip().splitlines()[-1] if done.returncode else ""
-
-
-def _finished(
-    out: Path, weights: Tensors, personal: dict[str, Tensors], clock: Clock, tree: Tree | None = None
-) -> Figures:
-    """Leaves the tensors to be compared; the figures of this process, or of a tree of them."""
-    save_tensors(out / "model.safetensors", flattened({"global": weights, **personal}) if personal else weights)
-    if tree:
-        return Figures(clock.seconds(), tree.peak / 2**20)
-    # Not ru_maxrss: a process that is started by `vfork` begins with its parent's.
-    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return Figures(clock.seconds(), int(lines["VmHWM"].split()[0]) / 1024)
 
 
 CONTENDERS: dict[str, Callable[[Workload, Path], Figures]] = {
@@ -239,13 +201,6 @@ def measure(contender: str, workload: str, folder: Path, rounds: int = 0) -> tup
     return Figures(**json.loads((folder / "figures.json").read_text())), load_tensors(folder / "model.safetensors")
 
 
-def difference(one: Tensors, other: Tensors) -> float:
-    """The largest absolute difference of two models; infinite when they are not of the same form."""
-    if one.keys() != other.keys() or any(one[name].shape != other[name].shape for name in one):
-        return float("inf")
-    return max(float((one[name].double() - other[name].double()).abs().max()) for name in one)
-
-
 def compare(workload: str, contenders: list[str], repeats: int, folder: Path) -> list[dict[str, Any]]:
     """A row for each contender. Raises `Differs` unless all of them come to the same parameters."""
     found: dict[str, list[Figures]] = {contender: [] for contender in contenders}
@@ -269,11 +224,13 @@ def compare(workload: str, contenders: list[str], repeats: int, folder: Path) ->
     base, *_ = found.values()
     return [
         {
+            "workload": workload,
             "contender": contender,
             "efficiency": statistics.median(
-                one.cpu_seconds / own.cpu_seconds for one, own in zip(base, measured, strict=True)
+                one.rounds_cpu / own.rounds_cpu  # type: ignore[operator]
+                for one, own in zip(base, measured, strict=True)
             ),
-            "cpu_seconds": statistics.median(own.cpu_seconds for own in measured),
+            "cpu_seconds": statistics.median(own.rounds_cpu for own in measured),  # type: ignore[type-var]
             "peak_mib": statistics.median(own.peak_mib for own in measured),
         }
         for contender, measured in found.items()
@@ -298,6 +255,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5, metavar="N", help="measurements of each (default 5)")
     parser.add_argument("--workload", choices=WORKLOADS, help="only this one")
     parser.add_argument("--contenders", default=",".join(CONTENDERS), help="which, beside bare (default all)")
+    parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     parser.add_argument("--contender", choices=CONTENDERS, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--rounds", type=int, default=0, help=argparse.SUPPRESS)
@@ -310,19 +268,24 @@ def main() -> None:
         if options.rounds:
             workload = replace(workload, timed_rounds=options.rounds - 2)
         figures = CONTENDERS[options.contender](workload, options.out)
-        (options.out / "figures.json").write_text(json.dumps(vars(figures)))
+        (options.out / "figures.json").write_text(json.dumps(asdict(figures)))
         return
     contenders = [name for name in CONTENDERS if name == "bare" or name in asked]
     if "pfl" in contenders and (why := pfl_absent()):
         contenders.remove("pfl")
         print(f"same_work: no row for pfl-research: {why}", file=sys.stderr)
+    rows = []
     with tempfile.TemporaryDirectory(prefix="perennial-benchmark-") as folder:
         for name in [options.workload] if options.workload else WORKLOADS:
             try:
                 found = compare(name, contenders, options.repeats, Path(folder))
             except Differs as error:
                 sys.exit(f"same_work: {error}")
-            Console().print(table(name, found))
+            rows += found
+            if not options.json:
+                Console().print(table(name, found))
+    if options.json:
+        print(json.dumps(rows, indent=2))
 
 
 if __name__ == "__main__":

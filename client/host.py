@@ -24,11 +24,11 @@ from perennial.common.config import Engine, Task, parse_task
 from perennial.common.data.examples import ClientData, must_be_samples
 from perennial.common.data.scenario import Scenario
 from perennial.common.flower.names import log
+from perennial.common.flower.request_id import name_of
 from perennial.common.methods.base import Method, Sum
 from perennial.common.models.memory import must_fit, samples_must_fit
 from perennial.common.models.network import Network, network
 from perennial.common.privacy.secure_aggregation import ACTIONS, KEYS, TERMS
-from perennial.common.request_id import name_of
 from perennial.common.selection import SUMS, split_off
 from perennial.common.selection import record as reference
 from perennial.common.utils.discovery import defined_in, names_in

@@ -3,8 +3,8 @@
 A version is what the client kept after a request that changed it. The server says with every message which
 checkpoints it still holds (`kept`) and at which rounds the run was resumed (`resumed`, in order). From that a
 client knows which version is current, and which ones nobody can ask for any more. A version also says which
-request made it (`common/request_id.py`): should the process die before the reply is sent, or the reply get lost,
-the same request comes again, and starts from the version before.
+request made it (`common/flower/request_id.py`): should the process die before the reply is sent, or the reply get
+lost, the same request comes again, and starts from the version before.
 """
 
 import hashlib

@@ -40,19 +40,23 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Start or resume the run that the run configuration describes."""
     patch_serverapp()
-    ordered = OrderedGrid(grid, poll=LOOK_EVERY)
     settings = {key: str(value) for key, value in context.run_config.items()}
-    if settings.get("survey"):
-        ask_sites(ordered, settings)
-    else:
-        serve(ordered, settings)
+    serve(OrderedGrid(grid, poll=LOOK_EVERY), settings)
 
 
 def serve(grid: OrderedGrid, settings: dict[str, str]) -> None:
-    """Start or resume the run that these settings describe. What it ends with is also left in its folder."""
+    """Carry out the run or the survey that these settings describe."""
     torch.set_num_threads(1)
     if is_json():
         set_format("json")
+    if settings.get("survey"):
+        _survey(grid, settings)
+    else:
+        _run(grid, settings)
+
+
+def _run(grid: OrderedGrid, settings: dict[str, str]) -> None:
+    """Start or resume the run that these settings describe. What it ends with is also left in its folder."""
     simulated = in_simulation(grid.inner)
     here = not settings["desk"] or os.path.exists(settings["desk"])  # not where it may not look
     path = None  # the folder of this run, once it is known to be no other's
@@ -105,11 +109,8 @@ def serve(grid: OrderedGrid, settings: dict[str, str]) -> None:
         sent.close()
 
 
-def ask_sites(grid: OrderedGrid, settings: dict[str, str]) -> None:
+def _survey(grid: OrderedGrid, settings: dict[str, str]) -> None:
     """Carry out the survey that these settings describe; what came of it is the run's summary."""
-    torch.set_num_threads(1)
-    if is_json():
-        set_format("json")
     here = os.path.exists(settings["desk"])
     with tempfile.TemporaryDirectory(prefix="perennial-") as folder, ExitStack() as sent:
         path = Path(settings["out"]) if here else Path(folder)

@@ -54,7 +54,7 @@ from google.protobuf.message import DecodeError
 
 from perennial.common.flower.names import ErrorCode, Run, SubStatus, log
 from perennial.common.flower.processes import LOOK_EVERY
-from perennial.common.request_id import name_of
+from perennial.common.flower.request_id import name_of
 from perennial.common.utils.errors import LONGEST, UserError, printable
 from perennial.common.utils.files import PRIVATE
 from perennial.common.utils.tracebacks import Tracebacks

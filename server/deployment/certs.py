@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from ipaddress import ip_address
 from pathlib import Path
 
 from cryptography import x509
@@ -30,6 +30,12 @@ Key = ec.EllipticCurvePrivateKey
 HOSTS = ("localhost", "127.0.0.1", "superlink")
 """Every server certificate holds these: the machine itself, and the SuperLink's name in the compose files."""
 CA_DAYS = 3650
+SECRET, PUBLIC = 0o600, 0o644
+"""Modes of files."""
+USAGES = (
+    *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"),
+    *("key_cert_sign", "crl_sign", "encipher_only", "decipher_only"),
+)
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 HOST = re.compile(r"(?!-)[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 
@@ -52,36 +58,31 @@ def make(
     _check_names(names, folder / "sites")
     entries = [_host(host) for host in dict.fromkeys((*HOSTS, *hosts))]
 
-    secret: dict[str, bytes] = {}
-    public: dict[str, bytes] = {}
+    files: dict[str, tuple[bytes, int]] = {}  # contents and modes
     if add:
         ca, ca_key = _load_authority(folder)
     else:
-        ca_key = ec.generate_private_key(ec.SECP384R1())
+        ca_key = _new_key()
         ca = authority(ca_key, CA_DAYS)
-        secret |= {"ca.key": _pem(ca_key), "superexec.secret": secrets.token_urlsafe(48).encode()}
-        public["ca.crt"] = ca.public_bytes(Encoding.PEM)
-    there = (folder / "server.crt").exists()
-    if there and hosts:
+        files["ca.key"] = _pem(ca_key), SECRET
+        files["superexec.secret"] = secrets.token_urlsafe(48).encode(), SECRET
+        files["ca.crt"] = ca.public_bytes(Encoding.PEM), PUBLIC
+    if not (folder / "server.crt").exists():
+        _check_days(days, ca)
+        key = _new_key()
+        files["server.key"] = _pem(key), SECRET
+        files["server.crt"] = server(ca, ca_key, key, entries, days).public_bytes(Encoding.PEM), PUBLIC
+    elif hosts:
         raise UserError(
             f"--host {hosts[0]} is not possible: {folder / 'server.crt'} is there already; to have a new one, "
             "move it and server.key away first"
         )
-    if not there:
-        _check_days(days, ca)
-        key = ec.generate_private_key(ec.SECP384R1())
-        secret["server.key"] = _pem(key)
-        public["server.crt"] = server(ca, ca_key, key, entries, days).public_bytes(Encoding.PEM)
     for name in names:
-        key = ec.generate_private_key(ec.SECP384R1())
-        secret[f"sites/{name}"] = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+        key = _new_key()
+        files[f"sites/{name}"] = _pem(key, PrivateFormat.OpenSSH), SECRET
         line = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-        public[f"sites/{name}.pub"] = line + b"\n"
-    _write_all(
-        folder,
-        {name: (content, 0o600) for name, content in secret.items()}
-        | {name: (content, 0o644) for name, content in public.items()},
-    )
+        files[f"sites/{name}.pub"] = line + b"\n", PUBLIC
+    _write_all(folder, files)
     return names
 
 
@@ -109,11 +110,10 @@ def public_key(path: Path) -> ec.EllipticCurvePublicKey:
 
 def authority(key: Key, days: int) -> x509.Certificate:
     """A self-signed CA that may sign servers, but no further CAs."""
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Perennial development CA")])
+    name = _name("Perennial development CA")
     return (
-        _certificate(name, name, key.public_key(), _in(days))
+        _certificate(name, name, key.public_key(), _in(days), "key_cert_sign", "crl_sign")
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_usage(key_cert_sign=True, crl_sign=True), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA384())
     )
@@ -123,12 +123,11 @@ def server(
     ca: x509.Certificate, ca_key: Key, key: Key, hosts: Sequence[x509.GeneralName], days: int
 ) -> x509.Certificate:
     """A certificate for a server that is dialled under these names (its SANs); it ends no later than the CA."""
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Perennial SuperLink")])
+    until = min(_in(days), ca.not_valid_after_utc)
     signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
     return (
-        _certificate(name, ca.subject, key.public_key(), min(_in(days), ca.not_valid_after_utc))
+        _certificate(_name("Perennial SuperLink"), ca.subject, key.public_key(), until, "digital_signature")
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(digital_signature=True), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(x509.SubjectAlternativeName(hosts), critical=False)
         .add_extension(signer, critical=False)
@@ -157,8 +156,16 @@ and at each site:
   perennial join --superlink HOST:9092 --ca ca.crt --key {first} --data PATH"""
 
 
+def _new_key() -> Key:
+    return ec.generate_private_key(ec.SECP384R1())
+
+
+def _name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+
 def _certificate(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, until: datetime
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, until: datetime, *usages: str
 ) -> x509.CertificateBuilder:
     return (
         x509.CertificateBuilder()
@@ -168,6 +175,7 @@ def _certificate(
         .serial_number(x509.random_serial_number())
         .not_valid_before(datetime.now(UTC) - timedelta(hours=1))  # a site's clock may be behind
         .not_valid_after(until)
+        .add_extension(x509.KeyUsage(**{usage: usage in usages for usage in USAGES}), critical=True)
     )
 
 
@@ -183,20 +191,6 @@ def _check_days(days: int, ca: x509.Certificate) -> None:
         raise UserError(f"--days {days} is not possible: the CA is valid for {left} days more; write 1 to {left}")
 
 
-def _usage(digital_signature: bool = False, key_cert_sign: bool = False, crl_sign: bool = False) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=digital_signature,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=key_cert_sign,
-        crl_sign=crl_sign,
-        encipher_only=False,
-        decipher_only=False,
-    )
-
-
 def _load_authority(folder: Path) -> tuple[x509.Certificate, Key]:
     try:
         ca = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
@@ -208,10 +202,8 @@ def _load_authority(folder: Path) -> tuple[x509.Certificate, Key]:
 
 
 def _free_names(folder: Path, count: int) -> list[str]:
-    numbers = [
-        int(found[1]) for path in folder.glob("site-*") if (found := re.fullmatch(r"site-(\d+)", path.name))
-    ]
-    first = max(numbers, default=0) + 1
+    found = (re.fullmatch(r"site-(\d+)", path.name) for path in folder.glob("site-*"))
+    first = max((int(match[1]) for match in found if match), default=0) + 1
     return [f"site-{number}" for number in range(first, first + count)]
 
 
@@ -230,18 +222,17 @@ def _check_names(names: Sequence[str], folder: Path) -> None:
 
 def _host(text: str) -> x509.GeneralName:
     try:
-        address: IPv4Address | IPv6Address = ip_address(text)
+        return x509.IPAddress(ip_address(text))
     except ValueError:
         if not HOST.fullmatch(text):
             raise UserError(
                 f"--host {text!r} is neither a host name nor an IP address; write e.g. superlink.example"
             ) from None
         return x509.DNSName(text)
-    return x509.IPAddress(address)
 
 
-def _pem(key: Key) -> bytes:
-    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+def _pem(key: Key, form: PrivateFormat = PrivateFormat.PKCS8) -> bytes:
+    return key.private_bytes(Encoding.PEM, form, NoEncryption())
 
 
 def _write_all(folder: Path, files: Mapping[str, tuple[bytes, int]]) -> None:

@@ -15,18 +15,9 @@ APP: dict[str, Any] = {
     "config": {
         "method": "fedsdr",
         "scenario": "colored-digits",
-        "rounds": 0,
-        "seed": 0,
-        "set": "",
-        "out": "",
-        "config": "",
-        "resume": "",
-        "state-dir": "",
-        "data-root": "",
-        "device": "",
-        "code": "",
-        "desk": "",
-        "survey": "",
+        **dict.fromkeys(("rounds", "seed"), 0),
+        **dict.fromkeys(("set", "out", "config", "resume", "state-dir", "data-root", "device"), ""),
+        **dict.fromkeys(("code", "desk", "survey"), ""),
     },
 }
 """As in pyproject.toml, which `flwr run .` reads."""

@@ -12,6 +12,7 @@ import base64
 import json
 import re
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from logging import WARNING
@@ -65,17 +66,14 @@ class Sender:
 
     def __init__(self, stub: Any, folder: Path) -> None:
         self.stub, self.folder = stub, folder
-        self._sent = dict.fromkeys(LOGS, 0)
+        self._sent = Counter[str]()
         self._push(PLACE, 0, str(folder.resolve()).encode())
 
     def grown(self) -> None:
         """Send what the logs have got."""
         for name in LOGS:
-            path = self.folder / name
-            if path.exists():
-                with path.open("rb") as file:
-                    file.seek(self._sent[name])
-                    self._rest(name, file)
+            if (self.folder / name).exists():
+                self._send(name)
 
     def ended(self) -> None:
         """Send everything else that comes back."""
@@ -84,18 +82,14 @@ class Sender:
         names = sorted(path.relative_to(self.folder).as_posix() for path in files)
         rest = [name for name in names if re.fullmatch(COMES, name) and name not in (*LOGS, PLACE)]
         for name in sorted(rest, key=lambda name: name in LAST):
-            self._whole(name)
+            self._send(name)
 
-    def _whole(self, name: str) -> None:
-        path = self.folder / name
-        self._sent[name] = 0
-        with path.open("rb") as file:
-            self._rest(name, file)
-
-    def _rest(self, name: str, file: Any) -> None:
-        while data := file.read(CHUNK):
-            self._push(name, self._sent[name], data)
-            self._sent[name] += len(data)
+    def _send(self, name: str) -> None:
+        with (self.folder / name).open("rb") as file:
+            file.seek(self._sent[name])
+            while data := file.read(CHUNK):
+                self._push(name, self._sent[name], data)
+                self._sent[name] += len(data)
 
     def _push(self, name: str, at: int, data: bytes) -> None:
         text = json.dumps({"file": name, "at": at, "data": base64.b64encode(data).decode()})

@@ -1,14 +1,14 @@
 """The demo: every claim of `reproduce/demo.toml`, measured on data that come with the libraries."""
 
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from math import sqrt
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import stdev
 from typing import Any
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 from rich.table import Table
 from rich.text import Text
 
@@ -16,11 +16,12 @@ from perennial.common.config import RunConfig
 from perennial.common.data.scenarios import SCENARIOS
 from perennial.common.methods import METHODS
 from perennial.common.utils.errors import UserError
-from perennial.common.utils.suggestions import sentence, unknown
-from perennial.server.papers.reproduce import DEMO, Part, assignments, columns_of
+from perennial.common.utils.suggestions import unknown
+from perennial.server.papers.reproduce import DEMO, Part, assignments, columns_of, must_be_known, parsed
 from perennial.server.results.formatting import percent
-from perennial.server.study.batch import Outcome, Selected, Watch, run_all, troubles_of, with_log
+from perennial.server.study.batch import Outcome, Selected, Watch, readable, run_all, troubles_of
 from perennial.server.study.compare import DECIMALS, Entry, Plan, entry_config, measures
+from perennial.server.study.compare import mean as mean
 
 ENOUGH = 2.0
 """Standard errors that a difference must exceed."""
@@ -30,29 +31,16 @@ Numbers = list[float | None]
 """One for each seed; None where a run has trouble."""
 
 
-def mean(values: Iterable[float | None]) -> float | None:
-    """Of the numbers that there are; None where there is none."""
-    found = [value for value in values if value is not None]
-    return fmean(found) if found else None
-
-
 class Side(Part):
     """A method of a claim, and what it is run with."""
 
     name: str
     settings: dict[str, Any] = Field(default_factory=dict)
     """Hyper-parameters, stronger than the claim's."""
-    model: dict[str, Any] = Field(default_factory=dict)
-    """Settings of its model that are not the scenario's."""
-    evaluates: str = ""
-    """Which of its models counts; empty: the headline model."""
 
     @model_validator(mode="after")
     def _fits(self) -> "Side":
-        if self.name not in METHODS:
-            raise ValueError(unknown("method", self.name, METHODS))
-        if self.evaluates and self.evaluates not in (known := METHODS[self.name].evaluates):
-            raise ValueError(unknown("model", self.evaluates, known))
+        must_be_known("method", [self.name], METHODS)
         return self
 
     @property
@@ -62,8 +50,8 @@ class Side(Part):
 
     @property
     def measured(self) -> str:
-        """The model that counts."""
-        return self.evaluates or METHODS[self.name].evaluates[-1]
+        """The model that counts, the headline one."""
+        return METHODS[self.name].evaluates[-1]
 
 
 class Claim(Part):
@@ -90,14 +78,10 @@ class Claim(Part):
     @model_validator(mode="after")
     def _fits(self) -> "Claim":
         for name in (self.scenario, self.oracle or self.scenario):
-            if name not in SCENARIOS:
-                raise ValueError(unknown("scenario", name, SCENARIOS))
+            must_be_known("scenario", [name], SCENARIOS)
             known = [column for column in columns_of(SCENARIOS[name]) if column not in DECIMALS]
-            if self.column not in known:
-                raise ValueError(unknown("column", self.column, known))
-        for name in self.beside:
-            if name not in METHODS:
-                raise ValueError(unknown("method", name, METHODS))
+            must_be_known("column", [self.column], known)
+        must_be_known("method", self.beside, METHODS)
         return self
 
     @property
@@ -109,7 +93,7 @@ class Claim(Part):
         self, side: Side, options: Mapping[str, Any], settings: Iterable[str] = (), scenario: str = ""
     ) -> RunConfig:
         """A run of one of the sides; `options` and `settings` are stronger. Raises `UserError`."""
-        entries = tuple(Entry(own.title, own.name, own.settings, own.model) for own in self.sides)
+        entries = tuple(Entry(own.title, own.name, own.settings) for own in self.sides)
         plan = Plan(
             entries=entries,
             scenario=scenario or self.scenario,
@@ -138,17 +122,11 @@ def load_claims(file: Path = DEMO, only: Iterable[str] = (), option: str = "--on
 
     Raises `UserError` for a method without a claim, and for a file that does not fit.
     """
-    try:
-        claims = Claims.model_validate(tomllib.loads(file.read_text(encoding="utf-8"))).claims
-    except ValidationError as error:
-        raise UserError(f"{file}: {sentence(error)}") from None
-    except ValueError as error:  # TOML's own, and of the encoding
-        raise UserError(f"{file} is not valid TOML: {error}") from None
+    claims = parsed(file, Claims).claims
     by_method = {claim.method.name: claim for claim in claims}
     wanted = list(dict.fromkeys(only))
-    for name in wanted:
-        if name not in by_method:
-            raise UserError(f"{option}: {unknown('claim', name, by_method)}")
+    if strange := [name for name in wanted if name not in by_method]:
+        raise UserError(f"{option}: {unknown('claim', strange[0], by_method)}")
     return [by_method[name] for name in wanted or by_method]
 
 
@@ -163,14 +141,10 @@ class Measured:
     side: Side
     outcomes: Sequence[Outcome]
 
-    def selected(self) -> list[Selected | None]:
-        """The model that counts, after the last round; None where a run has trouble."""
-        summaries = [outcome.summary for outcome in self.outcomes]
-        return [found.models[self.side.measured]["final"] if found else None for found in summaries]
-
     def numbers(self, column: str) -> Numbers:
-        """A measure by seed."""
-        return [_column(found, column) if found else None for found in self.selected()]
+        """A measure by seed, of the model that counts after the last round; None where a run has trouble."""
+        finals = [outcome.selected("final") for outcome in self.outcomes]
+        return [_column(found, column) if found else None for found in finals]
 
 
 @dataclass(frozen=True)
@@ -245,24 +219,19 @@ def run_demo(claims: Sequence[Claim], out: Path, jobs: int, watch: Watch = lambd
 
     Raises `UserError` for what the user can put right, `RunStopped` if a worker process dies.
     """
-    parts = [
-        [
-            [claim.config(side, {"seed": seed}, scenario=scenario) for seed in range(claim.seeds)]
-            for side, scenario in own
-        ]
+    runs = [
+        [claim.config(side, {"seed": seed}, scenario=scenario) for seed in range(claim.seeds)]
         for claim in claims
-        for own in [_runs(claim)]
+        for side, scenario in _runs(claim)
     ]
-    runs = [config for part in parts for own in part for config in own]
-    outcomes = map(with_log, run_all(runs, out, jobs, watch))
+    outcomes = map(readable, run_all([config for own in runs for config in own], out, jobs, watch))
     from perennial.server.study.constant import constant_predictor  # with PyTorch
 
     findings = []
-    for claim, part in zip(claims, parts, strict=True):
-        sides = [side for side, _ in _runs(claim)]
-        measured = [Measured(side, [next(outcomes) for _ in own]) for side, own in zip(sides, part, strict=True)]
+    for claim in claims:
+        measured = [Measured(side, list(islice(outcomes, claim.seeds))) for side, _ in _runs(claim)]
+        constant = [constant_predictor(run.config, run.config.seed) for run in measured[0].outcomes]
         oracle = measured.pop() if claim.oracle else None
-        constant = [constant_predictor(own, own.seed) for own in part[0]]
         findings.append(Finding(claim, measured, oracle, constant))
     return findings
 

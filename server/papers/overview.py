@@ -25,7 +25,7 @@ from perennial.server.results.formatting import assignments
 from perennial.server.run.folder import RunFolder
 from perennial.server.selection.split_rule import Select
 from perennial.server.selection.summary import SPLIT
-from perennial.server.study.batch import kept_lines
+from perennial.server.study.batch import read_lines
 from perennial.server.study.compare import (
     CONSTANT,
     DECIMALS,
@@ -97,9 +97,12 @@ def keep(name: str, table: Reproduction, comparison: Comparison, quick: bool, by
     """
     shown = {*table.columns, *table.beside}
     choices = {choice.label: choice for choice in comparison.choices}
-    endings = {label: [ended_in(Path(run)) for run in choice.runs] for label, choice in choices.items()}
-    lines = [
-        Kept(
+    lines = []
+    for row in comparison.rows:
+        choice = choices.get(row.label)
+        runs = [Path(run) for run in choice.runs] if choice else []
+        ended = list(map(ended_in, runs))
+        line = Kept(
             row=row.label,
             selection=row.selection,
             rounds=comparison.rounds,
@@ -107,19 +110,18 @@ def keep(name: str, table: Reproduction, comparison: Comparison, quick: bool, by
             trial_rounds=comparison.trial_rounds,
             by=by,
             quick=quick,
-            settings=choices[row.label].settings if row.label in choices else {},
+            settings=choice.settings if choice else {},
             measures={column: list(own.values) for column, own in row.columns.items() if column in shown},
-            runs=[Path(run).name for run in choices[row.label].runs] if row.label in choices else [],
-            ended=own if any(own := endings.get(row.label, [])) else [],
+            runs=[run.name for run in runs],
+            ended=ended if any(ended) else [],
         )
-        for row in comparison.rows
-    ]
+        lines.append(line)
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / _file_name(name, table, comparison, by, quick)
     made = {line.row for line in lines}
     order = {row.title: number for number, row in enumerate(table.rows)}
     with locked_folder(folder):
-        lines += [line for line in kept_lines(file, Kept) if line.row not in made]
+        lines += [line for line in read_lines(file, Kept) if line.row not in made]
         lines.sort(key=lambda line: (order.get(line.row, len(order)), line.row == CONSTANT))
         write_text(file, "".join(f"{line.model_dump_json()}\n" for line in lines))
     return file
@@ -132,37 +134,32 @@ def known(name: str, table: Reproduction, plan: Plan, quick: bool, only: Sequenc
     a file that does not fit, holds rows of another size, or more seeds of a row that is to be made.
     """
     file = folder / _file_name(name, table, plan, plan.select, quick)
-    lines, asked = kept_beside(name, table, plan, quick, folder), {row_name(row).casefold() for row in only}
+    lines = read_lines(file, Kept)
     size = (plan.rounds or table.rounds, plan.trials, plan.trial_rounds, quick)
-    if other := next((line.size for line in lines if line.size != size), None):
+    if other := [line.size for line in lines if line.size != size]:
         raise UserError(
-            f"{file} holds rows of {_size_words(*other)}, which rows of {_size_words(*size)} cannot join; "
+            f"{file} holds rows of {_size_words(*other[0])}, which rows of {_size_words(*size)} cannot join; "
             "give another --keep folder"
         )
-    there = {line.row for line in lines if _seeds(line) == plan.seeds}
     labels = {entry.label for entry in with_baselines(plan.entries)}
-    search = (plan.trials, plan.trial_rounds, quick, plan.select)
-    choices = {
-        line.row: line.settings
-        for file in kept(name, folder)
-        for line in file
-        if plan.trial_rounds
-        and line.row in labels
-        and search == (line.trials, line.trial_rounds, line.quick, line.by)
-    }
-    rows = frozenset(label for label in labels & there if row_name(label).casefold() not in asked)
+    wanted = {row_name(row).casefold() for row in only}
+    there = {line.row for line in lines if _seeds(line) == plan.seeds} & labels
+    rows = frozenset(label for label in there if row_name(label).casefold() not in wanted)
     for line in lines:
         if line.row in labels - rows and _seeds(line) > plan.seeds:
             raise UserError(
                 f"{file} holds {_seeds(line)} seeds of the row {line.row}, which {plan.seeds} would replace; "
                 "say --seeds, or give another --keep folder"
             )
-    return replace(plan, kept=rows, choices=choices)
+    search = (plan.trials, plan.trial_rounds, quick, plan.select)
+    searched = [line for own in kept(name, folder) for line in own] if plan.trial_rounds else []
+    same = [line for line in searched if search == (line.trials, line.trial_rounds, line.quick, line.by)]
+    return replace(plan, kept=rows, choices={line.row: line.settings for line in same if line.row in labels})
 
 
 def kept_beside(name: str, table: Reproduction, plan: Plan, quick: bool, folder: Path) -> list[Kept]:
     """What is kept in the file that the plan's rows go to. Raises `UserError` for a line that does not fit."""
-    return kept_lines(folder / _file_name(name, table, plan, plan.select, quick), Kept)
+    return read_lines(folder / _file_name(name, table, plan, plan.select, quick), Kept)
 
 
 def _size_words(rounds: int, trials: int, trial_rounds: int | None, quick: bool) -> str:
@@ -190,7 +187,7 @@ def kept(name: str, folder: Path) -> list[list[Kept]]:
     and then `split`. Raises `UserError` for a line that does not fit.
     """
     form = re.compile(rf"{re.escape(name)}(-({'|'.join(Select)}))?(-\d+-rounds)?")
-    files = [kept_lines(file, Kept) for file in sorted(folder.glob(f"{name}*.jsonl")) if form.fullmatch(file.stem)]
+    files = [read_lines(file, Kept) for file in sorted(folder.glob(f"{name}*.jsonl")) if form.fullmatch(file.stem)]
 
     def order(lines: list[Kept]) -> tuple[bool, int, bool, bool]:
         made = lines[0]
@@ -374,24 +371,20 @@ def overview(folder: Path, picture: str) -> tuple[str, str]:
     verdicts = {name: [finding.verdict for finding in own] for name, own in found.items()}
     order = sorted(claimed, key=lambda name: {*verdicts[name]} == {VERDICTS[-1]})  # what was run comes first
     together = [finding for own in once.values() for finding in own]
-    heads = ["table", "paper", *VERDICTS]
     cells = [[f"[{name}](#{name})", claimed[name].source, *_counts(once[name])] for name in order]
     learnt, of = _learnt(together)
     counts = ", ".join(f"{number} {verdict}" for number, verdict in zip(_counts(together), VERDICTS, strict=True))
-    said = (
+    parts = [
+        HEAD,
         f"Of {len(together)} claims: {counts}.\n"
         f"Of those that are not so, {sum(own.reversed for own in together)} are reversed.\n"
         f"{_large_and_small(together)}\n"
-        f"In {learnt} of {of} that are confirmed or partly so, the better method also beats the constant.\n"
-    )
-    parts = [
-        HEAD,
-        said,
+        f"In {learnt} of {of} that are confirmed or partly so, the better method also beats the constant.\n",
         PICTURE.format(picture),
         BY_METHOD,
         *_by_method(claimed, once),
         "",
-        *_table(heads, cells),
+        *_table(["table", "paper", *VERDICTS], cells),
     ]
     for name in order:
         table = claimed[name]
@@ -451,10 +444,9 @@ def _gains(found: Sequence[Finding]) -> str:
 
 def _large_and_small(found: Sequence[Finding]) -> str:
     """How many of the large gains, and of the small ones, there are here, too."""
-    ran = [
-        (gain, own.verdict) for own in found if own.verdict != "not run" and (gain := own.papers_gain) is not None
-    ]
-    large, small = ([verdict != "not" for gain, verdict in ran if (gain >= LARGE) == big] for big in (True, False))
+    gains = [(own.papers_gain, own.verdict != "not") for own in found if own.verdict != "not run"]
+    large = [holds for gain, holds in gains if gain is not None and gain >= LARGE]
+    small = [holds for gain, holds in gains if gain is not None and gain < LARGE]
     return (
         f"Where the paper gains {LARGE:.0f} points or more, {sum(large)} of {len(large)} claims that were run are "
         f"confirmed or partly so.\nWhere it gains less, {sum(small)} of {len(small)} are."
@@ -530,22 +522,17 @@ def _rows(table: Reproduction, lines: Sequence[Kept]) -> list[str]:
     lines = [line for line in lines if line.selection in chosen and _seeds(line) > 1]
     if not lines:
         return []
-    of_paper = {row.title: row.paper for row in table.rows}
-    papers_games = {row.title: row.ended for row in table.rows}
+    of_paper = {row.title: row for row in table.rows}
     columns = [*table.columns, *table.beside]
     games = any(line.ended for line in lines)
     several = any(line.selection not in (SELECTION, NO_SELECTION) for line in lines)
+    cells = []
+    for line in lines:
+        paper, ended = (row.paper, row.ended) if (row := of_paper.get(line.row)) else ({}, None)
+        numbers = [_cell(line, column, paper) for column in columns]
+        games_cell = [_endings(line.ended, ended)] * games
+        cells.append([line.row, *[line.selection] * several, *numbers, *games_cell, str(_seeds(line))])
     heads = ["row", *["round"] * several, *columns, *["ended in round"] * games, "seeds"]
-    cells = [
-        [
-            line.row,
-            *[line.selection] * several,
-            *(_cell(line, column, of_paper.get(line.row, {})) for column in columns),
-            *[_endings(line.ended, papers_games.get(line.row))] * games,
-            str(_seeds(line)),
-        ]
-        for line in lines
-    ]
     return [*_table(heads, cells), ""]
 
 
@@ -596,14 +583,11 @@ def _command(name: str, table: Reproduction, made: Kept, seeds: int) -> str:
 def _cells(finding: Finding) -> list[str]:
     claim, places = finding.claim, DECIMALS.get(finding.claim.column, 2)
     paper = " / ".join(f"{number:.{places}f}" for number in finding.paper)
-    cells = [claim.words, paper]
     if finding.verdict == "not run":
-        cells += ["–", "–", "–", "–", "*not run*"]
-    else:
-        ours = [spread(own).text(places) for own in (finding.method, finding.reference)]
-        constant = f"{fmean(finding.constant):.{places}f}" if finding.constant else "–"
-        verdict = "*partly*" if finding.verdict == "partly" else f"**{finding.verdict}**"
-        verdict += ", reversed" * finding.reversed
-        difference = f"{finding.difference:+.{places}f} ± {finding.error:.{places}f}"
-        cells += [" / ".join(ours), difference, str(finding.seeds), constant, verdict]
-    return cells
+        return [claim.words, paper, "–", "–", "–", "–", "*not run*"]
+    ours = " / ".join(spread(own).text(places) for own in (finding.method, finding.reference))
+    difference = f"{finding.difference:+.{places}f} ± {finding.error:.{places}f}"
+    constant = f"{fmean(finding.constant):.{places}f}" if finding.constant else "–"
+    verdict = "*partly*" if finding.verdict == "partly" else f"**{finding.verdict}**"
+    verdict += ", reversed" * finding.reversed
+    return [claim.words, paper, ours, difference, str(finding.seeds), constant, verdict]

@@ -15,18 +15,19 @@ from rich.table import Table
 from perennial.common.config import RunConfig, load_config
 from perennial.common.utils.files import write_text
 from perennial.common.utils.locks import locked_folder
+from perennial.server.results.formatting import percent
 from perennial.server.selection.split_rule import Select
 from perennial.server.study.batch import (
     Outcome,
     Standing,
     Watch,
-    kept_lines,
+    read_lines,
+    readable,
     run_all,
     troubles_of,
-    with_log,
 )
-from perennial.server.study.choose import SHUT, choose, with_references, without
-from perennial.server.study.compare import measures
+from perennial.server.study.choose import SPLIT_SILENT, choose, no_references, with_references
+from perennial.server.study.compare import mean, measures
 from perennial.server.study.leave_one_out import LeftOut, leave_one_out
 from perennial.server.study.sweep import trials
 
@@ -98,7 +99,7 @@ class Case:
     @property
     def shut(self) -> bool:
         """Whether `split` does not speak. References alone decide that, so it holds for every method."""
-        return self.sentence.startswith(SHUT)
+        return self.sentence.startswith(SPLIT_SILENT)
 
     @property
     def choice(self) -> bool:
@@ -134,31 +135,31 @@ def measure(
     each new one is kept there at once: so the study can go on without the runs, on another machine, and several
     processes can share it. Raises as `run_all` does, and `UserError` for a file that does not fit.
     """
-    there = {case.key: case for case in kept_lines(results / FILE, Case)} if results else {}
+    there = {case.key: case for case in read_lines(results / FILE, Case)} if results else {}
     cases, troubles = list[Case](), list[str]()
     for scenario, method in _pairs(size):
-        missing = []
-        shut = {(case.scenario, case.seed) for case in there.values() if case.shut and not case.coloured}
-        for seed in range(size.seeds):
-            case = there.get((method, scenario, seed, size.rounds, size.trials))
-            if case and case.whole:
-                cases.append(case)
-            elif (scenario, seed) not in shut:
-                missing.append(seed)
+        keys = {seed: (method, scenario, seed, size.rounds, size.trials) for seed in range(size.seeds)}
+        made = [case for key in keys.values() if (case := there.get(key)) and case.whole]
+        cases += made
+        done = {case.seed for case in made}
+        done |= {
+            case.seed for case in there.values() if case.scenario == scenario and case.shut and not case.coloured
+        }
+        missing = [seed for seed in keys if seed not in done]
         if not missing:
             continue
-        tried = []
-        for seed in missing:
-            options = {"method": method, "scenario": scenario, "rounds": size.rounds, "seed": seed}
-            base = load_config(options={**options, "data_root": data_root, "device": device})
-            tried.append(trials(base, size.trials))
+        options = {"method": method, "scenario": scenario, "rounds": size.rounds}
+        options |= {"data_root": data_root, "device": device}
+        tried = [trials(load_config(options={**options, "seed": seed}), size.trials) for seed in missing]
         every = [config for configs in tried for config in configs]
         watch(Standing(0, 0, 0, 0, doing=f"{method} on {scenario}: {len(every)} runs and their references"))
         configs, why_not = with_references(every, out, jobs, watch)
-        if why_not and not any(map(without, every)):  # the folder of a run of references is damaged, or it stopped
+        if why_not and not any(
+            map(no_references, every)
+        ):  # the folder of a run of references is damaged, or it stopped
             troubles.append(f"{method} on {scenario}: {why_not}")
             continue
-        outcomes = list(map(with_log, run_all(configs, out, jobs, watch)))
+        outcomes = list(map(readable, run_all(configs, out, jobs, watch)))
         troubles += troubles_of(outcomes)
         left, leave_not = list[LeftOut | None](), ""
         if not scenario.endswith(ORACLE):
@@ -180,7 +181,7 @@ def _kept_with(new: dict[Key, Case], results: Path) -> dict[Key, Case]:
     """Add cases to the file of a folder; all that it then has, those that other processes added meanwhile, too."""
     results.mkdir(parents=True, exist_ok=True)
     with locked_folder(results):
-        every = {case.key: case for case in kept_lines(results / FILE, Case)} | new
+        every = {case.key: case for case in read_lines(results / FILE, Case)} | new
         write_text(results / FILE, "".join(f"{json.dumps(asdict(case))}\n" for case in every.values()))
     return every
 
@@ -206,27 +207,25 @@ def judge(
 
     `why_not`: why there are no references; `leave_not`: why no environment was left out.
     """
-    verdict, held_out = choose(outcomes, Select.by_split, why_not), choose(outcomes, Select.held_out)
+    split, held_out = choose(outcomes, Select.by_split, why_not), choose(outcomes, Select.held_out)
     leaving = choose(outcomes, Select.leave_one_out, leave_not, left)
-    worst = {
-        n: found.worst
-        for n, own in enumerate(outcomes)
-        if (found := own.selected("final")) and found.worst is not None
-    }
-    if verdict.trial is None or held_out.trial is None or 0 not in worst:
+    finals = {number: own.selected("final") for number, own in enumerate(outcomes)}
+    worst = {number: own.worst for number, own in finals.items() if own and own.worst is not None}
+    if split.trial is None or held_out.trial is None or 0 not in worst:
         return None
+    config = outcomes[0].config
     return Case(
-        method=outcomes[0].config.method.name,
-        scenario=scenario,
-        seed=seed,
+        config.method.name,
+        scenario,
+        seed,
         default=worst[0],
         held_out=worst[held_out.trial],
-        split=worst[verdict.trial],
+        split=worst[split.trial],
         oracle=max(worst.values()),
-        by=verdict.by.value,
-        sentence=verdict.sentence,
+        by=split.by.value,
+        sentence=split.sentence,
         constant=constant,
-        rounds=outcomes[0].config.rounds,
+        rounds=config.rounds,
         trials=len(outcomes),
         left_out=worst[leaving.trial] if leaving.trial is not None and leaving.left_out else None,
         why_not=leaving.sentence,
@@ -244,11 +243,10 @@ def regret_table(cases: Sequence[Case]) -> Table:
     coloured = [case for case in cases if case.coloured]
     table = _table("Regret", ("default", "held_out", "left_out", "split", "oracle", "regret"), coloured)
     choices = [case.regret for case in coloured if case.choice]
-    mean = f"{100 * fmean(choices):.2f}" if choices else "–"
     table.caption = (
         "test worst in % of the trial chosen, after the last round, mean over seeds; oracle: chosen on test data; "
-        "leave-one-out: –, where no environment can be left out; "
-        f"regret where some trial is better than a constant: {mean} in the mean over {len(choices)} cases"
+        "leave-one-out: –, where no environment can be left out; regret where some trial is better than a "
+        f"constant: {percent(mean(choices))} in the mean over {len(choices)} cases"
     )
     return table
 
@@ -260,7 +258,7 @@ def harm_table(cases: Sequence[Case]) -> Table:
     for scenario in dict.fromkeys(case.scenario for case in plain):
         if seeds := {case.seed for case in plain if case.scenario == scenario and case.shut}:
             table.add_row(scenario, "all others", "–", "–", "–", "–", "0.00", f"0 of {len(seeds)}")
-    largest = f"{100 * max(case.harm for case in plain):.2f}" if plain else "–"
+    largest = percent(max((case.harm for case in plain), default=None))
     table.caption = (
         f"as above; harm: held-out less split; the largest of a single seed is {largest}; where split does not "
         "speak for one method it does for none, and the choice is held-out data's: all others were not run"
@@ -273,19 +271,16 @@ def regret_figure(cases: Sequence[Case]) -> str:
     from perennial.server.results.figures import points_figure  # matplotlib takes its time
 
     coloured = [case for case in cases if case.coloured]
-    return points_figure(
-        {
-            "chosen by held-out": [(100 * case.oracle, 100 * case.held_out) for case in coloured],
-            "chosen by leave-one-out": [
-                (100 * case.oracle, 100 * case.left_out) for case in coloured if case.left_out is not None
-            ],
-            "chosen by split": [(100 * case.oracle, 100 * case.split) for case in coloured],
-        },
-        "worst test environment of the best trial (%)",
-        "of the trial chosen (%)",
-        100 * fmean(case.constant for case in coloured) if coloured else 50.0,
-        "a constant predictor",
-    )
+    chosen = {"held-out": "held_out", "leave-one-out": "left_out", "split": "split"}
+    points = {
+        f"chosen by {way}": [
+            (100 * case.oracle, 100 * value) for case in coloured if (value := getattr(case, name)) is not None
+        ]
+        for way, name in chosen.items()
+    }
+    constant = 100 * fmean(case.constant for case in coloured) if coloured else 50.0
+    axes = "worst test environment of the best trial (%)", "of the trial chosen (%)"
+    return points_figure(points, *axes, constant, "a constant predictor")
 
 
 def regret_json(cases: Sequence[Case]) -> list[dict[str, Any]]:
@@ -297,15 +292,12 @@ def regret_json(cases: Sequence[Case]) -> list[dict[str, Any]]:
 
 
 def _table(title: str, ways: Sequence[str], cases: Sequence[Case]) -> Table:
-    table = Table(title=title)
-    for heading in ("scenario", "method"):
-        table.add_column(heading)
+    table = Table("scenario", "method", title=title)
     for way in (*ways, "split spoke"):
         table.add_column(HEADINGS.get(way, way), justify="right")
     for scenario, method in dict.fromkeys((case.scenario, case.method) for case in cases):
         own = [case for case in cases if (case.scenario, case.method) == (scenario, method)]
-        numbers = [[value for case in own if (value := getattr(case, way)) is not None] for way in ways]
+        cells = [percent(mean(getattr(case, way) for case in own)) for way in ways]
         spoke = sum(case.by == Select.by_split for case in own)
-        cells = [f"{100 * fmean(values):.2f}" if values else "–" for values in numbers]
         table.add_row(scenario, method, *cells, f"{spoke} of {len(own)}")
     return table

@@ -3,12 +3,13 @@
 import json
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from rich.table import Table
@@ -44,6 +45,25 @@ class Part(BaseModel):
     """A table of a file; it has no other keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+P = TypeVar("P", bound=Part)
+
+
+def parsed(file: Path, kind: type[P]) -> P:
+    """What a TOML file holds. Raises `UserError` where it does not fit."""
+    try:
+        return kind.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
+    except ValidationError as error:
+        raise UserError(f"{file}: {sentence(error)}") from None
+    except ValueError as error:  # TOML's own, and of the encoding
+        raise UserError(f"{file} is not valid TOML: {error}") from None
+
+
+def must_be_known(kind: str, names: Iterable[str], known: Collection[str]) -> None:
+    """Raises `ValueError` for the first name that is not known."""
+    if strange := [name for name in names if name not in known]:
+        raise ValueError(unknown(kind, strange[0], known))
 
 
 def row_name(title: str) -> str:
@@ -180,34 +200,24 @@ class Reproduction(Part):
 
     @model_validator(mode="after")
     def _fits(self) -> "Reproduction":
-        if self.scenario not in SCENARIOS:
-            raise ValueError(unknown("scenario", self.scenario, SCENARIOS))
-        known = columns_of(SCENARIOS[self.scenario])
-        for column in (*self.columns, *self.beside):
-            if column not in known:
-                raise ValueError(unknown("column", column, known))
-        titles = [row.title for row in self.rows]
-        for title in self.drawn:
-            if title not in titles:
-                raise ValueError(unknown("drawn row", title, titles))
+        must_be_known("scenario", [self.scenario], SCENARIOS)
+        must_be_known("column", (*self.columns, *self.beside), columns_of(SCENARIOS[self.scenario]))
         papers = {row.title: row.paper for row in self.rows}
-        if self.claims_of and self.claims_of not in reproductions():
-            raise ValueError(unknown("claims_of", self.claims_of, reproductions()))
-        said = [claim.words for claim in self.claims]
-        if twice := next((words for words in said if said.count(words) > 1), ""):
-            raise ValueError(f"the claim {twice} stands twice")
+        must_be_known("drawn row", self.drawn, papers)
+        must_be_known("claims_of", filter(None, [self.claims_of]), reproductions())
+        if twice := [words for words, times in Counter(claim.words for claim in self.claims).items() if times > 1]:
+            raise ValueError(f"the claim {twice[0]} stands twice")
         for claim in self.claims:
             for title in (claim.row, claim.than):
                 if claim.column not in papers.get(title, ()):
                     raise ValueError(f"the paper has no number for {claim.column!r} of a row {title!r}")
-        names = [row.name.casefold() for row in self.rows]
+        names = Counter(row.name.casefold() for row in self.rows)
         for row in self.rows:
-            if names.count(row.name.casefold()) > 1:
+            if names[row.name.casefold()] > 1:
                 raise ValueError(f"two rows have the title {row.title!r}, or differ in signs and capitals alone")
-            if unset := next((key for key in row.searched if key not in row.settings), None):
-                raise ValueError(
-                    f"row {row.title!r}: {unset!r} is searched in any case; `settings` does not have it"
-                )
+            if unset := [key for key in row.searched if key not in row.settings]:
+                why = "is searched in any case; `settings` does not have it"
+                raise ValueError(f"row {row.title!r}: {unset[0]!r} {why}")
             if not (row.comparable or row.remark):
                 raise ValueError(f"row {row.title!r} needs a remark that says why it is not comparable")
             if row.paper and set(row.paper) != set(self.columns):
@@ -217,9 +227,8 @@ class Reproduction(Part):
     @cached_property
     def remark_numbers(self) -> dict[str, int]:
         """The rows' remarks, numbered in order of appearance."""
-        return {
-            text: number for number, text in enumerate(dict.fromkeys(r.remark for r in self.rows if r.remark), 1)
-        }
+        remarks = dict.fromkeys(row.remark for row in self.rows if row.remark)
+        return {remark: number for number, remark in enumerate(remarks, 1)}
 
     def plan(
         self,
@@ -240,14 +249,9 @@ class Reproduction(Part):
         """
         size = self.quick if quick else self
         settings = {**self.settings, **size.settings}
-        rows = [row for row in self.rows if row.implemented]
-        if only:
-            wanted = {row_name(title).casefold() for title in only}
-            known = {row.name.casefold(): row.name for row in rows}
-            for title in only:
-                if row_name(title).casefold() not in known:
-                    raise UserError(unknown("row", title, known.values()))
-            every, rows = rows, [row for row in rows if row.name.casefold() in wanted or row.method in BASELINES]
+        every = [row for row in self.rows if row.implemented]
+        rows = _only(every, only) if only else every
+        if only:  # settings of methods that are left out would be unknown
             of_any, own = (
                 {name for row in part for name in method_class(row.method).model_fields} for part in (every, rows)
             )
@@ -270,6 +274,15 @@ class Reproduction(Part):
         )
 
 
+def _only(rows: Sequence[PaperRow], titles: Sequence[str]) -> list[PaperRow]:
+    """The rows with these titles or names, and the baselines. Raises `UserError` for a title of none."""
+    known = {row.name.casefold(): row.name for row in rows}
+    wanted = {row_name(title).casefold(): title for title in titles}
+    if strange := [title for name, title in wanted.items() if name not in known]:
+        raise UserError(unknown("row", strange[0], known.values()))
+    return [row for row in rows if row.name.casefold() in wanted or row.method in BASELINES]
+
+
 def reproductions(folder: Path = FOLDER) -> dict[str, Path]:
     """The files by the name that the command line knows them under."""
     return {path.stem: path for path in sorted(folder.glob("*.toml")) if path.name != DEMO.name}
@@ -280,12 +293,7 @@ def load_reproduction(name: str, folder: Path = FOLDER) -> Reproduction:
     files = reproductions(folder)
     if name not in files:
         raise UserError(unknown("reproduction", name, [*files, regret.NAME]))
-    try:
-        return Reproduction.model_validate(tomllib.loads(files[name].read_text(encoding="utf-8")))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{files[name]} is not valid TOML: {error}") from None
-    except ValidationError as error:
-        raise UserError(f"{files[name]}: {sentence(error)}") from None
+    return parsed(files[name], Reproduction)
 
 
 @dataclass(frozen=True)
@@ -320,25 +328,20 @@ def side_by_side(table: Reproduction, comparison: Comparison) -> list[Line]:
         found = {selection: row.columns.get(column) if row else None for selection, row in rows.items()}
         return {selection: as_shown(column, spread) if spread else None for selection, spread in found.items()}
 
-    columns = (*table.columns, *table.beside)
     asked = {choice.label for choice in comparison.choices}
-    theirs = [
-        Line(
-            row.title,
-            column,
-            row.paper.get(column),
-            ours(row.title, column),
-            row.implemented,
-            row.comparable,
-            row.remark,
-        )
-        for row in table.rows
-        if row.title in asked or not row.implemented
-        for column in columns
-    ]
     titles = {row.title for row in table.rows}
+    missing = {row.title for row in table.rows if not row.implemented}
+    shown = [row for row in table.rows if row.title in asked | missing]
     added = [label for label in dict.fromkeys(row.label for row in comparison.rows) if label not in titles]
-    return theirs + [Line(label, column, None, ours(label, column)) for label in added for column in columns]
+    every: list[tuple[str, dict[str, float], dict[str, Any]]] = [
+        *((row.title, row.paper, row.model_dump(include={"comparable", "remark"})) for row in shown),
+        *((label, {}, {}) for label in added),
+    ]
+    return [
+        Line(title, column, paper.get(column), ours(title, column), implemented=title not in missing, **about)
+        for title, paper, about in every
+        for column in (*table.columns, *table.beside)
+    ]
 
 
 def is_smaller(table: Reproduction, comparison: Comparison, quick: bool) -> bool:

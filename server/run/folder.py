@@ -183,7 +183,7 @@ class RunFolder:
                 lock(handle, wait)
             except BlockingIOError:
                 raise InUse(f"{self.path} is in use by {_owner(handle)}") from None
-            died = _noted(handle)
+            died = _text_of(handle)
             with writing(self.path / LOCK):
                 os.ftruncate(handle, 0)
                 os.lseek(handle, 0, os.SEEK_SET)
@@ -237,7 +237,7 @@ class RunFolder:
 
     def inputs(self) -> dict[str, str]:
         """What `note_inputs` kept. Raises `UserError` if the file was damaged."""
-        return self._noted(INPUTS, DIGESTS, {})
+        return self._kept(INPUTS, DIGESTS, {})
 
     def other_inputs(self, config: RunConfig) -> dict[str, list[str]]:
         """What `note_inputs` kept and is other now: the beginnings of both digests."""
@@ -255,40 +255,38 @@ class RunFolder:
 
     def rows(self) -> list[dict[str, Any]]:
         """All rows of the log. Raises `UserError` naming the line that cannot be read."""
-        return self._decoded(self._logged())
+        return self._rows_up_to(None)
 
     def rows_after(self, offset: int) -> tuple[list[dict[str, Any]], int]:
         """Whole rows that were written after a byte offset of the log, and the offset after them.
 
         Raises `UserError` as `rows` does.
         """
-        try:
+        with self._reading():
             whole, end = added(self.log, offset)
-        except OSError as error:
-            raise self._unreadable(error) from None
         return self._decoded(whole, offset), end
 
-    def _logged(self) -> bytes:
-        """The log. Raises `UserError`."""
-        try:
-            return self.log.read_bytes()
-        except OSError as error:
-            raise self._unreadable(error) from None
+    def _rows_up_to(self, length: int | None) -> list[dict[str, Any]]:
+        with self._reading():
+            text = self.log.read_bytes()
+        return self._decoded(text[:length])
 
-    def _unreadable(self, error: OSError) -> UserError:
-        return UserError(f"{self.log} cannot be read ({error.strerror})")
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise UserError(f"{self.log} cannot be read ({error.strerror})") from None
 
     def _decoded(self, text: bytes, offset: int = 0) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = []
         for line in text.splitlines():
             try:
-                row = json.loads(line)
+                if not isinstance(row := json.loads(line), dict):
+                    raise ValueError("it is no table of names and values")
             except (ValueError, RecursionError) as error:
-                row = error
-            if not isinstance(row, dict):
-                why = row if isinstance(row, Exception) else "it is no table of names and values"
                 after = f" after byte {offset}" if offset else ""
-                raise UserError(f"{self.log} line {len(rows) + 1}{after} is damaged ({why})")
+                raise UserError(f"{self.log} line {len(rows) + 1}{after} is damaged ({error})") from None
             rows.append(row)
         return rows
 
@@ -318,12 +316,9 @@ class RunFolder:
             where = note.read_text(encoding="utf-8").strip()
             return f"a search stopped it {where} ({self.resume_command} runs the rest)"
         if self.checkpoints():
-            stopped = self.path / "error.txt"
-            how = (
-                f"the run stopped: {stopped.read_text(encoding='utf-8', errors='replace').strip()}"
-                if stopped.is_file()
-                else "the run has not ended"
-            )
+            stopped, how = self.path / "error.txt", "the run has not ended"
+            if stopped.is_file():
+                how = f"the run stopped: {stopped.read_text(encoding='utf-8', errors='replace').strip()}"
             return f"{how} ({self.resume_command})"
         return (
             "the run ended before its first checkpoint, so there is nothing to resume; start it again: "
@@ -432,7 +427,7 @@ class RunFolder:
                 f"least {checkpoint.round}, or ε is not known; restore it from a copy"
             )
         self._must_reach(checkpoint.log_bytes)
-        rows = self._decoded(self._logged()[: checkpoint.log_bytes])
+        rows = self._rows_up_to(checkpoint.log_bytes)
         with understood(self.path):
             done = [row["round"] for row in rows if row["kind"] == "round"]
             if done != list(range(1, checkpoint.round + 1)):
@@ -461,7 +456,7 @@ class RunFolder:
 
     def resumes(self) -> list[int]:
         """Rounds after which this run was taken up again, in the order in which that happened."""
-        return self._noted("checkpoint/resumes.json", RESUMES, [])
+        return self._kept("checkpoint/resumes.json", RESUMES, [])
 
     def add_resume(self, round_: int) -> list[int]:
         """Note that the run is taken up again after a round; all of `resumes`, the new one last."""
@@ -475,7 +470,7 @@ class RunFolder:
 
     def releases(self) -> int:
         """How many models with noise were made, in all attempts. Raises `UserError` if the file is damaged."""
-        return self._noted("checkpoint/releases.json", RELEASES, 0)
+        return self._kept("checkpoint/releases.json", RELEASES, 0)
 
     def add_release(self) -> None:
         """Count one more; it is on disk when this returns."""
@@ -483,7 +478,7 @@ class RunFolder:
         path.parent.mkdir(exist_ok=True)
         write_text(path, json.dumps(self.releases() + 1))
 
-    def _noted(self, name: str, kind: TypeAdapter[T], otherwise: T) -> T:
+    def _kept(self, name: str, kind: TypeAdapter[T], otherwise: T) -> T:
         path = self.path / name
         try:
             return kind.validate_json(path.read_bytes(), strict=True)
@@ -527,10 +522,10 @@ def taken_over(died: str, path: Path) -> str:
 
 
 def _owner(handle: int) -> str:
-    return _noted(handle) or "another process"
+    return _text_of(handle) or "another process"
 
 
-def _noted(handle: int) -> str:
+def _text_of(handle: int) -> str:
     os.lseek(handle, 0, os.SEEK_SET)
     return os.read(handle, 300).decode(errors="replace").strip()
 

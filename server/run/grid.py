@@ -4,10 +4,9 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from itertools import repeat
 from logging import WARNING
 from threading import Event, Thread
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 from flwr.app import Context, Error, Message, RecordDict
@@ -16,7 +15,7 @@ from flwr.serverapp import Grid
 
 from perennial.common.flower.grids import in_simulation, on_break
 from perennial.common.flower.names import ErrorCode, ObjectPushError, Run, log
-from perennial.common.request_id import ask_again, give_name
+from perennial.common.flower.request_id import ask_again, give_name
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.tracebacks import Tracebacks
 
@@ -34,7 +33,7 @@ class OrderedGrid(Grid):
 
     When the connection to the SuperLink has broken, a request that a node was fetching and a reply that it was
     sending may be lost: Flower hands out a request once, and takes the repetition of a send for an error. So who
-    has not answered yet is asked again, under the same name (`common/request_id.py`).
+    has not answered yet is asked again, under the same name (`common/flower/request_id.py`).
 
     With a `timeout`, a request lives no longer than a reply to it may be looked for: a site that comes back after
     a while is not handed what nobody waits for any more.
@@ -142,6 +141,10 @@ def _let_live(messages: Sequence[Message], end: float | None) -> None:
             message.metadata.ttl = end - time.monotonic() + SECONDS_TO_PULL * len(messages)
 
 
+def _needs_superlink(*_: Any, **__: Any) -> NoReturn:
+    raise NotImplementedError("the local runtime has no Flower run; replies are made by send_and_receive")
+
+
 Ahead = Callable[[Sequence[Message], Sequence[Context]], Iterable[Message | None]]
 """Requests and their nodes' contexts, to the replies that somebody has made ahead; None where nobody has."""
 
@@ -179,7 +182,7 @@ class LocalGrid(Grid):
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
         requests = list(messages)
-        ahead: Iterable[Message | None] = repeat(None, len(requests))
+        ahead: Iterable[Message | None] = [None] * len(requests)
         if self.ahead:
             ahead = self.ahead(requests, [self.contexts[request.metadata.dst_node_id] for request in requests])
         for request, reply in zip(requests, ahead, strict=True):
@@ -197,18 +200,8 @@ class LocalGrid(Grid):
                 Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"{type(error)}:<{str(error)!r}>"), reply_to=message
             )
 
-    def set_run(self, run: Run) -> None:
-        raise NotImplementedError("the local runtime has no Flower run")
-
     @property
     def run(self) -> Run:
-        raise NotImplementedError("the local runtime has no Flower run")
+        _needs_superlink()
 
-    def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        raise NotImplementedError("deprecated in Flower; make a Message")
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        raise NotImplementedError("replies are made as they are asked for; use send_and_receive")
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        raise NotImplementedError("replies are made as they are asked for; use send_and_receive")
+    create_message = push_messages = pull_messages = set_run = _needs_superlink

@@ -64,22 +64,58 @@ def run_rounds(
     the run's, where they have been read before. Raises `RunStopped` when an exchange misses its quorum; the last
     checkpoint then stands.
     """
-    with folder.logging(), _told(config, origin), plugins.blaming(folder.path / NAME):
-        return _run_rounds(config, folder, grid, origin, watch, save_clients, until, references)
+    with folder.logging(), _run_events(config, origin), plugins.blaming(folder.path / NAME):
+        strategy = _ready_strategy(config, folder, grid, origin, references or load_references(config))
+        arrays, nothing = to_record(origin.arrays), ConfigRecord()
+        begun = time.monotonic() - origin.seconds
+        clock = RoundEvents(origin.run_id)
+        end = min(until or config.rounds, config.rounds)
+        for number in range(origin.round + 1, end + 1):
+            clock.begin(number)
+            requests = strategy.configure_train(number, arrays, nothing, grid)
+            replies = grid.send_and_receive(requests, timeout=config.deadline)
+            new_arrays, metrics = strategy.aggregate_train(number, replies)
+            if isinstance(strategy, PrivateStrategy):
+                strategy.count_release(number)  # of a round in which nobody answered, too
+            arrays = arrays if new_arrays is None else new_arrays
+            trained = numbers(metrics or {})
+            rows = [_round_row(number, strategy, trained), *strategy.notes]
+            clock.done("train", strategy.exchanges)
+            if number == config.rounds or number % config.evaluate_every == 0:
+                evaluated, exchanges = _evaluate(strategy, number, arrays, grid, config)
+                trained |= evaluated
+                rows += [*strategy.evaluation, _exchange_row("evaluation-traffic", number, exchanges)]
+                clock.done("evaluate", exchanges)
+                clock.evaluated(strategy.evaluation)
+            folder.append(rows)
+            if number == end or number % config.checkpoint_every == 0:
+                state, half = strategy.state_dict(), f"the server half of {config.method.name!r}"
+                must_be_records(state, f"{half}: state_dict")
+                seconds, length = time.monotonic() - begun, folder.log.stat().st_size
+                here = Checkpoint(number, origin.run_id, from_record(arrays), state, seconds, length, config)
+                folder.save_checkpoint(here, save_clients)
+                strategy.kept_checkpoints = folder.checkpoints()
+                clock.done("checkpoint", [])
+            clock.round_done(len(strategy.roster.nodes), len(rows[0]["left_out"]))
+            watch(Progress(number, config.rounds, trained, rows[0]["left_out"]))
+        if end < config.rounds:
+            return {}
+
+        for name, tensors in strategy.results(arrays).items():
+            folder.save_model(name, tensors)
+        summary = summarise(config, folder.rows(), seconds=time.monotonic() - begun) | {"versions": versions()}
+        if privacy := config.privacy.report(folder.releases()):
+            summary["privacy"] = privacy
+        folder.write_summary(summary)
+        return summary
 
 
-def _run_rounds(
-    config: RunConfig,
-    folder: RunFolder,
-    grid: Grid,
-    origin: Checkpoint,
-    watch: Watcher,
-    save_clients: Callable[[Path], None] | None,
-    until: int | None,
-    references: References | None,
-) -> dict[str, Any]:
+def _ready_strategy(
+    config: RunConfig, folder: RunFolder, grid: Grid, origin: Checkpoint, references: References | None
+) -> MethodStrategy[Any]:
+    """The server half as it was at `origin`, once enough clients are there."""
     strategy = strategy_for(config, origin.run_id)
-    strategy.references = references or load_references(config)
+    strategy.references = references
     if isinstance(strategy, PrivateStrategy):
         strategy.count = folder.add_release
     if origin.round:
@@ -91,63 +127,11 @@ def _run_rounds(
         if changed := folder.changes(origin, config):
             folder.append([{"kind": "changed", "round": origin.round + 1, "settings": changed}])
             folder.note_inputs(config)
-
-    arrays, nothing = to_record(origin.arrays), ConfigRecord()
-    begun = time.monotonic() - origin.seconds
-    clock = Clock(origin.run_id)
-    end = min(until or config.rounds, config.rounds)
-    for number in range(origin.round + 1, end + 1):
-        clock.begin(number)
-        requests = strategy.configure_train(number, arrays, nothing, grid)
-        replies = grid.send_and_receive(requests, timeout=config.deadline)
-        new_arrays, metrics = strategy.aggregate_train(number, replies)
-        if isinstance(strategy, PrivateStrategy):
-            strategy.count_release(number)  # of a round in which nobody answered, too
-        arrays = arrays if new_arrays is None else new_arrays
-        trained = numbers(metrics or {})
-        rows = [_round_row(number, strategy, trained), *strategy.notes]
-        clock.done("train", strategy.exchanges)
-        last = number == config.rounds
-        if last or number % config.evaluate_every == 0:
-            evaluated, exchanges = _evaluate(strategy, number, arrays, grid, config)
-            trained |= evaluated
-            rows += [*strategy.evaluation, _exchange_row("evaluation-traffic", number, exchanges)]
-            clock.done("evaluate", exchanges)
-            clock.evaluated(strategy.evaluation)
-        folder.append(rows)
-        if number == end or number % config.checkpoint_every == 0:
-            must_be_records(
-                state := strategy.state_dict(), f"the server half of {config.method.name!r}: state_dict"
-            )
-            checkpoint = Checkpoint(
-                round=number,
-                run_id=origin.run_id,
-                arrays=from_record(arrays),
-                strategy=state,
-                seconds=time.monotonic() - begun,
-                log_bytes=folder.log.stat().st_size,
-                config=config,
-            )
-            folder.save_checkpoint(checkpoint, save_clients)
-            strategy.kept_checkpoints = folder.checkpoints()
-            clock.done("checkpoint", [])
-        clock.round_done(len(strategy.roster.nodes), len(rows[0]["left_out"]))
-        watch(Progress(number, config.rounds, trained, rows[0]["left_out"]))
-    if end < config.rounds:
-        return {}
-
-    for name, tensors in strategy.results(arrays).items():
-        folder.save_model(name, tensors)
-    seconds = time.monotonic() - begun
-    summary = {**summarise(config, folder.rows(), seconds=seconds), "versions": versions()}
-    if privacy := config.privacy.report(folder.releases()):
-        summary["privacy"] = privacy
-    folder.write_summary(summary)
-    return summary
+    return strategy
 
 
 @contextmanager
-def _told(config: RunConfig, origin: Checkpoint) -> Iterator[None]:
+def _run_events(config: RunConfig, origin: Checkpoint) -> Iterator[None]:
     """Events of a run's beginning and its end."""
     begun, run = time.monotonic(), origin.run_id
     about: dict[str, Any] = {"method": config.method.name, "scenario": config.scenario.name, "seed": config.seed}
@@ -161,8 +145,8 @@ def _told(config: RunConfig, origin: Checkpoint) -> Iterator[None]:
     tell("ended", run=run, seconds=round(time.monotonic() - begun, 3))
 
 
-class Clock:
-    """Tells what each part of a round took, and what came of it."""
+class RoundEvents:
+    """Logs what each part of a round took, and what came of it."""
 
     def __init__(self, run: str) -> None:
         self._run = run
@@ -177,9 +161,7 @@ class Clock:
         now = time.monotonic()
         self._tell(action, action=action, seconds=round(now - self._part, 3))
         self._part = now
-        for exchange in exchanges:
-            if exchange.action == "query":
-                continue
+        for exchange in _work(exchanges):
             self._exchanges.append(exchange)
             for client, reason in sorted(exchange.left_out.items()):
                 known = {"client": client, "action": exchange.action, "reason": reason}
@@ -206,8 +188,7 @@ class Clock:
             used=asked - gone,
             refused=gone - silent,
             silent=silent,
-            bytes_down=sum(exchange.bytes_down for exchange in self._exchanges),
-            bytes_up=sum(exchange.bytes_up for exchange in self._exchanges),
+            **_traffic(self._exchanges),
         )
 
     def _tell(self, event: str, *, level: int = logging.INFO, **known: Any) -> None:
@@ -221,20 +202,24 @@ def await_clients(strategy: MethodStrategy[Any], grid: Grid, config: RunConfig) 
     """
     if isinstance(grid, Seated) and config.evaluates_some:
         return  # all are there, and each round asks whom it needs
-    wanted = len(config.scenario.client_ids)
+    wanted, roster = len(config.scenario.client_ids), strategy.roster
     end = time.monotonic() + config.wait
+
+    def pause() -> None:
+        time.sleep(min(1.0, max(0.0, end - time.monotonic())))
+
     while True:
         # One query for all who are there costs as much as one for the first.
         while len(list(grid.get_node_ids())) < wanted and time.monotonic() < end:
-            time.sleep(min(1.0, max(0.0, end - time.monotonic())))
+            pause()
         strategy.enrol(grid)
-        decided = len(strategy.roster.nodes) + len(strategy.roster.declined) >= wanted
+        decided = len(roster.nodes) + len(roster.declined) >= wanted
         if decided or time.monotonic() >= end:
             break
-        time.sleep(min(1.0, max(0.0, end - time.monotonic())))
-    there = len(strategy.roster.nodes)
+        pause()
+    there = len(roster.nodes)
     if there < max(1, round(config.quorum * wanted, 9)):
-        reasons = [f"{name}: {reason}" for name, reason in strategy.roster.refused.items()]
+        reasons = [f"{name}: {reason}" for name, reason in roster.refused.items()]
         when = "take part" if decided else f"were there after wait={config.wait:g} seconds"
         raise RunStopped(
             f"only {there} of {wanted} clients {when}, and quorum={config.quorum:g} of them is needed"
@@ -248,12 +233,16 @@ def _evaluate(
     before = len(strategy.exchanges)
     requests = strategy.configure_evaluate(number, arrays, ConfigRecord(), grid)
     metrics = strategy.aggregate_evaluate(number, grid.send_and_receive(requests, timeout=config.deadline))
-    work = [exchange for exchange in strategy.exchanges[before:] if exchange.action != "query"]
-    return numbers(metrics or {}), work
+    return numbers(metrics or {}), _work(strategy.exchanges[before:])
+
+
+def _work(exchanges: Iterable[Exchange]) -> list[Exchange]:
+    """Without queries, which train and evaluate nothing."""
+    return [exchange for exchange in exchanges if exchange.action != "query"]
 
 
 def _round_row(number: int, strategy: MethodStrategy[Any], trained: dict[str, float]) -> dict[str, Any]:
-    work = [exchange for exchange in strategy.exchanges if exchange.action != "query"]
+    work = _work(strategy.exchanges)
     row = _exchange_row("round", number, work)
     if found := majority(next((exchange.samples for exchange in reversed(work) if exchange.samples), {})):
         row["majority"] = found
@@ -262,13 +251,16 @@ def _round_row(number: int, strategy: MethodStrategy[Any], trained: dict[str, fl
     return {**row, "left_out": {**strategy.roster.refused, **row["left_out"]}, "metrics": trained}
 
 
+def _traffic(exchanges: Iterable[Exchange]) -> dict[str, int]:
+    return {name: sum(getattr(exchange, name) for exchange in exchanges) for name in ("bytes_down", "bytes_up")}
+
+
 def _exchange_row(kind: str, number: int, exchanges: list[Exchange]) -> dict[str, Any]:
     return {
         "kind": kind,
         "round": number,
         "exchanges": [exchange.action for exchange in exchanges],
         "asked": len({client for exchange in exchanges for client in exchange.clients.values()}),
-        "bytes_down": sum(exchange.bytes_down for exchange in exchanges),
-        "bytes_up": sum(exchange.bytes_up for exchange in exchanges),
+        **_traffic(exchanges),
         "left_out": {client: reason for exchange in exchanges for client, reason in exchange.left_out.items()},
     }

@@ -15,6 +15,7 @@ from prometheus_client.core import Metric
 from perennial.common.utils.files import Tail
 
 BUCKETS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
+OUTCOMES = ("used", "refused", "silent")
 
 
 class RunMetrics:
@@ -24,49 +25,31 @@ class RunMetrics:
     """
 
     def __init__(self, log: Path, *, clients: bool = False) -> None:
-        self._tail, self._clients, self._asked = Tail(log), clients, Event()
+        self._tail, self._asked = Tail(log), Event()
         self._registry = registry = CollectorRegistry()
-        self.seconds = Histogram(
-            "perennial_round_duration_seconds",
-            "Time of a round: training, evaluation and checkpoint.",
-            buckets=BUCKETS,
-            registry=registry,
-        )
-        self.rounds = Counter("perennial_rounds", "Rounds done.", registry=registry)
-        self.replies = Counter(
-            "perennial_replies", "Replies asked for, by what came of them.", ["outcome"], registry=registry
-        )
-        self.bytes = Counter(
-            "perennial_bytes",
-            "Tensors that went down to clients and up from them.",
-            ["direction"],
-            registry=registry,
-        )
-        self.connected = Gauge("perennial_clients_connected", "Clients in the last round.", registry=registry)
-        self.left_out = Gauge(
-            "perennial_clients_left_out", "Of them those left out in the last round.", registry=registry
-        )
-        self.accuracy = Gauge(
-            "perennial_accuracy",
-            "Mean over clients of the accuracy in a test environment at the last evaluation.",
-            ["model", "environment"],
-            registry=registry,
-        )
-        self.round = Gauge("perennial_round", "The last round.", registry=registry)
-        self.planned = Gauge("perennial_rounds_planned", "Rounds that the run takes.", registry=registry)
-        self.running = Gauge("perennial_running", "1 until the run has ended.", registry=registry)
-        self.stopped = Gauge("perennial_stopped", "1 if it ended before its last round.", registry=registry)
-        self.last = Gauge(
-            "perennial_last_round_timestamp_seconds",
-            "When the last round was done, or the run began.",
-            registry=registry,
-        )
-        self.by_client = (
-            Counter("perennial_client_left_out", "Replies left out.", ["client"], registry=registry)
-            if clients
-            else None
-        )
-        for outcome in ("used", "refused", "silent"):
+
+        def counter(name: str, about: str, *labels: str) -> Counter:
+            return Counter(f"perennial_{name}", about, labels, registry=registry)
+
+        def gauge(name: str, about: str, *labels: str) -> Gauge:
+            return Gauge(f"perennial_{name}", about, labels, registry=registry)
+
+        about = "Time of a round: training, evaluation and checkpoint."
+        self.seconds = Histogram("perennial_round_duration_seconds", about, buckets=BUCKETS, registry=registry)
+        self.rounds = counter("rounds", "Rounds done.")
+        self.replies = counter("replies", "Replies asked for, by what came of them.", "outcome")
+        self.bytes = counter("bytes", "Tensors that went down to clients and up from them.", "direction")
+        self.connected = gauge("clients_connected", "Clients in the last round.")
+        self.left_out = gauge("clients_left_out", "Of them those left out in the last round.")
+        about = "Mean over clients of the accuracy in a test environment at the last evaluation."
+        self.accuracy = gauge("accuracy", about, "model", "environment")
+        self.round = gauge("round", "The last round.")
+        self.planned = gauge("rounds_planned", "Rounds that the run takes.")
+        self.running = gauge("running", "1 until the run has ended.")
+        self.stopped = gauge("stopped", "1 if it ended before its last round.")
+        self.last = gauge("last_round_timestamp_seconds", "When the last round was done, or the run began.")
+        self.by_client = counter("client_left_out", "Replies left out.", "client") if clients else None
+        for outcome in OUTCOMES:
             self.replies.labels(outcome)
 
     def collect(self) -> Iterable[Metric]:
@@ -99,7 +82,7 @@ class RunMetrics:
             self.connected.set(row["connected"])
             self.left_out.set(row["left_out"])
             self._done(row)
-            for outcome in ("used", "refused", "silent"):
+            for outcome in OUTCOMES:
                 self.replies.labels(outcome).inc(row[outcome])
             for direction in ("down", "up"):
                 self.bytes.labels(direction).inc(row[f"bytes_{direction}"])

@@ -41,7 +41,7 @@ class Select(StrEnum):
     leave_one_out = "leave-one-out"
 
 
-CONSTANT = "nothing that was tried is better than a constant"
+NOT_ABOVE_CONSTANT = "nothing that was tried is better than a constant"
 
 
 @dataclass(frozen=True)
@@ -148,12 +148,12 @@ class Judged(Protocol):
     def error(self) -> float: ...
 
 
-def first(scores: Mapping[int, Judged]) -> int:
+def best_of(scores: Mapping[int, Judged]) -> int:
     """The number with the best score, the earliest of equals."""
     return max(scores, key=lambda number: (scores[number].score, -number))
 
 
-def more(one: Judged, other: Judged) -> bool:
+def clearly_better(one: Judged, other: Judged) -> bool:
     """Whether the difference is more than two standard errors, as if they were of different samples."""
     return one.score - other.score > ERRORS * sqrt(one.error**2 + other.error**2)
 
@@ -179,7 +179,7 @@ class Pair:
         return LEVEL if self.freedom else LEVEL_ALONE
 
 
-def shut(row: Row) -> str:
+def unusable(row: Row) -> str:
     """Why a row's counts are not to be used, in one sentence; empty where they are.
 
     Without a shortcut the wrong samples are noise, and the rule would prefer a coin to a good model. So there must
@@ -221,7 +221,7 @@ def shut(row: Row) -> str:
 
 def gate(row: Row) -> dict[str, Any]:
     """Whether the counts are used, if not why, and by which comparisons, as plain data."""
-    reason, pairs = shut(row), compared(row)
+    reason, pairs = unusable(row), compared(row)
     found = [asdict(pair) for pair in pairs]
     return {"open": not reason, "reason": reason, "followers": _strongest(pairs), "pairs": found}
 

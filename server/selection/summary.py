@@ -8,7 +8,7 @@ from typing import Any
 
 from perennial.common.config import RunConfig
 from perennial.common.measures.scores import SCORE, Scores, added
-from perennial.server.selection.split_rule import Score, first, gate, score, shut
+from perennial.server.selection.split_rule import Score, best_of, gate, score, unusable
 
 Row = dict[str, Any]
 SELECTIONS = ("final", "validation")
@@ -43,6 +43,13 @@ def summarise(config: RunConfig, rows: list[Row], *, seconds: float, oracle: boo
             for selection in selections
             if (number := select(by_round, selection)) is not None
         }
+    last_split = next((row for row in reversed(evaluations) if row["kind"] == SPLIT), None)
+    partial = {  # what most runs have nothing of
+        "insists": {site: said for row in rounds for site, said in row.get("insists", {}).items()},
+        SPLIT: gate(last_split) if last_split else {},
+        "majority": _majorities(rounds, evaluations),
+    }
+    drawn = {"clients": list(config.evaluated), "of": len(config.scenario.client_ids)}
     return {
         "method": config.method.name,
         "scenario": config.scenario.name,
@@ -51,11 +58,9 @@ def summarise(config: RunConfig, rows: list[Row], *, seconds: float, oracle: boo
         "wall_seconds": round(seconds, 3),
         "bytes_per_client_and_round": _traffic(rounds),
         "models": models,
-        **_drawn(config),
+        **({"evaluated": drawn} if config.evaluates_some else {}),
         "left_out": _left_out(rows),
-        **_insists(rounds),
-        **_gate(evaluations),
-        **_majorities(rounds, evaluations),
+        **{name: value for name, value in partial.items() if value},
         "changed": [
             {name: row[name] for name in ("round", "settings")} for row in rows if row["kind"] == "changed"
         ],
@@ -239,7 +244,7 @@ class Evaluation:
 
     def score(self) -> Score | None:
         """By the rule of `split`; None where it does not speak."""
-        return score(self.split) if self.split and not shut(self.split) else None
+        return score(self.split) if self.split and not unusable(self.split) else None
 
 
 def select(by_round: Mapping[int, Evaluation], selection: str) -> int | None:
@@ -255,7 +260,7 @@ def select(by_round: Mapping[int, Evaluation], selection: str) -> int | None:
         return max(by_round)
     if selection == SPLIT:
         found = {number: own for number, evaluation in by_round.items() if (own := evaluation.score())}
-        return first(found) if found else None
+        return best_of(found) if found else None
     split = {"validation": "validation", "oracle": "test"}[selection]
     scores = {
         number: _mean(means.values())
@@ -288,37 +293,15 @@ def _mean(values: Iterable[float]) -> float:
     return float(np.mean(list(values)))
 
 
-def _gate(evaluations: Sequence[Row]) -> dict[str, Any]:
-    """Whether `split` speaks after the last round, and if not, why; nothing for a run without references."""
-    last = next((row for row in reversed(evaluations) if row["kind"] == SPLIT), None)
-    return {SPLIT: gate(last)} if last else {}
-
-
-def _majorities(rounds: Sequence[Row], evaluations: Sequence[Row]) -> dict[str, Any]:
+def _majorities(rounds: Sequence[Row], evaluations: Sequence[Row]) -> dict[str, dict[str, float]]:
     """`majority`: the largest share of a round's training samples, and of the last evaluation's test samples, that
     one client counted; nothing where no client had a majority."""
     of_training = [row["majority"] for row in rounds if "majority" in row]
     tests = [row for row in evaluations if row["kind"] == "evaluation" and row["split"] == "test"]
     last = max((row["round"] for row in tests), default=0)
     tested = {row["client"]: sum(row["count"]) for row in tests if row["round"] == last}  # of each model the same
-    found = {
-        "training": max(of_training, key=lambda own: max(own.values()), default={}),
-        "test": majority(tested),
-    }
-    return {"majority": {what: own for what, own in found.items() if own}} if any(found.values()) else {}
-
-
-def _insists(rounds: Sequence[Row]) -> dict[str, Any]:
-    """`insists`: by site, on what protection it insisted, as it said last; nothing where no site did."""
-    found = {site: said for row in rounds for site, said in row.get("insists", {}).items()}
-    return {"insists": found} if found else {}
-
-
-def _drawn(config: RunConfig) -> dict[str, Any]:
-    """Which clients were evaluated, unless all were."""
-    if not config.evaluates_some:
-        return {}
-    return {"evaluated": {"clients": list(config.evaluated), "of": len(config.scenario.client_ids)}}
+    training: dict[str, float] = max(of_training, key=lambda own: max(own.values()), default={})
+    return {what: own for what, own in (("training", training), ("test", majority(tested))) if own}
 
 
 def _traffic(rounds: list[Row]) -> dict[str, float]:

@@ -29,6 +29,8 @@ from perennial.server.selection.split_rule import Select
 from perennial.server.study.run_names import name_without_code, run_name
 
 T = TypeVar("T")
+Counts = tuple[int, int]
+"""Right answers, and all."""
 
 
 class Scored(BaseModel):
@@ -128,7 +130,7 @@ class Outcome:
         """Of its log. Raises `UserError` where that is not there, or damaged."""
         return RunFolder(self.path).rows()
 
-    def counts(self, model: str, split: str, client: str | None = None) -> tuple[int, int]:
+    def counts(self, model: str, split: str, client: str | None = None) -> Counts:
         """Of a split's samples, all clients' or one's: those that a model gets right at the end, and all.
 
         Raises `UserError` as `rows` does.
@@ -187,16 +189,23 @@ class Standing:
 Watch = Callable[[Standing], None]
 
 
-@dataclass
-class Followed:
-    """A watch that passes on what it is told, and remembers how the study stands."""
+class StudyProgress:
+    """How a study stands, over parts of it that are run one after the other; tells `watch` of every change."""
 
-    watch: Watch
-    standing: Standing = Standing()
+    def __init__(self, watch: Watch) -> None:
+        self.watch, self._begun = watch, time.monotonic()
+        self.ended = self.runs = self.rounds_done = self.rounds = 0
+        self.told = False
+        """Whether anybody knows of it yet."""
 
-    def __call__(self, now: Standing) -> None:
-        self.standing = now
-        self.watch(now)
+    def __call__(self, latest: Outcome | None = None, doing: str = "") -> None:
+        self.told, seconds = True, time.monotonic() - self._begun
+        self.watch(Standing(self.ended, self.runs, self.rounds_done, self.rounds, latest, doing, seconds))
+
+
+def progress_of(watch: Watch | StudyProgress) -> StudyProgress:
+    """What is told so far: of a study that goes on, or of one that begins."""
+    return watch if isinstance(watch, StudyProgress) else StudyProgress(watch)
 
 
 def standing_line(standing: Standing) -> str:
@@ -218,15 +227,14 @@ def run_all(
     configs: Sequence[RunConfig],
     out: Path,
     jobs: int,
-    watch: Watch = lambda _: None,
-    before: Standing | None = None,
+    watch: Watch | StudyProgress = lambda _: None,
     later: Sequence[int] = (),
     until: int | None = None,
 ) -> list[Outcome]:
     """The outcome of every configuration, from its folder in `out` or by running it, `jobs` at a time.
 
-    `watch` is told of the whole study where these are a part of it: how it stood `before`, and the rounds of each
-    run that will come `later`. It is told nothing where there is nothing to run. With `until` runs
+    `watch` is told of the whole study where these are a part of it: what its `StudyProgress` knows so far, and the
+    rounds of each run that will come `later`. It is told nothing where there is nothing to run. With `until` runs
     stop after that round and wait; half of them, say, will go on. Raises `UserError` for what the user can put
     right (a missing data set), `RunStopped` if a worker dies. A run that stops by itself, a server half that
     raises an exception, and a damaged folder are outcomes like any other.
@@ -236,43 +244,41 @@ def run_all(
             raise UserError(f"runtime: {config.runtime!r} is not possible here; studies run in local processes")
     names = list(map(run_name, configs))
     named = dict(zip(names, configs, strict=True))
-    outcomes = {name: ended for name, config in named.items() if (ended := look(config, out / name, until))}
+    outcomes = {name: ended for name, config in named.items() if (ended := outcome_in(config, out / name, until))}
     missing = {name: config for name, config in named.items() if name not in outcomes}
-    before, begun, done = before or Standing(), time.monotonic(), 0
-    runs = before.ended + len(named) + len(later)
-    held = {name: max(RunFolder(out / name).checkpoints(), default=0) for name in missing}
-    rounds = before.rounds_done + sum(later)
-    rounds += sum((until or config.rounds) - held[name] for name, config in missing.items())
+    done = {name: max(RunFolder(out / name).checkpoints(), default=0) for name in missing}
+    progress = progress_of(watch)
+    before, rounds_before = progress.ended, progress.rounds_done
+    progress.runs = before + len(named) + len(later)
+    progress.rounds = rounds_before + sum(later)
+    progress.rounds += sum((until or config.rounds) - done[name] for name, config in missing.items())
     if until:
         waiting = [config for name, config in named.items() if name in missing or outcomes[name].waits]
-        rounds += sum(config.rounds - until for config in waiting[::2])
+        progress.rounds += sum(config.rounds - until for config in waiting[::2])
 
-    def tell(rounds_done: int, latest: Outcome | None = None, doing: str = "") -> None:
-        ended = before.ended + sum(not outcome.waits for outcome in outcomes.values())
-        rounds_done += before.rounds_done
-        seconds = before.seconds + time.monotonic() - begun
-        watch(Standing(ended, runs, rounds_done, rounds, latest, doing, seconds))
+    def tell(rounds: int, latest: Outcome | None = None, doing: str = "") -> None:
+        progress.ended = before + sum(not outcome.waits for outcome in outcomes.values())
+        progress.rounds_done = rounds_before + rounds
+        progress(latest, doing)
 
-    if not before.runs and (missing or not (later or until)):  # what comes later may have been run as well
-        bad = sum(bool(outcome.trouble) for outcome in outcomes.values())
-        ready = before.ended + sum(not outcome.waits for outcome in outcomes.values()) - bad
-        interrupted, about = sum(map(bool, held.values())), "about " if until else ""
+    if not progress.told and (missing or not (later or until)):  # what comes later may have been run as well
+        runs, bad = progress.runs, sum(bool(outcome.trouble) for outcome in outcomes.values())
+        ready = before + sum(not outcome.waits for outcome in outcomes.values()) - bad
         also = f"{bad} stopped or damaged, " if bad else ""
-        tell(
-            0,
-            doing=f"{runs} run{'s' * (runs != 1)}: {ready} done already, {also}{interrupted} go on where they "
-            f"were interrupted; {about}{rounds} rounds to come. If interrupted, the same command goes on.",
-        )
+        begin = f"{runs} run{'s' * (runs != 1)}: {ready} done already, {also}{sum(map(bool, done.values()))} go on"
+        come = f"{'about ' if until else ''}{progress.rounds} rounds to come"
+        tell(0, doing=f"{begin} where they were interrupted; {come}. If interrupted, the same command goes on.")
     if jobs == 1:
+        rounds_run = 0
         for name, config in missing.items():
 
             def advance(count: int) -> None:
-                nonlocal done
-                done += count
-                tell(done)
+                nonlocal rounds_run
+                rounds_run += count
+                tell(rounds_run)
 
-            outcomes[name] = carry_out(config, out / name, advance, until)
-            tell(done, outcomes[name])
+            outcomes[name] = run_one(config, out / name, advance, until)
+            tell(rounds_run, outcomes[name])
     elif missing:
         with _workers(min(jobs, len(missing))) as (pool, counter):
             work = {pool.submit(_work, config, out / name, until): name for name, config in missing.items()}
@@ -286,7 +292,7 @@ def run_all(
     return [outcomes[name] for name in names]
 
 
-def look(config: RunConfig, path: Path, until: int | None = None) -> Outcome | None:
+def outcome_in(config: RunConfig, path: Path, until: int | None = None) -> Outcome | None:
     """The outcome that a run's folder holds; None while there is still something to run, up to round `until`."""
     if not (path / "config.toml").exists():
         return None
@@ -305,7 +311,7 @@ def look(config: RunConfig, path: Path, until: int | None = None) -> Outcome | N
     return None
 
 
-def with_log(outcome: Outcome) -> Outcome:
+def readable(outcome: Outcome) -> Outcome:
     """The outcome as far as its log can be read; where it cannot, that is its trouble, and nothing judges it."""
     try:
         if outcome.summary:
@@ -315,7 +321,7 @@ def with_log(outcome: Outcome) -> Outcome:
     return outcome
 
 
-def kept_lines(file: Path, kind: type[T]) -> list[T]:
+def read_lines(file: Path, kind: type[T]) -> list[T]:
     """What a file of kept numbers has, line by line; nothing where there is none.
 
     Raises `UserError` for a line that does not fit.
@@ -329,7 +335,7 @@ def kept_lines(file: Path, kind: type[T]) -> list[T]:
     return found
 
 
-def older(configs: Sequence[RunConfig], out: Path) -> list[Path]:
+def other_versions(configs: Sequence[RunConfig], out: Path) -> list[Path]:
     """Folders of the same configurations that another version of the code made; they are never read."""
     found: set[Path] = set()
     for config in configs:
@@ -338,14 +344,14 @@ def older(configs: Sequence[RunConfig], out: Path) -> list[Path]:
     return sorted(found)
 
 
-def carry_out(config: RunConfig, path: Path, advance: Callable[[int], None], until: int | None = None) -> Outcome:
+def run_one(config: RunConfig, path: Path, advance: Callable[[int], None], until: int | None = None) -> Outcome:
     """Start or continue a run in its folder, up to round `until`. `advance` is told the rounds that have come.
 
     The checkpoints go once the run has ended: those of a study would fill a disk (clients' personal models, twice
     for every trial), and the same command makes them again.
     """
     with RunFolder(path).held(wait=True):
-        if ended := look(config, path, until):  # somebody else was here meanwhile
+        if ended := outcome_in(config, path, until):  # somebody else was here meanwhile
             return ended
         from perennial.common.utils.torch_state import plain_torch
 
@@ -474,4 +480,4 @@ def _work(config: RunConfig, path: Path, until: int | None) -> Outcome:
         with _counter.get_lock():
             _counter.value += count
 
-    return carry_out(config, path, advance, until)
+    return run_one(config, path, advance, until)

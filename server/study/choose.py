@@ -12,14 +12,34 @@ from perennial.common.methods.references import FILE, ROUNDS, References
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.files import write_text
 from perennial.server.results.formatting import assignments, percent
-from perennial.server.selection.split_rule import CONSTANT, Judged, Score, Select, first, more, score, shut
-from perennial.server.study.batch import Outcome, Standing, Watch, run_all, with_log
+from perennial.server.selection.split_rule import (
+    NOT_ABOVE_CONSTANT,
+    Judged,
+    Score,
+    Select,
+    best_of,
+    clearly_better,
+    score,
+    unusable,
+)
+from perennial.server.study.batch import (
+    Outcome,
+    Standing,
+    StudyProgress,
+    Watch,
+    progress_of,
+    readable,
+    run_all,
+)
 from perennial.server.study.leave_one_out import LeftOut, leave_one_out
 from perennial.server.study.prune import run_trials
 from perennial.server.study.run_names import run_name
 from perennial.server.study.sweep import best, differences, held_out, search_ranges, trials
 
-SHUT = "split does not speak"
+SPLIT_SILENT = "split does not speak"
+NONE_JUDGED = "no trial could be judged"
+OF_REFERENCES = ("scenario", "model", "seed", "test_sites", "runtime", "device", "data_root", "privacy")
+"""Settings that a run shares with the one that makes its references."""
 MEANS = ("score", "mean", "agreeing", "misleading", "constant", "constant_mean")
 MOST_REFERENCES = 12
 """Each is a model that travels with every request to evaluate."""
@@ -32,9 +52,9 @@ class Verdict:
     trial: int | None
     """None: no trial could be judged."""
     by: Select
-    sentence: str
+    sentence: str = ""
     """Why it was not chosen as asked, or not of all trials; else empty."""
-    scores: dict[int, Score]
+    scores: dict[int, Score] = field(default_factory=dict)
     """By trial, wherever `split` speaks."""
     left_out: dict[int, LeftOut] = field(default_factory=dict)
     """By trial, where environments were left out."""
@@ -74,15 +94,17 @@ def search_each(
     prune: bool,
     out: Path,
     jobs: int,
-    watch: Watch = lambda _: None,
+    watch: Watch | StudyProgress = lambda _: None,
     later: Sequence[int] = (),
     why_not: str = "",
 ) -> list[tuple[list[Outcome], Verdict]]:
     """Each method's trials and the choice; `why_not` where there are no references. Raises as `run_all` does."""
-    left = [leave_one_out(own, out, jobs, watch) for own in groups] if select is Select.leave_one_out else []
-    outcomes = run_trials(groups, select, prune, out, jobs, watch, later)
+    progress, left = progress_of(watch), []
+    if select is Select.leave_one_out:  # which has a count of its own
+        left = [leave_one_out(own, out, jobs, progress.watch) for own in groups]
+    outcomes = run_trials(groups, select, prune, out, jobs, progress, later)
     if select is Select.by_split:
-        outcomes = [list(map(with_log, own)) for own in outcomes]
+        outcomes = [list(map(readable, own)) for own in outcomes]
     if left:
         return [(own, choose(own, select, why, found)) for own, (found, why) in zip(outcomes, left, strict=True)]
     return [(own, choose(own, select, why_not)) for own in outcomes]
@@ -95,27 +117,24 @@ def with_references(
 
     Where there can be none, the runs as they are, and why.
     """
-    for config in configs:
-        if reason := without(config):
-            return list(configs), reason
-    makers = [maker(config) for config in configs]
+    if reason := next(filter(None, map(no_references, configs)), ""):
+        return list(configs), reason
+    makers = [references_run(config) for config in configs]
     names = list(map(run_name, makers))
     different = dict(zip(names, makers, strict=True))
 
-    def told(now: Standing) -> None:  # the study's own first line comes after it
+    def announce(now: Standing) -> None:  # the study's own first line comes after it
         watch(replace(now, doing=f"references for split, {now.doing}") if now.doing else now)
 
-    made = dict(zip(different, run_all(list(different.values()), out, jobs, told), strict=True))
+    made = dict(zip(different, run_all(list(different.values()), out, jobs, announce), strict=True))
     for outcome in made.values():
         if outcome.trouble or not (outcome.path / FILE).is_file():
             return list(configs), outcome.trouble or f"{outcome.path / FILE} is not there; delete {outcome.path}"
-    places = [str((made[name].path / FILE).resolve()) for name in names]
-    return [
-        config.model_copy(update={"references": place}) for config, place in zip(configs, places, strict=True)
-    ], ""
+    places = [{"references": str((made[name].path / FILE).resolve())} for name in names]
+    return [config.model_copy(update=place) for config, place in zip(configs, places, strict=True)], ""
 
 
-def without(config: RunConfig) -> str:
+def no_references(config: RunConfig) -> str:
     """Why a run can have no references; empty where it can."""
     environments = config.scenario.train_environments
     if len(environments) < 2:
@@ -129,21 +148,10 @@ def without(config: RunConfig) -> str:
     return ""
 
 
-def maker(config: RunConfig) -> RunConfig:
+def references_run(config: RunConfig) -> RunConfig:
     """The run that makes the references of a run."""
-    return RunConfig(
-        method=References(),
-        scenario=config.scenario,
-        model=config.model,
-        seed=config.seed,
-        test_sites=config.test_sites,
-        rounds=ROUNDS,
-        participation=1.0,
-        runtime=config.runtime,
-        device=config.device,
-        data_root=config.data_root,
-        privacy=config.privacy,
-    )
+    same = {name: getattr(config, name) for name in OF_REFERENCES}
+    return RunConfig(method=References(), rounds=ROUNDS, participation=1.0, **same)
 
 
 def choose(
@@ -156,33 +164,35 @@ def choose(
     """
     held_out = best(outcomes)
     if select is Select.held_out:
-        return Verdict(held_out, select, "", {})
+        return Verdict(held_out, select)
+
+    def by_held_out(reason: str, scores: Mapping[int, Score] | None = None) -> Verdict:
+        return Verdict(held_out, Select.held_out, f"{reason}; held-out data decided", dict(scores or {}))
+
     if select is Select.leave_one_out:
         judged = {number: own for number, own in enumerate(left) if own and outcomes[number].summary}
-        if judged:
-            lacking = sum(not own for own in left)
-            sentence = (
-                f"{lacking} of {len(left)} trials could not be judged: {why_not}" if lacking and why_not else ""
-            )
-            return Verdict(first(judged), select, sentence, {}, judged)
-        reason = why_not or "no trial could be judged"
-        return Verdict(held_out, Select.held_out, f"{select} does not speak: {reason}; held-out data decided", {})
+        if not judged:
+            return by_held_out(f"{select} does not speak: {why_not or NONE_JUDGED}")
+        lacking = sum(not own for own in left) if why_not else 0
+        sentence = f"{lacking} of {len(left)} trials could not be judged: {why_not}" if lacking else ""
+        return Verdict(best_of(judged), select, sentence, {}, judged)
     rows = {number: row for number, outcome in enumerate(outcomes) if (row := last_counts(outcome))}
-    scores = {number: found for number, row in rows.items() if not shut(row) and (found := score(row)) is not None}
+    scores = {
+        number: found for number, row in rows.items() if not unusable(row) and (found := score(row)) is not None
+    }
     if not scores:
-        reason = why_not or next((shut(row) for row in rows.values()), "no trial could be judged")
-        return Verdict(held_out, Select.held_out, f"{SHUT}: {reason}; held-out data decided", {})
-    informed = {number: own for number, own in scores.items() if own.informed}
-    if not informed:
-        chosen = max(scores.values(), key=lambda own: own.mean)
-        sentence = (
-            f"{CONSTANT}: the best mean over samples that a reference knows and does not know is "
-            f"{percent(chosen.mean)} % (standard error {percent(chosen.mean_error)}), a constant's "
-            f"{percent(chosen.constant_mean)} %; held-out data decided"
+        return by_held_out(
+            f"{SPLIT_SILENT}: {why_not or next((unusable(row) for row in rows.values()), NONE_JUDGED)}"
         )
-        return Verdict(held_out, Select.held_out, sentence, scores)
-    number = first(informed)
-    return Verdict(number, Select.by_split, "", scores)
+    if informed := {number: own for number, own in scores.items() if own.informed}:
+        return Verdict(best_of(informed), Select.by_split, "", scores)
+    chosen = max(scores.values(), key=lambda own: own.mean)
+    return by_held_out(
+        f"{NOT_ABOVE_CONSTANT}: the best mean over samples that a reference knows and does not know is "
+        f"{percent(chosen.mean)} % (standard error {percent(chosen.mean_error)}), a constant's "
+        f"{percent(chosen.constant_mean)} %",
+        scores,
+    )
 
 
 def last_counts(outcome: Outcome) -> dict[str, Any] | None:
@@ -200,11 +210,11 @@ def advice(outcomes: Mapping[str, Sequence[Outcome]]) -> str:
     A method's score is the mean over its runs with counts; the standard error of that goes with it. Informed ones
     come first, as where a trial is chosen.
     """
-    readable = {label: list(map(with_log, found)) for label, found in outcomes.items()}
-    rows = {label: [row for own in found if (row := last_counts(own))] for label, found in readable.items()}
-    reasons = [shut(row) for found in rows.values() for row in found]
+    checked = {label: list(map(readable, found)) for label, found in outcomes.items()}
+    rows = {label: [row for own in found if (row := last_counts(own))] for label, found in checked.items()}
+    reasons = [unusable(row) for found in rows.values() for row in found]
     if not reasons or any(reasons):
-        return f"{SHUT}: {next(filter(None, reasons), 'no run has counts')}"
+        return f"{SPLIT_SILENT}: {next(filter(None, reasons), 'no run has counts')}"
     each = {label: [own for row in found if (own := score(row))] for label, found in rows.items()}
     scores = {label: average(own) for label, own in each.items() if own}
     order = sorted(scores, key=lambda label: (not scores[label].informed, -scores[label].score))
@@ -214,7 +224,7 @@ def advice(outcomes: Mapping[str, Sequence[Outcome]]) -> str:
     text = f"first by split: {named[order[0]]} with {percent(top.score)} % (standard error {percent(top.error)})"
     # One that is not informed may be above, and comes after all the same.
     if len(order) > 1 and (second := scores[order[1]]).score <= top.score:
-        far = "more" if more(top, second) else "no more"
+        far = "more" if clearly_better(top, second) else "no more"
         points = percent(top.score - second.score)
         text += f", {points} points and {far} than two standard errors before {named[order[1]]}"
     far = "more" if top.informed else "no more"
@@ -222,7 +232,7 @@ def advice(outcomes: Mapping[str, Sequence[Outcome]]) -> str:
         f"; the best constant has {percent(top.constant)} %, and the mean over right and wrong samples is "
         f"{percent(top.mean - top.constant_mean)} points and {far} than two standard errors above a constant's"
     )
-    return text if any(own.beats_constant for own in scores.values()) else f"{text}: {CONSTANT}"
+    return text if any(own.beats_constant for own in scores.values()) else f"{text}: {NOT_ABOVE_CONSTANT}"
 
 
 def average(scores: Sequence[Score]) -> Score:
@@ -245,36 +255,36 @@ def why_lines(outcomes: Sequence[Outcome], verdict: Verdict) -> list[str]:
     """What was chosen, why, and what comes next."""
     lines = [verdict.sentence] if verdict.sentence else []
     if verdict.trial is None:
-        return [*lines, "no trial could be judged, so nothing is chosen"]
-    outcome = outcomes[verdict.trial]
+        return [*lines, f"{NONE_JUDGED}, so nothing is chosen"]
     lines.append(f"chosen: {named(outcomes, verdict.trial)}, by {verdict.by}")
-    if judged := verdict.judged if verdict.by is not Select.held_out else None:
-        own = judged[verdict.trial]
-        lines.append(_resting(own))
-        others = {
-            number: found
-            for number, found in judged.items()
-            if number != verdict.trial and (not isinstance(found, Score) or found.informed)
-        }
-        if others:
-            far = "more" if more(own, others[second := first(others)]) else "no more"
-            lines.append(
-                f"next best: {named(outcomes, second)}, {verdict.by} {percent(others[second].score)} %, "
-                f"{far} than two standard errors below"
-            )
-    elif found := outcome.selected("final"):
-        lines.append(f"{percent(found.validation)} % on held-out training data")
+    if verdict.by is Select.held_out:
+        found = outcomes[verdict.trial].selected("final")
+        return [*lines, f"{percent(found.validation)} % on held-out training data"] if found else lines
+    scores = verdict.judged
+    lines.append(_basis(chosen := scores[verdict.trial]))
+    others = {
+        number: own
+        for number, own in scores.items()
+        if number != verdict.trial and (not isinstance(own, Score) or own.informed)
+    }
+    if others:
+        second = best_of(others)
+        far = "more" if clearly_better(chosen, others[second]) else "no more"
+        lines.append(
+            f"next best: {named(outcomes, second)}, {verdict.by} {percent(others[second].score)} %, "
+            f"{far} than two standard errors below"
+        )
     return lines
 
 
-def _resting(own: Judged) -> str:
+def _basis(own: Judged) -> str:
     """A score, its standard error, and how many samples it rests on."""
     text = f"{percent(own.score)} % (standard error {percent(own.error)})"
     if isinstance(own, LeftOut):
         each = ", ".join(f"{name} {percent(value)} %" for name, value in own.environments.items())
         return f"leave-one-out {text} on {own.samples} held-out samples of environments not trained on: {each}"
     assert isinstance(own, Score)
-    below = "" if own.beats_constant else f" and is no worse: {CONSTANT} in the worst case"
+    below = "" if own.beats_constant else f" and is no worse: {NOT_ABOVE_CONSTANT} in the worst case"
     return (
         f"split {text}: {percent(own.agreeing)} % of {own.right} held-out samples that the references know, "
         f"{percent(own.misleading)} % of {own.wrong} that they do not; the best constant has "

@@ -1,7 +1,8 @@
 """Methods side by side: equal search budget, several seeds, FedAvg, Local and the constant predictor always in."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
+from itertools import groupby
 from math import ceil, log
 from pathlib import Path
 from statistics import fmean, pvariance, stdev
@@ -22,17 +23,17 @@ from perennial.server.run.folder import understood
 from perennial.server.selection.split_rule import Select
 from perennial.server.selection.summary import AREAS, SELECTIONS, SPLIT, area_means, overall, site_means, summarise
 from perennial.server.study.batch import (
-    Followed,
     Outcome,
     Selected,
     Standing,
+    StudyProgress,
     Watch,
-    older,
+    other_versions,
+    readable,
     run_all,
     troubles_of,
-    with_log,
 )
-from perennial.server.study.choose import SHUT, Verdict, advice, search_each, with_references
+from perennial.server.study.choose import SPLIT_SILENT, Verdict, advice, search_each, with_references
 from perennial.server.study.prune import grouped
 from perennial.server.study.run_names import run_name
 from perennial.server.study.sweep import differences, equals, key_of, tie, trials
@@ -257,60 +258,64 @@ def compare(plan: Plan, out: Path, jobs: int, watch: Watch = lambda _: None) -> 
         ]
         for label, entry in zip(bases, entries, strict=True)
     }
-    followed = Followed(watch)
+    progress = StudyProgress(watch)
     searched: dict[str, list[Outcome]] = {}
-    chosen: dict[str, int | None] = dict.fromkeys(tried, 0)
-    verdicts: dict[str, Verdict] = {}
+    verdicts = {label: Verdict(0, Select.held_out) for label in tried}
     if plan.trials > 1:
-        verdicts = {
-            label: Verdict(number, plan.select, "", {})
+        known = {
+            label: Verdict(number, plan.select)
             for label, own in plan.choices.items()
             for number, config in enumerate(tried.get(label, ()))
             if differences(config, bases[label]) == own
         }
-        groups = {label: own for label, own in tried.items() if label not in verdicts}
-        searching = [config for configs in groups.values() for config in configs]
+        groups = {label: own for label, own in tried.items() if label not in known}
         later = [first.rounds] * (len(set(map(run_name, bases.values()))) * (plan.seeds - (not short)))
-        found = search_each([*groups.values()], plan.select, plan.prune, out, jobs, followed, later, why_not)
+        found = search_each([*groups.values()], plan.select, plan.prune, out, jobs, progress, later, why_not)
         searched = {label: own for label, (own, _) in zip(groups, found, strict=True)}
-        verdicts |= {label: verdict for label, (_, verdict) in zip(groups, found, strict=True)}
-        followed.standing = replace(followed.standing, ended=len(set(map(run_name, searching))))
-        chosen = {label: verdicts[label].trial for label in tried}
+        verdicts = known | {label: verdict for label, (_, verdict) in zip(groups, found, strict=True)}
+        progress.ended = len({run_name(config) for configs in groups.values() for config in configs})
     final = {
-        label: [seeded(label, tried[label][number], seed) for seed in range(plan.seeds)]
-        for label, number in chosen.items()
-        if number is not None
+        label: [seeded(label, configs[number], seed) for seed in range(plan.seeds)]
+        for label, configs in tried.items()
+        if (number := verdicts[label].trial) is not None
     }
     # Trials of all rounds that were chosen are the runs with seed 0.
-    whole = {} if short else searched
-    ended = {label: [whole[label][number]] for label in whole if (number := chosen[label]) is not None}
+    ended = {
+        label: [own[number]]
+        for label, own in ({} if short else searched).items()
+        if (number := verdicts[label].trial) is not None
+    }
     rest = {label: configs[len(ended.get(label, ())) :] for label, configs in final.items()}
-    others = run_all(
-        [config for configs in rest.values() for config in configs], out, jobs, followed, followed.standing
-    )
+    others = run_all([config for configs in rest.values() for config in configs], out, jobs, progress)
     by_label = zip(rest, grouped(others, rest.values()), strict=True)
-    outcomes = {label: list(map(with_log, ended.get(label, []) + own)) for label, own in by_label}
+    outcomes = {label: list(map(readable, ended.get(label, []) + own)) for label, own in by_label}
 
     selections = (*SELECTIONS, *([SPLIT] if places else []), *(["oracle"] if plan.oracle else []))
     choices, rows = [], []
     troubles = list[str]()
     sites = list(first.sites_with_data)
     for entry in entries:
-        label, number = entry.label, chosen[entry.label]
-        if number is None:
+        label, verdict = entry.label, verdicts[entry.label]
+        if verdict.trial is None:
             choices.append(Choice(label, entry.method, None, {}, []))
             troubles.append(
                 f"{label}: none of {plan.trials} trials can be judged, so it has no rows: they stopped, or "
                 "nothing is held out (validation_fraction)"
             )
             continue
-        drawn = differences(tried[label][number], bases[label])
-        runs = [str(outcome.path) for outcome in outcomes[label]]
-        verdict = verdicts.get(label, Verdict(0, Select.held_out, "", {}))
-        tied = len(equals(searched[label])) if label in searched and verdict.by is Select.held_out else 1
-        by = verdict.by.value
-        pruned = sum(outcome.pruned is not None for outcome in searched.get(label, ()))
-        choices.append(Choice(label, entry.method, number, drawn, runs, tied, by, verdict.sentence, pruned))
+        choices.append(
+            Choice(
+                label,
+                entry.method,
+                verdict.trial,
+                differences(tried[label][verdict.trial], bases[label]),
+                runs=[str(outcome.path) for outcome in outcomes[label]],
+                tied=len(equals(searched[label])) if label in searched and verdict.by is Select.held_out else 1,
+                by=verdict.by.value,
+                sentence=verdict.sentence,
+                pruned=sum(outcome.pruned is not None for outcome in searched.get(label, ())),
+            )
+        )
         for selection in selections:
             picked = [_pick(outcome, selection, troubles) for outcome in outcomes[label]]
             rows += _rows(label, bases[label].method.evaluates[-1], selection, [s for s in picked if s], sites)
@@ -327,8 +332,8 @@ def compare(plan: Plan, out: Path, jobs: int, watch: Watch = lambda _: None) -> 
         choices=choices,
         rows=rows,
         troubles=list(dict.fromkeys(troubles)),
-        older=[str(path) for path in older(every, out)],
-        advice=(f"{SHUT}: {why_not}" if why_not else advice(outcomes) if places and not plan.kept else ""),
+        older=[str(path) for path in other_versions(every, out)],
+        advice=(f"{SPLIT_SILENT}: {why_not}" if why_not else advice(outcomes) if places and not plan.kept else ""),
         sites=sites,
     )
 
@@ -388,6 +393,12 @@ def text(measure: str, value: Spread | None) -> str:
     return as_shown(measure, value).text(DECIMALS.get(measure, 2)) if value else "–"
 
 
+def mean(values: Iterable[float | None]) -> float | None:
+    """Of the numbers that there are; None where there is none."""
+    found = [value for value in values if value is not None]
+    return fmean(found) if found else None
+
+
 def spread(values: Sequence[float]) -> Spread:
     """Mean and standard deviation (n − 1) over seeds."""
     return Spread(fmean(values), stdev(values) if len(values) > 1 else None, tuple(values))
@@ -410,41 +421,44 @@ def comparison_tables(comparison: Comparison) -> list[terminal.Table]:
     """The summary, the accuracies per test environment and per site, areas and losses where there are areas."""
     seeds = f"{comparison.seeds} seed{'s' if comparison.seeds > 1 else ''}"
     spread_text = "mean ± standard deviation (n − 1) over seeds" if comparison.seeds > 1 else "one seed"
-    summary = terminal.Table(
-        title=f"{comparison.scenario}, {comparison.rounds} rounds, {seeds}, "
-        f"{budget(comparison.trials, comparison.trial_rounds)} per method",
-        caption=f"test accuracy in %, {spread_text}; a client's accuracy is its mean over the test "
-        "environments, the bottom decile the mean of the worst tenth of the clients"
-        + ("; oracle: the round that is best on test data" if _has_oracle(comparison) else ""),
-    )
-    details = terminal.Table(
-        title="per test environment", caption=f"test accuracy in %, mean over clients, {spread_text}"
-    )
-    areas = terminal.Table(title="loss and areas", caption=f"mean cross-entropy; {AREAS_TEXT}; {spread_text}")
     rows = comparison.rows
+    summary = (
+        f"{comparison.scenario}, {comparison.rounds} rounds, {seeds}, "
+        f"{budget(comparison.trials, comparison.trial_rounds)} per method"
+    )
+    caption = (
+        f"test accuracy in %, {spread_text}; a client's accuracy is its mean over the test environments, the "
+        "bottom decile the mean of the worst tenth of the clients"
+    )
+    if any(row.selection == "oracle" for row in rows):
+        caption += "; oracle: the round that is best on test data"
     measured = [{name: text(name, own) for name, own in row.measures.items()} for row in rows]
-    tables: list[tuple[terminal.Table, Sequence[str], list[dict[str, str]]]] = [
-        (summary, (*summarised(comparison.sites, comparison.environments), "held-out"), measured),
-        (details, comparison.environments, [_percents(row.environments) for row in rows]),
+    environments = [_percents(row.environments) for row in rows]
+    of_clients = f"test accuracy in %, mean over clients, {spread_text}"
+    names: Sequence[str] = (*summarised(comparison.sites, comparison.environments), "held-out")
+    tables: list[tuple[str, str, Sequence[str], list[dict[str, str]]]] = [
+        (summary, caption, names, measured),
+        ("per test environment", of_clients, comparison.environments, environments),
     ]
     if any("auroc" in row.measures for row in rows):
-        tables.append((areas, ("loss", *AREAS), measured))
+        caption = f"mean cross-entropy; {AREAS_TEXT}; {spread_text}"
+        tables.append(("loss and areas", caption, ("loss", *AREAS), measured))
     if comparison.sites:
         caption = f"test accuracy in %, of a site its mean over the test environments, {spread_text}"
-        sites = terminal.Table(title="per site", caption=caption)
-        tables.append((sites, comparison.sites, [_percents(row.sites) for row in rows]))
-    for table, columns, shown in tables:
-        table.add_column("method (model)")
-        table.add_column("selection")
+        tables.append(("per site", caption, comparison.sites, [_percents(row.sites) for row in rows]))
+    made = []
+    for title, caption, columns, shown in tables:
+        table = terminal.Table("method (model)", "selection", title=title, caption=caption)
         for column in columns:
             table.add_column(column.replace("_hard_batch", " hard batch").replace(" ", "\n"), justify="right")
-        for number, row in enumerate(rows):
-            last = number + 1 == len(rows) or rows[number + 1].label != row.label
-            name = row.label if row.label == CONSTANT else f"{row.label} ({row.model})"
-            name += "" if row.seeds == comparison.seeds else f", {row.seeds} of {seeds}"
-            values = [shown[number].get(column, "–") for column in columns]
-            table.add_row(name, row.selection, *values, end_section=last)
-    return [table for table, _, _ in tables]
+        for label, of_method in groupby(zip(rows, shown, strict=True), key=lambda pair: pair[0].label):
+            for row, own in of_method:
+                name = label if label == CONSTANT else f"{label} ({row.model})"
+                name += "" if row.seeds == comparison.seeds else f", {row.seeds} of {seeds}"
+                table.add_row(name, row.selection, *(own.get(column, "–") for column in columns))
+            table.add_section()
+        made.append(table)
+    return made
 
 
 def _percents(accuracies: Mapping[str, Spread]) -> dict[str, str]:
@@ -458,14 +472,14 @@ def budget(trials: int, rounds: int | None) -> str:
 
 def comparison_lines(comparison: Comparison) -> list[str]:
     """What the search chose."""
-    said = [
+    reasons = [
         f"{own.label}: {own.sentence}"
         for own in comparison.choices
-        if own.sentence and not own.sentence.startswith(SHUT)
+        if own.sentence and not own.sentence.startswith(SPLIT_SILENT)
     ]
-    said += [comparison.advice] if comparison.advice else []
+    reasons += [comparison.advice] * bool(comparison.advice)
     if comparison.trials == 1:
-        return ["hyper-parameters: what was set, else the defaults; no search", *said]
+        return ["hyper-parameters: what was set, else the defaults; no search", *reasons]
     chosen = [
         f"{choice.label}: trial {choice.trial} of {comparison.trials}"
         + (" (the defaults)" if choice.trial == 0 else f" ({assignments(choice.settings)})")
@@ -474,19 +488,16 @@ def comparison_lines(comparison: Comparison) -> list[str]:
         for choice in comparison.choices
         if choice.trial is not None
     ]
-    return [*chosen, *said]
+    return [*chosen, *reasons]
 
 
 def trouble_lines(comparison: Comparison) -> list[str]:
     """A sentence for each run left out, and one for folders of another version of the code."""
-    lines = list(comparison.troubles)
-    if comparison.older:
-        shown, more = comparison.older[:3], len(comparison.older) - 3
-        lines.append(
-            f"skipped, made by another version of the code or of files of your own: {', '.join(shown)}"
-            + (f" and {more} more" if more > 0 else "")
-        )
-    return lines
+    if not (names := comparison.older):
+        return comparison.troubles
+    more = f" and {len(names) - 3} more" * (len(names) > 3)
+    skipped = "skipped, made by another version of the code or of files of your own"
+    return [*comparison.troubles, f"{skipped}: {', '.join(names[:3])}{more}"]
 
 
 # ---------------------------------------------------------------------- inside
@@ -603,7 +614,3 @@ def _means(seeds: Sequence[Mapping[str, float]]) -> dict[str, Spread]:
     """Over seeds, of what all of them have."""
     names = [name for name in seeds[0] if all(name in seed for seed in seeds)]
     return {name: spread([seed[name] for seed in seeds]) for name in names}
-
-
-def _has_oracle(comparison: Comparison) -> bool:
-    return any(row.selection == "oracle" for row in comparison.rows)

@@ -1,6 +1,6 @@
 """The predictor that looks at nothing: every client's most frequent training label."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from perennial.common.data.examples import ClientData
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.torch_state import plain_torch
 from perennial.server.selection.summary import Evaluation, Row
-from perennial.server.study.batch import Selected
+from perennial.server.study.batch import Counts, Selected
 
 
 def constant_rows(client: str, data: ClientData, counts: Tensor | None = None) -> list[Row]:
@@ -71,3 +71,31 @@ def constant_predictor(config: RunConfig, seed: int) -> Selected:
             "compare; give some (test_fraction)"
         )
     return Selected.model_validate({"round": 0, **found})
+
+
+@plain_torch()
+def constant_counts(configs: Sequence[RunConfig], adapt: int) -> dict[str, list[list[Counts]]]:
+    """By site and seed, what it gets right at a site left out, at one that adapts, and at one that trains.
+
+    A site that is left out hears the other sites' most frequent label, the others say their own. `configs` are
+    those of the seeds. Raises `UserError` where a site has no more than `adapt` samples.
+    """
+    from perennial.client.host import site_data
+
+    found: dict[str, list[list[Counts]]] = {}
+    for config in configs:
+        scenario = config.scenario
+        data = [site_data(config, number, None, config.data_folder) for number in range(scenario.clients)]
+        labels = [torch.bincount(own.train.y, minlength=scenario.classes) for own in data]
+        for number, site in enumerate(scenario.client_ids):
+            alone = config.model_copy(update={"test_sites": (site,), "adapt": adapt})
+            few = site_data(alone, number, None, config.data_folder)
+            unseen = _right(constant_rows(site, few, sum(labels) - labels[number]))
+            adapted = _right(constant_rows(site, few)) if adapt else (0, 0)
+            found.setdefault(site, []).append([unseen, adapted, _right(constant_rows(site, data[number]))])
+    return found
+
+
+def _right(rows: Sequence[Row]) -> Counts:
+    tests = [row for row in rows if row["split"] == "test"]
+    return sum(sum(row["correct"]) for row in tests), sum(sum(row["count"]) for row in tests)

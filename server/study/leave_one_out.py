@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from perennial.common.config import RunConfig
-from perennial.server.study.batch import Outcome, Watch, run_all, with_log
+from perennial.server.study.batch import Outcome, Watch, readable, run_all
 
 LEAST_ENVIRONMENTS = 3
 """With two, a run would train on a single one, and nothing in it could tell what stays the same."""
@@ -57,20 +57,20 @@ def leave_one_out(
     """
     if reason := next(filter(None, map(not_possible, configs)), ""):
         return [None] * len(configs), reason
-    first, *others = [without(config) for config in configs]
-    outcomes = list(map(with_log, run_all(first, out, jobs, watch)))
+    first, *others = [without_each_environment(config) for config in configs]
+    outcomes = list(map(readable, run_all(first, out, jobs, watch)))
     found, trouble = [judge(outcomes)], next((own.trouble for own in outcomes if own.trouble), "")
     if not any(found) and not trouble:  # and so it is with every other one
         model = configs[0].method.evaluates[-1]
         reason = f"no client has a {model} model and samples of an environment that it has not seen"
         return [None] * len(configs), reason
-    rest = list(map(with_log, run_all([run for own in others for run in own], out, jobs, watch)))
+    rest = list(map(readable, run_all([run for own in others for run in own], out, jobs, watch)))
     waiting = iter(rest)
     found += [judge([next(waiting) for _ in own]) for own in others]
     return found, trouble or next((own.trouble for own in rest if own.trouble), "")
 
 
-def without(config: RunConfig) -> list[RunConfig]:
+def without_each_environment(config: RunConfig) -> list[RunConfig]:
     """The configuration without each training environment, evaluated after the last round."""
     changes = {"references": "", "evaluate_every": config.rounds}
     return [

@@ -17,7 +17,7 @@ from perennial.common.utils.files import write_text
 from perennial.server.run.folder import PRUNED
 from perennial.server.selection.split_rule import Select
 from perennial.server.selection.summary import SPLIT, Evaluation
-from perennial.server.study.batch import Followed, Outcome, Pruned, Watch, run_all
+from perennial.server.study.batch import Outcome, Pruned, StudyProgress, Watch, progress_of, run_all
 
 LEAST = 5
 """Trials with a score that a median is taken of; with fewer none stops."""
@@ -32,7 +32,7 @@ def early_round(config: RunConfig) -> int:
     return min(config.rounds, every * ceil(config.rounds * SHARE / every))
 
 
-def hopeless(outcomes: Sequence[Outcome], select: Select) -> dict[int, Pruned]:
+def below_median(outcomes: Sequence[Outcome], select: Select) -> dict[int, Pruned]:
     """The trials that stop: by `split` where it speaks, else by held-out accuracy. The defaults never do.
 
     A setting that destroys the model leaves the shortcut, too. So by `split` an `informed` trial stops only where
@@ -68,51 +68,43 @@ def run_trials(
     prune: bool,
     out: Path,
     jobs: int,
-    watch: Watch = lambda _: None,
+    watch: Watch | StudyProgress = lambda _: None,
     later: Sequence[int] = (),
 ) -> list[list[Outcome]]:
     """Each method's trials, of which the hopeless ones stop early if `prune`. Raises as `run_all` does.
 
     All have the same rounds. `later` as in `run_all`. By leave-one-out none stops: it has no early score.
     """
-    if not groups:
-        return []
     every = [config for group in groups for config in group]
-    first = every[0]
-    until = early_round(first)
+    if not every:
+        return []
+    until = early_round(every[0])
     prune = prune and select is not Select.leave_one_out
-    if not prune or len(groups[0]) < LEAST or until == first.rounds:
-        return grouped(run_all(every, out, jobs, watch, later=later), groups)
+    if not prune or len(groups[0]) < LEAST or until == every[0].rounds:
+        return grouped(run_all(every, out, jobs, watch, later), groups)
 
-    followed = Followed(watch)
-    started = grouped(run_all(every, out, jobs, followed, later=later, until=until), groups)
-    stopped = [hopeless(outcomes, select) for outcomes in started]
+    progress = progress_of(watch)
+    started = grouped(run_all(every, out, jobs, progress, later, until), groups)
+    stopped = [below_median(outcomes, select) for outcomes in started]
+    both = list(zip(started, stopped, strict=True))
     going = {
-        outcome.path.name: outcome.config
-        for outcomes, gone in zip(started, stopped, strict=True)
-        for number, outcome in enumerate(outcomes)
-        if number not in gone
+        own.path.name: own.config for outcomes, gone in both for n, own in enumerate(outcomes) if n not in gone
     }
-    for outcomes, gone in zip(started, stopped, strict=True):
+    for outcomes, gone in both:
         for number, why in gone.items():
             if outcomes[number].waits and outcomes[number].path.name not in going:
                 write_text(outcomes[number].path / PRUNED, f"{why.sentence}\n")
-    standing = followed.standing
-    if standing.rounds_done:
-        said = f"{sum(map(len, stopped))} of {len(every)} trials stop after round {until}, below the median"
-        watch(replace(standing, latest=None, doing=said))
-    gone_for_good = {outcome.path.name for outcomes in started for outcome in outcomes} - going.keys()
-    before = replace(standing, ended=len(gone_for_good), latest=None)
-    ended = run_all(list(going.values()), out, jobs, watch, before, later)
-    finished = dict(zip(going, ended, strict=True))
+    if progress.rounds_done:
+        count = sum(map(len, stopped))
+        progress(doing=f"{count} of {len(every)} trials stop after round {until}, below the median")
+    progress.ended = len({outcome.path.name for outcomes in started for outcome in outcomes} - going.keys())
+    ended = dict(zip(going, run_all(list(going.values()), out, jobs, progress, later), strict=True))
     return [
         [
-            replace(outcome, summary=None, trouble="", pruned=gone[number])
-            if number in gone
-            else finished[outcome.path.name]
-            for number, outcome in enumerate(outcomes)
+            replace(own, summary=None, trouble="", pruned=gone[n]) if n in gone else ended[own.path.name]
+            for n, own in enumerate(outcomes)
         ]
-        for outcomes, gone in zip(started, stopped, strict=True)
+        for outcomes, gone in both
     ]
 
 

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from perennial.server.results.formatting import percent
 from perennial.server.selection.split_rule import Select
-from perennial.server.selection.summary import overall, site_means, worst_site
+from perennial.server.selection.summary import overall, site_means
 from perennial.server.study.batch import Outcome
 from perennial.server.study.choose import Verdict
 from perennial.server.study.sweep import equals, search_ranges, tie
@@ -20,24 +20,24 @@ def sweep_rows(outcomes: Sequence[Outcome], verdict: Verdict) -> list[dict[str, 
     sites = outcomes[0].config.sites_with_data
     for number, outcome in enumerate(outcomes):
         last = outcome.selected("final")
-        means, lowest = (site_means(last.clients), worst_site(last.clients)) if last else ({}, None)
-        rows.append(
-            {
-                "trial": number,
-                "chosen": number == verdict.trial,
-                "settings": {name: getattr(outcome.config.method, name) for name in _searched(outcomes)},
-                "model": outcome.config.method.evaluates[-1],
-                "split": found.json() if (found := verdict.scores.get(number)) else None,
-                "leave-one-out": left.json() if (left := verdict.left_out.get(number)) else None,
-                "held-out": last.validation if last else None,
-                "worst": last.worst if last else None,
-                "average": last.average if last else None,
-                **({"worst site": lowest, "sites": {site: means.get(site) for site in sites}} if sites else {}),
-                "pruned": asdict(outcome.pruned) if outcome.pruned else None,
-                "run": str(outcome.path),
-                "trouble": outcome.trouble,
-            }
-        )
+        split, left_out = verdict.scores.get(number), verdict.left_out.get(number)
+        row = {
+            "trial": number,
+            "chosen": number == verdict.trial,
+            "settings": {name: getattr(outcome.config.method, name) for name in _searched(outcomes)},
+            "model": outcome.config.method.evaluates[-1],
+            "split": split.json() if split else None,
+            "leave-one-out": left_out.json() if left_out else None,
+            "held-out": last.validation if last else None,
+            "worst": last.worst if last else None,
+            "average": last.average if last else None,
+        }
+        if sites:
+            means = site_means(last.clients) if last else {}
+            lowest = min(means.values(), default=None)
+            row |= {"worst site": lowest, "sites": {site: means.get(site) for site in sites}}
+        pruned = asdict(outcome.pruned) if outcome.pruned else None
+        rows.append(row | {"pruned": pruned, "run": str(outcome.path), "trouble": outcome.trouble})
     return rows
 
 
@@ -46,17 +46,16 @@ def sweep_table(outcomes: Sequence[Outcome], verdict: Verdict) -> Table:
     first, held_out = outcomes[0].config, verdict.by == "held-out"
     tied = tie(len(equals(outcomes)), verdict.trial) if held_out else ""
     pruned = next((outcome.pruned for outcome in outcomes if outcome.pruned), None)
+    how = "on held-out training data" if held_out else f"by {verdict.by} (docs/selection.md)"
+    more = [tied] * bool(tied) + ([f"in brackets: stopped {pruned.where}"] if pruned else [])
     table = Table(
         title=f"{first.method.name} on {first.scenario.name}: {len(outcomes)} trials of {first.rounds} rounds, "
         f"seed {first.seed}",
-        caption="accuracy in % after the last round, mean over clients; chosen (*) "
-        + ("on held-out training data" if held_out else f"by {verdict.by} (docs/selection.md)")
-        + (f"; {tied}" if tied else "")
-        + (f"; in brackets: stopped {pruned.where}" if pruned else ""),
+        caption="; ".join(["accuracy in % after the last round, mean over clients", f"chosen (*) {how}", *more]),
     )
     searched = _searched(outcomes)
     by_split = bool(verdict.scores) or (pruned is not None and pruned.by is Select.by_split)
-    judged = [name for name, there in (("split", by_split), ("leave-one-out", verdict.left_out)) if there]
+    judged = ["split"] * by_split + ["leave-one-out"] * bool(verdict.left_out)
     settings = [name.replace("_", "_\n") for name in searched]
     tested = overall(first.sites_with_data, first.scenario.test_environments)
     accuracies = ["held-out\ntraining", *(f"test\n{name}" for name in tested)]

@@ -1,26 +1,22 @@
 """How does it do where nobody trained? Every method is trained without each site in turn, and asked about it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from rich.table import Table
 
 from perennial.common.config import RunConfig
 from perennial.common.utils.errors import UserError
-from perennial.server.selection.summary import Row
-from perennial.server.study.batch import Outcome, Watch, run_all, troubles_of, with_log
-from perennial.server.study.compare import CONSTANT
+from perennial.server.study.batch import Counts, Outcome, Watch, readable, run_all, troubles_of
+from perennial.server.study.compare import CONSTANT, mean
 
 LEVEL = 0.95
 """Of the confidence intervals."""
 
 BY_SCORE = ("auroc", "sensitivity", "specificity")
-
-Counts = tuple[int, int]
-"""Right answers, and all."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +53,7 @@ def must_leave_out(config: RunConfig) -> None:
         raise UserError(f"--leave-one-site-out is not possible with {why_not}")
 
 
-def without_each(config: RunConfig, adapt: int) -> list[RunConfig]:
+def without_each_site(config: RunConfig, adapt: int) -> list[RunConfig]:
     """The configuration itself, and once without each site, evaluated after the last round."""
     last = config.model_copy(update={"references": "", "evaluate_every": config.rounds})
     sites = config.scenario.client_ids
@@ -81,63 +77,29 @@ def leave_one_site_out(
     for config in methods.values():
         must_leave_out(config)
     first = next(iter(methods.values()))
-    constants = constant_cells([first.model_copy(update={"seed": seed}) for seed in range(seeds)], adapt)
+    from perennial.server.study.constant import constant_counts  # with PyTorch
+
+    counts = constant_counts([first.model_copy(update={"seed": seed}) for seed in range(seeds)], adapt)
+    constants = [_cell(site, CONSTANT, *zip(*own, strict=True)) for site, own in counts.items()]
     runs = [
         run
         for config in methods.values()
         for seed in range(seeds)
-        for run in without_each(config.model_copy(update={"seed": seed}), adapt)
+        for run in without_each_site(config.model_copy(update={"seed": seed}), adapt)
     ]
-    outcomes = list(map(with_log, run_all(runs, out, jobs, watch)))
-    sites = first.scenario.client_ids
-    each, cells = len(sites) + 1, list[Cell]()
-    for number, (title, config) in enumerate(methods.items()):
-        own = outcomes[number * seeds * each : (number + 1) * seeds * each]
+    outcomes = map(readable, run_all(runs, out, jobs, watch))
+    sites, cells, ended = first.scenario.client_ids, list[Cell](), list[Outcome]()
+    for title, config in methods.items():
+        seeded = [list(islice(outcomes, len(sites) + 1)) for _ in range(seeds)]
+        whole, *left_out = zip(*seeded, strict=True)
         common = next((name for name in config.method.evaluates if name != "personal"), "")
-        for place, site in enumerate(sites, 1):
-            without, whole = own[place::each], own[::each]
+        for site, without in zip(sites, left_out, strict=True):
             unseen = [run.counts(common, "test", site) for run in without]
             adapted = [run.counts("personal", "test", site) for run in without]
-            here = [run.counts(config.method.evaluates[-1], "test", site) for run in whole]
-            cells.append(replace(_cell(site, title, unseen, adapted, here), **_by_score(without, common, site)))
-    return sorted([*cells, *constants], key=lambda cell: cell.site), troubles_of(outcomes)
-
-
-def constant_cells(configs: Sequence[RunConfig], adapt: int) -> list[Cell]:
-    """The predictor that always says one label: the other sites' most frequent one, or the site's own.
-
-    `configs` are those of the seeds. Raises `UserError` where a site has no more than `adapt` samples.
-    """
-    from perennial.common.utils.torch_state import plain_torch
-
-    with plain_torch():  # the runs take up the data that are read here
-        return _constant_cells(configs, adapt)
-
-
-def _constant_cells(configs: Sequence[RunConfig], adapt: int) -> list[Cell]:
-    import torch
-
-    from perennial.client.host import site_data
-    from perennial.server.study.constant import constant_rows
-
-    found: dict[str, list[list[Counts]]] = {}
-    for config in configs:
-        scenario = config.scenario
-        data = [site_data(config, number, None, config.data_folder) for number in range(scenario.clients)]
-        labels = [torch.bincount(own.train.y, minlength=scenario.classes) for own in data]
-        for number, site in enumerate(scenario.client_ids):
-            alone = config.model_copy(update={"test_sites": (site,), "adapt": adapt})
-            few = site_data(alone, number, None, config.data_folder)
-            unseen = _right(constant_rows(site, few, sum(labels) - labels[number]))
-            adapted = _right(constant_rows(site, few)) if adapt else (0, 0)
-            own = _right(constant_rows(site, data[number]))
-            found.setdefault(site, []).append([unseen, adapted, own])
-    return [_cell(site, CONSTANT, *zip(*counts, strict=True)) for site, counts in found.items()]
-
-
-def _right(rows: Sequence[Row]) -> Counts:
-    own = [row for row in rows if row["split"] == "test"]
-    return sum(sum(row["correct"]) for row in own), sum(sum(row["count"]) for row in own)
+            own = [run.counts(config.method.evaluates[-1], "test", site) for run in whole]
+            cells.append(replace(_cell(site, title, unseen, adapted, own), **_by_score(without, common, site)))
+        ended += [outcome for runs in seeded for outcome in runs]
+    return sorted([*cells, *constants], key=lambda cell: cell.site), troubles_of(ended)
 
 
 def _by_score(runs: Sequence[Outcome], model: str, site: str) -> dict[str, Any]:
@@ -145,21 +107,19 @@ def _by_score(runs: Sequence[Outcome], model: str, site: str) -> dict[str, Any]:
     finals = [run.summary.models[model]["final"] for run in runs if run.summary and model in run.summary.models]
     found = [final.scores.clients[site] for final in finals if final.scores and site in final.scores.clients]
     positive = next((final.scores.positive for final in finals if final.scores), "")
-    known = {name: [own for part in found if (own := getattr(part, name)) is not None] for name in BY_SCORE}
-    return {"positive": positive, **{name: fmean(values) for name, values in known.items() if values}}
+    return {"positive": positive, **{name: mean(getattr(part, name) for part in found) for name in BY_SCORE}}
 
 
 def _cell(
     site: str, method: str, unseen: Sequence[Counts], adapted: Sequence[Counts], own: Sequence[Counts]
 ) -> Cell:
-    mean, samples = _mean(unseen), max((total for _, total in [*unseen, *adapted]), default=0)
-    low, high = (None, None) if mean is None else interval(mean, samples)
-    return Cell(site, method, mean, low, high, samples, _mean(adapted), _mean(own))
+    accuracy, samples = _mean(unseen), max((total for _, total in [*unseen, *adapted]), default=0)
+    low, high = (None, None) if accuracy is None else interval(accuracy, samples)
+    return Cell(site, method, accuracy, low, high, samples, _mean(adapted), _mean(own))
 
 
 def _mean(counts: Sequence[Counts]) -> float | None:
-    known = [right / total for right, total in counts if total]
-    return fmean(known) if known else None
+    return mean(right / total for right, total in counts if total)
 
 
 def interval(accuracy: float, samples: int) -> tuple[float, float]:
@@ -176,7 +136,6 @@ def interval(accuracy: float, samples: int) -> tuple[float, float]:
 
 def sites_table(cells: Sequence[Cell], adapt: int = 0) -> Table:
     """Site × method."""
-    methods = list(dict.fromkeys(cell.method for cell in cells))
     samples, then = "all samples", ""
     if adapt:
         samples = f"the samples but {adapt}"
@@ -187,14 +146,8 @@ def sites_table(cells: Sequence[Cell], adapt: int = 0) -> Table:
         f"interval (one seed's, by the bootstrap over the samples){then}; in brackets, of the main model on "
         "the site's own test samples when it trains, too; means over seeds",
     )
-    table.add_column("site")
-    table.add_column("samples", justify="right")
-    for method in methods:
-        table.add_column(method, justify="right")
-    for site in dict.fromkeys(cell.site for cell in cells):
-        own = {cell.method: cell for cell in cells if cell.site == site}
-        table.add_row(site, str(own[CONSTANT].samples), *(_text(own[method]) for method in methods))
-    return table
+    asked = {cell.site: str(cell.samples) for cell in cells if cell.method == CONSTANT}
+    return _by_site(table, cells, _text, {"samples": asked})
 
 
 RARE = (
@@ -206,20 +159,28 @@ RARE = (
 
 def scores_table(cells: Sequence[Cell]) -> Table | None:
     """Site × method: what accuracy does not tell of two classes; None where samples are not counted by score."""
-    methods = list(dict.fromkeys(cell.method for cell in cells if cell.auroc is not None))
-    if not methods:
+    known = [cell for cell in cells if cell.auroc is not None]
+    if not known:
         return None
-    positive = next(cell.positive for cell in cells if cell.positive)
     table = Table(
-        title=f"the same, of class {positive} against the other",
+        title=f"the same, of class {next(cell.positive for cell in cells if cell.positive)} against the other",
         caption="AUROC in %; in brackets, sensitivity and specificity",
     )
+    methods = {cell.method for cell in known}
+    return _by_site(table, [cell for cell in cells if cell.method in methods], _scores_text, {})
+
+
+def _by_site(
+    table: Table, cells: Sequence[Cell], text: Callable[[Cell], str], more: Mapping[str, Mapping[str, str]]
+) -> Table:
+    """The table with a row for each site: `more` columns by name and site, then one of each method."""
+    methods = dict.fromkeys(cell.method for cell in cells)
     table.add_column("site")
-    for method in methods:
-        table.add_column(method, justify="right")
+    for name in (*more, *methods):
+        table.add_column(name, justify="right")
     for site in dict.fromkeys(cell.site for cell in cells):
-        own = {cell.method: cell for cell in cells if cell.site == site}
-        table.add_row(site, *(_scores_text(own[method]) for method in methods))
+        own = {cell.method: text(cell) for cell in cells if cell.site == site}
+        table.add_row(site, *(column[site] for column in more.values()), *(own[method] for method in methods))
     return table
 
 

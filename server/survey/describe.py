@@ -22,7 +22,7 @@ from perennial.client.node.settings import Consent
 from perennial.client.node.survey import Respondent
 from perennial.common.data.columns import LEAST
 from perennial.common.data.scenarios.own_data import SITE, SITE_TEXT, OwnData
-from perennial.common.data.site_files import LABEL, TABLES, Found, read, shown
+from perennial.common.data.site_files import TABLES, Found, read, shown
 from perennial.common.survey import Question, Rule, Spellings, all_names, spelt_alike
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.suggestions import sentence, unknown
@@ -46,34 +46,18 @@ NO_TABLE = "is no .csv or .parquet file; save it as one"
 
 
 def question(
-    impute: Sequence[str] = (),
-    categories: Collection[str] = (),
-    drop: Collection[str] = (),
-    *,
-    label_column: str = LABEL,
-    environment_column: str = "",
-    least: int = LEAST,
-    secure: bool = False,
+    impute: Sequence[str] = (), categories: Collection[str] = (), drop: Collection[str] = (), **others: object
 ) -> Question:
-    """From `RULE` and `COLUMN=RULE`, as the command line has them. Raises `UserError`."""
+    """From `RULE` and `COLUMN=RULE`, as the command line has them, and other fields. Raises `UserError`."""
     rules = {}
     for text in impute:
         column, _, rule = text.rpartition("=")
         if rule not in get_args(Rule):
             raise UserError(f"--impute {text}: {unknown('rule', rule, get_args(Rule))}")
         rules[column] = rule
+    names = {"categories": tuple(sorted({*categories})), "drop": tuple(sorted({*drop}))}
     try:
-        return Question.model_validate(
-            {
-                "impute": rules,
-                "categories": tuple(sorted(set(categories))),
-                "drop": tuple(sorted(set(drop))),
-                "label_column": label_column,
-                "environment_column": environment_column,
-                "least": least,
-                "secure": secure,
-            }
-        )
+        return Question.model_validate({"impute": rules, **names, **others})
     except ValidationError as error:
         raise UserError(sentence(error)) from None
 
@@ -97,10 +81,8 @@ def describe(
         raise UserError(f"there is no file or folder {path}")
     files, others = _files(path)
     if files[0].suffix.lower() not in TABLES:
-        plain = Question()
-        if option := next(
-            (option for name, option in OF_TABLES.items() if getattr(asked, name) != getattr(plain, name)), ""
-        ):
+        set_ = asked.model_dump(exclude_defaults=True)
+        if option := next((option for name, option in OF_TABLES.items() if name in set_), ""):
             raise UserError(f"{option} is for tables, and {files[0].name} is none; leave it out")
         found = read(files[0], asked.label_column, asked.environment_column)
         remarks = spelt_alike({found.name: all_names(found.labels, found.environments)})

@@ -7,8 +7,9 @@ All statistics are functions of sums over sites. `perennial describe` is the sam
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal, TypeVar
 from uuid import uuid4
 
@@ -94,30 +95,6 @@ class Surveyed:
 ANSWER = TypeAdapter(Surveyed)
 
 
-@dataclass
-class Taking:
-    """The sites that take part, and why others do not."""
-
-    nodes: dict[str, int] = field(default_factory=dict)
-    shapes: dict[str, Shape] = field(default_factory=dict)
-    left_out: dict[str, str] = field(default_factory=dict)
-
-    def leave_out(self, site: str, reason: str) -> None:
-        """Go on without a site."""
-        self.shapes.pop(site, None)
-        self.nodes.pop(site, None)
-        self.left_out[site] = str(Rejected(reason))
-
-    def must_be_some(self) -> None:
-        """Raises `UserError` where nobody is left."""
-        if not self.shapes:
-            order = sorted(self.left_out, key=lambda site: (self.left_out[site] == NOT_ASKED_FOR, site))
-            reasons = [f"{site}: {self.left_out[site]}" for site in order]
-            only = next(iter(self.left_out.values())) if len(reasons) == 1 else ""
-            why = some_of(reasons) or "none is connected"
-            raise UserError(only or f"no site can be surveyed ({why})")
-
-
 def survey(
     grid: Grid,
     question: Question,
@@ -143,50 +120,45 @@ def survey(
         raise UserError(
             "--scope site needs each site's own sums, which secure aggregation hides; choose one of them"
         )
-    survey_id = uuid4().hex[:12]
-    taking = _shapes(grid, question, sites, wait, survey_id)
-    taking.must_be_some()
-    _must_know(question, taking.shapes)
-    kinds, counts = _first_sums(taking, question)
-    numbers = counts.numbers
-    asks = _Asks(grid, question, taking, survey_id)
-    asks.sums(counts)
-    found = asks.total()
-    means = {name: found["sum", name, 0] / n for name in numbers if (n := found["count", name, 0])}
-    asks.sums(Asked(step="squares", means=means))
-    found = asks.total()
+    polled = _Sites(grid, question)
+    polled.find(sites, wait)
+    polled.must_be_some()
+    _must_know(question, polled.shapes)
+    kinds, counts = _first_sums(polled)
+    found = polled.sums(counts)
+    means = {name: found["sum", name, 0] / n for name in counts.numbers if (n := found["count", name, 0])}
+    found = polled.sums(Asked(step="squares", means=means))
     bins = {}
     for name, mean in means.items():
         deviation = math.sqrt(found["square", name, 0] / max(1.0, found["count", name, 0]))
         if deviation and (quantiles or question.rule(name) == "median"):
             bins[name] = (mean - REACH * deviation, mean + REACH * deviation)
-    asks.sums(Asked(step="bins", bins=bins))
-    found = asks.total()
+    found = polled.sums(Asked(step="bins", bins=bins))
 
     fit = _Fit(question, means, bins)
     remarks = list[str]()
     columns = dict[str, AnyColumn]()
     for name, kind in kinds.items():
-        told = [shape.columns[name] for shape in taking.shapes.values()]
         if kind == "number":
             columns[name] = fit.number(name, found, remarks)
             remarks += _far(name, found, bins)
-            if all(own.all_different for own in told if own.kind == "number"):
+            own = [shape.columns[name] for shape in polled.shapes.values()]
+            if all(column.all_different for column in own if column.kind == "number"):
                 remarks.append(
                     f"column {name!r} has another whole number in every row; an identifier tells nothing about "
                     f"others (--drop {name})"
                 )
         else:
-            columns[name] = category = CategoryColumn(categories=_categories(name, taking, question))
+            columns[name] = category = CategoryColumn(categories=_categories(name, polled))
             if len(category.categories) < 2:
                 remarks.append(f"column {name!r} has the same text in every row that counts")
     remarks += _rare("class", "labels", question.label_column, found, question.least)
-    classes = _classes(taking, question)
+    classes = _classes(polled)
     remarks += _measured(classes)
-    if all(shape.environments is not None for shape in taking.shapes.values()):
+    if all(shape.environments is not None for shape in polled.shapes.values()):
         remarks += _rare("environment", "environments", question.environment_column, found, question.least)
     if spellings is None:
-        spellings = {site: _spellings(shape, kinds) for site, shape in taking.shapes.items()}
+        spellings = {site: _spellings(shape, kinds) for site, shape in polled.shapes.items()}
     remarks += spelt_alike(spellings, show=not question.secure)
     if not question.secure:
         remarks += shared_nowhere(spellings, [name for name, kind in kinds.items() if kind == "category"])
@@ -195,22 +167,22 @@ def survey(
             name: fit.number(name, _with_values(name, sums, found), []).model_copy(
                 update={"missing": bool(found["empty", name, 0])}
             )
-            for name in numbers
+            for name in counts.numbers
             if sums["count", name, 0]
         }
-        for site, sums in asks.tables.items()
+        for site, sums in polled.tables.items()
         if per_site
     }
     # Without the names of sites that were left out since, or that nobody has rows of.
-    environments = union(shape.environments or () for shape in taking.shapes.values())
+    environments = union(shape.environments or () for shape in polled.shapes.values())
     environments = tuple(name for name in environments if found["environment", name, 0])
     labels = tuple(name for name in classes if found["class", name, 0])
     names = {"labels": labels, "environments": environments}
-    by_site = {} if question.secure else {site: _site(sums, labels) for site, sums in asks.tables.items()}
+    by_site = {} if question.secure else {site: _site(sums, labels) for site, sums in polled.tables.items()}
     weights = balancing({name: found["class", name, 0] for name in labels}) if balance else ()
-    scenario = _scenario(question, named or sorted(taking.shapes), names, columns, own_columns, weights)
-    facts = [*_facts(found, len(taking.shapes), names), *_quantiles(found, bins)]
-    return Surveyed(scenario, facts, remarks, by_site, taking.left_out)
+    scenario = _scenario(question, named or sorted(polled.shapes), names, columns, own_columns, weights)
+    facts = [*_facts(found, len(polled.shapes), names), *_quantiles(found, bins)]
+    return Surveyed(scenario, facts, remarks, by_site, polled.left_out)
 
 
 class Order(BaseModel):
@@ -233,16 +205,7 @@ def carried_out(grid: Grid, order: str) -> dict[str, Any]:
     """
     asked = Order.model_validate_json(order)
     try:
-        found = survey(
-            grid,
-            asked.question,
-            asked.sites,
-            named=asked.sites,
-            wait=asked.wait,
-            per_site=asked.per_site,
-            balance=asked.balance,
-            quantiles=asked.quantiles,
-        )
+        found = survey(grid, **dict(asked), named=asked.sites)
     except UserError as error:
         return {"error": str(error)}
     return {**asdict(found), "scenario": found.scenario.model_dump(mode="json", exclude={"clients"})}
@@ -452,15 +415,15 @@ def _site(sums: Sums, labels: Sequence[str]) -> str:
 # ---------------------------------------------------------------------- what sites agree on
 
 
-def _first_sums(taking: Taking, question: Question) -> tuple[dict[str, Literal["number", "category"]], Asked]:
+def _first_sums(sites: "_Sites") -> tuple[dict[str, Literal["number", "category"]], Asked]:
     """Kinds of columns as `agreed`, and the first sums to ask for. Sites whose names are too many are left out."""
     while True:
-        kinds = agreed(taking, question)
-        shapes = list(taking.shapes.values())
+        kinds = agreed(sites)
+        shapes = list(sites.shapes.values())
         numbers = tuple(name for name, kind in kinds.items() if kind == "number")
         asked = Asked(
             step="counts",
-            classes=_classes(taking, question),
+            classes=_classes(sites),
             environments=union(shape.environments or () for shape in shapes),
             columns=tuple(kinds),
             numbers=numbers,
@@ -469,21 +432,21 @@ def _first_sums(taking: Taking, question: Question) -> tuple[dict[str, Literal["
                 for name in numbers
             },
         )
-        if len(Request(question=question, asked=asked).model_dump_json(exclude_defaults=True)) <= MOST_LETTERS:
+        if len(sites.request(asked)) <= MOST_LETTERS:
             return kinds, asked
-        most = max(taking.shapes, key=lambda site: len(taking.shapes[site].model_dump_json()))
-        taking.leave_out(most, "it tells of more names than any site that stays, too many to ask all sites about")
-        taking.must_be_some()
+        most = max(sites.shapes, key=lambda site: len(sites.shapes[site].model_dump_json()))
+        sites.leave_out(most, "it tells of more names than any site that stays, too many to ask all sites about")
+        sites.must_be_some()
 
 
-def agreed(taking: Taking, question: Question) -> dict[str, Literal["number", "category"]]:
+def agreed(sites: "_Sites") -> dict[str, Literal["number", "category"]]:
     """The kind of each column at most sites; those where it is another are left out.
 
     Raises `UserError` where no more sites have the one than the other, and for columns that cannot be used.
     """
     used = {
         site: frozenset(name for name, own in shape.columns.items() if own.kind != "dropped")
-        for site, shape in taking.shapes.items()
+        for site, shape in sites.shapes.items()
     }
     most = _most(used)
     if most is None:
@@ -505,12 +468,12 @@ def agreed(taking: Taking, question: Question) -> dict[str, Literal["number", "c
             if alone in names:
                 said = f"it has column {alone!r}, which most sites do not have{meant(alone, most - names)}"
             keeps = "an empty column of that name where there is none keeps it"
-            taking.leave_out(site, f"{said} (--drop {alone} leaves the column out; {keeps})")
+            sites.leave_out(site, f"{said} (--drop {alone} leaves the column out; {keeps})")
     found, wrong = dict[str, Literal["number", "category"]](), list[str]()
-    for name in next(shape for _, shape in sorted(taking.shapes.items())).columns:
+    for name in next(shape for _, shape in sorted(sites.shapes.items())).columns:
         if name in most:
             try:
-                found[name] = _kind(name, taking, question)
+                found[name] = _kind(name, sites)
             except UserError as error:  # all that is to be put right is told at once
                 wrong.append(str(error))
     if wrong:
@@ -518,13 +481,13 @@ def agreed(taking: Taking, question: Question) -> dict[str, Literal["number", "c
     return found
 
 
-def _kind(name: str, taking: Taking, question: Question) -> Literal["number", "category"]:
+def _kind(name: str, sites: "_Sites") -> Literal["number", "category"]:
     out = f", or leave it out with --drop {name}"
-    kinds = {site: shape.columns[name].kind for site, shape in taking.shapes.items()}
+    kinds = {site: shape.columns[name].kind for site, shape in sites.shapes.items()}
     kinds = {site: kind for site, kind in kinds.items() if kind != "empty"}
     if not kinds:
         raise UserError(
-            f"{some(taking.shapes)}: column {name!r} is empty in every row; leave it out with --drop {name}"
+            f"{some(sites.shapes)}: column {name!r} is empty in every row; leave it out with --drop {name}"
         )
     words = {"number": "numbers", "category": "text", "dates": "dates", "text": "free text"}
     kind = _most(kinds)
@@ -540,13 +503,13 @@ def _kind(name: str, taking: Taking, question: Question) -> Literal["number", "c
         if own != kind:
             names = f"--category {name} makes names of them, " if {own, kind} == {"number", "category"} else ""
             differs = f"column {name!r} has {words[own]}, and {words[kind]} at most sites"
-            taking.leave_out(site, f"{differs}; {names}--drop {name} leaves the column out")
+            sites.leave_out(site, f"{differs}; {names}--drop {name} leaves the column out")
     if kind == "number":
         return kind
     if kind == "category":
-        if name in question.impute:
+        if name in sites.question.impute:
             raise UserError(f"--impute {name}: its cells are names; an empty one has a feature of its own")
-        _categories(name, taking, question)
+        _categories(name, sites)
         return kind
     where = some([site for site, own in kinds.items() if own == kind])
     if kind == "dates":
@@ -557,25 +520,26 @@ def _kind(name: str, taking: Taking, question: Question) -> Literal["number", "c
     )
 
 
-def _classes(taking: Taking, question: Question) -> tuple[str, ...]:
+def _classes(sites: "_Sites") -> tuple[str, ...]:
     """Of all sites. Raises `UserError` where there are not two."""
-    classes = union(shape.classes for shape in taking.shapes.values())
+    classes = union(shape.classes for shape in sites.shapes.values())
     if len(classes) < 2:
-        has = f"samples of class {classes[0]!r} alone" if classes else f"no class that has {question.least} rows"
+        least = sites.question.least
+        has = f"samples of class {classes[0]!r} alone" if classes else f"no class that has {least} rows"
         number = "" if classes else "; if it is a number, such as days, cut it into classes first"
         raise UserError(
-            f"{some(taking.shapes)} has {has} (column {question.label_column!r}); "
+            f"{some(sites.shapes)} has {has} (column {sites.question.label_column!r}); "
             f"there must be two or more{number}"
         )
     return classes
 
 
-def _categories(name: str, taking: Taking, question: Question) -> tuple[str, ...]:
+def _categories(name: str, sites: "_Sites") -> tuple[str, ...]:
     """A column's names at all sites. Raises `UserError` where there are none, or too many."""
-    names, out = union(shape.columns[name].names for shape in taking.shapes.values()), f"--drop {name}"
+    names, out = union(shape.columns[name].names for shape in sites.shapes.values()), f"--drop {name}"
     if not names:
         raise UserError(
-            f"column {name!r} has no text that a site has in {question.least} rows; leave it out with {out}"
+            f"column {name!r} has no text that a site has in {sites.question.least} rows; leave it out with {out}"
         )
     if len(names) > MOST_CATEGORIES:
         raise UserError(
@@ -667,126 +631,133 @@ class _Masked(_Asking, SecureStrategy):
             yield replace(reply, metrics=MetricRecord({NUM_EXAMPLES: 1}))
 
 
-def _shapes(grid: Grid, question: Question, sites: Collection[str], wait: float, survey_id: str) -> Taking:
-    """Who is there, and what they tell of their tables."""
-    taking, end = Taking(), time.monotonic() + wait
-    seen, holders = set[int](), dict[str, list[int]]()
-    while True:
-        if new := sorted(set(grid.get_node_ids()) - seen):
-            seen |= {*new}
-            _ask_shapes(grid, question, new, survey_id, taking, holders)
-        there = {*holders, *taking.left_out}
-        if time.monotonic() >= end or (there.issuperset(sites) if sites else seen):
-            break
-        time.sleep(min(1.0, max(0.0, end - time.monotonic())))
-    for site, nodes in holders.items():
-        if len(nodes) > 1:
-            who = " and ".join(f"node {node}" for node in nodes)
-            taking.leave_out(site, f"{who} say that they are {site}; every site needs a name of its own")
-        elif sites and site not in sites:
-            taking.leave_out(site, NOT_ASKED_FOR)
-    for site in {*sites} - {*holders, *taking.left_out}:
-        taking.leave_out(site, "is not connected")
-    return taking
+class _Sites:
+    """The sites of a survey: who takes part and what they have told, and why others do not."""
 
+    def __init__(self, grid: Grid, question: Question) -> None:
+        self.grid, self.question, self.survey_id = grid, question, uuid4().hex[:12]
+        self.nodes = dict[str, int]()
+        self.shapes = dict[str, Shape]()
+        self.left_out = dict[str, str]()
+        self.tables = dict[str, dict[Entry, float]]()
+        """Sums by site, of those that stay to the end; under secure aggregation those of all by one name."""
+        self._holders = dict[str, list[int]]()
+        """The nodes that say that they are a site, which should be one."""
+        self._step = 0
 
-def _ask_shapes(
-    grid: Grid,
-    question: Question,
-    nodes: Sequence[int],
-    survey_id: str,
-    taking: Taking,
-    holders: dict[str, list[int]],
-) -> None:
-    asking = _Asking([], survey_id, {f"node {node}": node for node in nodes})
-    asking.text = Request(question=question).model_dump_json(exclude_defaults=True)
-    messages = asking.messages(0, list(asking.roster.nodes), SHAPE, {})
-    for reply in asking.accepted(asking.send(grid, messages), quorum=0.0):
-        site, node = str(reply.settings.get(CLIENT, "")), asking.roster.nodes[reply.client]
-        if not SITE.fullmatch(site):
-            taking.leave_out(reply.client, "does not say which site it is")
-            continue
-        holders.setdefault(site, []).append(node)
-        if refusal := reply.settings.get(REFUSED):
-            taking.leave_out(site, str(refusal))
-            continue
-        try:
-            shape = Shape.model_validate_json(str(reply.settings.get(TOLD, "")))
-        except ValidationError as error:
-            taking.leave_out(site, f"what it tells of its table cannot be read: {sentence(error)}")
-            continue
-        taking.shapes[site], taking.nodes[site] = shape, node
-    for name, reason in asking.exchanges[-1].left_out.items():
-        taking.leave_out(name, reason)
+    def leave_out(self, site: str, reason: str) -> None:
+        """Go on without a site."""
+        self.shapes.pop(site, None)
+        self.nodes.pop(site, None)
+        self.left_out[site] = str(Rejected(reason))
 
+    def must_be_some(self) -> None:
+        """Raises `UserError` where nobody is left."""
+        if not self.shapes:
+            order = sorted(self.left_out, key=lambda site: (self.left_out[site] == NOT_ASKED_FOR, site))
+            reasons = [f"{site}: {self.left_out[site]}" for site in order]
+            only = next(iter(self.left_out.values())) if len(reasons) == 1 else ""
+            why = some_of(reasons) or "none is connected"
+            raise UserError(only or f"no site can be surveyed ({why})")
 
-class _Asks:
-    """Asks the sites for sums, one step after the other, and remembers those of sites that stay to the end."""
+    def request(self, asked: Asked | None = None) -> str:
+        """What a site is asked, as JSON."""
+        return Request(question=self.question, asked=asked).model_dump_json(exclude_defaults=True)
 
-    def __init__(self, grid: Grid, question: Question, taking: Taking, survey_id: str) -> None:
-        self.grid, self.question, self.taking = grid, question, taking
-        self.tables: dict[str, dict[Entry, float]] = {}
-        """By site; under secure aggregation those of all by one name."""
-        if question.secure:
+    def find(self, wanted: Collection[str], wait: float) -> None:
+        """Ask who is there, and what their tables look like; those wanted may take `wait` seconds to come."""
+        end, seen = time.monotonic() + wait, set[int]()
+        while True:
+            if new := sorted(set(self.grid.get_node_ids()) - seen):
+                seen |= {*new}
+                self._ask_shapes(new)
+            there = {*self._holders, *self.left_out}
+            if time.monotonic() >= end or (there.issuperset(wanted) if wanted else seen):
+                break
+            time.sleep(min(1.0, max(0.0, end - time.monotonic())))
+        for site, nodes in self._holders.items():
+            if len(nodes) > 1:
+                who = " and ".join(f"node {node}" for node in nodes)
+                self.leave_out(site, f"{who} say that they are {site}; every site needs a name of its own")
+            elif wanted and site not in wanted:
+                self.leave_out(site, NOT_ASKED_FOR)
+        for site in {*wanted} - {*self._holders, *self.left_out}:
+            self.leave_out(site, "is not connected")
+
+    def _ask_shapes(self, nodes: Sequence[int]) -> None:
+        asking = _Asking([], self.survey_id, {f"node {node}": node for node in nodes})
+        asking.text = self.request()
+        messages = asking.messages(0, list(asking.roster.nodes), SHAPE, {})
+        for reply in asking.accepted(asking.send(self.grid, messages), quorum=0.0):
+            site, node = str(reply.settings.get(CLIENT, "")), asking.roster.nodes[reply.client]
+            if not SITE.fullmatch(site):
+                self.leave_out(reply.client, "does not say which site it is")
+                continue
+            self._holders.setdefault(site, []).append(node)
+            if refusal := reply.settings.get(REFUSED):
+                self.leave_out(site, str(refusal))
+                continue
+            try:
+                self.shapes[site] = Shape.model_validate_json(str(reply.settings.get(TOLD, "")))
+                self.nodes[site] = node
+            except ValidationError as error:
+                self.leave_out(site, f"what it tells of its table cannot be read: {sentence(error)}")
+        for name, reason in asking.exchanges[-1].left_out.items():
+            self.leave_out(name, reason)
+
+    @cached_property
+    def _asking(self) -> _Asking:
+        if self.question.secure:
             secure = ["privacy.mechanism=secagg", f"privacy.range={LIMIT:g}"]
-            self.asking: _Asking = _Masked(secure, survey_id, taking.nodes)
-        else:
-            self.asking = _Asking([], survey_id, taking.nodes)
-        self.step = 0
+            return _Masked(secure, self.survey_id, self.nodes)
+        return _Asking([], self.survey_id, self.nodes)
 
-    def total(self) -> dict[Entry, float]:
-        """Sums over all sites that are left."""
+    def sums(self, asked: Asked) -> dict[Entry, float]:
+        """Ask for sums too; those over all sites that are left, which are those that answer as they should.
+
+        Raises `UserError`, `RunStopped`.
+        """
+        self._step += 1
+        if size := len(list(asked.entries())):
+            self._asking.text = self.request(asked)
+            found = self._masked(asked, size) if isinstance(self._asking, _Masked) else self._plain(asked, size)
+            self.tables = {
+                site: {**self.tables.get(site, {}), **sums}
+                for site, sums in found.items()
+                if self._step == 1 or site in self.tables
+            }
+            self.must_be_some()
         return total(self.tables)
 
-    def sums(self, asked: Asked) -> None:
-        """Ask for sums; sites that do not answer as they should are left out. Raises `UserError`, `RunStopped`."""
-        self.step += 1
-        if not list(asked.entries()):
-            return
-        self.asking.text = Request(question=self.question, asked=asked).model_dump_json(exclude_defaults=True)
-        collect: Callable[[Asked], dict[str, dict[Entry, float]]] = (
-            self._masked if isinstance(self.asking, _Masked) else self._plain
-        )
-        found = collect(asked)
-        self.tables = {
-            site: {**self.tables.get(site, {}), **sums}
-            for site, sums in found.items()
-            if self.step == 1 or site in self.tables
-        }
-        self.taking.must_be_some()
-
-    def _plain(self, asked: Asked) -> dict[str, dict[Entry, float]]:
-        vector = torch.zeros(len(list(asked.entries())), dtype=torch.float64)
-        messages = self.asking.messages(
-            self.step, sorted(self.taking.nodes), SUMS, {}, expect={SUMS: {SUMS: vector}}
-        )
+    def _plain(self, asked: Asked, size: int) -> dict[str, dict[Entry, float]]:
+        expect = {SUMS: {SUMS: torch.zeros(size, dtype=torch.float64)}}
+        messages = self._asking.messages(self._step, sorted(self.nodes), SUMS, {}, expect=expect)
 
         def check(reply: AcceptedReply) -> None:
             sums = {**self.tables.get(reply.client, {}), **entered(asked, reply[SUMS][SUMS].tolist())}
-            if wrong := implausible(sums, asked, self.question.least, self.taking.shapes[reply.client]):
+            if wrong := implausible(sums, asked, self.question.least, self.shapes[reply.client]):
                 raise Rejected(wrong)
 
-        replies = self.asking.accepted(self.asking.send(self.grid, messages), quorum=0.0, check=check)
+        replies = self._asking.accepted(self._asking.send(self.grid, messages), quorum=0.0, check=check)
         found = {reply.client: entered(asked, reply[SUMS][SUMS].tolist()) for reply in replies}
-        for site, reason in self.asking.exchanges[-1].left_out.items():
-            self.taking.leave_out(site, reason)
+        for site, reason in self._asking.exchanges[-1].left_out.items():
+            self.leave_out(site, reason)
         return found
 
-    def _masked(self, asked: Asked) -> dict[str, dict[Entry, float]]:
-        numbers = torch.zeros(len(list(asked.entries())) * LIMBS, dtype=torch.float64)
-        before, like = sorted(self.taking.nodes), {SUMS: {SUMS: numbers}}
-        first = len(self.asking.exchanges)
-        means = self.asking.averaged(self.grid, self.step, before, SUMS, {}, like, lambda _: 1.0)[SUMS][SUMS]
-        exchanges = self.asking.exchanges[first:]
+    def _masked(self, asked: Asked, size: int) -> dict[str, dict[Entry, float]]:
+        before, first = sorted(self.nodes), len(self._asking.exchanges)
+        like = {SUMS: {SUMS: torch.zeros(size * LIMBS, dtype=torch.float64)}}
+        mean = self._asking.averaged(self.grid, self._step, before, SUMS, {}, like, lambda _: 1.0)
+        exchanges = self._asking.exchanges[first:]
         (vectors,) = (exchange for exchange in exchanges if exchange.action == SUMS)
         lost = {site: reason for exchange in exchanges for site, reason in exchange.left_out.items()}
         survivors = sorted({*vectors.clients.values()} - vectors.left_out.keys())
         for site in set(before) - {*survivors}:
-            self.taking.leave_out(site, lost.get(site, "did not stay to the end"))
-            if self.step > 1:  # the sums of before have its numbers, and new ones without would tell them
-                raise RunStopped(f"{site} has left the survey in its midst: {self.taking.left_out[site]}")
-        sums = entered(asked, whole((means * len(survivors)).tolist()))
-        if wrong := implausible({**self.total(), **sums}, asked, 0):
+            self.leave_out(site, lost.get(site, "did not stay to the end"))
+            if self._step > 1:  # the sums of before have its numbers, and new ones without would tell them
+                raise RunStopped(f"{site} has left the survey in its midst: {self.left_out[site]}")
+        sums = entered(asked, whole((mean[SUMS][SUMS] * len(survivors)).tolist()))
+        if wrong := implausible({**total(self.tables), **sums}, asked, 0):
             raise RunStopped(f"the sites' sums cannot be right: {wrong}; whose they are cannot be seen")
         return {"": sums}
 

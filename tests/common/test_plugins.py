@@ -254,6 +254,7 @@ def test_a_file_of_a_run_names_its_plug_ins(folder: Path) -> None:
     assert code == 0, output
 
 
+@pytest.mark.slow
 def test_the_runs_of_a_study_find_it_in_their_processes(folder: Path) -> None:
     write(folder, "my_method", METHOD)
     study = [
@@ -274,7 +275,7 @@ def test_the_runs_of_a_study_find_it_in_their_processes(folder: Path) -> None:
     assert "MyProx" in output
 
 
-@pytest.mark.parametrize("jobs", ["1", "2"])
+@pytest.mark.parametrize("jobs", ["1", pytest.param("2", marks=pytest.mark.slow)])
 def test_a_trial_whose_server_half_raises_costs_that_trial(jobs: str, folder: Path) -> None:
     raising = """
     def update(self, model, means):
@@ -297,6 +298,7 @@ def test_a_trial_whose_server_half_raises_costs_that_trial(jobs: str, folder: Pa
         assert "in update" in kept.read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("edited", ["", "my_method", "my_helper"])
 def test_a_run_goes_on_with_its_plug_in(edited: str, folder: Path) -> None:
     """In a new process, as after a crash; it says so if the plug-in, or a file beside it, is another one now."""
@@ -386,6 +388,7 @@ def test_a_change_in_a_plug_in_is_another_version_of_the_code(changed: str, fold
     assert run_name(ours) == names[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "statement"),
     [
@@ -582,6 +585,7 @@ def test_a_name_that_is_no_plug_in(arguments: list[str], words: str, folder: Pat
     assert words in output
 
 
+@pytest.mark.slow
 def test_a_run_of_a_file_that_is_elsewhere_says_how_it_is_found(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,7 @@ from statistics import fmean, stdev
 import pytest
 
 from perennial.server.papers.regret import Case, harm_table, regret_table
-from perennial.server.study.batch import kept_lines
+from perennial.server.study.batch import read_lines
 
 ROOT = Path(__file__).parents[2]
 NOTES = "spec" + "/"
@@ -136,7 +136,7 @@ def test_the_tables_of_robust_rules_are_what_the_kept_runs_say() -> None:
 
 def test_the_tables_of_the_study_of_split_are_what_the_kept_cases_say() -> None:
     page = (ROOT / "docs" / "selection.md").read_text()
-    cases = [case for case in kept_lines(ROOT / "results" / "selection.jsonl", Case) if case.trials == 4]
+    cases = [case for case in read_lines(ROOT / "results" / "selection.jsonl", Case) if case.trials == 4]
     for table in (regret_table(cases), harm_table(cases)):
         rows = list(zip(*(column.cells for column in table.columns), strict=True))
         assert len(rows) > 4

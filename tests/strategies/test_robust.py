@@ -92,6 +92,17 @@ def test_a_rule_is_byzfls(rule: str, clients: int, before: str, monkeypatch: pyt
     np.testing.assert_allclose(found.numpy(), of_byzfl(rule, seen, start.numpy(), hostile), atol=1e-6)
 
 
+def test_multi_krum_sums_over_as_many_neighbours_as_there_are_honest_others() -> None:
+    """By hand: of six numbers, two of them hostile, the sums over three neighbours are 30, 18, 14, 29, 33, 69.
+
+    Over two or four neighbours other numbers would be left out.
+    """
+    mean = RobustMean(Aggregation(rule="multi-krum", hostile=2))
+    for number in (0.0, 1.0, 2.0, 5.0, 7.0, 9.0):
+        mean.add({"w": torch.tensor([number])})
+    assert mean.result()["w"].item() == (0 + 1 + 2 + 5) / 4
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_chunks_on_a_disk_change_nothing(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     vectors = drawn(9)

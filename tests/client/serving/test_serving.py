@@ -767,6 +767,7 @@ requests = st.builds(
 ANSWERS = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(requests.map(lambda request: request.SerializeToString()) | st.binary(max_size=200))
 def test_whatever_is_asked_there_is_an_answer_or_one_sentence(served: Served, data: bytes) -> None:
@@ -1038,6 +1039,7 @@ def test_a_token_file_that_others_can_read_is_taken_with_a_remark(
     assert result.stderr.startswith(sentence)
 
 
+@pytest.mark.slow
 def test_the_command_starts_before_the_training_follows_it_and_ends_on_sigterm(tmp_path: Path) -> None:
     code = "import toys; from perennial.server.cli.main import main; main()"
     command = [sys.executable, "-c", code, "serve", "--state", str(tmp_path / SITE), "--port", "0"]

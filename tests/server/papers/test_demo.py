@@ -45,7 +45,7 @@ seeds = 2
 column = "average"
 settings = { evaluate_every = 2, local_steps = 2, batch_size = 20, proximity = 3.0 }
 method = { name = "fedavg" }
-reference = { name = "ditto", settings = { proximity = 0.5 }, model = { hidden = [5] }, evaluates = "global" }
+reference = { name = "ditto", settings = { proximity = 0.5 } }
 beside = ["local"]
 found = "By a test."
 
@@ -108,8 +108,8 @@ def test_the_numbers_are_those_of_the_runs(two: Path, here: Path) -> None:
     first, second = findings
     expected = {
         "method": numbers("fedavg", "global", "average", False, 4),
-        "reference": numbers("ditto", "global", "average", False, 4),
-        "oracle": numbers("ditto", "global", "average", True, 4),
+        "reference": numbers("ditto", "personal", "average", False, 4),
+        "oracle": numbers("ditto", "personal", "average", True, 4),
     }
     assert {name: first.numbers[name] for name in expected} == expected
     pairs = [a - b for a, b in zip(expected["method"], expected["reference"], strict=True)]
@@ -119,7 +119,6 @@ def test_the_numbers_are_those_of_the_runs(two: Path, here: Path) -> None:
     ditto = next(config for config in configs.values() if config.method.name == "ditto")
     settings = ditto.method.model_dump()
     assert (settings["proximity"], settings["local_steps"]) == (0.5, 2)  # its own are stronger than the claim's
-    assert ditto.model.model_dump()["hidden"] == (5,)
     assert (second.difference, second.error, second.holds) == (0.0, 0.0, False)
     assert second.numbers["method"] == numbers("local", "personal", "p=0.1", False, 2)
 
@@ -199,7 +198,9 @@ def finding(method: list[float | None], reference: list[float | None]) -> Findin
     def measured(side: demo.Side, values: list[float | None]) -> Measured:
         outcomes = []
         for seed, value in enumerate(values):
-            summary = None if value is None else Summary(rounds=1, models={"global": {"final": selected(value)}})
+            summary = (
+                None if value is None else Summary(rounds=1, models={side.measured: {"final": selected(value)}})
+            )
             trouble = f"{side.name}, seed {seed} stopped" if value is None else ""
             outcomes.append(Outcome(claim.config(side, {"seed": seed}), Path("nowhere"), summary, trouble))
         return Measured(side, outcomes)
@@ -279,7 +280,6 @@ def test_there_is_a_claim_for_each_of_the_seven_and_its_settings_fit() -> None:
         ('"toy-oracle"', '"toy-orakel"', "unknown scenario 'toy-orakel'"),
         ('column = "average"', 'column = "loss"', "unknown column 'loss'"),
         ('name = "ditto"', 'name = "dito"', "unknown method 'dito'; did you mean 'ditto'"),
-        ('evaluates = "global"', 'evaluates = "personl"', "unknown model 'personl'"),
         ('["local"]', '["locale"]', "unknown method 'locale'"),
         ('method = { name = "local" }', 'method = { name = "fedavg" }', "a method has one claim"),
         ("seeds = 2", "seeds = 1", "seeds"),

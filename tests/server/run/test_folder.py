@@ -15,7 +15,7 @@ import torch
 from perennial.common.config import RunConfig, load_config
 from perennial.common.utils.errors import UserError
 from perennial.server.run.folder import Checkpoint, InUse, RunFolder, taken_over
-from perennial.server.study.batch import carry_out
+from perennial.server.study.batch import run_one
 from perennial.testing.tiny_federation import toy_config
 
 CONFIG = load_config(
@@ -431,12 +431,12 @@ def test_a_noised_run_goes_on_only_if_its_releases_are_known(folder: RunFolder) 
 
 def test_a_run_cannot_end_with_a_round_that_was_not_evaluated(tmp_path: Path) -> None:
     config = toy_config("fedavg", "evaluate_every=2", "checkpoint_every=1", rounds=6)
-    carry_out(config, tmp_path / "run", lambda _: None, until=3)
+    run_one(config, tmp_path / "run", lambda _: None, until=3)
     folder = RunFolder(tmp_path / "run")
     with pytest.raises(UserError, match=r"^config.toml: rounds: 3 is not possible; .*; take 4 or more$"):
         folder.origin(config.model_copy(update={"rounds": 3}))
     assert folder.origin(config.model_copy(update={"rounds": 4})).round == 3
-    carry_out(config, folder.path, lambda _: None, until=4)
+    run_one(config, folder.path, lambda _: None, until=4)
     assert folder.origin(config.model_copy(update={"rounds": 4})).round == 4
 
 

@@ -11,7 +11,17 @@ from scipy.stats import hypergeom, norm
 from scipy.stats import t as student
 from split_counts import P, coloured
 
-from perennial.server.selection.split_rule import Row, Score, compared, first, followers, gate, more, score, shut
+from perennial.server.selection.split_rule import (
+    Row,
+    Score,
+    best_of,
+    clearly_better,
+    compared,
+    followers,
+    gate,
+    score,
+    unusable,
+)
 
 
 @pytest.mark.parametrize(("a", "d"), product((0.0, 0.3, 0.75, 1.0), (0.0, 0.42, 1.0)))
@@ -126,12 +136,12 @@ def test_the_best_constant_is_of_one_class() -> None:
 def test_no_wrong_samples_no_score() -> None:
     row = coloured(0.5, 0.0, p=(1.0, 1.0))
     assert score(row) is None
-    assert "0 held-out samples are wrong" in shut(row)
+    assert "0 held-out samples are wrong" in unusable(row)
 
 
 def test_the_earliest_of_equals_is_first() -> None:
     scores = {number: score(coloured(own, own)) for number, own in enumerate((0.5, 0.7, 0.7, 0.6))}
-    assert first({number: found for number, found in scores.items() if found}) == 1
+    assert best_of({number: found for number, found in scores.items() if found}) == 1
 
 
 def test_a_difference_counts_beyond_two_standard_errors() -> None:
@@ -140,9 +150,9 @@ def test_a_difference_counts_beyond_two_standard_errors() -> None:
         assert found is not None
         return found
 
-    assert more(of(0.7), of(0.6))  # 0.1 and 2 √(0.7·0.3/300 + 0.6·0.4/300) = 0.077
-    assert not more(of(0.65), of(0.6))
-    assert not more(of(0.6), of(0.7))
+    assert clearly_better(of(0.7), of(0.6))  # 0.1 and 2 √(0.7·0.3/300 + 0.6·0.4/300) = 0.077
+    assert not clearly_better(of(0.65), of(0.6))
+    assert not clearly_better(of(0.6), of(0.7))
 
 
 # ---------------------------------------------------------------------- the gate
@@ -165,41 +175,44 @@ def turning() -> Row:
 
 
 def test_open_where_the_colour_is_told() -> None:
-    assert shut(coloured(1.0, 0.0)) == ""
+    assert unusable(coloured(1.0, 0.0)) == ""
 
 
 def test_open_with_one_client_in_each_environment() -> None:
-    assert shut(counted([[0.9, 0.8], [0.9, 0.8]])) == ""
-    assert shut(turning()) == ""
+    assert unusable(counted([[0.9, 0.8], [0.9, 0.8]])) == ""
+    assert unusable(turning()) == ""
 
 
 def test_with_one_client_in_each_environment_more_is_needed() -> None:
     """0.9 and 0.83 of 1000 are apart (t = 4.6) where clients can be compared, not where they cannot."""
     one = counted([[0.9, 0.83], [0.9, 0.83]])
-    assert "and 1e-06 is the limit" in shut(one)
+    assert "and 1e-06 is the limit" in unusable(one)
     squares = [[4 * 0.9**2, 4 * 0.83**2]] * 2
-    assert shut({**one, "clients": [4, 4], "accuracy": [[3.6, 3.32]] * 2, "squares": squares}) == ""
+    assert unusable({**one, "clients": [4, 4], "accuracy": [[3.6, 3.32]] * 2, "squares": squares}) == ""
 
 
 def test_an_environment_of_one_client_is_judged_by_how_the_others_differ() -> None:
     one = {**counted([[0.9, 0.8], [0.9, 0.8]]), "clients": [4, 1], "accuracy": [[3.6, 0.8]] * 2}
-    assert shut({**one, "squares": [[4 * (0.9**2 + 0.01**2), 0.8**2]] * 2}) == ""
-    assert "do not tell" in shut({**one, "squares": [[4 * (0.9**2 + 0.05**2), 0.8**2]] * 2})
+    assert unusable({**one, "squares": [[4 * (0.9**2 + 0.01**2), 0.8**2]] * 2}) == ""
+    assert "do not tell" in unusable({**one, "squares": [[4 * (0.9**2 + 0.05**2), 0.8**2]] * 2})
     assert {pair.freedom for pair in compared({**one, "squares": [[3.25, 0.64]] * 2})} == {3}
 
 
 def test_one_environment_is_shut() -> None:
-    assert shut(coloured(1.0, 0.0, p=(0.9,))) == "there is one training environment, p=0.9, and two are needed"
+    assert unusable(coloured(1.0, 0.0, p=(0.9,))) == "there is one training environment, p=0.9, and two are needed"
 
 
 def test_held_out_samples_of_one_environment_alone_are_shut() -> None:
     empty = coloured(1.0, 0.0)
     for by in empty["samples"]:
         by[1] = [[0, 0], [0, 0]]
-    assert shut({**empty, "clients": [4, 0]}) == "environment p=0.9 alone has held-out samples, and two are needed"
+    assert (
+        unusable({**empty, "clients": [4, 0]})
+        == "environment p=0.9 alone has held-out samples, and two are needed"
+    )
     for by in empty["samples"]:
         by[0] = [[0, 0], [0, 0]]
-    assert shut({**empty, "clients": [0, 0]}) == "no environment has held-out samples, and two are needed"
+    assert unusable({**empty, "clients": [0, 0]}) == "no environment has held-out samples, and two are needed"
     assert score(empty) is None
 
 
@@ -208,17 +221,17 @@ def test_an_environment_without_held_out_samples_is_passed_over() -> None:
     for by in row["samples"]:
         by[2] = [[0, 0], [0, 0]]
     row["clients"][2] = 0
-    assert shut(row) == ""
+    assert unusable(row) == ""
     assert {pair.easier for pair in compared(row)} == {0, 1}
 
 
 def test_references_at_chance_are_shut() -> None:
-    assert "50.0 % of its own environment's" in shut(coloured(0.5, 0.5, p=(0.5, 0.51)))
+    assert "50.0 % of its own environment's" in unusable(coloured(0.5, 0.5, p=(0.5, 0.51)))
 
 
 def test_few_wrong_samples_are_shut() -> None:
     why = "24 held-out samples are wrong for the reference of e0, and 25 are needed"
-    assert shut(counted([[0.95, 0.85], [0.95, 0.85]], size=120)) == why
+    assert unusable(counted([[0.95, 0.85], [0.95, 0.85]], size=120)) == why
 
 
 def test_an_environment_that_is_harder_than_another_has_no_follower() -> None:
@@ -228,12 +241,12 @@ def test_an_environment_that_is_harder_than_another_has_no_follower() -> None:
 def test_a_home_advantage_is_shut() -> None:
     """Each reference does best on its own environment, as under any difference in what samples look like."""
     row = counted([[0.9, 0.7], [0.7, 0.9]])
-    assert "do not tell the environments apart" in shut(row)
+    assert "do not tell the environments apart" in unusable(row)
     assert all(pair.t < -10 for pair in compared(row))
 
 
 def test_environments_that_do_not_differ_are_shut() -> None:
-    assert "with t = 0.0, which is chance with probability 1, and 0.01 is the limit" in shut(
+    assert "with t = 0.0, which is chance with probability 1, and 0.01 is the limit" in unusable(
         coloured(1.0, 0.0, p=(0.85, 0.85))
     )
 
@@ -242,7 +255,7 @@ def test_clients_that_differ_as_much_as_environments_are_shut() -> None:
     """0.9 and 0.8, but also 0.2 between clients of the same environment."""
     row = coloured(1.0, 0.0)
     row["squares"] = [[4 * (p**2 + 0.1**2) for p in P]] * 2
-    assert "do not tell the environments apart" in shut(row)
+    assert "do not tell the environments apart" in unusable(row)
 
 
 def test_other_shares_of_the_classes_are_no_difference() -> None:
@@ -252,7 +265,7 @@ def test_other_shares_of_the_classes_are_no_difference() -> None:
     (one, other) = compared(row)
     assert abs(one.t) < 1e-9
     assert abs(other.t) < 1e-9
-    assert shut(row)
+    assert unusable(row)
 
 
 def test_t_is_mantel_and_haenszels() -> None:
@@ -294,7 +307,7 @@ def test_with_clients_to_compare_t_is_students_and_their_spread_counts() -> None
 
 
 def test_one_of_several_environments_apart_is_enough() -> None:
-    assert shut(coloured(1.0, 0.0, p=(0.95, 0.9, 0.85, 0.8))) == ""
+    assert unusable(coloured(1.0, 0.0, p=(0.95, 0.9, 0.85, 0.8))) == ""
 
 
 def test_the_gate_as_plain_data() -> None:

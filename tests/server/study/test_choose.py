@@ -25,7 +25,16 @@ from perennial.server.results.figures import knob_figure
 from perennial.server.run.folder import RunFolder
 from perennial.server.selection.split_rule import Select
 from perennial.server.study.batch import Outcome, Selected, Summary
-from perennial.server.study.choose import advice, choose, keep, maker, search, why_lines, with_references, without
+from perennial.server.study.choose import (
+    advice,
+    choose,
+    keep,
+    no_references,
+    references_run,
+    search,
+    why_lines,
+    with_references,
+)
 from perennial.server.study.compare import Plan, compare, comparison_lines, entries_of
 from perennial.server.study.trial_tables import sweep_rows, sweep_table
 from perennial.testing.tiny_federation import Toy, toy_config
@@ -193,15 +202,18 @@ def test_nothing_that_can_be_judged_is_said(tmp_path: Path) -> None:
 
 def test_where_there_can_be_no_references() -> None:
     own = load_config(options={"method": "fedavg", "scenario": "own-data"})
-    assert without(own) == "there is one training environment, own, and two are needed"
+    assert no_references(own) == "there is one training environment, own, and two are needed"
     private = toy_config("fedavg", "privacy.mechanism=fixed")
     sentence = "references are not possible with privacy.mechanism=fixed, since the counts would have no noise"
-    assert without(private) == sentence
+    assert no_references(private) == sentence
     many = load_config(options={"method": "fedavg", "scenario": "eicu-synthetic"})
-    assert without(many) == "there are 20 training environments, and references for at most 12"
-    assert with_references([own], Path("unused"), 1) == ([own], without(own))
+    assert no_references(many) == "there are 20 training environments, and references for at most 12"
+    assert with_references([own], Path("unused"), 1) == ([own], no_references(own))
     left_out = toy_config("fedavg", f"left_out={Toy().train_environments[0]}")
-    assert without(left_out) == f"there is no reference of {left_out.left_out}, which left_out keeps from training"
+    assert (
+        no_references(left_out)
+        == f"there is no reference of {left_out.left_out}, which left_out keeps from training"
+    )
 
 
 def test_references_are_made_once_for_each_seed_and_model(tmp_path: Path) -> None:
@@ -217,7 +229,7 @@ def test_references_are_made_once_for_each_seed_and_model(tmp_path: Path) -> Non
     assert len(list(tmp_path.glob("references-toy-*"))) == 3
     assert found[0].references == found[1].references
     assert len({config.references for config in found}) == 3
-    assert maker(configs[0]) == maker(configs[1])
+    assert references_run(configs[0]) == references_run(configs[1])
 
 
 def test_no_reference_has_seen_a_site_that_is_only_tested(tmp_path: Path) -> None:

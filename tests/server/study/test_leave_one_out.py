@@ -24,7 +24,7 @@ from perennial.server.run.loop import run_rounds, start
 from perennial.server.selection.split_rule import Select
 from perennial.server.study.batch import Outcome, Summary
 from perennial.server.study.choose import search
-from perennial.server.study.leave_one_out import judge, leave_one_out, not_possible, without
+from perennial.server.study.leave_one_out import judge, leave_one_out, not_possible, without_each_environment
 from perennial.server.study.run_names import config_digest
 from perennial.strategies.base import MethodStrategy
 from perennial.testing.tiny_federation import WireGrid
@@ -164,7 +164,7 @@ def test_a_site_refuses_a_task_without_an_environment_that_there_is_not() -> Non
 
 def test_only_runs_that_leave_something_out_have_another_name() -> None:
     plain = config_of()
-    assert len({config_digest(config) for config in [plain, *without(plain)]}) == 5
+    assert len({config_digest(config) for config in [plain, *without_each_environment(plain)]}) == 5
     assert '"left_out": ""' not in str(plain.model_dump(exclude_defaults=True))
 
 

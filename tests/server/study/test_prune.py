@@ -18,7 +18,7 @@ from perennial.server.selection.split_rule import Select
 from perennial.server.study.batch import Outcome, Standing, Summary, run_all, standing_line
 from perennial.server.study.choose import Verdict, choose, search
 from perennial.server.study.compare import Plan, compare, comparison_lines, entries_of
-from perennial.server.study.prune import early_round, hopeless
+from perennial.server.study.prune import below_median, early_round
 from perennial.server.study.run_names import run_name
 from perennial.server.study.sweep import trials
 from perennial.server.study.trial_tables import sweep_rows, sweep_table
@@ -90,20 +90,20 @@ COLOUR, SHAPE, BETWEEN = (0.9, 1.0, 0.0), (0.75, 0.75, 0.72), (0.8, 0.9, 0.4)
 
 def test_below_the_median_of_the_selection_s_own_score(tmp_path: Path) -> None:
     outcomes = started(tmp_path, COLOUR, SHAPE, BETWEEN, COLOUR, SHAPE)
-    by_split = hopeless(outcomes, Select.by_split)
+    by_split = below_median(outcomes, Select.by_split)
     assert list(by_split) == [3]  # 0 is as bad, but the defaults
     assert (by_split[3].by, by_split[3].score, by_split[3].median) == ("split", 0.0, pytest.approx(0.4))
     assert by_split[3].sentence == "after round 2 of 6, below the trials' median of 40.00 % (split 0.00 %)"
-    by_held_out = hopeless(outcomes, Select.held_out)
+    by_held_out = below_median(outcomes, Select.held_out)
     assert {number: own.score for number, own in by_held_out.items()} == {1: 0.75, 4: 0.75}
     assert {own.median for own in by_held_out.values()} == {0.8}
 
 
 def test_what_knows_something_does_not_stop_below_coins(tmp_path: Path) -> None:
     coin, learnt = (0.5, 0.5, 0.5), (0.8, 0.9, 0.3)
-    few = hopeless(started(tmp_path / "few", coin, coin, coin, learnt, learnt, COLOUR), Select.by_split)
+    few = below_median(started(tmp_path / "few", coin, coin, coin, learnt, learnt, COLOUR), Select.by_split)
     assert list(few) == [5]
-    most = hopeless(started(tmp_path / "most", coin, coin, SHAPE, learnt, SHAPE), Select.by_split)
+    most = below_median(started(tmp_path / "most", coin, coin, SHAPE, learnt, SHAPE), Select.by_split)
     assert list(most) == [3]
 
 
@@ -112,21 +112,21 @@ def test_where_split_does_not_speak_held_out_accuracy_decides_who_stops(tmp_path
     for outcome in outcomes:
         log = outcome.path / "metrics.jsonl"
         log.write_text(log.read_text().replace('"clients": [4, 4]', '"clients": [4, 0]'))
-    found = hopeless(outcomes, Select.by_split)
+    found = below_median(outcomes, Select.by_split)
     assert {number: own.by for number, own in found.items()} == {1: "held-out", 4: "held-out"}
 
 
 def test_a_run_that_stopped_later_still_counts_and_one_without_a_score_does_not(tmp_path: Path) -> None:
     outcomes = started(tmp_path, SHAPE, COLOUR, BETWEEN, COLOUR, SHAPE, SHAPE, stopped=(1,))
-    assert list(hopeless(outcomes, Select.by_split)) == [1, 2, 3]
+    assert list(below_median(outcomes, Select.by_split)) == [1, 2, 3]
     (outcomes[5].path / "metrics.jsonl").write_text("")
-    assert list(hopeless(outcomes, Select.by_split)) == [1, 3]
+    assert list(below_median(outcomes, Select.by_split)) == [1, 3]
     (outcomes[4].path / "metrics.jsonl").write_text("torn")
-    assert hopeless(outcomes, Select.by_split) == {}  # four scores are too few
+    assert below_median(outcomes, Select.by_split) == {}  # four scores are too few
 
 
 def test_equals_go_on(tmp_path: Path) -> None:
-    assert hopeless(started(tmp_path, *[COLOUR] * 6), Select.by_split) == {}
+    assert below_median(started(tmp_path, *[COLOUR] * 6), Select.by_split) == {}
 
 
 @pytest.mark.parametrize(

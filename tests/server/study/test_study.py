@@ -39,7 +39,16 @@ from perennial.server.selection.summary import Evaluation
 from perennial.server.study import batch, run_names
 from perennial.server.study import compare as comparing
 from perennial.server.study import sweep as sweeping
-from perennial.server.study.batch import Outcome, Selected, Standing, Summary, carry_out, look, older, run_all
+from perennial.server.study.batch import (
+    Outcome,
+    Selected,
+    Standing,
+    Summary,
+    other_versions,
+    outcome_in,
+    run_all,
+    run_one,
+)
 from perennial.server.study.compare import Entry, Plan, compare, entries_of, measures
 from perennial.server.study.constant import constant_predictor, constant_rows, constant_summary
 from perennial.server.study.run_names import code_version, config_digest, imported, name_without_code, run_name
@@ -447,7 +456,7 @@ def test_damaged_and_older_folders_are_named_and_skipped(tmp_path: Path) -> None
         assert reason in outcome.trouble
         assert outcome.trouble.endswith(f"delete {outcome.path} to run it again")
     assert found[4].path.exists()
-    assert older(configs, tmp_path) == [aside]
+    assert other_versions(configs, tmp_path) == [aside]
 
 
 @pytest.mark.parametrize("file", ["config.toml", "summary.json", "metrics.jsonl"])
@@ -499,7 +508,7 @@ def test_a_run_that_stops_is_noted_and_not_repeated(tmp_path: Path, monkeypatch:
     file.write_bytes(b"caf\xe9")
     assert "stopped: caf�;" in run_all([diverging], tmp_path, jobs=1)[0].trouble
     file.write_bytes(why)
-    monkeypatch.setattr(batch, "carry_out", lambda *_: pytest.fail("run again"))
+    monkeypatch.setattr(batch, "run_one", lambda *_: pytest.fail("run again"))
     assert run_all([diverging], tmp_path, jobs=1) == [found]
 
 
@@ -518,7 +527,7 @@ def test_so_is_one_in_which_our_own_code_raises_and_its_traceback_is_kept(
     assert " stopped: its clients had not enough memory; delete it" in stopped.trouble
     assert f" stopped: KeyError: 'model' ({__file__}, line " in found.trouble
     assert "KeyError: 'model'" in (found.path / "traceback.txt").read_text()
-    assert look(found.config, found.path) == found
+    assert outcome_in(found.config, found.path) == found
 
 
 def after_ctrl_c() -> Exception:
@@ -558,8 +567,8 @@ def test_a_run_without_a_checkpoint_starts_anew(tmp_path: Path) -> None:
     config = toy_config("fedavg", "checkpoint_every=4", rounds=4)
     path = tmp_path / run_name(config)
     RunFolder.create(path, config).append([{"kind": "torso"}])
-    assert look(config, path) is None
-    assert carry_out(config, path, lambda _: None).summary
+    assert outcome_in(config, path) is None
+    assert run_one(config, path, lambda _: None).summary
     assert "torso" not in RunFolder(path).log.read_text()
 
 
@@ -573,12 +582,12 @@ def test_a_run_of_a_pool_is_held_while_it_is_trained_and_a_second_study_waits_fo
 
     def train(self: LocalRuntime, *arguments: Any) -> dict[str, Any]:
         trained.append(RunFolder(path).owner())
-        waiting.append(second.submit(carry_out, config, path, lambda _: None))
+        waiting.append(second.submit(run_one, config, path, lambda _: None))
         return whole(self, *arguments)
 
     whole = LocalRuntime.run
     monkeypatch.setattr(LocalRuntime, "run", train)
-    first = carry_out(config, path, lambda _: None)
+    first = run_one(config, path, lambda _: None)
     assert waiting[0].result(timeout=60) == first
     assert len(trained) == 1
     assert trained[0].startswith(f"process {os.getpid()} on ")  # also `perennial resume` keeps away
@@ -604,6 +613,7 @@ main()
 """
 
 
+@pytest.mark.slow
 def test_killed_and_started_again_repeats_nothing(tmp_path: Path) -> None:
     arguments = ["compare", "--methods", "ditto", "--scenario", "toy", "--seeds", "2", "--rounds", "80"]
     arguments += ["--select", "held-out", "--set", "checkpoint_every=4", "--set", "evaluate_every=40", "--out"]
