@@ -47,7 +47,7 @@ from perennial.common.models.network import network
 from perennial.common.utils.errors import RunStopped, UserError
 from perennial.common.utils.files import load_tensors, save_tensors
 from perennial.common.utils.seeding import torch_generator
-from perennial.common.utils.tensors import Tensors, joined
+from perennial.common.utils.tensors import Tensors, flattened
 from perennial.common.wire import PERSONAL
 
 TOLERANCE = 1e-6
@@ -299,7 +299,7 @@ def simulation(case: Case, out: Path) -> Figures:
         place.rpartition("/")[2]: versions[-1].kept[PERSONAL]
         for place, versions in FileStates(RunFolder(out / "run").path / "clients").items()
     }
-    save_tensors(out / "model.safetensors", joined({"global": weights, **kept}) if kept else weights)
+    save_tensors(out / "model.safetensors", flattened({"global": weights, **kept}) if kept else weights)
     cpu, wall = clock.seconds()
     return Figures(cpu, wall, tree.end(), _process_wall(), tree.peak / 2**20)
 

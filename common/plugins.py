@@ -230,7 +230,8 @@ def load(module: str) -> Plugin:
             f"plug-in {module!r}: Python has another module of that name ({where}); give {place} another one"
         )
     plugin = _contents_of(found)
-    _register(plugin)
+    for group, registry in REGISTRIES.items():
+        registry.known.update(plugin.names[group])
     _loaded[module] = plugin
     return plugin
 
@@ -343,10 +344,13 @@ def _contents_of(module: ModuleType) -> Plugin:
             f"plug-in {module.__name__!r} ({module.__file__}) brings nothing: it defines no subclass of Method, "
             'ModelSettings or Scenario with a field name: Literal["…"] = "…"'
         )
+    for group in GROUPS:
+        _must_be_free(module, group, kinds[group])
     usual = {group: {name: _defaults(module, kind) for name, kind in kinds[group].items()} for group in GROUPS}
     for made in (made for group in usual.values() for made in group.values()):
         _must_survive_toml(module, made)
     brought = {group: REGISTRIES[group].accepted(module, kinds[group], usual[group]) for group in GROUPS}
+    _must_be_free(module, "scenarios", brought["scenarios"])  # of presets, too
     return Plugin(module, brought, kinds["scenarios"])
 
 
@@ -366,7 +370,9 @@ def _named(module: ModuleType, base: Any) -> dict[str, Any]:
                 f"plug-in {module.__name__!r}: {kind.__name__}.name: {name[:100]!r} is not possible; write "
                 "letters, digits and hyphens, such as my-method"
             )
-        if missing := sorted(fact for fact in kind.__class_vars__ if not hasattr(kind, fact)):
+        if missing := sorted(
+            fact for fact in kind.__class_vars__ - kind.model_fields.keys() if not hasattr(kind, fact)
+        ):
             raise UserError(f"plug-in {module.__name__!r}: {kind.__name__} lacks {', '.join(missing)}")
         found[name] = kind
     return found
@@ -407,16 +413,12 @@ def _must_survive_toml(module: ModuleType, usual: Any) -> None:
             )
 
 
-def _register(plugin: Plugin) -> None:
-    """Put a plug-in's names among ours. Raises `UserError` for one that is taken."""
-    for group, registry in REGISTRIES.items():
-        names = {*plugin.names[group], *(plugin.scenarios if group == "scenarios" else ())}
-        for name in sorted(names.intersection(registry.taken())):
-            other = next((key for key, one in _loaded.items() if name in one.names[group]), "")
-            whose = f"plug-in {other!r}" if other else "Perennial itself"
-            raise UserError(
-                f"plug-in {plugin.module.__name__!r}: the {group[:-1]} name {name!r} is taken by {whose}; "
-                "give yours another one"
-            )
-    for group, registry in REGISTRIES.items():
-        registry.known.update(plugin.names[group])
+def _must_be_free(module: ModuleType, group: Group, names: Iterable[str]) -> None:
+    """Raises `UserError` for a name that is taken."""
+    for name in sorted({*names}.intersection(REGISTRIES[group].taken())):
+        other = next((key for key, one in _loaded.items() if name in one.names[group]), "")
+        whose = f"plug-in {other!r}" if other else "Perennial itself"
+        raise UserError(
+            f"plug-in {module.__name__!r}: the {group[:-1]} name {name!r} is taken by {whose}; "
+            "give yours another one"
+        )
