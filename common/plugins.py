@@ -75,6 +75,8 @@ class Registry:
     accepted: Callable[[ModuleType, dict[str, Any], Mapping[str, Any]], Mapping[str, Any]]
     """From a module, its classes by name and these with their defaults, to what it adds to `known`. Raises
     `UserError`."""
+    reserved: Callable[[type], Iterable[str]] = lambda _: ()
+    """Names that no field of a class may have."""
 
 
 REGISTRIES: dict[Group, Registry] = {}
@@ -230,8 +232,7 @@ def load(module: str) -> Plugin:
             f"plug-in {module!r}: Python has another module of that name ({where}); give {place} another one"
         )
     plugin = _contents_of(found)
-    for group, registry in REGISTRIES.items():
-        registry.known.update(plugin.names[group])
+    _register(plugin)
     _loaded[module] = plugin
     return plugin
 
@@ -333,7 +334,7 @@ def _contents_of(module: ModuleType) -> Plugin:
     """What a module brings, looked at as far as that needs no data. Raises `UserError`."""
     if missing := set(GROUPS) - REGISTRIES.keys():
         raise RuntimeError(f"import perennial.common.config before a plug-in; it registers {', '.join(missing)}")
-    kinds = {group: _named(module, REGISTRIES[group].base) for group in GROUPS}
+    kinds = {group: _named(module, REGISTRIES[group]) for group in GROUPS}
     if len(methods := kinds["methods"]) > 1:
         raise UserError(
             f"plug-in {module.__name__!r} has {len(methods)} methods, {' and '.join(methods)}; a module has one, "
@@ -344,20 +345,19 @@ def _contents_of(module: ModuleType) -> Plugin:
             f"plug-in {module.__name__!r} ({module.__file__}) brings nothing: it defines no subclass of Method, "
             'ModelSettings or Scenario with a field name: Literal["…"] = "…"'
         )
-    for group in GROUPS:
-        _must_be_free(module, group, kinds[group])
     usual = {group: {name: _defaults(module, kind) for name, kind in kinds[group].items()} for group in GROUPS}
     for made in (made for group in usual.values() for made in group.values()):
         _must_survive_toml(module, made)
+    for group in GROUPS:
+        _must_be_free(module, group, kinds[group])
     brought = {group: REGISTRIES[group].accepted(module, kinds[group], usual[group]) for group in GROUPS}
-    _must_be_free(module, "scenarios", brought["scenarios"])  # of presets, too
     return Plugin(module, brought, kinds["scenarios"])
 
 
-def _named(module: ModuleType, base: Any) -> dict[str, Any]:
+def _named(module: ModuleType, registry: Registry) -> dict[str, Any]:
     """A module's subclasses of a settings class by their names. Raises `UserError` where one lacks a fact."""
     found: dict[str, Any] = {}
-    own = _defined(module, base, module.__name__)
+    own = _defined(module, registry.base, module.__name__)
     for kind in own:
         name = kind.model_fields["name"].default
         names = next(parent for parent in kind.__mro__ if "name" in get_annotations(parent))
@@ -370,9 +370,12 @@ def _named(module: ModuleType, base: Any) -> dict[str, Any]:
                 f"plug-in {module.__name__!r}: {kind.__name__}.name: {name[:100]!r} is not possible; write "
                 "letters, digits and hyphens, such as my-method"
             )
-        if missing := sorted(
-            fact for fact in kind.__class_vars__ - kind.model_fields.keys() if not hasattr(kind, fact)
-        ):
+        if hiding := sorted({*registry.reserved(kind)}.intersection(kind.model_fields)):
+            raise UserError(
+                f"plug-in {module.__name__!r}: {kind.__name__} has a field {hiding[0]!r}, which is a setting of "
+                "the run or a part of every method; give it another name"
+            )
+        if missing := sorted(fact for fact in kind.__class_vars__ if not hasattr(kind, fact)):
             raise UserError(f"plug-in {module.__name__!r}: {kind.__name__} lacks {', '.join(missing)}")
         found[name] = kind
     return found
@@ -419,6 +422,13 @@ def _must_be_free(module: ModuleType, group: Group, names: Iterable[str]) -> Non
         other = next((key for key, one in _loaded.items() if name in one.names[group]), "")
         whose = f"plug-in {other!r}" if other else "Perennial itself"
         raise UserError(
-            f"plug-in {module.__name__!r}: the {group[:-1]} name {name!r} is taken by {whose}; "
-            "give yours another one"
+            f"plug-in {module.__name__!r}: the {group[:-1]} name {name!r} is taken by {whose}; give yours another "
+            "one"
         )
+
+
+def _register(plugin: Plugin) -> None:
+    """Put a plug-in's names among ours. Raises `UserError` for a preset's that is taken."""
+    _must_be_free(plugin.module, "scenarios", plugin.names["scenarios"])
+    for group, registry in REGISTRIES.items():
+        registry.known.update(plugin.names[group])

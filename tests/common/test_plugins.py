@@ -18,8 +18,7 @@ from perennial.client.host import Host, client_class
 from perennial.common import plugins
 from perennial.common.config import RunConfig, load_config, parse_task
 from perennial.common.data.scenarios import SCENARIOS, scenario_class
-from perennial.common.methods import METHODS, RESERVED, method_class
-from perennial.common.methods.base import PresetTraining
+from perennial.common.methods import METHODS, method_class, reserved
 from perennial.common.models.network import network
 from perennial.common.models.settings import MODELS, model_settings
 from perennial.common.utils.errors import UserError
@@ -542,9 +541,7 @@ WRONG = {
 
 def test_our_own_methods_keep_the_rules_of_a_plug_in_s_names() -> None:
     kinds = [*METHODS.values(), *MODELS.values(), *(type(scenario) for scenario in SCENARIOS.values())]
-    for kind in METHODS.values():
-        own = {"preset"} if issubclass(kind, PresetTraining) else set()
-        assert RESERVED.intersection(kind.model_fields) <= own, kind
+    assert [kind for kind in METHODS.values() if reserved(kind) & kind.model_fields.keys()] == []
     names = {str(kind.model_fields["name"].default) for kind in kinds}
     assert {name for name in names if not plugins.NAME.fullmatch(name)} <= {"wilds:camelyon17"}
 

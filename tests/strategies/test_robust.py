@@ -93,14 +93,14 @@ def test_a_rule_is_byzfls(rule: str, clients: int, before: str, monkeypatch: pyt
 
 
 def test_multi_krum_sums_over_as_many_neighbours_as_there_are_honest_others() -> None:
-    """By hand: of six numbers, two of them hostile, the sums over three neighbours are 30, 18, 14, 29, 33, 69.
+    """By hand: of seven numbers, two hostile, the sums over four neighbours are 105, 76, 57, 70, 65, 116, 153.
 
-    Over two or four neighbours other numbers would be left out.
+    Over three, 6 would be left out and 11 kept; over five, 0 would be left out and 11 kept.
     """
     mean = RobustMean(Aggregation(rule="multi-krum", hostile=2))
-    for number in (0.0, 1.0, 2.0, 5.0, 7.0, 9.0):
+    for number in (0.0, 1.0, 2.0, 6.0, 8.0, 11.0, 12.0):
         mean.add({"w": torch.tensor([number])})
-    assert mean.result()["w"].item() == (0 + 1 + 2 + 5) / 4
+    assert mean.result()["w"].item() == pytest.approx((0 + 1 + 2 + 6 + 8) / 5)
 
 
 @pytest.mark.parametrize("rule", RULES)
