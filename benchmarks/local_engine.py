@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -47,7 +47,7 @@ from perennial.common.models.network import network
 from perennial.common.utils.errors import RunStopped, UserError
 from perennial.common.utils.files import load_tensors, save_tensors
 from perennial.common.utils.seeding import torch_generator
-from perennial.common.utils.tensors import Tensors, joined
+from perennial.common.utils.tensors import Tensors, flattened
 from perennial.common.wire import PERSONAL
 
 TOLERANCE = 1e-6
@@ -67,25 +67,14 @@ class Generated(Scenario):
     samples: int
     shape: tuple[int, ...]
 
-    @property
-    def model(self) -> dict[str, Any]:
-        return {"name": "logistic"}
+    model: ClassVar[dict[str, Any]] = {"name": "logistic"}
+    classes: ClassVar[int] = 10
+    train_environments: ClassVar[tuple[str, ...]] = ("training",)
+    test_environments: ClassVar[tuple[str, ...]] = ("test",)
 
     @property
     def input_shape(self) -> tuple[int, ...]:
         return self.shape
-
-    @property
-    def classes(self) -> int:
-        return 10
-
-    @property
-    def train_environments(self) -> tuple[str, ...]:
-        return ("training",)
-
-    @property
-    def test_environments(self) -> tuple[str, ...]:
-        return ("test",)
 
     def client_data(self, client: int, seed: int, data_root: Path | None) -> ClientData:
         means = torch.randn(self.classes, *self.shape, generator=torch_generator(seed, "benchmark", "means"))
@@ -310,7 +299,7 @@ def simulation(case: Case, out: Path) -> Figures:
         place.rpartition("/")[2]: versions[-1].kept[PERSONAL]
         for place, versions in FileStates(RunFolder(out / "run").path / "clients").items()
     }
-    save_tensors(out / "model.safetensors", joined({"global": weights, **kept}) if kept else weights)
+    save_tensors(out / "model.safetensors", flattened({"global": weights, **kept}) if kept else weights)
     cpu, wall = clock.seconds()
     return Figures(cpu, wall, tree.end(), _process_wall(), tree.peak / 2**20)
 

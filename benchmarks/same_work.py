@@ -34,7 +34,7 @@ from perennial.common.models.architectures import build
 from perennial.common.models.network import network
 from perennial.common.utils.files import load_tensors, save_tensors
 from perennial.common.utils.seeding import torch_generator
-from perennial.common.utils.tensors import Tensors, joined
+from perennial.common.utils.tensors import Tensors, flattened
 from perennial.common.wire import PERSONAL
 
 TOLERANCE = 1e-5
@@ -119,7 +119,7 @@ def bare(workload: Workload, out: Path) -> Figures:
                         sums[name].add_(tensor, alpha=len(train))
         weights = {name: (tensor / samples).to(weights[name].dtype) for name, tensor in sums.items()}
         clock.after(round_)
-    return _finished(out, joined({"global": weights, **personal}) if personal else weights, clock)
+    return _finished(out, flattened({"global": weights, **personal}) if personal else weights, clock)
 
 
 def local(workload: Workload, out: Path, engine: str) -> Figures:
@@ -135,7 +135,7 @@ def local(workload: Workload, out: Path, engine: str) -> Figures:
     states = FileStates(folder.clients)
     personal = {place.rpartition("/")[2]: versions[-1].kept[PERSONAL] for place, versions in states.items()}
     weights = load_tensors(folder.path / "models" / "global.safetensors")
-    return _finished(out, joined({"global": weights, **personal}) if personal else weights, clock)
+    return _finished(out, flattened({"global": weights, **personal}) if personal else weights, clock)
 
 
 def plain_flower(workload: Workload, out: Path) -> Figures:
@@ -146,7 +146,7 @@ def plain_flower(workload: Workload, out: Path) -> Figures:
     config = workload.config("bare")
     clock = Clock(config.rounds, tree.cpu)
     weights, personal = app.run(config, clock.after)
-    save_tensors(out / "model.safetensors", joined({"global": weights, **personal}) if personal else weights)
+    save_tensors(out / "model.safetensors", flattened({"global": weights, **personal}) if personal else weights)
     cpu, wall = clock.seconds()
     return Figures(cpu, wall, tree.end(), 0.0, tree.peak / 2**20)
 
@@ -162,7 +162,7 @@ def pfl(workload: Workload, out: Path) -> Figures:
     config = workload.config("bare")
     clock = Clock(config.rounds)
     weights, personal = pfl_app.run(config, clock.after)
-    return _finished(out, joined({"global": weights, **personal}) if personal else weights, clock)
+    return _finished(out, flattened({"global": weights, **personal}) if personal else weights, clock)
 
 
 def pfl_absent() -> str:

@@ -7,7 +7,7 @@ import copy
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, ClassVar, Literal, NoReturn
 
 from torch import Tensor, nn
 
@@ -50,9 +50,8 @@ class Plain(Scenario):
     labels: int = knob(2, "number of classes", ge=1)
     environments: int = knob(1, "number of training environments", ge=1, le=1000)
 
-    @property
-    def model(self) -> dict[str, Any]:
-        return {"name": "plain"}
+    model: ClassVar[dict[str, Any]] = {"name": "plain"}
+    test_environments: ClassVar[tuple[str, ...]] = (TEST,)
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -65,10 +64,6 @@ class Plain(Scenario):
     @property
     def train_environments(self) -> tuple[str, ...]:
         return tuple(map(str, range(self.environments)))
-
-    @property
-    def test_environments(self) -> tuple[str, ...]:
-        return (TEST,)
 
     def client_data(self, client: int, seed: int, data_root: Path | None) -> NoReturn:
         raise UserError("scenario 'plain' has the data of a Flower app (perennial.client_app), and only there")

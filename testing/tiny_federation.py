@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from flwr.app import Message, RecordDict
@@ -35,29 +35,12 @@ class Toy(Spurious):
     clients: int = Field(4, ge=1, le=1000)
     samples: int = Field(40, ge=1, le=100_000)
 
-    @property
-    def model(self) -> dict[str, Any]:
-        return {"name": "mlp", "hidden": (8,)}
-
-    @property
-    def rounds(self) -> int:
-        return 6
-
-    @property
-    def input_shape(self) -> tuple[int, ...]:
-        return (2,)
-
-    @property
-    def classes(self) -> int:
-        return 2
-
-    @property
-    def train_environments(self) -> tuple[str, ...]:
-        return ("p=0.9", "p=0.8")
-
-    @property
-    def test_environments(self) -> tuple[str, ...]:
-        return ("p=0.1", "p=0.9")
+    model: ClassVar[dict[str, Any]] = {"name": "mlp", "hidden": (8,)}
+    rounds: ClassVar[int] = 6
+    input_shape: ClassVar[tuple[int, ...]] = (2,)
+    classes: ClassVar[int] = 2
+    train_environments: ClassVar[tuple[str, ...]] = ("p=0.9", "p=0.8")
+    test_environments: ClassVar[tuple[str, ...]] = ("p=0.1", "p=0.9")
 
     def client_data(self, client: int, seed: int, data_root: Path | None) -> ClientData:
         environment = client % 2

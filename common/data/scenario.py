@@ -179,10 +179,7 @@ class Agreeing(Spurious, ABC):
     test_agreement: ClassVar[tuple[float, ...]]
     """P(the shortcut agrees with the label) in each test environment."""
     train_agreement: tuple[Probability, ...]
-
-    @property
-    def classes(self) -> int:
-        return 2
+    classes: ClassVar[int] = 2
 
     @property
     def train_environments(self) -> tuple[str, ...]:

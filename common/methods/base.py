@@ -86,7 +86,7 @@ class Method(BaseModel):
         return "; ".join(f"`{name}`: {when}" for name, when in sorted(cls.sends)) or "nothing"
 
     def server(self) -> str:
-        """File in `strategies/methods/` of the server half where the method has none of its own; "base" is FedAvg's."""
+        """File in `strategies/methods/` of the server half where it has none of its own; "base" is FedAvg's."""
         return "base"
 
     def clash(self, scenario: Scenario, *taken: str) -> str:

@@ -444,7 +444,8 @@ def test_sums_that_cannot_be_stop_the_run(column: str, change: int, references: 
             return changed_reply(request, reply, {**metrics, f"global/{column}": [value + change]})  # type: ignore[operator]
         return reply
 
-    sentence = r"round 2: the sum under secure aggregation cannot be used \((samples|correct) does not add up to the \d+ held"
+    cannot = r"round 2: the sum under secure aggregation cannot be used"
+    sentence = cannot + r" \((samples|correct) does not add up to the \d+ held"
     with pytest.raises(RunStopped, match=sentence):
         spied(tmp_path / "run", "fedavg", f"references='{references}'", SECURE, spoil=spoil)
 

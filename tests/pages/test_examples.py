@@ -45,7 +45,7 @@ def test_the_notebook_ends_in_figures(tmp_path: Path) -> None:
     cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
     cells += ["for number in plt.get_fignums(): plt.figure(number).savefig(f'{number}.png')", "print(type(model))"]
     (tmp_path / "cells.py").write_text("\n".join(cells), encoding="utf-8")
-    assert "class 'perennial.common.models.network.Model'" in ran(tmp_path, "cells.py")
+    assert "class 'perennial.common.models.architectures.Model'" in ran(tmp_path, "cells.py")
     for figure in ("1.png", "2.png"):
         assert (tmp_path / figure).stat().st_size > 10_000
     assert not any(cell.get("outputs") for cell in notebook["cells"])  # what it shows depends on the version

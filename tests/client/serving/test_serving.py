@@ -1041,7 +1041,7 @@ def test_a_token_file_that_others_can_read_is_taken_with_a_remark(
 
 @pytest.mark.slow
 def test_the_command_starts_before_the_training_follows_it_and_ends_on_sigterm(tmp_path: Path) -> None:
-    code = "import toys; from perennial.server.cli.main import main; main()"
+    code = "import perennial.testing.tiny_federation; from perennial.server.cli.main import main; main()"
     command = [sys.executable, "-c", code, "serve", "--state", str(tmp_path / SITE), "--port", "0"]
     path = os.pathsep.join(sys.path)
     with subprocess.Popen(command, stderr=PIPE, text=True, env={**os.environ, "PYTHONPATH": path}) as process:
