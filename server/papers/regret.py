@@ -17,15 +17,7 @@ from perennial.common.utils.files import write_text
 from perennial.common.utils.locks import locked_folder
 from perennial.server.results.formatting import percent
 from perennial.server.selection.split_rule import Select
-from perennial.server.study.batch import (
-    Outcome,
-    Standing,
-    Watch,
-    read_lines,
-    readable,
-    run_all,
-    troubles_of,
-)
+from perennial.server.study.batch import Outcome, Standing, Watch, read_lines, readable, run_all, troubles_of
 from perennial.server.study.choose import SPLIT_SILENT, choose, no_references, with_references
 from perennial.server.study.compare import mean, measures
 from perennial.server.study.leave_one_out import LeftOut, leave_one_out

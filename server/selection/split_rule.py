@@ -41,7 +41,7 @@ class Select(StrEnum):
     leave_one_out = "leave-one-out"
 
 
-NOT_ABOVE_CONSTANT = "nothing that was tried is better than a constant"
+UNINFORMED = "nothing that was tried is better than a constant"
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def best_of(scores: Mapping[int, Judged]) -> int:
     return max(scores, key=lambda number: (scores[number].score, -number))
 
 
-def clearly_better(one: Judged, other: Judged) -> bool:
+def better(one: Judged, other: Judged) -> bool:
     """Whether the difference is more than two standard errors, as if they were of different samples."""
     return one.score - other.score > ERRORS * sqrt(one.error**2 + other.error**2)
 
