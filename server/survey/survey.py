@@ -180,7 +180,16 @@ def survey(
     names = {"labels": labels, "environments": environments}
     by_site = {} if question.secure else {site: _site(sums, labels) for site, sums in polled.tables.items()}
     weights = balancing({name: found["class", name, 0] for name in labels}) if balance else ()
-    scenario = _scenario(question, named or sorted(polled.shapes), names, columns, own_columns, weights)
+    scenario = _scenario(
+        columns,
+        own_columns,
+        sites=named or sorted(polled.shapes),
+        label_column=question.label_column,
+        environment_column=question.environment_column,
+        ignored=tuple(sorted(question.drop)),
+        class_weights=weights,
+        **{key: value for key, value in names.items() if value},
+    )
     facts = [*_facts(found, len(polled.shapes), names), *_quantiles(found, bins)]
     return Surveyed(scenario, facts, remarks, by_site, polled.left_out)
 
@@ -307,22 +316,9 @@ def _with_values(name: str, own: Sums, of_all: Sums) -> Sums:
 
 
 def _scenario(
-    question: Question,
-    sites: Sequence[str],
-    names: Mapping[str, Sequence[str]],
-    columns: Mapping[str, AnyColumn],
-    own_columns: Mapping[str, Mapping[str, NumberColumn]],
-    weights: Sequence[float],
+    columns: Mapping[str, AnyColumn], own_columns: Mapping[str, Mapping[str, NumberColumn]], **given: Any
 ) -> OwnData:
-    given: dict[str, Any] = {
-        **{key: value for key, value in names.items() if value},
-        "label_column": question.label_column,
-        "environment_column": question.environment_column,
-        "sites": sites,
-        "inputs": tuple(columns),
-        "ignored": tuple(sorted(question.drop)),
-        "class_weights": weights,
-    }
+    """Numbers without empty cells need no more than a mean and a deviation each."""
     plain = [own for own in columns.values() if isinstance(own, NumberColumn) and own.fill is None]
     if len(plain) == len(columns) and not own_columns:
         given |= {"mean": [own.mean for own in plain], "scale": [own.scale for own in plain]}
@@ -330,7 +326,7 @@ def _scenario(
         given["columns"] = dict(columns)
     if own_columns:
         given["own_columns"] = own_columns
-    return announced(given)
+    return announced({"inputs": tuple(columns), **given})
 
 
 def balancing(counts: Mapping[str, float]) -> tuple[float, ...]:
