@@ -99,11 +99,11 @@ def score(row: Row) -> Score | None:
         return None
     constants = [[_alone(own, label) for own in samples] for label in range(len(samples[0][0]))]
     constant = max(
-        min(_share(own, right, kind)[0] for own, right in zip(samples, given, strict=True) for kind in (0, 1))
-        for given in constants
+        min(_share(own, right, kind)[0] for own, right in zip(samples, counts, strict=True) for kind in (0, 1))
+        for counts in constants
     )
     found = (
-        _score(own, row["correct"][number], constant, [given[place] for given in constants])
+        _score(own, row["correct"][number], constant, [counts[place] for counts in constants])
         for place, (number, own) in enumerate(zip(chosen, samples, strict=True))
     )
     return min(found, key=lambda own: own.score)

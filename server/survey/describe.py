@@ -160,19 +160,19 @@ def _measured(found: Found, sites: Sequence[str], balance: bool) -> OwnData:
     shape = _shape(found)
     x = found.tensor(shape)
     std, mean = torch.std_mean(x, dim=[dim for dim in range(x.ndim) if dim != 1], correction=0)
-    given: dict[str, Any] = {"labels": union([found.labels]), "inputs": shape}
-    if len(given["labels"]) < 2:
+    settings: dict[str, Any] = {"labels": union([found.labels]), "inputs": shape}
+    if len(settings["labels"]) < 2:
         raise UserError(f"{found.name} has samples of class {found.labels[0]!r} alone; there must be two or more")
     if sites:
-        given["sites"] = sites
+        settings["sites"] = sites
     if found.environments is not None:
-        given["environments"] = union([found.environments])
+        settings["environments"] = union([found.environments])
     if balance:
         counts = Counter(found.labels)
-        given["class_weights"] = balancing({name: counts[name] for name in given["labels"]})
-    given["mean"] = [short(value, scale) for value, scale in zip(mean.tolist(), std.tolist(), strict=True)]
-    given["scale"] = [short(value) or 1.0 for value in std.tolist()]
-    return announced(given)
+        settings["class_weights"] = balancing({name: counts[name] for name in settings["labels"]})
+    settings["mean"] = [short(value, scale) for value, scale in zip(mean.tolist(), std.tolist(), strict=True)]
+    settings["scale"] = [short(value) or 1.0 for value in std.tolist()]
+    return announced(settings)
 
 
 def _shape(found: Found) -> tuple[int, ...]:
