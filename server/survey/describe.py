@@ -81,8 +81,8 @@ def describe(
         raise UserError(f"there is no file or folder {path}")
     files, others = _files(path)
     if files[0].suffix.lower() not in TABLES:
-        set_ = asked.model_dump(exclude_defaults=True)
-        if option := next((option for name, option in OF_TABLES.items() if name in set_), ""):
+        stated = asked.model_dump(exclude_defaults=True)
+        if option := next((option for name, option in OF_TABLES.items() if name in stated), ""):
             raise UserError(f"{option} is for tables, and {files[0].name} is none; leave it out")
         found = read(files[0], asked.label_column, asked.environment_column)
         remarks = spelt_alike({found.name: all_names(found.labels, found.environments)})
