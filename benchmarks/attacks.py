@@ -17,7 +17,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 import torch
 
-sys.path.append(str(Path(__file__).parents[1] / "tests"))
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "helpers"))
 from byzantine_clients import ATTACKS, attack
 
 from perennial.common.config import RunConfig, load_config
@@ -40,6 +40,8 @@ METHODS = ("fedavg", "ditto", "fediir", "perinvfl", "fedsdr")
 RULES = ("mean", "median", "trimmed-mean", "multi-krum", "geometric-median", "centred-clipping")
 MIXED = tuple(f"nearest-neighbours + {rule}" for rule in RULES[1:])
 ROUNDS, CLIENTS, MINORITY = 20, 8, (6, 7)
+ATTACKED = [(attack, number) for attack in ATTACKS for number in (1, 2, 3)]
+"""Each attack and number of hostile clients."""
 SECOND = (0.8, 0.1)
 """P(colour agrees with the label) in the second environment: the thesis', and the other way round."""
 PAGE = Path(__file__).parents[1] / "docs" / "robust.md"
@@ -164,44 +166,56 @@ def shown(row: Mapping[str, Any] | None, *names: str) -> str:
     return "stopped" if "stopped" in row else " / ".join(f"{row[name]:.0f}" for name in names)
 
 
+def table(title: str, columns: Sequence[str], rows: Iterable[tuple[str, Sequence[str]]]) -> Iterator[str]:
+    """A table of a page, line by line; `rows` are names and cells."""
+    yield f"\n{title}\n"
+    yield f"| {' | '.join(columns)} |\n|---|" + "--:|" * (len(columns) - 1)
+    yield from (f"| {name} | {' | '.join(cells)} |" for name, cells in rows)
+
+
 def tables(pool: Mapping[Cell, Mapping[str, Any]]) -> Iterator[str]:
     """The page's tables, line by line."""
-    minority = "colored-digits-minority"
+
+    def price(second: float, rule: str) -> list[str]:
+        return [
+            shown(_mean(of_price(pool, method, rule, second)), "worst", "minority held-out") for method in METHODS
+        ]
+
+    def attacked(scenario: str, method: str, attack: str) -> str:
+        own = [(cell, row) for cell, row in pool.items() if (cell.scenario, cell.method) == (scenario, method)]
+        kinds = [
+            [r for c, r in own if c.attack == attack and (c.rule == "mean") == plain] for plain in (True, False)
+        ]
+        return " / ".join(map(_least, kinds))
+
+    def hit(scenario: str, method: str, rule: str) -> list[str]:
+        cells = {c: shown(pool.get(Cell(scenario, method, rule, *c)), "held-out") for c in ATTACKED}
+        least = [" / ".join(cells[attack, number] or "·" for number in (1, 2, 3)) for attack in ATTACKS]
+        return [shown(pool.get(Cell(scenario, method, rule)), "held-out"), *least] if any(cells.values()) else []
+
     for second in SECOND[::-1]:
-        yield f"\n**Price, second environment p = {second}** (worst / held-out accuracy of the minority)\n"
-        yield "| rule | " + " | ".join(METHODS) + " |\n|---|" + "--:|" * len(METHODS)
-        for rule in (*RULES, *MIXED):
-            line = []
-            for method in METHODS:
-                rows = [row for cell, row in pool.items() if (cell.scenario, cell.method, cell.rule, cell.second)
-                        == (minority, method, rule, second)]  # fmt: skip
-                line.append(shown(_mean(rows), "worst", "minority held-out"))
-            if any(line):
-                yield f"| {rule} | " + " | ".join(line) + " |"
+        rules = [(rule, cells) for rule in (*RULES, *MIXED) if any(cells := price(second, rule))]
+        title = f"**Price, second environment p = {second}** (worst / held-out accuracy of the minority)"
+        yield from table(title, ("rule", *METHODS), rules)
     for scenario in ("colored-digits", "cmnist"):
-        yield f"\n**Attacks, {scenario}** (held-out accuracy of the honest; mean / rules)\n"
-        yield "| method | none | " + " | ".join(ATTACKS) + " |\n|---|" + "--:|" * (1 + len(ATTACKS))
-        for method in METHODS:
-            own = {cell: row for cell, row in pool.items() if (cell.scenario, cell.method) == (scenario, method)}
-            line = []
-            for name in ("none", *ATTACKS):
-                kinds = [[r for c, r in own.items() if c.attack == name and (c.rule == "mean") == plain]
-                         for plain in (True, False)]  # fmt: skip
-                line.append(" / ".join(_least(rows) for rows in kinds))
-            yield f"| {method} | " + " | ".join(line) + " |"
+        rows = [(method, [attacked(scenario, method, name) for name in ("none", *ATTACKS)]) for method in METHODS]
+        title = f"**Attacks, {scenario}** (held-out accuracy of the honest; mean / rules)"
+        yield from table(title, ("method", "none", *ATTACKS), rows)
     yield "\n<details><summary>Every rule and number of hostile clients</summary>"
     for scenario in ("colored-digits", "cmnist"):
         for method in METHODS:
-            columns = [(a, n) for a in ATTACKS for n in (1, 2, 3)]
-            yield f"\n**{method} on {scenario}** (held-out accuracy of the honest; 1 / 2 / 3 of 8 hostile)\n"
-            yield "| rule | none | " + " | ".join(ATTACKS) + " |\n|---|" + "--:|" * (1 + len(ATTACKS))
-            for rule in (*RULES, *MIXED):
-                line = [shown(pool.get(Cell(scenario, method, rule)), "held-out")]
-                cells_ = {c: shown(pool.get(Cell(scenario, method, rule, *c)), "held-out") for c in columns}
-                line += [" / ".join(cells_[a, n] or "·" for n in (1, 2, 3)) for a in ATTACKS]
-                if any(cells_.values()):
-                    yield f"| {rule} | " + " | ".join(line) + " |"
+            rules = [(rule, cells) for rule in (*RULES, *MIXED) if (cells := hit(scenario, method, rule))]
+            title = f"**{method} on {scenario}** (held-out accuracy of the honest; 1 / 2 / 3 of 8 hostile)"
+            yield from table(title, ("rule", "none", *ATTACKS), rules)
     yield "\n</details>"
+
+
+def of_price(
+    pool: Mapping[Cell, Mapping[str, Any]], method: str, rule: str, second: float
+) -> list[Mapping[str, Any]]:
+    """The runs without hostile clients, one of each seed."""
+    wanted = "colored-digits-minority", method, rule, second
+    return [row for cell, row in pool.items() if (cell.scenario, cell.method, cell.rule, cell.second) == wanted]
 
 
 def _least(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -231,9 +245,7 @@ def figure(pool: Mapping[Cell, Mapping[str, Any]], path: Path) -> None:
     for axis, second in zip(axes, SECOND[::-1], strict=True):
         for place, method in enumerate(METHODS):
             for number, rule in enumerate(RULES):
-                points = [row["worst"] for cell, row in pool.items() if "worst" in row and
-                          (cell.scenario, cell.method, cell.rule, cell.second)
-                          == ("colored-digits-minority", method, rule, second)]  # fmt: skip
+                points = [row["worst"] for row in of_price(pool, method, rule, second) if "worst" in row]
                 across = [place + 0.12 * (number - 2.5)] * len(points)
                 axis.scatter(across, points, s=16, color=f"C{number}", label=rule if not place else None)
         axis.set_xticks(range(len(METHODS)), METHODS)

@@ -3,7 +3,7 @@
     uv run python benchmarks/cost.py
 
 Counts the hyper-parameters in `common/methods/`, the client half in `client/methods/`, and the server half in
-`strategies/` if it has one of its own. Code is what is neither blank nor a comment nor a docstring.
+`strategies/methods/` if it has one of its own. Code is what is neither blank nor a comment nor a docstring.
 """
 
 import ast
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 def files(method: type[Method]) -> list[Path]:
     """The method's files that are there."""
     defined = ROOT / f"{method.__module__.replace('.', '/')}.py"
-    halves = [ROOT / folder / f"{method.module()}.py" for folder in ("strategies", "client/methods")]
+    halves = [ROOT / folder / f"{method.module()}.py" for folder in ("strategies/methods", "client/methods")]
     return [path for path in (defined, *halves) if path.exists()]
 
 

@@ -1,7 +1,7 @@
 """Rounds until the games of FL Games end, against the number of clients, and the curves on the way.
 
     uv run python benchmarks/equilibrium.py [TABLE ...] [--rows TITLE/TITLE] [--seeds N] [--rounds N]
-        [--out POOL] [--figures FOLDER] [--json]
+        [--out POOL] [--figures FOLDER]
 
 Runs what is missing of the rows of `reproduce/TABLE.toml`, one after another, in the same pool and under the same
 names as `perennial reproduce`. The figures are `equilibrium.svg`, where more than one table has a row, and
@@ -10,10 +10,8 @@ table says how many did end.
 """
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -46,11 +44,6 @@ def outcomes(
     return found
 
 
-def lasted(row: dict[str, Any]) -> list[int]:
-    """The rounds of the games that have ended."""
-    return [number for number in row["ended"] if number]
-
-
 def text(values: Sequence[float]) -> str:
     """Mean and standard deviation; a dash where nothing was measured."""
     return spread(values).text(1) if values else "–"
@@ -65,11 +58,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--out", type=Path, default=Path("pool"))
     parser.add_argument("--figures", type=Path)
-    parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
 
     titles = given.rows.split("/")
-    rows: list[dict[str, Any]] = []
+    shown = Table("table", "row", "clients", "ended", "rounds", "held-out", "test")
+    lasted: dict[tuple[str, int], list[int]] = {}
+    """By row and number of clients, the rounds of the games that have ended."""
     pictures: dict[str, str] = {}
     for name in given.tables:
         found = outcomes(name, titles, given.out, given.seeds, given.rounds)
@@ -78,29 +72,15 @@ def main() -> None:
         )
         for title, runs in found.items():
             final = [selected for run in runs if (selected := run.selected("final"))]
-            rows.append(
-                {
-                    "table": name,
-                    "row": title,
-                    "clients": runs[0].config.scenario.clients,
-                    "ended": [ended_in(run.path) for run in runs],
-                    "held-out": [100 * (one.validation or 0.0) for one in final],
-                    "test": [100 * one.pooled for one in final],
-                }
-            )
-    if given.json:
-        print(json.dumps(rows, indent=2))
-    else:
-        shown = Table("table", "row", "clients", "ended", "rounds", "held-out", "test")
-        for row in rows:
-            ended = lasted(row)
-            measured = [text(values) for values in (ended, row["held-out"], row["test"])]
-            counted = f"{len(ended)} of {len(row['ended'])}"
-            shown.add_row(row["table"], row["row"], str(row["clients"]), counted, *measured)
-        Console().print(shown)
+            clients, rounds = runs[0].config.scenario.clients, [ended_in(run.path) for run in runs]
+            ended = lasted[title, clients] = [number for number in rounds if number]
+            held_out = [100 * (one.validation or 0.0) for one in final]
+            measured = map(text, (ended, held_out, [100 * one.pooled for one in final]))
+            shown.add_row(name, title, str(clients), f"{len(ended)} of {len(runs)}", *measured)
+    Console().print(shown)
     lines = []
     for style, title in enumerate(titles):
-        points = {row["clients"]: spread(lasted(row)) for row in rows if row["row"] == title and lasted(row)}
+        points = {clients: spread(own) for (row, clients), own in lasted.items() if row == title and own}
         means = [point.mean for point in points.values()]
         lines.append(Line(style, list(points), means, [point.deviation or 0.0 for point in points.values()]))
     if len(given.tables) > 1:

@@ -1,6 +1,6 @@
 """Time rounds of equal cohorts in federations of very different sizes.
 
-    uv run python benchmarks/federation.py [--clients N,N,...] [--method NAME] [--rounds N] [--repeats N] [--json]
+    uv run python benchmarks/federation.py [--clients N,N,...] [--method NAME] [--rounds N] [--repeats N]
 
 Each federation is a run of the local runtime in a process of its own: cohorts of 20 clients with 20 samples each,
 an MLP 64-32-10, five steps of batch 10, an evaluation of 100 clients and a checkpoint at every fifth round. With
@@ -19,7 +19,6 @@ import tempfile
 import time
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from local_engine import SEED
 from rich.console import Console
@@ -95,7 +94,6 @@ def main() -> None:
     parser.add_argument("--method", default="ditto", help="which method's clients (default ditto)")
     parser.add_argument("--rounds", type=int, default=20, metavar="N", help="rounds of each run (default 20)")
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="runs of each size (default 3)")
-    parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
@@ -108,19 +106,13 @@ def main() -> None:
     for _ in range(options.repeats):  # in turns, so that whatever else the machine does falls on all
         for size in sizes:
             found[size].append(measure(size, options.method, options.rounds))
-    rows: list[dict[str, Any]] = [
-        {"clients": size, **{name: statistics.median(one[name] for one in measured) for name in COLUMNS}}
-        for size, measured in found.items()
-    ]
-    if options.json:
-        print(json.dumps(rows, indent=2))
-        return
     shown = Table(title=f"{options.method}, cohorts of {COHORT}, medians of {options.repeats}")
     for title in ("clients", *COLUMNS.values()):
         shown.add_column(title, justify="right")
-    for row in rows:
-        figures = (f"{row[name]:.0f}" if name == "peak_mib" else f"{row[name]:.2f}" for name in COLUMNS)
-        shown.add_row(f"{row['clients']:,}", *figures)
+    for size, measured in found.items():
+        medians = {name: statistics.median(one[name] for one in measured) for name in COLUMNS}
+        figures = (f"{medians[name]:.0f}" if name == "peak_mib" else f"{medians[name]:.2f}" for name in COLUMNS)
+        shown.add_row(f"{size:,}", *figures)
     Console().print(shown)
 
 

@@ -1,6 +1,6 @@
 """Time a client's work in a round of every method, relative to FedAvg, and Fishr's closed form against autograd.
 
-    uv run python benchmarks/objectives.py [--repeats N] [--methods NAME,NAME] [--json]
+    uv run python benchmarks/objectives.py [--repeats N] [--methods NAME,NAME]
 
 A round is one pass over a client's 640 samples: ten mini-batches of 64 for methods with local steps, personal ones
 too where there are any. FedAvg's ten are plain cross-entropy steps, so its time is the unit. Methods take turns in
@@ -12,13 +12,11 @@ figure is printed.
 """
 
 import argparse
-import json
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -87,17 +85,8 @@ def work(method: str) -> float:
     return statistics.median(spent[1:]) / CLIENTS
 
 
-@dataclass(frozen=True)
-class Cost:
-    """Of a method; `relative` is in FedAvg's rounds."""
-
-    method: str
-    milliseconds: float
-    relative: float
-
-
-def costs(methods: Sequence[str], repeats: int) -> tuple[list[Cost], dict[str, str]]:
-    """Medians over the repeats, and why a method cannot be timed here."""
+def costs(methods: Sequence[str], repeats: int) -> tuple[dict[str, list[float]], dict[str, str]]:
+    """Of each method the milliseconds and FedAvg's rounds that one takes, medians; and why one cannot be timed."""
     found: dict[str, list[tuple[float, float]]] = {}
     refused: dict[str, str] = {}
     for _ in range(repeats):
@@ -109,29 +98,14 @@ def costs(methods: Sequence[str], repeats: int) -> tuple[list[Cost], dict[str, s
             except (UserError, RunStopped) as error:
                 refused[method] = str(error)
                 continue
-            found.setdefault(method, []).append((own, own / unit))
+            found.setdefault(method, []).append((1000 * own, own / unit))
     medians = {
         method: [statistics.median(column) for column in zip(*rows, strict=True)] for method, rows in found.items()
     }
-    table = [Cost(method, 1000 * own, ratio) for method, (own, ratio) in medians.items()]
-    return sorted(table, key=lambda cost: cost.relative), refused
+    return dict(sorted(medians.items(), key=lambda item: item[1][1])), refused
 
 
 # ---------------------------------------------------------------------- Fishr
-
-
-@dataclass(frozen=True)
-class Variance:
-    """CPU milliseconds of c and of its pull, both ways."""
-
-    case: str
-    closed: float
-    per_sample: float
-
-    @property
-    def ratio(self) -> float:
-        """How many times longer autograd takes."""
-        return self.per_sample / self.closed
 
 
 CASES = {
@@ -141,8 +115,8 @@ CASES = {
 }
 
 
-def variances(case: str, repeats: int) -> Variance:
-    """Both ways on the same samples. Ends the script where they differ."""
+def variances(case: str, repeats: int) -> tuple[float, ...]:
+    """CPU milliseconds of c and of its pull, both ways on the same samples. Ends the script where they differ."""
     count, width, outputs = CASES[case]
     generator = torch.Generator().manual_seed(0)
     z = torch.randn(count, width, generator=generator).requires_grad_()
@@ -175,7 +149,7 @@ def variances(case: str, repeats: int) -> Variance:
     if not torch.allclose(ours, theirs, rtol=1e-3, atol=1e-6):
         sys.exit(f"{case}: the closed form and autograd differ; nothing to time")
     times = [(pulled(closed)[1], pulled(per_sample)[1]) for _ in range(repeats)]
-    return Variance(case, *(statistics.median(column) for column in zip(*times, strict=True)))
+    return tuple(statistics.median(column) for column in zip(*times, strict=True))
 
 
 # ---------------------------------------------------------------------- what people see
@@ -186,25 +160,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--methods", default=",".join(METHODS), help="those to be timed, with commas between them")
-    parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     methods = arguments.methods.split(",")
     if unknown := set(methods) - METHODS.keys():
         sys.exit(f"--methods: there is no {', '.join(sorted(unknown))}")
     timed, refused = costs(methods, arguments.repeats)
-    fishr = [variances(case, arguments.repeats) for case in CASES]
-    if arguments.json:
-        rows = [{**asdict(own), "ratio": own.ratio} for own in fishr]
-        print(
-            json.dumps({"methods": [asdict(cost) for cost in timed], "refused": refused, "fishr": rows}, indent=2)
-        )
-        return
     table = Table(title=f"a client's round: {SAMPLES} samples, MLP 12-390-390-2, CPU time")
     for heading in ("method", "ms", "relative to FedAvg"):
         table.add_column(heading, justify="left" if heading == "method" else "right")
-    for cost in timed:
-        table.add_row(cost.method, f"{cost.milliseconds:.1f}", f"{cost.relative:.2f}")
+    for method, (milliseconds, relative) in timed.items():
+        table.add_row(method, f"{milliseconds:.1f}", f"{relative:.2f}")
     for method, reason in refused.items():
         table.add_row(method, "–", reason)
     console = Console()
@@ -212,8 +178,9 @@ def main() -> None:
     table = Table(
         "head", "closed form, ms", "per sample, ms", "ratio", title="variance of gradients, and its pull"
     )
-    for own in fishr:
-        table.add_row(own.case, f"{own.closed:.1f}", f"{own.per_sample:.1f}", f"{own.ratio:.1f}")
+    for case in CASES:
+        closed, per_sample = variances(case, arguments.repeats)
+        table.add_row(case, f"{closed:.1f}", f"{per_sample:.1f}", f"{per_sample / closed:.1f}")
     console.print(table)
 
 

@@ -1,7 +1,7 @@
 """Seconds per round on a real deployment, and memory of its processes: Flower's own SuperNodes and ours.
 
     uv run python benchmarks/rounds.py [--rounds N] [--clients N] [--scenarios NAME,NAME] [--steps NAME,NAME]
-                                       [--model NAME] [--settings KEY=VALUE,…] [--repeats N] [--json]
+                                       [--model NAME] [--settings KEY=VALUE,…] [--repeats N]
 
 A SuperLink and N SuperNodes on this machine, over gRPC. The steps:
 
@@ -15,14 +15,13 @@ four times a second: the largest of all processes of its kind. A page that sever
 """
 
 import argparse
-import json
 import statistics
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -40,13 +39,12 @@ MODULES = {"perennial.client.node.supernode": "flower-supernode", "perennial.cli
 PATIENCE = 1800.0
 
 
-@dataclass
 class Memory:
     """Highest resident size of a deployment's processes by kind, in MiB, from when the block begins."""
 
-    place: Deployment
-    peak: dict[str, float] = field(default_factory=dict)
-    _over: threading.Event = field(default_factory=threading.Event)
+    def __init__(self, place: Deployment) -> None:
+        self.place, self.peak = place, dict[str, float]()
+        self._over = threading.Event()
 
     def __enter__(self) -> "Memory":
         self._thread = threading.Thread(target=self._watch)
@@ -59,41 +57,38 @@ class Memory:
 
     def _watch(self) -> None:
         while not self._over.wait(0.25):
-            for kind, size in self._look():
-                self.peak[kind] = max(size, self.peak.get(kind, 0.0))
-
-    def _look(self) -> Iterator[tuple[str, float]]:
-        words, parents, sizes = {}, {}, {}
-        for path in Path("/proc").glob("[0-9]*"):
-            pid = int(path.name)
-            try:
-                words[pid] = [Path(word).name for word in (path / "cmdline").read_text().split("\0") if word]
-                status = dict(line.split(":", 1) for line in (path / "status").read_text().splitlines())
-            except OSError:
-                continue  # it has ended
-            if "VmHWM" in status:
-                parents[pid], sizes[pid] = int(status["PPid"]), int(status["VmHWM"].split()[0]) / 1024
-        for pid, kind in kinds({p.pid for p in self.place.processes.values()}, words, parents).items():
-            yield kind, sizes[pid]
+            for process in processes(self.place):
+                self.peak[process.kind] = max(process.peak_mib, self.peak.get(process.kind, 0.0))
 
 
-def kinds(roots: set[int], words: dict[int, list[str]], parents: dict[int, int]) -> dict[int, str]:
-    """What each process below `roots` is."""
-    found: dict[int, str] = {}
-    for pid in sorted(parents, key=lambda pid: depth(pid, parents)):
-        if parents[pid] in found or pid in roots:
+@dataclass(frozen=True)
+class Process:
+    """A process of a deployment, and its resident size in MiB."""
+
+    pid: int
+    kind: str
+    mib: float
+    peak_mib: float
+
+
+def processes(place: Deployment) -> list[Process]:
+    """All processes of a deployment."""
+    words: dict[int, list[str]] = {}
+    status: dict[int, dict[str, str]] = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            line = (path / "cmdline").read_text()
+            found = dict(line.split(":", 1) for line in (path / "status").read_text().splitlines())
+            if "VmHWM" in found:
+                words[int(path.name)] = [Path(word).name for word in line.split("\0") if word]
+                status[int(path.name)] = found
+    ours, kinds = {process.pid for process in place.processes.values()}, dict[int, str]()
+    while new := {pid for pid, own in status.items() if int(own["PPid"]) in kinds or pid in ours} - kinds.keys():
+        for pid in new:
             known = (word if word in PROGRAMS else MODULES.get(word) for word in words[pid])
-            if kind := next(filter(None, known), None):
-                found[pid] = kind
-    return found
-
-
-def depth(pid: int, parents: dict[int, int]) -> int:
-    """How many processes are above this one."""
-    above = 0
-    while (pid := parents.get(pid, 0)) > 1:
-        above += 1
-    return above
+            kinds[pid] = next(filter(None, known), "")
+    sizes = {pid: [int(status[pid][name].split()[0]) / 1024 for name in ("VmRSS", "VmHWM")] for pid in kinds}
+    return [Process(pid, kind, *sizes[pid]) for pid, kind in kinds.items() if kind]
 
 
 def timed(config: RunConfig, step: str, folder: Path) -> tuple[list[float], dict[str, float]]:
@@ -126,9 +121,8 @@ def main() -> None:
     parser.add_argument("--model", help="instead of the scenario's own")
     parser.add_argument("--settings", default="", help="of the run, as for `perennial run --set`")
     parser.add_argument("--repeats", type=int, default=1, help="all steps take turns so often")
-    parser.add_argument("--json", action="store_true")
     wish = parser.parse_args()
-    results, console = [], Console()
+    console = Console()
     for scenario in wish.scenarios.split(","):
         settings = [f"scenario.clients={wish.clients}", "evaluate_every=1000000", "checkpoint_every=1000000"]
         settings += [f"model.name={wish.model}"] if wish.model else []
@@ -143,22 +137,16 @@ def main() -> None:
                 seconds[step] += rounds
                 peaks[step] = {kind: max(size, peaks[step].get(kind, 0.0)) for kind, size in peak.items()}
                 print(scenario, step, *(f"{value:.2f}" for value in rounds), file=sys.stderr, flush=True)
-        results.append({"scenario": scenario, "model": config.model.name, "seconds": seconds, "peak_mib": peaks})
-    if wish.json:
-        print(json.dumps({"clients": wish.clients, "results": results}))
-        return
-    for result in results:
-        name = f"{result['scenario']}, {result['model']}, {wish.clients} clients"
+        name = f"{scenario}, {config.model.name}, {wish.clients} clients"
         table = Table("step", "median s", "lowest to highest", "ratio to the first", title=f"A round: {name}")
-        medians = {step: statistics.median(values) for step, values in result["seconds"].items()}
-        for step, values in result["seconds"].items():
+        medians = {step: statistics.median(values) for step, values in seconds.items()}
+        for step, values in seconds.items():
             ratio = medians[step] / next(iter(medians.values()))
             table.add_row(step, f"{medians[step]:.2f}", f"{min(values):.2f} to {max(values):.2f}", f"{ratio:.2f}")
         console.print(table)
-        table = Table("peak MiB", *result["peak_mib"], title=f"Memory: {name}")
-        for kind in dict.fromkeys(kind for peak in result["peak_mib"].values() for kind in peak):
-            cells = (peak.get(kind) for peak in result["peak_mib"].values())
-            table.add_row(kind, *("" if size is None else f"{size:.0f}" for size in cells))
+        table = Table("peak MiB", *peaks, title=f"Memory: {name}")
+        for kind in dict.fromkeys(kind for peak in peaks.values() for kind in peak):
+            table.add_row(kind, *(f"{peak[kind]:.0f}" if kind in peak else "" for peak in peaks.values()))
         console.print(table)
 
 

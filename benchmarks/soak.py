@@ -25,7 +25,7 @@ from pathlib import Path
 from threading import Event, Thread
 
 import torch
-from rounds import kinds
+from rounds import processes
 from safetensors.torch import load_file
 
 from perennial.common.config import RunConfig, load_config
@@ -37,29 +37,11 @@ from perennial.server.run.folder import RunFolder
 SECONDS_TO_START, SECONDS_TO_RESUME = 8.0, 5.0
 
 
-def processes(place: Deployment) -> dict[int, str]:
-    """All processes of a deployment, by kind."""
-    words, parents = {}, {}
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            words[int(path.name)] = [Path(w).name for w in (path / "cmdline").read_text().split("\0") if w]
-            status = dict(line.split(":", 1) for line in (path / "status").read_text().splitlines())
-        except OSError:
-            continue  # it has ended
-        parents[int(path.name)] = int(status["PPid"])
-    return kinds({process.pid for process in place.processes.values()}, words, parents)
-
-
 def resident(place: Deployment) -> dict[str, float]:
-    """The largest resident size of each kind, now, in MiB."""
+    """The largest resident size of each kind of process, now, in MiB."""
     found: dict[str, float] = {}
-    for pid, kind in processes(place).items():
-        try:
-            lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-        except OSError:
-            continue
-        size = next((int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS")), 0.0)
-        found[kind] = max(size, found.get(kind, 0.0))
+    for process in processes(place):
+        found[process.kind] = max(process.mib, found.get(process.kind, 0.0))
     return found
 
 
@@ -86,7 +68,8 @@ class Watch(Thread):
                     self._kill()
 
     def _kill(self) -> None:
-        pid, kind = self.draw.choice(sorted(processes(self.place).items()))
+        chosen = self.draw.choice(sorted(processes(self.place), key=lambda process: process.pid))
+        pid, kind = chosen.pid, chosen.kind
         print(f"{time.strftime('%H:%M:%S')} kill -9 {kind} {pid}", flush=True)
         self.killed[kind] += 1
         name = next((name for name, process in self.place.processes.items() if process.pid == pid), None)

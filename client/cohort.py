@@ -30,12 +30,12 @@ from perennial.common.utils.tensors import Tensors
 
 T = TypeVar("T")
 
-MOST = 128
+MOST_CLIENTS = 128
 """Clients in a stack."""
-BYTES: dict[Engine, int] = {"loop": 0, "stack": 2**30, "auto": 2**25}
+STACK_BYTES: dict[Engine, int] = {"loop": 0, "stack": 2**30, "auto": 2**25}
 """What a stack's models and activations may take. `auto`: about a processor's last cache, beyond which a stack is
 no faster than its clients one by one."""
-LEAST: dict[Engine, int] = {"loop": 0, "stack": 2, "auto": 5}
+LEAST_CLIENTS: dict[Engine, int] = {"loop": 0, "stack": 2, "auto": 5}
 """Clients in a stack; in fewer, what a stack costs beyond its clients' arithmetic is more than what it saves."""
 DATA_BYTES = 2**28
 """Of the samples in a stack, and of those in all stacks that are held for the next round."""
@@ -72,12 +72,12 @@ def shape(work: Work, half: type[Client[Any]]) -> Hashable:
         work.request.run,
         work.request.round,
         repr(sorted(work.received.settings.items())),
-        _forms(work.received.arrays),
-        _forms(work.before),
+        _shapes(work.received.arrays),
+        _shapes(work.before),
         # Of the same number of steps with Adam, whose bias correction is one number.
         tuple((name, int(own[STEPS])) for name, own in sorted(work.before.items()) if STEPS in own),
         len(work.received.references),
-        tuple((name, part.x.shape, part.x.dtype) for name, part in _parts(work)),
+        tuple((name, part.x.shape, part.x.dtype) for name, part in _samples_of(work)),
     )
 
 
@@ -95,14 +95,15 @@ def stacks(works: Sequence[tuple[T, Work]], engine: Engine) -> Iterator[list[tup
     task, action = works[0][1].task, works[0][1].action
     key = task.model, task.scenario.input_shape, task.scenario.classes
     model, activations, convolves = model_bytes(*key), *activation_bytes(*key)
-    data = sum(part.x.numel() * part.x.element_size() for _, part in _parts(works[0][1]))
+    data = sum(part.x.nbytes for _, part in _samples_of(works[0][1]))
     samples = 0 if action == "evaluate" else getattr(task.method, "batch_size", PIECE)
     own = COPIES * model + 2 * samples * activations + (data if action == "evaluate" else 0)
-    most = min(MOST, BYTES[engine] // own, DATA_BYTES // max(1, data))
-    if most < LEAST[engine] or (engine == "auto" and convolves):  # many convolutions at once are slower than each
+    most = min(MOST_CLIENTS, STACK_BYTES[engine] // own, DATA_BYTES // max(1, data))
+    slower = engine == "auto" and convolves  # many convolutions at once are slower than each
+    if most < LEAST_CLIENTS[engine] or slower:
         return
     for stack in evenly(works, most):
-        if len(stack) >= LEAST[engine]:
+        if len(stack) >= LEAST_CLIENTS[engine]:
             yield stack
 
 
@@ -117,10 +118,10 @@ def evenly(items: Sequence[T], most: int) -> Iterator[list[T]]:
 def window(task: Task) -> int:
     """How many requests may be answered before the first reply is asked for."""
     model = model_bytes(task.model, task.scenario.input_shape, task.scenario.classes)
-    return max(1, min(MOST, BYTES["stack"] // model))
+    return max(1, min(MOST_CLIENTS, STACK_BYTES["stack"] // model))
 
 
-def _forms(records: Mapping[str, Tensors]) -> Hashable:
+def _shapes(records: Mapping[str, Tensors]) -> Hashable:
     return tuple(
         (record, tuple((name, tensor.shape, tensor.dtype) for name, tensor in tensors.items()))
         for record, tensors in sorted(records.items())
@@ -133,7 +134,7 @@ def _environments(work: Work) -> Hashable:
     return tuple(found.tolist()), tuple(counts.tolist())
 
 
-def _parts(work: Work) -> list[tuple[str, Examples]]:
+def _samples_of(work: Work) -> list[tuple[str, Examples]]:
     """The samples that an action may look at."""
     data = work.site.data
     held_out = [("", data.validation), *data.test.items()] if work.action == "evaluate" else []
@@ -203,22 +204,22 @@ class StackedData:
     """The training data of stacks, held for the next round as long as there is room."""
 
     def __init__(self) -> None:
-        self._held: OrderedDict[tuple[str, ...], StackedExamples] = OrderedDict()
+        self._cached: OrderedDict[tuple[str, ...], StackedExamples] = OrderedDict()
 
     def train(self, works: Sequence[Work]) -> StackedExamples:
         """The clients' training data."""
         key = tuple(work.site.client for work in works)
-        if key not in self._held:
-            self._held[key] = _examples([work.site.data.train for work in works])
-            while sum(held.x.numel() * held.x.element_size() for held in self._held.values()) > DATA_BYTES:
-                self._held.popitem(last=False)
-                if not self._held:
+        if key not in self._cached:
+            self._cached[key] = _examples([work.site.data.train for work in works])
+            while sum(cached.x.nbytes for cached in self._cached.values()) > DATA_BYTES:
+                self._cached.popitem(last=False)
+                if not self._cached:
                     return _examples([work.site.data.train for work in works])
-        return self._held[key]
+        return self._cached[key]
 
     def clear(self) -> None:
         """Let go of all."""
-        self._held.clear()
+        self._cached.clear()
 
 
 def _examples(parts: Sequence[Examples]) -> StackedExamples:
@@ -277,7 +278,7 @@ def answers(half: type[Client[Any]], works: Sequence[Work], train: StackedExampl
     replies = _replies(client.answer(first.action, received), count)
     changed = {name: tensors for name, tensors in client.kept.items() if tensors is not before.get(name)}
     # Copies, since a part of a stack would hold the memory of all of it.
-    own = {name: [_copies(tensors) for tensors in _apart(found, count)] for name, found in changed.items()}
+    own = {name: [_copies(tensors) for tensors in _unstacked(found, count)] for name, found in changed.items()}
     kept = [
         {name: own[name][place] if name in own else work.before[name] for name in client.kept}
         for place, work in enumerate(works)
@@ -286,7 +287,7 @@ def answers(half: type[Client[Any]], works: Sequence[Work], train: StackedExampl
 
 
 def _replies(reply: Reply, count: int) -> list[Reply]:
-    arrays = {name: _apart(tensors, count) for name, tensors in reply.arrays.items()}
+    arrays = {name: _unstacked(tensors, count) for name, tensors in reply.arrays.items()}
     metrics = {
         name: value.tolist() if isinstance(value, Tensor) else [value] * count
         for name, value in reply.metrics.items()
@@ -301,7 +302,7 @@ def _replies(reply: Reply, count: int) -> list[Reply]:
     ]
 
 
-def _apart(tensors: Tensors, count: int) -> list[Tensors]:
+def _unstacked(tensors: Tensors, count: int) -> list[Tensors]:
     """Each client's tensors of a stack's. One without axes, such as a number of steps, is the same for all."""
     parts = {
         name: tensor.detach().unbind() if tensor.dim() else (tensor.detach(),) * count

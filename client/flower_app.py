@@ -1,15 +1,16 @@
 """The client half of a method as the ClientApp of a plain Flower app: `perennial.client_app`."""
 
 from collections.abc import Callable, Iterator, MutableMapping
+from functools import partial
 from typing import Any
 
 import torch
-from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from torch import nn
 
 from perennial.client.app import OneHandlerApp
 from perennial.client.host import Host, client_class, pick_device
-from perennial.client.state import RESIDENT, Version
+from perennial.client.state import Kept, Version, file_name, version_named
 from perennial.client.trainer import Site
 from perennial.common.config import Task
 from perennial.common.flower.arrays import plain_record
@@ -17,37 +18,30 @@ from perennial.common.flower_app import PlainModel, module_of, plain_data, regis
 from perennial.common.methods import method_class
 from perennial.common.models.network import network
 from perennial.common.utils.errors import UserError
-from perennial.common.utils.tensors import divided, joined
-from perennial.common.wire import CLIENT, CONFIG, METRICS, REFUSED, from_record, to_record
+from perennial.common.utils.tensors import flattened, unflattened
+from perennial.common.wire import CLIENT, CONFIG, METRICS, REFUSED, from_record, records, to_record
 
 Data = Callable[[Context], Any]
 """Flower's context to `(train, test)`, each `(x, y)` or `(x, y, environment)`, tensors or arrays."""
-ABOUT, TENSORS = "perennial.about", "perennial.tensors"
+PREFIX = "perennial/"
+"""What the names of our records in Flower's state begin with."""
 
 
 class ContextStates(MutableMapping[str, list[Version]]):
     """What a client keeps, in Flower's own state of it, which Flower hands from message to message.
 
-    There are records of one run only: another one's take their place.
+    Records are named as files are. There are those of one run only: another one's take their place.
     """
 
     def __init__(self, state: RecordDict) -> None:
         self.state = state
 
-    def _records(self) -> list[ConfigRecord]:
-        return [record for name, record in self.state.config_records.items() if name.startswith(ABOUT)]
-
     def __getitem__(self, place: str) -> list[Version]:
+        own = [(name, record) for name, record in self._records().items() if name.rpartition("/")[0] == place]
         versions = [
-            Version(
-                int(about["round"]),  # type: ignore[arg-type]
-                int(about["attempt"]),  # type: ignore[arg-type]
-                divided(from_record(self.state.array_records[f"{TENSORS}.{number}"])),
-                int(about["part"]),  # type: ignore[arg-type]
-                str(about["message"]),
-            )
-            for number, about in enumerate(self._records())
-            if about["place"] == place
+            version
+            for name, record in own
+            if (version := version_named(name.rpartition("/")[2], partial(_kept, record)))
         ]
         if not versions:
             raise KeyError(place)
@@ -55,21 +49,27 @@ class ContextStates(MutableMapping[str, list[Version]]):
 
     def __setitem__(self, place: str, versions: list[Version]) -> None:
         self.clear()
-        for number, one in enumerate(versions):
-            about = ConfigRecord({"place": place, "message": one.message})
-            about.update({"round": one.round, "attempt": one.attempt, "part": one.part})
-            self.state[f"{ABOUT}.{number}"] = about
-            self.state[f"{TENSORS}.{number}"] = plain_record(to_record(joined(one.kept)))
+        for one in versions:
+            self.state[f"{PREFIX}{place}/{file_name(one)}"] = plain_record(to_record(flattened(one.kept)))
 
     def __delitem__(self, place: str) -> None:
-        for name in [name for name in self.state if name.startswith((ABOUT, TENSORS))]:
+        for name in [name for name in self.state if name.startswith(f"{PREFIX}{place}/")]:
             del self.state[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter({str(about["place"]) for about in self._records()})
+        return iter({name.rpartition("/")[0] for name in self._records()})
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
+
+    def _records(self) -> dict[str, ArrayRecord]:
+        """By place and name of the version."""
+        found = records(self.state, ArrayRecord).items()
+        return {name.removeprefix(PREFIX): record for name, record in found if name.startswith(PREFIX)}
+
+
+def _kept(record: ArrayRecord) -> Kept:
+    return unflattened(from_record(record))
 
 
 class PlainHost(Host):
@@ -77,7 +77,7 @@ class PlainHost(Host):
 
     def __init__(self, method: str, data: Data, model: PlainModel, device: torch.device) -> None:
         super().__init__({}, device=device)
-        self.method, self.given, self.model = method, data, model
+        self.method, self.read, self.model = method, data, model
         self.module = module_of(model)
         self.context: Context
 
@@ -87,22 +87,16 @@ class PlainHost(Host):
             raise UserError(f"method: the ServerApp has {task.method.name!r}, and this ClientApp {self.method!r}")
         if task.model != self.model:
             module_of(PlainModel())  # which is none
+        if not 0 <= number < (clients := task.scenario.clients):
+            raise UserError(f"partition-id {number} is not possible; the ServerApp has clients={clients}")
+        registered(self.module)  # Flower's simulation carries this host to processes that know none
+        return super().site(text, task, number)
+
+    def _load(self, task: Task, number: int) -> Site:
         scenario = task.scenario
-        if not 0 <= number < scenario.clients:
-            raise UserError(f"partition-id {number} is not possible; the ServerApp has clients={scenario.clients}")
-        if self._text != text:
-            self._sites.clear()
-            self._text = text
-        if number not in self._sites:
-            data = plain_data(self.given(self.context), len(scenario.train_environments)).to(self.device)
-            shape = tuple(data.train.x.shape[1:])
-            registered(self.module)  # Flower's simulation carries this host to processes that know none
-            net = network(self.model, shape, scenario.classes, self.device)
-            self._sites[number] = Site(scenario.client_ids[number], data, net, task.seed)
-            if len(self._sites) > RESIDENT:
-                self._sites.popitem(last=False)
-        self._sites.move_to_end(number)
-        return self._sites[number]
+        data = plain_data(self.read(self.context), len(scenario.train_environments)).to(self.device)
+        net = network(self.model, tuple(data.train.x.shape[1:]), scenario.classes, self.device)
+        return Site(scenario.client_ids[number], data, net, task.seed)
 
 
 def client_app(

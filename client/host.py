@@ -24,18 +24,18 @@ from perennial.common.config import Engine, Task, parse_task
 from perennial.common.data.examples import ClientData, must_be_samples
 from perennial.common.data.scenario import Scenario
 from perennial.common.flower.names import log
+from perennial.common.flower.request_id import name_of
 from perennial.common.methods.base import Method, Sum
 from perennial.common.models.memory import must_fit, samples_must_fit
 from perennial.common.models.network import Network, network
 from perennial.common.privacy.secure_aggregation import ACTIONS, KEYS, TERMS
-from perennial.common.request_id import name_of
-from perennial.common.selection import SUMS, summed
+from perennial.common.selection import SUMS, split_off
 from perennial.common.selection import record as reference
 from perennial.common.utils.discovery import defined_in, names_in
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.seeding import torch_generator
 from perennial.common.utils.suggestions import unknown
-from perennial.common.utils.tensors import Tensors, marks, must_be_records
+from perennial.common.utils.tensors import Tensors, change_marks, must_be_records
 from perennial.common.wire import CLIENT, CONFIG, METRICS, NUM_EXAMPLES, PERSONAL, from_record, records, to_record
 
 
@@ -186,13 +186,17 @@ class Host:
             self._stacked.clear()
             self._text = text
         if number not in self._sites:
-            data = site_data(task, number, self.own, self.data_root).to(self.device)
-            net = network(task.model, task.scenario.input_shape, task.scenario.classes, self.device)
-            self._sites[number] = site_of(task, task.scenario.client_ids[number], data, net)
+            self._sites[number] = self._load(task, number)
             if len(self._sites) > RESIDENT:
                 self._sites.popitem(last=False)
         self._sites.move_to_end(number)
         return self._sites[number]
+
+    def _load(self, task: Task, number: int) -> Site:
+        """A client with its data, read anew. Raises `UserError`."""
+        data = site_data(task, number, self.own, self.data_root).to(self.device)
+        net = network(task.model, task.scenario.input_shape, task.scenario.classes, self.device)
+        return site_of(task, task.scenario.client_ids[number], data, net)
 
     def handle(self, message: Message, number: int = 0) -> Message:
         """Answer a message as client number `number`, or as the client that the own site is.
@@ -312,7 +316,7 @@ class Host:
     def _act(self, work: Work) -> Reply:
         given = [(f"received[{name!r}]", dict(tensors)) for name, tensors in work.received.arrays.items()]
         given += [(f"self.kept[{name!r}]", tensors) for name, tensors in work.before.items()]
-        before = [marks(tensors) for _, tensors in given]
+        before = [change_marks(tensors) for _, tensors in given]
         try:
             client = client_half(work.task, work.site, work.before)
             with work.site.drawing(work.received.round, work.action):
@@ -320,7 +324,7 @@ class Host:
         except SystemExit as error:  # which would end more than this client's work
             raise RuntimeError(f"the client half called sys.exit({error.code!r})") from error
         for (what, tensors), then in zip(given, before, strict=True):
-            if marks(tensors) != then:  # in the local runtime the server's, or an older version's
+            if change_marks(tensors) != then:  # in the local runtime the server's, or an older version's
                 half = f"the client half of {work.task.method.name!r}"
                 raise UserError(
                     f"{half} changes {what} in place in {work.action!r}; make a new record of new tensors"
@@ -367,7 +371,8 @@ def _terms(work: Work, reply: Reply) -> tuple[Mapping[str, Tensors], Sequence[Su
     """The records of a reply that leave as parts of sums, which these are, and the metrics beside them."""
     scenario, method = work.task.scenario, work.task.method
     if work.action == "evaluate":
-        own, metrics = summed(reply.metrics, method.evaluates, len(scenario.train_environments), scenario.classes)
+        place = len(scenario.train_environments), scenario.classes
+        own, metrics = split_off(reply.metrics, method.evaluates, *place)
         return own, SUMS, metrics
     numbers = {name: float(v) for name, v in reply.metrics.items() if isinstance(v, (int, float))}
     return method.terms(reply.arrays, numbers), method.summed(), reply.metrics

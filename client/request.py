@@ -5,21 +5,10 @@ from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message
 
-from perennial.common.wire import (
-    CONFIG,
-    KEPT,
-    LONGEST_NAME,
-    RESUMED,
-    ROUND,
-    RUN,
-    RUN_ID,
-    TASK,
-    Scalar,
-    record_bytes,
-    records,
-)
+from perennial.common import wire
+from perennial.common.wire import CONFIG, LONGEST_NAME
 
-PROTOCOL_KEYS = {TASK, RUN, ROUND, KEPT, RESUMED}
+PROTOCOL_KEYS = {wire.TASK, wire.RUN, wire.ROUND, wire.KEPT, wire.RESUMED}
 LAST_ROUND = 1_000_000
 """As a run's `rounds` at most."""
 MOST_ROUNDS, MOST_RECORDS, MOST_SETTINGS = 1000, 20_000, 100
@@ -40,13 +29,16 @@ class Request:
     """Those that the server still holds."""
     resumed: list[int]
     """After which rounds the run was taken up again."""
-    settings: dict[str, Scalar]
+    settings: dict[str, wire.Scalar]
     """The method's own."""
 
 
 def checked(message: Message) -> Request:
     """A message's request. Raises `ValueError` for one that no server of this project sends."""
-    arrays, config = records(message.content, ArrayRecord), records(message.content, ConfigRecord).get(CONFIG)
+    arrays, config = (
+        wire.records(message.content, ArrayRecord),
+        wire.records(message.content, ConfigRecord).get(CONFIG),
+    )
     config = config or ConfigRecord()
     if missing := PROTOCOL_KEYS - config.keys():
         raise ValueError(f"the request's record {CONFIG!r} lacks {', '.join(sorted(missing))}")
@@ -55,13 +47,13 @@ def checked(message: Message) -> Request:
     for name in (*arrays, *config):
         if len(name) > LONGEST_NAME or not name.isprintable():
             raise ValueError(f"the request's {name[:LONGEST_NAME]!r} is no name of at most {LONGEST_NAME} letters")
-    task, run = config[TASK], config[RUN]
-    if not isinstance(task, str) or record_bytes(config) > MOST_BYTES:
+    task, run = config[wire.TASK], config[wire.RUN]
+    if not isinstance(task, str) or wire.record_bytes(config) > MOST_BYTES:
         raise ValueError(f"the request's task is no text, or with the settings more than {MOST_BYTES} bytes")
-    if not isinstance(run, str) or not RUN_ID.fullmatch(run):
+    if not isinstance(run, str) or not wire.RUN_ID.fullmatch(run):
         raise ValueError(f"the request's run id {run!r:.80} is no name for a folder")
-    kept, resumed = (_rounds(key, config[key]) for key in (KEPT, RESUMED))
-    (number,) = _rounds(ROUND, [config[ROUND]])
+    kept, resumed = (_rounds(key, config[key]) for key in (wire.KEPT, wire.RESUMED))
+    (number,) = _rounds(wire.ROUND, [config[wire.ROUND]])
     settings: dict[str, Any] = {key: value for key, value in config.items() if key not in PROTOCOL_KEYS}
     return Request(task, run, number, kept, resumed, settings)
 

@@ -1,7 +1,6 @@
 """A client's part in secure aggregation: keys, shares of its secrets, a masked update, shares of the others'."""
 
 import json
-import os
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -30,15 +29,16 @@ from perennial.common.privacy.secure_aggregation import (
     TERMS,
     THRESHOLD,
     UNMASK,
-    agreed,
     as_bytes,
     as_tensor,
     mask,
     pair_mask,
     public,
+    shared_key,
     summands,
     vector,
 )
+from perennial.common.utils.files import PRIVATE, write_text
 from perennial.common.utils.tensors import Tensors
 
 OLD = 86_400.0
@@ -67,11 +67,7 @@ class Vault:
             return
         path = self._path(place)
         own_folder(path.parent)
-        beside = path.with_suffix(".new")
-        beside.unlink(missing_ok=True)
-        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            json.dump(values, file)
-        beside.replace(path)
+        write_text(path, json.dumps(values), PRIVATE)
 
     def forget_old(self) -> None:
         """Keep nothing of runs and surveys that broke off: who waits for a stage does not wait for a day."""
@@ -215,7 +211,7 @@ class Participant:
 
 def _channel(sealing: bytes, other: bytes) -> ChaCha20Poly1305:
     """Between the owner of a sealing key and that of two public keys."""
-    return ChaCha20Poly1305(agreed(sealing, other[:KEY_BYTES], "seal"))
+    return ChaCha20Poly1305(shared_key(sealing, other[:KEY_BYTES], "seal"))
 
 
 def _label(received: Received, sender: str, receiver: str) -> bytes:

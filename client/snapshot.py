@@ -14,7 +14,7 @@ from perennial.client.site_data import OwnSite
 from perennial.client.state import Kept, own_folder
 from perennial.client.trainer import Received, Reply
 from perennial.common.utils.files import PRIVATE, load_with_facts, save_tensors
-from perennial.common.utils.tensors import Tensors, divided, joined
+from perennial.common.utils.tensors import Tensors, flattened, unflattened
 
 FILE = "serving.safetensors"
 """The newest one's name, in the client's folder beside the versions of what it keeps."""
@@ -39,22 +39,22 @@ def results_of(reply: Reply) -> Results:
     }
 
 
-def named(round_: int) -> str:
+def file_name(round_: int) -> str:
     """The name of a round's snapshot."""
     return f"serving-{round_}.safetensors"
 
 
-def held(folder: Path) -> list[Path]:
+def snapshots_in(folder: Path) -> list[Path]:
     """The snapshots of a client's folder, oldest first."""
-    return sorted(folder.glob("serving-*.safetensors"), key=written)
+    return sorted(folder.glob("serving-*.safetensors"), key=modified)
 
 
-def written(path: Path) -> int:
+def modified(path: Path) -> int:
     """When a file was written, in nanoseconds since 1970."""
     return path.stat().st_mtime_ns
 
 
-def put(source: Path, target: Path) -> None:
+def link_over(source: Path, target: Path) -> None:
     """Give a file a second name, in place of what has had it."""
     beside = target.with_name(f".new-{target.name}")
     with suppress(FileNotFoundError):
@@ -91,15 +91,15 @@ class Snapshot:
             "run": self.run,
             "results": self.results,
         }
-        tensors = joined({"received": joined(self.received.arrays), "kept": joined(self.kept)})
-        path = folder / named(self.received.round)
+        tensors = flattened({"received": flattened(self.received.arrays), "kept": flattened(self.kept)})
+        path = folder / file_name(self.received.round)
         others = folder.parents[1].glob(f"*/{folder.name}/serving-*.safetensors")
-        newest = max(map(written, others), default=0)
+        newest = max(map(modified, others), default=0)
         save_tensors(path, tensors, {name: json.dumps(fact) for name, fact in facts.items()}, PRIVATE)
-        if written(path) <= newest:  # the clock was set back
+        if modified(path) <= newest:  # the clock was set back
             os.utime(path, ns=(newest + 1, newest + 1))
-        put(path, folder / FILE)
-        for old in held(folder)[:-HELD]:
+        link_over(path, folder / FILE)
+        for old in snapshots_in(folder)[:-HELD]:
             old.unlink()
 
     @classmethod
@@ -107,15 +107,15 @@ class Snapshot:
         """Raises `OSError`, `SafetensorError`, `KeyError` or `ValueError` for a file that is damaged."""
         tensors, texts = load_with_facts(path)
         facts = {name: json.loads(text) for name, text in texts.items()}
-        parts = divided({name: tensor.to(device) for name, tensor in tensors.items()})
+        parts = unflattened({name: tensor.to(device) for name, tensor in tensors.items()})
         nothing: dict[str, Tensors] = {name: {} for name in facts["records"]}
-        arrays = nothing | divided(parts.get("received", {}))
+        arrays = nothing | unflattened(parts.get("received", {}))
         return cls(
             facts["task"],
             facts["client"],
             Path(facts["data_root"]) if facts["data_root"] else None,
             Received(facts["round"], arrays, facts["settings"]),
-            divided(parts.get("kept", {})),
+            unflattened(parts.get("kept", {})),
             OwnSite(**{**facts["own"], "data": Path(facts["own"]["data"])}) if facts["own"] else None,
             facts.get("run", ""),
             facts.get("results", {}),

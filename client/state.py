@@ -3,16 +3,17 @@
 A version is what the client kept after a request that changed it. The server says with every message which
 checkpoints it still holds (`kept`) and at which rounds the run was resumed (`resumed`, in order). From that a
 client knows which version is current, and which ones nobody can ask for any more. A version also says which
-request made it (`common/request_id.py`): should the process die before the reply is sent, or the reply get lost,
-the same request comes again, and starts from the version before.
+request made it (`common/flower/request_id.py`): should the process die before the reply is sent, or the reply get
+lost, the same request comes again, and starts from the version before.
 """
 
 import hashlib
 import re
 import shutil
 from collections import OrderedDict
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 
@@ -92,19 +93,15 @@ class FileStates(MutableMapping[str, list[Version]]):
         self.folder = folder
 
     def __getitem__(self, place: str) -> list[Version]:
-        files = [(path, _NAME.fullmatch(path.name)) for path in sorted((self.folder / place).glob("round-*"))]
-        versions = [
-            Version(int(name[1]), int(name[2]), _load(path), int(name[3] or 0), name[4] or "")
-            for path, name in files
-            if name
-        ]
+        files = sorted((self.folder / place).glob("round-*"))
+        versions = [version for path in files if (version := version_named(path.name, partial(_load, path)))]
         if not versions:
             raise KeyError(place)
         return versions
 
     def __setitem__(self, place: str, versions: list[Version]) -> None:
         folder = own_folder(self.folder / place)
-        names = {_name(version): version for version in versions}
+        names = {file_name(version): version for version in versions}
         for name, version in names.items():
             if version is versions[-1] or not (folder / name).exists():
                 save_records(folder / name, version.kept, PRIVATE)
@@ -138,7 +135,7 @@ class SavedStates(MutableMapping[str, list[Version]]):
 
     def __init__(self, most: int = RESIDENT) -> None:
         self.most = most
-        self._held = OrderedDict[str, list[Version]]()
+        self._in_memory = OrderedDict[str, list[Version]]()
         self._changed: dict[str, None] = {}
         self._files: FileStates | None = None
         self._on_disk: set[str] = set()
@@ -154,7 +151,7 @@ class SavedStates(MutableMapping[str, list[Version]]):
             return
         self._files = FileStates(folder)
         for place in self._changed:
-            self._files[place] = self._held[place]
+            self._files[place] = self._in_memory[place]
         for run in {(folder / place).parent for place in self._changed}:
             sync(run)
         self._on_disk.update(self._changed)
@@ -162,41 +159,49 @@ class SavedStates(MutableMapping[str, list[Version]]):
         self._let_go()
 
     def __getitem__(self, place: str) -> list[Version]:
-        versions = self._held.get(place)
+        versions = self._in_memory.get(place)
         if versions is None:
             if self._files is None or place not in self._on_disk:
                 raise KeyError(place)
-            self._held[place] = versions = self._files[place]
-        self._held.move_to_end(place)
+            self._in_memory[place] = versions = self._files[place]
+        self._in_memory.move_to_end(place)
         self._let_go()
         return versions
 
     def __setitem__(self, place: str, versions: list[Version]) -> None:
-        self._held[place] = versions
-        self._held.move_to_end(place)
+        self._in_memory[place] = versions
+        self._in_memory.move_to_end(place)
         self._changed[place] = None
 
     def __delitem__(self, place: str) -> None:
         raise TypeError("what a client keeps lasts as long as its run")
 
     def __iter__(self) -> Iterator[str]:
-        return iter(sorted({*self._held, *self._on_disk}))
+        return iter(sorted({*self._in_memory, *self._on_disk}))
 
     def __len__(self) -> int:
-        return len({*self._held, *self._on_disk})
+        return len({*self._in_memory, *self._on_disk})
 
     def _let_go(self) -> None:
-        for place in list(self._held)[: max(0, len(self._held) - self.most)]:
+        for place in list(self._in_memory)[: max(0, len(self._in_memory) - self.most)]:
             if place not in self._changed:
-                del self._held[place]
+                del self._in_memory[place]
 
 
 _NAME = re.compile(r"round-(\d+)\.(\d+)(?:\.(\d+))?(?:-([0-9a-f]{16}))?\.safetensors")
 
 
-def _name(version: Version) -> str:
+def file_name(version: Version) -> str:
+    """What a version is called: all but what is kept."""
     part, message = f".{version.part}" * (version.part > 0), f"-{version.message}" * bool(version.message)
     return f"round-{version.round}.{version.attempt}{part}{message}.safetensors"
+
+
+def version_named(name: str, load: Callable[[], Kept]) -> Version | None:
+    """The version that is called so, with what is kept; None where the name is another file's."""
+    if not (found := _NAME.fullmatch(name)):
+        return None
+    return Version(int(found[1]), int(found[2]), load(), int(found[3] or 0), found[4] or "")
 
 
 def _load(path: Path) -> Kept:

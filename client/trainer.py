@@ -25,9 +25,9 @@ from torch.utils._pytree import register_pytree_node, tree_map
 from perennial.client.objectives import cross_entropy
 from perennial.client.steps import Momentum, Working
 from perennial.common.data.examples import ClientData, Examples
-from perennial.common.measures.counts import Score, answered, column, plain, score
+from perennial.common.measures.counts import Score, column, number_or_stack, score, usable_logits
 from perennial.common.measures.ranking import BATCH, columns, rank
-from perennial.common.measures.scores import SCORES, counted
+from perennial.common.measures.scores import SCORES, count_by_score
 from perennial.common.measures.scores import columns as score_columns
 from perennial.common.methods.base import LocalTraining, Method
 from perennial.common.models.memory import activation_bytes
@@ -281,12 +281,15 @@ class Client(Generic[H]):
         """The run's common initial model, the same at every client and at the server."""
         return self.same(self.network.initial(self.seed))
 
-    def lists(self, count: Callable[..., Mapping[str, list[Any]]], *tensors: Any) -> dict[str, list[Any] | Tensor]:
-        """Lists of numbers that `count` makes of one client's tensors; for a stack one client after the other."""
+    def lists(
+        self, place: str, count: Callable[..., Mapping[str, list[Any]]], *tensors: Any
+    ) -> dict[str, list[Any] | Tensor]:
+        """Lists of numbers that `count` makes of one client's tensors, as metrics `PLACE/NAME`; for a stack one
+        client after the other."""
         if not self.stack:
-            return dict(count(*tensors))
-        found = [count(*tree_map(itemgetter(place), tensors)) for place in range(len(self.stack))]
-        return {name: torch.from_numpy(np.array([own[name] for own in found])) for name in found[0]}
+            return {f"{place}/{name}": values for name, values in count(*tensors).items()}
+        found = [count(*tree_map(itemgetter(client), tensors)) for client in range(len(self.stack))]
+        return {f"{place}/{name}": torch.from_numpy(np.array([own[name] for own in found])) for name in found[0]}
 
     @torch.no_grad()
     def evaluate(self, received: Received) -> Reply:
@@ -304,24 +307,21 @@ class Client(Generic[H]):
         known = [self.right(self.predictor(tensors), held_out) for tensors in received.references]
         for model, predict in (self.evaluated if len(self.data.train) else self.untrained)(received).items():
             for split, environments in splits.items():
-                answers = [
-                    (answered(self.outputs(predict, part.x), part.y), part.y) for part in environments.values()
-                ]
-                scores = [score(logits, labels) for logits, labels in answers]
-                metrics[f"{model}/{split}/count"] = [s.count for s in scores]
-                metrics[f"{model}/{split}/correct"] = column([s.correct for s in scores])
-                metrics[f"{model}/{split}/loss"] = column([s.loss for s in scores])
+                parts = environments.values()
+                answers = [(usable_logits(self.outputs(predict, part.x), part.y), part.y) for part in parts]
+                place, scores = f"{model}/{split}", [score(logits, labels) for logits, labels in answers]
+                metrics[f"{place}/count"] = [s.count for s in scores]
+                metrics[f"{place}/correct"] = column([s.correct for s in scores])
+                metrics[f"{place}/loss"] = column([s.loss for s in scores])
                 if SCORES in received.settings and split == TEST:
-                    counts = self.lists(_by_score, answers)
-                    metrics |= {f"{model}/{split}/{name}": values for name, values in counts.items()}
+                    metrics |= self.lists(place, _by_score, answers)
                 if batch:
-                    found = self.lists(partial(_rankings, batch=batch), answers)
-                    metrics |= {f"{model}/{split}/{name}": values for name, values in found.items()}
+                    metrics |= self.lists(place, partial(_rankings, batch=batch), answers)
                 if known and split == VALIDATION:
                     (logits, labels), *_ = answers
                     count = partial(_tallies, classes=logits.shape[-1])
-                    counts = self.lists(count, known, logits.argmax(dim=-1) == labels, held_out)
-                    metrics |= {f"{model}/{SPLIT}/{name}": values for name, values in counts.items()}
+                    right = logits.argmax(dim=-1) == labels
+                    metrics |= self.lists(f"{model}/{SPLIT}", count, known, right, held_out)
         return Reply(metrics=metrics, settings={split: list(parts) for split, parts in splits.items()})
 
 
@@ -330,7 +330,7 @@ def _rankings(answers: Sequence[tuple[Tensor, Tensor]], batch: int) -> dict[str,
 
 
 def _by_score(answers: Sequence[tuple[Tensor, Tensor]]) -> dict[str, list[int]]:
-    return score_columns([counted(logits, labels) for logits, labels in answers])
+    return score_columns([count_by_score(logits, labels) for logits, labels in answers])
 
 
 def _tallies(known: Sequence[Tensor], right: Tensor, examples: Examples, classes: int) -> dict[str, list[int]]:
@@ -433,4 +433,4 @@ class Means:
 
     def result(self) -> dict[str, float]:
         """The mean of each; of a stack, each client's, in a tensor that only a reply may be made of."""
-        return {name: plain(total.double()) / self._weight for name, total in self._sums.items()}
+        return {name: number_or_stack(total.double()) / self._weight for name, total in self._sums.items()}

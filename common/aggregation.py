@@ -81,15 +81,12 @@ class Aggregation(BaseModel):
             return ""
         if why := method.no_rule():
             return f"rule: {self.rule!r} is not possible with method {method.name!r}, {why}; take 'mean'"
-        if privacy.mechanism == "secagg":
-            return (
-                f"rule: {self.rule!r} is not possible with privacy.mechanism='secagg', under which the server "
-                "sees the sum alone; take 'mean', or privacy.mechanism='none'"
-            )
         if privacy.mechanism != "none":
+            secure = privacy.mechanism == "secagg"
+            why = "under which the server sees the sum alone" if secure else "whose noise is for a mean"
             return (
-                f"rule: {self.rule!r} is not possible with privacy.mechanism={privacy.mechanism!r}, whose noise "
-                "is for a mean; take 'mean', or privacy.mechanism='none'"
+                f"rule: {self.rule!r} is not possible with privacy.mechanism={privacy.mechanism!r}, {why}; take "
+                "'mean', or privacy.mechanism='none'"
             )
         if self.hostile > (most := self.borne(cohort)):
             before = f" after bucketing by {self.bucket}" if self.before == "bucketing" else ""

@@ -145,6 +145,11 @@ class RunConfig(Task):
     privacy: SerializeAsAny[Privacy] = NoMechanism()
     aggregation: Aggregation = Aggregation()
 
+    @field_validator("privacy", mode="before")
+    @classmethod
+    def _privacy(cls, values: Any) -> Any:
+        return mechanism_class(values).model_validate(values) if isinstance(values, Mapping) else values
+
     @property
     def scored(self) -> bool:
         """Whether evaluations count test samples by score (`common/measures/scores.py`)."""
@@ -259,7 +264,7 @@ def _load(
     file: Path | None, options: Mapping[str, Any], settings: Iterable[str], say: Callable[[str], object]
 ) -> RunConfig:
     values = read(file) if file else {}
-    if unused := _given_up(values, options):
+    if unused := _superseded(values, options):
         said = {part: _named(options[part], part)["name"] for part in ("method", "scenario") if part in unused}
         names = " and ".join(f"--{part} {name}" for part, name in said.items())
         say(f"of {file}, not used with {names}: {', '.join(unused.values())}")
@@ -292,7 +297,7 @@ def _load(
     values = {"rounds": scenario.rounds, "participation": scenario.participation, **values}
     config = _checked(RunConfig, values)
     if isinstance(config.model, Pretrained):
-        config = config.model_copy(update={"model": _settled(config.model, config.scenario)})
+        config = config.model_copy(update={"model": _with_local_facts(config.model, config.scenario)})
     brought = plugins.of(method, scenario_type, type(config.model))
     config = config.model_copy(update={"plugins": tuple(dict.fromkeys([*config.plugins, *brought]))})
     if misfit := config.method.misfit(config.scenario):
@@ -319,7 +324,7 @@ def _load(
     return config
 
 
-def _settled(model: Pretrained, scenario: Scenario) -> Pretrained:
+def _with_local_facts(model: Pretrained, scenario: Scenario) -> Pretrained:
     """With what only the person's own machine can say of the module's file and of the weights."""
     if isinstance(model, Module) and not model.torchvision:
         plugins.trust_named(model.name.partition(":")[0])
@@ -339,7 +344,7 @@ def _with_preset(name: Any, values: Mapping[str, Any], method: type[Method], fam
     return given if name is None else preset_settings(name, str(given["name"]), family, own) | given
 
 
-def _given_up(values: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, str]:
+def _superseded(values: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, str]:
     """What of a file another method or scenario replaces: by key, in words. Empty where it keeps its names."""
     both = [part for part in ("method", "scenario") if part in values and part in options]
     unused = {

@@ -24,7 +24,14 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from perennial.common.utils.errors import PlugInError, RunStopped, UserError, from_outside, in_words
+from perennial.common.utils.errors import (
+    PlugInError,
+    RunStopped,
+    UserError,
+    from_outside,
+    in_words,
+    told_with_place,
+)
 from perennial.common.utils.suggestions import sentence
 from perennial.common.utils.tracebacks import Tracebacks
 
@@ -68,6 +75,8 @@ class Registry:
     accepted: Callable[[ModuleType, dict[str, Any], Mapping[str, Any]], Mapping[str, Any]]
     """From a module, its classes by name and these with their defaults, to what it adds to `known`. Raises
     `UserError`."""
+    reserved: Callable[[type], Iterable[str]] = lambda _: ()
+    """Names that no field of a class may have."""
 
 
 REGISTRIES: dict[Group, Registry] = {}
@@ -222,8 +231,8 @@ def load(module: str) -> Plugin:
         raise UserError(
             f"plug-in {module!r}: Python has another module of that name ({where}); give {place} another one"
         )
-    plugin = _read(found)
-    _take(plugin)
+    plugin = _contents_of(found)
+    _register(plugin)
     _loaded[module] = plugin
     return plugin
 
@@ -309,16 +318,7 @@ def _imported(module: str) -> ModuleType:
     try:
         return import_module(module)
     except (Exception, SystemExit) as error:
-        passed = traceback.extract_tb(error.__traceback__)[1:]
-        frames = [frame for frame in passed if "importlib" not in frame.filename]
-        file, line = (frames[-1].filename, frames[-1].lineno) if frames else ("", 0)
-        if isinstance(error, SyntaxError):
-            file, line = error.filename or "", error.lineno
-        place = f" ({file}, line {line})" if file else ""
-        words = " ".join(str(error.msg if isinstance(error, SyntaxError) else error).split())[:200]
-        raise UserError(
-            f"plug-in {module!r} cannot be imported: {type(error).__name__}{words and f': {words}'}{place}"
-        ) from None
+        raise UserError(f"plug-in {module!r} cannot be imported: {told_with_place(error, __file__)}") from None
 
 
 def _defined(module: ModuleType, base: type, plugin: str) -> list[Any]:
@@ -330,11 +330,11 @@ def _defined(module: ModuleType, base: type, plugin: str) -> list[Any]:
     ]
 
 
-def _read(module: ModuleType) -> Plugin:
+def _contents_of(module: ModuleType) -> Plugin:
     """What a module brings, looked at as far as that needs no data. Raises `UserError`."""
     if missing := set(GROUPS) - REGISTRIES.keys():
         raise RuntimeError(f"import perennial.common.config before a plug-in; it registers {', '.join(missing)}")
-    kinds = {group: _named(module, REGISTRIES[group].base) for group in GROUPS}
+    kinds = {group: _named(module, REGISTRIES[group]) for group in GROUPS}
     if len(methods := kinds["methods"]) > 1:
         raise UserError(
             f"plug-in {module.__name__!r} has {len(methods)} methods, {' and '.join(methods)}; a module has one, "
@@ -345,17 +345,19 @@ def _read(module: ModuleType) -> Plugin:
             f"plug-in {module.__name__!r} ({module.__file__}) brings nothing: it defines no subclass of Method, "
             'ModelSettings or Scenario with a field name: Literal["…"] = "…"'
         )
-    usual = {group: {name: _made(module, kind) for name, kind in kinds[group].items()} for group in GROUPS}
+    usual = {group: {name: _defaults(module, kind) for name, kind in kinds[group].items()} for group in GROUPS}
     for made in (made for group in usual.values() for made in group.values()):
-        _must_be_kept(module, made)
+        _must_survive_toml(module, made)
+    for group in GROUPS:
+        _must_be_free(module, group, kinds[group])
     brought = {group: REGISTRIES[group].accepted(module, kinds[group], usual[group]) for group in GROUPS}
     return Plugin(module, brought, kinds["scenarios"])
 
 
-def _named(module: ModuleType, base: Any) -> dict[str, Any]:
+def _named(module: ModuleType, registry: Registry) -> dict[str, Any]:
     """A module's subclasses of a settings class by their names. Raises `UserError` where one lacks a fact."""
     found: dict[str, Any] = {}
-    own = _defined(module, base, module.__name__)
+    own = _defined(module, registry.base, module.__name__)
     for kind in own:
         name = kind.model_fields["name"].default
         names = next(parent for parent in kind.__mro__ if "name" in get_annotations(parent))
@@ -368,13 +370,18 @@ def _named(module: ModuleType, base: Any) -> dict[str, Any]:
                 f"plug-in {module.__name__!r}: {kind.__name__}.name: {name[:100]!r} is not possible; write "
                 "letters, digits and hyphens, such as my-method"
             )
+        if hiding := sorted({*registry.reserved(kind)}.intersection(kind.model_fields)):
+            raise UserError(
+                f"plug-in {module.__name__!r}: {kind.__name__} has a field {hiding[0]!r}, which is a setting of "
+                "the run or a part of every method; give it another name"
+            )
         if missing := sorted(fact for fact in kind.__class_vars__ if not hasattr(kind, fact)):
             raise UserError(f"plug-in {module.__name__!r}: {kind.__name__} lacks {', '.join(missing)}")
         found[name] = kind
     return found
 
 
-def _made(module: ModuleType, kind: Any) -> Any:
+def _defaults(module: ModuleType, kind: Any) -> Any:
     """A settings class with its defaults. Raises `UserError`."""
     try:
         usual = kind()
@@ -393,7 +400,7 @@ def _made(module: ModuleType, kind: Any) -> Any:
     ) from None
 
 
-def _must_be_kept(module: ModuleType, usual: Any) -> None:
+def _must_survive_toml(module: ModuleType, usual: Any) -> None:
     """Raises `UserError` for a field that may be None and has another default: TOML has no None, so it is lost."""
     for name, field in type(usual).model_fields.items():
         extra, possible = field.json_schema_extra, False
@@ -409,16 +416,19 @@ def _must_be_kept(module: ModuleType, usual: Any) -> None:
             )
 
 
-def _take(plugin: Plugin) -> None:
-    """Put a plug-in's names among ours. Raises `UserError` for one that is taken."""
-    for group, registry in REGISTRIES.items():
-        names = {*plugin.names[group], *(plugin.scenarios if group == "scenarios" else ())}
-        for name in sorted(names.intersection(registry.taken())):
-            other = next((key for key, one in _loaded.items() if name in one.names[group]), "")
-            whose = f"plug-in {other!r}" if other else "Perennial itself"
-            raise UserError(
-                f"plug-in {plugin.module.__name__!r}: the {group[:-1]} name {name!r} is taken by {whose}; "
-                "give yours another one"
-            )
+def _must_be_free(module: ModuleType, group: Group, names: Iterable[str]) -> None:
+    """Raises `UserError` for a name that is taken."""
+    for name in sorted({*names}.intersection(REGISTRIES[group].taken())):
+        other = next((key for key, one in _loaded.items() if name in one.names[group]), "")
+        whose = f"plug-in {other!r}" if other else "Perennial itself"
+        raise UserError(
+            f"plug-in {module.__name__!r}: the {group[:-1]} name {name!r} is taken by {whose}; give yours another "
+            "one"
+        )
+
+
+def _register(plugin: Plugin) -> None:
+    """Put a plug-in's names among ours. Raises `UserError` for a preset's that is taken."""
+    _must_be_free(plugin.module, "scenarios", plugin.names["scenarios"])
     for group, registry in REGISTRIES.items():
         registry.known.update(plugin.names[group])

@@ -8,9 +8,9 @@ import tomllib
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from perennial.common.data.scenarios import SCENARIOS, scenario_preset
 from perennial.common.methods import method_class
@@ -49,17 +49,11 @@ class Preset(BaseModel):
     code: str = Field(pattern=r"^[0-9a-f]{8}$")
     """Version of the code that the method's runs import, as in the names of a study's folders."""
 
-    @field_validator("method")
-    @classmethod
-    def _known_method(cls, name: str) -> str:
-        method_class(name)
-        return name
-
-    @field_validator("scenario")
-    @classmethod
-    def _known_scenario(cls, name: str) -> str:
-        scenario_preset(name)
-        return name
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        method_class(self.method)
+        scenario_preset(self.scenario)
+        return self
 
     @property
     def family(self) -> str:

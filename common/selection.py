@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from perennial.common.measures.scores import whole
+from perennial.common.measures.scores import Summable, counts_in
 from perennial.common.methods.base import Sum
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def record(environment: int) -> str:
 
 
 @dataclass(frozen=True)
-class Tally:
+class Tally(Summable):
     """Counts of one model on held-out samples, one for each (reference, environment, class, knows).
 
     `knows` is 0 for the samples that the reference gets right (✓), 1 for the others (×). Clients' tallies add up.
@@ -58,9 +58,6 @@ class Tally:
     """n✓ and n×."""
     correct: Counts
     """c✓ and c×: those of them that the model gets right."""
-
-    def __add__(self, other: Tally) -> Tally:
-        return Tally(self.samples + other.samples, self.correct + other.correct)
 
 
 def shape(environments: int, classes: int) -> tuple[int, int, int, int]:
@@ -85,12 +82,12 @@ def tally(known: Sequence[Tensor], correct: Tensor, examples: Examples, classes:
 # ---------------------------------------------------------------------- what is added up over clients
 
 SUMS = (Sum("evaluate", SPLIT),)
-"""The record of `added` counts, where secure aggregation hides each client's."""
+"""The record of `contribution` counts, where secure aggregation hides each client's."""
 STEPS = 2**22
 """Of a client's accuracy: sums of whole numbers are the same in every order, and under masks."""
 
 
-def added(
+def contribution(
     tallies: Mapping[str, Tally], models: Sequence[str], environments: int, classes: int
 ) -> dict[str, Counts]:
     """What a client adds to the sums over clients, by name: counts, and accuracies of the references in `STEPS`.
@@ -111,7 +108,7 @@ def added(
     }
 
 
-def summed(
+def split_off(
     metrics: Mapping[str, Any], models: Sequence[str], environments: int, classes: int
 ) -> tuple[dict[str, Tensors], dict[str, Any]]:
     """A client's own answer without the counts, and these as the record of `SUMS`."""
@@ -122,7 +119,7 @@ def summed(
         names = [f"{model}/{SPLIT}/{name}" for name in COLUMNS]
         if all(name in rest for name in names):
             tallies[model] = Tally(*(np.array(rest.pop(name), np.int64).reshape(place) for name in names))
-    found = added(tallies, models, environments, classes)
+    found = contribution(tallies, models, environments, classes)
     return {SPLIT: {name: torch.from_numpy(counts).double() for name, counts in found.items()}}, rest
 
 
@@ -140,17 +137,19 @@ def from_columns(given: Mapping[str, Any], environments: int, classes: int, coun
     Raises `ValueError` or `TypeError` where it cannot be.
     """
     place = shape(environments, classes)
-    for name in COLUMNS:
-        if len(given[name]) != np.prod(place):
-            raise ValueError(f"{name} has another length than references, environments, classes and 2")
-    samples, hits = (
-        np.array(whole(given[name], most), np.int64).reshape(place)
-        for name, most in zip(COLUMNS, (count, correct), strict=True)
+    (samples,), (hits,) = (
+        counts_in(given, [name], place, most) for name, most in zip(COLUMNS, (count, correct), strict=True)
     )
-    if (hits > samples).any():
+    found = Tally(samples, hits)
+    must_add_up(found, count, correct)
+    return found
+
+
+def must_add_up(found: Tally, count: int, correct: int) -> None:
+    """Raises `ValueError` unless counts can be those of `count` held-out samples, `correct` of them right."""
+    if (found.correct < 0).any() or (found.correct > found.samples).any():
         raise ValueError("more correct answers than samples")
-    for name, found, total in (("samples", samples, count), ("correct", hits, correct)):
-        each = found.sum(axis=3)  # the same samples, told apart by another reference
+    for name, counts, total in (("samples", found.samples, count), ("correct", found.correct, correct)):
+        each = counts.sum(axis=3)  # the same samples, told apart by another reference
         if (each != each[0]).any() or each[0].sum() != total:
             raise ValueError(f"{name} does not add up to the {total} held-out ones under every reference")
-    return Tally(samples, hits)

@@ -86,4 +86,4 @@ def numbers(metrics: Mapping[str, int | float | list[int] | list[float]]) -> dic
 
 def payload_bytes(tensors: Mapping[str, Tensor]) -> int:
     """Size of the values alone: 4 bytes for a float32, without names and framing."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    return sum(tensor.nbytes for tensor in tensors.values())

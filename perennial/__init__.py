@@ -5,10 +5,12 @@
 docs/python.md shows each. `client_app` is a ClientApp for a Flower app of your own (docs/plugins.md).
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from perennial.common.utils.version import __version__ as __version__
+from perennial.moved import Moved
 
 if TYPE_CHECKING:
     from perennial.client.flower_app import client_app
@@ -64,3 +66,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return [*globals(), *__all__]
+
+
+sys.meta_path.append(Moved())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 from pathlib import Path
@@ -81,105 +81,27 @@ def from_arrays(
     their own. Warns of bytes in one place and numbers beyond 1 in another, of pictures beyond 1, and of channels
     that seem to be last. Raises `UserError` with one sentence for data that do not fit together.
     """
-    import numpy as np
     from pydantic import ValidationError
 
     from perennial.common.data.scenarios.arrays import TRAIN, Arrays, digest_of
-    from perennial.common.data.scenarios.own_data import BALANCED, balanced
-    from perennial.common.survey import all_names, shared_nowhere
     from perennial.common.utils.suggestions import sentence
 
-    if not isinstance(clients, Mapping):
-        raise UserError(
-            'clients must be a dict of arrays by site, such as {"site-a": (x, y, environment)}, not '
-            f"{type(clients).__name__}{_length(clients)}"
-        )
-    if not clients:
-        raise UserError('there must be at least one client, as in {"site-a": (x, y, environment)}')
-    if test is not None and not isinstance(test, Mapping):
-        raise UserError(
-            'test must be a dict of arrays by environment, such as {"new": (x, y)}, not '
-            f"{type(test).__name__}{_length(test)}"
-        )
-    if test is not None and not test:
-        raise UserError('test: there must be at least one environment, as in {"new": (x, y)}; or leave it out')
+    own = _by_name("clients", clients, "site", '{"site-a": (x, y, environment)}')
+    sites = {name: _Part.of(name, own[name]) for name in sorted(own)}
+    by_environment = {} if test is None else _by_name("test", test, "environment", '{"new": (x, y)}')
     shares: dict[str, object] = {"test_fraction": test_fraction, "validation_fraction": validation_fraction}
     for what, share in shares.items():
         if share is not None and not isinstance(share, Real):
             raise UserError(f"{what}: {share!r:.100} is not possible; give a number from 0 to 1")
     if test and test_fraction:
         raise UserError(f"test_fraction = {test_fraction} is not possible with test; leave one of them out")
-    for what, places in (("clients", clients), ("test", test or {})):
-        if twice := [name for name, there in Counter(map(str, places)).items() if there > 1]:
-            raise UserError(f"{what}: {twice[0]!r} is there twice, as a text and as a number; give one of each")
-        _written(what, map(str, places))
-    sites = {str(name): _Part.of(str(name), given) for name, given in sorted(clients.items(), key=_by_name)}
-    tests = {str(name): _tests(str(name), given, sites) for name, given in (test or {}).items()}
+    tests = {name: _tests(name, arrays, sites) for name, arrays in by_environment.items()}
     every = [*sites.values(), *(part for parts in tests.values() for part in parts.values())]
-    shape = every[0].x.shape[1:]
-    for part in every:
-        if part.x.shape[1:] != shape:
-            raise UserError(
-                f"{part.name}: a sample has shape {shape_text(part.x.shape[1:])}, and in {every[0].name} "
-                f"{shape_text(shape)}; all must be alike"
-            )
-    if len(shape) == 3 and shape[0] > 4 >= shape[2]:
-        warnings.warn(
-            f"x: a sample has shape {shape_text(shape)}, and pictures are channels x height x width; if the "
-            "channels are last, move them: x.transpose(0, 3, 1, 2)",
-            stacklevel=2,
-        )
-    framed = [part for part in every if part.columns]
-    for part in framed:
-        for number, (own, first) in enumerate(zip(part.columns, framed[0].columns, strict=True)):
-            if own != first:
-                raise UserError(
-                    f"{part.name}: column {number} of x is {own!r}, and in {framed[0].name} {first!r}; all must "
-                    "have the same columns in the same order"
-                )
-    columns = framed[0].columns if framed else ()
-    pixels = [part for part in every if part.x.dtype == np.uint8]
-    unscaled = [part for part in every if part.x.dtype != np.uint8 and np.abs(part.x).max() > 1]
-    if pixels and unscaled:
-        warnings.warn(
-            f"x: bytes (uint8), as in {pixels[0].name}, are divided by 255, and the numbers in "
-            f"{unscaled[0].name}, up to {unscaled[0].x.max():g}, are not; give the same kind everywhere",
-            stacklevel=2,
-        )
-    elif unscaled and len(shape) == 3 and shape[0] in (1, 3):
-        warnings.warn(
-            f"x: the numbers of pictures, as in {unscaled[0].name}, go up to {np.abs(unscaled[0].x).max():g} and "
-            "stay so, but picture files that `perennial serve` is sent are divided by 255; give bytes (uint8), or "
-            "numbers from 0 to 1",
-            stacklevel=2,
-        )
-    lacking = [part for part in sites.values() if part.environment is None]
-    if lacking and len(lacking) < len(sites):
-        having = next(part for part in sites.values() if part.environment is not None)
-        raise UserError(
-            f"{lacking[0].name} has no environments, and {having.name} has; give all of them some, or none"
-        )
+    columns = _must_be_alike(sites, every)
     environments = in_order(value for part in sites.values() for value in (part.environment or [ONLY]))
     labels = _labels(list(sites.values()), every, classes)
-    for what, names in (("y", labels.values() if classes is None else ()), ("environment", environments)):
-        for same in alike(names):
-            said = " and ".join(map(repr, same))
-            warnings.warn(f"{what}: {said} look like the same name; if so, spell them alike", stacklevel=2)
-    if any(isinstance(value, str) for value in labels):  # who may spell the same class otherwise
-        for said in shared_nowhere({name: all_names(map(str, part.y), ()) for name, part in sites.items()}):
-            warnings.warn(f"y: {said}", stacklevel=2)
-    word = isinstance(class_weights, str) and class_weights != BALANCED
-    if word or isinstance(class_weights, Mapping) or not isinstance(class_weights, Iterable):
-        raise UserError(
-            f"class_weights: {class_weights!r:.100} is not possible; give a number for each of "
-            f"{', '.join(labels.values())}, in this order, or {BALANCED!r}"
-        )
-    weights = class_weights if isinstance(class_weights, str) else tuple(class_weights)
-    if weights == BALANCED:
-        counts = Counter(value for part in sites.values() for value in part.y)
-        if absent := [name for value, name in labels.items() if not counts[value]]:
-            raise UserError(f"class_weights: no client has a sample of class {absent[0]!r}; give numbers")
-        weights = tuple(balanced({name: counts[value] for value, name in labels.items()}).values())
+    for doubt in _doubts(sites, every, labels if classes is None else {}, environments):
+        warnings.warn(doubt, stacklevel=2)
     records: dict[str, dict[str, Tensors]] = {
         name: {TRAIN: part.tensors(labels, environments)} for name, part in sites.items()
     }
@@ -187,14 +109,14 @@ def from_arrays(
     for number, parts in enumerate(tests.values()):
         for site, part in parts.items():
             (records[site] if site else shared)[str(number)] = part.tensors(labels)
-    digests = {site: digest_of(own) for site, own in records.items()}
+    digests = {site: digest_of(tensors) for site, tensors in records.items()}
     try:
         scenario = Arrays.model_validate(
             {
                 "sites": tuple(sites),
-                "inputs": columns if len(set(columns)) == len(columns) > 0 else tuple(shape),
+                "inputs": columns if len(set(columns)) == len(columns) > 0 else every[0].x.shape[1:],
                 "labels": tuple(labels.values()),
-                "class_weights": weights,
+                "class_weights": _weights(class_weights, labels, sites.values()),
                 "environments": tuple(environments),
                 "tests": tuple(tests),
                 "parts": tuple(digests.values()),
@@ -205,7 +127,7 @@ def from_arrays(
         )
     except ValidationError as error:
         raise UserError(sentence(error)) from None
-    files = {digests[site]: own for site, own in records.items()}
+    files = {digests[site]: tensors for site, tensors in records.items()}
     return InMemory(scenario, files | ({scenario.shared: shared} if shared else {}))
 
 
@@ -228,14 +150,13 @@ def from_partitions(
     the class. `environment`: a column, or None for a single one. `test`: a data set, a split's name, or either by
     the name of a test environment. All of it is read now. The rest is as in `from_arrays`, and so are the errors.
     """
-    partitioner = source
     if hasattr(source, "partitioners"):
         if split not in source.partitioners:
             raise UserError(
                 f"split: there is no partitioner of {split!r}, only of {', '.join(source.partitioners)}"
             )
-        partitioner = source.partitioners[split]
-        parts = [source.load_partition(number, split) for number in range(partitioner.num_partitions)]
+        count = source.partitioners[split].num_partitions
+        parts = [source.load_partition(number, split) for number in range(count)]
     elif hasattr(source, "load_partition"):
         parts = [source.load_partition(number) for number in range(source.num_partitions)]
     else:
@@ -243,40 +164,40 @@ def from_partitions(
     columns = [x] if isinstance(x, str) else list(x) if isinstance(x, Iterable) else [x]
     if not columns:
         raise UserError("x: there must be at least one column")
-    for what, named in (*(("x", column) for column in columns), ("y", y), ("environment", environment or "")):
-        if not isinstance(named, str):
-            raise UserError(f"{what}: {named!r:.100} is not possible; give the name of a column")
+    for what, column in (*(("x", column) for column in columns), ("y", y), ("environment", environment or "")):
+        if not isinstance(column, str):
+            raise UserError(f"{what}: {column!r:.100} is not possible; give the name of a column")
+
+    def samples(name: str, part: Any, others: Iterable[str]) -> Samples:
+        return _inputs(name, part, columns), *(_values(name, part, column) for column in others)
+
     width = len(str(len(parts) - 1))
-    names = [f"client-{number:0{width}d}" for number in range(len(parts))]
-    clients: dict[str, Samples] = {}
-    for name, part in zip(names, parts, strict=True):
-        own = (_inputs(name, part, columns), _values(name, part, y))
-        clients[name] = own if environment is None else (*own, _values(name, part, environment))
-    tests: dict[str, Samples] | None = None
+    of_each = [y] if environment is None else [y, environment]
+    clients = {
+        name: samples(name, part, of_each)
+        for number, part in enumerate(parts)
+        for name in [f"client-{number:0{width}d}"]
+    }
+    tests: dict[str, Samples] = {}
     if test is not None:
-        given = test if isinstance(test, Mapping) else {test if isinstance(test, str) else "test": test}
-        splits = [own for own in given.values() if isinstance(own, str)]
-        if splits and not hasattr(source, "load_split"):
-            raise UserError(
-                f"test: {splits[0]!r} is the name of a split, and a {type(source).__name__} has none; give the "
-                "data set itself"
-            )
-        loaded = {name: source.load_split(own) if isinstance(own, str) else own for name, own in given.items()}
-        for own in loaded.values():
-            if not hasattr(own, "column_names"):
-                raise UserError(f"test: {own!r:.100} is not possible; give a data set, or the name of a split")
-        tests = {
-            name: (_inputs(f"test {name!r}", own, columns), _values(f"test {name!r}", own, y))
-            for name, own in loaded.items()
-        }
-    every = [*clients.values(), *(tests or {}).values()]
-    if any(x.ndim == 4 and x.shape[1] == 3 for x, *_ in every):  # grey or not is nobody's alone
-        clients = {name: _coloured(own) for name, own in clients.items()}
-        tests = tests and {name: _coloured(own) for name, own in tests.items()}
+        sets = test if isinstance(test, Mapping) else {test if isinstance(test, str) else "test": test}
+        for name, own in sets.items():
+            if isinstance(own, str) and not hasattr(source, "load_split"):
+                raise UserError(
+                    f"test: {own!r} is the name of a split, and a {type(source).__name__} has none; give the "
+                    "data set itself"
+                )
+            data = source.load_split(own) if isinstance(own, str) else own
+            if not hasattr(data, "column_names"):
+                raise UserError(f"test: {data!r:.100} is not possible; give a data set, or the name of a split")
+            tests[name] = samples(f"test {name!r}", data, [y])
+    if any(x.ndim == 4 and x.shape[1] == 3 for x, *_ in (*clients.values(), *tests.values())):
+        # Grey or not is nobody's alone.
+        clients, tests = ({name: _coloured(own) for name, own in some.items()} for some in (clients, tests))
     feature = parts[0].features[y] if parts and y in parts[0].features else None
     return from_arrays(
         clients,
-        tests,
+        None if test is None else tests,
         classes=getattr(feature, "names", None),
         class_weights=class_weights,
         validation_fraction=validation_fraction,
@@ -285,6 +206,98 @@ def from_partitions(
 
 
 # ---------------------------------------------------------------------- inside
+
+
+def _by_name(what: str, arrays: Any, kind: str, example: str) -> dict[str, Any]:
+    """Arrays by site or environment. Raises `UserError` where there are none, or their names are not possible."""
+    if not isinstance(arrays, Mapping):
+        raise UserError(f"{what} must be a dict of arrays by {kind}, such as {example}, not {_kind(arrays)}")
+    if not arrays:
+        raise UserError(f"{what}: there must be at least one {kind}, as in {example}")
+    if twice := [name for name, count in Counter(map(str, arrays)).items() if count > 1]:
+        raise UserError(f"{what}: {twice[0]!r} is there twice, as a text and as a number; give one of each")
+    _must_be_text(what, map(str, arrays))
+    return {str(name): own for name, own in arrays.items()}
+
+
+def _must_be_alike(sites: Mapping[str, _Part], every: Sequence[_Part]) -> tuple[str, ...]:
+    """The columns of samples that fit together. Raises `UserError` where they do not."""
+    first, shape = every[0], every[0].x.shape[1:]
+    if odd := [part for part in every if part.x.shape[1:] != shape]:
+        raise UserError(
+            f"{odd[0].name}: a sample has shape {shape_text(odd[0].x.shape[1:])}, and in {first.name} "
+            f"{shape_text(shape)}; all must be alike"
+        )
+    frames = [part for part in every if part.columns]
+    for part in frames:
+        for number, (own, other) in enumerate(zip(part.columns, frames[0].columns, strict=True)):
+            if own != other:
+                raise UserError(
+                    f"{part.name}: column {number} of x is {own!r}, and in {frames[0].name} {other!r}; all must "
+                    "have the same columns in the same order"
+                )
+    lacking, having = ([own for own in sites.values() if (own.environment is None) is no] for no in (True, False))
+    if lacking and having:
+        raise UserError(
+            f"{lacking[0].name} has no environments, and {having[0].name} has; give all of them some, or none"
+        )
+    return frames[0].columns if frames else ()
+
+
+def _doubts(
+    sites: Mapping[str, _Part],
+    every: Sequence[_Part],
+    unnamed: Mapping[int | str, str],
+    environments: Sequence[str],
+) -> Iterator[str]:
+    """What somebody should look at; `unnamed` are classes that nobody has named."""
+    import numpy as np
+
+    from perennial.common.survey import all_names, shared_nowhere
+
+    shape = every[0].x.shape[1:]
+    if len(shape) == 3 and shape[0] > 4 >= shape[2]:
+        yield (
+            f"x: a sample has shape {shape_text(shape)}, and pictures are channels x height x width; if the "
+            "channels are last, move them: x.transpose(0, 3, 1, 2)"
+        )
+    pixels = [part for part in every if part.x.dtype == np.uint8]
+    if unscaled := [part for part in every if part.x.dtype != np.uint8 and np.abs(part.x).max() > 1]:
+        name, most = unscaled[0].name, unscaled[0].x
+        if pixels:
+            yield (
+                f"x: bytes (uint8), as in {pixels[0].name}, are divided by 255, and the numbers in {name}, up to "
+                f"{most.max():g}, are not; give the same kind everywhere"
+            )
+        elif len(shape) == 3 and shape[0] in (1, 3):
+            yield (
+                f"x: the numbers of pictures, as in {name}, go up to {np.abs(most).max():g} and stay so, but "
+                "picture files that `perennial serve` is sent are divided by 255; give bytes (uint8), or numbers "
+                "from 0 to 1"
+            )
+    for what, names in (("y", unnamed.values()), ("environment", environments)):
+        for same in alike(names):
+            yield f"{what}: {' and '.join(map(repr, same))} look like the same name; if so, spell them alike"
+    if isinstance(every[0].y[0], str):  # who may spell the same class otherwise
+        labels = {name: all_names(map(str, part.y), ()) for name, part in sites.items()}
+        yield from (f"y: {lonely}" for lonely in shared_nowhere(labels))
+
+
+def _weights(weights: Any, labels: Mapping[int | str, str], sites: Iterable[_Part]) -> tuple[float, ...]:
+    """What a sample of each class counts. Raises `UserError`."""
+    from perennial.common.data.scenarios.own_data import BALANCED, balanced
+
+    if isinstance(weights, Iterable) and not isinstance(weights, str | Mapping):
+        return tuple(weights)
+    if not isinstance(weights, str) or weights != BALANCED:
+        raise UserError(
+            f"class_weights: {weights!r:.100} is not possible; give a number for each of "
+            f"{', '.join(labels.values())}, in this order, or {BALANCED!r}"
+        )
+    counts = Counter(value for part in sites for value in part.y)
+    if absent := [name for value, name in labels.items() if not counts[value]]:
+        raise UserError(f"class_weights: no client has a sample of class {absent[0]!r}; give numbers")
+    return tuple(balanced({name: counts[value] for value, name in labels.items()}).values())
 
 
 def _inputs(name: str, part: Any, columns: Sequence[str]) -> npt.NDArray[Any]:
@@ -308,9 +321,9 @@ def _inputs(name: str, part: Any, columns: Sequence[str]) -> npt.NDArray[Any]:
                 except ValueError as error:
                     raise UserError(f"{name}: picture {number} of {column!r} cannot be read ({error})") from None
             if len(sizes := {own.shape for own in pixels}) > 1:
-                said = " and ".join(sorted(f"{own[1]}x{own[0]}" for own in sizes)[:2])
+                some = " and ".join(sorted(f"{own[1]}x{own[0]}" for own in sizes)[:2])
                 raise UserError(
-                    f"{name}: pictures of {column!r} are of several sizes, such as {said}; make them alike"
+                    f"{name}: pictures of {column!r} are of several sizes, such as {some}; make them alike"
                 )
             stacked = np.stack(pixels)
             found.append(stacked[:, None] if grey else stacked.transpose(0, 3, 1, 2))
@@ -347,12 +360,12 @@ class _Part:
     """The names of x's columns, where it is a frame that has names."""
 
     @classmethod
-    def of(cls, name: str, given: Any, most: int = 3) -> _Part:
+    def of(cls, name: str, arrays: Any, most: int = 3) -> _Part:
         """Raises `UserError` where a client's or a test environment's arrays are none."""
         wanted = "(x, y, environment) or (x, y)" if most == 3 else "(x, y)"
-        if isinstance(given, str | Mapping) or not hasattr(given, "__len__") or not 2 <= len(given) <= most:
-            raise UserError(f"{name} must be {wanted}, not {type(given).__name__}{_length(given)}")
-        x, y = as_array(name, "x", given[0]), as_array(name, "y", given[1])
+        if isinstance(arrays, str | Mapping) or not hasattr(arrays, "__len__") or not 2 <= len(arrays) <= most:
+            raise UserError(f"{name} must be {wanted}, not {_kind(arrays)}")
+        x, y = as_array(name, "x", arrays[0]), as_array(name, "y", arrays[1])
         n = len(y) if y.ndim else 0
         if y.ndim != 1 or not n:
             has = "there is none" if y.ndim == 1 else f"it has shape {shape_text(y.shape)}"
@@ -368,9 +381,9 @@ class _Part:
             )
         if 0 in x.shape:
             raise UserError(f"{name}: a sample has shape {shape_text(x.shape[1:])}, which has no numbers")
-        columns = _columns(given[0])
+        columns = _columns(arrays[0])
         x = numbers(name, x, columns)
-        environment = _environments(name, given[2], n) if len(given) == 3 else None
+        environment = _environments(name, arrays[2], n) if len(arrays) == 3 else None
         values = y.tolist()
         labels = [int(value) for value in values] if y.dtype.kind in "iub" else [str(value) for value in values]
         if empty := [at for at, label in enumerate(labels) if isinstance(label, str) and not label.strip()]:
@@ -396,21 +409,21 @@ class _Part:
         return found
 
 
-def as_array(name: str, what: str, given: Any) -> npt.NDArray[Any]:
+def as_array(name: str, what: str, data: Any) -> npt.NDArray[Any]:
     """A NumPy array of what was given. Raises `UserError` where it is no array."""
     import numpy as np
 
-    if np.ma.is_masked(given):
+    if np.ma.is_masked(data):
         raise UserError(f"{name}: {what} has masked values; fill them, or leave out the samples that have some")
     try:
-        given = given.detach().cpu() if hasattr(given, "detach") else given
-        found = np.asarray(given)
-        if found.dtype.kind == "U" and not hasattr(given, "dtype"):  # a list, whose numbers are texts by now
-            found = np.asarray(given, object)
+        data = data.detach().cpu() if hasattr(data, "detach") else data
+        found = np.asarray(data)
+        if found.dtype.kind == "U" and not hasattr(data, "dtype"):  # a list, whose numbers are texts by now
+            found = np.asarray(data, object)
     except (ValueError, TypeError, RuntimeError) as error:  # rows of several lengths, a type that NumPy lacks
         raise UserError(f"{name}: {what} is no array ({' '.join(str(error).split())[:100]})") from None
     if found.dtype.kind not in "fiub" and found.ndim == 2:  # of a frame, the first column that is the matter
-        for column, values in zip(_columns(given), found.T, strict=False):
+        for column, values in zip(_columns(data), found.T, strict=False):
             others = {n: value for n, value in enumerate(values) if not isinstance(value, Real | np.bool_)}
             strange = [kind for value in others.values() if (kind := type(value).__name__) not in MISSING]
             if strange:
@@ -426,7 +439,7 @@ def as_array(name: str, what: str, given: Any) -> npt.NDArray[Any]:
     if found.dtype.kind == "O":
         kinds = {type(value) for value in found.ravel().tolist()}
         if all(issubclass(kind, str) for kind in kinds):  # pandas' texts
-            _written(f"{name}: {what}", found.ravel().tolist())  # NumPy would cut a NUL at the end
+            _must_be_text(f"{name}: {what}", found.ravel().tolist())  # NumPy would cut a NUL at the end
             return found.astype(str)
         if all(issubclass(kind, Real | np.bool_) for kind in kinds):  # a frame with numbers and truth values
             return np.array(found.tolist())
@@ -434,14 +447,14 @@ def as_array(name: str, what: str, given: Any) -> npt.NDArray[Any]:
         missing = [number for number, value in enumerate(values) if value is None or value != value]
         if found.ndim == 1 and missing and len(missing) < len(values):
             raise UserError(f"{name}: {what} has no value for sample {missing[0]}; leave that sample out")
-        said = " and ".join(sorted(kind.__name__ for kind in kinds))
-        raise UserError(f"{name}: {what} must be numbers or texts of one kind, not {said}")
+        names = " and ".join(sorted(kind.__name__ for kind in kinds))
+        raise UserError(f"{name}: {what} must be numbers or texts of one kind, not {names}")
     if found.dtype.kind in "UT":
-        _written(f"{name}: {what}", found.ravel().tolist())
+        _must_be_text(f"{name}: {what}", found.ravel().tolist())
     return found
 
 
-def _written(what: str, texts: Iterable[str]) -> None:
+def _must_be_text(what: str, texts: Iterable[str]) -> None:
     """Raises `UserError` for a text that no file can have: with a NUL, or with half a character."""
     for text in sorted(set(texts)):
         if "\0" in text or text.encode(errors="replace").decode() != text:
@@ -467,20 +480,20 @@ def numbers(name: str, x: npt.NDArray[Any], columns: Sequence[str] = ()) -> npt.
     return x
 
 
-def _columns(given: Any) -> tuple[str, ...]:
+def _columns(frame: Any) -> tuple[str, ...]:
     """The names of a frame's columns; numbers, which pandas gives where nobody has named them, are none."""
-    columns = tuple(getattr(given, "columns", ()))
-    _written("a column of x", map(str, columns))
+    columns = tuple(getattr(frame, "columns", ()))
+    _must_be_text("a column of x", map(str, columns))
     return tuple(map(str, columns)) if any(isinstance(name, str) for name in columns) else ()
 
 
-def _environments(name: str, given: Any, n: int) -> list[str]:
-    if isinstance(given, str):
-        _written(f"{name}: environment", [given])
-        return [given] * n
-    if given is None:
+def _environments(name: str, values: Any, n: int) -> list[str]:
+    if isinstance(values, str):
+        _must_be_text(f"{name}: environment", [values])
+        return [values] * n
+    if values is None:
         raise UserError(f"{name}: environment is None; give one for each sample, or leave it out")
-    found = as_array(name, "environment", given)
+    found = as_array(name, "environment", values)
     if found.dtype.kind not in "iuUT" or found.shape != (n,):
         raise UserError(
             f"{name}: environment must be {n} whole numbers or texts as in y, or one text; it is {found.dtype} of "
@@ -489,15 +502,15 @@ def _environments(name: str, given: Any, n: int) -> list[str]:
     return [str(value) for value in found.tolist()]
 
 
-def _tests(name: str, given: Any, sites: Mapping[str, _Part]) -> dict[str, _Part]:
+def _tests(name: str, arrays: Any, sites: Mapping[str, _Part]) -> dict[str, _Part]:
     """A test environment's samples by site, or under "" those that all sites have."""
-    if not isinstance(given, Mapping):
-        return {"": _Part.of(f"test {name!r}", given, most=2)}
-    if strangers := [str(site) for site in given if str(site) not in sites]:
+    if not isinstance(arrays, Mapping):
+        return {"": _Part.of(f"test {name!r}", arrays, most=2)}
+    if strangers := [str(site) for site in arrays if str(site) not in sites]:
         raise UserError(f"test {name!r}: {strangers[0]} is no client; there are {', '.join(sites)}")
-    if not given:
+    if not arrays:
         raise UserError(f"test {name!r} has no samples for any client")
-    return {str(site): _Part.of(f"test {name!r} of {site}", own, most=2) for site, own in given.items()}
+    return {str(site): _Part.of(f"test {name!r} of {site}", own, most=2) for site, own in arrays.items()}
 
 
 def _labels(
@@ -530,9 +543,9 @@ def _labels(
             f"classes = {classes!r:.100} is not possible; give a list of the classes' names in their order, such "
             "as ['well', 'ill'], or of all numbers that y has"
         )
-    given = [int(name) if numbers else str(name) for name in names]
-    _written("classes", map(str, given))
-    if twice := [name for name, there in Counter(given).items() if there > 1]:
+    named = [int(name) if numbers else str(name) for name in names]
+    _must_be_text("classes", map(str, named))
+    if twice := [name for name, there in Counter(named).items() if there > 1]:
         raise UserError(f"classes: {twice[0]!r} is there twice; name each class once")
     if True in texts:
         known: dict[int | str, str] = {str(name): str(name) for name in names}
@@ -544,14 +557,11 @@ def _labels(
     return known
 
 
-def _by_name(item: tuple[Any, Any]) -> str:
-    return str(item[0])
-
-
 def shape_text(shape: Sequence[int]) -> str:
     """A shape as a person writes it, such as 3x32x32."""
     return "x".join(map(str, shape)) or "of a single number"
 
 
-def _length(given: Any) -> str:
-    return f" of {len(given)}" if hasattr(given, "__len__") and not isinstance(given, str) else ""
+def _kind(given: Any) -> str:
+    length = f" of {len(given)}" if hasattr(given, "__len__") and not isinstance(given, str) else ""
+    return f"{type(given).__name__}{length}"

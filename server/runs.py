@@ -70,7 +70,7 @@ def run(
     require(track)
     complete = configured(
         method,
-        plain(scenario),
+        without_data(scenario),
         config=config,
         recipe=recipe,
         settings=settings,
@@ -81,7 +81,7 @@ def run(
         data_root=data_root,
     )
     path = vacant(complete, out)
-    if root := root_of(scenario, complete.data_root, path):
+    if root := save_in_memory(scenario, complete.data_root, path):
         complete = complete.model_copy(update={"data_root": root})
     begin(complete, path, connection(complete, path, superlink, ca, insecure), watched(watch), track)
     return Result(path)
@@ -138,49 +138,49 @@ def configured(
     """The complete configuration of a run. `say` is told what has to be known of it. Raises `UserError`."""
     from perennial.common.config import load_config
 
-    chosen = {"config": config, "method": method, "scenario": scenario}
-    given = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
-    if given.get("data_root") is not None:
-        given["data_root"] = str(path_of(given["data_root"], "data_root"))
-    said = assigned(settings)
-    given_once(given, said)
+    options = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
+    if options.get("data_root") is not None:
+        options["data_root"] = str(path_of(options["data_root"], "data_root"))
+    texts = as_texts(settings)
+    must_be_said_once(options, texts)
     if recipe is not None and not (isinstance(recipe, str) and recipe):
         raise UserError(f"recipe: {recipe!r:.100} is not possible; give a name, such as {FIRST!r}")
-    if recipe is None and any(value is not None for value in chosen.values()):
+    chosen = {"config": config, "method": method, "scenario": scenario}
+    given = [f"--{name} {value}" for name, value in chosen.items() if value is not None]
+    if recipe is None and given:
         file = path_of(config, "config") if config is not None else None
-        return load_config(file, {"method": method, "scenario": scenario, **given}, said, say)
-    for name, value in chosen.items():
-        if value is not None:
-            raise UserError(
-                f"--recipe {recipe} is not possible with --{name} {value}; it has a method and a scenario, and "
-                "--set, --rounds and --seed change the rest"
-            )
+        return load_config(file, {"method": method, "scenario": scenario, **options}, texts, say)
+    if given:
+        raise UserError(
+            f"--recipe {recipe} is not possible with {given[0]}; it has a method and a scenario, and --set, "
+            "--rounds and --seed change the rest"
+        )
     from perennial.server.papers.recipes import recipe_config
 
-    complete, caution = recipe_config(FIRST if recipe is None else recipe, given, said)
+    complete, caution = recipe_config(recipe or FIRST, options, texts)
     if caution:
         say(caution)
     return complete
 
 
-def given_once(options: Mapping[str, Any], settings: Iterable[str]) -> None:
+def must_be_said_once(options: Mapping[str, Any], settings: Iterable[str]) -> None:
     """Raises `UserError` for an option, other than a seed of 0, that a setting gives as well."""
     for setting in settings:
         if options.get(key := setting.partition("=")[0].strip()):
             raise UserError(f"{key}: {options[key]} is given, and {setting!r:.100} as a setting; give it once")
 
 
-def assigned(settings: Settings) -> tuple[str, ...]:
+def as_texts(settings: Settings) -> tuple[str, ...]:
     """Settings as the command line has them, `key=value`. Raises `UserError` for a value of no such kind."""
     if not isinstance(settings, Mapping):
         if isinstance(settings, str) or not isinstance(settings, Iterable):
             raise UserError(f"settings: {settings!r:.100} is not possible; give a dict, or a list of key=value")
-        told = tuple(settings)
-        if odd := [own for own in told if not isinstance(own, str)]:
+        texts = tuple(settings)
+        if odd := [text for text in texts if not isinstance(text, str)]:
             raise UserError(
                 f"settings: {odd[0]!r:.100} is not possible in a list; write key=value, or give a dict"
             )
-        return told
+        return texts
     found = []
     for key, value in settings.items():
         plain = value.tolist() if hasattr(value, "tolist") else value  # NumPy's numbers and arrays
@@ -223,22 +223,18 @@ def unfinished(folder: Path | str) -> RunFolder:
 
 
 def connection(
-    config: RunConfig,
-    path: Path,
-    superlink: str = "deployment",
-    ca: Path | str | None = None,
-    insecure: bool = False,
+    config: RunConfig, path: Path, superlink: str, ca: Path | str | None = None, insecure: bool = False
 ) -> Link:
     """To the SuperLink that a run needs, a simulation's or a deployment's; to none in the local runtime."""
-    if config.runtime == "local":
-        return nullcontext()
+    if config.runtime == "deployment":
+        from perennial.server.deployment.submission import connected
+
+        return connected(superlink, path_of(ca, "ca") if ca is not None else None, insecure)
     if config.runtime == "simulation":
         from perennial.server.simulation import Simulation
 
         return nullcontext(Simulation(path / "flower"))
-    from perennial.server.deployment.submission import connected
-
-    return connected(superlink, path_of(ca, "ca") if ca is not None else None, insecure)
+    return nullcontext()
 
 
 def begin(config: RunConfig, path: Path, link: Link, watch: Watched = QUIET, track: str | None = None) -> None:
@@ -248,8 +244,8 @@ def begin(config: RunConfig, path: Path, link: Link, watch: Watched = QUIET, tra
     from perennial.server.run.trackers import tracking
 
     if config.runtime != "local":
-        with tracking(track, path, config, watch.round) as told:
-            _follow(config, path, link, told)
+        with tracking(track, path, config, watch.round) as watcher:
+            _follow(config, path, link, watcher)
         return
     with _here(config, watch) as here:
         if isinstance(config.model, Pretrained) and config.model.weights:
@@ -259,8 +255,8 @@ def begin(config: RunConfig, path: Path, link: Link, watch: Watched = QUIET, tra
         with RunFolder(path).held():
             made = RunFolder.create(path, config)
             watch.round(Progress(0, config.rounds, {}, {}))
-            with tracking(track, path, config, watch.round) as told:
-                _add_constant(here, made, here.run(made, watch=told))
+            with tracking(track, path, config, watch.round) as watcher:
+                _add_constant(here, made, here.run(made, watch=watcher))
 
 
 def go_on(
@@ -298,8 +294,8 @@ def watched(watch: Watcher | None) -> Watched:
     return Watched(round=watch) if watch else QUIET
 
 
-def plain(scenario: S | InMemory) -> S | Scenario:
-    """A scenario as configurations know it: without its data. Raises `UserError` for what is none."""
+def without_data(scenario: S | InMemory) -> S | Scenario:
+    """A scenario as configurations know it. Raises `UserError` for what is none."""
     from perennial.common.data.scenario import Scenario
     from perennial.server.in_memory import InMemory
 
@@ -312,8 +308,8 @@ def plain(scenario: S | InMemory) -> S | Scenario:
     )
 
 
-def root_of(scenario: object, data_root: Path | str | None, otherwise: Path | str) -> str | None:
-    """The data root; data in memory are written there, or `otherwise` into another folder."""
+def save_in_memory(scenario: object, data_root: Path | str | None, otherwise: Path | str) -> str | None:
+    """The data root, into which data in memory are written; into `otherwise` where it is None."""
     from perennial.server.in_memory import InMemory
 
     if isinstance(scenario, InMemory):

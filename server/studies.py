@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.paths import path_of
 from perennial.common.utils.suggestions import unknown
 from perennial.server.results.result import Result
 from perennial.server.results.table import Table
-from perennial.server.runs import MOST, POOL, Settings, assigned, configured, given_once, plain, root_of
+from perennial.server.runs import (
+    MOST,
+    POOL,
+    Settings,
+    as_texts,
+    configured,
+    must_be_said_once,
+    save_in_memory,
+    without_data,
+)
 from perennial.server.selection.split_rule import Select
 from perennial.server.study import compare as comparing
 from perennial.server.study import unseen_sites
@@ -27,7 +36,6 @@ from perennial.server.study.trial_tables import sweep_rows
 from perennial.server.study.unseen_sites import Cell as Cell
 
 if TYPE_CHECKING:
-    from perennial.common.config import RunConfig
     from perennial.common.data.scenario import Scenario
     from perennial.server.in_memory import InMemory
 
@@ -66,28 +74,44 @@ class Search:
     @property
     def settings(self) -> dict[str, Any]:
         """The method's settings in the chosen trial, as `run` takes them. Raises `UserError` without one."""
-        values: dict[str, Any] = self._config.method.model_dump(mode="json", exclude={"name"}, exclude_none=True)
+        method = self._must_be_chosen().config.method
+        values: dict[str, Any] = method.model_dump(mode="json", exclude={"name"}, exclude_none=True)
         return values
 
     @cached_property
     def result(self) -> Result:
         """The chosen trial's run. Raises `UserError` where there is none."""
-        return Result(self._run.path)
+        return Result(self._must_be_chosen().path)
 
     @property
     def troubles(self) -> list[str]:
         """A sentence for each trial that did not end well, and for each client whose replies were left out."""
         return troubles_of(self.outcomes)
 
-    @property
-    def _run(self) -> Outcome:
+    def _must_be_chosen(self) -> Outcome:
         if not self.chosen:
             raise UserError("no trial could be judged, so nothing is chosen")
         return self.chosen
 
-    @property
-    def _config(self) -> RunConfig:
-        return self._run.config
+
+class StudyOptions(TypedDict, total=False):
+    """What every study takes by name."""
+
+    config: Path | str | None
+    """A file that has a scenario, in place of one, such as one for data of your own; rounds, model and other
+    settings of the run are also taken from it, and the method is not."""
+    rounds: int | None
+    settings: Settings
+    """Which are not drawn."""
+    jobs: int
+    """How many runs go on at a time (1). With more, each has a process of its own, and a script needs
+    `if __name__ == "__main__":`."""
+    out: Path | str
+    """Folder of the run folders (runs/studies)."""
+    data_root: Path | str | None
+    device: str | None
+    watch: Watch
+    """Is told how the study stands."""
 
 
 def sweep(
@@ -95,42 +119,24 @@ def sweep(
     scenario: str | Scenario | InMemory | None,
     trials: int,
     *,
-    config: Path | str | None = None,
     select: str = Select.by_split.value,
     prune: bool = False,
     seed: int = 0,
-    rounds: int | None = None,
-    settings: Settings = (),
-    jobs: int = 1,
-    out: Path | str = POOL,
-    data_root: Path | str | None = None,
-    device: str | None = None,
-    watch: Watch = lambda _: None,
+    **options: Unpack[StudyOptions],
 ) -> Search:
     """Random search over a method's search ranges; trial 0 is the defaults. Called again, it continues.
 
-    In place of a scenario, `config` names a file that has one, such as one for data of your own; rounds, model and
-    other settings of the run are also taken from it, and the method is not.
-    `select` is "split", "held-out" or "leave-one-out" (docs/selection.md); `settings` are not drawn.
-    `jobs` runs go on at a time; with more than one, a script needs `if __name__ == "__main__":`, since each has a
-    process of its own. `watch` is told how the study stands.
+    `select` is "split", "held-out" or "leave-one-out" (docs/selection.md). The options of all studies: `config`, a
+    file in place of a scenario; `rounds`; `settings`, which are not drawn; `jobs`, how many runs go on at a time;
+    `out`, the folder of the runs; `data_root`; `device`; `watch`, which is told how the study stands.
 
     Raises `UserError`, and `RunStopped` if a process dies.
     """
-    trials, jobs = _counts(trials=trials, jobs=jobs)
-    pool = path_of(out, "out")
-    scenario, rounds, said = _problem(scenario, config, rounds, settings, data_root=data_root, device=device)
-    base = configured(
-        method,
-        plain(scenario),
-        settings=said,
-        rounds=rounds,
-        seed=seed,
-        data_root=root_of(scenario, data_root, pool),
-        device=device,
-    )
-    fixed = [key_of(setting) for setting in said]
-    return Search(*search(base, trials, fixed, _select(select), pool, jobs, watch, prune))
+    (trials,) = _counts(trials=trials)
+    problem = _problem(scenario, **options)
+    base = configured(method, seed=seed, **problem.of_runs())
+    fixed = [key_of(setting) for setting in problem.settings]
+    return Search(*search(base, trials, fixed, _select(select), problem.pool, problem.jobs, problem.watch, prune))
 
 
 def tune(
@@ -138,17 +144,10 @@ def tune(
     scenario: str | Scenario | InMemory | None,
     trials: int,
     *,
-    config: Path | str | None = None,
     select: str = Select.by_split.value,
     prune: bool = True,
     seed: int = 0,
-    rounds: int | None = None,
-    settings: Settings = (),
-    jobs: int = 1,
-    out: Path | str = POOL,
-    data_root: Path | str | None = None,
-    device: str | None = None,
-    watch: Watch = lambda _: None,
+    **options: Unpack[StudyOptions],
 ) -> Search:
     """Choose a method's settings without target data: as `sweep`, with hopeless trials stopped early.
 
@@ -156,45 +155,22 @@ def tune(
     `sweep`.
     """
     _counts(2, trials=trials)
-    pool = path_of(out, "out")
-    found = sweep(
-        method,
-        scenario,
-        trials,
-        config=config,
-        select=select,
-        prune=prune,
-        seed=seed,
-        rounds=rounds,
-        settings=settings,
-        jobs=jobs,
-        out=out,
-        data_root=data_root,
-        device=device,
-        watch=watch,
-    )
-    files = keep(found.outcomes, found.verdict, _select(select), pool)
-    return Search(found.outcomes, found.verdict, files)
+    pool = path_of(options.get("out", POOL), "out")
+    found = sweep(method, scenario, trials, select=select, prune=prune, seed=seed, **options)
+    return replace(found, files=keep(found.outcomes, found.verdict, _select(select), pool))
 
 
 def compare(
     methods: Iterable[str],
     scenario: str | Scenario | InMemory | None = None,
     *,
-    config: Path | str | None = None,
     seeds: int = 3,
     trials: int = 1,
     trial_rounds: int | None = None,
     select: str = Select.by_split.value,
     prune: bool = False,
-    rounds: int | None = None,
-    settings: Settings = (),
-    jobs: int = 1,
-    out: Path | str = POOL,
-    data_root: Path | str | None = None,
-    device: str | None = None,
     oracle: bool = False,
-    watch: Watch = lambda _: None,
+    **options: Unpack[StudyOptions],
 ) -> Comparison:
     """Methods side by side, tuned alike; FedAvg, Local and a constant prediction are always in. It continues, too.
 
@@ -202,42 +178,30 @@ def compare(
     `trial_rounds`, where that is given, in place of all. `oracle` adds the round that is best on test data,
     labelled so. The rest, and the errors, are as with `sweep`. `Comparison.table` has the numbers.
     """
-    seeds, trials, jobs = _counts(seeds=seeds, trials=trials, jobs=jobs)
+    seeds, trials = _counts(seeds=seeds, trials=trials)
     if trial_rounds is not None:
         (trial_rounds,) = _counts(1, inf, trial_rounds=trial_rounds)
-    pool = path_of(out, "out")
-    scenario, rounds, said = _problem(scenario, config, rounds, settings, data_root=data_root, device=device)
+    problem = _problem(scenario, **options)
     plan = comparing.Plan(
         entries=_entries(methods),
-        scenario=plain(scenario),
         seeds=seeds,
         trials=trials,
         trial_rounds=trial_rounds,
-        rounds=rounds,
-        settings=said,
-        data_root=root_of(scenario, data_root, pool),
-        device=device,
         oracle=oracle,
         select=_select(select),
         prune=prune,
+        **problem.of_runs(),
     )
-    return comparing.compare(plan, pool, jobs, watch)
+    return comparing.compare(plan, problem.pool, problem.jobs, problem.watch)
 
 
 def leave_one_site_out(
     methods: Iterable[str],
     scenario: str | Scenario | InMemory | None = None,
     *,
-    config: Path | str | None = None,
     seeds: int = 3,
-    rounds: int | None = None,
-    settings: Settings = (),
-    jobs: int = 1,
-    out: Path | str = POOL,
-    data_root: Path | str | None = None,
-    device: str | None = None,
-    watch: Watch = lambda _: None,
     adapt: int = 0,
+    **options: Unpack[StudyOptions],
 ) -> tuple[list[Cell], list[str]]:
     """What each method does at a site that nobody trained at: a cell for each site and method, and troubles.
 
@@ -245,22 +209,13 @@ def leave_one_site_out(
     many of its samples, where the method can; the others are asked about. Other arguments and errors are as with
     `compare`.
     """
-    seeds, jobs = _counts(seeds=seeds, jobs=jobs)
+    (seeds,) = _counts(seeds=seeds)
     (adapt,) = _counts(0, inf, adapt=adapt)
-    pool = path_of(out, "out")
-    scenario, rounds, said = _problem(scenario, config, rounds, settings, data_root=data_root, device=device)
-    plan = comparing.Plan(
-        entries=_entries(methods),
-        scenario=plain(scenario),
-        seeds=seeds,
-        rounds=rounds,
-        settings=said,
-        data_root=root_of(scenario, data_root, pool),
-        device=device,
-    )
+    problem = _problem(scenario, **options)
+    plan = comparing.Plan(entries=_entries(methods), seeds=seeds, **problem.of_runs())
     entries = comparing.with_baselines(plan.entries)
     bases = {entry.label: comparing.base_config(plan, entry, entries) for entry in entries}
-    return unseen_sites.leave_one_site_out(bases, seeds, pool, jobs, watch, adapt)
+    return unseen_sites.leave_one_site_out(bases, seeds, problem.pool, problem.jobs, problem.watch, adapt)
 
 
 def _entries(methods: Iterable[str]) -> tuple[comparing.Entry, ...]:
@@ -287,34 +242,63 @@ def _counts(least: int = 1, most: float = MOST, /, **counts: object) -> list[int
     return found
 
 
+@dataclass(frozen=True)
+class _Problem:
+    """What a study's runs have in common, checked, and how they are made."""
+
+    scenario: str | Scenario
+    rounds: int | None
+    settings: tuple[str, ...]
+    data_root: str | None
+    device: str | None
+    pool: Path
+    jobs: int
+    watch: Watch
+
+    def of_runs(self) -> dict[str, Any]:
+        """What determines the runs, as arguments."""
+        names = ("scenario", "rounds", "settings", "data_root", "device")
+        return {name: getattr(self, name) for name in names}
+
+
 def _problem(
     scenario: str | Scenario | InMemory | None,
-    config: Path | str | None,
-    rounds: int | None,
-    settings: Settings,
-    **stronger: object,
-) -> tuple[str | Scenario | InMemory, int | None, tuple[str, ...]]:
-    """The scenario, the rounds and the settings of a study, which a file may have; `stronger` are options of the
-    file's names that hold where they are not None. Raises `UserError`."""
-    said = assigned(settings)
-    given_once({"rounds": rounds, **stronger}, said)
-    if config is None and scenario is not None:
-        return scenario, rounds, said
-    if config is None or scenario is not None:
+    config: Path | str | None = None,
+    rounds: int | None = None,
+    settings: Settings = (),
+    jobs: int = 1,
+    out: Path | str = POOL,
+    data_root: Path | str | None = None,
+    device: str | None = None,
+    watch: Watch = lambda _: None,
+) -> _Problem:
+    """The options of a study with what its file has, which is weaker. Raises `UserError`."""
+    (jobs,) = _counts(jobs=jobs)
+    pool, texts = path_of(out, "out"), as_texts(settings)
+    stronger = {"rounds": rounds, "data_root": data_root, "device": device}
+    must_be_said_once(stronger, texts)
+    if (config is None) == (scenario is None):
         raise UserError("scenario: name one, or a configuration file that has one, one of the two")
-    from perennial.common.config import load_config, read
+    if config is not None:
+        from perennial.common.config import load_config, read
 
-    file = path_of(config, "config")
-    whole = load_config(file)  # which loads its plug-ins
-    values = read(file)
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        if key in ("plugins", "scenario", "rounds", *OF_ONE_RUN) or stronger.get(key) is not None:
-            continue
-        flat |= {f"{key}.{name}": own for name, own in value.items()} if isinstance(value, dict) else {key: value}
-    if "rounds" in values and "rounds" not in map(key_of, said):
-        rounds = rounds or whole.rounds
-    return whole.scenario, rounds, (*assigned(flat), *said)
+        file = path_of(config, "config")
+        whole = load_config(file)  # which loads its plug-ins
+        values = read(file)
+        scenario = whole.scenario
+        if "rounds" in values and "rounds" not in map(key_of, texts):
+            rounds = rounds or whole.rounds
+        flat: dict[str, Any] = {}
+        for key, value in values.items():
+            if key in ("plugins", "scenario", "rounds", *OF_ONE_RUN) or stronger.get(key) is not None:
+                continue
+            flat |= (
+                {f"{key}.{name}": own for name, own in value.items()} if isinstance(value, dict) else {key: value}
+            )
+        texts = (*as_texts(flat), *texts)
+    assert scenario is not None
+    root = save_in_memory(scenario, data_root, pool)
+    return _Problem(without_data(scenario), rounds, texts, root, device, pool, jobs, watch)
 
 
 def not_used(config: Path | str) -> str:
@@ -337,7 +321,6 @@ def not_used(config: Path | str) -> str:
 
 
 def _select(name: str) -> Select:
-    names = [own.value for own in Select]
-    if name not in names:
-        raise UserError(f"select: {unknown('selection', name, names)}")
+    if name not in [*Select]:
+        raise UserError(f"select: {unknown('selection', name, Select)}")
     return Select(name)

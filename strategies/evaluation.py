@@ -4,15 +4,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from perennial.common import selection
 from perennial.common.config import RunConfig
+from perennial.common.measures import ranking, scores
 from perennial.common.measures.counts import COUNTED
-from perennial.common.measures.ranking import COLUMNS, Ranking, from_columns
-from perennial.common.measures.scores import COLUMNS as SCORE_COLUMNS
-from perennial.common.measures.scores import SCORE, Scores, whole
-from perennial.common.measures.scores import from_columns as from_score_columns
-from perennial.common.selection import COLUMNS as SPLIT_COLUMNS
-from perennial.common.selection import SPLIT, STEPS, Counts, References, Tally, added
-from perennial.common.selection import from_columns as from_split_columns
+from perennial.common.selection import SPLIT, STEPS, Counts, References, Tally
 from perennial.strategies.exchange import AcceptedReply
 from perennial.strategies.screening import LONGEST_REASON, Rejected
 
@@ -31,7 +27,7 @@ class Evaluation:
         self.apart: dict[str, Counts] = {}
         """Sums over clients, as `common.split.added`."""
         self._run, self._round = run, server_round
-        self._rankings: dict[tuple[str, str, str], Ranking] = {}
+        self._rankings: dict[tuple[str, str, str], ranking.Ranking] = {}
         self._scores: list[Row] = []
 
     def add(self, reply: AcceptedReply) -> None:
@@ -40,63 +36,51 @@ class Evaluation:
         if self._counted:
             scenario = self._run.scenario
             place = len(scenario.train_environments), scenario.classes
-            own = added(tallies, self._run.method.evaluates, *place)
+            own = selection.contribution(tallies, self._run.method.evaluates, *place)
             self.apart = {name: self.apart.get(name, 0) + counts for name, counts in own.items()}
         for row in rows:
             for name, found in zip(row["environment"], row.pop("rankings"), strict=False):
                 key = row["model"], row["split"], name
                 self._rankings[key] = self._rankings[key] + found if key in self._rankings else found
-            if scores := row.pop("scores"):
-                self._scores.append(self._score_row(row, scores))
+            if by_score := row.pop("scores"):
+                self._scores.append(self._score_row(row, by_score))
         self.clients += rows
 
-    def take_sums(self, sums: Mapping[str, Counts], clients: int) -> str:
-        """Take in the sums over clients of what each has `added`; why they cannot be, in a few words, or nothing.
+    def take_sums(self, sums: Mapping[str, Counts], clients: int) -> None:
+        """Take in the sums over clients of their contributions. Raises `ValueError` where they cannot be.
 
         They must fit what the clients say in the clear: how many samples they have held out, and how many of these
         each model gets right.
         """
-        self.apart = dict(sums)
-        samples, held_out = sums["samples"], Counter[tuple[str, str]]()
+        held_out = Counter[tuple[str, str]]()
         for row in self.clients:
             if row["split"] == "validation":
                 held_out += Counter({(row["model"], name): sum(row[name]) for name in ("count", "correct")})
         for model in self._run.method.evaluates:
-            hits = sums[f"{model}/correct"]
-            if (hits < 0).any() or (hits > samples).any():
-                return "more correct answers than samples"
-            for name, found in (("count", samples), ("correct", hits)):
-                each = found.sum(axis=3)  # the same samples, told apart by another reference
-                if (each != each[0]).any() or each[0].sum() != held_out[model, name]:
-                    return f"counts that do not add up to the {held_out[model, name]} held-out ones"
+            tally = Tally(sums["samples"], sums[f"{model}/correct"])
+            selection.must_add_up(tally, held_out[model, "count"], held_out[model, "correct"])
         most = {"clients": clients, "accuracy": clients * STEPS, "squares": clients * STEPS}
         for name, limit in most.items():
             if (sums[name] < 0).any() or (sums[name] > limit).any():
-                return f"more {name} than {clients} clients have"
-        return ""
+                raise ValueError(f"more {name} than {clients} clients have")
+        self.apart = dict(sums)
 
     def rows(self) -> list[Row]:
         """All rows: those of the clients, and the areas under the curves of all clients together."""
+        about = {"kind": "ranking", "round": self._round}
         areas = [
-            {
-                "kind": "ranking",
-                "round": self._round,
-                "model": model,
-                "split": split,
-                "environment": name,
-                **ranking.measures(),
-            }
-            for (model, split, name), ranking in self._rankings.items()
+            {**about, "model": model, "split": split, "environment": name, **found.measures()}
+            for (model, split, name), found in self._rankings.items()
         ]
         return [*self.clients, *areas, *self._scores, *self._split_rows()]
 
-    def _score_row(self, row: Row, scores: Sequence[Scores]) -> Row:
+    def _score_row(self, row: Row, by_score: Sequence[scores.Scores]) -> Row:
         """A client's test samples by score, environment after environment."""
-        about = {"kind": SCORE, **{name: row[name] for name in ("round", "client", "model", "environment")}}
+        about = {"kind": scores.SCORE, **{name: row[name] for name in ("round", "client", "model", "environment")}}
         names = self._run.scenario.class_names
         counts = {
-            "negatives": [own.negatives.tolist() for own in scores],
-            "positives": [own.positives.tolist() for own in scores],
+            "negatives": [own.negatives.tolist() for own in by_score],
+            "positives": [own.positives.tolist() for own in by_score],
         }
         return {**about, "positive": names[1] if names else "1", **counts}
 
@@ -104,22 +88,14 @@ class Evaluation:
         """What the selection `split` rests on: sums over clients, per model."""
         if not self._references or not self.apart:
             return []
-        about = {
-            "environments": list(self._run.scenario.train_environments),
-            "references": self._references.digest,
-        }
-        sums = {name: self.apart[name].tolist() for name in ("samples", "clients")}
+        about = {"kind": SPLIT, "round": self._round}
+        counts = {name: found.tolist() for name, found in self.apart.items()}
+        environments = list(self._run.scenario.train_environments)
+        names = {"environments": environments, "references": self._references.digest}
+        sums = {**names, "samples": counts["samples"], "clients": counts["clients"]}
         shares = {name: (self.apart[name] / STEPS).tolist() for name in ("accuracy", "squares")}
         return [
-            {
-                "kind": SPLIT,
-                "round": self._round,
-                "model": model,
-                **about,
-                **sums,
-                "correct": self.apart[f"{model}/correct"].tolist(),
-                **shares,
-            }
+            {**about, "model": model, **sums, "correct": counts[f"{model}/correct"], **shares}
             for model in self._run.method.evaluates
         ]
 
@@ -139,7 +115,7 @@ class Evaluation:
         """A reply as one row per model and split, with `rankings` and `scores` by environment if they were asked
         for, and the tallies of its models."""
         scenario, method = self._run.scenario, self._run.method
-        ranked = COLUMNS if self._run.ranking_batch else ()
+        ranked = ranking.COLUMNS if self._run.ranking_batch else ()
         environments = {"validation": {"validation"}, "test": set(scenario.test_environments)}
         columns: dict[tuple[str, str], Row] = {}
         rows = []
@@ -151,7 +127,7 @@ class Evaluation:
                 columns.setdefault((model, split), {})[column] = values
             tallies = self._tallies(columns) if self._counted else {}
             for (model, split), row in columns.items():
-                scored = SCORE_COLUMNS if self._run.scored and split == "test" else ()
+                scored = scores.COLUMNS if self._run.scored and split == "test" else ()
                 if model not in method.evaluates or row.keys() != {*COUNTED, *ranked, *scored}:
                     raise ValueError(f"{model}/{split} was not asked for")
                 names = reply.settings[split]
@@ -159,16 +135,18 @@ class Evaluation:
                     raise ValueError(f"{split} has other environments than the scenario")
                 if len(set(names)) < len(names) or any(len(row[name]) != len(names) for name in COUNTED):
                     raise ValueError(f"{split} has other columns than one number for each environment")
-                counts, corrects = (whole(row[name], self._run.most_examples) for name in ("count", "correct"))
+                counts, corrects = (
+                    scores.whole(row[name], self._run.most_examples) for name in ("count", "correct")
+                )
                 if any(correct > count for count, correct in zip(counts, corrects, strict=True)):
                     raise ValueError("more correct answers than samples")
-                given = {column: row.pop(column) for column in ranked}
-                rankings = from_columns(given, counts, self._run.ranking_batch) if given else []
+                areas = {column: row.pop(column) for column in ranked}
+                rankings = ranking.from_columns(areas, counts, self._run.ranking_batch) if areas else []
                 by_score = {column: row.pop(column) for column in scored}
-                scores = from_score_columns(by_score, counts, corrects) if scored else []
+                scored_samples = scores.from_columns(by_score, counts, corrects) if by_score else []
                 named = {"kind": "evaluation", "round": self._round, "client": reply.client}
                 where = {"model": model, "split": split, "environment": names}
-                rows.append({**named, **where, **row, "rankings": rankings, "scores": scores})
+                rows.append({**named, **where, **row, "rankings": rankings, "scores": scored_samples})
         except (KeyError, TypeError, ValueError) as error:
             raise Rejected(f"its evaluation cannot be read ({str(error)[:LONGEST_REASON]})") from None
         return rows, tallies
@@ -178,12 +156,12 @@ class Evaluation:
         scenario, most = self._run.scenario, self._run.most_examples
         found: dict[str, Tally] = {}
         for model in self._run.method.evaluates:
-            if (given := columns.pop((model, SPLIT), {})).keys() != set(SPLIT_COLUMNS):
-                raise ValueError(f"{model}/{SPLIT} has other columns than {' and '.join(SPLIT_COLUMNS)}")
+            if (given := columns.pop((model, SPLIT), {})).keys() != set(selection.COLUMNS):
+                raise ValueError(f"{model}/{SPLIT} has other columns than {' and '.join(selection.COLUMNS)}")
             held_out = columns[model, "validation"]
-            (count,), (correct,) = (whole(held_out[name], most) for name in ("count", "correct"))
+            (count,), (correct,) = (scores.whole(held_out[name], most) for name in ("count", "correct"))
             place = len(scenario.train_environments), scenario.classes
-            found[model] = from_split_columns(given, *place, count, correct)
+            found[model] = selection.from_columns(given, *place, count, correct)
             if (found[model].samples != next(iter(found.values())).samples).any():
                 raise ValueError("its models have other held-out samples each")
         return found

@@ -7,19 +7,11 @@ from dataclasses import dataclass, field
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
+from perennial.common import wire
 from perennial.common.flower.names import ErrorCode
 from perennial.common.utils.errors import RunStopped, UserError, printable, some_of
-from perennial.common.utils.tensors import Tensors, marks
-from perennial.common.wire import (
-    CONFIG,
-    LONGEST_NAME,
-    METRICS,
-    NUM_EXAMPLES,
-    from_record,
-    payload_bytes,
-    records,
-    to_record,
-)
+from perennial.common.utils.tensors import Tensors, change_marks
+from perennial.common.wire import CONFIG, METRICS, NUM_EXAMPLES, records
 from perennial.strategies.screening import (
     LONGEST_REASON,
     Limits,
@@ -93,15 +85,15 @@ class Exchange:
         for node, client in self.clients.items():
             content = RecordDict({CONFIG: config})
             given = payload(client)
-            _must_be_its_own(given, f"a request to {self.action!r}")
+            _must_not_be_reserved(given, f"a request to {self.action!r}")
             for name, tensors in given.items():
                 # The same tensors for several clients become one record.
                 if id(tensors) not in encoded:
-                    encoded[id(tensors)] = tensors, to_record(tensors)
-                    sent = from_record(encoded[id(tensors)][1])
-                    self._sent.append((name, sent, marks(sent)))
+                    encoded[id(tensors)] = tensors, wire.to_record(tensors)
+                    sent = wire.from_record(encoded[id(tensors)][1])
+                    self._sent.append((name, sent, change_marks(sent)))
                 content[name] = encoded[id(tensors)][1]
-                self.bytes_down += payload_bytes(tensors)
+                self.bytes_down += wire.payload_bytes(tensors)
             messages.append(Message(content, node, self.action, group_id=str(self.round)))
         return messages
 
@@ -128,7 +120,7 @@ class Exchange:
             if client is None:
                 continue  # the SuperLink's word on a lost node: that client is named below
             expect = self.expect(client)
-            _must_be_its_own(expect, f"the reply that it expects to {self.action!r}")
+            _must_not_be_reserved(expect, f"the reply that it expects to {self.action!r}")
             try:
                 reply = self._screened(client, message, expect, limits)
                 check(reply)
@@ -137,13 +129,14 @@ class Exchange:
                 if message.has_error() and message.error.code in SILENT:
                     self.silent.add(client)
                 continue
-            self.bytes_up += sum(payload_bytes(tensors) for tensors in reply.arrays.values())
+            self.bytes_up += sum(wire.payload_bytes(tensors) for tensors in reply.arrays.values())
             used += 1
             if NUM_EXAMPLES in reply.metrics:
                 self.samples[client] = reply.num_examples
             yield reply
         for name, tensors, before in self._sent:
-            if marks(tensors) != before:  # in the local runtime, clients that are asked later get another one
+            # In the local runtime, clients that are asked later would get another one.
+            if change_marks(tensors) != before:
                 action = f"while {self.action!r} is under way"
                 raise UserError(
                     f"the server half changes {name!r} in place {action}; make a new record of new tensors"
@@ -168,7 +161,7 @@ class Exchange:
         given = records(content, ArrayRecord)
         expect = {**expect, **{name: like for name, like in self.optional.items() if name in given}}
         if extra := content.keys() - {*expect, METRICS, CONFIG}:
-            raise Rejected(f"unexpected record {min(extra)[:LONGEST_NAME]!r}")
+            raise Rejected(f"unexpected record {min(extra)[: wire.LONGEST_NAME]!r}")
         metrics = records(content, MetricRecord).get(METRICS)
         settings = records(content, ConfigRecord).get(CONFIG)
         if metrics is None:
@@ -209,7 +202,7 @@ class MetricMeans:
         return MetricRecord({**means, NUM_EXAMPLES: self._examples})
 
 
-def _must_be_its_own(names: Container[str], of: str) -> None:
+def _must_not_be_reserved(names: Container[str], of: str) -> None:
     """Raises `UserError` where one of a server half's records has the name of one of the protocol's."""
     for name in (CONFIG, METRICS):
         if name in names:

@@ -85,7 +85,7 @@ def accept(name: str, record: ArrayRecord | None, template: Template, largest: f
             raise Rejected(f"{name!r}: {key} has shape {shape} instead of {tuple(like.shape)}")
         if array.dtype != dtype:
             raise Rejected(f"{name!r}: {key} has type {array.dtype[:LONGEST_NAME]} instead of {dtype}")
-        size = like.numel() * like.element_size()
+        size = like.nbytes
         if not isinstance(array, TensorArray) and len(array.data) > size + HEADER_BYTES:
             raise Rejected(f"{name!r}: {key} has {len(array.data)} bytes; its values take {size}")
     try:
@@ -133,7 +133,7 @@ def check_metrics(
 def _array_bytes(array: Array) -> int:
     """Of an array that has not been encoded yet, those of its values."""
     if isinstance(array, TensorArray):
-        return array.tensor.numel() * array.tensor.element_size()
+        return array.tensor.nbytes
     return len(array.data)
 
 

@@ -7,4 +7,6 @@ pytestmark = pytest.mark.parametrize("method", ["my-method"])
 
 import pytest
 
-pytest.register_assert_rewrite(*(f"{__name__}.{room}" for room in ("methods", "models", "scenarios", "leaving")))
+pytest.register_assert_rewrite(
+    *(f"{__name__}.{room}" for room in ("methods", "models", "scenarios", "kept_and_sent"))
+)

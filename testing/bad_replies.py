@@ -30,7 +30,7 @@ OTHERWISE_BAD = {
 """What else can be wrong with a reply."""
 
 
-def spoiled(fault: str, request: Message, reply: Message, canary: Path = Path("/nowhere")) -> Message:
+def with_fault(fault: str, request: Message, reply: Message, canary: Path = Path("/nowhere")) -> Message:
     """A client's reply with one thing wrong in it. `pickle` makes the file `canary` if anything unpickles it."""
     if fault == "raise":
         return Message(

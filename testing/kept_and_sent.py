@@ -30,7 +30,7 @@ def check(method: type[Method], replies: list[Sent], buffers: tuple[str, ...]) -
         assert any(fnmatch(record, name) for name in method.keeps), f"{record} is kept and not in `keeps`"
         when = dict(method.sends).get(record, "never")
         everyone = {
-            reply.client: [found(record, one) for one in replies if one.client == reply.client]
+            reply.client: [seen_of(record, one) for one in replies if one.client == reply.client]
             for reply in replies
         }
         where = f"{method.__name__} keeps {record!r}, sent {when}; found by client and reply: {everyone}"
@@ -49,16 +49,16 @@ def check(method: type[Method], replies: list[Sent], buffers: tuple[str, ...]) -
             assert any(names for own in everyone.values() for names, _ in own), where
 
 
-def found(record: str, reply: Sent) -> tuple[set[str], set[str]]:
+def seen_of(record: str, reply: Sent) -> tuple[set[str], set[str]]:
     """Names of a kept record's tensors, as they were before or are after, that are in a reply; and of all that
     could be told. Constant ones cannot, nor those that the client was sent itself."""
 
     def tellable(kept: Tensors) -> dict[str, Tensor]:
-        return {n: t for n, t in kept.items() if tells(t) and not inside(t, reply.received)}
+        return {n: t for n, t in kept.items() if is_telling(t) and not is_in(t, reply.received)}
 
     after = tellable(reply.after.get(record, {}))
     either = [*after.items(), *tellable(reply.before.get(record, {})).items()]
-    return {name for name, tensor in either if inside(tensor, reply.arrays)}, set(after)
+    return {name for name, tensor in either if is_in(tensor, reply.arrays)}, set(after)
 
 
 def moved_alike(record: str, reply: Sent) -> bool:
@@ -79,19 +79,19 @@ def moved_alike(record: str, reply: Sent) -> bool:
     )
 
 
-def inside(tensor: Tensor, records: Records) -> bool:
+def is_in(tensor: Tensor, records: Records) -> bool:
     """Whether one of the records tells a tensor."""
-    return any(same(tensor, value) for tensors in records.values() for value in tensors.values())
+    return any(is_copy(tensor, value) for tensors in records.values() for value in tensors.values())
 
 
-def tells(tensor: Tensor) -> bool:
+def is_telling(tensor: Tensor) -> bool:
     """Whether two such tensors are hardly equal by accident."""
     return tensor.numel() > 1 and not bool((tensor == tensor.flatten()[0]).all())
 
 
-def same(kept: Tensor, sent: Tensor) -> bool:
+def is_copy(kept: Tensor, sent: Tensor) -> bool:
     """Whether one tells the other: equal or, where so many numbers cannot be by accident, a multiple."""
-    if kept.shape != sent.shape or not tells(kept):
+    if kept.shape != sent.shape or not is_telling(kept):
         return False
     one, other = kept.flatten().double(), sent.flatten().double()
     if one.numel() < 8:

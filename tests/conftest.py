@@ -1,3 +1,5 @@
+from collections import Counter
+
 import pytest
 import torch
 from hypothesis import settings
@@ -9,11 +11,43 @@ torch.set_num_threads(1)
 settings.register_profile("perennial", deadline=None, derandomize=True)
 settings.load_profile("perennial")
 
+CONTRACT = {
+    "test_trains_and_improves",
+    "test_the_wire_changes_nothing",
+    "test_resumed_run_equals_unbroken_run",  # two runs of one seed are the same, too
+    "test_a_client_that_sends_bad_tensors_is_left_out_and_named",
+    "test_an_absent_client_does_no_harm",
+    "test_a_stack_does_what_its_clients_do",
+}
+"""What `perennial.testing.methods` has that the short suite asks of every method."""
+FEW = ("ditto", "fedavg", "fediir", "fedsgd")
+"""For other tests that go through many: a method that keeps a model, one with two exchanges, one of gradients."""
+MANY = 10
 
-@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in a hook of the same name
+
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups, and `-m` the markers, in a hook of the same name
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The long tests first; those of a file on one worker, which share its processes."""
+    """The long tests first; those of a file on one worker, which share its processes.
+
+    Where a test goes through many methods, most are slow.
+    """
     items.sort(key=lambda item: item.get_closest_marker("runtimes") is None)
+    cases = Counter(source(item) for item in items if method(item))
     for item in items:
         if item.get_closest_marker("runtimes"):
             item.add_marker(pytest.mark.xdist_group(item.path.name))
+        file, name = source(item)
+        asked = name in CONTRACT and file == "perennial.testing.methods"
+        if cases[file, name] > MANY and not asked and method(item) not in FEW:
+            item.add_marker(pytest.mark.slow)
+
+
+def method(item: pytest.Item) -> str:
+    """The method that a test is about."""
+    return str(item.callspec.params.get("method", "")) if hasattr(item, "callspec") else ""
+
+
+def source(item: pytest.Item) -> tuple[str, str]:
+    """The module and the name of a test's function."""
+    function = getattr(item, "function", None)
+    return getattr(function, "__module__", ""), getattr(function, "__name__", "")

@@ -12,7 +12,7 @@ from perennial.common.data.examples import Examples
 from perennial.common.mathematics.adam import Adam
 from perennial.common.methods.fl_games import ANSWERED, PLAYED, PLAYERS, PREDICTOR, FLGames, VFLGames
 from perennial.common.utils.seeding import torch_generator
-from perennial.common.utils.tensors import Tensors, joined
+from perennial.common.utils.tensors import Tensors, flattened
 from perennial.common.wire import GRADIENT, MODEL, NUM_EXAMPLES
 
 ADAM = "adam"
@@ -79,7 +79,7 @@ class FLGamesClient(LocalTrainer[FLGames]):
 
     def evaluate(self, received: Received) -> Reply:
         """The ensemble that is evaluated is what stays with the client."""
-        self.kept[ENSEMBLE] = joined(received.arrays)
+        self.kept[ENSEMBLE] = flattened(received.arrays)
         return super().evaluate(received)
 
     def models(self, received: Received) -> dict[str, Predictor]:

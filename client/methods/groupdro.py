@@ -9,7 +9,7 @@ from torch import Tensor
 from perennial.client.stateful import StatefulTrainer
 from perennial.client.trainer import Client, Metrics, Received, Reply
 from perennial.common.data.examples import Examples
-from perennial.common.methods.group import GROUP, MASS
+from perennial.common.methods.group_weights import GROUP, MASS
 from perennial.common.methods.groupdro import GroupDRO
 from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import MODEL

@@ -11,11 +11,11 @@ from perennial.client.objectives import squared_distance, squared_norm
 from perennial.client.stateful import OWN
 from perennial.client.trainer import Means, Received, Reply
 from perennial.common.data.examples import Examples
-from perennial.common.methods.held import HeldTraining
+from perennial.common.methods.personal_invariant import PersonalInvariantTraining
 from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import MODEL, PERSONAL
 
-P = TypeVar("P", bound=HeldTraining)
+P = TypeVar("P", bound=PersonalInvariantTraining)
 
 PROX_DECAY = 0.001
 """Weight decay of the personal steps in the authors' code."""

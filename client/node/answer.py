@@ -9,7 +9,7 @@ import torch
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 
 from perennial.client.host import Host, pick_device
-from perennial.client.node.survey import of_survey, respond
+from perennial.client.node.survey import is_survey, respond
 from perennial.client.site_data import OwnSite
 from perennial.client.state import FileStates
 from perennial.common.config import parse_task
@@ -32,7 +32,7 @@ def answer(
     try:
         must_be_allowed()
         own = own_site(settings)
-        if of_survey(message):
+        if is_survey(message):
             return respond(message, own, settings)
         number = 0 if own else partition(settings)
         host = _host(settings["state-dir"], settings["data-root"], settings["device"], own)
@@ -40,7 +40,7 @@ def answer(
     except UserError as error:
         if not first:
             raise
-        what = "survey" if of_survey(message) else "run"
+        what = "survey" if is_survey(message) else "run"
         log(ERROR, "perennial: this site takes no part in the %s: %s", what, error)
         who = ConfigRecord({CLIENT: _client(message, settings), REFUSED: error.told})
         return Message(RecordDict({CONFIG: who, METRICS: MetricRecord()}), reply_to=message)

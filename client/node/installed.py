@@ -12,7 +12,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
 from perennial.client.node import answer as node
 from perennial.client.node.policy import read_policy
 from perennial.client.node.settings import settings_in
-from perennial.client.node.survey import asked_in, of_survey
+from perennial.client.node.survey import is_survey, survey_request
 from perennial.common.config import parse_task
 from perennial.common.flower.names import Run, log
 from perennial.common.utils.errors import LONGEST, UserError
@@ -23,7 +23,7 @@ AUDIT = "audit.jsonl"
 """In a site's state folder: a line for every request, append-only."""
 APP = "perennial/perennial"
 """As Flower names the app that is this package."""
-_told = set[int]()
+_runs_of_other_code = set[int]()
 """Runs of whose other code the site has been told."""
 
 
@@ -37,8 +37,8 @@ def answer(message: Message, context: Context, run: Run) -> Message:
         policy.must_allow_server(settings["superlink"])
         policy.must_allow(message, context.run_config)
 
-    if code_of(context) == "other" and run.run_id not in _told:
-        _told.add(run.run_id)
+    if code_of(context) == "other" and run.run_id not in _runs_of_other_code:
+        _runs_of_other_code.add(run.run_id)
         log(WARNING, "perennial: the server's code is not this site's, which runs its own and looks at no other")
     reply = node.answer(message, settings, must_be_allowed)
     policy.must_allow_reply(message, reply)
@@ -76,28 +76,28 @@ def audit(message: Message, context: Context, run: Run, reply: Message, seconds:
         "app": f"{run.fab_id} {run.fab_version}"[:200],
         "code": code_of(context),
         "flower_run": str(run.run_id),
-        **_asked(message),
+        **_request_facts(message),
         **_outcome(reply, again),
         "seconds": round(seconds, 3),
     }
     _append(Path(settings["state-dir"]) / AUDIT, json.dumps(line, ensure_ascii=False) + "\n")
 
 
-def _asked(message: Message) -> dict[str, Any]:
+def _request_facts(message: Message) -> dict[str, Any]:
     config = records(message.content, ConfigRecord).get(CONFIG, ConfigRecord())
     found: dict[str, Any] = {"run": str(config.get(RUN, ""))[:64], "round": str(config.get(ROUND, ""))[:8]}
     try:
         found["method"] = parse_task(str(config[TASK])).method.name
     except (UserError, KeyError):
         found["method"] = ""
-    if of_survey(message):
-        found |= _surveyed(message)
+    if is_survey(message):
+        found |= _survey_facts(message)
     return {"action": message.metadata.message_type[:80], **found}
 
 
-def _surveyed(message: Message) -> dict[str, Any]:
+def _survey_facts(message: Message) -> dict[str, Any]:
     try:
-        request, _, _ = asked_in(message)
+        request, _, _ = survey_request(message)
     except ValueError:
         return {}
     least, asked = request.question.least, request.asked

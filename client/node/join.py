@@ -28,6 +28,7 @@ from perennial.common.flower.processes import environment, program
 from perennial.common.utils.addresses import Address, Unreachable, ends_soon, must_answer, must_be_protected
 from perennial.common.utils.errors import UserError, printable
 from perennial.common.utils.events import LogFile, is_json, set_format, tell
+from perennial.common.utils.prometheus import Metrics, expose
 
 Say = Callable[..., None]
 """Tells the site's owner a sentence, and what is known beside it."""
@@ -37,6 +38,8 @@ LOG_BYTES = 5_000_000
 SECONDS_TO_STOP = 15.0
 SUPERNODE = [sys.executable, "-P", "-m", "perennial.client.node.supernode"]
 """With its executor. It runs the code that is installed here."""
+BUCKETS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
+"""Seconds that an action takes."""
 MOST_ACTIONS = 20
 """Kinds of message that a site's metrics tell apart."""
 SHIPPED = "--code shipped: this site runs whatever code the server sends, and keeps to no policy and no audit file"
@@ -84,12 +87,8 @@ class Plan:
         """The SuperNode's command line. It has paths, but no secret."""
         command = [*SUPERNODE, "--superlink", self.superlink]
         if self.code == "shipped":  # its Runtime API at any free port, for this machine alone
-            command = [
-                program("flower-supernode"),
-                *command[len(SUPERNODE) :],
-                "--clientappio-api-address",
-                "127.0.0.1:0",
-            ]
+            api = ["--clientappio-api-address", "127.0.0.1:0"]
+            command = [program("flower-supernode"), "--superlink", self.superlink, *api]
         command += ["--node-config", str(node_config)]
         command += ["--root-certificates", self.ca] if self.ca else ["--insecure"]
         command += ["--auth-supernode-private-key", self.key] if self.key else []
@@ -144,24 +143,28 @@ def prepare(
 
         settings["policy"] = str(policy.expanduser().absolute())
         read_policy(str(settings["policy"])).must_allow_server(superlink)
-    if partition is not None:
+    if data is None:
+        assert partition is not None
         if name or label_column or environment_column or survey != Consent.none:
             raise UserError("--name, --label-column, --environment-column and --survey go with --data PATH")
         settings["partition-id"] = partition
     else:
-        assert data is not None
         data = data.expanduser().absolute()
         if not data.exists():
             raise UserError(f"--data {data}: there is no such file or folder")
         check(data, label_column, environment_column)
-        settings["data"] = str(data)
-        settings["name"] = name or (key or data).stem
-        if not SITE.fullmatch(str(settings["name"])):
-            raise UserError(f"--name {settings['name']!r} is not possible; take {SITE_TEXT}")
-        settings |= {"survey": survey.value} if survey != Consent.none else {}
-        settings |= {"survey-least": least} if least else {}
-        columns = {"label-column": label_column, "environment-column": environment_column}
-        settings |= {key: column for key, column in columns.items() if column}
+        name = name or (key or data).stem
+        if not SITE.fullmatch(name):
+            raise UserError(f"--name {name!r} is not possible; take {SITE_TEXT}")
+        own = {
+            "data": str(data),
+            "name": name,
+            "survey": survey.value if survey != Consent.none else "",
+            "survey-least": least or "",
+            "label-column": label_column,
+            "environment-column": environment_column,
+        }
+        settings |= {setting: value for setting, value in own.items() if value}
     files = [str(path.expanduser().absolute()) if path else "" for path in (ca, key)]
     if metrics:
         Address.parse(metrics, "--metrics", "127.0.0.1:9464")
@@ -293,32 +296,20 @@ class Teller:
         self._last = text
 
 
-class SiteMetrics:
+class SiteMetrics(Metrics):
     """What a site tells Prometheus."""
 
     def __init__(self) -> None:
-        from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-
-        self.registry = registry = CollectorRegistry()
-        self.connected = Gauge(
-            "perennial_site_connected", "1 while a SuperLink knows this site.", registry=registry
-        )
-        self.certificate = Gauge(
-            "perennial_certificate_expiry_timestamp_seconds",
-            "When the SuperLink's certificate ends; 0 without TLS.",
-            registry=registry,
-        )
-        self.starts = Counter("perennial_site_starts", "Starts of the SuperNode.", registry=registry)
-        self.round = Gauge("perennial_site_round", "Round of the latest message.", registry=registry)
-        self.seconds = Histogram(
-            "perennial_site_action_duration_seconds",
-            "Time from a message to the reply.",
-            ["action"],
-            buckets=(0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800),
-            registry=registry,
-        )
+        super().__init__()
+        self.connected = self.gauge("perennial_site_connected", "1 while a SuperLink knows this site.")
+        ends = "When the SuperLink's certificate ends; 0 without TLS."
+        self.certificate = self.gauge("perennial_certificate_expiry_timestamp_seconds", ends)
+        self.starts = self.counter("perennial_site_starts", "Starts of the SuperNode.")
+        self.round = self.gauge("perennial_site_round", "Round of the latest message.")
+        times = "Time from a message to the reply."
+        self.seconds = self.histogram("perennial_site_action_duration_seconds", times, "action", buckets=BUCKETS)
+        self.last = self.gauge("perennial_site_last_reply_timestamp_seconds", "When it was sent.")
         self._actions = set[str]()
-        self.last = Gauge("perennial_site_last_reply_timestamp_seconds", "When it was sent.", registry=registry)
 
     def add(self, narrator: Narrator) -> None:
         """What the latest line of the SuperNode means."""
@@ -340,12 +331,12 @@ def keep_running(plan: Plan, node_config: Path, say: Say, metrics: SiteMetrics |
     was_connected, refused_since, pause = False, 0.0, 1.0
     while True:
         try:
-            look(address, ca, say, metrics)
+            check_superlink(address, ca, say, metrics)
         except UserError as error:
             if not was_connected and not isinstance(error, Unreachable):
                 raise
             say(f"{error}; trying again until it answers")
-            pause = _rest(pause)
+            pause = _pause(pause)
             continue
         begun = time.monotonic()
         node, code = run_once(plan, node_config, say, metrics)
@@ -355,7 +346,7 @@ def keep_running(plan: Plan, node_config: Path, say: Say, metrics: SiteMetrics |
             if not was_connected:
                 raise UserError(wrong)
             say(f"{wrong}; trying again")
-            pause = _rest(pause)
+            pause = _pause(pause)
             continue
         if node.refusal == NOT_TAKEN:
             refused_since = refused_since or now
@@ -367,10 +358,10 @@ def keep_running(plan: Plan, node_config: Path, say: Say, metrics: SiteMetrics |
             pause = 1.0
         reason = "the SuperLink does not know this session any more" if code == 0 else node.last or node.error
         say(f"the SuperNode ended with exit code {code}{reason and f': {reason}'}; it is started again")
-        pause = _rest(pause)
+        pause = _pause(pause)
 
 
-def look(address: Address, ca: Path | None, say: Say, metrics: SiteMetrics | None) -> None:
+def check_superlink(address: Address, ca: Path | None, say: Say, metrics: SiteMetrics | None) -> None:
     """Whether the SuperLink answers; says if its certificate ends soon. Raises `UserError`."""
     ends = must_answer(address, ca)
     if metrics and ends:
@@ -379,12 +370,12 @@ def look(address: Address, ca: Path | None, say: Say, metrics: SiteMetrics | Non
         say(remark)
 
 
-def look_again(plan: Plan, say: Say, metrics: SiteMetrics | None) -> NoReturn:
+def watch_certificate(plan: Plan, say: Say, metrics: SiteMetrics | None) -> NoReturn:
     """Keep an eye on the certificate, because a SuperNode may run for months."""
     while True:
         time.sleep(LOOK_AGAIN)
         with suppress(UserError):  # whether anybody answers is the SuperNode's to tell
-            look(Address.parse(plan.superlink), Path(plan.ca), say, metrics)
+            check_superlink(Address.parse(plan.superlink), Path(plan.ca), say, metrics)
 
 
 def run_once(
@@ -486,18 +477,16 @@ def _refusal(address: Address, was_connected: bool, seconds: float) -> str:
     return f"the SuperLink at {address} does not take this key: {reason}, or {shut_out}; trying again"
 
 
-def _rest(pause: float) -> float:
+def _pause(pause: float) -> float:
     """Wait that long; twice as long is next."""
     time.sleep(pause)
     return min(2 * pause, LONGEST_PAUSE)
 
 
-def _exposed(plan: Plan) -> SiteMetrics | None:
+def _start_metrics(plan: Plan) -> SiteMetrics | None:
     """The site's metrics, answered from now on; None where nobody asks. Raises `UserError`."""
     if not plan.metrics:
         return None
-    from perennial.common.utils.prometheus import expose
-
     metrics = SiteMetrics()
     expose(metrics.registry, Address.parse(plan.metrics))
     return metrics
@@ -516,9 +505,9 @@ def main() -> None:
             node_config.write_text(tomli_w.dumps(plan.settings), encoding="utf-8")
             if plan.code == "shipped":
                 say(SHIPPED)
-            metrics = _exposed(plan)
+            metrics = _start_metrics(plan)
             if plan.ca:
-                Thread(target=look_again, args=(plan, say, metrics), daemon=True).start()
+                Thread(target=watch_certificate, args=(plan, say, metrics), daemon=True).start()
             keep_running(plan, node_config, say, metrics)
     except UserError as error:
         if is_json():

@@ -1,9 +1,7 @@
 """What a site lets a server ask of it: `perennial join --policy FILE`."""
 
-import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -11,14 +9,14 @@ from typing import Any, Literal, Self
 from flwr.app import ArrayRecord, Message, MetricRecord
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from perennial.client.node.survey import asked_in, of_survey
+from perennial.client.node.survey import is_survey, survey_request
 from perennial.client.request import checked
-from perennial.common.config import Task, parse_task
+from perennial.common.config import RunConfig, Task, parse_task
 from perennial.common.measures.counts import COUNTED
 from perennial.common.measures.ranking import BATCH
 from perennial.common.measures.scores import SCORES
 from perennial.common.methods import method_class
-from perennial.common.privacy.mechanisms import Clipping, Privacy, mechanism_class
+from perennial.common.privacy.mechanisms import Clipping
 from perennial.common.privacy.secure_aggregation import ACTIONS, TERMS
 from perennial.common.selection import SPLIT
 from perennial.common.utils.errors import UserError
@@ -67,8 +65,8 @@ class Policy(BaseModel):
         """Raises `UserError` for a request that is not allowed, of a run with this Flower configuration."""
         if self == Policy():
             return
-        if of_survey(message):
-            if self.require and not asked_in(message)[0].question.secure:
+        if is_survey(message):
+            if self.require and not survey_request(message)[0].question.secure:
                 raise self._no("a survey without secure aggregation", f"requires {self.require!r}")
             return
         request = checked(message)
@@ -83,7 +81,12 @@ class Policy(BaseModel):
         if self.require and not request.settings.keys().isdisjoint((SCORES, BATCH)):
             raise self._no("counts of test rows by score (scores=on)", f"requires {self.require!r}")
         if self.max_rounds or self.require or self.epsilon:
-            self._must_allow_run(_announced(task, announced))
+            run = _announced(str(announced.get("config", "")))
+            if any(getattr(run, name) != getattr(task, name) for name in Task.model_fields):
+                raise UserError(
+                    "the request is not of the run that the server has announced; this site does nothing for it"
+                )
+            self._must_allow_run(run)
 
     def must_allow_reply(self, message: Message, reply: Message) -> None:
         """Raises `UserError` for a reply with arrays, or counts for `split` or by score, that nothing hides."""
@@ -93,7 +96,7 @@ class Policy(BaseModel):
         if self.require and (counts or (not hidden and records(reply.content, ArrayRecord))):
             raise self._no(f"{message.metadata.message_type!r} without secure aggregation", "requires 'secagg'")
 
-    def _must_allow_run(self, run: "Announced") -> None:
+    def _must_allow_run(self, run: RunConfig) -> None:
         if self.max_rounds and run.rounds > self.max_rounds:
             raise self._no(f"a run of {run.rounds} rounds", f"allows {self.max_rounds}")
         if self.require and run.privacy.mechanism != self.require:
@@ -136,20 +139,9 @@ def read_policy(path: str) -> Policy:
     return policy
 
 
-@dataclass(frozen=True)
-class Announced:
-    """What a server says of a whole run."""
-
-    task: Task
-    rounds: int
-    privacy: Privacy
-    scores: str
-    """Whether evaluations count test rows by score: "on", "off" or "auto"."""
-
-
 @lru_cache(maxsize=8)
-def _run(text: str) -> Announced:
-    """From a run's configuration as JSON. Raises `UserError`.
+def _announced(text: str) -> RunConfig:
+    """The run that its server announces, from its configuration as JSON. Raises `UserError`.
 
     Not by `load_config`, which is for what this machine's owner asks for: it loads plug-ins of the current folder.
     """
@@ -158,24 +150,6 @@ def _run(text: str) -> Announced:
             "this site's policy asks for rounds and privacy, which the run does not announce; `perennial run` does"
         )
     try:
-        values = json.loads(text)
-        task = Task.model_validate({name: values[name] for name in Task.model_fields if name in values})
-        privacy = mechanism_class(values["privacy"]).model_validate(values["privacy"])
-        rounds = values["rounds"]
-        if type(rounds) is not int or rounds < 1:
-            raise ValueError(f"rounds: {rounds!r:.80} is not possible")
+        return RunConfig.model_validate_json(text)
     except ValidationError as error:
         raise UserError(f"the run that the server announces cannot be read: {sentence(error):.1000}") from None
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise UserError(f"the run that the server announces cannot be read: {error!s:.1000}") from None
-    return Announced(task, rounds, privacy, str(values.get("scores", "auto")))
-
-
-def _announced(task: Task, of_run: Mapping[str, Any]) -> Announced:
-    """The run that its server announces. Raises `UserError` where the request is of another one."""
-    run = _run(str(of_run.get("config", "")))
-    if run.task != task:
-        raise UserError(
-            "the request is not of the run that the server has announced; this site does nothing for it"
-        )
-    return run

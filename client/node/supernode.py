@@ -25,7 +25,7 @@ from perennial.common.flower.executor import SECRET
 from perennial.common.flower.names import log
 from perennial.common.flower.patches import flower_supernode, package_version, parse_config_args, patch_supernode
 from perennial.common.flower.processes import free_port
-from perennial.common.utils.files import PRIVATE, private_folder
+from perennial.common.utils.files import PRIVATE, private_folder, write_text
 
 FLOWER = "1.34.0"
 EXECUTOR = [sys.executable, "-P", "-m", "perennial.client.node.executor"]
@@ -85,9 +85,7 @@ def main() -> None:
     folder = folder_of(settings)
     lock = alone(folder)
     secret = folder / SECRET
-    secret.unlink(missing_ok=True)
-    with os.fdopen(os.open(secret, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(secrets.token_hex(32))
+    write_text(secret, secrets.token_hex(32), PRIVATE)
     address = f"127.0.0.1:{free_port()}"
     own = ["--isolation", "process", "--clientappio-api-address", address]
     sys.argv = ["flower-supernode", *options, *own, "--superexec-auth-secret-file", str(secret)]

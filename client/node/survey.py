@@ -20,16 +20,10 @@ from perennial.client.node.settings import Consent
 from perennial.client.secure_aggregation import Participant, Vault
 from perennial.client.site_data import OwnSite
 from perennial.client.trainer import Received
+from perennial.common import wire
+from perennial.common.data import tables
 from perennial.common.data.columns import LEAST, MOST_CATEGORIES
 from perennial.common.data.site_files import LABEL, Found, read
-from perennial.common.data.tables import (
-    Commas,
-    NotNumbers,
-    has_truth_values,
-    like_number,
-    number_cells,
-    text_cells,
-)
 from perennial.common.flower.names import log
 from perennial.common.privacy.secure_aggregation import ACTIONS, TERMS
 from perennial.common.survey import (
@@ -56,20 +50,6 @@ from perennial.common.survey import (
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.suggestions import sentence
 from perennial.common.utils.tensors import Tensors
-from perennial.common.wire import (
-    CLIENT,
-    CONFIG,
-    LONGEST_NAME,
-    METRICS,
-    NUM_EXAMPLES,
-    REFUSED,
-    ROUND,
-    RUN,
-    RUN_ID,
-    from_record,
-    records,
-    to_record,
-)
 
 Numbers = npt.NDArray[np.float64]
 FEW = 20
@@ -95,14 +75,14 @@ class Table:
         environments = self.found.environments
         try:
             return Shape(
-                classes=self._enough(self.found.labels),
-                environments=None if environments is None else self._enough(environments),
+                classes=self._frequent(self.found.labels),
+                environments=None if environments is None else self._frequent(environments),
                 columns={name: self._column(name) for name in self.found.columns},
             )
         except ValidationError:
             raise UserError(
                 f"{self.found.name} has more than {MOST_NAMES} classes or environments, or a name of a column or "
-                f"class that is empty, has more than {LONGEST_NAME} letters or some that cannot be shown"
+                f"class that is empty, has more than {wire.LONGEST_NAME} letters or some that cannot be shown"
             ) from None
 
     def sums(self, asked: Asked) -> list[float]:
@@ -137,22 +117,22 @@ class Table:
         if isinstance(cells, list):
             texts = [text for text in cells if text]
             kind = _kind(texts)
-            return ColumnShape(kind=kind, names=self._enough(texts) if kind == "category" else ())
+            return ColumnShape(kind=kind, names=self._frequent(texts) if kind == "category" else ())
         known = np.sort(cells[~np.isnan(cells)])
         if not len(known):
             return ColumnShape(kind="empty")
         wanted = self.consent == Consent.full and self.question.rule(name) == "most-frequent"
         return ColumnShape(
             kind="number",
-            values=tuple(self._enough(known.tolist())[:MOST_CATEGORIES]) if wanted else (),
+            values=tuple(self._frequent(known.tolist())[:MOST_CATEGORIES]) if wanted else (),
             all_different=bool(len(known) > FEW and (np.diff(known) > 0).all() and (known % 1 == 0).all()),
         )
 
     def _counts(self, asked: Asked) -> dict[Entry, float]:
         labels, environments = Counter(self.found.labels), Counter(self.found.environments)
         found: dict[Entry, float] = {("rows", "", 0): len(self.found.labels)}
-        found |= {("class", name, 0): self._told(labels[name]) for name in asked.classes}
-        found |= {("environment", name, 0): self._told(environments[name]) for name in asked.environments}
+        found |= {("class", name, 0): self._if_enough(labels[name]) for name in asked.classes}
+        found |= {("environment", name, 0): self._if_enough(environments[name]) for name in asked.environments}
         for name in asked.columns:
             cells = self._read(name)
             empty = cells.count("") if isinstance(cells, list) else int(np.isnan(cells).sum())
@@ -162,7 +142,7 @@ class Table:
             found |= {("count", name, 0): len(known), ("sum", name, 0): math.fsum(known)}
         for name, values in asked.values.items():
             known = self._known(name)
-            found |= {("value", name, value): self._told(int((known == value).sum())) for value in values}
+            found |= {("value", name, value): self._if_enough(int((known == value).sum())) for value in values}
         return found
 
     def _square(self, name: str, mean: float) -> float:
@@ -194,31 +174,33 @@ class Table:
         """A column's cells: numbers, NaN where one is empty; or texts, "" where one is."""
         if name not in self._cells:
             if name not in self.found.columns or name in self.question.drop:
-                raise UserError(f"{self.found.name} has no column {name[:LONGEST_NAME]!r} of which it would tell")
+                raise UserError(
+                    f"{self.found.name} has no column {name[: wire.LONGEST_NAME]!r} of which it would tell"
+                )
             self._cells[name] = self._parsed(name)
         return self._cells[name]
 
     def _parsed(self, name: str) -> Numbers | list[str]:
-        if name not in self.question.categories and not has_truth_values(self.found.x, name):
+        if name not in self.question.categories and not tables.has_truth_values(self.found.x, name):
             try:
-                return number_cells(self.found.x, name, self.found.name)
-            except Commas as error:
+                return tables.number_cells(self.found.x, name, self.found.name)
+            except tables.Commas as error:
                 raise UserError(f"{error}; or say --category {name} if they are names") from None
-            except NotNumbers as error:
-                texts = text_cells(self.found.x, name, self.found.name)
+            except tables.NotNumbers as error:
+                texts = tables.text_cells(self.found.x, name, self.found.name)
                 known = [text for text in texts if text]
-                if 2 * sum(map(like_number, known)) > len(known):
+                if 2 * sum(map(tables.like_number, known)) > len(known):
                     raise UserError(
                         f"{error}; most others are numbers, so correct the cell or empty it, or say --category "
                         f"{name} if they are names"
                     ) from None
                 return texts
-        return text_cells(self.found.x, name, self.found.name)
+        return tables.text_cells(self.found.x, name, self.found.name)
 
-    def _enough(self, names: Iterable[Any]) -> tuple[Any, ...]:
+    def _frequent(self, names: Iterable[Any]) -> tuple[Any, ...]:
         return tuple(sorted(name for name, count in Counter(names).items() if count >= self.least))
 
-    def _told(self, count: int) -> int:
+    def _if_enough(self, count: int) -> int:
         return count if count >= self.least else 0
 
 
@@ -230,7 +212,7 @@ def _kind(known: Sequence[str]) -> Literal["category", "dates", "text", "empty"]
         return "dates"
     different = set(known)
     longest = max(map(len, different))
-    if longest > LONGEST_NAME or len(different) > min(MOST_CATEGORIES, max(FEW, len(known) // 2)):
+    if longest > wire.LONGEST_NAME or len(different) > min(MOST_CATEGORIES, max(FEW, len(known) // 2)):
         return "text"
     return "category"
 
@@ -252,12 +234,16 @@ class Respondent:
 
         Raises `UserError` or `ValueError` for any other that it cannot answer.
         """
-        request, number, run = asked_in(message)
+        request, number, run = survey_request(message)
         action = message.metadata.message_type
         if action == SHAPE:
-            return Message(RecordDict({CONFIG: self._shape(request), METRICS: MetricRecord()}), reply_to=message)
-        arrays = {name: from_record(record) for name, record in records(message.content, ArrayRecord).items()}
-        settings: Any = dict(records(message.content, ConfigRecord)[CONFIG])
+            return Message(
+                RecordDict({wire.CONFIG: self._shape(request), wire.METRICS: MetricRecord()}), reply_to=message
+            )
+        arrays = {
+            name: wire.from_record(record) for name, record in wire.records(message.content, ArrayRecord).items()
+        }
+        settings: Any = dict(wire.records(message.content, ConfigRecord)[wire.CONFIG])
         received = Received(number, arrays, settings)
         participant = Participant(f"{run}/{self.name}", self.vault)
         found: Mapping[str, Tensors]
@@ -274,10 +260,10 @@ class Respondent:
                 found = participant.masked(received, own, RECORD, SUMS)
             else:
                 found = {SUMS: {SUMS: torch.tensor(numbers, dtype=torch.float64)}}
-        content = {name: to_record(tensors) for name, tensors in found.items()}
+        content = {name: wire.to_record(tensors) for name, tensors in found.items()}
         # Replies to `train` count samples; this is nobody's number of them.
-        metrics = MetricRecord({NUM_EXAMPLES: 1} if action in ACTIONS else {})
-        return Message(RecordDict({**content, METRICS: metrics}), reply_to=message)
+        metrics = MetricRecord({wire.NUM_EXAMPLES: 1} if action in ACTIONS else {})
+        return Message(RecordDict({**content, wire.METRICS: metrics}), reply_to=message)
 
     def table(self, question: Question) -> Table:
         """What is told, as a function of what is asked. Raises `UserError` where the site tells nothing at all."""
@@ -304,15 +290,20 @@ class Respondent:
         try:
             shape = self.table(request.question).shape()
         except UserError as error:
-            return ConfigRecord({CLIENT: self.name, REFUSED: error.told})
-        return ConfigRecord({CLIENT: self.name, TOLD: shape.model_dump_json(exclude_defaults=True)})
+            return ConfigRecord({wire.CLIENT: self.name, wire.REFUSED: error.told})
+        return ConfigRecord({wire.CLIENT: self.name, TOLD: shape.model_dump_json(exclude_defaults=True)})
 
 
-def asked_in(message: Message) -> tuple[Request, int, str]:
+def survey_request(message: Message) -> tuple[Request, int, str]:
     """A message's question, its number and the survey's id. Raises `ValueError` for one that nobody here sends."""
-    config = records(message.content, ConfigRecord).get(CONFIG, ConfigRecord())
-    text, number, run = (config.get(key) for key in (SURVEY, ROUND, RUN))
-    if not isinstance(run, str) or not RUN_ID.fullmatch(run) or type(number) is not int or not 0 <= number < 10:
+    config = wire.records(message.content, ConfigRecord).get(wire.CONFIG, ConfigRecord())
+    text, number, run = (config.get(key) for key in (SURVEY, wire.ROUND, wire.RUN))
+    if (
+        not isinstance(run, str)
+        or not wire.RUN_ID.fullmatch(run)
+        or type(number) is not int
+        or not 0 <= number < 10
+    ):
         raise ValueError("the survey has no id, or no number of a step")
     if not isinstance(text, str) or len(text) > MOST_LETTERS:
         raise ValueError("the survey's question is no text, or too long")
@@ -322,22 +313,24 @@ def asked_in(message: Message) -> tuple[Request, int, str]:
         raise ValueError(f"the survey's question cannot be read: {sentence(error):.300}") from None
 
 
-def of_survey(message: Message) -> bool:
+def is_survey(message: Message) -> bool:
     """Whether a message is one of a survey."""
-    return SURVEY in records(message.content, ConfigRecord).get(CONFIG, ConfigRecord())
+    return SURVEY in wire.records(message.content, ConfigRecord).get(wire.CONFIG, ConfigRecord())
 
 
 def no_numbers_as_names(found: Found, question: Question, own: OwnSite) -> None:
     """Raises `UserError` where numbers would be told as names, unless the site's owner has named the column."""
     names = Table(found, question).spellings().items()
     asked: dict[str, Iterable[str]] = {column: own for (what, column), own in names if what == "categories"}
-    asked |= {name: text_cells(found.x, name, found.name) for name in question.categories if name in found.columns}
+    asked |= {
+        name: tables.text_cells(found.x, name, found.name) for name in question.categories if name in found.columns
+    }
     if not own.label_column and question.label_column != LABEL:
         asked[question.label_column] = found.labels
     if not own.environment_column and found.environments:
         asked[question.environment_column] = found.environments
     for name, cells in asked.items():
-        if any(map(like_number, cells)):
+        if any(map(tables.like_number, cells)):
             raise UserError(
                 f"{found.name} does not tell the numbers of {name} as names; `perennial join --survey full` does, "
                 "and with `counts` it names its label-column and environment-column itself"
@@ -362,8 +355,8 @@ def respond(message: Message, own: OwnSite | None, settings: Mapping[str, str]) 
     respondent = Respondent(own.name, load, consent, least, Vault(Path(settings["state-dir"])))
     reply = respondent.answer(message)
     if message.metadata.message_type == SHAPE:
-        request, _, run = asked_in(message)
-        refusal = records(reply.content, ConfigRecord)[CONFIG].get(REFUSED)
+        request, _, run = survey_request(message)
+        refusal = wire.records(reply.content, ConfigRecord)[wire.CONFIG].get(wire.REFUSED)
         told = {Consent.counts: "names and counts", Consent.full: "names, counts and sums"}.get(consent)
         log(INFO, "perennial: survey %s: %s", run, refusal or f"{own.name} tells {told}, of {least} rows or more")
         if not refusal:

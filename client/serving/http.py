@@ -179,16 +179,16 @@ class Api:
 
     async def metadata(self, request: Request) -> Response:
         """Names, types and shapes of what goes in and comes out."""
-        name, wanted = _asked(request)
+        name, wanted = _model_and_version(request)
         served, _ = self.inference.find(name, wanted)
         document = rest.metadata(self.inference.metadata(name, wanted))
         if columns := served.scenario.column_names:
-            document["parameters"] = {"columns": list(columns), **_kinds(served.scenario)}
+            document["parameters"] = {"columns": list(columns), **_column_kinds(served.scenario)}
         return JSONResponse(document)
 
     async def model_ready(self, request: Request) -> Response:
         """Whether there is such a model."""
-        name, wanted = _asked(request)
+        name, wanted = _model_and_version(request)
         ready = self.inference.ready(name, wanted)
         return JSONResponse({"name": name, "ready": ready}, 200 if ready else 503)
 
@@ -196,7 +196,7 @@ class Api:
         """Probabilities, class and label of each sample."""
         if request.headers.get("content-encoding", "identity") != "identity":
             raise Refused(INVALID, "a compressed body is not supported; send it as it is", 415)
-        name, wanted = _asked(request)
+        name, wanted = _model_and_version(request)
         largest = max(self.inference.largest(), rest.LARGEST_JSON)
         try:
             async with asyncio.timeout(BODY):
@@ -284,7 +284,7 @@ def described(inference: Inference) -> dict[str, Any]:
                         "kind": kind,
                         "shape": list(shape),
                         "columns": list(scenario.column_names),
-                        **_kinds(scenario),
+                        **_column_kinds(scenario),
                     },
                     "classes": list(scenario.class_names) or [str(number) for number in range(scenario.classes)],
                     "named": LABEL if scenario.class_names else "",
@@ -295,7 +295,7 @@ def described(inference: Inference) -> dict[str, Any]:
     return {"server": f"perennial {__version__}", "max_batch": limits.max_batch, "models": models}
 
 
-def _kinds(scenario: Scenario) -> dict[str, Any]:
+def _column_kinds(scenario: Scenario) -> dict[str, Any]:
     """Which columns are of names, with these, and which may be empty; nothing where all are numbers."""
     named = {name: list(own.categories) for name, own in scenario.cells.items() if isinstance(own, CategoryColumn)}
     may = [name for name, own in scenario.cells.items() if name in named or getattr(own, "fill", None) is not None]
@@ -330,7 +330,7 @@ async def _whole(request: Request, most: int) -> AsyncIterator[bytes]:
     yield b"".join(parts)
 
 
-def _asked(request: Request) -> tuple[str, str]:
+def _model_and_version(request: Request) -> tuple[str, str]:
     """Model and version in the path."""
     return request.path_params["model"], request.path_params.get("version", "")
 

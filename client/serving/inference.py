@@ -10,22 +10,9 @@ from time import perf_counter
 
 import grpc
 
-from perennial.client.serving.inference_pb2 import ModelInferRequest, ModelInferResponse, ModelMetadataResponse
-from perennial.client.serving.messages import (
-    INPUT,
-    LONGEST_TEXT,
-    MOST_FIELDS,
-    Refused,
-    T,
-    answers,
-    encoded,
-    invalid,
-    outputs_of,
-    samples,
-    short,
-    takes_pictures,
-    typed,
-)
+from perennial.client.serving import inference_pb2 as pb
+from perennial.client.serving import messages
+from perennial.client.serving.messages import Refused, invalid, short
 from perennial.client.serving.metrics import ServingMetrics
 from perennial.client.serving.models import Catalogue, Served
 from perennial.common.data.columns import CategoryColumn
@@ -89,18 +76,18 @@ class Inference:
             return False
         return True
 
-    def metadata(self, name: str, wanted: str) -> ModelMetadataResponse:
+    def metadata(self, name: str, wanted: str) -> pb.ModelMetadataResponse:
         """Names, types and shapes of what goes in and comes out. Raises `Refused`."""
         served, _ = self.find(name, wanted)
-        described = {INPUT: ("FP32", [-1, *served.scenario.input_shape])}
+        described = {messages.INPUT: ("FP32", [-1, *served.scenario.input_shape])}
         inputs, outputs = (
             [
-                ModelMetadataResponse.TensorMetadata(name=name, datatype=datatype, shape=shape)
+                pb.ModelMetadataResponse.TensorMetadata(name=name, datatype=datatype, shape=shape)
                 for name, (datatype, shape) in tensors.items()
             ]
-            for tensors in (described, outputs_of(served.scenario))
+            for tensors in (described, messages.outputs_of(served.scenario))
         )
-        return ModelMetadataResponse(
+        return pb.ModelMetadataResponse(
             name=name, versions=[served.version], platform="pytorch", inputs=inputs, outputs=outputs
         )
 
@@ -111,9 +98,10 @@ class Inference:
             SMALL
             + max(
                 4 * self.limits.max_batch * prod(scenario.input_shape),
-                PICTURES * takes_pictures(scenario.input_shape),
+                PICTURES * messages.takes_pictures(scenario.input_shape),
             )
-            + (128 + self.limits.max_batch * LONGEST_TEXT * bool(scenario.cells)) * len(scenario.column_names)
+            + (128 + self.limits.max_batch * messages.LONGEST_TEXT * bool(scenario.cells))
+            * len(scenario.column_names)
             for scenario in scenarios
         ]
         return min(max(sizes, default=SMALL), LARGEST_REQUEST)
@@ -124,12 +112,12 @@ class Inference:
         columns = max([len(scenario.column_names) for scenario in scenarios], default=0)
         inputs = [
             sum(isinstance(column, CategoryColumn) for column in scenario.cells.values())
-            or takes_pictures(scenario.input_shape)
+            or messages.takes_pictures(scenario.input_shape)
             for scenario in scenarios
         ]
-        return MOST_FIELDS + 2 * columns, self.limits.max_batch * max(inputs, default=0)
+        return messages.MOST_FIELDS + 2 * columns, self.limits.max_batch * max(inputs, default=0)
 
-    async def queued(self, size: int, work: Callable[[], T]) -> T:
+    async def queued(self, size: int, work: Callable[[], messages.T]) -> messages.T:
         """What the model's thread makes of a request of so many bytes. Raises `Refused`."""
         waiting = self._waiting
         too_long = waiting and sum(waiting) + size > WAITING_BYTES
@@ -139,7 +127,7 @@ class Inference:
                 f"{len(waiting)} requests with {sum(waiting)} bytes are waiting already; try again later",
             )
 
-        def attempt() -> T | Refused:
+        def attempt() -> messages.T | Refused:
             try:
                 return work()
             except Refused as refused:  # without its traceback, which would hold the request
@@ -162,14 +150,14 @@ class Inference:
         finally:
             del found, done  # no cycle of an exception and a variable
 
-    def answer(self, request: ModelInferRequest) -> ModelInferResponse:
+    def answer(self, request: pb.ModelInferRequest) -> pb.ModelInferResponse:
         """Probabilities, class and label of each sample; raw where the request was raw. In the model's thread.
 
         Raises `Refused`.
         """
         served, own = self.find(request.model_name, request.model_version)
         scenario = served.scenario
-        described = outputs_of(scenario)
+        described = messages.outputs_of(scenario)
         wanted = [output.name for output in request.outputs] or list(described)
         for output in request.outputs:
             if output.name not in described:
@@ -178,7 +166,7 @@ class Inference:
                 invalid(f"output {output.name!r} is asked for more than once")
             if extra := UNSUPPORTED & output.parameters.keys():
                 invalid(f"output {output.name!r} has the parameter {extra.pop()!r}, which is not supported")
-        x = samples(request, scenario, self.limits.max_batch)
+        x = messages.samples(request, scenario, self.limits.max_batch)
         try:
             logits = served.logits(own, x)
         except (RuntimeError, MemoryError) as error:  # no memory left on the GPU, say
@@ -187,24 +175,24 @@ class Inference:
                 grpc.StatusCode.INTERNAL, f"the model failed over this request ({type(error).__name__}: {reason})"
             ) from error
         if not logits.isfinite().all():
-            invalid(f"values of {INPUT!r} are so large that the model's answer is not finite")
+            invalid(f"values of {messages.INPUT!r} are so large that the model's answer is not finite")
         self.metrics.samples.inc(len(logits))
-        found = answers(logits, scenario)
+        found = messages.answers(logits, scenario)
         raw = bool(request.raw_input_contents)
-        return ModelInferResponse(
+        return pb.ModelInferResponse(
             model_name=request.model_name,
             model_version=served.version,
             id=request.id,
             outputs=[
-                ModelInferResponse.InferOutputTensor(
+                pb.ModelInferResponse.InferOutputTensor(
                     name=name,
                     datatype=described[name][0],
                     shape=[len(logits), *described[name][1][1:]],
-                    contents=None if raw else typed(described[name][0], found[name]),
+                    contents=None if raw else messages.typed(described[name][0], found[name]),
                 )
                 for name in wanted
             ],
-            raw_output_contents=[encoded(found[name]) for name in wanted] if raw else [],
+            raw_output_contents=[messages.encoded(found[name]) for name in wanted] if raw else [],
         )
 
     @contextmanager

@@ -15,10 +15,7 @@ import torch
 from google.protobuf.message import DecodeError
 from torch import Tensor
 
-from perennial.client.serving.inference_pb2 import (
-    InferTensorContents,
-    ModelInferRequest,
-)
+from perennial.client.serving import inference_pb2 as pb
 from perennial.common.data.columns import AnyColumn, CategoryColumn
 from perennial.common.data.environments import unit_range
 from perennial.common.data.raw_data import opened, resized
@@ -128,7 +125,7 @@ def parsed(data: bytes, parse: Callable[[bytes], T]) -> T:
         invalid("the bytes of the request are no message of the protocol")
 
 
-def samples(request: ModelInferRequest, scenario: Scenario, max_batch: int) -> Tensor:
+def samples(request: pb.ModelInferRequest, scenario: Scenario, max_batch: int) -> Tensor:
     """The samples (n, *input_shape) of a request. Raises `Refused` with a sentence for what is wrong with them.
 
     They are one tensor of numbers; or of a table the cells of each column; or files of pictures, where a sample is
@@ -166,39 +163,42 @@ def takes_pictures(input_shape: tuple[int, ...]) -> bool:
     return len(input_shape) == 3 and input_shape[0] in (1, 3)
 
 
-def _cells(request: ModelInferRequest, place: int, column: AnyColumn | None, max_batch: int) -> Features:
+def _cells(request: pb.ModelInferRequest, place: int, column: AnyColumn | None, max_batch: int) -> Features:
     """The features (n, width) of a column's cells: texts of a category, numbers of any other, NaN where empty."""
     if isinstance(column, CategoryColumn):
-        return column.features(_texts(request, place, max_batch))
+        if (given := request.inputs[place]).datatype != "BYTES":
+            name, datatype = short(given.name), short(given.datatype)
+            invalid(f"input {name!r} has datatype {datatype!r}, but a column of names takes 'BYTES'")
+        texts = _texts(request, place, max_batch, longest=LONGEST_TEXT)
+        # PyArrow takes its time to import, and only tables with names need it.
+        import pyarrow as pa
+
+        from perennial.common.data.tables import plain_texts
+
+        decoded_texts = pa.array([text.decode(errors="replace") for text in texts], pa.string())
+        return column.features(plain_texts(decoded_texts))  # as in training
     values = _numbers(request, place, (), max_batch, may_be_empty=column is not None and column.fill is not None)
     return values[:, None] if column is None else column.features(values.astype(np.float64))
 
 
-def _texts(request: ModelInferRequest, place: int, max_batch: int) -> list[str]:
+def _texts(
+    request: pb.ModelInferRequest, place: int, max_batch: int, what: str = "texts", longest: int | None = None
+) -> list[bytes]:
+    """The texts, or files, (n,) of an input of BYTES."""
     given = request.inputs[place]
-    name = short(given.name)
-    if given.datatype != "BYTES":
-        invalid(f"input {name!r} has datatype {short(given.datatype)!r}, but a column of names takes 'BYTES'")
     (count,) = _shape(given, (), max_batch)
-    typed_fields = [field.name for field, _ in given.contents.ListFields()]
-    raw = _raw(request, place, typed_fields)
-    if not raw and typed_fields not in ([], [CONTENTS["BYTES"]]):
-        invalid(f"input {name!r} has its values in {', '.join(typed_fields)}, but BYTES is in bytes_contents")
-    texts = decoded(raw[0]) if raw else list(given.contents.bytes_contents)
+    values = _contents(request, place, "BYTES")
+    texts = decoded(values) if isinstance(values, bytes) else list(values)
+    name = short(given.name)
     if len(texts) != count:
-        invalid(f"input {name!r} has {len(texts)} texts, but shape {list(given.shape)} takes {count}")
-    if any(len(text) > LONGEST_TEXT for text in texts):
-        invalid(f"input {name!r} has a text of more than {LONGEST_TEXT} bytes")
-    # PyArrow takes its time to import, and only tables with names need it.
-    import pyarrow as pa
-
-    from perennial.common.data.tables import plain_texts
-
-    return plain_texts(pa.array([text.decode(errors="replace") for text in texts], pa.string()))  # as in training
+        invalid(f"input {name!r} has {len(texts)} {what}, but shape {list(given.shape)} takes {count}")
+    if longest and any(len(text) > longest for text in texts):
+        invalid(f"input {name!r} has a text of more than {longest} bytes")
+    return texts
 
 
 def _numbers(
-    request: ModelInferRequest, place: int, each: tuple[int, ...], max_batch: int, may_be_empty: bool = False
+    request: pb.ModelInferRequest, place: int, each: tuple[int, ...], max_batch: int, may_be_empty: bool = False
 ) -> Features:
     """The values (n, *each) of an input; those of a column, whose `each` is (), may also be (n, 1)."""
     given = request.inputs[place]
@@ -207,45 +207,30 @@ def _numbers(
         or_files = " or, for files of pictures, 'BYTES'" if takes_pictures(each) else ""
         invalid(f"input {name!r} has datatype {short(given.datatype)!r}, but the model takes 'FP32'{or_files}")
     shape = _shape(given, each, max_batch)
-    typed_fields = [field.name for field, _ in given.contents.ListFields()]
-    if data := _raw(request, place, typed_fields):
-        if len(data[0]) != 4 * prod(shape):
-            invalid(
-                f"input {name!r} has {len(data[0])} bytes, but shape {list(shape)} of FP32 takes {4 * prod(shape)}"
-            )
-        values = np.frombuffer(data[0], "<f4").astype(np.float32)
+    contents = _contents(request, place, "FP32")
+    if isinstance(contents, bytes):
+        if len(contents) != (size := 4 * prod(shape)):
+            invalid(f"input {name!r} has {len(contents)} bytes, but shape {list(shape)} of FP32 takes {size}")
+        values = np.frombuffer(contents, "<f4").astype(np.float32)
     else:
-        if typed_fields not in ([], [CONTENTS["FP32"]]):
-            invalid(f"input {name!r} has its values in {', '.join(typed_fields)}, but FP32 is in fp32_contents")
-        given_values = given.contents.fp32_contents
-        if len(given_values) != prod(shape):
-            invalid(f"input {name!r} has {len(given_values)} values, but shape {list(shape)} takes {prod(shape)}")
-        values = np.empty(len(given_values), np.float32)
+        if len(contents) != prod(shape):
+            invalid(f"input {name!r} has {len(contents)} values, but shape {list(shape)} takes {prod(shape)}")
+        values = np.empty(len(contents), np.float32)
         for start in range(0, len(values), PIECE):
-            values[start : start + PIECE] = given_values[start : start + PIECE]
+            values[start : start + PIECE] = contents[start : start + PIECE]
     if not (np.isfinite(values) | (may_be_empty & np.isnan(values))).all():
         invalid(f"input {name!r} has values that are not finite")
     return values.reshape(shape)
 
 
-def _pictures(request: ModelInferRequest, input_shape: tuple[int, ...], max_batch: int) -> Tensor:
+def _pictures(request: pb.ModelInferRequest, input_shape: tuple[int, ...], max_batch: int) -> Tensor:
     """Files of pictures (n,), decoded one after another as those of a site's own data."""
-    given = request.inputs[0]
-    (count,) = _shape(given, (), max_batch)
-    typed_fields = [field.name for field, _ in given.contents.ListFields()]
-    if data := _raw(request, 0, typed_fields):
-        files = decoded(data[0])
-    else:
-        if typed_fields not in ([], [CONTENTS["BYTES"]]):
-            invalid(f"input {INPUT!r} has its values in {', '.join(typed_fields)}, but BYTES is in bytes_contents")
-        files = list(given.contents.bytes_contents)
-    if len(files) != count:
-        invalid(f"input {INPUT!r} has {len(files)} pictures, but shape {list(given.shape)} takes {count}")
+    files = _texts(request, 0, max_batch, "pictures")
     from PIL import PngImagePlugin
 
     PngImagePlugin.MAX_TEXT_MEMORY = MOST_TEXT  # PIL unpacks a PNG's packed texts as it opens it
     channels, height, width = input_shape
-    pixels, together = np.empty((count, *input_shape), np.uint8), 0
+    pixels, together = np.empty((len(files), *input_shape), np.uint8), 0
     for number, file in enumerate(files):
         try:
             with opened(BytesIO(file), FORMATS) as found:
@@ -263,7 +248,7 @@ def _pictures(request: ModelInferRequest, input_shape: tuple[int, ...], max_batc
     return unit_range(torch.from_numpy(pixels))
 
 
-def _shape(given: ModelInferRequest.InferInputTensor, each: tuple[int, ...], max_batch: int) -> tuple[int, ...]:
+def _shape(given: pb.ModelInferRequest.InferInputTensor, each: tuple[int, ...], max_batch: int) -> tuple[int, ...]:
     shape, expected = tuple(given.shape), f"[{', '.join(['-1', *map(str, each)])}]"
     name = short(given.name)
     if not each and shape[1:] == (1,):
@@ -278,13 +263,17 @@ def _shape(given: ModelInferRequest.InferInputTensor, each: tuple[int, ...], max
     return shape
 
 
-def _raw(request: ModelInferRequest, place: int, typed_fields: Sequence[str]) -> list[bytes]:
-    """An input's raw contents; none where its values are typed. Raises `Refused` where they are both."""
-    raw = request.raw_input_contents
+def _contents(request: pb.ModelInferRequest, place: int, datatype: str) -> bytes | Sequence[Any]:
+    """An input's raw contents, or its typed values. Raises `Refused` where they are both, or of another type."""
+    given, raw = request.inputs[place], request.raw_input_contents
+    name, typed_fields = short(given.name), [field.name for field, _ in given.contents.ListFields()]
     if raw and (typed_fields or len(raw) != len(request.inputs)):
-        name = short(request.inputs[place].name)
         invalid(f"input {name!r} has its values more than once; give one raw_input_contents, or contents")
-    return [raw[place]] if raw else []
+    field = CONTENTS[datatype]
+    if typed_fields not in ([], [field]):
+        invalid(f"input {name!r} has its values in {', '.join(typed_fields)}, but {datatype} is in {field}")
+    values: bytes | Sequence[Any] = raw[place] if raw else getattr(given.contents, field)
+    return values
 
 
 def outputs_of(scenario: Scenario) -> dict[str, tuple[str, list[int]]]:
@@ -300,9 +289,9 @@ def answers(logits: Tensor, scenario: Scenario) -> dict[str, Values]:
     return {PROBABILITIES: logits.softmax(dim=1).numpy(), CLASS: classes.numpy(), LABEL: labels}
 
 
-def typed(datatype: str, values: Values) -> InferTensorContents:
+def typed(datatype: str, values: Values) -> pb.InferTensorContents:
     """An output as typed contents, row-major."""
-    contents = InferTensorContents()
+    contents = pb.InferTensorContents()
     getattr(contents, CONTENTS[datatype]).extend(values if isinstance(values, list) else values.ravel().tolist())
     return contents
 

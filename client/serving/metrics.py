@@ -1,50 +1,31 @@
 """What `perennial serve` tells Prometheus."""
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-
 from perennial.client.serving.models import NAME, Catalogue
+from perennial.common.utils.prometheus import Metrics
 
 BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 COUNTED = ("OK", "INTERNAL", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED")
 """Of how a request ends, what is counted from 0."""
 
 
-class ServingMetrics:
-    """Counters of one server, in a registry of their own."""
+class ServingMetrics(Metrics):
+    """Counters of one server."""
 
     def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
-        self.requests = Counter(
-            "perennial_inference_requests_total",
-            "Requests for an inference, by protocol and gRPC's name of how they ended.",
-            ["protocol", "code"],
-            registry=registry,
-        )
-        self.seconds = Histogram(
-            "perennial_inference_duration_seconds",
-            "Time from a request's arrival to its answer, of those that were answered well.",
-            ["protocol"],
-            buckets=BUCKETS,
-            registry=registry,
-        )
-        self.samples = Counter("perennial_inference_samples_total", "Samples answered.", registry=registry)
-        self.waiting = Gauge(
-            "perennial_inference_waiting", "Requests that wait for the model or are in it.", registry=registry
-        )
-        self.unauthenticated = Counter(
-            "perennial_unauthenticated_total", "Calls without a valid token.", registry=registry
-        )
-        self.ready = Gauge("perennial_model_ready", "1 where a model is served.", ["model"], registry=registry)
-        self.round = Gauge("perennial_model_round", "The round that is served.", ["model"], registry=registry)
-        self.written = Gauge(
-            "perennial_model_timestamp_seconds", "When that was evaluated.", ["model"], registry=registry
-        )
-        self.accuracy = Gauge(
-            "perennial_accuracy",
-            "Accuracy at this site when it was evaluated.",
-            ["model", "environment"],
-            registry=registry,
-        )
+        super().__init__()
+        codes = "Requests for an inference, by protocol and gRPC's name of how they ended."
+        self.requests = self.counter("perennial_inference_requests_total", codes, "protocol", "code")
+        times = "Time from a request's arrival to its answer, of those that were answered well."
+        self.seconds = self.histogram("perennial_inference_duration_seconds", times, "protocol", buckets=BUCKETS)
+        self.samples = self.counter("perennial_inference_samples_total", "Samples answered.")
+        waiting = "Requests that wait for the model or are in it."
+        self.waiting = self.gauge("perennial_inference_waiting", waiting)
+        self.unauthenticated = self.counter("perennial_unauthenticated_total", "Calls without a valid token.")
+        self.ready = self.gauge("perennial_model_ready", "1 where a model is served.", "model")
+        self.round = self.gauge("perennial_model_round", "The round that is served.", "model")
+        self.written = self.gauge("perennial_model_timestamp_seconds", "When that was evaluated.", "model")
+        accuracy = "Accuracy at this site when it was evaluated."
+        self.accuracy = self.gauge("perennial_accuracy", accuracy, "model", "environment")
 
         for protocol in ("grpc", "http"):  # a rate sees no first failure of a counter that begins with it
             for code in COUNTED:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from perennial.client.host import client_half, pick_device, site_data, site_of
-from perennial.client.snapshot import FILE, Snapshot, held, named, put, written
+from perennial.client.snapshot import FILE, Snapshot, file_name, link_over, modified, snapshots_in
 from perennial.client.trainer import Predictor, Received, in_pieces
 from perennial.common.config import parse_task
 from perennial.common.data.examples import ClientData
@@ -102,11 +102,11 @@ class Choice:
         """Keep the fixed round, if there is one. Raises `UserError` where it is not there any more."""
         if self.round is None or self.fixed.exists():
             return
-        source = self.fixed.with_name(named(self.round))
+        source = self.fixed.with_name(file_name(self.round))
         if not source.exists():
-            there = ", ".join(str(round_of(path)) for path in held(source.parent)) or "none"
+            there = ", ".join(str(round_of(path)) for path in snapshots_in(source.parent)) or "none"
             raise UserError(f"{source.parent} holds no round {self.round}; there are: {there}")
-        put(source, self.fixed)
+        link_over(source, self.fixed)
 
     def pin(self, client: str) -> Path:
         """Where the snapshot lies to which an operator has gone back."""
@@ -122,16 +122,16 @@ class Choice:
             raise UserError(f"{self.folder} has no model that could be served")
         client = (newest(self.folder, self.run, self.client) or now).parent.name
         places = (path for path in self.folder.glob(f"*/{client}") if self.run in (None, path.parent.name))
-        every = sorted((path for place in places for path in held(place)), key=written)
+        every = sorted((path for place in places for path in snapshots_in(place)), key=modified)
         if to is not None:
             found = [path for path in every if round_of(path) == to]
         else:
-            found = [path for path in every if written(path) < written(now)]
+            found = [path for path in every if modified(path) < modified(now)]
         if not found:
             wanted = f"of round {to}" if to is not None else "before the one that is served"
             rounds = ", ".join(str(round_of(path)) for path in every)
             raise UserError(f"{self.folder} holds no model of {client} {wanted}; it holds those of round {rounds}")
-        put(found[-1], self.pin(client))
+        link_over(found[-1], self.pin(client))
         return found[-1]
 
     def go_on(self) -> bool:
@@ -164,7 +164,7 @@ def newest(folder: Path, run: str | None, client: str | None) -> Path | None:
         raise UserError(
             f"{folder} has models of {len(clients)} clients; choose with --client: {', '.join(clients)}"
         )
-    return max(found, key=written, default=None)
+    return max(found, key=modified, default=None)
 
 
 @torch.no_grad()

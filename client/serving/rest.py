@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from perennial.client.serving.inference_pb2 import ModelInferRequest, ModelInferResponse, ModelMetadataResponse
+from perennial.client.serving import inference_pb2 as pb
 from perennial.client.serving.messages import decoded, encoded, invalid, short
 from perennial.common.utils.suggestions import sentence
 
@@ -76,9 +76,9 @@ def parsed(body: bytes, header: str | None) -> tuple[Request, bytes]:
         invalid(f"the body is no request of the protocol ({short(' '.join(text.split()), 300)})")
 
 
-def message(request: Request, binary: bytes, model: str, version: str) -> ModelInferRequest:
+def message(request: Request, binary: bytes, model: str, version: str) -> pb.ModelInferRequest:
     """What gRPC's clients would have sent. Raises `Refused`."""
-    found = ModelInferRequest(model_name=model, model_version=version, id=request.id)
+    found = pb.ModelInferRequest(model_name=model, model_version=version, id=request.id)
     at = 0
     for tensor in request.inputs:
         given = found.inputs.add(name=tensor.name, datatype=tensor.datatype)
@@ -147,7 +147,7 @@ def _numbers_alone(values: list[Any]) -> bool:
     return True
 
 
-def reply(request: Request, response: ModelInferResponse) -> tuple[bytes, int | None]:
+def reply(request: Request, response: pb.ModelInferResponse) -> tuple[bytes, int | None]:
     """The body of an answer, and where its JSON ends if bytes follow."""
     outputs, behind = [], []
     for output, raw in zip(response.outputs, response.raw_output_contents, strict=True):
@@ -176,7 +176,7 @@ def _values(datatype: str, raw: bytes) -> list[Any]:
     return values
 
 
-def metadata(found: ModelMetadataResponse) -> dict[str, Any]:
+def metadata(found: pb.ModelMetadataResponse) -> dict[str, Any]:
     """A model's metadata as JSON."""
     inputs, outputs = (
         [{"name": one.name, "datatype": one.datatype, "shape": list(one.shape)} for one in tensors]

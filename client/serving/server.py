@@ -20,27 +20,11 @@ import uvicorn
 from grpc.aio import ServicerContext
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from perennial.client.serving import inference_pb2 as pb
+from perennial.client.serving import inference_pb2_grpc as pb_grpc
 from perennial.client.serving.access import Callers
 from perennial.client.serving.http import CONNECTIONS, Api, Listening
 from perennial.client.serving.inference import LARGEST_REQUEST, SMALL, Inference, Limits
-from perennial.client.serving.inference_pb2 import (
-    ModelInferRequest,
-    ModelInferResponse,
-    ModelMetadataRequest,
-    ModelMetadataResponse,
-    ModelReadyRequest,
-    ModelReadyResponse,
-    ServerLiveRequest,
-    ServerLiveResponse,
-    ServerMetadataRequest,
-    ServerMetadataResponse,
-    ServerReadyRequest,
-    ServerReadyResponse,
-)
-from perennial.client.serving.inference_pb2_grpc import (
-    GRPCInferenceServiceServicer,
-    add_GRPCInferenceServiceServicer_to_server,
-)
 from perennial.client.serving.intake import Intake
 from perennial.client.serving.messages import Refused, T, invalid, parsed, too_many_fields
 from perennial.client.serving.metrics import ServingMetrics
@@ -75,49 +59,51 @@ async def answered(context: ServicerContext, work: Awaitable[T]) -> T:
     return await context.abort(code, sentence)  # type: ignore[no-any-return]
 
 
-class Service(GRPCInferenceServiceServicer):  # type: ignore[misc]
+class Service(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
     """The protocol's six calls. Its names are the protocol's."""
 
     def __init__(self, inference: Inference) -> None:
         self.inference = inference
 
-    async def ServerLive(self, request: ServerLiveRequest, context: ServicerContext) -> ServerLiveResponse:  # noqa: N802
+    async def ServerLive(self, request: pb.ServerLiveRequest, context: ServicerContext) -> pb.ServerLiveResponse:  # noqa: N802
         """Whether there is a server."""
-        return ServerLiveResponse(live=True)
+        return pb.ServerLiveResponse(live=True)
 
-    async def ServerReady(self, request: ServerReadyRequest, context: ServicerContext) -> ServerReadyResponse:  # noqa: N802
+    async def ServerReady(  # noqa: N802
+        self, request: pb.ServerReadyRequest, context: ServicerContext
+    ) -> pb.ServerReadyResponse:
         """Whether there is a model."""
-        return ServerReadyResponse(ready=self.inference.catalogue.ready)
+        return pb.ServerReadyResponse(ready=self.inference.catalogue.ready)
 
     async def ServerMetadata(  # noqa: N802
-        self, request: ServerMetadataRequest, context: ServicerContext
-    ) -> ServerMetadataResponse:
+        self, request: pb.ServerMetadataRequest, context: ServicerContext
+    ) -> pb.ServerMetadataResponse:
         """Name and version of the program."""
-        return ServerMetadataResponse(name="perennial", version=__version__)
+        return pb.ServerMetadataResponse(name="perennial", version=__version__)
 
-    async def ModelReady(self, request: ModelReadyRequest, context: ServicerContext) -> ModelReadyResponse:  # noqa: N802
+    async def ModelReady(self, request: pb.ModelReadyRequest, context: ServicerContext) -> pb.ModelReadyResponse:  # noqa: N802
         """Whether there is such a model; as Triton's, no error where there is none."""
-        return ModelReadyResponse(ready=self.inference.ready(request.name, request.version))
+        return pb.ModelReadyResponse(ready=self.inference.ready(request.name, request.version))
 
     async def ModelMetadata(  # noqa: N802
-        self, request: ModelMetadataRequest, context: ServicerContext
-    ) -> ModelMetadataResponse:
+        self, request: pb.ModelMetadataRequest, context: ServicerContext
+    ) -> pb.ModelMetadataResponse:
         """Names, types and shapes of what goes in and comes out."""
         return self.inference.metadata(request.name, request.version)
 
-    async def ModelInfer(self, data: bytes, context: ServicerContext) -> ModelInferResponse:  # noqa: N802
+    async def ModelInfer(self, data: bytes, context: ServicerContext) -> pb.ModelInferResponse:  # noqa: N802
         """Probabilities, class and label of each sample; raw where the request was raw."""
         size, most = len(data), self.inference.limits.max_batch
         if size > (largest := self.inference.largest()):
             invalid(f"the request has {size} bytes, but {most} samples take at most {largest}")
         return await self.inference.queued(size, lambda: self._answer(data))
 
-    def _answer(self, data: bytes) -> ModelInferResponse:
+    def _answer(self, data: bytes) -> pb.ModelInferResponse:
         most, texts = self.inference.fields()
         if too_many_fields(data, most, texts):
             beside = f" beside {texts} texts" if texts else ""
             invalid(f"the request, or a message in it, has more than {most} fields{beside}; send values packed")
-        return self.inference.answer(parsed(data, ModelInferRequest.FromString))
+        return self.inference.answer(parsed(data, pb.ModelInferRequest.FromString))
 
 
 class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
@@ -267,7 +253,7 @@ class Server:
             grpc.aio.server(interceptors=[guard], options=options),
             health.aio.HealthServicer(),
         )
-        add_GRPCInferenceServiceServicer_to_server(Service(self.inference), self.grpc)
+        pb_grpc.add_GRPCInferenceServiceServicer_to_server(Service(self.inference), self.grpc)
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self.grpc)
         self.port = _bind(self.grpc, address, self._tls)
         servers = [self.grpc]
@@ -340,7 +326,7 @@ def _bind(server: grpc.aio.Server, address: Address, tls: Tls | None) -> int:
         place = str(address)
         port: int = server.add_secure_port(place, tls.grpc()) if tls else server.add_insecure_port(place)
     except RuntimeError:
-        raise _taken(address) from None
+        raise _cannot_listen(address) from None
     return port
 
 
@@ -349,13 +335,13 @@ def _listener(address: Address) -> socket.socket:
     try:
         listener = socket.create_server((address.host, address.port), family=family)
     except OSError:
-        raise _taken(address) from None
+        raise _cannot_listen(address) from None
     # asyncio does so for sockets that it makes itself; without, an answer in two pieces takes 40 ms more.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
 
 
-def _taken(address: Address) -> UserError:
+def _cannot_listen(address: Address) -> UserError:
     return UserError(f"cannot listen on {address}; is the port taken, or the address not this machine's?")
 
 

@@ -26,17 +26,9 @@ from typing import IO, cast
 import grpc
 from flwr.app import Context, Error, Message
 from flwr.common.serde import context_from_proto, run_from_proto
+from flwr.proto import runtime_pb2 as pb
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
 from flwr.proto.node_pb2 import Node
-from flwr.proto.runtime_pb2 import (
-    ClaimTaskRequest,
-    PullAppMessagesRequest,
-    PullAppMessagesResponse,
-    PullPendingTasksRequest,
-    PullTaskInputRequest,
-    PullTaskInputResponse,
-    SendTaskHeartbeatRequest,
-)
 from flwr.proto.runtime_pb2_grpc import RuntimeStub
 from flwr.supercore.grpc import create_channel
 from flwr.supercore.heartbeat import HeartbeatSender
@@ -62,7 +54,7 @@ from google.protobuf.message import DecodeError
 
 from perennial.common.flower.names import ErrorCode, Run, SubStatus, log
 from perennial.common.flower.processes import LOOK_EVERY
-from perennial.common.request_id import name_of
+from perennial.common.flower.request_id import name_of
 from perennial.common.utils.errors import LONGEST, UserError, printable
 from perennial.common.utils.files import PRIVATE
 from perennial.common.utils.tracebacks import Tracebacks
@@ -91,8 +83,8 @@ class Work:
     """A task and what is known of it so far: all that another executor needs to go on with it."""
 
     token: str
-    input: PullTaskInputResponse = field(default_factory=PullTaskInputResponse)
-    messages: PullAppMessagesResponse = field(default_factory=PullAppMessagesResponse)
+    input: pb.PullTaskInputResponse = field(default_factory=pb.PullTaskInputResponse)
+    messages: pb.PullAppMessagesResponse = field(default_factory=pb.PullAppMessagesResponse)
     tries: int = 0
     """How often answering has begun."""
 
@@ -110,7 +102,7 @@ class Work:
         return work
 
     @property
-    def _parts(self) -> dict[str, PullTaskInputResponse | PullAppMessagesResponse]:
+    def _parts(self) -> dict[str, pb.PullTaskInputResponse | pb.PullAppMessagesResponse]:
         return {"input": self.input, "messages": self.messages}
 
 
@@ -148,8 +140,8 @@ class Executor:
             return None
 
     def _claimed(self) -> Work | None:
-        for task in self.stub.PullPendingTasks(PullPendingTasksRequest()).tasks:
-            if token := self.stub.ClaimTask(ClaimTaskRequest(task_id=task.task_id)).token:
+        for task in self.stub.PullPendingTasks(pb.PullPendingTasksRequest()).tasks:
+            if token := self.stub.ClaimTask(pb.ClaimTaskRequest(task_id=task.task_id)).token:
                 work = Work(token)
                 self._note(work)
                 return work
@@ -177,7 +169,7 @@ class Executor:
         heart.start()
         try:
             if not work.input.HasField("context"):
-                work.input.CopyFrom(stub.PullTaskInput(PullTaskInputRequest()))
+                work.input.CopyFrom(stub.PullTaskInput(pb.PullTaskInputRequest()))
                 work.input.ClearField("fab")  # the server's code, which is not looked at
                 self._note(work)
             context, run = context_from_proto(work.input.context), run_from_proto(work.input.run)
@@ -228,7 +220,7 @@ class Executor:
             try:
                 return pull(object_id)
             except ObjectUnavailableError:
-                if self.stub.PullPendingTasks(PullPendingTasksRequest()).tasks:
+                if self.stub.PullPendingTasks(pb.PullPendingTasksRequest()).tasks:
                     raise ExecutorFailed("the SuperNode has let go of this message") from None
                 raise
 
@@ -289,17 +281,17 @@ class Executor:
 
 def _beat(stub: RuntimeStub) -> bool:
     try:
-        stub.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+        stub.SendTaskHeartbeat(pb.SendTaskHeartbeatRequest())
     except grpc.RpcError as error:
         return bool(error.code() != grpc.StatusCode.UNAVAILABLE)  # else it is tried again
     return True
 
 
-def _arrived(stub: RuntimeStub) -> PullAppMessagesResponse:
+def _arrived(stub: RuntimeStub) -> pb.PullAppMessagesResponse:
     """The task's message. The SuperNode announces a task a moment before it has the message."""
     end = time.monotonic() + SECONDS_TO_ARRIVE
     while time.monotonic() < end:
-        found: PullAppMessagesResponse = stub.PullMessages(PullAppMessagesRequest())
+        found: pb.PullAppMessagesResponse = stub.PullMessages(pb.PullAppMessagesRequest())
         if found.messages_list:
             return found
         time.sleep(LOOK_EVERY / 5)

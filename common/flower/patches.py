@@ -6,7 +6,7 @@
 - What the SuperLink itself fails to do is asked again, for a minute, instead of dropping the message,
 - and what a line of the log quotes from somebody else stays on that line.
 
-`tests/common/flower/test_patches.py` fails when what is changed has moved.
+`tests/client/node/test_supernode.py` fails when what is changed has moved.
 """
 
 import time

@@ -39,12 +39,12 @@ def score(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Scor
         losses = weights[labels] * losses
     return Score(
         count=labels.shape[-1],
-        correct=plain((logits.argmax(dim=-1) == labels).sum(dim=-1)),
-        loss=plain(losses.double().sum(dim=-1)),
+        correct=number_or_stack((logits.argmax(dim=-1) == labels).sum(dim=-1)),
+        loss=number_or_stack(losses.double().sum(dim=-1)),
     )
 
 
-def answered(logits: Tensor, labels: Tensor) -> Tensor:
+def usable_logits(logits: Tensor, labels: Tensor) -> Tensor:
     """Logits (..., n, classes) as they are; where a model has diverged and a sample's make no loss, wrong ones.
 
     So a client whose own model has diverged stays in every mean, as one that is never right. The cross-entropy is
@@ -55,7 +55,7 @@ def answered(logits: Tensor, labels: Tensor) -> Tensor:
     return torch.where((losses < MOST)[..., None], logits, wrong)  # no comparison with NaN holds
 
 
-def plain(value: Tensor) -> Any:
+def number_or_stack(value: Tensor) -> Any:
     """A scalar as a number; of a stack of clients, the tensor (clients,) as it is."""
     return value if value.dim() else value.item()
 

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from perennial.common.measures.scores import area, whole
+from perennial.common.measures.scores import Summable, area, counts_in, whole
 
 BINS = 4096
 BATCH = "ranking-batch"
@@ -25,7 +25,7 @@ Counts = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Ranking:
+class Ranking(Summable):
     """Counts and sums of one model on some samples."""
 
     negatives: Counts
@@ -36,15 +36,6 @@ class Ranking:
     hard_auroc: float = 0.0
     """Sum over these of the areas under the curves of 0/1 predictions."""
     hard_auprc: float = 0.0
-
-    def __add__(self, other: "Ranking") -> "Ranking":
-        return Ranking(
-            self.negatives + other.negatives,
-            self.positives + other.positives,
-            self.batches + other.batches,
-            self.hard_auroc + other.hard_auroc,
-            self.hard_auprc + other.hard_auprc,
-        )
 
     def measures(self) -> dict[str, float]:
         """Areas of the scores, and as FedILC's code has them of 0/1 predictions; none where a class is missing."""
@@ -97,13 +88,8 @@ COLUMNS = ("negatives", "positives", "batches", "hard_auroc", "hard_auprc")
 
 def columns(rankings: Sequence[Ranking]) -> dict[str, list[int] | list[float]]:
     """Rankings in several environments as `COLUMNS`, lists of plain numbers."""
-    return {
-        "negatives": [int(count) for ranking in rankings for count in ranking.negatives],
-        "positives": [int(count) for ranking in rankings for count in ranking.positives],
-        "batches": [ranking.batches for ranking in rankings],
-        "hard_auroc": [ranking.hard_auroc for ranking in rankings],
-        "hard_auprc": [ranking.hard_auprc for ranking in rankings],
-    }
+    counts = {name: [n for own in rankings for n in getattr(own, name).tolist()] for name in COLUMNS[:2]}
+    return {**counts, **{name: [getattr(own, name) for own in rankings] for name in COLUMNS[2:]}}
 
 
 def from_columns(given: Mapping[str, Any], counts: Sequence[int], batch: int) -> list[Ranking]:
@@ -111,12 +97,10 @@ def from_columns(given: Mapping[str, Any], counts: Sequence[int], batch: int) ->
 
     Raises `ValueError` or `TypeError` where it cannot be.
     """
-    places, most = len(counts), max(counts, default=0)
-    for name in COLUMNS:
-        if len(given[name]) != places * (BINS if name in COLUMNS[:2] else 1):
-            raise ValueError(f"{name} has another length than the environments and bins")
-    # Each is no more than there are samples, so no sum of them runs over.
-    bins = [np.array(whole(given[name], most), np.int64).reshape(places, BINS) for name in COLUMNS[:2]]
+    # Each count is no more than there are samples, so no sum of them runs over.
+    bins = counts_in(given, COLUMNS[:2], (len(counts), BINS), max(counts, default=0))
+    if wrong := [name for name in COLUMNS[2:] if len(given[name]) != len(counts)]:
+        raise ValueError(f"{wrong[0]} has another length than was asked for")
     rankings = [Ranking(*found) for found in zip(*bins, *(given[name] for name in COLUMNS[2:]), strict=True)]
     for found, count in zip(rankings, counts, strict=True):
         if int(found.negatives.sum() + found.positives.sum()) != count:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from math import prod
+from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,15 +32,20 @@ COLUMNS = ("negatives by score", "positives by score")
 
 
 @dataclass(frozen=True)
-class Scores:
+class Summable:
+    """Counts and sums, which add up field by field."""
+
+    def __add__(self, other: Self) -> Self:
+        return type(self)(**{name: own + getattr(other, name) for name, own in vars(self).items()})
+
+
+@dataclass(frozen=True)
+class Scores(Summable):
     """Samples of one model by score."""
 
     negatives: Counts
     """(BINS,), from the lowest score to the highest."""
     positives: Counts
-
-    def __add__(self, other: Scores) -> Scores:
-        return Scores(self.negatives + other.negatives, self.positives + other.positives)
 
     @property
     def right(self) -> int:
@@ -106,7 +112,7 @@ def area(negatives: Counts, positives: Counts) -> tuple[float, float]:
     return float(positives @ below) / pairs[0] / pairs[1], within / 2 / pairs[0] / pairs[1]
 
 
-def counted(logits: Tensor, labels: Tensor) -> Scores:
+def count_by_score(logits: Tensor, labels: Tensor) -> Scores:
     """Samples with logits (n, 2) and labels (n,) by score."""
     import torch
 
@@ -132,13 +138,7 @@ def from_columns(given: Mapping[str, Any], counts: Sequence[int], right: Sequenc
 
     Raises `ValueError`, `KeyError` or `TypeError` where it cannot be.
     """
-    import numpy as np
-
-    most = max(counts, default=0)
-    for name in COLUMNS:
-        if len(given[name]) != len(counts) * BINS:
-            raise ValueError(f"{name} has another length than the environments and bins")
-    bins = [np.array(whole(given[name], most), np.int64).reshape(len(counts), BINS) for name in COLUMNS]
+    bins = counts_in(given, COLUMNS, (len(counts), BINS), max(counts, default=0))
     found = [Scores(*own) for own in zip(*bins, strict=True)]
     for own, count, correct in zip(found, counts, right, strict=True):
         if int(own.negatives.sum() + own.positives.sum()) != count:
@@ -146,6 +146,16 @@ def from_columns(given: Mapping[str, Any], counts: Sequence[int], right: Sequenc
         if own.right != correct:
             raise ValueError("the bins of the score have other right answers than were counted")
     return found
+
+
+def counts_in(given: Mapping[str, Any], names: Sequence[str], shape: tuple[int, ...], most: int) -> list[Counts]:
+    """Columns that arrived as flat lists, in their shape. Raises `ValueError` or `TypeError` where one has another
+    length, or something else in it than whole numbers from 0 to `most`."""
+    import numpy as np
+
+    if wrong := [name for name in names if len(given[name]) != prod(shape)]:
+        raise ValueError(f"{wrong[0]} has another length than was asked for")
+    return [np.array(whole(given[name], most), np.int64).reshape(shape) for name in names]
 
 
 def whole(values: Sequence[Any], most: int) -> Sequence[int]:

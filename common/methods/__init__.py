@@ -41,16 +41,15 @@ RESERVED = {"preset", *dir(Method), *Method.__class_vars__} - {"name"}
 hide from `--set`, in a study for other methods, too."""
 
 
+def reserved(kind: type) -> set[str]:
+    """What no field of a method may be called."""
+    return RESERVED - {"preset"} if issubclass(kind, PresetTraining) else RESERVED
+
+
 def _accepted(module: ModuleType, kinds: dict[str, Any], usual: Mapping[str, Any]) -> Mapping[str, Any]:
     ours = {kind for kind in METHODS.values() if not plugins.of(kind)}
     titles = {kind.title: name for name, kind in METHODS.items()}  # tables and reports tell methods apart by them
     for kind in kinds.values():
-        own = {"preset"} if issubclass(kind, PresetTraining) else set()
-        if hiding := sorted(RESERVED.intersection(kind.model_fields) - own):
-            raise UserError(
-                f"plug-in {module.__name__!r}: {kind.__name__} has a field {hiding[0]!r}, which is a setting of "
-                "the run or a part of every method; give it another name"
-            )
         if not (isinstance(kind.evaluates, tuple) and kind.evaluates):
             raise UserError(
                 f"plug-in {module.__name__!r}: {kind.__name__}.evaluates: {kind.evaluates!r} is not possible; "
@@ -73,4 +72,4 @@ def _accepted(module: ModuleType, kinds: dict[str, Any], usual: Mapping[str, Any
     return kinds
 
 
-plugins.REGISTRIES["methods"] = plugins.Registry(Method, METHODS, method_names, _accepted)
+plugins.REGISTRIES["methods"] = plugins.Registry(Method, METHODS, method_names, _accepted, reserved)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from perennial.common.methods.base import Sum
-from perennial.common.methods.group import GROUP_SUMS, MASS, GroupTraining
+from perennial.common.methods.group_weights import GROUP_SUMS, MASS, GroupTraining
 
 
 class GroupDRO(GroupTraining):

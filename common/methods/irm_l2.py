@@ -3,10 +3,10 @@
 from typing import Literal
 
 from perennial.common.methods.base import ONE_MODEL
-from perennial.common.methods.held import HeldTraining
+from perennial.common.methods.personal_invariant import PersonalInvariantTraining
 
 
-class IrmL2(HeldTraining):
+class IrmL2(PersonalInvariantTraining):
     """Federated IRM, and a personal model of least risk held near it."""
 
     title = "IRM-L2"

@@ -5,18 +5,18 @@ from typing import Any, ClassVar, Literal
 
 from perennial.common.data.scenario import Scenario
 from perennial.common.methods.base import FIRST, ONE_MODEL, Sum
-from perennial.common.methods.group import GROUP_SUMS, MASS, GroupTraining
-from perennial.common.methods.held import HeldTraining
+from perennial.common.methods.group_weights import GROUP_SUMS, MASS, GroupTraining
+from perennial.common.methods.personal_invariant import PersonalInvariantTraining
 from perennial.common.utils.knobs import between, knob
 
 
-class PerInvFL(HeldTraining, GroupTraining):
+class PerInvFL(PersonalInvariantTraining, GroupTraining):
     """A personal model held by an invariance loss of its own and near a global invariant one."""
 
-    keeps = HeldTraining.keeps | {"auxiliary", MASS}
+    keeps = PersonalInvariantTraining.keeps | {"auxiliary", MASS}
     sends = frozenset({("personal", FIRST)})
 
-    CODE: ClassVar[Mapping[str, Any]] = HeldTraining.CODE
+    CODE: ClassVar[Mapping[str, Any]] = PersonalInvariantTraining.CODE
 
     title = "PerInvFL"
     summary = "a global invariant model, and a personal one with an invariance loss of its own, held near it"

@@ -29,26 +29,13 @@ SMALL = 2**20
 """Bytes of tensors that are made in any case: some modules compute their own sizes with them."""
 
 
-class _Undrawn(TorchFunctionMode):
-    """Leaves parameters as they are: on the "meta" device there is nothing to draw."""
+class _Measured(TorchFunctionMode):
+    """Draws no parameters: on the "meta" device there is nothing to draw.
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
-        if getattr(func, "__module__", None) == "torch.nn.init" or getattr(func, "__name__", "") in DRAWS:
-            return kwargs.get("tensor", args[0] if args else None)
-        return func(*args, **kwargs)
+    With `most`, tensors of so many bytes in all are made and drawn; of others there is the size alone, on "meta".
+    """
 
-
-class _Sized(_Undrawn):
-    """Makes tensors of so many bytes in all; of others there is the size alone, on the "meta" device."""
-
-    def __init__(self, most: float) -> None:
+    def __init__(self, most: float = 0.0) -> None:
         super().__init__()
         self.most = self.left = most
         self.beyond = False
@@ -61,7 +48,7 @@ class _Sized(_Undrawn):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if func in _device_constructors():
+        if self.most and func in _device_constructors():
             plain = {key: value for key, value in kwargs.items() if key != "generator"}
             size = func(*args, **{**plain, "device": "meta"})
             if size.nbytes > self.left:
@@ -70,9 +57,9 @@ class _Sized(_Undrawn):
             self.left -= size.nbytes
             return func(*args, **kwargs)
         first = kwargs.get("tensor", args[0] if args else None)
-        if isinstance(first, Tensor) and not first.is_meta and first.nbytes <= self.most:
-            return func(*args, **kwargs)
-        return super().__torch_function__(func, types, args, kwargs)
+        made = isinstance(first, Tensor) and not first.is_meta and first.nbytes <= self.most
+        draws = getattr(func, "__module__", None) == "torch.nn.init" or getattr(func, "__name__", "") in DRAWS
+        return first if draws and not made else func(*args, **kwargs)
 
 
 @lru_cache(maxsize=8)
@@ -81,16 +68,16 @@ def model_bytes(settings: ModelSettings, input_shape: tuple[int, ...], classes: 
     if isinstance(settings, Module):
         return _module_bytes(settings, input_shape, classes)
     try:
-        with torch.device("meta"), _Undrawn():
+        with torch.device("meta"), _Measured():
             tensors: list[Tensor] = list(build(settings, input_shape, classes).state_dict().values())
     except (RuntimeError, OverflowError) as error:  # more elements than a 64-bit number counts
         raise UserError(f"model: {settings.name!r} of this size has too many parameters ({error})") from None
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    return sum(tensor.nbytes for tensor in tensors)
 
 
 def _module_bytes(settings: Module, input_shape: tuple[int, ...], classes: int) -> int:
     there = available() / 2
-    for sized in (_Sized(SMALL), _Sized(there)):  # the second for those that look at what they have drawn
+    for sized in (_Measured(SMALL), _Measured(there)):  # the second for those that look at what they have drawn
         try:
             with torch.random.fork_rng(devices=[]), sized:
                 module = constructed(settings, input_shape, classes)
@@ -111,9 +98,9 @@ def activation_bytes(settings: ModelSettings, input_shape: tuple[int, ...], clas
     found = [4 * prod(input_shape)]
 
     def note(_: nn.Module, __: Any, output: Tensor) -> None:
-        found.append(output.numel() * output.element_size())
+        found.append(output.nbytes)
 
-    with torch.device("meta"), _Undrawn():
+    with torch.device("meta"), _Measured():
         model = build(settings, input_shape, classes).eval()
         layers = [layer for layer in model.modules() if not list(layer.children())]
         for layer in layers:

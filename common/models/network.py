@@ -23,7 +23,7 @@ from perennial.common.utils.tensors import Tensors
 # --- Saved weights ---------------------------------------------------------------------------------------
 
 
-def weighted(
+def with_weights(
     settings: Pretrained, input_shape: tuple[int, ...], classes: int, drawn: Tensors, head: bool = True
 ) -> Tensors:
     """A drawn model with the tensors of its weights in place of its own.
@@ -187,7 +187,7 @@ class Network:
         """
         drawn = self._drawn(derive(seed, "init", *key))
         if isinstance(self.settings, Pretrained) and self.settings.weights:
-            drawn = weighted(self.settings, self.input_shape, self.classes, drawn, head=not key)
+            drawn = with_weights(self.settings, self.input_shape, self.classes, drawn, head=not key)
         return {name: tensor.to(self.device) for name, tensor in drawn.items()}
 
     @cached_property

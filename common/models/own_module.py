@@ -6,9 +6,7 @@ they are given as code. Of it, only a class of modules is called, or a function 
 """
 
 import inspect
-import os
 import sys
-import traceback
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,12 +21,9 @@ from torch.nn.parameter import is_lazy
 from perennial.common import plugins
 from perennial.common.models.settings import ModelSettings, Module
 from perennial.common.models.weights import must_be_known
-from perennial.common.utils.errors import UserError
+from perennial.common.utils.errors import UserError, told_with_place
 from perennial.common.utils.suggestions import meant
 
-LONGEST = 300
-"""Letters of an exception's words that a sentence repeats."""
-SQUEEZED = ("squeezenet1_0", "squeezenet1_1")
 AUXILIARY = {"googlenet": ("aux1.", "aux2."), "inception_v3": ("AuxLogits.",)}
 """Classifiers on the way that torchvision's own weights have, and that are left out here."""
 
@@ -77,10 +72,9 @@ def constructed(settings: Module, input_shape: tuple[int, ...], classes: int) ->
     try:
         made = target(**options)
     except Exception as error:
-        raise UserError(f"model {name!r} cannot be made: {_words(error)}") from error
+        raise UserError(f"model {name!r} cannot be made: {told_with_place(error, __file__)}") from error
     if not isinstance(made, nn.Module):
         raise UserError(f"model {name!r} makes a {type(made).__name__}, and no torch.nn.Module")
-    made = _squeezed(made, input_shape) if settings.torchvision in SQUEEZED else made
     if any(is_lazy(tensor) for tensor in (*made.parameters(), *made.buffers())):
         run_once(settings, made, _samples(input_shape))  # from which lazy layers learn their sizes
     return made
@@ -111,15 +105,14 @@ def _found(name: str) -> Callable[..., Any]:
         )
     try:
         found = import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name and f"{module}.".startswith(f"{error.name}."):
+    except (Exception, SystemExit) as error:
+        why = told_with_place(error, __file__)
+        if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
             raise UserError(
                 f"model.name: there is no module {error.name!r} here; install the package that has it, or name "
                 f"its file in {plugins.VARIABLE}"
             ) from None
-        raise UserError(f"model.name: {module!r} cannot be imported: {_words(error)}") from error
-    except (Exception, SystemExit) as error:
-        raise UserError(f"model.name: {module!r} cannot be imported: {_words(error)}") from error
+        raise UserError(f"model.name: {module!r} cannot be imported: {why}") from error
     target = getattr(found, attribute, None)
     if target is None:
         raise UserError(f"model.name: {module!r} has no {attribute!r}{meant(attribute, vars(found))}")
@@ -154,15 +147,6 @@ def defaults(settings: Module) -> dict[str, Any]:
         return {}
     kinds = (bool, int, float, str, list, tuple)
     return {p.name: p.default for p in _parameters(_found(settings.name)) if isinstance(p.default, kinds)}
-
-
-def _squeezed(made: nn.Module, input_shape: tuple[int, ...]) -> nn.Sequential:
-    """SqueezeNet, whose classifier is a convolution: its features as vectors, and its classifier of these."""
-    features, classifier = made.get_submodule("features"), made.get_submodule("classifier")
-    with torch.no_grad():
-        shape = features(torch.zeros(1, *input_shape, device=next(features.parameters()).device)).shape[1:]
-    own = nn.Sequential(nn.Unflatten(1, tuple(shape)), *classifier.children(), nn.Flatten())
-    return nn.Sequential(nn.Sequential(features, nn.Flatten()), own)
 
 
 # ---------------------------------------------------------------------- taken apart
@@ -257,8 +241,6 @@ def _classifier(settings: Module, module: nn.Module, layers: dict[str, Any]) -> 
                 f"{meant(settings.classifier, known)}"
             )
         return settings.classifier, "as model.classifier says"
-    if settings.torchvision in SQUEEZED:
-        return "1", "its last layers"
     vectors = isinstance(given := layers.get("classifier"), Tensor) and given.dim() == 2
     if not settings.torchvision and vectors:
         return "classifier", "its attribute of this name"
@@ -333,15 +315,4 @@ def run_once(settings: ModelSettings, module: nn.Module, x: Tensor, how: str = "
     except Exception as error:
         shape = "x".join(map(str, x.shape[1:]))
         doing = f"cannot be run {how}" if how else f"cannot take samples of shape {shape}"
-        raise UserError(f"model {settings.name!r} {doing}: {_words(error)}") from error
-
-
-def _words(error: BaseException) -> str:
-    """What an exception says, and where in somebody's own code it was raised."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if "importlib" not in f.filename and f"{os.sep}torch{os.sep}" not in f.filename]
-    file, line = (own[-1].filename, own[-1].lineno) if own and own[-1].filename != __file__ else ("", 0)
-    if isinstance(error, SyntaxError):
-        file, line = error.filename or "", error.lineno
-    words = " ".join(str(error.msg if isinstance(error, SyntaxError) else error).split())[:LONGEST]
-    return f"{type(error).__name__}{words and f': {words}'}" + (f" ({file}, line {line})" if file else "")
+        raise UserError(f"model {settings.name!r} {doing}: {told_with_place(error, __file__)}") from error

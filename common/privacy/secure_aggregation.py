@@ -54,7 +54,7 @@ def public(secret: bytes) -> bytes:
     return X25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()
 
 
-def agreed(secret: bytes, other: bytes, purpose: str) -> bytes:
+def shared_key(secret: bytes, other: bytes, purpose: str) -> bytes:
     """The key that the owner of `secret` and that of the public key `other` have in common for one purpose."""
     shared = X25519PrivateKey.from_private_bytes(secret).exchange(X25519PublicKey.from_public_bytes(other))
     return HKDF(SHA256(), KEY_BYTES, salt=None, info=purpose.encode()).derive(shared)
@@ -71,7 +71,7 @@ def pair_mask(secret: bytes, other: bytes, client: str, rival: str, size: int) -
 
     `secret` is the one's masking key and `other` the other's public one, either way round.
     """
-    common = mask(agreed(secret, other, "mask"), size)
+    common = mask(shared_key(secret, other, "mask"), size)
     return common if client < rival else np.negative(common)
 
 
@@ -88,7 +88,7 @@ def quantised(model: Mapping[str, Tensor], reference: Tensors, limit: float) -> 
     return (update * (STEPS / limit)).round().long().numpy().view(np.uint64)
 
 
-def restored(total: Words, weight: int, reference: Tensors, limit: float) -> Tensors:
+def dequantised(total: Words, weight: int, reference: Tensors, limit: float) -> Tensors:
     """`reference + total / weight`, the mean model of a sum of weighted quantised updates.
 
     Raises `ValueError` where the sum is larger than updates within ± `limit` can make it.
@@ -163,8 +163,8 @@ def vector(parts: Sequence[Summand], own: Mapping[str, Tensors], weight: int, li
     return np.concatenate(words)
 
 
-def opened(total: Words, parts: Sequence[Summand], weight: int, limit: float) -> dict[str, Tensors]:
-    """The means of a sum of vectors by record; none of one that nobody has. Raises `ValueError` as `restored`."""
+def means_of_sum(total: Words, parts: Sequence[Summand], weight: int, limit: float) -> dict[str, Tensors]:
+    """The means of a sum of vectors by record; none of one that nobody has. Raises as `dequantised`."""
     found, first = {}, 0
     for part in parts:
         own, first = total[first : first + part.size], first + part.size
@@ -173,7 +173,7 @@ def opened(total: Words, parts: Sequence[Summand], weight: int, limit: float) ->
             raise ValueError("more clients have a record than there are")
         if count:
             steps = own[: part.size - part.owners]
-            found[part.record] = restored(steps, count, part.reference, part.limit(limit))
+            found[part.record] = dequantised(steps, count, part.reference, part.limit(limit))
     return found
 
 

@@ -1,6 +1,8 @@
 """The two ways in which a run ends early, and what may stand in a sentence."""
 
+import os
 import re
+import traceback
 from collections.abc import Sequence
 
 ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?)?")
@@ -45,6 +47,18 @@ class PlugInError(UserError):
 def in_words(error: BaseException) -> str:
     """An exception's type, and its text on one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}".removesuffix(": ")
+
+
+def told_with_place(error: BaseException, caller: str) -> str:
+    """An exception's type and text, and where in somebody's own code, called from the file `caller`, it arose."""
+    ours = ("importlib", f"{os.sep}torch{os.sep}", caller)
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not any(own in f.filename for own in ours)]
+    file, line = (frames[-1].filename, frames[-1].lineno) if frames else ("", 0)
+    text = str(error)
+    if isinstance(error, SyntaxError):
+        file, line, text = error.filename or "", error.lineno, error.msg
+    text = " ".join(text.split())[:300]
+    return f"{type(error).__name__}{text and f': {text}'}{f' ({file}, line {line})' if file else ''}"
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -106,9 +106,9 @@ def _checksum(tensors: Tensors) -> str:
 
 def save_records(path: Path, records: Mapping[str, Tensors], mode: int = OPEN) -> None:
     """Write named records of tensors as one safetensors file, with keys `RECORD/TENSOR`."""
-    from perennial.common.utils.tensors import joined
+    from perennial.common.utils.tensors import flattened
 
-    save_tensors(path, joined(records), mode=mode)
+    save_tensors(path, flattened(records), mode=mode)
 
 
 def load_records(path: Path) -> dict[str, Tensors]:
@@ -118,9 +118,9 @@ def load_records(path: Path) -> dict[str, Tensors]:
 
 def records_in(data: bytes) -> dict[str, Tensors]:
     """The records in the bytes of such a file. Raises `SafetensorError` or `ValueError`."""
-    from perennial.common.utils.tensors import divided
+    from perennial.common.utils.tensors import unflattened
 
-    return divided(_decoded(data)[0])
+    return unflattened(_decoded(data)[0])
 
 
 def added(path: Path, offset: int) -> tuple[bytes, int]:

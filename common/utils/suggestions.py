@@ -74,11 +74,11 @@ def alike(names: Iterable[str]) -> list[tuple[str, ...]]:
     """Names that differ by capitals, by blanks or by how a number is written alone, together."""
     groups = dict[str | Decimal, list[str]]()
     for name in sorted(set(names)):
-        groups.setdefault(_plain(name), []).append(name)
+        groups.setdefault(_normalised(name), []).append(name)
     return [tuple(group) for group in groups.values() if len(group) > 1]
 
 
-def _plain(name: str) -> str | Decimal:
+def _normalised(name: str) -> str | Decimal:
     try:
         if (number := Decimal(name)).is_finite() and "_" not in name:
             return number

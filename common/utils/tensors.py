@@ -16,7 +16,7 @@ def part(tensors: Mapping[str, Tensor], name: Literal["featurizer", "classifier"
     return {full: tensor for full, tensor in tensors.items() if full.startswith(f"{name}.")}
 
 
-def joined(records: Mapping[str, Tensors]) -> Tensors:
+def flattened(records: Mapping[str, Tensors]) -> Tensors:
     """Named records as one, with keys `RECORD/TENSOR`."""
     return {f"{record}/{key}": tensor for record, tensors in records.items() for key, tensor in tensors.items()}
 
@@ -42,7 +42,7 @@ def must_be_tensors(tensors: Mapping[str, Any], what: str) -> None:
             raise UserError(f"{what}: {name!r} is of type {kind}, which is not possible; it must be a tensor")
 
 
-def marks(tensors: Mapping[str, Tensor]) -> list[tuple[int, int]]:
+def change_marks(tensors: Mapping[str, Tensor]) -> list[tuple[int, int]]:
     """What is other once a tensor has been changed in place, or another has taken its place."""
     try:
         return [(id(tensor), tensor._version) for tensor in tensors.values()]
@@ -50,8 +50,8 @@ def marks(tensors: Mapping[str, Tensor]) -> list[tuple[int, int]]:
         return [(id(tensor), 0) for tensor in tensors.values()]
 
 
-def divided(tensors: Mapping[str, Tensor]) -> dict[str, Tensors]:
-    """What `joined` joined; records without tensors are gone."""
+def unflattened(tensors: Mapping[str, Tensor]) -> dict[str, Tensors]:
+    """What `flattened` joined; records without tensors are gone."""
     records: dict[str, Tensors] = {}
     for name, tensor in tensors.items():
         record, _, key = name.partition("/")

@@ -55,10 +55,10 @@ def recipe_names(incomplete: str) -> list[str]:
     from perennial.server.papers.reproduce import DEMO, reproductions
 
     table, slash, _ = incomplete.casefold().partition("/")
-    asked = [
+    wanted = [
         name for name in (*reproductions(), DEMO.stem) if (name == table if slash else name.startswith(table))
     ]
-    begun = [name for name in recipes(tables=asked) if name.casefold().startswith(incomplete.casefold())]
+    begun = [name for name in recipes(tables=wanted) if name.casefold().startswith(incomplete.casefold())]
     return [incomplete + name[len(incomplete) :] for name in begun]
 
 

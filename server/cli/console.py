@@ -22,11 +22,9 @@ from rich.text import Text
 from perennial.common.utils.errors import RunStopped, UserError, in_words, out_of_memory, printable
 from perennial.common.utils.events import is_json, tell
 from perennial.common.utils.tracebacks import NAME, Tracebacks
-from perennial.server.run.progress import QUIET, Progress, Watched, progress_line
+from perennial.server.run.progress import Watched, progress_line
 
 if TYPE_CHECKING:
-    import rich.progress
-
     from perennial.common.config import RunConfig
     from perennial.server.run.folder import RunFolder
     from perennial.server.study.batch import Standing
@@ -118,8 +116,8 @@ def sentences() -> Iterator[Working]:
             kept = f", in {working.folder.path / NAME}, too"
         from perennial.common import plugins
 
-        if word := plugins.blamed(error):
-            _end(f"{word}; PERENNIAL_DEBUG=1 shows the traceback{kept}", 2)
+        if blame := plugins.blamed(error):
+            _end(f"{blame}; PERENNIAL_DEBUG=1 shows the traceback{kept}", 2)
         _end(
             f"this should not happen: {in_words(error)}. PERENNIAL_DEBUG=1 shows the traceback{kept}; please send "
             "it to whoever maintains this copy of perennial (CONTRIBUTING.md)",
@@ -130,11 +128,11 @@ def sentences() -> Iterator[Working]:
             working.at_end()
 
 
-def _end_interrupted(working: Working, told: str = "") -> NoReturn:
+def _end_interrupted(working: Working, message: str = "") -> NoReturn:
     working.at_end = None
     what = working.hint()
     if working.deployed:
-        what = f"; {told or '`perennial status` tells whether the run goes on at the SuperLink'}"
+        what = f"; {message or '`perennial status` tells whether the run goes on at the SuperLink'}"
     _end(f"interrupted{what}", _exit_code())
 
 
@@ -156,30 +154,53 @@ def remark(sentence: str) -> None:
         err.print(f"perennial: {sentence}", highlight=False, soft_wrap=True)
 
 
+def _has_bar() -> bool:
+    return err.is_terminal and not is_json()
+
+
 @contextmanager
-def watching(config: RunConfig, doing: str, quiet: bool) -> Iterator[Watched]:
-    """A progress bar on a terminal, plain lines otherwise, nothing when quiet."""
-    if quiet or is_json():  # the run itself tells its events
-        yield QUIET
-    elif err.is_terminal:
-        with _bar() as bar:
+def _progress(doing: str, quiet: bool) -> Iterator[Callable[..., None]]:
+    """Shows a line, if there is one, and what is being done, how much of it is done and of how much.
+
+    With a progress bar on a terminal, as plain lines or events otherwise, nothing when quiet.
+    """
+    if quiet:
+        yield lambda *_: None
+    elif _has_bar():
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        text = TextColumn("{task.description}", markup=False)
+        columns = (text, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=err, transient=True) as bar:
             task = bar.add_task(doing, total=None)
 
-            def advance(progress: Progress) -> None:
-                bar.update(task, description="rounds", total=progress.rounds, completed=progress.round)
-                if line := progress_line(progress):
+            def advance(line: str, doing: str = "", done: int = 0, total: int | None = None) -> None:
+                bar.update(task, description=doing, completed=done, total=total)
+                if line:
                     bar.console.print(line, highlight=False)
 
-            yield Watched(lambda what: bar.update(task, description=what), advance)
+            yield advance
     else:
-        run = f"{config.method.name} on {config.scenario.name}, {config.rounds} rounds, seed {config.seed}"
-        print(f"{run}: {doing}", file=sys.stderr, flush=True)
 
-        def say(progress: Progress) -> None:
-            if line := progress_line(progress):
+        def say(line: str, *_: object) -> None:
+            if line and is_json():
+                tell(line)
+            elif line:
                 print(line, file=sys.stderr, flush=True)
 
-        yield Watched(round=say)
+        yield say
+
+
+@contextmanager
+def watching(config: RunConfig, doing: str, quiet: bool) -> Iterator[Watched]:
+    """Shows a run's progress."""
+    with _progress(doing, quiet or is_json()) as show:  # the run itself tells its events
+        if not _has_bar():
+            run = f"{config.method.name} on {config.scenario.name}, {config.rounds} rounds, seed {config.seed}"
+            show(f"{run}: {doing}")
+        yield Watched(
+            lambda what: show("", what), lambda now: show(progress_line(now), "rounds", now.round, now.rounds)
+        )
 
 
 @contextmanager
@@ -187,51 +208,17 @@ def watching_runs(quiet: bool) -> Iterator[Callable[[Standing], None]]:
     """The same for many runs; Ctrl-C and SIGTERM end them with a sentence."""
     from perennial.server.study.batch import standing_line
 
+    def advance(now: Standing) -> None:
+        line = standing_line(now) if now.runs or not _has_bar() else ""
+        doing = f"{now.ended}/{now.runs} runs, rounds" if now.runs else now.doing
+        show(line, doing, now.rounds_done, now.rounds or None)
+
     try:
-        if quiet:
-            yield lambda _: None
-        elif is_json():
-
-            def event(standing: Standing) -> None:
-                if line := standing_line(standing):
-                    tell(line)
-
-            yield event
-        elif err.is_terminal:
-            with _bar() as bar:
-                task = bar.add_task("looking for runs that are done", total=None)
-
-                def advance(standing: Standing) -> None:
-                    text = f"{standing.ended}/{standing.runs} runs, rounds" if standing.runs else standing.doing
-                    bar.update(
-                        task, description=text, completed=standing.rounds_done, total=standing.rounds or None
-                    )
-                    if standing.runs and (line := standing_line(standing)):
-                        bar.console.print(line, highlight=False)
-
-                yield advance
-        else:
-
-            def say(standing: Standing) -> None:
-                if line := standing_line(standing):
-                    print(line, file=sys.stderr, flush=True)
-
-            yield say
+        with _progress("looking for runs that are done", quiet) as show:
+            yield advance
     except KeyboardInterrupt:
         err.print("perennial: interrupted; the same command continues", style="red")
         raise typer.Exit(_exit_code()) from None
-
-
-def _bar() -> rich.progress.Progress:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    return Progress(*columns, console=err, transient=True)
 
 
 def print_tables(*tables: Table) -> None:
@@ -242,7 +229,19 @@ def print_tables(*tables: Table) -> None:
         out.print(table)
 
 
-def print_troubles(lines: Iterable[str]) -> None:
-    """What is not in a table, and why."""
+def print_lines(lines: Iterable[str], style: str = "") -> None:
+    """Each on a line of its own, whatever the width."""
     for line in lines:
-        out.print(line, style="yellow", soft_wrap=True)
+        out.print(line, style=style, highlight=False, soft_wrap=True)
+
+
+def print_outcome(
+    as_json: bool, data: object, tables: Iterable[Table], lines: Iterable[str] = (), troubles: Iterable[str] = ()
+) -> None:
+    """What came of a command: as data, or as tables with sentences below them; `troubles`: what is in no table."""
+    if as_json:
+        out.print_json(data=data)
+        return
+    print_tables(*tables)
+    print_lines(lines)
+    print_lines(troubles, "yellow")

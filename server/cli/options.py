@@ -1,70 +1,63 @@
-"""The command line's app, and the options that several commands share."""
+"""The command line's app, how a command is declared, and the options that several commands share."""
 
-from collections.abc import Iterable
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, is_dataclass
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 import typer
-from typer.core import TyperGroup, TyperOption
+from typer.core import TyperCommand
 
 from perennial.common.plugins import plugin
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.events import VARIABLE, set_format
 from perennial.server.cli.completion import methods, scenarios
-from perennial.server.cli.console import sentences
-from perennial.server.runs import MOST
+from perennial.server.cli.console import Working, sentences
+from perennial.server.runs import MOST, POOL
 from perennial.server.selection.split_rule import Select
 
-T = TypeVar("T")
-WITH_PLUGINS = {"run", "list", "show", "sweep", "tune", "compare", "check"}
+if TYPE_CHECKING:
+    from perennial.server.deployment.submission import Connection
+
+app = typer.Typer(no_args_is_help=True)
+
+LogFormat = Annotated[
+    str,
+    typer.Option(
+        click_type=click.Choice(["text", "json"]),
+        envvar=VARIABLE,
+        is_eager=True,
+        callback=set_format,
+        help="What standard error has: sentences, or an event a line.",
+    ),
+]
+PlugIns = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--plugin",
+        metavar="MODULE",
+        help="Module of this folder, or installed, with a method, scenario or model. Repeatable.",
+    ),
+]
 
 
-class Commands(TyperGroup):
-    """The commands, each with `--log-format`, and those that take names with `--plugin`."""
+class Command(TyperCommand):
+    """A command that refuses empty texts."""
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """A command by its name."""
-        command = super().get_command(ctx, cmd_name)
-        if (
-            command
-            and not isinstance(command, click.Group)
-            and all(p.name != "log_format" for p in command.params)
-        ):
-            command.params.append(
-                TyperOption(
-                    param_decls=["--log-format"],
-                    type=click.Choice(["text", "json"]),
-                    envvar=VARIABLE,
-                    default="text",
-                    show_default=True,
-                    expose_value=False,
-                    is_eager=True,
-                    callback=lambda _, __, name: set_format(name),
-                    help="What standard error has: sentences, or an event a line.",
-                )
-            )
-        if command and not isinstance(command, click.Group):
-            for option in command.params:
-                if option.callback is None and option.default != "" and option.nargs == 1 and not option.multiple:
-                    option.callback = _not_empty
-        if command and cmd_name in WITH_PLUGINS and all(p.name != "plugin" for p in command.params):
-            command.params.append(
-                TyperOption(
-                    param_decls=["--plugin"],
-                    metavar="MODULE",
-                    multiple=True,
-                    expose_value=False,
-                    is_eager=True,
-                    callback=lambda _, __, modules: _load(modules),
-                    help="Module of this folder, or installed, with a method, scenario or model. Repeatable.",
-                )
-            )
-        return command
+    def __init__(self, *arguments: Any, params: list[click.Parameter], **others: Any) -> None:
+        for option in params:
+            if option.callback is None and option.default != "" and option.nargs == 1 and not option.multiple:
+                option.callback = _not_empty
+        super().__init__(*arguments, params=params, **others)
 
 
-def _not_empty(ctx: click.Context, option: click.Parameter, value: T) -> T:
-    """What was said; with one sentence for an empty text, which would be the current folder, or nothing."""
+def _not_empty(ctx: click.Context, option: click.Parameter, value: object) -> object:
+    """The value; one sentence for an empty text, which would be the current folder, or nothing."""
     if value == "" and not ctx.resilient_parsing:
         with sentences():
             name = option.opts[0] if option.param_type_name == "option" else option.human_readable_name
@@ -72,17 +65,53 @@ def _not_empty(ctx: click.Context, option: click.Parameter, value: T) -> T:
     return value
 
 
-def _load(modules: Iterable[str]) -> None:
-    with sentences():
-        for module in modules:
-            plugin(module)
+def command(
+    name: str, *, plugins: bool = False, **settings: Any
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A command of the app; what its function raises ends in one sentence.
+
+    A parameter whose type is a dataclass stands for an option for each of its fields; one of type `Working` is the
+    command's own. With `plugins` there is `--plugin`, for commands that take names.
+    """
+
+    def register(function: Callable[..., None]) -> Callable[..., None]:
+        parameters, groups = list[Parameter](), dict[str, Any]()
+        for parameter in signature(function, eval_str=True).parameters.values():
+            group = parameter.annotation
+            if is_dataclass(group) and group is not Working:
+                groups[parameter.name] = group
+                parameters += signature(groups[parameter.name], eval_str=True).parameters.values()
+            elif group is not Working:
+                parameters.append(parameter)
+        shared = {"log_format": (LogFormat, "text"), **({"plugin": (PlugIns, None)} if plugins else {})}
+        parameters += [
+            Parameter(option, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+            for option, (annotation, default) in shared.items()
+        ]
+
+        def call(**values: Any) -> None:
+            with sentences() as working:
+                del values["log_format"]
+                for module in values.pop("plugin", None) or ():
+                    plugin(module)
+                for argument, group in groups.items():
+                    values[argument] = group(**{field: values.pop(field) for field in signature(group).parameters})
+                if "working" in signature(function).parameters:
+                    values["working"] = working
+                function(**values)
+
+        own = [parameter.replace(kind=Parameter.KEYWORD_ONLY) for parameter in parameters]
+        call.__signature__ = Signature(own)  # type: ignore[attr-defined] # which Typer reads
+        call.__annotations__ = {parameter.name: parameter.annotation for parameter in own}
+        call.__doc__ = function.__doc__
+        app.command(name, cls=Command, **settings)(call)
+        return function
+
+    return register
 
 
-app = typer.Typer(cls=Commands, no_args_is_help=True)
-
-
-def _tell_versions(asked: bool) -> None:
-    if asked:
+def _tell_versions(wanted: bool) -> None:
+    if wanted:
         from perennial.server.selection.summary import versions
 
         typer.echo(", ".join(f"{name} {version}" for name, version in versions().items()))
@@ -91,22 +120,14 @@ def _tell_versions(asked: bool) -> None:
 
 @app.callback()
 def whole(
-    version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=_tell_versions, help="Print what is installed.")
-    ] = False,
+    version: bool = typer.Option(
+        False, "--version", is_eager=True, callback=_tell_versions, help="Print what is installed."
+    ),
 ) -> None:
     """Federated learning for clients whose data differ from each other and from what they will meet later."""
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print data as JSON.")]
-SuperLink = Annotated[
-    str,
-    typer.Option(
-        metavar="HOST:PORT",
-        envvar="PERENNIAL_SUPERLINK",
-        help="Control API of the deployment runtime's SuperLink, or its name in Flower's config.toml.",
-    ),
-]
 Ca = Annotated[
     Path | None,
     typer.Option(
@@ -114,48 +135,29 @@ Ca = Annotated[
     ),
 ]
 Insecure = Annotated[
-    bool,
-    typer.Option("--insecure", envvar="PERENNIAL_INSECURE", help="Plaintext to another machine."),
+    bool, typer.Option("--insecure", envvar="PERENNIAL_INSECURE", help="Plaintext to another machine.")
 ]
-
 Metrics = Annotated[
     str,
     typer.Option(metavar="HOST:PORT", envvar="PERENNIAL_METRICS", help="Where to answer Prometheus at /metrics."),
 ]
-
-MetricsClients = Annotated[
-    bool, typer.Option("--metrics-clients", help="Name clients in the metrics; else they are only counted.")
-]
-MethodArgument = Annotated[
-    str | None,
-    typer.Argument(metavar="METHOD", help="Method, see `perennial list methods`.", autocompletion=methods),
-]
-MethodOption = Annotated[str | None, typer.Option("--method", help="The same.", autocompletion=methods)]
-ScenarioName = Annotated[
-    str | None, typer.Option(help="Scenario, see `perennial list scenarios`.", autocompletion=scenarios)
-]
-ConfigFile = Annotated[
-    Path | None, typer.Option("--config", help="In its place: TOML file that has one, such as `describe` writes.")
-]
 LabelColumn = Annotated[str, typer.Option(metavar="NAME", help="A table's column of the class.")]
 EnvironmentColumn = Annotated[str, typer.Option(metavar="NAME", help="A table's column of the environment.")]
 Rounds = Annotated[int | None, typer.Option(help=r"Communication rounds.  \[default: the scenario's]")]
-Settings = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="A hyper-parameter or run setting; scenario.KEY, model.KEY, privacy.KEY, aggregation.KEY for theirs. "
-        "Repeatable.",
-    ),
-]
+SETTINGS: Any = typer.Option(
+    [],
+    "--set",
+    metavar="KEY=VALUE",
+    show_default=False,
+    help="A hyper-parameter or run setting; scenario.KEY, model.KEY, privacy.KEY, aggregation.KEY for theirs. "
+    "Repeatable.",
+)
 DataRoot = Annotated[
     str | None, typer.Option(metavar="PATH", help=r"Folder of the raw data sets.  \[env: PERENNIAL_DATA]")
 ]
 Device = Annotated[str | None, typer.Option(help=r"auto, cpu, cuda or cuda:N.  \[default: auto]")]
 Selected = Annotated[
-    Select,
-    typer.Option("--select", help="What a trial is chosen by, on training data alone (docs/selection.md)."),
+    Select, typer.Option("--select", help="What a trial is chosen by, on training data alone (docs/selection.md).")
 ]
 Prune = Annotated[
     bool,
@@ -170,3 +172,68 @@ TrialRounds = Annotated[
 ]
 Jobs = Annotated[int | None, typer.Option(min=1, max=MOST, help=r"Runs at a time.  \[default: one per core]")]
 Pool = Annotated[Path, typer.Option("--out", help="Folder of the run folders; studies may share it.")]
+
+
+@dataclass
+class LinkOptions:
+    """Where a deployment's SuperLink is."""
+
+    superlink: str = typer.Option(
+        "deployment",
+        metavar="HOST:PORT",
+        envvar="PERENNIAL_SUPERLINK",
+        help="Control API of the deployment runtime's SuperLink, or its name in Flower's config.toml.",
+    )
+    ca: Ca = None
+    insecure: Insecure = False
+
+    def connected(self) -> AbstractContextManager[Connection]:
+        """A connection to it. Raises `UserError`."""
+        from perennial.server.deployment.submission import connected
+
+        return connected(self.superlink, self.ca, self.insecure)
+
+
+@dataclass
+class StudyOptions:
+    """What all studies take; `vars` of it are arguments of `perennial.sweep` and of the others."""
+
+    scenario: str | None = typer.Option(
+        None, help="Scenario, see `perennial list scenarios`.", autocompletion=scenarios
+    )
+    config: Path | None = typer.Option(
+        None, help="In its place: TOML file that has one, such as `describe` writes."
+    )
+    rounds: Rounds = None
+    settings: list[str] = SETTINGS
+    jobs: Jobs = None
+    out: Pool = POOL
+    data_root: DataRoot = None
+    device: Device = None
+
+    def __post_init__(self) -> None:
+        from perennial.server.study.batch import cores
+
+        self.jobs = self.jobs or cores()
+
+
+@dataclass
+class SearchOptions(StudyOptions):
+    """What searches for one method's settings take."""
+
+    name: str | None = typer.Argument(
+        None, metavar="METHOD", help="Method, see `perennial list methods`.", autocompletion=methods
+    )
+    method: str | None = typer.Option(None, help="The same.", autocompletion=methods)
+    select: Selected = Select.by_split
+    seed: int = typer.Option(0, help="Keys the draws and the runs.")
+
+    def arguments(self) -> dict[str, Any]:
+        """Those of `perennial.sweep` and `perennial.tune`. Raises `UserError` unless there is one method."""
+        if (self.name is None) == (self.method is None):
+            raise UserError(
+                "METHOD: name one method, as in `perennial tune fedsdr --scenario colored-digits --trials 6`"
+            )
+        values = {**vars(self), "method": self.name or self.method}
+        del values["name"]
+        return values

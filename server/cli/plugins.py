@@ -4,78 +4,68 @@ import os
 import re
 import tempfile
 from collections.abc import Mapping
-from enum import StrEnum
 from importlib.util import find_spec
 from keyword import iskeyword
 from pathlib import Path
 from string import Template
-from typing import Annotated, Any
+from typing import Any, Literal
 
 import typer
 
 from perennial.common.utils.errors import UserError
-from perennial.server.cli.console import out, sentences
-from perennial.server.cli.options import app
+from perennial.server.cli.console import print_lines
+from perennial.server.cli.options import command
 
 TEMPLATES = Path(__file__).parent / "templates"
 NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
 
-class Own(StrEnum):
-    """What one may bring."""
-
-    method = "method"
-    model = "model"
-    scenario = "scenario"
+Kind = Literal["method", "model", "scenario"]
+"""What one may bring."""
 
 
-@app.command("new")
+@command("new")
 def make_package(
-    kind: Annotated[Own, typer.Argument(help="What it is to hold.")],
-    name: Annotated[
-        str, typer.Argument(help="Its name on the command line, such as my-method; also the folder's.")
-    ],
+    kind: Kind = typer.Argument(..., help="What it is to hold."),
+    name: str = typer.Argument(..., help="Its name on the command line, such as my-method; also the folder's."),
 ) -> None:
     """Write a small package with a method, model or scenario of your own that works, and a test of it."""
-    with sentences():
-        folder = write_package(kind, name)
-        module = name.replace("-", "_")
-        out.print(
-            f"{folder}: its code is in {folder / module}. Install it with `uv pip install -e {folder}`, then\n"
-            f"  perennial check {name}\n  perennial run {_example(kind, name)}",
-            highlight=False,
-            soft_wrap=True,
-        )
+    folder = write_package(kind, name)
+    module = name.replace("-", "_")
+    example = f"--set model.name={name}" if kind == "model" else f"--{kind} {name}"
+    print_lines(
+        [
+            f"{folder}: its code is in {folder / module}. Install it with `uv pip install -e {folder}`, then",
+            f"  perennial check {name}",
+            f"  perennial run {example}",
+        ]
+    )
 
 
-def _example(kind: Own, name: str) -> str:
-    return f"--set model.name={name}" if kind is Own.model else f"--{kind} {name}"
-
-
-def write_package(kind: Own, name: str) -> Path:
+def write_package(kind: Kind, name: str) -> Path:
     """The package's folder, new. Raises `UserError` where the name or the folder cannot be."""
     from perennial.common.data.scenarios import scenario_names
     from perennial.common.methods import method_names
     from perennial.common.models.settings import MODELS
 
-    taken = {Own.method: method_names(), Own.model: set(MODELS), Own.scenario: scenario_names()}[kind]
-    module = name.replace("-", "_")
+    existing = {"method": method_names(), "model": set(MODELS), "scenario": scenario_names()}[kind]
+    module, title = name.replace("-", "_"), "".join(map(str.title, name.split("-")))
+    other = "give yours another name"
     if not NAME.fullmatch(name):
         raise UserError(
             f"name {name!r} is not possible; write small letters, digits and hyphens, such as my-{kind}"
         )
-    title = "".join(map(str.title, name.split("-")))
     if iskeyword(module) or iskeyword(title):
-        raise UserError(f"name {name!r} is not possible: it is a word of Python itself; give yours another name")
-    if name in taken:
-        raise UserError(f"name {name!r} is taken by a {kind} of Perennial; give yours another one")
+        raise UserError(f"name {name!r} is not possible: it is a word of Python itself; {other}")
+    if name in existing:
+        raise UserError(f"name {name!r} is taken by a {kind} of Perennial; {other}")
     if find_spec(module):
-        raise UserError(f"name {name!r}: Python has a module {module!r} already; give yours another name")
+        raise UserError(f"name {name!r}: Python has a module {module!r} already; {other}")
     folder = Path(name)
     if folder.exists():
         raise UserError(f"{folder} is there already; nothing was written")
-    names = {"name": name, "module": module, "Class": title, "kind": kind.value}
-    for room in ("any", kind.value):
+    names = {"name": name, "module": module, "Class": title, "kind": kind}
+    for room in ("any", kind):
         for template in sorted((TEMPLATES / room).rglob("*.txt")):
             place = template.relative_to(TEMPLATES / room).with_suffix("")
             path = folder / str(place).replace("MODULE", module)
@@ -84,28 +74,24 @@ def write_package(kind: Own, name: str) -> Path:
     return folder
 
 
-@app.command("check")
+@command("check", plugins=True)
 def check_own(
-    name: Annotated[str, typer.Argument(help="A method, model or scenario: a plug-in's, or ours.")],
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="For the runs that try a method. Repeatable."),
-    ] = None,
+    name: str = typer.Argument(..., help="A method, model or scenario: a plug-in's, or ours."),
+    settings: list[str] = typer.Option(
+        [], "--set", metavar="KEY=VALUE", help="For the runs that try a method. Repeatable."
+    ),
 ) -> None:
     """Test that a method, model or scenario keeps what all must keep."""
-    with sentences():
-        if find_spec("pytest") is None:
-            raise UserError("perennial check needs pytest: uv pip install pytest")
-        kinds = _kinds(name)
-        failed = [kind for kind in kinds if not _passes(kind, name, settings or [])]
-    for kind in kinds:
-        verdict = "does not keep" if kind in failed else "keeps"
-        out.print(f"{name} {verdict} what every {kind} must keep", highlight=False)
-    if failed:
+    if find_spec("pytest") is None:
+        raise UserError("perennial check needs pytest: uv pip install pytest")
+    passes = {kind: _passes(kind, name, settings) for kind in _kinds(name)}
+    verdicts = {kind: "keeps" if passed else "does not keep" for kind, passed in passes.items()}
+    print_lines(f"{name} {verdict} what every {kind} must keep" for kind, verdict in verdicts.items())
+    if not all(passes.values()):
         raise typer.Exit(1)
 
 
-def _kinds(name: str) -> list[Own]:
+def _kinds(name: str) -> list[Kind]:
     """What has the name, with its halves there. Raises `UserError`."""
     from perennial.common import plugins
     from perennial.common.data.scenarios import SCENARIOS
@@ -113,7 +99,7 @@ def _kinds(name: str) -> list[Own]:
     from perennial.common.models.settings import MODELS
     from perennial.common.utils.suggestions import meant
 
-    known: dict[Own, Mapping[str, Any]] = {Own.method: METHODS, Own.model: MODELS, Own.scenario: SCENARIOS}
+    known: dict[Kind, Mapping[str, Any]] = {"method": METHODS, "model": MODELS, "scenario": SCENARIOS}
     for group in plugins.GROUPS:
         if not any(name in names for names in known.values()):
             plugins.look_for(group, name)
@@ -126,7 +112,7 @@ def _kinds(name: str) -> list[Own]:
             f"unknown name {name!r}{meant(name, names)} (`perennial list methods`, `list models` and "
             "`list scenarios` have all names)"
         )
-    if Own.method in kinds:
+    if "method" in kinds:
         from perennial.client.host import client_class
         from perennial.strategies.registry import strategy_class
 
@@ -135,7 +121,7 @@ def _kinds(name: str) -> list[Own]:
     return kinds
 
 
-def _passes(kind: Own, name: str, settings: list[str]) -> bool:
+def _passes(kind: Kind, name: str, settings: list[str]) -> bool:
     """Whether the tests of `perennial.testing` pass, which say what they find."""
     import pytest
 

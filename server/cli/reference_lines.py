@@ -95,5 +95,5 @@ def _final(summary: Mapping[str, Any]) -> dict[str, Any]:
 def _overall(config: RunConfig, found: Mapping[str, Any]) -> str:
     """The rows of the run's table that hold for all."""
     rows = overall(config.sites_with_data, config.scenario.test_environments)
-    said = ", ".join(f"{row} {percent(found.get(row.replace(' ', '_')))}" for row in rows)
-    return f"{said} over all sites" if config.test_sites else said
+    numbers = ", ".join(f"{row} {percent(found.get(row.replace(' ', '_')))}" for row in rows)
+    return f"{numbers} over all sites" if config.test_sites else numbers

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 from rich.table import Table
@@ -14,46 +11,27 @@ from rich.text import Text
 
 from perennial.common.utils.errors import UserError
 from perennial.server.cli.completion import scenarios, shown
-from perennial.server.cli.console import out, sentences
-from perennial.server.cli.options import Json, Settings, app
+from perennial.server.cli.console import out, print_lines
+from perennial.server.cli.options import SETTINGS, Json, command
 from perennial.server.results.formatting import percent
 
 if TYPE_CHECKING:
     from perennial.common.data.scenario import Scenario
     from perennial.common.methods.base import Method
     from perennial.common.models.settings import ModelSettings
-    from perennial.common.presets import Preset
 
 
-class Kind(StrEnum):
-    """What `perennial list` lists."""
-
-    methods = "methods"
-    scenarios = "scenarios"
-    datasets = "datasets"
-    models = "models"
-    reproductions = "reproductions"
-    recipes = "recipes"
+Kind = Literal["methods", "scenarios", "datasets", "models", "reproductions", "recipes"]
+Thing = Literal["method", "scenario", "model", "run"]
 
 
-class Thing(StrEnum):
-    """What `perennial show` shows."""
-
-    method = "method"
-    scenario = "scenario"
-    model = "model"
-    run = "run"
-
-
-@app.command("list")
-def list_things(kind: Annotated[Kind, typer.Argument(help="What to list.")], as_json: Json = False) -> None:
+@command("list", plugins=True)
+def list_things(kind: Kind = typer.Argument(..., help="What to list."), as_json: Json = False) -> None:
     """List what there is, one line each."""
     from perennial.common.plugins import GROUPS, about
 
-    with sentences():
-        lines = _lines(kind)
-        for group in GROUPS:
-            lines = {**about(group), **lines} if group == kind else lines
+    plugins = next((about(group) for group in GROUPS if group == kind), {})
+    lines = {**plugins, **_lines(kind)}
     if as_json:
         out.print_json(data=lines)
         return
@@ -64,70 +42,66 @@ def list_things(kind: Annotated[Kind, typer.Argument(help="What to list.")], as_
     out.print(table)
 
 
-@app.command()
+@command("show", plugins=True)
 def show(
-    thing: Annotated[Thing, typer.Argument(help="What to show.")],
-    name: Annotated[str, typer.Argument(help="Its name, or the run folder.", autocompletion=shown)],
-    oracle: Annotated[
-        bool,
-        typer.Option("--oracle", help="For a run: also the round that is best on test data, labelled so."),
-    ] = False,
-    scenario: Annotated[
-        str | None,
-        typer.Option(
-            help=r"For a model: with which samples and classes.  \[default: pacs for pictures' models]",
-            autocompletion=scenarios,
-        ),
-    ] = None,
-    settings: Settings = None,
+    thing: Thing = typer.Argument(..., help="What to show."),
+    name: str = typer.Argument(..., help="Its name, or the run folder.", autocompletion=shown),
+    oracle: bool = typer.Option(
+        False, "--oracle", help="For a run: also the round that is best on test data, labelled so."
+    ),
+    scenario: str | None = typer.Option(
+        None,
+        help=r"For a model: with which samples and classes.  \[default: pacs for pictures' models]",
+        autocompletion=scenarios,
+    ),
+    settings: list[str] = SETTINGS,
     as_json: Json = False,
 ) -> None:
     """Show a method's hyper-parameters, a scenario, a model and its parts, or a run."""
-    with sentences():
-        if thing is Thing.model:
-            _show_model(name, scenario, settings or [], as_json)
-        elif scenario or settings:
-            raise UserError("--scenario and --set go with perennial show model")
-        elif thing is Thing.run:
-            from perennial.server.cli.tables import print_run
+    if thing == "model":
+        _show_model(name, scenario, settings, as_json)
+    elif scenario or settings:
+        raise UserError("--scenario and --set go with perennial show model")
+    elif thing == "run":
+        from perennial.server.cli.tables import print_run
 
-            print_run(Path(name), as_json, oracle)
-        elif thing is Thing.method:
-            from perennial.common.methods import method_class
+        print_run(Path(name), as_json, oracle)
+    elif thing == "method":
+        from perennial.common.methods import method_class
 
-            _show_method(method_class(name), as_json)
-        else:
-            from perennial.common.data.scenarios import scenario_preset
+        _show_method(method_class(name), as_json)
+    else:
+        from perennial.common.data.scenarios import scenario_preset
 
-            _show_scenario(scenario_preset(name), as_json)
+        _show_scenario(scenario_preset(name), as_json)
 
 
 def _lines(kind: Kind) -> dict[str, str]:
     """What there is of a kind, and a line for each. Raises `UserError` for a damaged file of a reproduction."""
     match kind:
-        case Kind.methods:
+        case "methods":
             from perennial.common.methods import METHODS
 
             return {name: f"{method.title}: {method.summary}" for name, method in METHODS.items()}
-        case Kind.scenarios:
+        case "scenarios":
             from perennial.common.data.scenarios import SCENARIOS
 
             return {name: _scenario_line(scenario) for name, scenario in SCENARIOS.items()}
-        case Kind.datasets:
+        case "datasets":
             from perennial.common.data.datasets import DATASETS
 
             return {name: dataset.summary for name, dataset in DATASETS.items()}
-        case Kind.models:
+        case "models":
             from perennial.common.models.settings import GIVEN, MODELS
 
             return {**{name: model.summary for name, model in MODELS.items()}, **GIVEN}
-        case Kind.reproductions:
+        case "reproductions":
             from perennial.server.papers import regret
             from perennial.server.papers.reproduce import load_reproduction, reproductions
 
             tables = {name: load_reproduction(name).title for name in reproductions()}
             return {**tables, regret.NAME: regret.TITLE}
-        case Kind.recipes:
+        case "recipes":
             from perennial.server.papers.recipes import recipes
 
             return recipes()
@@ -146,10 +120,10 @@ def _show_method(method: type[Method], as_json: bool) -> None:
     fields, name = _fields(method), method.model_fields["name"].default
     tuned = [preset for (own, _), preset in presets().items() if own == name]
     if as_json:
-        about = {"title": method.title, "summary": method.summary, "source": method.source}
-        about |= {"sends of what it keeps": method.leaving(), "sends with references": COUNTS}
-        found = {TUNED: [{**preset.model_dump(mode="json"), "command": preset.command} for preset in tuned]}
-        out.print_json(data={**about, **found, "evaluates": method.evaluates, "hyper-parameters": fields})
+        facts: dict[str, Any] = {"title": method.title, "summary": method.summary, "source": method.source}
+        facts |= {"sends of what it keeps": method.leaving(), "sends with references": COUNTS}
+        facts[TUNED] = [{**preset.model_dump(mode="json"), "command": preset.command} for preset in tuned]
+        out.print_json(data={**facts, "evaluates": method.evaluates, "hyper-parameters": fields})
         return
     out.print(Text.assemble((method.title, "bold"), f": {method.summary}\n{method.source}"))
     out.print(f"Of what a client keeps from round to round, it sends: {method.leaving()}")
@@ -157,18 +131,19 @@ def _show_method(method: type[Method], as_json: bool) -> None:
     out.print("Under secure aggregation only sums of these counts over clients are seen.\n")
     out.print(_field_table(fields))
     for preset in tuned:
-        _print_preset(preset)
+        settings = ", ".join(f"{key}={value}" for key, value in preset.settings.items())
+        print_lines(
+            [
+                f"preset=tuned on {preset.family}: {settings}",
+                f"  chosen by {preset.by}: {percent(preset.score)} % (standard error {percent(preset.error)}; the "
+                f"best constant has {percent(preset.constant)} %), trial {preset.trial} of {preset.trials}",
+                f"  found with: {preset.command} (code {preset.code})",
+            ]
+        )
 
 
-def _print_preset(preset: Preset) -> None:
-    settings = ", ".join(f"{key}={value}" for key, value in preset.settings.items())
-    lines = [
-        f"preset=tuned on {preset.family}: {settings}",
-        f"  chosen by {preset.by}: {percent(preset.score)} % (standard error {percent(preset.error)}; the best "
-        f"constant has {percent(preset.constant)} %), trial {preset.trial} of {preset.trials}",
-        f"  found with: {preset.command} (code {preset.code})",
-    ]
-    out.print("\n".join(lines), highlight=False, soft_wrap=True)
+PICTURES = ("torchvision:", "resnet18")
+"""Models of pictures, by how their names begin."""
 
 
 def _show_scenario(scenario: Scenario, as_json: bool) -> None:
@@ -185,12 +160,9 @@ def _show_scenario(scenario: Scenario, as_json: bool) -> None:
         "participation": scenario.participation,
         "model": scenario.model,
     }
-    values, every = json.loads(scenario.model_dump_json()), _fields(type(scenario))
+    values, every = scenario.model_dump(mode="json"), _fields(type(scenario))
     fields = {name: {**field, "default": values[name]} for name, field in every.items() if name in values}
     _print_facts(facts, fields, as_json)
-
-
-PICTURES = ("torchvision:", "resnet18")
 
 
 def _show_model(name: str, scenario: str | None, settings: list[str], as_json: bool) -> None:
@@ -207,51 +179,46 @@ def _show_model(name: str, scenario: str | None, settings: list[str], as_json: b
     must_fit(model, shape, classes)
     net = network(model, shape, classes)
     sizes = {key: tensor.numel() for key, tensor in net.initial(run.seed).items()}
-
-    def count(names: Iterable[str]) -> str:
-        return f"{sum(sizes[key] for key in names):,}"
-
+    parts = (net.parameter_names, net.featurizer_names, net.classifier_names, net.frozen_names)
+    trained, featurizer, classifier, frozen = (f"{sum(sizes[key] for key in names):,}" for names in parts)
     facts = {
         "model": model.name,
         "scenario": f"{wanted}: samples of {'x'.join(map(str, shape))}, {classes} classes",
     }
+    values = model.model_dump(mode="json")
     if isinstance(model, Module):
         found = layout(model, shape, classes)
         facts["classifier"] = f"{found.classifier or 'the whole module'} ({found.how})"
         facts["featurizer"] = "its attribute of this name" if found.apart else "everything before the classifier"
+        values = defaults(model) | values
     facts |= {
         "features": f"{net.width}",
-        "parameters trained": f"{count(net.parameter_names)}: featurizer {count(net.featurizer_names)}, "
-        f"classifier {count(net.classifier_names)}",
-        "frozen": f"{count(net.frozen_names)} numbers",
+        "parameters trained": f"{trained}: featurizer {featurizer}, classifier {classifier}",
+        "frozen": f"{frozen} numbers",
         "draws in training": "yes, keyed by seed, client, round and action" if net.draws else "no",
     }
+    pretrained = model if isinstance(model, Pretrained) else None
     if net.batch_norm_names:
-        stay = isinstance(model, Pretrained) and (model.statistics_stay or model.freeze == "featurizer")
-        facts["BatchNorm"] = (
-            f"statistics {'stay as they are' if stay else 'are those of the mini-batch'} in training"
-        )
-    if isinstance(model, Pretrained) and model.weights:
-        facts["weights"] = f"{model.weights}" + (f", SHA-256 {model.digest}" if model.digest else "")
-    fields = _fields(type(model))
-    values = (defaults(model) if isinstance(model, Module) else {}) | json.loads(model.model_dump_json())
-    for key, value in values.items():
-        if key != "name":
-            fields[key] = {**fields.get(key, {"description": f"argument of {model.name}"}), "default": value}
+        stay = pretrained and (pretrained.statistics_stay or pretrained.freeze == "featurizer")
+        doing = "stay as they are" if stay else "are those of the mini-batch"
+        facts["BatchNorm"] = f"statistics {doing} in training"
+    if pretrained and pretrained.weights:
+        facts["weights"] = pretrained.weights + (f", SHA-256 {pretrained.digest}" if pretrained.digest else "")
+    fields, own = _fields(type(model)), {"description": f"argument of {model.name}"}
+    fields |= {key: {**fields.get(key, own), "default": value} for key, value in values.items() if key != "name"}
     _print_facts(facts, fields, as_json)
 
 
 def _print_facts(facts: dict[str, Any], fields: dict[str, dict[str, Any]], as_json: bool) -> None:
-    """What is said of a thing, and below it its settings."""
+    """Facts about a thing, and below them its settings."""
     if as_json:
         out.print_json(data={**facts, "settings": fields})
         return
     table = Table(box=None, show_header=False, pad_edge=False)
     for name, fact in facts.items():
         table.add_row(Text(name, style="bold"), str(fact))
-    out.print(table)
-    out.print()
-    out.print(_field_table(fields))
+    for part in (table, "", _field_table(fields)):
+        out.print(part)
 
 
 def _scenario_line(scenario: Scenario) -> str:

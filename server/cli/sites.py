@@ -2,9 +2,10 @@
 
 import json
 import tempfile
-from enum import StrEnum
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.table import Table
@@ -14,7 +15,7 @@ from perennial.common.data.columns import LEAST
 from perennial.common.data.site_files import LABEL
 from perennial.common.utils.errors import UserError, printable
 from perennial.common.utils.files import write_text
-from perennial.server.cli.console import out, print_tables, remark, sentences
+from perennial.server.cli.console import out, print_lines, print_tables, remark
 from perennial.server.cli.options import (
     Ca,
     DataRoot,
@@ -23,302 +24,220 @@ from perennial.server.cli.options import (
     Insecure,
     Json,
     LabelColumn,
+    LinkOptions,
     Metrics,
-    SuperLink,
-    app,
+    command,
 )
 
 if TYPE_CHECKING:
+    from perennial.common.survey import Question
     from perennial.server.survey.survey import Surveyed
 
 
-@app.command("certs")
+@command("certs")
 def make_certs(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to make; nothing is overwritten.")],
-    sites: Annotated[int | None, typer.Option(min=0, help="How many: site-1, site-2, …")] = None,
-    names: Annotated[list[str] | None, typer.Option("--name", help="A site's name, in place of --sites.")] = None,
-    hosts: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--host",
-            metavar="NAME_OR_IP",
-            help="What sites dial, beside localhost, 127.0.0.1 and superlink. Repeatable.",
-        ),
-    ] = None,
-    days: Annotated[int, typer.Option(min=1, help="Validity of the server certificate.")] = 365,
-    add: Annotated[
-        bool,
-        typer.Option(
-            "--add", help="Add sites to DIR; and a server certificate, where the old one was taken away."
-        ),
-    ] = False,
+    folder: Path = typer.Argument(..., metavar="DIR", help="Folder to make; nothing is overwritten."),
+    sites: int | None = typer.Option(None, min=0, help="How many: site-1, site-2, …"),
+    names: list[str] = typer.Option([], "--name", help="A site's name, in place of --sites."),
+    hosts: list[str] = typer.Option(
+        [],
+        "--host",
+        metavar="NAME_OR_IP",
+        help="What sites dial, beside localhost, 127.0.0.1 and superlink. Repeatable.",
+    ),
+    days: int = typer.Option(365, min=1, help="Validity of the server certificate."),
+    add: bool = typer.Option(
+        False, "--add", help="Add sites to DIR; and a server certificate, where the old one was taken away."
+    ),
 ) -> None:
     """Make a development CA, a server certificate and a key for each site."""
     from perennial.server.deployment import certs
 
-    with sentences():
-        if (sites is None) == (not names):
-            raise UserError("say how many sites with --sites N, or name each with --name NAME, one of the two")
-        made = certs.make(folder, names or sites or 0, hosts or [], days, add)
-        out.print(certs.about(folder, made), highlight=False, soft_wrap=True)
+    if (sites is None) == (not names):
+        raise UserError("say how many sites with --sites N, or name each with --name NAME, one of the two")
+    made = certs.make(folder, names or sites or 0, hosts, days, add)
+    print_lines([certs.about(folder, made)])
 
 
-Keys = Annotated[
-    list[Path], typer.Argument(metavar="KEY.pub...", help="Public keys, as `certs` makes them, or folders.")
-]
+KEYS: Any = typer.Argument(..., metavar="KEY.pub...", help="Public keys, as `certs` makes them, or folders.")
 
 
-@app.command("register")
-def register_sites(
-    keys: Keys, superlink: SuperLink = "deployment", ca: Ca = None, insecure: Insecure = False
-) -> None:
+@command("register")
+def register_sites(link: LinkOptions, keys: list[Path] = KEYS) -> None:
     """Let sites join a SuperLink that authenticates them, by their public keys."""
     from perennial.server.deployment.certs import public_keys
     from perennial.server.deployment.control import register
-    from perennial.server.deployment.submission import connected
 
-    with sentences(), connected(superlink, ca, insecure) as connection:
+    with link.connected() as connection:
         let_in = public_keys(keys)
-        for key, node in zip(let_in, register(connection, let_in), strict=True):
-            out.print(f"{key.stem}: {f'node {node}' if node else 'registered already'}", highlight=False)
+        nodes = zip(let_in, register(connection, let_in), strict=True)
+        print_lines(f"{key.stem}: {f'node {node}' if node else 'registered already'}" for key, node in nodes)
 
 
-@app.command("unregister")
-def unregister_sites(
-    keys: Keys, superlink: SuperLink = "deployment", ca: Ca = None, insecure: Insecure = False
-) -> None:
+@command("unregister")
+def unregister_sites(link: LinkOptions, keys: list[Path] = KEYS) -> None:
     """Shut sites out of a SuperLink, by their public keys: now, and for good."""
     from perennial.server.deployment.certs import public_keys
     from perennial.server.deployment.control import unregister
-    from perennial.server.deployment.submission import connected
 
-    with sentences(), connected(superlink, ca, insecure) as connection:
+    with link.connected() as connection:
         gone = public_keys(keys)
-        for key, node in zip(gone, unregister(connection, gone), strict=True):
-            out.print(f"{key.stem}: shut out, was node {node}", highlight=False)
+        nodes = zip(gone, unregister(connection, gone), strict=True)
+        print_lines(f"{key.stem}: shut out, was node {node}" for key, node in nodes)
 
 
-@app.command("status")
+@command("status")
 def show_status(
-    keys: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            metavar="[KEY.pub...]", help="Public keys, or folders of them, that give sites their names."
-        ),
-    ] = None,
-    superlink: SuperLink = "deployment",
-    ca: Ca = None,
-    insecure: Insecure = False,
+    link: LinkOptions,
+    keys: list[Path] = typer.Argument(
+        None, metavar="[KEY.pub...]", help="Public keys, or folders of them, that give sites their names."
+    ),
     as_json: Json = False,
 ) -> None:
     """List the runs and the sites of a SuperLink."""
     from perennial.server.deployment.certs import public_keys
     from perennial.server.deployment.control import runs, sites
-    from perennial.server.deployment.submission import connected
 
-    with sentences(), connected(superlink, ca, insecure) as connection:
+    with link.connected() as connection:
         if connection.ends_soon:
             remark(connection.ends_soon)
-        joined = sites(connection, public_keys(keys or []))
-        found = {"runs": [_shown(run) for run in runs(connection)], "sites": [_shown(site) for site in joined]}
-        if as_json:
-            out.print_json(data=found)
-            return
-        for name, rows in found.items():
-            if not rows:
-                out.print(f"no {name}")
-                continue
-            columns = [column for column in rows[0] if any(row[column] for row in rows)]
-            table = Table(title=name)
-            for column in columns:  # an id that is cut is of no use
-                table.add_column(column, no_wrap=column in ("run", "node"), overflow="fold")
-            for row in rows:
-                table.add_row(*(row[column] for column in columns))
-            print_tables(table)
+        joined: dict[str, Iterable[object]] = {
+            "runs": runs(connection),
+            "sites": sites(connection, public_keys(keys or [])),
+        }
+    found = {
+        name: [{key: printable(value) for key, value in vars(row).items()} for row in rows]
+        for name, rows in joined.items()
+    }
+    if as_json:
+        out.print_json(data=found)
+        return
+    for name, rows in found.items():
+        if not rows:
+            out.print(f"no {name}")
+            continue
+        columns = [column for column in rows[0] if any(row[column] for row in rows)]
+        table = Table(title=name)
+        for column in columns:  # an id that is cut is of no use
+            table.add_column(column, no_wrap=column in ("run", "node"), overflow="fold")
+        for row in rows:
+            table.add_row(*(row[column] for column in columns))
+        print_tables(table)
 
 
-def _shown(one: object) -> dict[str, str]:
-    return {name: printable(value) for name, value in vars(one).items()}
-
-
-@app.command("stop")
+@command("stop")
 def stop_run(
-    run: Annotated[str, typer.Argument(help="Its id; `perennial status` lists them.")],
-    superlink: SuperLink = "deployment",
-    ca: Ca = None,
-    insecure: Insecure = False,
+    link: LinkOptions, run: str = typer.Argument(..., help="Its id; `perennial status` lists them.")
 ) -> None:
     """End a run on a SuperLink; `perennial resume` may go on from its last checkpoint."""
     from perennial.server.deployment.control import stop
-    from perennial.server.deployment.submission import connected
 
-    with sentences(), connected(superlink, ca, insecure) as connection:
+    with link.connected() as connection:
         stop(connection, run)
-        out.print(f"run {run} is stopped", highlight=False)
+        print_lines([f"run {run} is stopped"])
 
 
-Impute = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="[COLUMN=]RULE", help="An empty cell counts as median, mean or most-frequent. Repeatable."
-    ),
-]
-Category = Annotated[
-    list[str] | None,
-    typer.Option("--category", metavar="COLUMN", help="Its numbers are names. Repeatable."),
-]
-Drop = Annotated[list[str] | None, typer.Option("--drop", metavar="COLUMN", help="Nobody uses it. Repeatable.")]
 Least = Annotated[
-    int,
-    typer.Option("--at-least", min=1, metavar="ROWS", help="Of fewer rows of a site, nothing is told."),
-]
-OutFile = Annotated[
-    Path | None, typer.Option("--out", "-o", metavar="FILE", help="File to write, once all is described.")
+    int, typer.Option("--at-least", min=1, metavar="ROWS", help="Of fewer rows of a site, nothing is told.")
 ]
 
 
-class Scope(StrEnum):
-    """Whose numbers a column is scaled and filled by."""
+@dataclass
+class SurveyOptions:
+    """What is asked about data, and where the answer goes."""
 
-    all = "all"
-    site = "site"
+    impute: list[str] = typer.Option(
+        [], metavar="[COLUMN=]RULE", help="An empty cell counts as median, mean or most-frequent. Repeatable."
+    )
+    category: list[str] = typer.Option([], metavar="COLUMN", help="Its numbers are names. Repeatable.")
+    drop: list[str] = typer.Option([], metavar="COLUMN", help="Nobody uses it. Repeatable.")
+    label_column: LabelColumn = LABEL
+    environment_column: EnvironmentColumn = ""
+    least: Least = LEAST
+    scope: Literal["all", "site"] = typer.Option(
+        "all", help="Whose numbers columns are scaled and filled by: all sites', or each's own."
+    )
+    weights: Literal["none", "balanced"] = typer.Option(
+        "none", "--class-weights", help="balanced: rare classes count more, until all count the same."
+    )
+    quantiles: bool = typer.Option(
+        False, "--quantiles", help="Also tell those of columns of numbers, 5 to 95 %, as comments."
+    )
+    file: Path | None = typer.Option(
+        None, "--out", "-o", metavar="FILE", help="File to write, once all is described."
+    )
+    as_json: Json = False
+
+    def question(self, secure: bool = False) -> "Question":
+        """What each site is asked. Raises `UserError`, also where a file of one's own would be written over."""
+        from perennial.server.run.output_files import must_be_ours
+        from perennial.server.survey.describe import question
+
+        found = question(
+            self.impute,
+            self.category,
+            self.drop,
+            label_column=self.label_column,
+            environment_column=self.environment_column,
+            least=self.least,
+            secure=secure,
+        )
+        if self.file:
+            must_be_ours(self.file, (".json",) if self.as_json else (".toml",))
+        return found
+
+    def preparation(self) -> dict[str, bool]:
+        """Arguments that say what is made of the answers."""
+        balance = self.weights == "balanced"
+        return {"per_site": self.scope == "site", "balance": balance, "quantiles": self.quantiles}
 
 
-Scoped = Annotated[
-    Scope,
-    typer.Option("--scope", help="Whose numbers columns are scaled and filled by: all sites', or each's own."),
-]
-
-
-class Weights(StrEnum):
-    """What a row of each class counts in training."""
-
-    none = "none"
-    balanced = "balanced"
-
-
-Weighed = Annotated[
-    Weights,
-    typer.Option("--class-weights", help="balanced: rare classes count more, until all count the same."),
-]
-
-
-Quantiles = Annotated[
-    bool,
-    typer.Option("--quantiles", help="Also tell those of columns of numbers, 5 to 95 %, as comments."),
-]
-
-
-@app.command("describe")
+@command("describe")
 def describe_data(
-    path: Annotated[
-        Path,
-        typer.Argument(help="Folder of pictures, .csv, .parquet or .npz file; or folder of the sites' tables."),
-    ],
-    sites: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--site",
-            help=r"Of a folder of tables, a site whose table counts; of other data, a site's name. Repeatable.  "
-            r"\[default: all of the folder]",
-        ),
-    ] = None,
-    impute: Impute = None,
-    category: Category = None,
-    drop: Drop = None,
-    label_column: LabelColumn = LABEL,
-    environment_column: EnvironmentColumn = "",
-    least: Least = LEAST,
-    scope: Scoped = Scope.all,
-    weights: Weighed = Weights.none,
-    quantiles: Quantiles = False,
-    file: OutFile = None,
-    as_json: Json = False,
+    options: SurveyOptions,
+    path: Path = typer.Argument(
+        ..., help="Folder of pictures, .csv, .parquet or .npz file; or folder of the sites' tables."
+    ),
+    sites: list[str] = typer.Option(
+        [],
+        "--site",
+        help=r"Of a folder of tables, a site whose table counts; of other data, a site's name. Repeatable.  "
+        r"\[default: all of the folder]",
+    ),
 ) -> None:
     """Describe data as the server announces them to sites: the scenario of a run's configuration, as TOML.
 
     Of a folder of tables it is what `perennial survey` would write if each were a site's.
     """
-    from perennial.server.survey.describe import describe, question
+    from perennial.server.survey.describe import describe
 
-    with sentences():
-        asked = question(
-            impute or [],
-            category or [],
-            drop or [],
-            label_column=label_column,
-            environment_column=environment_column,
-            least=least,
-        )
-        _must_be_ours(file, as_json)
-        found = describe(path, sites or [], asked, scope is Scope.site, weights is Weights.balanced, quantiles)
-        _announce(found, file, as_json)
+    found = describe(path, sites, options.question(), **options.preparation())
+    _announce(found, options.file, options.as_json)
 
 
-@app.command("survey")
+@command("survey")
 def survey_sites(
-    superlink: SuperLink = "deployment",
-    sites: Annotated[
-        list[str] | None,
-        typer.Option("--site", help=r"Name of a site to ask. Repeatable.  \[default: all that are connected]"),
-    ] = None,
-    impute: Impute = None,
-    category: Category = None,
-    drop: Drop = None,
-    label_column: LabelColumn = LABEL,
-    environment_column: EnvironmentColumn = "",
-    least: Least = LEAST,
-    scope: Scoped = Scope.all,
-    weights: Weighed = Weights.none,
-    quantiles: Quantiles = False,
-    secure: Annotated[
-        bool,
-        typer.Option("--secure-aggregation", help="See sums over all sites alone; three sites or more."),
-    ] = False,
-    wait: Annotated[float, typer.Option(min=0, help="Seconds for sites that are not connected yet.")] = 30.0,
-    file: OutFile = None,
-    ca: Ca = None,
-    insecure: Insecure = False,
-    as_json: Json = False,
+    link: LinkOptions,
+    options: SurveyOptions,
+    sites: list[str] = typer.Option(
+        [], "--site", help=r"Name of a site to ask. Repeatable.  \[default: all that are connected]"
+    ),
+    secure: bool = typer.Option(
+        False, "--secure-aggregation", help="See sums over all sites alone; three sites or more."
+    ),
+    wait: float = typer.Option(30.0, min=0, help="Seconds for sites that are not connected yet."),
 ) -> None:
     """Ask joined sites about their tables, and write what the server announces: a run's configuration, as TOML.
 
     Each site tells no more than its owner allows (`perennial join --survey`). docs/privacy.md says what is told.
     """
-    from perennial.server.deployment.submission import connected
-    from perennial.server.survey.describe import question
     from perennial.server.survey.survey import Order, surveyed
 
-    with sentences(), tempfile.TemporaryDirectory(prefix="perennial-") as folder:
-        asked = question(
-            impute or [],
-            category or [],
-            drop or [],
-            label_column=label_column,
-            environment_column=environment_column,
-            least=least,
-            secure=secure,
-        )
-        order = Order(
-            question=asked,
-            sites=tuple(sites or ()),
-            wait=wait,
-            per_site=scope is Scope.site,
-            balance=weights is Weights.balanced,
-            quantiles=quantiles,
-        )
-        _must_be_ours(file, as_json)
-        with connected(superlink, ca, insecure) as connection:
-            answer = connection.survey(order.model_dump_json(), Path(folder) / "survey")
-        _announce(surveyed(answer), file, as_json)
-
-
-def _must_be_ours(file: Path | None, as_json: bool) -> None:
-    """Raises `UserError` where what is announced would be written over a file of somebody's own."""
-    from perennial.server.run.output_files import must_be_ours
-
-    if file:
-        must_be_ours(file, (".json",) if as_json else (".toml",))
+    question = options.question(secure)
+    order = Order(question=question, sites=tuple(sites), wait=wait, **options.preparation())
+    with tempfile.TemporaryDirectory(prefix="perennial-") as folder, link.connected() as connection:
+        answer = connection.survey(order.model_dump_json(), Path(folder) / "survey")
+    _announce(surveyed(answer), options.file, options.as_json)
 
 
 def _announce(found: "Surveyed", file: Path | None, as_json: bool) -> None:
@@ -362,79 +281,60 @@ def _text(value: object, indent: int | None = None) -> str:
     return text if text.replace("\n", "").isprintable() else json.dumps(value, indent=indent)
 
 
-@app.command("join")
-def join_runs(
-    superlink: Annotated[
-        str, typer.Option(metavar="HOST:PORT", envvar="PERENNIAL_SUPERLINK", help="The SuperLink's Fleet API.")
-    ],
-    data: Annotated[
-        Path | None, typer.Option(help="This site's data: folder of pictures, or .csv, .parquet or .npz file.")
-    ] = None,
-    partition: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="In place of data: client N of a run's scenario.")
-    ] = None,
-    name: Annotated[str, typer.Option(help=r"This site's.  \[default: that of the key, or of the data]")] = "",
-    label_column: LabelColumn = "",
-    environment_column: EnvironmentColumn = "",
-    device: Annotated[str, typer.Option(envvar="PERENNIAL_DEVICE", help="auto, cpu, cuda or cuda:N.")] = "auto",
-    state: Annotated[
-        Path, typer.Option(metavar="DIR", envvar="PERENNIAL_STATE", help="Where the personal model is kept.")
-    ] = Path(DEFAULTS["state-dir"]),
-    ca: Ca = None,
-    key: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", envvar="PERENNIAL_KEY", help="This site's private key, if sites are registered."
-        ),
-    ] = None,
-    insecure: Insecure = False,
-    health: Annotated[
-        str,
-        typer.Option(
-            metavar="HOST:PORT", envvar="PERENNIAL_HEALTH", help="Where to serve the SuperNode's health."
-        ),
-    ] = "",
-    metrics: Metrics = "",
-    policy: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", envvar="PERENNIAL_POLICY", help="What this site allows, as TOML."),
-    ] = None,
-    code: Annotated[
-        str, typer.Option(help="installed: this site's own code alone. shipped: what the server sends.")
-    ] = "installed",
-    survey: Annotated[
-        Consent,
-        typer.Option(help="What a survey is told: nothing; names and counts; or also sums of numbers."),
-    ] = Consent.none,
-    least: Least = LEAST,
-) -> None:
+@dataclass
+class JoinOptions:
+    """What a site brings to a SuperLink's runs; `vars` of it are arguments of `prepare`."""
+
+    superlink: str = typer.Option(
+        ..., metavar="HOST:PORT", envvar="PERENNIAL_SUPERLINK", help="The SuperLink's Fleet API."
+    )
+    data: Path | None = typer.Option(
+        None, help="This site's data: folder of pictures, or .csv, .parquet or .npz file."
+    )
+    partition: int | None = typer.Option(
+        None, min=0, metavar="N", help="In place of data: client N of a run's scenario."
+    )
+    name: str = typer.Option("", help=r"This site's.  \[default: that of the key, or of the data]")
+    label_column: LabelColumn = ""
+    environment_column: EnvironmentColumn = ""
+    device: str = typer.Option("auto", envvar="PERENNIAL_DEVICE", help="auto, cpu, cuda or cuda:N.")
+    state: Path = typer.Option(
+        Path(DEFAULTS["state-dir"]),
+        metavar="DIR",
+        envvar="PERENNIAL_STATE",
+        help="Where the personal model is kept.",
+    )
+    ca: Ca = None
+    key: Path | None = typer.Option(
+        None, metavar="FILE", envvar="PERENNIAL_KEY", help="This site's private key, if sites are registered."
+    )
+    insecure: Insecure = False
+    health: str = typer.Option(
+        "", metavar="HOST:PORT", envvar="PERENNIAL_HEALTH", help="Where to serve the SuperNode's health."
+    )
+    metrics: Metrics = ""
+    policy: Path | None = typer.Option(
+        None, metavar="FILE", envvar="PERENNIAL_POLICY", help="What this site allows, as TOML."
+    )
+    code: str = typer.Option(
+        "installed", help="installed: this site's own code alone. shipped: what the server sends."
+    )
+    survey: Consent = typer.Option(
+        Consent.none, help="What a survey is told: nothing; names and counts; or also sums of numbers."
+    )
+    least: Least = LEAST
+
+
+@command("join")
+def join_runs(options: JoinOptions) -> None:
     """Take part in a SuperLink's runs, until Ctrl-C or SIGTERM.
 
     Columns are those that the server announces, unless named here.
     """
     from perennial.client.node.join import become, prepare
 
-    with sentences():
-        plan = prepare(
-            superlink,
-            data=data,
-            partition=partition,
-            name=name,
-            label_column=label_column,
-            environment_column=environment_column,
-            device=device,
-            state=state,
-            ca=ca,
-            key=key,
-            insecure=insecure,
-            health=health,
-            metrics=metrics,
-            policy=policy,
-            code=code,
-            survey=survey,
-            least=least,
-        )
-        _warn_of_readers("--key", key)
+    plan = prepare(**vars(options))
+    _warn_of_readers("--key", options.key)
     become(plan)
 
 
@@ -451,125 +351,113 @@ ClientId = Annotated[
 ]
 
 
-@app.command("serve", context_settings={"allow_extra_args": True})  # a run folder, most likely
+@command("serve", context_settings={"allow_extra_args": True})  # a run folder, most likely
 def serve_models(
     ctx: typer.Context,
     state: State = Path(DEFAULTS["state-dir"]),
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Of gRPC. 0: any free one.")] = 8001,
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0: all of this machine's.")] = "127.0.0.1",
-    http: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Where to answer HTTP, too; a page to try the models is at /.")
-    ] = "",
+    port: int = typer.Option(8001, min=0, max=65535, help="Of gRPC. 0: any free one."),
+    host: str = typer.Option("127.0.0.1", help="Address to listen on; 0.0.0.0: all of this machine's."),
+    http: str = typer.Option(
+        "", metavar="HOST:PORT", help="Where to answer HTTP, too; a page to try the models is at /."
+    ),
     run_id: RunId = None,
     client: ClientId = None,
-    named: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--model",
-            metavar="NAME=RUN/CLIENT[@ROUND]",
-            help="A model by a name of its own, in place of --run and --client; @: that round. Repeatable.",
-        ),
-    ] = None,
+    named: list[str] = typer.Option(
+        [],
+        "--model",
+        metavar="NAME=RUN/CLIENT[@ROUND]",
+        help="A model by a name of its own, in place of --run and --client; @: that round. Repeatable.",
+    ),
     data_root: DataRoot = None,
     device: Device = None,
-    max_batch: Annotated[int, typer.Option(min=1, help="Most samples in a request.")] = 1024,
-    max_waiting: Annotated[
-        int, typer.Option(min=1, help="Most requests that wait; what comes beyond them is refused.")
-    ] = 64,
-    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds that a request waits for the model.")] = 30.0,
-    certificate: Annotated[Path | None, typer.Option(metavar="FILE", help="PEM file, for TLS.")] = None,
-    key_file: Annotated[Path | None, typer.Option(metavar="FILE", help="The certificate's key, PEM.")] = None,
-    client_ca: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="PEM file: who connects must show a certificate of this CA."),
-    ] = None,
-    token_file: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Lines NAME TOKEN: who asks must show one of these tokens. Read anew when it changes.",
-        ),
-    ] = None,
-    health: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Where to answer health checks in plaintext, too.")
-    ] = "",
+    max_batch: int = typer.Option(1024, min=1, help="Most samples in a request."),
+    max_waiting: int = typer.Option(64, min=1, help="Most requests that wait; what comes beyond them is refused."),
+    timeout: float = typer.Option(30.0, min=0.001, help="Seconds that a request waits for the model."),
+    certificate: Path | None = typer.Option(None, metavar="FILE", help="PEM file, for TLS."),
+    key_file: Path | None = typer.Option(None, metavar="FILE", help="The certificate's key, PEM."),
+    client_ca: Path | None = typer.Option(
+        None, metavar="FILE", help="PEM file: who connects must show a certificate of this CA."
+    ),
+    token_file: Path | None = typer.Option(
+        None,
+        metavar="FILE",
+        help="Lines NAME TOKEN: who asks must show one of these tokens. Read anew when it changes.",
+    ),
+    health: str = typer.Option("", metavar="HOST:PORT", help="Where to answer health checks in plaintext, too."),
     metrics: Metrics = "",
 ) -> None:
     """Serve a site's models over the Open Inference Protocol (gRPC, HTTP); follows the training."""
-    with sentences():
-        if ctx.args:
-            raise UserError(
-                f"serve: {ctx.args[0]!r} is not possible; name a site's state folder with --state, or take a run "
-                "folder's model out with `perennial export`"
-            )
-        from perennial.client.serving.access import Callers  # imports PyTorch
-        from perennial.client.serving.inference import Limits
-        from perennial.client.serving.models import Catalogue, Choice, Models, named_choice
-        from perennial.client.serving.server import Server, credentials, serve
-        from perennial.common.utils.addresses import Address
-
-        addresses = {
-            option: Address.parse(text, f"--{option}", "127.0.0.1:8000") if text else None
-            for option, text in {"http": http, "health": health, "metrics": metrics}.items()
-        }
-        if named and (run_id or client):
-            raise UserError("--model names run and client itself; leave out --run and --client")
-        if (state / "metrics.jsonl").exists() and (state / "config.toml").exists():
-            raise UserError(
-                f"--state {state} is a run folder, and no site's state folder; `perennial export {state}` writes "
-                "a model of it to a file"
-            )
-        choices = [named_choice(text, state) for text in named or []] or [("", Choice(state, run_id, client))]
-        names = [name for name, _ in choices]
-        if double := [name for name in names if names.count(name) > 1]:
-            raise UserError(f"--model {double[0]} is there twice; each has a name of its own")
-        root = Path(data_root) if data_root else None
-        entries = [
-            Models(choice, remark, name=name, data_root=root, device=device or "auto") for name, choice in choices
-        ]
-        tls = credentials(certificate, key_file, client_ca)
-        callers = Callers(token_file, remark)
-        _warn_of_readers("--token-file", token_file)
-        _warn_of_readers("--key-file", key_file)
-        server = Server(
-            Catalogue(entries),
-            Address(host, port),
-            limits=Limits(max_batch, max_waiting, timeout),
-            tls=tls,
-            callers=callers,
-            **addresses,
+    if ctx.args:
+        raise UserError(
+            f"serve: {ctx.args[0]!r} is not possible; name a site's state folder with --state, or take a run "
+            "folder's model out with `perennial export`"
         )
-        protection = "with TLS" if tls else "without TLS"
-        remark(f"listening on {host}, port {server.port}, {protection}")
-        if address := addresses["http"]:
-            remark(f"listening on {address.host}, port {server.http_port} for HTTP, {protection}")
-        open_to_others = [one for one in (Address(host, port), addresses["http"]) if one and not one.loopback]
-        if token_file and not tls and open_to_others:
-            remark("tokens travel in plaintext from other machines; give --certificate and --key-file")
-        serve(server)
+    from perennial.client.serving.access import Callers  # imports PyTorch
+    from perennial.client.serving.inference import Limits
+    from perennial.client.serving.models import Catalogue, Choice, Models, named_choice
+    from perennial.client.serving.server import Server, credentials, serve
+    from perennial.common.utils.addresses import Address
+
+    addresses = {
+        option: Address.parse(text, f"--{option}", "127.0.0.1:8000") if text else None
+        for option, text in {"http": http, "health": health, "metrics": metrics}.items()
+    }
+    if named and (run_id or client):
+        raise UserError("--model names run and client itself; leave out --run and --client")
+    if (state / "metrics.jsonl").exists() and (state / "config.toml").exists():
+        raise UserError(
+            f"--state {state} is a run folder, and no site's state folder; `perennial export {state}` writes "
+            "a model of it to a file"
+        )
+    choices = [named_choice(text, state) for text in named or []] or [("", Choice(state, run_id, client))]
+    names = [name for name, _ in choices]
+    if double := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"--model {double[0]} is there twice; each has a name of its own")
+    root = Path(data_root) if data_root else None
+    entries = [
+        Models(choice, remark, name=name, data_root=root, device=device or "auto") for name, choice in choices
+    ]
+    tls = credentials(certificate, key_file, client_ca)
+    callers = Callers(token_file, remark)
+    _warn_of_readers("--token-file", token_file)
+    _warn_of_readers("--key-file", key_file)
+    server = Server(
+        Catalogue(entries),
+        Address(host, port),
+        limits=Limits(max_batch, max_waiting, timeout),
+        tls=tls,
+        callers=callers,
+        **addresses,
+    )
+    protection = "with TLS" if tls else "without TLS"
+    remark(f"listening on {host}, port {server.port}, {protection}")
+    if address := addresses["http"]:
+        remark(f"listening on {address.host}, port {server.http_port} for HTTP, {protection}")
+    open_to_others = [one for one in (Address(host, port), addresses["http"]) if one and not one.loopback]
+    if token_file and not tls and open_to_others:
+        remark("tokens travel in plaintext from other machines; give --certificate and --key-file")
+    serve(server)
 
 
-@app.command("rollback")
+@command("rollback")
 def go_back(
     state: State = Path(DEFAULTS["state-dir"]),
     run_id: RunId = None,
     client: ClientId = None,
-    to: Annotated[int | None, typer.Option(min=0, metavar="ROUND", help="The round to serve.")] = None,
-    newest: Annotated[bool, typer.Option("--newest", help="Follow the training again.")] = False,
+    to: int | None = typer.Option(None, min=0, metavar="ROUND", help="The round to serve."),
+    newest: bool = typer.Option(False, "--newest", help="Follow the training again."),
 ) -> None:
     """Serve the model before the present one, until told otherwise; a running `serve` follows within a second."""
-    with sentences():
-        from perennial.client.serving.models import Choice, round_of  # imports PyTorch
+    from perennial.client.serving.models import Choice, round_of  # imports PyTorch
 
-        choice = Choice(state, run_id, client)
-        if newest:
-            if to is not None:
-                raise UserError("--to ROUND and --newest exclude each other")
-            done = choice.go_on()
-            print("the newest model is served again" if done else "the newest model is served already")
-            return
-        path = choice.go_back(to)
-        print(
-            f"round {round_of(path)} of {path.parent} is served from now on; "
-            "`perennial rollback --newest` follows the training again"
-        )
+    choice = Choice(state, run_id, client)
+    if newest:
+        if to is not None:
+            raise UserError("--to ROUND and --newest exclude each other")
+        print("the newest model is served again" if choice.go_on() else "the newest model is served already")
+        return
+    path = choice.go_back(to)
+    print(
+        f"round {round_of(path)} of {path.parent} is served from now on; "
+        "`perennial rollback --newest` follows the training again"
+    )

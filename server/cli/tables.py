@@ -1,14 +1,15 @@
 """What a person sees of a run when it is done."""
 
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
+from perennial.common.config import RunConfig
 from perennial.common.measures.scores import BINS, GROUPS, SCORE_MEASURES
-from perennial.server.cli.console import out
+from perennial.server.cli.console import out, print_lines
 from perennial.server.cli.reference_lines import reference_lines
 from perennial.server.results.formatting import members, percent, size
 from perennial.server.run.folder import RunFolder, understood
@@ -31,56 +32,41 @@ def print_run(path: Path, as_json: bool, oracle: bool, report: bool = False) -> 
     Raises `UserError` if there is no result, or its files are damaged.
     """
     with understood(path):
-        _print(RunFolder.open(path), as_json, oracle)
-    line = f"page of this run: {shlex.join(['perennial', 'report', str(path)])}"
+        folder = RunFolder.open(path)
+        config, summary = folder.config(), folder.summary()
+        if oracle:
+            summary |= summarise(config, folder.rows(), seconds=summary["wall_seconds"], oracle=True)
+        if as_json:
+            out.print_json(data=summary)
+        else:
+            _print(folder, config, summary)
+    page = shlex.join(["perennial", "report", str(path)])
     if report:
         from perennial.server.report.page import write_page
 
         file = path / "report.html"
         write_page([path], file, oracle)
-        line = f"page of this run: {file}"
+        page = str(file)
     if not as_json:
-        out.print(line, highlight=False, soft_wrap=True)
+        print_lines([f"page of this run: {page}"])
 
 
-def _print(folder: RunFolder, as_json: bool, oracle: bool) -> None:
-    config, summary = folder.config(), folder.summary()
-    if oracle:
-        summary |= summarise(config, folder.rows(), seconds=summary["wall_seconds"], oracle=True)
-    if as_json:
-        out.print_json(data=summary)
-        return
+def _print(folder: RunFolder, config: RunConfig, summary: dict[str, Any]) -> None:
     rows = folder.rows()
     for part, models in by_part(config, summary["models"], rows).items():
         if part and not any(found["clients"] for own in models.values() for found in own.values()):
             continue  # no model there
         shown = {**summary, "models": models}
-        out.print(accuracy_table(shown, part))
-        if scores := score_table(shown):
-            out.print(scores)
+        for table in (accuracy_table(shown, part), score_table(shown)):
+            if table:
+                out.print(table)
     if clusters := cluster_table(rows):
         out.print(clusters)
-    for line in reference_lines(folder.path, config, summary):
-        out.print(line, highlight=False, soft_wrap=True)
-    out.print(f"{traffic_line(summary)}; {summary['wall_seconds']:.1f} s", highlight=False)
-    for line in filter(None, (privacy_line(summary), insists_line(summary), split_line(summary))):
-        out.print(line, highlight=False, soft_wrap=True)
-    for line in changed_lines(summary):
-        out.print(line, style="yellow", soft_wrap=True)
-    for line in left_out_lines(summary):
-        out.print(line, style="yellow")
-    for line in majority_lines(summary):
-        out.print(line, style="yellow", soft_wrap=True)
-    for line in untested_lines(summary):
-        out.print(line, style="yellow")
-    no_model = ""
-    if config.test_sites and not config.adapt and "global" not in config.method.evaluates:
-        sites = ", ".join(config.test_sites)
-        no_model = f"{sites} has no row: the method {config.method.name} has no common model to evaluate there"
-    for caution in (config.method.caution(config.scenario), config.method.model_caution(config.model), no_model):
-        if caution:
-            out.print(f"caution: {caution}", style="yellow")
-    out.print(f"run folder: {folder.path}", highlight=False, soft_wrap=True)
+    print_lines(reference_lines(folder.path, config, summary))
+    traffic = f"{traffic_line(summary)}; {summary['wall_seconds']:.1f} s"
+    print_lines(filter(None, (traffic, privacy_line(summary), insists_line(summary), split_line(summary))))
+    print_lines(cautions(config, summary), "yellow")
+    print_lines([f"run folder: {folder.path}"])
 
 
 def accuracy_table(summary: dict[str, Any], part: str = "") -> Table:
@@ -88,57 +74,60 @@ def accuracy_table(summary: dict[str, Any], part: str = "") -> Table:
 
     Of sites with own data one row for each: the mean over its test environments. Their only environment has none.
     """
-    columns = [
-        (f"{model}\n{selection}", found)
+    columns = {
+        f"{model}\n{selection}": found
         for model, selections in summary["models"].items()
         for selection, found in selections.items()
-    ]
-    oracle = any("oracle" in found for found in summary["models"].values())
+    }
+    every = list(columns.values())
+    some = summary.get("evaluated")
     table = Table(
         title=f"{summary['method']} on {summary['scenario']}, {summary['rounds']} rounds, seed {summary['seed']}"
         + (f"\n{part}" if part else ""),
         caption="test accuracy in %, mean over clients"
-        + (f" ({len(some['clients'])} drawn of {some['of']})" if (some := summary.get("evaluated")) else "")
-        + ("; oracle: round chosen on test data" if oracle else ""),
+        + (f" ({len(some['clients'])} drawn of {some['of']})" if some else "")
+        + (
+            "; oracle: round chosen on test data"
+            if any("oracle" in own for own in summary["models"].values())
+            else ""
+        ),
     )
-    environments = list(dict.fromkeys(name for _, found in columns for name in found["accuracy"]))
-    sites = (
-        sorted({name for _, found in columns for name in found["clients"]})
-        if summary["scenario"] == "own-data"
-        else []
-    )
-    several = len(environments) > 1
+    environments = list(dict.fromkeys(name for found in every for name in found["accuracy"]))
+    own_data = summary["scenario"] == "own-data"
+    sites = sorted({name for found in every for name in found["clients"]}) if own_data else []
     table.add_column("site" if sites else "test\nenvironment", no_wrap=True)
-    for title, _ in columns:
+    for title in columns:
         table.add_column(title, justify="right", overflow="fold")
+
+    def add(title: str, values: Iterable[float | None], style: str = "") -> None:
+        table.add_row(title, *map(percent, values), style=style)
+
     if sites:
-        by_site = [site_means(found["clients"]) for _, found in columns]
+        by_site = [site_means(found["clients"]) for found in every]
         for site in sites:
-            table.add_row(site, *(percent(own.get(site)) for own in by_site))
+            add(site, (own.get(site) for own in by_site))
         table.add_section()
-    for name in environments if several or not sites else ():
-        row = f"environment {name}" if sites else name
-        table.add_row(row, *(percent(found["accuracy"].get(name)) for _, found in columns))
+    for name in environments if len(environments) > 1 or not sites else ():
+        add(f"environment {name}" if sites else name, (found["accuracy"].get(name) for found in every))
     table.add_section()
     # Where clients' test sets are of one size, the two means are the same number.
-    unequal = any(percent(found["pooled"]) != percent(found["average"]) for _, found in columns)
-    numbers = [{**overall_of(found, sites, environments), "pooled": found["pooled"]} for _, found in columns]
+    unequal = any(percent(found["pooled"]) != percent(found["average"]) for found in every)
+    numbers = [{**overall_of(found, sites, environments), "pooled": found["pooled"]} for found in every]
     for row in overall(sites, environments) + ("pooled",) * unequal:
-        table.add_row(row, *(percent(own[row]) for own in numbers), style="bold")
-    if any(found.get("areas") for _, found in columns):
+        add(row, (own[row] for own in numbers), style="bold")
+    if any(found.get("areas") for found in every):
         table.add_section()
-        means = [area_means(found["areas"]) for _, found in columns]
+        means = [area_means(found["areas"]) for found in every]
         for name in AREAS:
-            table.add_row(name.replace("_", " "), *(percent(own.get(name)) for own in means))
-        table.add_row(
-            "loss", *(f"{found['loss']:.4f}" if found["loss"] is not None else "–" for _, found in columns)
-        )
+            add(name.replace("_", " "), (own.get(name) for own in means))
+        losses = [found["loss"] for found in every]
+        table.add_row("loss", *("–" if loss is None else f"{loss:.4f}" for loss in losses))
     table.add_section()
-    table.add_row("held-out training", *(percent(found["validation"]) for _, found in columns))
-    if any(found.get(SPLIT) for _, found in columns):
+    add("held-out training", (found["validation"] for found in every))
+    if any(found.get(SPLIT) for found in every):
         for title, name in (("split", "score"), ("its standard error", "error"), ("best constant", "constant")):
-            table.add_row(title, *(percent(found.get(SPLIT, {}).get(name)) for _, found in columns))
-    table.add_row("round", *(str(found["round"]) for _, found in columns))
+            add(title, (found.get(SPLIT, {}).get(name) for found in every))
+    table.add_row("round", *(str(found["round"]) for found in every))
     return table
 
 
@@ -211,10 +200,10 @@ def privacy_line(summary: dict[str, Any]) -> str:
 def insists_line(summary: Mapping[str, Any]) -> str:
     """Which sites take part in no run without protection, and what it is; empty where none says so."""
     sites: dict[str, list[str]] = {}
-    for site, said in sorted(summary.get("insists", {}).items()):
-        sites.setdefault(said, []).append(site)
-    said = "; ".join(f"on {what}: {', '.join(names)}" for what, names in sorted(sites.items()))
-    return f"sites that insist {said}" if said else ""
+    for site, protection in sorted(summary.get("insists", {}).items()):
+        sites.setdefault(protection, []).append(site)
+    parts = [f"on {protection}: {', '.join(names)}" for protection, names in sorted(sites.items())]
+    return f"sites that insist {'; '.join(parts)}" if parts else ""
 
 
 def split_line(summary: Mapping[str, Any]) -> str:
@@ -230,34 +219,28 @@ def split_line(summary: Mapping[str, Any]) -> str:
     )
 
 
-def changed_lines(summary: dict[str, Any]) -> list[str]:
-    """A line for each time that a run went on with other settings."""
-    return [changed_line(entry["round"], entry["settings"]) for entry in summary.get("changed", ())]
+MAJORITIES = {
+    "training": " in a round; where a method weighs by samples, the model is mostly its own",
+    "test": "; `pooled` and the areas are mostly its own, the means over clients are not",
+}
+"""What it means that one client counts more than half of all samples."""
 
 
-def left_out_lines(summary: dict[str, Any]) -> list[str]:
-    """A line for each client whose replies were left out."""
-    return [
-        f"{client}: {entry['replies']} replies left out, the last in {entry['last']}"
-        for client, entry in sorted(summary["left_out"].items())
-    ]
-
-
-def majority_lines(summary: Mapping[str, Any]) -> list[str]:
-    """A line for a client that counts more than half of all training samples, and of all test samples."""
-    said = {
-        "training": " in a round; where a method weighs by samples, the model is mostly its own",
-        "test": "; `pooled` and the areas are mostly its own, the means over clients are not",
-    }
-    return [
-        f"{client} counts {100 * share:.0f} % of all {what} samples{said[what]}"
-        for what, found in summary.get("majority", {}).items()
-        for client, share in found.items()
-    ]
-
-
-def untested_lines(summary: dict[str, Any]) -> list[str]:
-    """A line for the clients that had no test data and so are in no mean of test accuracies."""
+def cautions(config: RunConfig, summary: Mapping[str, Any]) -> Iterator[str]:
+    """What somebody has to know who believes the numbers, a line each."""
+    for entry in summary.get("changed", ()):
+        yield changed_line(entry["round"], entry["settings"])
+    for client, entry in sorted(summary["left_out"].items()):
+        yield f"{client}: {entry['replies']} replies left out, the last in {entry['last']}"
+    for what, found in summary.get("majority", {}).items():
+        for client, share in found.items():
+            yield f"{client} counts {100 * share:.0f} % of all {what} samples{MAJORITIES[what]}"
     every = [found for selections in summary["models"].values() for found in selections.values()]
-    names = sorted({client for found in every for client, own in found["clients"].items() if not own})
-    return [f"{', '.join(names)}: no test data, so not in any test accuracy"] if names else []
+    if untested := sorted({client for found in every for client, own in found["clients"].items() if not own}):
+        yield f"{', '.join(untested)}: no test data, so not in any test accuracy"
+    method = config.method
+    for caution in filter(None, (method.caution(config.scenario), method.model_caution(config.model))):
+        yield f"caution: {caution}"
+    if config.test_sites and not config.adapt and "global" not in method.evaluates:
+        sites = ", ".join(config.test_sites)
+        yield f"caution: {sites} has no row: the method {method.name} has no common model to evaluate there"

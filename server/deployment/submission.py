@@ -211,7 +211,7 @@ def _with_marker(out: Path) -> Iterator[None]:
 def _marker(out: Path) -> Path:
     """A file beside a run folder, there while the run is followed, or has not begun; made where it is not.
 
-    A ServerApp that sees it writes the run folder itself; one that does not sends it (`desk.py`).
+    A ServerApp that sees it writes the run folder itself; one that does not sends it (`remote_folder.py`).
 
     Raises `UserError` where it cannot be made.
     """

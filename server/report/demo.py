@@ -61,20 +61,14 @@ def claim_picture(finding: Finding) -> str:
 def _table(findings: Sequence[Finding]) -> Table:
     names = ["method", "verdict", "claim", "measured"]
     numbers = ["reference", "method", "difference", "a constant", "no shortcut"]
-    rows = [
-        [
-            finding.claim.method.title,
-            finding.verdict,
-            finding.claim.claim,
-            f"{finding.claim.scenario}, {finding.claim.column}",
-            f"{finding.claim.reference.title} {percent(mean(found['reference']))}",
-            percent(mean(found["method"])),
-            difference_text(finding),
-            *(percent(mean(found.get(name, []))) for name in ("constant", "oracle")),
-        ]
-        for finding in findings
-        for found in [finding.numbers]
-    ]
+    rows = []
+    for finding in findings:
+        claim, found = finding.claim, finding.numbers
+        ours, constant, oracle = (percent(mean(found.get(name, []))) for name in ("method", "constant", "oracle"))
+        measured = f"{claim.scenario}, {claim.column}"
+        reference = f"{claim.reference.title} {percent(mean(found['reference']))}"
+        about = [claim.method.title, finding.verdict, claim.claim, measured, reference]
+        rows.append([*about, ours, difference_text(finding), constant, oracle])
     return Table("The claims", [*names, *numbers], rows, names=len(names))
 
 
@@ -89,18 +83,13 @@ def _section(finding: Finding, folder: Path) -> str:
         svg = line_figure(key, lines, xlabel, "accuracy (%)", names=ticks)
         picture = f"{legend(key, names)}\n{html_figure(Figure(caption, svg))}"
         picture += f'<p class="note">Mean over {claim.seeds} seeds; shades: standard deviation.</p>'
-    numbers = Table(
-        f"{claim.column}, after {claim.rounds} rounds",
-        ["", "accuracy (%)", *(f"seed {seed}" for seed in range(claim.seeds))],
-        [
-            *(
-                [title, percent(mean(values)), *map(percent, values)]
-                for name, title in finding.titles.items()
-                for values in [finding.numbers[name]]
-            ),
-            ["difference", difference_text(finding), *(points(value) for value in finding.differences)],
-        ],
-    )
+    rows = [
+        [title, percent(mean(values)), *map(percent, values)]
+        for title, values in ((title, finding.numbers[name]) for name, title in finding.titles.items())
+    ]
+    rows.append(["difference", difference_text(finding), *map(points, finding.differences)])
+    head = ["", "accuracy (%)", *(f"seed {seed}" for seed in range(claim.seeds))]
+    numbers = Table(f"{claim.column}, after {claim.rounds} rounds", head, rows)
     page = METHODS[key].module() + ".md"
     command = shlex.join(["perennial", "demo", "--only", key])
     recipe = shlex.join(["perennial", "run", "--recipe", f"demo/{key}"])
@@ -127,14 +116,16 @@ def _sentence(finding: Finding) -> str:
     if not finding.complete or difference is None or error is None:
         return "Not all of its runs have ended, so there is no verdict."
     if difference:
-        said = f"{ours} is {100 * abs(difference):.2f} points {'above' if difference > 0 else 'below'} {theirs}"
-        said += f", {abs(difference) / error:.1f} standard errors" if error else ", in every seed alike"
+        sentence = (
+            f"{ours} is {100 * abs(difference):.2f} points {'above' if difference > 0 else 'below'} {theirs}"
+        )
+        sentence += f", {abs(difference) / error:.1f} standard errors" if error else ", in every seed alike"
     else:
-        said = f"{ours} is as good as {theirs}"
+        sentence = f"{ours} is as good as {theirs}"
     own, constant = (mean(finding.numbers[name]) for name in ("method", "constant"))
     if own is not None and constant is not None:
-        said += f". It is {'above' if own > constant else 'not above'} a constant prediction"
-    return escape(f"{said}.")
+        sentence += f". It is {'above' if own > constant else 'not above'} a constant prediction"
+    return escape(f"{sentence}.")
 
 
 def _linked(page: str, folder: Path) -> str:

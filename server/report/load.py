@@ -121,8 +121,8 @@ def load(path: Path, oracle: bool = False) -> Run:
 
 
 def _run(path: Path, config: RunConfig, summary: dict[str, Any], rows: list[Row], oracle: bool) -> Run:
-    ours = {"method": config.method.name, "scenario": config.scenario.name, "seed": config.seed}
-    for name, value in ours.items():
+    known = {"method": config.method.name, "scenario": config.scenario.name, "seed": config.seed}
+    for name, value in known.items():
         if summary[name] != value:
             raise ValueError(f"summary.json says {name} {summary[name]!r}, config.toml {value!r}")
     trained = [row for row in rows if row["kind"] == "round"]
@@ -173,14 +173,9 @@ def _named(model: str, part: str) -> str:
 def _selected(facts: Any) -> Selected:
     """Raises `ValidationError`, and `ValueError` for an accuracy that is no fraction."""
     found = Selected.model_validate(facts)
-    named = {
-        "worst": found.worst,
-        "average": found.average,
-        "pooled": found.pooled,
-        "validation": found.validation,
-    }
-    for name, value in (*named.items(), *found.accuracy.items()):
-        if value is not None and (value < 0 or value > 1):
+    numbers = {name: getattr(found, name) for name in ("worst", "average", "pooled", "validation")}
+    for name, value in (*numbers.items(), *found.accuracy.items()):
+        if value is not None and not 0 <= value <= 1:
             raise ValueError(f"the accuracy {name} is {value:g}, and must be from 0 to 1")
     return found
 
@@ -191,14 +186,8 @@ def _curve(model: str, rows: Iterable[Row], sent: Sequence[float]) -> Curve:
         if row["kind"] == "evaluation" and row["model"] == model:
             by_round.setdefault(row["round"], []).append(row)
     evaluations = [Evaluation(own).summary() for own in by_round.values()]
-    return Curve(
-        rounds=list(by_round),
-        sent=[sent[number - 1] for number in by_round],
-        accuracy=[_number(found["average"]) for found in evaluations],
-        held_out=[_number(found["validation"]) for found in evaluations],
-        loss=[_number(found["loss"]) for found in evaluations],
+    accuracy, held_out, loss = (
+        [nan if (value := found[name]) is None else float(value) for found in evaluations]
+        for name in ("average", "validation", "loss")
     )
-
-
-def _number(value: float | None) -> float:
-    return nan if value is None else float(value)
+    return Curve(list(by_round), [sent[number - 1] for number in by_round], accuracy, held_out, loss)

@@ -17,10 +17,10 @@ from perennial.server.report.panels import Figure, cluster_figure, drawn, scenar
 from perennial.server.report.results import Result, by_scenario, results
 from perennial.server.report.tables import (
     clustered,
-    how,
     html_table,
     markdown_table,
-    plain,
+    markdown_text,
+    reading_guide,
     run_table,
     table_of,
     tables,
@@ -67,12 +67,12 @@ def write_tables(title: str, made: Iterable[terminal.Table], notes: Iterable[str
 
 def to_markdown(found: Sequence[Result], skipped: Sequence[str], selections: Sequence[str]) -> str:
     """All tables as Markdown."""
-    parts = ["# Perennial report", how(found, selections).replace("<em>", "*").replace("</em>", "*")]
+    parts = ["# Perennial report", reading_guide(found, selections).replace("<em>", "*").replace("</em>", "*")]
     for scenario, made in tables(found, selections).items():
-        parts += [f"## {plain(scenario)}", *map(markdown_table, made)]
+        parts += [f"## {markdown_text(scenario)}", *map(markdown_table, made)]
     parts += ["## Runs", markdown_table(run_table(found))]
     if skipped:
-        parts += ["## Skipped", "\n".join(f"- {plain(line)}" for line in skipped)]
+        parts += ["## Skipped", "\n".join(f"- {markdown_text(line)}" for line in skipped)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -110,7 +110,7 @@ def to_html(found: Sequence[Result], skipped: Sequence[str], selections: Sequenc
         f"<p>{about}</p>\n"
         f'<nav aria-label="Sections">{links}<a href="#runs">Runs and configurations</a>'
         + ('<a href="#skipped">Skipped</a>' if skipped else "")
-        + f'</nav>\n<p class="how">{how(found, selections)}</p>\n'
+        + f'</nav>\n<p class="how">{reading_guide(found, selections)}</p>\n'
         + "\n".join(sections)
         + f'\n<section id="runs"><h2>Runs and configurations</h2>\n{html_table(run_table(found))}'
         + f"{_configurations(found)}\n</section>\n"

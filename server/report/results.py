@@ -49,11 +49,13 @@ def results(runs: Iterable[Run]) -> list[Result]:
     for run in runs:
         groups.setdefault(tuple(run.settings.items()), []).append(run)
     keys, grouped = [dict(key) for key in groups], list(groups.values())
-    scenarios = _labels([key["scenario.name"] for key in keys], [part(key, scenario=True) for key in keys])
+    scenarios = _labels(
+        [key["scenario.name"] for key in keys], [settings_part(key, scenario=True) for key in keys]
+    )
     titles = [own[0].config.method.title for own in grouped]
     methods = _labels(
         [f"{scenario}\n{title}" for scenario, title in zip(scenarios, titles, strict=True)],
-        [part(key, scenario=False) for key in keys],
+        [settings_part(key, scenario=False) for key in keys],
     )
     order = sorted(range(len(keys)), key=lambda index: (scenarios[index], titles[index]))
     return [
@@ -78,7 +80,7 @@ def over_seeds(values: Iterable[float]) -> Spread | None:
     return spread(found) if found else None
 
 
-def part(values: Mapping[str, str], *, scenario: bool) -> dict[str, str]:
+def settings_part(values: Mapping[str, str], *, scenario: bool) -> dict[str, str]:
     """The settings of the scenario, or all others, by their short names."""
     return {
         name.removeprefix("method.").removeprefix("scenario."): value
@@ -96,7 +98,7 @@ def _labels(names: Sequence[str], settings: Sequence[Mapping[str, str]]) -> list
     labels = []
     for name, own in zip(names, settings, strict=True):
         texts = [
-            ", ".join(f"{key}={rival.get(key, '')}" for key in telling(rivals[name])) for rival in rivals[name]
+            ", ".join(f"{key}={rival.get(key, '')}" for key in differing(rivals[name])) for rival in rivals[name]
         ]
         number = rivals[name].index(own)
         short = texts[number] if max(map(len, texts)) <= 40 else f"#{number + 1}"
@@ -104,7 +106,7 @@ def _labels(names: Sequence[str], settings: Sequence[Mapping[str, str]]) -> list
     return labels
 
 
-def telling(rivals: Sequence[Mapping[str, str]]) -> list[str]:
+def differing(rivals: Sequence[Mapping[str, str]]) -> list[str]:
     """The settings in which they differ."""
     names = dict.fromkeys(name for own in rivals for name in own)
     return [name for name in names if len({own.get(name) for own in rivals}) > 1]

@@ -3,21 +3,21 @@
 import csv
 import io
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
+from itertools import chain
 
 from rich import table as terminal
 
 from perennial.common.measures.scores import BINS, SCORE_MEASURES
 from perennial.server.report.load import Run
-from perennial.server.report.results import Result, by_scenario, over_seeds, part, telling
+from perennial.server.report.results import Result, by_scenario, differing, over_seeds, settings_part
 from perennial.server.results.formatting import members, size
 from perennial.server.selection.summary import SPLIT, site_means
-from perennial.server.study.batch import Scored
 from perennial.server.study.compare import Spread, summarised
 
-HOW = (
+GUIDE = (
     "Test accuracy in %. An environment's accuracy is the mean over clients; <em>worst</em> and <em>average</em> "
     "are over environments. A client's accuracy is the mean over its environments; <em>worst client</em> and "
     "<em>bottom decile</em> (mean of the worst tenth, at least one client) are over clients. A client with data "
@@ -116,15 +116,10 @@ def score_table(found: Sequence[Result]) -> Table | None:
     for result in found:
         scores = [one.scores for one in result.picked("final") if one.scores]
         each = [own.clients if sites else own.environments for own in scores]
-        names = dict.fromkeys(name for own in each for name in own)
-        lines: list[tuple[str, list[Scored | None]]] = [(name, [own.get(name) for own in each]) for name in names]
-        if scores:
-            lines.append(("all", [own.all for own in scores]))
-        for name, parts in lines:
-            spreads = (
-                over_seeds(value for part in parts if part and (value := getattr(part, measure)) is not None)
-                for measure in SCORE_MEASURES
-            )
+        lines = [(name, [own[name] for own in each if name in own]) for name in dict.fromkeys(chain(*each))]
+        for name, parts in [*lines, *([("all", [own.all for own in scores])] if scores else [])]:
+            values = [[getattr(part, measure) for part in parts] for measure in SCORE_MEASURES]
+            spreads = (over_seeds(value for value in own if value is not None) for own in values)
             rows.append([result.method, result.model, scores[0].positive, name, *map(_cell, spreads)])
     where = "site" if sites else "environment"
     head = ["method", "model", "positive class", where, *SCORE_MEASURES.values()]
@@ -146,33 +141,31 @@ def membership_table(result: Result, run: Run) -> Table:
 def run_table(found: Sequence[Result]) -> Table:
     """Every run folder once."""
     rows = [
-        [
-            str(run.path),
-            result.scenario,
-            result.method,
-            run.config.runtime,
-            run.versions or "not recorded",
-            str(run.config.seed),
-            str(run.config.rounds),
-            f"{run.seconds:.1f}",
-            size(run.down),
-            size(run.up),
-            str(run.left_out),
-        ]
+        {
+            "run folder": str(run.path),
+            "scenario": result.scenario,
+            "method": result.method,
+            "runtime": run.config.runtime,
+            "versions": run.versions or "not recorded",
+            "seed": str(run.config.seed),
+            "rounds": str(run.config.rounds),
+            "seconds": f"{run.seconds:.1f}",
+            "down per client and round": size(run.down),
+            "up": size(run.up),
+            "replies left out": str(run.left_out),
+        }
         for result in found
         if result.headline
         for run in result.runs
     ]
-    head = ["run folder", "scenario", "method", "runtime", "versions", "seed", "rounds", "seconds"]
-    traffic = ["down per client and round", "up", "replies left out"]
-    return Table("Runs", [*head, *traffic], rows, 5)
+    return Table("Runs", list(rows[0]), [list(row.values()) for row in rows], 5)
 
 
 def settings_table(found: Sequence[Result]) -> Table | None:
     """What stands behind the numbers of numbered configurations; None where there are none."""
     numbered = [result for result in found if result.headline and "(#" in result.method]
-    flat = [part(result.runs[0].settings, scenario=False) for result in numbered]
-    names = telling(flat)
+    flat = [settings_part(result.runs[0].settings, scenario=False) for result in numbered]
+    names = differing(flat)
     rows = [
         [result.method, *(_short(own.get(name, "")) for name in names)]
         for result, own in zip(numbered, flat, strict=True)
@@ -185,8 +178,8 @@ def markdown_table(table: Table) -> str:
     over = [title for title, span in table.groups for _ in range(span)] or [""] * len(table.head)
     head = [f"{title}: {name}" if title else name for title, name in zip(over, table.head, strict=True)]
     rule = ["---" if column < table.names else "---:" for column in range(len(head))]
-    lines = [map(plain, head), rule, *(map(plain, row) for row in table.rows)]
-    return f"**{plain(table.title)}**\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    lines = [map(markdown_text, head), rule, *(map(markdown_text, row) for row in table.rows)]
+    return f"**{markdown_text(table.title)}**\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def html_table(table: Table) -> str:
@@ -196,29 +189,26 @@ def html_table(table: Table) -> str:
         for title, span in table.groups
     )
     starts = {sum(span for _, span in table.groups[:index]) for index in range(1, len(table.groups))}
-    classes = [
-        " ".join([*(["n"] if column >= table.names else []), *(["start"] if column in starts else [])])
+    kinds = [
+        " ".join(["n"] * (column >= table.names) + ["start"] * (column in starts))
         for column in range(len(table.head))
     ]
     head = "".join(
-        f'<th scope="col" class="{kind}">{escape(name)}</th>'
-        for kind, name in zip(classes, table.head, strict=True)
+        f'<th scope="col" class="{kind}">{escape(name)}</th>' for kind, name in zip(kinds, table.head, strict=True)
     )
-    rows = "".join(
-        "<tr>"
-        + f'<th scope="row">{escape(row[0]).replace("=", "=<wbr>")}</th>'
-        + "".join(
+
+    def line(name: str, *cells: str) -> str:
+        others = (
             f'<td class="{"wrap" if len(cell) > 40 else kind}">{escape(cell)}</td>'
-            for kind, cell in zip(classes[1:], row[1:], strict=True)
+            for kind, cell in zip(kinds[1:], cells, strict=True)
         )
-        + "</tr>\n"
-        for row in table.rows
-    )
+        return f'<tr><th scope="row">{escape(name).replace("=", "=<wbr>")}</th>{"".join(others)}</tr>\n'
+
+    body = "".join(line(*row) for row in table.rows)
     return (
         f'<div class="box" tabindex="0" role="region" aria-label="{escape(table.title)}"><table>'
-        f"<caption>{escape(table.title)}</caption>\n<thead>"
-        + (f"<tr>{groups}</tr>" if groups else "")
-        + f"<tr>{head}</tr></thead>\n<tbody>{rows}</tbody></table></div>\n"
+        f"<caption>{escape(table.title)}</caption>\n<thead>{f'<tr>{groups}</tr>' if groups else ''}"
+        f"<tr>{head}</tr></thead>\n<tbody>{body}</tbody></table></div>\n"
     )
 
 
@@ -227,56 +217,58 @@ def to_csv(found: Sequence[Result], selections: Sequence[str]) -> str:
 
     `settings` are those that tell a method's configurations on a scenario apart.
     """
-    names = environments_of(found)
-    configs = [result.runs[0].config for result in found]
-    titles = [(config.scenario.name, config.method.title) for config in configs]
-    every = [result.runs[0].settings for result in found]
-    apart = {
-        key: telling([own for title, own in zip(titles, every, strict=True) if title == key]) for key in titles
-    }
-    about = [
-        "scenario",
-        "method",
-        "settings",
-        "model",
-        "selection",
-        "chosen on test data",
-        "seeds",
-        "rounds picked",
-    ]
-    measures = list(dict.fromkeys(["worst", *_measures(found), "held-out"]))
-    numbers = [*measures, *(f"accuracy {name}" for name in names)]
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow([*about, *(column for title in numbers for column in (title, f"{title} sd")), "run folders"])
-    for result, title, own in zip(found, titles, every, strict=True):
+    measures = dict.fromkeys(["worst", *_measures(found), "held-out"])
+    rivals: dict[tuple[str, str], list[Mapping[str, str]]] = {}
+    for result in found:
+        rivals.setdefault(_titles(result), []).append(result.runs[0].settings)
+    rows = []
+    for result in found:
+        scenario, method = _titles(result)
+        own = result.runs[0].settings
+        apart = [f"{name}={own[name]}" for name in differing(rivals[scenario, method]) if name in own]
         for selection in selections:
-            spreads = [result.spread(selection, measure) for measure in measures]
-            spreads += [result.accuracy(selection, name) for name in names]
-            cells = [value for one in spreads for value in ((one.mean, one.deviation) if one else (None, None))]
-            writer.writerow(
-                [
-                    *title,
-                    ", ".join(f"{name}={own[name]}" for name in apart[title] if name in own),
-                    *(result.model, selection),
-                    "yes" if selection == "oracle" else "no",
-                    result.seeds,
-                    " ".join(str(one.round) for one in result.picked(selection)),
-                    *("" if cell is None else repr(cell) for cell in cells),
-                    "; ".join(str(run.path) for run in result.runs),
-                ]
+            spreads = {measure: result.spread(selection, measure) for measure in measures}
+            spreads |= {f"accuracy {name}": result.accuracy(selection, name) for name in environments_of(found)}
+            means = {title: one and one.mean for title, one in spreads.items()}
+            deviations = {f"{title} sd": one and one.deviation for title, one in spreads.items()}
+            rows.append(
+                {
+                    "scenario": scenario,
+                    "method": method,
+                    "settings": ", ".join(apart),
+                    "model": result.model,
+                    "selection": selection,
+                    "chosen on test data": "yes" if selection == "oracle" else "no",
+                    "seeds": result.seeds,
+                    "rounds picked": " ".join(str(one.round) for one in result.picked(selection)),
+                    **{
+                        title: number
+                        for pair in zip(means.items(), deviations.items(), strict=True)
+                        for title, number in pair
+                    },
+                    "run folders": "; ".join(str(run.path) for run in result.runs),
+                }
             )
+    file = io.StringIO()
+    writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
     return file.getvalue()
 
 
-def how(found: Sequence[Result], selections: Sequence[str]) -> str:
+def _titles(result: Result) -> tuple[str, str]:
+    config = result.runs[0].config
+    return config.scenario.name, config.method.title
+
+
+def reading_guide(found: Sequence[Result], selections: Sequence[str]) -> str:
     """How to read the numbers, as HTML."""
     unseen = any(result.runs[0].config.test_sites for result in found)
-    said = {SPLIT_TEXT: SPLIT in selections, UNSEEN_TEXT: unseen, ORACLE: "oracle" in selections}
-    return " ".join([HOW, *(text for text, there in said.items() if there)])
+    notes = {SPLIT_TEXT: SPLIT in selections, UNSEEN_TEXT: unseen, ORACLE: "oracle" in selections}
+    return " ".join([GUIDE, *(text for text, there in notes.items() if there)])
 
 
-def plain(text: str) -> str:
+def markdown_text(text: str) -> str:
     """Text that means nothing in Markdown."""
     text = re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", text)
     return " ".join(text.split())

@@ -37,7 +37,7 @@ Cells = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
-class Taken:
+class FoundModel:
     """A model that was found, and what it is."""
 
     module: nn.Module
@@ -76,13 +76,13 @@ class Taken:
         }
 
 
-def take(
+def find_model(
     place: Path,
     name: str | None = None,
     client: str | None = None,
     run: str | None = None,
     data_root: Path | None = None,
-) -> Taken:
+) -> FoundModel:
     """The model of this name (by default the method's main one) of a run folder, or of a site's state folder.
 
     Raises `UserError` where there is none.
@@ -102,7 +102,7 @@ def take(
             )
         module = model_of(folder, config, name, client)
         last = max(folder.checkpoints(), default=config.rounds)
-        return Taken(module, config, name, client or "", last, tuple(folder.other_inputs(config)))
+        return FoundModel(module, config, name, client or "", last, tuple(folder.other_inputs(config)))
     path = Choice(place, run, client).path() if place.is_dir() else None
     if path is None:
         raise UserError(
@@ -113,24 +113,24 @@ def take(
     if name not in served.models:
         raise UserError(unknown("model", name, served.models))
     module = module_of(served.models[name], served.network)
-    return Taken(module, parse_task(served.snapshot.task), name, served.snapshot.client, int(served.version))
+    return FoundModel(module, parse_task(served.snapshot.task), name, served.snapshot.client, int(served.version))
 
 
-def write_torch(taken: Taken, file: Path) -> str:
-    """The model's tensors by their state-dict names as safetensors, with `Taken.about` in the metadata.
+def write_torch(found: FoundModel, file: Path) -> str:
+    """The model's tensors by their state-dict names as safetensors, with `FoundModel.about` in the metadata.
 
     Returns a sentence. Raises `UserError` where the model is not one network.
     """
-    if isinstance(taken.module, Predicting):
+    if isinstance(found.module, Predicting):
         raise UserError(
-            f"the {taken.name} model of {taken.task.method.name} is more than one network, whose tensors "
+            f"the {found.name} model of {found.task.method.name} is more than one network, whose tensors "
             "would be of no use alone; --format onnx writes it"
         )
-    save_tensors(file, taken.module.state_dict(), {"perennial": json.dumps(taken.about())})
+    save_tensors(file, found.module.state_dict(), {"perennial": json.dumps(found.about())})
     return "the tensors, for prepared samples"
 
 
-def write_onnx(taken: Taken, file: Path) -> str:
+def write_onnx(found: FoundModel, file: Path) -> str:
     """The model as ONNX, from raw cells or samples to the outputs of `perennial serve`; returns a sentence.
 
     Before it is written, onnxruntime's answers are compared with the model's. Raises `UserError` where the extra
@@ -145,23 +145,23 @@ def write_onnx(taken: Taken, file: Path) -> str:
             f"--format onnx needs the extra perennial[onnx], which is not installed ({error}); "
             "in the project's folder: uv sync --inexact --extra onnx"
         ) from None
-    model = _whole(taken)
+    model = _whole(found)
     onnx.checker.check_model(model)
     content = model.SerializeToString()
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
-    cells = some_cells(taken.scenario)
-    (found,) = session.run([outputs(taken.scenario)[PROBABILITIES]], cells)
+    cells = some_cells(found.scenario)
+    (answers,) = session.run([outputs(found.scenario)[PROBABILITIES]], cells)
     with torch.no_grad():
-        expected = taken.module(samples(taken.scenario, cells)).softmax(dim=1).numpy()
-    apart = float(np.abs(found - expected).max())
+        expected = found.module(samples(found.scenario, cells)).softmax(dim=1).numpy()
+    apart = float(np.abs(answers - expected).max())
     if not apart <= CLOSE:
         raise UserError(
             f"onnxruntime's probabilities are up to {apart:.1e} from the model's own; nothing was written"
         )
     write_bytes(file, content)
     return (
-        f"takes {_described(taken.scenario)}; onnxruntime's probabilities for {CHECKED} made-up samples are "
-        + (f"within {apart:.1e} of the model's own")
+        f"takes {_described(found.scenario)}; onnxruntime's probabilities for {CHECKED} made-up samples are "
+        f"within {apart:.1e} of the model's own"
     )
 
 
@@ -199,11 +199,11 @@ def samples(scenario: Scenario, cells: Mapping[str, Cells]) -> Tensor:
         return scenario.prepare(torch.from_numpy(cells[INPUT]))
     parts = []
     for name in scenario.column_names:
-        column = scenario.cells.get(name)
+        column, values = scenario.cells.get(name), cells[name]
         if isinstance(column, CategoryColumn):
-            parts.append(column.features([str(text) for text in cells[name]]))
+            parts.append(column.features([str(text) for text in values]))
         else:
-            parts.append(column.features(cells[name].astype(np.float64)) if column else cells[name][:, None])
+            parts.append(column.features(values.astype(np.float64)) if column else values[:, None])
     return scenario.prepare(torch.from_numpy(np.concatenate(parts, axis=1)))
 
 
@@ -231,141 +231,137 @@ class _Prepared(nn.Module):
         return logits
 
 
-def _whole(taken: Taken) -> Any:
+def _whole(found: FoundModel) -> Any:
     """Columns, network and outputs as one ONNX model."""
     from onnx import compose, helper
 
-    scenario, names = taken.scenario, outputs(taken.scenario)
-    network = compose.add_prefix(_network(taken), "network/")
+    network = compose.add_prefix(_network(found), "network/")
     opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid("ai.onnx.ml", OPSET_ML)]
-    before = helper.make_model(_columns(scenario), opset_imports=opsets, ir_version=network.ir_version)
-    after = helper.make_model(_answers(scenario, names), opset_imports=opsets, ir_version=network.ir_version)
-    inside = network.graph.input[0].name, network.graph.output[0].name
-    model = compose.merge_models(before, network, io_map=[(FEATURES, inside[0])])
-    model = compose.merge_models(model, after, io_map=[(inside[1], LOGITS)])
+    before, after = (
+        helper.make_model(graph, opset_imports=opsets, ir_version=network.ir_version)
+        for graph in (_columns(found.scenario), _answers(found.scenario))
+    )
+    features, logits = network.graph.input[0].name, network.graph.output[0].name
+    model = compose.merge_models(before, network, io_map=[(FEATURES, features)])
+    model = compose.merge_models(model, after, io_map=[(logits, LOGITS)])
     model.producer_name = "perennial"
-    model.doc_string = f"The {taken.name} model of {taken.task.method.name} after round {taken.round}"
-    helper.set_model_props(model, {"perennial": json.dumps(taken.about())})
+    model.doc_string = f"The {found.name} model of {found.task.method.name} after round {found.round}"
+    helper.set_model_props(model, {"perennial": json.dumps(found.about())})
     return model
 
 
-def _network(taken: Taken) -> Any:
+def _network(found: FoundModel) -> Any:
     """From features (n, *input_shape) to logits (n, classes), as PyTorch exports it."""
-    sample = torch.zeros(2, *taken.scenario.input_shape)
-    module = _Prepared(taken.module, taken.scenario).eval()
-    level = logging.getLogger("torch.onnx").level
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    sample = torch.zeros(2, *found.scenario.input_shape)
+    module = _Prepared(found.module, found.scenario).eval()
+    log = logging.getLogger("torch.onnx")
+    level = log.level
+    log.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            rows = torch.export.Dim("rows", min=1)
             program = torch.onnx.export(
-                module,
-                (sample,),
-                dynamo=True,
-                dynamic_shapes=({0: torch.export.Dim("rows", min=1)},),
-                opset_version=OPSET,
-                verbose=False,
+                module, (sample,), dynamo=True, dynamic_shapes=({0: rows},), opset_version=OPSET, verbose=False
             )
     except torch.onnx.OnnxExporterError as error:
         why = " ".join(str(error).split())[:200]
-        raise UserError(f"model {taken.task.model.name!r} cannot be written as ONNX ({why})") from None
+        raise UserError(f"model {found.task.model.name!r} cannot be written as ONNX ({why})") from None
     finally:
-        logging.getLogger("torch.onnx").setLevel(level)
+        log.setLevel(level)
     assert program
     return program.model_proto
 
 
-def _columns(scenario: Scenario) -> Any:
-    """From raw cells, an input (n,) for each column, to features (n, width); other samples go through."""
-    from onnx import TensorProto, helper
-
-    n, shape = "rows", scenario.input_shape
-    features = helper.make_tensor_value_info(FEATURES, TensorProto.FLOAT, [n, *shape])
-    if not scenario.column_names:
-        given = [helper.make_tensor_value_info(INPUT, TensorProto.FLOAT, [n, *shape])]
-        return helper.make_graph([helper.make_node("Identity", [INPUT], [FEATURES])], "samples", given, [features])
-    graph = _Graph()
-    parts = [graph.column(name, scenario.cells.get(name)) for name in scenario.column_names]
-    graph.nodes.append(helper.make_node("Concat", parts, [FEATURES], axis=1))
-    given = [
-        helper.make_tensor_value_info(
-            name,
-            TensorProto.STRING if isinstance(scenario.cells.get(name), CategoryColumn) else TensorProto.FLOAT,
-            [n],
-        )
-        for name in scenario.column_names
-    ]
-    return helper.make_graph(graph.nodes, "columns", given, [features], graph.constants)
-
-
 class _Graph:
-    """Nodes and constants of the preparation, as they come."""
+    """Nodes and constants of a part of the model, as they come."""
 
     def __init__(self) -> None:
         self.nodes: list[Any] = []
         self.constants: list[Any] = []
+
+    def add(self, operator: str, *inputs: str, output: str = "", **attributes: Any) -> str:
+        """A node with one output, whose name it returns."""
+        from onnx import helper
+
+        output = output or f"perennial:{operator}-{len(self.nodes)}"
+        self.nodes.append(helper.make_node(operator, inputs, [output], **attributes))
+        return output
+
+    def constant(self, kind: int, values: float | Sequence[float]) -> str:
+        """A number or a list of numbers, whose name it returns."""
+        from onnx import helper
+
+        name, shape = f"perennial:constant-{len(self.constants)}", np.shape(values)
+        self.constants.append(helper.make_tensor(name, kind, shape, np.ravel(values)))
+        return name
 
     def column(self, name: str, column: AnyColumn | None) -> str:
         """A column's features (n, width): `NumberColumn.features` and `CategoryColumn.features` in ONNX."""
         from onnx import TensorProto
 
         def wide(part: str) -> str:
-            return self.add("Unsqueeze", part, self.constant("axis", TensorProto.INT64, [1], [1]))
+            return self.add("Unsqueeze", part, self.constant(TensorProto.INT64, [1]))
 
         if column is None:
             return wide(name)
         if isinstance(column, CategoryColumn):
-            found = column.places()
-            places = {"keys_strings": [*found], "values_int64s": [*found.values()]}
-            place = self.add(
-                "LabelEncoder", name, domain="ai.onnx.ml", **places, default_int64=len(column.categories)
-            )
-            width = self.constant("width", TensorProto.INT64, [], [column.width])
-            return self.add("OneHot", place, width, self.constant("off-on", TensorProto.FLOAT, [2], [0, 1]))
+            places = column.places()
+            codes: dict[str, Any] = {"keys_strings": [*places], "values_int64s": [*places.values()]}
+            unknown_code = len(column.categories)
+            place = self.add("LabelEncoder", name, domain="ai.onnx.ml", **codes, default_int64=unknown_code)
+            width = self.constant(TensorProto.INT64, column.width)
+            return self.add("OneHot", place, width, self.constant(TensorProto.FLOAT, [0, 1]))
         value = self.add("Cast", name, to=TensorProto.DOUBLE)
         empty = self.add("IsNaN", value)
         if column.fill is not None:
-            value = self.add("Where", empty, self.constant("fill", TensorProto.DOUBLE, [], [column.fill]), value)
-        value = self.add("Sub", value, self.constant("mean", TensorProto.DOUBLE, [], [column.mean]))
-        value = self.add("Div", value, self.constant("scale", TensorProto.DOUBLE, [], [column.scale]))
+            value = self.add("Where", empty, self.constant(TensorProto.DOUBLE, column.fill), value)
+        value = self.add("Sub", value, self.constant(TensorProto.DOUBLE, column.mean))
+        value = self.add("Div", value, self.constant(TensorProto.DOUBLE, column.scale))
         parts = [value, empty] if column.missing else [value]
         features = [wide(self.add("Cast", part, to=TensorProto.FLOAT)) for part in parts]
         return self.add("Concat", *features, axis=1)
 
-    def add(self, operator: str, *inputs: str, **attributes: Any) -> str:
-        """A node with one output, whose name it returns."""
-        from onnx import helper
 
-        output = f"perennial:{operator}-{len(self.nodes)}"
-        self.nodes.append(helper.make_node(operator, inputs, [output], **attributes))
-        return output
+def _columns(scenario: Scenario) -> Any:
+    """From raw cells, an input (n,) for each column, to features (n, width); other samples go through."""
+    from onnx import TensorProto, helper
 
-    def constant(self, name: str, kind: int, shape: Sequence[int], values: Sequence[float]) -> str:
-        """A constant, whose name it returns."""
-        from onnx import helper
+    graph, floats = _Graph(), TensorProto.FLOAT
+    shape: list[str | int | None] = ["rows", *scenario.input_shape]
+    if scenario.column_names:
+        cells = {name: scenario.cells.get(name) for name in scenario.column_names}
+        parts = [graph.column(name, column) for name, column in cells.items()]
+        graph.add("Concat", *parts, output=FEATURES, axis=1)
+        kinds = {
+            name: TensorProto.STRING if isinstance(own, CategoryColumn) else floats for name, own in cells.items()
+        }
+        inputs = [helper.make_tensor_value_info(name, kind, ["rows"]) for name, kind in kinds.items()]
+    else:
+        graph.add("Identity", INPUT, output=FEATURES)
+        inputs = [helper.make_tensor_value_info(INPUT, floats, shape)]
+    features = helper.make_tensor_value_info(FEATURES, floats, shape)
+    return helper.make_graph(graph.nodes, "columns", inputs, [features], graph.constants)
 
-        self.constants.append(
-            helper.make_tensor(f"perennial:{name}-{len(self.constants)}", kind, list(shape), list(values))
-        )
-        return str(self.constants[-1].name)
 
-
-def _answers(scenario: Scenario, names: Mapping[str, str]) -> Any:
+def _answers(scenario: Scenario) -> Any:
     """From logits (n, classes) to the outputs of `perennial serve`."""
     from onnx import TensorProto, helper
 
-    nodes = [
-        helper.make_node("Softmax", [LOGITS], [names[PROBABILITIES]], axis=1),
-        helper.make_node("ArgMax", [LOGITS], [names[CLASS]], axis=1, keepdims=0),
-    ]
-    each: dict[str, Any] = {"keys_int64s": [*range(scenario.classes)], "values_strings": [*scenario.class_names]}
-    if scenario.class_names:
-        nodes.append(helper.make_node("LabelEncoder", [names[CLASS]], [names[LABEL]], domain="ai.onnx.ml", **each))
-    kinds = {PROBABILITIES: TensorProto.FLOAT, CLASS: TensorProto.INT64, LABEL: TensorProto.STRING}
+    graph, names = _Graph(), outputs(scenario)
     shape: list[str | int | None] = ["rows", scenario.classes]
-    given = [helper.make_tensor_value_info(LOGITS, TensorProto.FLOAT, shape)]
-    found = [
+    graph.add("Softmax", LOGITS, output=names[PROBABILITIES], axis=1)
+    graph.add("ArgMax", LOGITS, output=names[CLASS], axis=1, keepdims=0)
+    if scenario.class_names:
+        texts: dict[str, Any] = {
+            "keys_int64s": [*range(scenario.classes)],
+            "values_strings": [*scenario.class_names],
+        }
+        graph.add("LabelEncoder", names[CLASS], output=names[LABEL], domain="ai.onnx.ml", **texts)
+    kinds = {PROBABILITIES: TensorProto.FLOAT, CLASS: TensorProto.INT64, LABEL: TensorProto.STRING}
+    logits = helper.make_tensor_value_info(LOGITS, TensorProto.FLOAT, shape)
+    answers = [
         helper.make_tensor_value_info(own, kinds[name], shape if name == PROBABILITIES else ["rows"])
         for name, own in names.items()
     ]
-    return helper.make_graph(nodes, "answers", given, found)
+    return helper.make_graph(graph.nodes, "answers", [logits], answers)

@@ -6,6 +6,8 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
 from typing import Any, TypeVar
 
 import matplotlib
@@ -13,7 +15,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import PathPatch
-from matplotlib.path import Path
+from matplotlib.path import Path as Outline
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 from numpy.typing import NDArray
 
@@ -36,31 +38,9 @@ DARK = ("#56b4e9", "#ff8a3d", "#2fc79a", "#ee8fc0", "#f0d442", "#b3a7ff", "#b0be
 Array = NDArray[np.float64]
 T = TypeVar("T")
 
+LOOK = Path(__file__).with_name("figures.mplstyle")
 INK, GRID = "#f1f100", "#f1f101"
-# Stand-ins that no curve would have by chance; the page's variables take their place.
-LOOK: dict[Any, Any] = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "perennial",
-    "font.sans-serif": ["DejaVu Sans"],
-    "font.size": 8.5,
-    "text.parse_math": False,
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "axes.edgecolor": GRID,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "axes.unicode_minus": False,
-    "grid.color": GRID,
-    "grid.linewidth": 0.6,
-    "xtick.color": GRID,
-    "ytick.color": GRID,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "lines.linewidth": 1.6,
-    "lines.markersize": 4.5,
-}
+"""As in that file: stand-ins that no curve would have by chance; the page's variables take their place."""
 
 
 @dataclass(frozen=True)
@@ -76,39 +56,30 @@ class Line:
 def line_figure(
     key: str,
     lines: Sequence[Line],
-    xlabel: str,
-    ylabel: str,
-    *,
+    *labels: str,
     names: Sequence[str] = (),
     percent: bool = True,
     diagonal: bool = False,
 ) -> str:
     """Curves in one panel; `names` label the x positions 0, 1, … `key` tells this figure's ids from others'.
 
-    `diagonal`: where both axes are the same quantity, from 0 to 100, also the line of equal values.
+    `labels` are those of both axes; `percent`: of accuracies. `diagonal`: where both axes are the same quantity,
+    from 0 to 100, also the line of equal values.
     """
-    with _look():
-        figure = Figure(figsize=(4.2, 2.9), layout="constrained")
-        axes = _panel(figure, lines, xlabel, ylabel, names, percent)
+    with _figure(4.2, 2.9) as figure:
+        axes = _panel(figure, lines, labels, names, percent)
         if diagonal:
             _equal_values(axes)
         return _svg(figure, key)
 
 
 def standalone_figure(
-    lines: Sequence[Line],
-    labels: Sequence[str],
-    xlabel: str,
-    ylabel: str,
-    *,
-    names: Sequence[str] = (),
-    percent: bool = True,
+    lines: Sequence[Line], legend: Sequence[str], *labels: str, names: Sequence[str] = (), percent: bool = True
 ) -> str:
-    """Curves in one panel as a whole SVG file, on white and with a legend; `percent`: of accuracies."""
-    with _look():
-        figure = Figure(figsize=(7.2, 3.6), layout="constrained")
-        axes = _panel(figure, lines, xlabel, ylabel, names, percent)
-        figure.legend(axes.get_lines(), labels, loc="outside right upper", frameon=False, handlelength=3.5)
+    """Curves in one panel as a whole SVG file, on white and with a legend; the rest as above."""
+    with _figure(7.2, 3.6) as figure:
+        axes = _panel(figure, lines, labels, names, percent)
+        figure.legend(axes.get_lines(), legend, loc="outside right upper", frameon=False, handlelength=3.5)
         return _file(figure)
 
 
@@ -124,11 +95,10 @@ def knob_figure(
     `tried` has the values by setting, `scores` each trial's score and its standard error, as fractions; `logs` are
     the settings with a logarithmic axis; trial number `chosen` stands out.
     """
-    with _look():
-        count = max(1, len(tried))
-        across = min(3, count)
-        down = -(-count // across)
-        figure = Figure(figsize=(2.9 * across, 2.5 * down), layout="constrained")
+    count = max(1, len(tried))
+    across = min(3, count)
+    down = -(-count // across)
+    with _figure(2.9 * across, 2.5 * down) as figure:
         panels = figure.subplots(down, across, squeeze=False).flatten()
         y, errors = (100 * np.array(part, dtype=float) for part in zip(*scores, strict=True))
         for axes, (name, values) in zip(panels, tried.items(), strict=False):
@@ -162,18 +132,17 @@ def knob_figure(
 
 
 def points_figure(
-    points: Mapping[str, Sequence[tuple[float, float]]], xlabel: str, ylabel: str, mark: float, marked: str
+    points: Mapping[str, Sequence[tuple[float, float]]], xlabel: str, ylabel: str, level: float, label: str
 ) -> str:
     """Points of two accuracies in percent as a whole SVG file, with the line of equal values.
 
     Each of the names in `points` has a ring within the one before, so that equal points are seen. A dashed line is
-    at x = `mark`, and the legend calls it `marked`.
+    at x = `level`, and the legend calls it `label`.
     """
-    with _look():
-        figure = Figure(figsize=(6.8, 4.0), layout="constrained")
+    with _figure(6.8, 4.0) as figure:
         axes: Axes = figure.subplots()
         _equal_values(axes)
-        axes.axvline(mark, color=INK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=0, label=marked)
+        axes.axvline(level, color=INK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=0, label=label)
         for number, (name, own) in enumerate(points.items()):
             x, y = zip(*own, strict=True) if own else ((), ())
             size = 10 - 3 * number
@@ -188,8 +157,7 @@ def gains_figure(gains: Mapping[str, Sequence[tuple[float, float, float]]], xlab
 
     `gains` has them by group. The diagonal is the line of equal gains, the level one is no gain.
     """
-    with _look():
-        figure = Figure(figsize=(6.8, 4.0), layout="constrained")
+    with _figure(6.8, 4.0) as figure:
         axes: Axes = figure.subplots()
         axes.axline((0, 0), slope=1, color=INK, linewidth=0.8, zorder=1)
         axes.axhline(0, color=INK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
@@ -204,8 +172,7 @@ def gains_figure(gains: Mapping[str, Sequence[tuple[float, float, float]]], xlab
 
 def swatch(key: str, style: int) -> str:
     """A piece of a curve for the legend; `key` as above."""
-    with _look():
-        figure = Figure(figsize=(0.62, 0.2))
+    with _figure(0.62, 0.2, constrained=False) as figure:
         axes = figure.add_axes((0, 0, 1, 1))
         axes.axis("off")
         _draw(axes, Line(style, [0, 1, 2], [0, 0, 0]), every=[1])
@@ -223,15 +190,14 @@ def membership_figure(key: str, rounds: Sequence[int], labels: Mapping[str, Sequ
         segments = _segments(clients, columns, labels)
     step = max(1.0, float(np.median(np.diff(rounds)))) if len(rounds) > 1 else 1.0
     edges = [rounds[column] - step / 2 for column in columns] + [rounds[-1] + step / 2]
-    with _look():
-        figure = Figure(figsize=(8.6, 0.7 + 0.17 * max(4, len(clients))), layout="constrained")
+    with _figure(8.6, 0.7 + 0.17 * max(4, len(clients))) as figure:
         axes = figure.subplots()
         axes.grid(False)
         for cluster in sorted({cluster for _, _, _, cluster in segments}):
             own = [(row, edges[a], edges[b]) for row, a, b, found in segments if found == cluster]
             corners = [[(a, r - 0.42), (b, r - 0.42), (b, r + 0.42), (a, r + 0.42), (a, r)] for r, a, b in own]
-            codes = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY] * len(own)
-            path = Path(np.array(corners).reshape(-1, 2), codes)
+            codes = [Outline.MOVETO, *[Outline.LINETO] * 3, Outline.CLOSEPOLY] * len(own)
+            path = Outline(np.array(corners).reshape(-1, 2), codes)
             axes.add_patch(PathPatch(path, facecolor=_colour(cluster), alpha=0.75, linewidth=0))
         if len(segments) <= CELLS // 3:
             for row, first, _, cluster in segments:
@@ -248,38 +214,42 @@ def membership_figure(key: str, rounds: Sequence[int], labels: Mapping[str, Sequ
 
 
 def _panel(
-    figure: Figure, lines: Sequence[Line], xlabel: str, ylabel: str, names: Sequence[str], percent: bool
+    figure: Figure, lines: Sequence[Line], labels: Sequence[str], names: Sequence[str], percent: bool
 ) -> Axes:
     axes: Axes = figure.subplots()
     for line in lines:
         _draw(axes, line)
-    axes.set_xlabel(xlabel)
-    axes.set_ylabel(ylabel)
-    values = np.concatenate(
-        [np.asarray(line.y, dtype=float) + side * _around(line) for line in lines for side in (-1, 1)]
-    )
+    xlabel, ylabel = labels
+    axes.set(xlabel=xlabel, ylabel=ylabel)
+    ends = [np.asarray(line.y, dtype=float) + side * _around(line) for line in lines for side in (-1, 1)]
+    values = np.concatenate(ends)
     values = values[np.isfinite(values)]
+    low, high = (values.min(), values.max()) if values.size else (0.0, 100.0)
     if percent:
-        _percent_axis(axes, values)
-    elif values.size and values.min() > 0 and values.max() > 100 * values.min():
+        room = max(1.0, 0.05 * (high - low))
+        axes.set_ylim(max(low - room, -2.0), min(high + room, 102.0))
+        axes.yaxis.set_major_locator(MaxNLocator(6))
+    elif low > 0 and high > 100 * low:
         axes.set_yscale("log")
     if names:
-        _name_axis(axes, names)
+        short = {place: _short(names[place], 14) for place in _thinned(range(len(names)), 24)}
+        axes.set_xticks([*short], [*short.values()])
+        if sum(len(name) + 2 for name in short.values()) > 50:
+            axes.tick_params(axis="x", rotation=60)
     else:
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=xlabel in ("round", "clients")))
     return axes
 
 
 @contextmanager
-def _look() -> Iterator[None]:
+def _figure(width: float, height: float, constrained: bool = True) -> Iterator[Figure]:
+    """A figure of so many inches, drawn and written within this."""
     # Not the user's own matplotlibrc: the same numbers give the same page everywhere.
     with matplotlib.rc_context(), warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # a name in a script that the measuring font lacks; the browser has another
+        warnings.simplefilter("ignore")  # a name in a script that the measuring font lacks; browsers have another
         matplotlib.rcdefaults()
-        matplotlib.rcParams.update(LOOK)
-        yield
+        matplotlib.rcParams.update(matplotlib.rc_params_from_file(LOOK, use_default_template=False))
+        yield Figure(figsize=(width, height), layout="constrained" if constrained else None)
 
 
 def _colour(style: int) -> str:
@@ -309,22 +279,6 @@ def _equal_values(axes: Axes) -> None:
     axes.set(xlim=(-2, 102), ylim=(-2, 102))
 
 
-def _percent_axis(axes: Axes, values: Array) -> None:
-    low, high = (values.min(), values.max()) if values.size else (0.0, 100.0)
-    room = max(1.0, 0.05 * (high - low))
-    axes.set_ylim(max(low - room, -2.0), min(high + room, 102.0))
-    axes.yaxis.set_major_locator(MaxNLocator(6))
-
-
-def _name_axis(axes: Axes, names: Sequence[str]) -> None:
-    short = [_short(name, 14) for name in names]
-    shown = _thinned(range(len(names)), 24)
-    crowded = sum(len(short[index]) + 2 for index in shown) > 50
-    axes.set_xticks(shown, [short[index] for index in shown])
-    if crowded:
-        axes.tick_params(axis="x", rotation=60)
-
-
 def _short(name: str, most: int) -> str:
     """As much of a name as can be drawn."""
     name = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in name)
@@ -337,14 +291,11 @@ def _segments(
     """Stretches of equal membership: row, first column, column after the last, cluster."""
     found: list[tuple[int, int, int, int]] = []
     for row, client in enumerate(clients):
-        for position, column in enumerate(columns):
-            cluster = labels[client][column]
-            if cluster is None:
-                continue
-            if found and found[-1][0] == row and found[-1][2:] == (position, cluster):
-                found[-1] = (row, found[-1][1], position + 1, cluster)
-            else:
-                found.append((row, position, position + 1, cluster))
+        own = [labels[client][column] for column in columns]
+        for cluster, group in groupby(range(len(columns)), own.__getitem__):
+            places = list(group)
+            if cluster is not None:
+                found.append((row, places[0], places[-1] + 1, cluster))
     return found
 
 

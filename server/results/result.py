@@ -120,8 +120,8 @@ class Result:
         changed = self._folder.other_inputs(self.config)
         # Of a site's data a personal model may be made, and no other.
         if other := [own for own in changed if name == "personal" or own.startswith((PLUG_IN, MODULE))]:
-            said = "since the run began, so the model may answer otherwise than in its tables"
-            warnings.warn(f"{', '.join(other)} changed {said}", stacklevel=2)
+            doubt = "since the run began, so the model may answer otherwise than in its tables"
+            warnings.warn(f"{', '.join(other)} changed {doubt}", stacklevel=2)
         return model_of(self._folder, self.config, name, client)
 
     def predict_proba(self, x: Any, name: str | None = None, client: str | None = None) -> npt.NDArray[np.float32]:
@@ -148,59 +148,62 @@ class Result:
             probabilities,  # not by predict_proba: a warning names who calls
         )
 
-        names = self.config.scenario.class_names
-        whole = all(re.fullmatch("0|-?[1-9][0-9]*", name) for name in names)
-        classes = np.array([int(name) for name in names] if whole else names)
         found = probabilities(self.model(name, client), x, self.config.scenario.at(client or ""))
         likeliest: npt.NDArray[np.intp] = found.argmax(axis=1)
-        return classes[likeliest] if names else likeliest
+        names = self.config.scenario.class_names
+        whole = all(re.fullmatch("0|-?[1-9][0-9]*", name) for name in names)
+        return np.array([int(name) for name in names] if whole else names)[likeliest] if names else likeliest
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw the accuracy in each test environment, for each model and selection.
 
         On `ax`, or in a new figure of pyplot. Raises `UserError` where no client has test data.
         """
-        from matplotlib import pyplot
-
         if not any(found["accuracy"] for _, found in self._selected()):
             raise UserError(
                 "no client has test data, so there is nothing to plot; plot_history has held-out accuracy"
             )
-        if ax is None:
-            ax = pyplot.subplots(layout="constrained")[1]
         drawn: dict[tuple[str, int], tuple[list[str], Mapping[str, float]]] = {}
         for key, found in self._selected():  # selections that picked the same round are one line
             model = ", ".join(key[name] for name in ("model", "sites") if name in key)
             drawn.setdefault((model, key["round"]), ([], found["accuracy"]))[0].append(key["selection"])
+        ax = self._axes(ax, "test environment", "test accuracy, %")
         for (model, number), (selections, accuracies) in drawn.items():
             label = f"{model}, {' and '.join(selections)} (round {number})"
             ax.plot(list(accuracies), [100 * value for value in accuracies.values()], marker="o", label=label)
-        _lettered(ax, self.config, "test environment", "test accuracy, %")
+        ax.legend()
         return ax
 
     def plot_history(self, ax: Axes | None = None) -> Axes:
         """Draw held-out accuracy, and worst and average over test environments, by round; `ax` as in `plot`."""
-        from matplotlib import pyplot
         from matplotlib.ticker import MaxNLocator
 
-        if ax is None:
-            ax = pyplot.subplots(layout="constrained")[1]
-        found: dict[str, dict[int, list[float]]] = {}
+        ax = self._axes(ax, "round", "accuracy, %")
+        found: dict[tuple[str, str], dict[int, list[float]]] = {}
         for row in self.history:
-            rounds = found.setdefault(f"{row['model']}, {row['split']}", {})
+            rounds = found.setdefault((row["model"], row["split"]), {})
             rounds.setdefault(row["round"], []).append(100 * row["accuracy"])
-        for label, rounds in found.items():
-            if label.endswith("validation"):
-                held_out = [own[0] for own in rounds.values()]
-                ax.plot(list(rounds), held_out, "--", marker=".", label=f"{label} (held out)")
-            else:
-                means = [sum(own) / len(own) for own in rounds.values()]
-                (line,) = ax.plot(list(rounds), means, marker="o", label=f"{label}, average")
-                if any(len(own) > 1 for own in rounds.values()):
-                    worst = [min(own) for own in rounds.values()]
-                    ax.plot(list(rounds), worst, ":", marker=".", color=line.get_color(), label=f"{label}, worst")
+        for (model, split), rounds in found.items():
+            means = [sum(own) / len(own) for own in rounds.values()]
+            label = f"{model}, {split}"
+            if split == "validation":
+                ax.plot(list(rounds), means, "--", marker=".", label=f"{label} (held out)")
+                continue
+            (line,) = ax.plot(list(rounds), means, marker="o", label=f"{label}, average")
+            if any(len(own) > 1 for own in rounds.values()):
+                worst = [min(own) for own in rounds.values()]
+                ax.plot(list(rounds), worst, ":", marker=".", color=line.get_color(), label=f"{label}, worst")
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-        _lettered(ax, self.config, "round", "accuracy, %")
+        ax.legend()
+        return ax
+
+    def _axes(self, ax: Axes | None, x: str, y: str) -> Axes:
+        """The axes, or new ones of pyplot, with what they are of."""
+        from matplotlib import pyplot
+
+        ax = pyplot.subplots(layout="constrained")[1] if ax is None else ax
+        about = f"{self.config.method.title} on {self.config.scenario.name}, seed {self.config.seed}"
+        ax.set(xlabel=x, ylabel=y, title=about)
         return ax
 
     @property
@@ -221,8 +224,3 @@ class Result:
                 for model, selections in models.items()
                 for selection, found in selections.items()
             ]
-
-
-def _lettered(ax: Axes, config: RunConfig, x: str, y: str) -> None:
-    ax.set(xlabel=x, ylabel=y, title=f"{config.method.title} on {config.scenario.name}, seed {config.seed}")
-    ax.legend()

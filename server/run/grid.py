@@ -15,7 +15,7 @@ from flwr.serverapp import Grid
 
 from perennial.common.flower.grids import in_simulation, on_break
 from perennial.common.flower.names import ErrorCode, ObjectPushError, Run, log
-from perennial.common.request_id import ask_again, give_name
+from perennial.common.flower.request_id import ask_again, give_name
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.tracebacks import Tracebacks
 
@@ -33,7 +33,7 @@ class OrderedGrid(Grid):
 
     When the connection to the SuperLink has broken, a request that a node was fetching and a reply that it was
     sending may be lost: Flower hands out a request once, and takes the repetition of a send for an error. So who
-    has not answered yet is asked again, under the same name (`common/request_id.py`).
+    has not answered yet is asked again, under the same name (`common/flower/request_id.py`).
 
     With a `timeout`, a request lives no longer than a reply to it may be looked for: a site that comes back after
     a while is not handed what nobody waits for any more.

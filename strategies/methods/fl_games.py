@@ -20,7 +20,7 @@ from perennial.common.methods.fl_games import (
     VFLGames,
 )
 from perennial.common.utils.errors import UserError
-from perennial.common.utils.tensors import Tensors, divided, joined, part
+from perennial.common.utils.tensors import Tensors, flattened, part, unflattened
 from perennial.common.wire import GRADIENT, MODEL, Scalar, to_record
 from perennial.strategies.base import MethodStrategy
 from perennial.strategies.exchange import AcceptedReply, MetricMeans, Payload, PerClient
@@ -77,7 +77,7 @@ class FLGamesStrategy(MethodStrategy[FLGames]):
         self.adam, self.past = Adam(rest.pop("adam", None)), rest
 
     def payload(self, model: Tensors) -> Payload:
-        return divided(model)
+        return unflattened(model)
 
     # ------------------------------------------------------------------ a round
 
@@ -130,7 +130,7 @@ class FLGamesStrategy(MethodStrategy[FLGames]):
                 self._play(client, action)
             if gradient.weight:
                 self._represent(gradient.result())
-        return to_record(joined(self.ensemble)), means
+        return to_record(flattened(self.ensemble)), means
 
     # ------------------------------------------------------------------ inside
 

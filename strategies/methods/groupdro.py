@@ -7,7 +7,7 @@ from typing import TypeVar
 import torch
 
 from perennial.common.config import RunConfig
-from perennial.common.methods.group import GROUP, HEAVIEST, GroupTraining
+from perennial.common.methods.group_weights import GROUP, HEAVIEST, GroupTraining
 from perennial.common.privacy.mechanisms import Clipping, NoMechanism
 from perennial.common.privacy.secure_aggregation import VOTES
 from perennial.common.utils.tensors import Tensors

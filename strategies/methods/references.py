@@ -9,7 +9,7 @@ from perennial.common.config import RunConfig
 from perennial.common.methods.references import PARTS, SHARED, References, model_of, samples_of
 from perennial.common.selection import record
 from perennial.common.utils.errors import UserError
-from perennial.common.utils.tensors import Tensors, joined
+from perennial.common.utils.tensors import Tensors, flattened
 from perennial.common.wire import Scalar, from_record
 from perennial.strategies.base import MethodStrategy
 from perennial.strategies.exchange import AcceptedReply, Payload
@@ -49,7 +49,7 @@ class ReferencesStrategy(MethodStrategy[References]):
     def results(self, arrays: ArrayRecord) -> dict[str, Tensors]:
         """One file, `references`, with a record for each environment."""
         models = self.payload(from_record(arrays))
-        return {"references": joined({record(e): models[model_of(e)] for e in self.environments})}
+        return {"references": flattened({record(e): models[model_of(e)] for e in self.environments})}
 
     def payload(self, model: Tensors) -> Payload:
         return {name: self.trained.get(name, model) for name in map(model_of, self.environments)}

@@ -10,7 +10,7 @@ from flwr.serverapp import Grid
 from perennial.common.config import RunConfig
 from perennial.common.privacy.mechanisms import Clipping
 from perennial.common.privacy.secure_aggregation import Summand
-from perennial.common.utils.tensors import Tensors, divided, joined
+from perennial.common.utils.tensors import Tensors, flattened, unflattened
 from perennial.common.wire import numbers
 from perennial.strategies.exchange import AcceptedReply, Payload
 from perennial.strategies.mean import StreamingMean
@@ -99,18 +99,18 @@ class PrivateStrategy(SummingStrategy):
         )
         norm = self.norms.get(action, self.privacy.clipping_norm)
         updates, votes, owners, clients, unclipped = StreamingMean(), StreamingMean(), StreamingMean(), 0, 0
-        start = joined({part.record: part.reference for part in plain})
+        start = flattened({part.record: part.reference for part in plain})
         for reply in replies:
             own = self.hparams.terms(reply.arrays, numbers(reply.metrics))
             has = {part.record: float(part.record in own) for part in shared}
             share = {name: there / sqrt(max(1.0, sum(has.values()))) for name, there in has.items()}
-            after = joined({part.record: _shared(own, part, share) for part in plain})
+            after = flattened({part.record: _shared(own, part, share) for part in plain})
             update, small = clipped(after, start, norm)
             updates.add(update)
             if shared:
                 owners.add({name: torch.tensor(value, dtype=torch.float64) for name, value in share.items()})
             if bounded:
-                within = joined({part.record: own[part.record] for part in bounded})
+                within = flattened({part.record: own[part.record] for part in bounded})
                 votes.add({name: tensor.clamp(-1, 1) for name, tensor in within.items()})
             unclipped += small
             clients += 1
@@ -119,11 +119,11 @@ class PrivateStrategy(SummingStrategy):
         self.count_release(server_round)
         multiplier, deviation = self.privacy.noise(clients, self.mechanisms)
         each = self.privacy.noise_multiplier * sqrt(self.mechanisms)
-        means = divided(self._with_noise(updates.result(), multiplier * norm / clients))
+        means = unflattened(self._with_noise(updates.result(), multiplier * norm / clients))
         counts = self._with_noise(owners.result(), each / clients) if shared else {}
         if bounded:
             most = sqrt(sum(tensor.numel() for part in bounded for tensor in part.reference.values()))
-            means |= divided(self._with_noise(votes.result(), each * most / clients))
+            means |= unflattened(self._with_noise(votes.result(), each * most / clients))
         found: dict[str, Tensors] = {}
         frozen = set(self.network.frozen_names)
         for part in parts:

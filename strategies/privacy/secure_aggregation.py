@@ -32,16 +32,16 @@ from perennial.common.privacy.secure_aggregation import (
     UNMASK,
     Summand,
     Words,
-    agreed,
     as_bytes,
     as_tensor,
     mask,
-    opened,
+    means_of_sum,
     pair_mask,
     public,
+    shared_key,
     summands,
 )
-from perennial.common.selection import SPLIT, SUMS, summed
+from perennial.common.selection import SPLIT, SUMS, split_off
 from perennial.common.utils.errors import RunStopped, some_of
 from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import NUM_EXAMPLES, Scalar
@@ -112,7 +112,7 @@ class SecureStrategy(SummingStrategy):
         if not self.references:
             return self.messages(server_round, clients, "evaluate", payload, settings=settings)
         scenario = self.run.scenario
-        record, _ = summed({}, self.hparams.evaluates, len(scenario.train_environments), scenario.classes)
+        record, _ = split_off({}, self.hparams.evaluates, len(scenario.train_environments), scenario.classes)
         parts = summands(SUMS, "evaluate", record, {})
         return self.masked(
             grid, server_round, clients, "evaluate", payload, parts, lambda _: 1.0, float(STEPS), settings
@@ -133,8 +133,10 @@ class SecureStrategy(SummingStrategy):
             return self.evaluated(found)
         means = self.unmasked(server_round, total)[SPLIT]
         counts = {name: (mean * len(self.survivors)).round().long().numpy() for name, mean in means.items()}
-        if wrong := found.take_sums(counts, len(self.survivors)):
-            raise self.not_kept(server_round, wrong)
+        try:
+            found.take_sums(counts, len(self.survivors))
+        except ValueError as error:
+            raise self.not_kept(server_round, str(error)) from None
         return self.evaluated(found)
 
     def masked(
@@ -210,7 +212,7 @@ class SecureStrategy(SummingStrategy):
         weight = sum(self.weights[client] for client in self.survivors)
         try:
             total = total - self.masks(server_round, self.survivors, len(total))
-            return opened(total, self.parts, weight, self.limit)
+            return means_of_sum(total, self.parts, weight, self.limit)
         except ValueError as error:
             raise self.not_kept(server_round, str(error)) from None
 
@@ -307,7 +309,7 @@ def _check_keys(reply: AcceptedReply) -> None:
     """Raises `Rejected` for public keys that agree with nobody's, on which all others would fail."""
     try:
         for key in _halves(reply):
-            agreed(bytes(KEY_BYTES), key, "check")
+            shared_key(bytes(KEY_BYTES), key, "check")
     except ValueError:
         raise Rejected("its public keys are none") from None
 

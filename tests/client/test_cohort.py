@@ -105,7 +105,7 @@ def test_each_client_of_a_stack_has_its_own_samples_of_an_environment() -> None:
 def test_stacks_of_a_bounded_size_come_out_the_same_each_time(
     tmp_path: Path, sizes: Sizes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cohort, "MOST", 3)
+    monkeypatch.setattr(cohort, "MOST_CLIENTS", 3)
     first = trained(ditto("stack"), tmp_path / "first")
     assert sizes[:3] == [("train", 2), ("train", 3), ("train", 3)]
     seen, sizes[:] = list(sizes), []

@@ -18,7 +18,7 @@ from perennial.client.host import Host, client_class
 from perennial.common import plugins
 from perennial.common.config import RunConfig, load_config, parse_task
 from perennial.common.data.scenarios import SCENARIOS, scenario_class
-from perennial.common.methods import METHODS, method_class
+from perennial.common.methods import METHODS, method_class, reserved
 from perennial.common.models.network import network
 from perennial.common.models.settings import MODELS, model_settings
 from perennial.common.utils.errors import UserError
@@ -254,6 +254,7 @@ def test_a_file_of_a_run_names_its_plug_ins(folder: Path) -> None:
     assert code == 0, output
 
 
+@pytest.mark.slow
 def test_the_runs_of_a_study_find_it_in_their_processes(folder: Path) -> None:
     write(folder, "my_method", METHOD)
     study = [
@@ -274,7 +275,7 @@ def test_the_runs_of_a_study_find_it_in_their_processes(folder: Path) -> None:
     assert "MyProx" in output
 
 
-@pytest.mark.parametrize("jobs", ["1", "2"])
+@pytest.mark.parametrize("jobs", ["1", pytest.param("2", marks=pytest.mark.slow)])
 def test_a_trial_whose_server_half_raises_costs_that_trial(jobs: str, folder: Path) -> None:
     raising = """
     def update(self, model, means):
@@ -297,6 +298,7 @@ def test_a_trial_whose_server_half_raises_costs_that_trial(jobs: str, folder: Pa
         assert "in update" in kept.read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("edited", ["", "my_method", "my_helper"])
 def test_a_run_goes_on_with_its_plug_in(edited: str, folder: Path) -> None:
     """In a new process, as after a crash; it says so if the plug-in, or a file beside it, is another one now."""
@@ -386,6 +388,7 @@ def test_a_change_in_a_plug_in_is_another_version_of_the_code(changed: str, fold
     assert run_name(ours) == names[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "statement"),
     [
@@ -538,7 +541,7 @@ WRONG = {
 
 def test_our_own_methods_keep_the_rules_of_a_plug_in_s_names() -> None:
     kinds = [*METHODS.values(), *MODELS.values(), *(type(scenario) for scenario in SCENARIOS.values())]
-    assert [kind for kind in kinds if plugins._hiding(kind)] == []
+    assert [kind for kind in METHODS.values() if reserved(kind) & kind.model_fields.keys()] == []
     names = {str(kind.model_fields["name"].default) for kind in kinds}
     assert {name for name in names if not plugins.NAME.fullmatch(name)} <= {"wilds:camelyon17"}
 
@@ -582,6 +585,7 @@ def test_a_name_that_is_no_plug_in(arguments: list[str], words: str, folder: Pat
     assert words in output
 
 
+@pytest.mark.slow
 def test_a_run_of_a_file_that_is_elsewhere_says_how_it_is_found(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,11 +34,16 @@ NOT_BESIDE_CUDA = pytest.mark.skipif(
 )
 
 
+def often(method: str) -> list[Any]:
+    """How often a method is tested, as marks."""
+    return [] if method == FEW[0] else [pytest.mark.slow if method in FEW else pytest.mark.devices]
+
+
 def cases(methods: Any) -> list[Any]:
     """Methods with each device, marked."""
     found = []
     for method in methods:
-        marks = (NOT_BESIDE_CUDA,) if method in FEW else (NOT_BESIDE_CUDA, pytest.mark.devices)
+        marks = [NOT_BESIDE_CUDA, *often(method)]
         found.append(pytest.param(fake_device.NAME, method, marks=marks, id=f"{fake_device.NAME}-{method}"))
         found.append(pytest.param("cuda", method, marks=(pytest.mark.gpu, NOT_ON_CUDA), id=f"cuda-{method}"))
     return found
@@ -99,9 +104,8 @@ def stepping() -> list[Any]:
     """Methods that take steps, marked."""
     found = []
     for method in sorted(METHODS):
-        marks = [] if method in FEW else [pytest.mark.devices]
         if "local_steps" in METHODS[method].model_fields:
-            found.append(pytest.param(method, marks=marks))
+            found.append(pytest.param(method, marks=often(method)))
     return found
 
 

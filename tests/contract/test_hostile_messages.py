@@ -25,7 +25,11 @@ from perennial.testing.tiny_federation import SpoilingGrid
 
 REPLIES, REQUESTS = 180, 50
 """Per method; of all methods together they are more than ten thousand."""
-SUBJECT = pytest.mark.parametrize("subject", hostile_messages.SUBJECTS)
+FEW = ("fediir", *hostile_messages.SPECIAL)
+SUBJECT = pytest.mark.parametrize(
+    "subject",
+    [pytest.param(own, marks=() if own in FEW else pytest.mark.slow) for own in hostile_messages.SUBJECTS],
+)
 CALM = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example]
 
 

@@ -22,7 +22,7 @@ from perennial.server.cli.main import app
 from perennial.server.cli.show import COUNTS
 from perennial.server.local import LocalRuntime
 from perennial.server.run.folder import RunFolder
-from perennial.testing.kept_and_sent import Sent, check, same
+from perennial.testing.kept_and_sent import Sent, check, is_copy
 from perennial.testing.tiny_federation import SpoilingGrid, toy_config
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -148,7 +148,7 @@ def test_after_a_single_step_of_each_dittos_first_reply_is_its_personal_model() 
     site = toy_site()
     client = DittoClient(site, Ditto(local_steps=1, personal_steps=1), {})
     sent = client.train(Received(1, {MODEL: client.initial()})).arrays[MODEL]
-    assert all(same(tensor, sent[name]) for name, tensor in client.kept[PERSONAL].items())
+    assert all(is_copy(tensor, sent[name]) for name, tensor in client.kept[PERSONAL].items())
 
 
 def test_what_the_client_was_sent_tells_nothing_new() -> None:
@@ -158,5 +158,5 @@ def test_what_the_client_was_sent_tells_nothing_new() -> None:
 
 def test_a_multiple_tells_as_much() -> None:
     ramp = tensor([float(number) for number in range(10)])
-    assert same(ramp, -3 * ramp)
-    assert not same(ramp, ramp + 1)
+    assert is_copy(ramp, -3 * ramp)
+    assert not is_copy(ramp, ramp + 1)

@@ -29,7 +29,7 @@ from perennial.common.wire import MODEL, NUM_EXAMPLES, ROUND, from_record
 from perennial.server.local import LocalRuntime
 from perennial.server.run.folder import RunFolder
 from perennial.server.run.loop import run_rounds, start
-from perennial.server.selection.split_rule import score, shut
+from perennial.server.selection.split_rule import score, unusable
 from perennial.server.study.choose import with_references
 from perennial.strategies.registry import strategy_for
 from perennial.testing.tiny_federation import SpoilingGrid, Toy, WireGrid, toy_config
@@ -168,7 +168,7 @@ def test_sites_with_data_of_their_own_count_by_the_environments_that_they_announ
     assert (
         sum(map(sum, row["samples"][0][0])) == 800
     )  # of both sites of environment a, as its own reference has them
-    assert shut(row) == ""
+    assert unusable(row) == ""
 
 
 def test_the_references_are_the_same_over_the_wire(tmp_path: Path) -> None:
@@ -443,7 +443,7 @@ def test_sums_that_cannot_be_stop_the_run(column: str, change: int, references: 
         return reply
 
     sentence = (
-        r"round 2: the sum under secure aggregation cannot be used \(counts that do not add up to the \d+ held"
+        r"round 2: the sum under secure aggregation cannot be used \((samples|correct) does not add up to the \d+ held"
     )
     with pytest.raises(RunStopped, match=sentence):
         spied(tmp_path / "run", "fedavg", f"references='{references}'", SECURE, spoil=spoil)

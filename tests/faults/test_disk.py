@@ -99,7 +99,9 @@ def test_a_site_whose_disk_is_full_is_left_out_and_goes_on_from_what_it_had(tmp_
     assert all(torch.equal(full[-1].kept["personal"][n], t) for n, t in absent[-1].kept["personal"].items())
 
 
-@pytest.mark.parametrize("share", [0.3, 0.5, 0.7, 0.9, 0.99])
+@pytest.mark.parametrize(
+    "share", [0.7, *(pytest.param(own, marks=pytest.mark.slow) for own in (0.3, 0.5, 0.9, 0.99))]
+)
 def test_a_run_whose_log_cannot_grow_is_resumed_as_if_nothing_had_been(share: float, tmp_path: Path) -> None:
     config = toy_config("ditto", rounds=12)
     LocalRuntime(config).run(RunFolder.create(tmp_path / "unbroken", config))
@@ -123,6 +125,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_no_torso(tmp_path: Path) -> 
     assert list((folder.path / "checkpoint").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_and_has_room_again(tmp_path: Path) -> None:
     """A file system of its own, mounted where only the commands of this test see it."""
     if subprocess.run(["unshare", "-rm", "true"], capture_output=True, check=False).returncode:

@@ -10,7 +10,7 @@ from perennial.common.utils.tensors import Tensors
 from perennial.server.local import LocalRuntime
 from perennial.server.run.folder import RunFolder
 from perennial.server.run.loop import start
-from perennial.testing.bad_replies import spoiled
+from perennial.testing.bad_replies import with_fault
 from perennial.testing.tiny_federation import SpoilingGrid, toy_config
 
 
@@ -21,7 +21,7 @@ def trained(path: Path, *settings: str, attacked: bool) -> Tensors:
 
     def spoil(request: Message, reply: Message) -> Message:
         lies = attacked and request.metadata.dst_node_id == 2 and request.metadata.message_type == "train"
-        return spoiled("tenfold", request, reply) if lies else reply
+        return with_fault("tenfold", request, reply) if lies else reply
 
     here.grid = SpoilingGrid(here.grid, spoil)  # type: ignore[assignment]
     summary = here.run(RunFolder.create(path, config))

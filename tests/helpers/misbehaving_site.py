@@ -20,7 +20,7 @@ from perennial.client.node import executor, supernode
 from perennial.common.flower.executor import Answer
 
 sys.path.append(str(Path(__file__).parent))
-from perennial.testing.bad_replies import spoiled
+from perennial.testing.bad_replies import with_fault
 
 PLAN = Path(os.environ.get("MISCHIEF", "/nowhere"))
 
@@ -50,7 +50,7 @@ def misbehave(honest: Answer, message: Message, context: Context, run: Run) -> M
     if what == "cut":  # what the SuperNode is to do
         PLAN.with_name(f"{PLAN.stem}.cut").touch()
         return reply
-    return spoiled(what, message, reply, PLAN.with_name(f"{PLAN.stem}.hatched"))
+    return with_fault(what, message, reply, PLAN.with_name(f"{PLAN.stem}.hatched"))
 
 
 def execute() -> None:

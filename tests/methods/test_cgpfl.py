@@ -100,6 +100,7 @@ def test_the_golden_trace(tmp_path: Path) -> None:
     assert len({tuple(labels.items()) for labels in trace.labels}) == 1  # the clusters keep their numbers
 
 
+@pytest.mark.slow
 def test_the_golden_trace_settles_at_the_groups_means(tmp_path: Path) -> None:
     trace = run(tmp_path / "run", CORNERS, *exact(1, 0.5, 1), "contexts=2", rounds=50)
     expected = torch.tensor([[0, 1], [0, 1], [10, 1], [10, 1]], dtype=torch.float64)
@@ -119,6 +120,7 @@ def test_the_golden_trace_of_one_context(method: str, tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- one context is pFedMe
 
 
+@pytest.mark.slow
 def test_one_context_is_pfedme_in_float64(tmp_path: Path) -> None:
     settings = ("proximity=3", "mixing=0.7", "participation=0.6", "weight_decay=0.01")
     centres = planted(2, 3)
@@ -234,6 +236,7 @@ def test_without_proximity_a_personal_model_is_local_training(tmp_path: Path) ->
     assert all(torch.equal(tensor, untouched[name]) for name, tensor in arrays.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [("proximity=0", "contexts=2"), ("contexts=3",)])
 def test_clients_that_do_not_meet_do_not_matter(settings: tuple[str, ...], tmp_path: Path) -> None:
     """λ = 0, and as many contexts as clients: the first client's models are the same beside other clients."""
@@ -243,6 +246,7 @@ def test_clients_that_do_not_meet_do_not_matter(settings: tuple[str, ...], tmp_p
         assert torch.equal(mine["client-0"], theirs["client-0"])
 
 
+@pytest.mark.slow
 def test_with_a_context_for_each_client_all_end_at_their_own_minimum(tmp_path: Path) -> None:
     centres = planted(3, 1)
     trace = run(tmp_path / "run", centres, *exact(1, 0.5, 10), "contexts=3", rounds=30)
@@ -252,6 +256,7 @@ def test_with_a_context_for_each_client_all_end_at_their_own_minimum(tmp_path: P
 # ---------------------------------------------------------------------- clients in another order
 
 
+@pytest.mark.slow
 def test_permuted_clients_permute_personal_models_and_labels(tmp_path: Path) -> None:
     centres, order = planted(3, 2), [4, 2, 0, 5, 1, 3]
     one = run(tmp_path / "one", centres, "contexts=3", rounds=4)
@@ -263,6 +268,7 @@ def test_permuted_clients_permute_personal_models_and_labels(tmp_path: Path) -> 
         assert groups_of(renamed) == groups_of(other.labels[t])
 
 
+@pytest.mark.slow
 def test_planted_contexts_are_found_and_their_number_stays(tmp_path: Path) -> None:
     trace = run(tmp_path / "run", planted(4, 3), "contexts=4", "mixing=0.5", rounds=6)
     expected = {frozenset(f"client-{3 * k + i:02d}" for i in range(3)) for k in range(4)}
@@ -270,6 +276,7 @@ def test_planted_contexts_are_found_and_their_number_stays(tmp_path: Path) -> No
     assert all(labels == trace.labels[0] for labels in trace.labels)
 
 
+@pytest.mark.slow
 def test_personal_models_come_near_their_contexts_up_to_the_true_number_of_contexts(tmp_path: Path) -> None:
     """What more contexts are good for: a sharp fall of ‖θ − ω‖² up to 4, then little."""
     centres, distance = planted(4, 2, d=10), {}
@@ -410,6 +417,7 @@ def test_membership_is_logged_in_every_round(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- bad input
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [1e4, 1e9])
 def test_one_upload_far_away_leaves_the_others_their_contexts(value: float, tmp_path: Path) -> None:
     """A client that sends it once and is never heard of again has one of four contexts, and the others three."""

@@ -53,7 +53,7 @@ def chosen(trace: Trace) -> dict[str, Any]:
 # ---------------------------------------------------------------------- the choice
 
 
-@pytest.mark.parametrize("true", [1, 2, 5, 10])
+@pytest.mark.parametrize("true", [2, *(pytest.param(own, marks=pytest.mark.slow) for own in (1, 5, 10))])
 def test_planted_groups_are_counted_and_found(true: int, tmp_path: Path) -> None:
     each = 40 // true
     trace = run(tmp_path / "run", planted(true, each, d=50), rounds=2)
@@ -152,6 +152,7 @@ def test_it_is_cgpfl_with_the_number_that_it_chose(tmp_path: Path) -> None:
         assert all(torch.equal(one[client], other[client]) for client in one)
 
 
+@pytest.mark.slow
 def test_on_a_network_it_is_cgpfl_too(tmp_path: Path) -> None:
     ends = {}
     for place, method, settings in (("one", "cgpfl-heur", ("mu=1e9",)), ("other", "cgpfl", ("contexts=2",))):

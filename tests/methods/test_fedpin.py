@@ -509,6 +509,7 @@ def test_a_weight_that_overflows_is_named_and_the_models_kept_are_the_last_finit
         LocalRuntime(config).run(RunFolder.create(tmp_path / "run", config))
 
 
+@pytest.mark.slow
 def test_the_letter_of_algorithm_5_comes_with_a_warning_and_ends_without_finite_numbers(tmp_path: Path) -> None:
     assert "overflow" in FedPIN(literal=True).caution(Toy())
     assert FedPIN().caution(Toy()) == ""

@@ -207,6 +207,7 @@ def play(alpha: float, steps: int, literal: bool = False) -> tuple[list[float], 
     return a.tolist(), max(float(head.abs().max()) for head in heads)
 
 
+@pytest.mark.slow
 def test_the_saddle_drops_the_shortcut_the_more_the_larger_alpha() -> None:
     """Ends from the logistic gradients in closed form, by another program."""
     ends = {1: (1.121, 0.701), 5: (1.250, 0.470), 20: (1.192, 0.190)}

@@ -216,6 +216,7 @@ def test_best_responses_to_equation_5_as_printed_diverge(
     assert found == pytest.approx([4, -4, 8, -6.67, 10.33, -8.67], abs=5e-3)
 
 
+@pytest.mark.slow
 def test_small_steps_reach_the_equilibrium_while_single_actions_drift(
     zeros: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,6 +227,7 @@ def test_small_steps_reach_the_equilibrium_while_single_actions_drift(
     assert biases(played[-1]) == pytest.approx([-18, 22], abs=1e-2)
 
 
+@pytest.mark.slow
 def test_small_steps_on_equation_5_settle_two_thirds_of_the_way(
     zeros: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -563,6 +565,7 @@ def test_with_linear_predictors_and_plain_gradients_the_ensemble_is_fedsgd() -> 
     assert_close(found, mean, 1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("agreements", "ends"),
     [((0.9, 0.4), (np.log(3), 0.0)), ((0.8, 0.9), (1.056, 1.621))],
@@ -1057,8 +1060,12 @@ def test_one_player_is_told_that_there_is_no_game() -> None:
         ("f-fl-games", [*MLP, "order=sequential", "buffer=2"]),
         ("v-fl-games", ["model.hidden=[6]", "space=parameter", "buffer=2"]),
         ("v-fl-games", [*MLP, "optimizer=sgd", "buffer=0", "fast=false"]),
-        ("f-fl-games", [*MLP, "warm_start=3", "termination=1"]),
-        ("v-fl-games", [*MLP, "order=sequential", "sampling=epochs", "fast=false", "ending_share=0.5", *NEVER]),
+        pytest.param("f-fl-games", [*MLP, "warm_start=3", "termination=1"], marks=pytest.mark.slow),
+        pytest.param(
+            "v-fl-games",
+            [*MLP, "order=sequential", "sampling=epochs", "fast=false", "ending_share=0.5", *NEVER],
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_resumed_game_goes_on_as_it_would_have(name: str, settings: list[str], tmp_path: Path) -> None:
@@ -1072,6 +1079,7 @@ def test_a_resumed_game_goes_on_as_it_would_have(name: str, settings: list[str],
     assert broken.rows() == whole_run.rows()
 
 
+@pytest.mark.slow
 def test_a_measured_game_over_the_wire_equals_the_local_one(tmp_path: Path) -> None:
     """Every message meets a new process, and replies of those that only measure bring no tensors."""
     config = game(

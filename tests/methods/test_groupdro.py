@@ -13,7 +13,7 @@ from perennial.client.methods.fedavg import FedAvgClient
 from perennial.client.methods.groupdro import GroupDROClient
 from perennial.client.trainer import Received
 from perennial.common.methods.fedavg import FedAvg
-from perennial.common.methods.group import GROUP, MASS
+from perennial.common.methods.group_weights import GROUP, MASS
 from perennial.common.methods.groupdro import GroupDRO
 from perennial.common.utils.errors import UserError
 from perennial.common.wire import MODEL, to_record

@@ -185,6 +185,7 @@ def test_one_model_is_fedavg(tmp_path: Path) -> None:
     assert json.loads(text.replace("personal", "global")) == plain
 
 
+@pytest.mark.slow
 def test_planted_clusters_are_found_and_each_gets_a_model_that_fits(tmp_path: Path) -> None:
     def planted(method: str, *settings: str) -> tuple[float, list[dict[str, Any]]]:
         scenario = {"name": "planted", "clients": 6}

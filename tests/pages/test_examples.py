@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 
@@ -29,6 +31,7 @@ def ran(folder: Path, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_own_arrays(tmp_path: Path) -> None:
     printed = ran(tmp_path, str(EXAMPLES / "own-arrays" / "train.py"))
     assert re.search(r"global +code turned round +\d", printed)
@@ -36,6 +39,7 @@ def test_own_arrays(tmp_path: Path) -> None:
     assert (tmp_path / "runs" / "perinvfl" / "summary.json").is_file()
 
 
+@pytest.mark.slow
 def test_the_notebook_ends_in_figures(tmp_path: Path) -> None:
     notebook = json.loads((EXAMPLES / "notebook" / "figures.ipynb").read_text(encoding="utf-8"))
     cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]

@@ -29,7 +29,7 @@ from perennial.common.models.network import network
 from perennial.common.models.settings import model_settings
 from perennial.common.wire import MODEL, PERSONAL
 from perennial.server.cli.main import app
-from perennial.server.results.exported import some_cells, take
+from perennial.server.results.exported import find_model, some_cells
 from perennial.testing.tiny_federation import Toy, toy_config
 
 PAGE = Path(__file__).parents[2] / "docs" / "serving.md"
@@ -85,7 +85,7 @@ def test_the_commands_and_the_code_of_the_page(here: Path, monkeypatch: pytest.M
     net = network(model_settings(about["network"]), tuple(about["input_shape"]), 2)
     again = net.module(load_file("va.safetensors"))
     x = torch.randn(5, *about["input_shape"])
-    assert torch.equal(again(x), take(here / "runs" / "first", PERSONAL, "va").module(x))
+    assert torch.equal(again(x), find_model(here / "runs" / "first", PERSONAL, "va").module(x))
 
 
 SCENARIO = {
@@ -183,13 +183,13 @@ def test_a_model_of_more_than_one_network(tmp_path: Path) -> None:
     assert code == 0, said
     x = torch.randn(4, *Toy().input_shape)
     with torch.no_grad():
-        expected = take(tmp_path / "run", None, "client-0").module(x).softmax(dim=1)
+        expected = find_model(tmp_path / "run", None, "client-0").module(x).softmax(dim=1)
     found = session(tmp_path / "m.onnx").run(["probabilities"], {"input": x.numpy()})[0]
     np.testing.assert_allclose(found, expected, atol=1e-6)
     # Of a run whose checkpoints are gone, the common model is still there.
-    before = take(tmp_path / "run", "global").module(x)
+    before = find_model(tmp_path / "run", "global").module(x)
     rmtree(tmp_path / "run" / "checkpoint")
-    assert torch.equal(take(tmp_path / "run", "global").module(x), before)
+    assert torch.equal(find_model(tmp_path / "run", "global").module(x), before)
     code, said = ask(*words, "-o", tmp_path / "m.onnx")
     assert (code, "has no checkpoint" in said) == (2, True)
 

@@ -815,7 +815,7 @@ NAN[5, 2] = np.nan
 LONG, LATE = np.zeros((1200, 5)), np.array(["u", "v"] * 600, object)
 LATE[1100] = None
 BAD: list[tuple[Any, dict[str, Any], str]] = [
-    ({}, {}, "there must be at least one client"),
+    ({}, {}, "clients: there must be at least one site"),
     ([(X, Y), (X, Y)], {}, "clients must be a dict of arrays by site, such as {"),
     (X, {}, '{"site-a": (x, y, environment)}, not ndarray of 8'),
     ({"a": (X, Y)}, {"test": (X, Y)}, "test must be a dict of arrays by environment, such as {"),

@@ -18,6 +18,7 @@ ROUNDS = 60
 COMMAND = [sys.executable, "-c", "from perennial.server.cli.main import main; main()"]
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments(tmp_path: Path) -> None:
     settings = ["checkpoint_every=3", "evaluate_every=4", "participation=0.5", "batch_size=16"]
     config = load_config(options={"method": "ditto", "rounds": ROUNDS}, settings=settings)

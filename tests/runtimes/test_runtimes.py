@@ -36,7 +36,7 @@ from perennial.server.simulation import TRIES, Simulation
 from perennial.server.study.batch import Outcome, Summary
 from perennial.server.study.choose import choose, last_counts
 
-pytestmark = pytest.mark.runtimes
+pytestmark = [pytest.mark.runtimes, pytest.mark.slow]
 
 LONG = ("rounds=30", "evaluate_every=30")
 Elsewhere = tuple[str, Connection | Simulation]
@@ -246,11 +246,6 @@ def test_masked_fedsdr_gives_the_unmasked_arrays_to_half_a_step(runtime: str, tm
     ]
     assert counts[0] == counts[1]
     assert len(counts[0]) == 1
-
-
-def test_deployment_equals_local(local: dict[str, Path], site: Deployment, tmp_path: Path) -> None:
-    finish(site.connection, config_for("fedavg", "deployment"), tmp_path / "fedavg")
-    assert_equal_runs(local["fedavg"], tmp_path / "fedavg")
 
 
 def spying(spy: Path) -> Callable[[Path], Path]:

@@ -17,7 +17,7 @@ from perennial.server.deployment.testbed import deployment
 from perennial.server.local import LocalRuntime
 from perennial.server.run.folder import RunFolder
 
-pytestmark = pytest.mark.runtimes
+pytestmark = [pytest.mark.runtimes, pytest.mark.slow]
 
 SITES = ("clinic", "hospital", "practice")
 SECONDS = 480.0

@@ -92,6 +92,17 @@ def test_a_rule_is_byzfls(rule: str, clients: int, before: str, monkeypatch: pyt
     np.testing.assert_allclose(found.numpy(), of_byzfl(rule, seen, start.numpy(), hostile), atol=1e-6)
 
 
+def test_multi_krum_sums_over_as_many_neighbours_as_there_are_honest_others() -> None:
+    """By hand: of seven numbers, two hostile, the sums over four neighbours are 105, 76, 57, 70, 65, 116, 153.
+
+    Over three, 6 would be left out and 11 kept; over five, 0 would be left out and 11 kept.
+    """
+    mean = RobustMean(Aggregation(rule="multi-krum", hostile=2))
+    for number in (0.0, 1.0, 2.0, 6.0, 8.0, 11.0, 12.0):
+        mean.add({"w": torch.tensor([number])})
+    assert mean.result()["w"].item() == pytest.approx((0 + 1 + 2 + 6 + 8) / 5)
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_chunks_on_a_disk_change_nothing(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     vectors = drawn(9)

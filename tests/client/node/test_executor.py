@@ -35,7 +35,7 @@ from perennial.client.node.installed import APP
 from perennial.client.state import FileStates
 from perennial.common.config import load_config
 from perennial.common.flower import executor
-from perennial.common.request_id import NAME, RECORD
+from perennial.common.flower.request_id import NAME, RECORD
 from perennial.common.utils.errors import UserError
 from perennial.common.wire import CONFIG, KEPT, RESUMED, ROUND, RUN, TASK
 
@@ -257,6 +257,7 @@ def test_one_executor_answers_all_messages_and_a_request_that_comes_again_gets_t
     until(lambda: not (node.folder / executor.TASK).exists())
 
 
+@pytest.mark.slow
 def test_what_answering_raises_reaches_flower_in_its_own_words_and_what_is_not_written_down_does_not_leave(
     make: Callable[..., Node],
 ) -> None:
@@ -300,6 +301,7 @@ def killed_and_started_again(node: Node) -> None:
     node.start()
 
 
+@pytest.mark.slow
 def test_what_a_killed_executor_had_taken_is_answered_by_the_next_unless_it_kills_that_too(
     make: Callable[..., Node],
 ) -> None:
@@ -317,6 +319,7 @@ def test_what_a_killed_executor_had_taken_is_answered_by_the_next_unless_it_kill
     assert line(node.reply(node.ask("train"))) == 5
 
 
+@pytest.mark.slow
 def test_killed_while_the_content_of_its_message_arrives(make: Callable[..., Node]) -> None:
     """The SuperNode announces a message once; the next executor has to know of it from the one before."""
     node = make()
@@ -342,6 +345,7 @@ def test_a_reply_that_was_made_and_not_sent_is_sent_by_the_next_and_nothing_is_t
     assert len(node.lines("diary")) == 1
 
 
+@pytest.mark.slow
 def test_an_executor_whose_parent_has_ended_before_it_could_look_ends_too(tmp_path: Path) -> None:
     """It imports Flower for seconds first. Its parent is then another process, which stays."""
     (tmp_path / executor.SECRET).write_text(SECRET)
@@ -388,6 +392,7 @@ def test_a_task_that_cannot_be_read_is_dropped_and_said(
     assert not task.exists()
 
 
+@pytest.mark.slow
 def test_killed_between_the_stored_state_and_the_reply(make: Callable[..., Node]) -> None:
     """The message comes again, and the personal model is trained as often as if nothing had happened."""
     node = make(TOY + REAL + SERVE)
@@ -421,6 +426,7 @@ def train_message(round_: int) -> Message:
     return Message(content, NODE, "train")
 
 
+@pytest.mark.slow
 def test_a_long_training_keeps_its_heartbeat(make: Callable[..., Node], monkeypatch: pytest.MonkeyPatch) -> None:
     """Flower's minute is 1.2 seconds here; the training takes three times as long."""
     monkeypatch.setattr(in_memory_corestate, "HEARTBEAT_DEFAULT_INTERVAL", 0.6)
@@ -436,6 +442,7 @@ def test_a_long_training_keeps_its_heartbeat(make: Callable[..., Node], monkeypa
     assert line(node.reply(asked)) == 1
 
 
+@pytest.mark.slow
 def test_a_message_that_is_not_answered_in_its_time_to_live_ends_the_executor(make: Callable[..., Node]) -> None:
     node = make()
     asked = node.ask("hang", ttl=0.5)
@@ -445,6 +452,7 @@ def test_a_message_that_is_not_answered_in_its_time_to_live_ends_the_executor(ma
     assert len(node.lines("diary")) == 1
 
 
+@pytest.mark.slow
 def test_a_reply_is_in_the_servers_time(make: Callable[..., Node]) -> None:
     """By the clock of a site that is an hour ahead, it would be too late, and the SuperLink refuse it."""
     node = make(AHEAD + TOY + SERVE)
@@ -485,6 +493,7 @@ def test_nobody_without_the_secret_takes_a_task(make: Callable[..., Node]) -> No
     assert not node.lines("diary")
 
 
+@pytest.mark.slow
 def test_a_message_of_a_run_that_was_stopped_meanwhile_holds_up_no_other(make: Callable[..., Node]) -> None:
     """Its task and its announcement are at the SuperNode; its content never comes."""
     node = make()
@@ -522,6 +531,7 @@ def test_a_task_and_a_reply_survive_their_files(tmp_path: Path) -> None:
                 executor.read(BytesIO(part))
 
 
+@pytest.mark.slow
 def test_a_damaged_reply_is_made_anew(make: Callable[..., Node]) -> None:
     node = make()
     node.start()
@@ -534,6 +544,7 @@ def test_a_damaged_reply_is_made_anew(make: Callable[..., Node]) -> None:
         assert [line(node.reply(node.ask("train", "one"))) for _ in range(2)] == [count, count]
 
 
+@pytest.mark.slow
 def test_a_proxy_of_this_machine_is_not_asked_for_the_supernode(
     make: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -544,6 +555,7 @@ def test_a_proxy_of_this_machine_is_not_asked_for_the_supernode(
     assert line(node.reply(node.ask("train"))) == 1
 
 
+@pytest.mark.slow
 def test_the_executor_does_not_import_pytorch_before_it_answers() -> None:
     code = "import sys, perennial.client.node.executor, perennial.client.app; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

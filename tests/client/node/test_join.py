@@ -437,7 +437,7 @@ def test_a_certificate_that_ends_soon_is_told(certs: Path, monkeypatch: pytest.M
     with listening(certs) as port:
         plan = Plan(f"127.0.0.1:{port}", str(certs / "ca.crt"), "", "", {})
         with pytest.raises(Enough):
-            join.look_again(plan, said.append, metrics)
+            join.watch_certificate(plan, said.append, metrics)
         monkeypatch.setattr(join, "run_once", lambda *_: (_ for _ in ()).throw(Enough))
         with pytest.raises(Enough):
             join.keep_running(plan, Path(), said.append, metrics)
@@ -554,7 +554,7 @@ def test_all_lines_are_in_the_state_folder_and_the_telling_ones_are_said(
 def test_a_supernode_s_last_words_are_why_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said, plan = list[str](), Plan(HERE, "", "", "", {"state-dir": str(tmp_path)})
     monkeypatch.setattr(join, "must_answer", lambda *_: None)
-    monkeypatch.setattr(join, "_rest", lambda _: (_ for _ in ()).throw(Enough))
+    monkeypatch.setattr(join, "_pause", lambda _: (_ for _ in ()).throw(Enough))
     for last, reason in (("\\x1b[1mPort is in use.\\n", ": Port is in use"), ("INFO : it runs", "")):
         command = script(tmp_path, f"print('not this'); print('{last}'); raise SystemExit(1)")
         monkeypatch.setattr(Plan, "command", lambda *_, command=command: command)

@@ -50,7 +50,7 @@ from perennial.client.serving.messages import Refused
 from perennial.client.serving.models import Catalogue, Choice, Models, named_choice
 from perennial.client.serving.rest import Request, message
 from perennial.client.serving.server import Server, Tls, credentials
-from perennial.client.snapshot import FILE, Snapshot, held, named
+from perennial.client.snapshot import FILE, Snapshot, file_name, snapshots_in
 from perennial.client.trainer import Received
 from perennial.common.config import load_config
 from perennial.common.models.network import network
@@ -650,7 +650,6 @@ def test_who_waits_is_limited_and_nobody_waits_for_long(
 def test_under_more_load_than_it_can_take_everybody_gets_an_answer(
     table: Path, start: Callable[..., Serving], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`benchmarks/serving.py --load` does so for a minute, and looks at the memory."""
     original = served_models.Served.logits
 
     def slow(self: served_models.Served, name: str, x: torch.Tensor) -> torch.Tensor:
@@ -763,7 +762,7 @@ def test_several_runs_are_served_by_name_and_a_fixed_round_beside_the_newest(
     assert one.ask("/v2/models/newest/infer", rows())[1]["model_version"] == "8"
     assert one.ask("/v2/models/newest/infer", rows())[1]["outputs"] != before
     assert one.ask("/v2/models/other")[1]["inputs"][0]["shape"] == [-1, 3, 16, 16]
-    assert [path.name for path in held(tmp_path / "a" / "north")] == [named(n) for n in (6, 7, 8)]
+    assert [path.name for path in snapshots_in(tmp_path / "a" / "north")] == [file_name(n) for n in (6, 7, 8)]
     again = start(named_choice("first=a/north@1", tmp_path))
     assert again.ask("/v2/models/first/infer", rows())[1]["outputs"] == before
     with pytest.raises(UserError, match=r"holds no round 2; there are: 6, 7, 8"):
@@ -803,7 +802,7 @@ def test_one_command_goes_back_and_another_forward(tmp_path: Path, start: Callab
     assert version() == "3"
     restarted = start(("", Choice(tmp_path)))
     assert restarted.ask("/v2/models/perennial")[1]["versions"] == ["3"]
-    assert (tmp_path / "new" / "north" / FILE).samefile(tmp_path / "new" / "north" / named(4))
+    assert (tmp_path / "new" / "north" / FILE).samefile(tmp_path / "new" / "north" / file_name(4))
 
 
 # ---------------------------------------------------------------------- the page

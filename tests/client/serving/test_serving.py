@@ -48,7 +48,7 @@ from perennial.client.serving.messages import Refused, encoded, samples, too_man
 from perennial.client.serving.models import Catalogue, Choice, Models, newest
 from perennial.client.serving.server import INFER, Server, credentials
 from perennial.client.site_data import OwnSite
-from perennial.client.snapshot import FILE, Snapshot, held, named
+from perennial.client.snapshot import FILE, Snapshot, file_name, snapshots_in
 from perennial.client.trainer import Client, Received, Reply, in_pieces
 from perennial.common.config import load_config
 from perennial.common.data.scenarios.own_data import OwnData
@@ -767,6 +767,7 @@ requests = st.builds(
 ANSWERS = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(requests.map(lambda request: request.SerializeToString()) | st.binary(max_size=200))
 def test_whatever_is_asked_there_is_an_answer_or_one_sentence(served: Served, data: bytes) -> None:
@@ -950,7 +951,7 @@ def test_a_clock_that_is_set_back_makes_no_newer_snapshot_older(state: Path, tmp
         if number == 3:
             for path in folder.iterdir():
                 os.utime(path, ns=(ahead, ahead))
-    assert [path.name for path in held(folder)][-2:] == [named(4), named(5)]
+    assert [path.name for path in snapshots_in(folder)][-2:] == [file_name(4), file_name(5)]
     later = tmp_path / "later" / "client-0"
     made.save(later)
     assert newest(tmp_path, None, "client-0") == later / FILE
@@ -1038,6 +1039,7 @@ def test_a_token_file_that_others_can_read_is_taken_with_a_remark(
     assert result.stderr.startswith(sentence)
 
 
+@pytest.mark.slow
 def test_the_command_starts_before_the_training_follows_it_and_ends_on_sigterm(tmp_path: Path) -> None:
     code = "import toys; from perennial.server.cli.main import main; main()"
     command = [sys.executable, "-c", code, "serve", "--state", str(tmp_path / SITE), "--port", "0"]

@@ -175,6 +175,7 @@ def test_an_unknown_set_is_met_with_the_closest_one() -> None:
     assert all(name in text for name in DATASETS)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (REAL / "MNIST").exists(), reason="needs MNIST in PERENNIAL_DATA or ../shared/data")
 def test_mnist_is_the_published_one() -> None:
     raw = load("mnist", REAL)
@@ -291,6 +292,7 @@ def test_a_corrupt_packed_file_is_named(tmp_path: Path, name: str, harm: Callabl
     assert f"{path} cannot be read" in complaint("cifar10-subset", tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (REAL / "cifar10").exists(), reason="needs the packed CIFAR-10 in PERENNIAL_DATA")
 def test_the_subset_is_the_described_one() -> None:
     raw = load("cifar10-subset", REAL)

@@ -225,6 +225,7 @@ def test_what_does_not_fit_is_said(root: Path) -> None:
         CMNISTGames(train_samples=5000).client_data(0, 0, root)
 
 
+@pytest.mark.slow
 def test_sprites_are_a_data_set_of_their_own() -> None:
     raw = load("sprites")
     assert raw.images.shape == (21_000, 64, 64)

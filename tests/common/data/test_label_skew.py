@@ -266,6 +266,7 @@ def test_the_real_images_have_mean_zero_and_deviation_one(scenario: LabelSkew) -
     assert abs(pixels.std() - 1) < 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not (REAL / "cifar10").exists(), reason="needs the packed CIFAR-10 in PERENNIAL_DATA or ../shared/data"
 )

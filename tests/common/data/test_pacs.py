@@ -287,6 +287,7 @@ def test_packed_files_that_do_not_match_are_named(packed: Path, tmp_path: Path) 
     assert "pacs64_labels.npz cannot be read ('domains')" in complaint(PacsPairs(), tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not (REAL / "pacs").exists(), reason="needs the packed PACS in PERENNIAL_DATA or ../shared/data"
 )

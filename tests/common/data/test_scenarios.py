@@ -86,7 +86,10 @@ class World:
 @pytest.fixture(
     scope="module",
     params=[f"{name}, miniature" for name in MINIATURE]
-    + [pytest.param(name, marks=needs_mnist) for name in ("cmnist", "rc-fmnist")],
+    + [
+        pytest.param("cmnist", marks=needs_mnist),
+        pytest.param("rc-fmnist", marks=(needs_mnist, pytest.mark.slow)),
+    ],
 )
 def world(request: pytest.FixtureRequest, miniature: Path) -> World:
     name, _, small = request.param.partition(", ")

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from perennial.common.measures.counts import WRONG, answered, score
+from perennial.common.measures.counts import WRONG, score, usable_logits
 
 
 def test_score_of_hand_made_logits() -> None:
@@ -37,10 +37,10 @@ def test_no_samples_score_nothing() -> None:
 def test_what_a_diverged_model_says_is_wrong() -> None:
     logits = torch.tensor([[2.0, 0.0], [math.nan, 0.0], [math.inf, 0.0], [0.0, 1e38], [0.0, -math.inf]])
     labels = torch.tensor([1, 0, 0, 0, 0])
-    kept = answered(logits, labels)
+    kept = usable_logits(logits, labels)
     assert torch.equal(kept[[0, 4]], logits[[0, 4]])  # also where a class is impossible
     found = score(kept, labels)
     assert (found.count, found.correct) == (5, 1)
     assert found.loss == pytest.approx(math.log1p(math.exp(2)) + 3 * WRONG)
-    stack = score(answered(logits.expand(2, 5, 2), labels.expand(2, 5)), labels.expand(2, 5))
+    stack = score(usable_logits(logits.expand(2, 5, 2), labels.expand(2, 5)), labels.expand(2, 5))
     assert stack.correct.tolist() == [1, 1]  # type: ignore[attr-defined]

@@ -9,7 +9,7 @@ from sklearn.calibration import calibration_curve
 from sklearn.metrics import recall_score, roc_auc_score
 from torch import Tensor
 
-from perennial.common.measures.scores import BINS, COLUMNS, Scores, added, columns, counted, from_columns
+from perennial.common.measures.scores import BINS, COLUMNS, Scores, added, columns, count_by_score, from_columns
 
 GENERATOR = torch.Generator().manual_seed(0)
 
@@ -26,7 +26,7 @@ def sample(n: int, spread: float = 2.0) -> tuple[Tensor, Tensor]:
 def test_measures_are_those_of_the_scores_but_for_the_bins(n: int, spread: float) -> None:
     logits, labels = sample(n, spread)
     scores = logits.softmax(dim=1)[:, 1].double().numpy()
-    found = counted(logits, labels).measures()
+    found = count_by_score(logits, labels).measures()
     guess, truth = logits.argmax(dim=1).numpy(), labels.numpy()
     assert (found["samples"], found["positives"]) == (n, truth.sum())
     assert found["sensitivity"] == recall_score(truth, guess)
@@ -44,16 +44,16 @@ def test_measures_are_those_of_the_scores_but_for_the_bins(n: int, spread: float
 
 def test_sums_over_clients_are_those_of_all_samples() -> None:
     parts = [sample(n) for n in (30, 1, 400)]
-    together = counted(*map(torch.cat, zip(*parts, strict=True)))
-    assert added([counted(*part) for part in parts]).measures() == together.measures()
+    together = count_by_score(*map(torch.cat, zip(*parts, strict=True)))
+    assert added([count_by_score(*part) for part in parts]).measures() == together.measures()
 
 
 def test_a_class_that_is_missing_and_no_samples() -> None:
     logits, _ = sample(20)
-    found = counted(logits, torch.ones(20).long()).measures()
+    found = count_by_score(logits, torch.ones(20).long()).measures()
     assert (found["specificity"], found["auroc"], found["auroc_error"]) == (None, None, None)
     assert 0 <= found["sensitivity"] <= 1
-    nobody = counted(logits[:0], torch.zeros(0).long()).measures()
+    nobody = count_by_score(logits[:0], torch.zeros(0).long()).measures()
     assert (nobody["samples"], nobody["sensitivity"], nobody["calibration_error"]) == (0, None, None)
     assert nobody["reliability"] == []
 
@@ -64,11 +64,11 @@ def test_the_halves_are_what_the_model_says(margins: list[float]) -> None:
     """So that counts of right answers can be compared with them, however small or large a margin is."""
     logits = torch.tensor([[0.0, margin] for margin in margins])
     labels = torch.arange(len(margins)) % 2
-    assert counted(logits, labels).right == int((logits.argmax(dim=1) == labels).sum())
+    assert count_by_score(logits, labels).right == int((logits.argmax(dim=1) == labels).sum())
 
 
 def wire(counts: tuple[int, ...] = (12, 0, 7)) -> tuple[list[Scores], dict[str, list[int]], list[int], list[int]]:
-    found = [counted(*sample(n)) for n in counts]
+    found = [count_by_score(*sample(n)) for n in counts]
     return found, columns(found), list(counts), [own.right for own in found]
 
 

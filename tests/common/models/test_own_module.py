@@ -135,7 +135,7 @@ def test_a_parameter_that_the_module_has_frozen_stays(tmp_path: Path, monkeypatc
     assert same - {"featurizer.inner.bias"} == {"featurizer.inner.weight"}
 
 
-@pytest.mark.parametrize("name", ["squeezenet1_1", "shufflenet_v2_x0_5", "googlenet", "mobilenet_v3_small"])
+@pytest.mark.parametrize("name", ["shufflenet_v2_x0_5", "googlenet", "mobilenet_v3_small"])
 def test_a_classifier_of_torchvision_is_torchvisions_with_our_classes(name: str) -> None:
     options = {"aux_logits": False, "init_weights": False} if name == "googlenet" else {}
     own = net(f"torchvision:{name}", PICTURE, 3)
@@ -145,7 +145,7 @@ def test_a_classifier_of_torchvision_is_torchvisions_with_our_classes(name: str)
     x = samples(PICTURE, 2)
     torch.testing.assert_close(own.predict(own.initial(2), x), module(x), rtol=1e-5, atol=1e-6)
     head = sum(own.initial(2)[key].numel() for key in own.classifier_names)
-    assert head == 3 * (own.width if name != "squeezenet1_1" else 512) + 3
+    assert head == 3 * own.width + 3
     assert own.draws == (name != "shufflenet_v2_x0_5")
     bytes_ = sum(tensor.numel() * tensor.element_size() for tensor in own.initial(2).values())
     assert model_bytes(own.settings, PICTURE, 3) == bytes_

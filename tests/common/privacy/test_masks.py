@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from perennial.common.privacy.secure_aggregation import (
     STEPS,
     Summand,
-    agreed,
     as_bytes,
     as_tensor,
+    dequantised,
     mask,
-    opened,
+    means_of_sum,
     pair_mask,
     public,
     quantised,
-    restored,
+    shared_key,
     vector,
 )
 from perennial.common.utils.tensors import Tensors
@@ -42,7 +42,7 @@ def test_the_mean_of_quantised_updates_is_within_half_a_step(
         (quantised(model, BEFORE, 8.0) * np.uint64(weight) for model, weight in zip(models, weights, strict=True)),
         start=np.zeros(5, dtype=np.uint64),
     )
-    found = restored(total, sum(weights), BEFORE, 8.0)
+    found = dequantised(total, sum(weights), BEFORE, 8.0)
     for name, before in BEFORE.items():
         terms = [weight * (model[name].double()) for model, weight in zip(models, weights, strict=True)]
         mean = torch.stack(terms).sum(dim=0) / sum(weights)
@@ -60,16 +60,16 @@ def test_an_update_out_of_range_is_not_cut_but_refused(bad: float) -> None:
 @pytest.mark.parametrize("entry", [STEPS * 3 + 1, -STEPS * 3 - 1, 2**63 - 1, -(2**63)])
 def test_a_sum_that_no_updates_make_is_refused(entry: int) -> None:
     total = np.array([STEPS * 3, -STEPS * 3, 0, 0, 0], dtype=np.int64)
-    assert restored(total.view(np.uint64), 3, BEFORE, 8.0)["a"].flatten().tolist() == [9, -10, 0.5, 3]
+    assert dequantised(total.view(np.uint64), 3, BEFORE, 8.0)["a"].flatten().tolist() == [9, -10, 0.5, 3]
     total[4] = entry
     with pytest.raises(ValueError, match="larger than the clients' updates can make it"):
-        restored(total.view(np.uint64), 3, BEFORE, 8.0)
+        dequantised(total.view(np.uint64), 3, BEFORE, 8.0)
 
 
 @pytest.mark.parametrize("weight", [0, 2**40])
 def test_a_weight_that_would_overflow_is_refused(weight: int) -> None:
     with pytest.raises(ValueError, match=f"the clients have {weight} samples"):
-        restored(np.zeros(5, dtype=np.uint64), weight, BEFORE, 8.0)
+        dequantised(np.zeros(5, dtype=np.uint64), weight, BEFORE, 8.0)
 
 
 def test_the_masks_of_a_pair_cancel_and_hide_every_bit() -> None:
@@ -84,9 +84,9 @@ def test_the_masks_of_a_pair_cancel_and_hide_every_bit() -> None:
 
 def test_a_key_is_for_two_and_for_one_purpose() -> None:
     one, other, third = (secrets.token_bytes(32) for _ in range(3))
-    assert agreed(one, public(other), "seal") == agreed(other, public(one), "seal")
-    assert agreed(one, public(other), "seal") != agreed(one, public(other), "mask")
-    assert agreed(one, public(other), "seal") != agreed(one, public(third), "seal")
+    assert shared_key(one, public(other), "seal") == shared_key(other, public(one), "seal")
+    assert shared_key(one, public(other), "seal") != shared_key(one, public(other), "mask")
+    assert shared_key(one, public(other), "seal") != shared_key(one, public(third), "seal")
     # All 256 bits of a key count: Flower's own generator folds them to 32.
     assert (mask(bytes(32), 4) != mask(bytes(28) + bytes([0, 0, 0, 1]), 4)).all()
     assert (mask(b"\1\0\0\0\1\0\0\0" + bytes(24), 4) != mask(bytes(32), 4)).all()
@@ -99,6 +99,6 @@ def test_bytes_travel_as_they_are() -> None:
 
 def test_more_owners_of_a_record_than_clients_are_an_error() -> None:
     part = Summand("head", {"w": torch.zeros(2)}, owners=True)
-    assert opened(vector([part], {"head": {"w": torch.ones(2)}}, 3, 8.0), [part], 3, 8.0).keys() == {"head"}
+    assert means_of_sum(vector([part], {"head": {"w": torch.ones(2)}}, 3, 8.0), [part], 3, 8.0).keys() == {"head"}
     with pytest.raises(ValueError, match="more clients have a record than there are"):
-        opened(vector([part], {"head": {"w": torch.ones(2)}}, 4, 8.0), [part], 3, 8.0)
+        means_of_sum(vector([part], {"head": {"w": torch.ones(2)}}, 4, 8.0), [part], 3, 8.0)

@@ -150,6 +150,7 @@ def test_a_folder_that_others_could_enter_is_closed(tmp_path: Path) -> None:
         private_folder(tmp_path / "file" / "state")
 
 
+@pytest.mark.slow
 def test_tensors_outlive_their_file_overwritten_in_place(tmp_path: Path) -> None:
     """A memory map would end the process here."""
     tensors = {"w": torch.arange(5000.0), "none": torch.empty(0, 3)}

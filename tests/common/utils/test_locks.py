@@ -13,7 +13,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from perennial.common import locks as on_unix
+from perennial.common.utils import locks as on_unix
 
 
 def locking(handle: int, mode: int, count: int) -> None:

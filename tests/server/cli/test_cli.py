@@ -649,7 +649,7 @@ def test_what_others_have_written_commands_no_terminal(capsys: pytest.CaptureFix
     table.add_row("two\nlines")
     console.remark(evil)
     console.print_tables(table)
-    console.print_troubles([evil])
+    console.print_lines([evil])
     console.err.print(evil)
     shown = capsys.readouterr()
     assert (shown.out + shown.err).replace("\n", "").isprintable()

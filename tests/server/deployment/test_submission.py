@@ -199,6 +199,7 @@ def test_keys_are_registered_once(superlink: str, certs: Path) -> None:
         assert name in refused.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.runtimes
 def test_a_site_that_is_shut_out_stays_out(superlink: str, certs: Path) -> None:
     first, second = (str(certs / "ours" / "sites" / f"site-{i}.pub") for i in (1, 2))
@@ -216,6 +217,7 @@ def test_a_site_that_is_shut_out_stays_out(superlink: str, certs: Path) -> None:
     assert f"{first} was shut out, and a SuperLink never takes a key again" in again.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.runtimes
 def test_the_status_of_a_superlink_and_runs_that_cannot_be_stopped(superlink: str, certs: Path) -> None:
     reach = ["--superlink", superlink, "--ca", str(certs / "ours" / "ca.crt")]

@@ -126,7 +126,7 @@ def test_a_checkpoint_writes_what_clients_keep_anew_and_nothing_else(
     pairs = [{ids[number] for number in trained[start : start + 6]} for start in (0, 6, 12)]  # 3 in each round
     assert [set(own) for own in written[:3]] == pairs
     assert all(len(own) == len(set(own)) for own in written)
-    assert not found.here.states._held  # all of it is on disk
+    assert not found.here.states._in_memory  # all of it is on disk
     kept = {place.rpartition("/")[2] for place in found.here.states}
     assert kept == set().union(*pairs)
 

@@ -13,7 +13,7 @@ from flwr.supercore.retry import make_simple_grpc_retry_invoker
 from flwr.supercore.retry.retry_invoker import RetryState
 from flwr.superlink.grid import GrpcGrid
 
-from perennial.common.request_id import name_of
+from perennial.common.flower.request_id import name_of
 from perennial.common.utils.errors import UserError
 from perennial.server.run.grid import LocalGrid, OrderedGrid
 

@@ -8,7 +8,7 @@ from split_counts import coloured
 
 from perennial.common.config import load_config
 from perennial.server.cli.tables import accuracy_table, split_line
-from perennial.server.report.tables import how
+from perennial.server.report.tables import reading_guide
 from perennial.server.selection.summary import summarise
 from perennial.server.study.run_names import config_digest, name_without_code
 
@@ -95,8 +95,8 @@ def test_the_table_has_the_score_its_error_and_the_constant() -> None:
 
 
 def test_the_report_says_what_it_is() -> None:
-    assert "<em>split</em> is the round" in how([], ("final", "split"))
-    assert "<em>split</em>" not in how([], ("final", "validation", "oracle"))
+    assert "<em>split</em> is the round" in reading_guide([], ("final", "split"))
+    assert "<em>split</em>" not in reading_guide([], ("final", "validation", "oracle"))
 
 
 def test_where_the_references_lie_is_not_in_a_runs_name_but_that_there_are_some() -> None:

@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 
 from perennial.common.config import load_config
-from perennial.server.cli.tables import accuracy_table, left_out_lines, majority_lines, traffic_line
+from perennial.server.cli.tables import accuracy_table, cautions, traffic_line
 from perennial.server.run.progress import Progress, progress_line
 from perennial.server.selection.summary import majority, summarise
 
@@ -145,7 +145,7 @@ def test_who_was_left_out_how_often_and_why_last() -> None:
         "client-0": {"replies": 1, "last": "round 2: failed: no memory"},
         "client-1": {"replies": 2, "last": "round 1: is not finite"},
     }
-    assert left_out_lines(summary)[1] == "client-1: 2 replies left out, the last in round 1: is not finite"
+    assert list(cautions(CONFIG, summary))[1] == "client-1: 2 replies left out, the last in round 1: is not finite"
 
 
 # ---------------------------------------------------------------------- what a person sees
@@ -235,7 +235,7 @@ def test_a_client_with_most_of_the_samples_is_named() -> None:
     ]
     found = summarise(CONFIG, rows, seconds=0)
     assert found["majority"] == {"training": {"a": 0.9}, "test": {"b": 0.97}}
-    assert majority_lines(found) == [
+    assert [line for line in cautions(CONFIG, found) if " counts " in line] == [
         "a counts 90 % of all training samples in a round; where a method weighs by samples, the model is mostly "
         "its own",
         "b counts 97 % of all test samples; `pooled` and the areas are mostly its own, the means over clients are "

@@ -168,10 +168,10 @@ def test_the_code_version_covers_what_a_run_imports_and_no_other_method() -> Non
     files = imported("perennial.server.local", CMNIST.__module__, *ditto)
     assert all(path.is_file() for path in files.values())
     found = {name.removeprefix("perennial.") for name in files}
-    assert {"server.loop", "client.trainer", "strategies.base", "common.data.partition"} <= found
+    assert {"server.run.loop", "client.trainer", "strategies.base", "common.data.partition"} <= found
     assert {"common.methods.ditto", "common.data.scenarios.colored"} <= found
     # Imported inside functions, for a quick start.
-    assert {"common.data.readers", "common.data.environments", "common.models"} <= found
+    assert {"common.data.readers", "common.data.environments", "common.models.network"} <= found
     assert not {"common.methods.local", "tests.toys"} & found
     assert not {"server.cli.main", "server.study.compare", "server.cli.tables", "client.methods.local"} & found
 
@@ -613,6 +613,7 @@ main()
 """
 
 
+@pytest.mark.slow
 def test_killed_and_started_again_repeats_nothing(tmp_path: Path) -> None:
     arguments = ["compare", "--methods", "ditto", "--scenario", "toy", "--seeds", "2", "--rounds", "80"]
     arguments += ["--select", "held-out", "--set", "checkpoint_every=4", "--set", "evaluate_every=40", "--out"]

@@ -16,7 +16,7 @@ from messy_tables import SITES, hospitals
 from perennial.client.app import OneHandlerApp
 from perennial.client.node.policy import Policy
 from perennial.client.node.settings import Consent
-from perennial.client.node.survey import Respondent, asked_in, no_numbers_as_names, respond
+from perennial.client.node.survey import Respondent, no_numbers_as_names, respond, survey_request
 from perennial.client.site_data import OwnSite
 from perennial.common.data.columns import CategoryColumn, NumberColumn
 from perennial.common.data.site_files import read
@@ -615,7 +615,7 @@ def test_a_question_about_all_columns_of_a_shape_is_not_too_long(letters: int) -
     ):
         text = Request(question=question, asked=asked).model_dump_json(exclude_defaults=True)
         config = ConfigRecord({SURVEY: text, RUN: "x", ROUND: 0})
-        assert asked_in(Message(RecordDict({CONFIG: config}), 1, SUMS))[0].asked == asked
+        assert survey_request(Message(RecordDict({CONFIG: config}), 1, SUMS))[0].asked == asked
         assert len(text) > 2**20
 
 

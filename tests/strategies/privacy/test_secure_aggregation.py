@@ -33,10 +33,10 @@ from perennial.common.privacy.secure_aggregation import (
     UNMASK,
     Words,
     as_bytes,
+    dequantised,
     mask,
-    opened,
+    means_of_sum,
     pair_mask,
-    restored,
     summands,
     vector,
 )
@@ -182,11 +182,11 @@ def test_a_record_of_which_nobody_has_a_part_stays() -> None:
     )
     own = [{"head-1": {"w": BEFORE["w"] + 1}}, {"head-1": {"w": BEFORE["w"] + 2}}, {}]
     total = sum((vector(parts, each, 1, 8.0) for each in own), start=np.zeros(6, dtype=np.uint64))
-    assert opened(total, parts, 3, 8.0).keys() == {"head-1"}
-    assert opened(total, parts, 3, 8.0)["head-1"]["w"].tolist() == pytest.approx([2.5, 3.5], abs=1e-6)
+    assert means_of_sum(total, parts, 3, 8.0).keys() == {"head-1"}
+    assert means_of_sum(total, parts, 3, 8.0)["head-1"]["w"].tolist() == pytest.approx([2.5, 3.5], abs=1e-6)
     total[-1] = 4
     with pytest.raises(ValueError, match="more clients have a record than there are"):
-        opened(total, parts, 3, 8.0)
+        means_of_sum(total, parts, 3, 8.0)
 
 
 def test_a_record_that_all_have_must_be_there() -> None:
@@ -200,7 +200,7 @@ def test_signs_are_exact_whatever_the_range_of_updates(limit: float) -> None:
     parts = summands((Sum("train", "signs", bounded=True),), "train", {"signs": BEFORE}, {})
     signs = torch.tensor([1.0, -1.0])
     total = sum((vector(parts, {"signs": {"w": signs}}, 1, limit) for _ in range(3)), start=np.zeros(2, np.uint64))
-    assert opened(total, parts, 3, limit)["signs"]["w"].tolist() == [1, -1]
+    assert means_of_sum(total, parts, 3, limit)["signs"]["w"].tolist() == [1, -1]
 
 
 RESULTS = {"risk", "dependence", "shortcut-risk", "disagreement", "capped"}
@@ -277,7 +277,7 @@ def test_the_server_is_sent_masked_vectors_and_shares_alone() -> None:
     for some in (CLIENTS[:1], CLIENTS[:2], CLIENTS[1:]):
         total = sum((vectors[client] for client in some), start=np.zeros(2, dtype=np.uint64))
         with pytest.raises(ValueError, match="larger than"):
-            restored(total, 100, BEFORE, 8.0)
+            dequantised(total, 100, BEFORE, 8.0)
 
 
 def test_no_two_rounds_have_the_same_masks() -> None:
@@ -386,7 +386,7 @@ def test_of_two_survivors_one_and_the_server_know_the_other_s_update() -> None:
     strategy, grid = three(0, CLIENTS[2])
     after_a_round(strategy, grid)
     [vector] = views(grid, CLIENTS[0], CLIENTS[2:3]).values()
-    update = restored(vector, COUNTS[CLIENTS[1]], {"w": torch.zeros(2)}, 8.0)["w"]
+    update = dequantised(vector, COUNTS[CLIENTS[1]], {"w": torch.zeros(2)}, 8.0)["w"]
     assert torch.allclose(update, UPDATES[CLIENTS[1]], atol=1e-6)
 
 
@@ -408,9 +408,9 @@ def test_two_honest_survivors_hide_in_each_other_s_masks() -> None:
     assert list(vectors) == honest
     for one in vectors.values():
         with pytest.raises(ValueError, match="larger than"):
-            restored(one, 100, BEFORE, 8.0)
+            dequantised(one, 100, BEFORE, 8.0)
     total = sum(vectors.values(), start=np.zeros(2, dtype=np.uint64))
-    found = restored(total, sum(COUNTS[c] for c in honest), BEFORE, 8.0)["w"].tolist()
+    found = dequantised(total, sum(COUNTS[c] for c in honest), BEFORE, 8.0)["w"].tolist()
     assert found == pytest.approx(mean(honest, COUNTS), abs=1e-6)
 
 

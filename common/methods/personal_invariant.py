@@ -7,7 +7,7 @@ from perennial.common.methods.irm import InvariantTraining
 from perennial.common.utils.knobs import between, choice, knob
 
 
-class HeldTraining(InvariantTraining):
+class PersonalInvariantTraining(InvariantTraining):
     """What PerInvFL and IRM-L2 have in common: a personal model θ held near the local copy v of the shared one."""
 
     adapts = True
