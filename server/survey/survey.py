@@ -178,7 +178,7 @@ def survey(
     environments = tuple(name for name in environments if found["environment", name, 0])
     labels = tuple(name for name in classes if found["class", name, 0])
     names = {"labels": labels, "environments": environments}
-    by_site = {} if question.secure else {site: _site(sums, labels) for site, sums in polled.tables.items()}
+    by_site = {site: _site(sums, labels) for site, sums in polled.tables.items() if not question.secure}
     weights = balancing({name: found["class", name, 0] for name in labels}) if balance else ()
     scenario = _scenario(
         columns,
