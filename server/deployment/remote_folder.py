@@ -170,8 +170,8 @@ class Receiver:
             part = Part.model_validate_json(event.data)
             place(self.folder, part)
         except ValueError as error:
-            words = printable(reason(error))
-            log(WARNING, "perennial: a part of the run that its server sent is none: %s", words)
+            why = printable(reason(error))
+            log(WARNING, "perennial: a part of the run that its server sent is none: %s", why)
             return
         if self.config:
             write_text(self.folder / "config.toml", self.config)

@@ -50,7 +50,7 @@ class Connection:
 
     def execute(self, config: RunConfig, out: Path, resume: bool = False) -> Iterator[dict[str, Any]]:
         """Submit a run and follow it; the rows of its log. Raises `RunStopped` or `UserError`."""
-        with _marked(out):
+        with _with_marker(out):
             run_id = self.submit(config, out, resume)
             try:
                 # Resumed, the folder has the configuration already.
@@ -65,10 +65,10 @@ class Connection:
         """Start a run; its Flower run id. Raises `UserError` with Flower's reason."""
         return self._submit(out, config=config.model_dump_json(), resume=str(place_of(out)) if resume else "")
 
-    def survey(self, asked: str, out: Path) -> dict[str, Any]:
+    def survey(self, order: str, out: Path) -> dict[str, Any]:
         """Carry out a survey (`perennial.server.survey.survey`), and what came of it. Raises as `execute`."""
-        with _marked(out):
-            run_id = self._submit(out, survey=asked)
+        with _with_marker(out):
+            run_id = self._submit(out, survey=order)
             with Receiver(self.control(), run_id, out) as receiver:
                 list(self.follow(run_id, out, receiver))
         return RunFolder(out).summary()
@@ -76,10 +76,10 @@ class Connection:
     def _submit(self, out: Path, **settings: str) -> str:
         settings |= {"out": str(out.resolve()), "desk": str(_marker(out))}
         with tempfile.TemporaryDirectory(prefix="perennial-") as folder:
-            asked = Path(folder) / "settings.toml"
-            asked.write_text(tomli_w.dumps(settings), encoding="utf-8")
+            settings_file = Path(folder) / "settings.toml"
+            settings_file.write_text(tomli_w.dumps(settings), encoding="utf-8")
             app = make_app(Path(folder) / "app")
-            done = self._call("run", str(app), self.name, "--run-config", str(asked), "--format", "json")
+            done = self._call("run", str(app), self.name, "--run-config", str(settings_file), "--format", "json")
         try:
             answer = json.loads(done.stdout[done.stdout.index("{") :])
         except ValueError:
@@ -100,12 +100,12 @@ class Connection:
             try:
                 return control_api.ask(channel, method, SECONDS, **fields)
             except grpc.RpcError as error:
-                said = {
+                known = {
                     grpc.StatusCode.UNIMPLEMENTED: f"cannot be asked: {NO_CONTROL}",
                     grpc.StatusCode.UNAVAILABLE: f"cannot be reached: {error.details()}",
                 }
-                words = f"says: {_words(error.details() or error.code().name)}"
-                raise UserError(f"the SuperLink {said.get(error.code(), words)}") from None
+                otherwise = f"says: {_public_words(error.details() or error.code().name)}"
+                raise UserError(f"the SuperLink {known.get(error.code(), otherwise)}") from None
 
     def control(self) -> grpc.Channel:
         """A channel to the Control API, as `flwr` would open it."""
@@ -135,11 +135,11 @@ class Connection:
                 return ""
             return f"; {when}`{folder.resume_command}{self.options}` goes on from the last checkpoint"
 
-        asked = heard = time.monotonic()
+        checked = heard = time.monotonic()
         while not status.startswith("finished"):
             time.sleep(0.3)
             ended = summary.exists() or (out / "error.txt").exists()
-            if ended or time.monotonic() - asked > STATUS_EVERY:
+            if ended or time.monotonic() - checked > STATUS_EVERY:
                 try:
                     status = self.status(run_id)
                     heard = time.monotonic()
@@ -154,7 +154,7 @@ class Connection:
                     elif time.monotonic() - heard > SILENCE:
                         away = f"the SuperLink has not answered for {SILENCE:g} seconds"
                         raise RunStopped(f"{away} ({error}){hint('once it is back, ')}") from None
-                asked = time.monotonic()
+                checked = time.monotonic()
             if receiver and status.startswith("finished"):
                 receiver.drained(SILENCE)
             if comes_anew and receiver and not receiver.log_comes:
@@ -179,7 +179,7 @@ class Connection:
         return subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False)
 
 
-def _words(details: str) -> str:
+def _public_words(details: str) -> str:
     """Flower's public words, which it sends as JSON."""
     try:
         found = json.loads(details)
@@ -195,7 +195,7 @@ def place_of(out: Path) -> Path:
 
 
 @contextmanager
-def _marked(out: Path) -> Iterator[None]:
+def _with_marker(out: Path) -> Iterator[None]:
     """Leaves no marker behind, but where a run goes on whose ServerApp has not looked for it yet."""
     goes_on = False
     try:

@@ -466,19 +466,19 @@ def _section(name: str, table: Reproduction, lines: Sequence[Kept], counted: Col
     made = ran.made if ran else next((line for line in lines if line.selection == SELECTION), None)
     if made is None:
         why = f": {table.limit}" if table.limit else ""
-        said = f"Not run yet{why}. The command is `perennial reproduce {name} --keep results`."
+        summary = f"Not run yet{why}. The command is `perennial reproduce {name} --keep results`."
     else:
         command = _command(name, table, made, ran.seeds if ran else _seeds(made))
         search = f"{budget(made.trials, made.trial_rounds)} by {made.by}"
         chosen = table.chosen if made.trials == 1 else search
         waiting = any(finding.verdict == "not run" for finding in found)
         whole = ran.whole if ran else made.rounds >= table.rounds and not made.quick
-        said = f"Size: {_size(table, made, whole, waiting)}. Settings: {chosen}. Command: `{command}`"
+        summary = f"Size: {_size(table, made, whole, waiting)}. Settings: {chosen}. Command: `{command}`"
     heads = ["claim", "paper", "ours", "difference", "seeds", "constant", "verdict"]
     shown = [finding for place, finding in enumerate(found) if finding.made or place in counted]
     claims = [*_table(heads, map(_cells, shown)), ""] if shown else []
     reasons = _reasons(table, [found[place] for place in counted])
-    return [said, "", *claims, *reasons, *_rows(table, lines), *_drawn(table, lines)]
+    return [summary, "", *claims, *reasons, *_rows(table, lines), *_drawn(table, lines)]
 
 
 def _size(table: Reproduction, made: Kept, whole: bool, waiting: bool) -> str:
@@ -486,15 +486,15 @@ def _size(table: Reproduction, made: Kept, whole: bool, waiting: bool) -> str:
     of = "rounds for the paper's {}" if made.rounds > table.rounds else "of {} rounds"
     rounds = f"{made.rounds} {of.format(table.rounds)}"
     if whole:
-        words = ["the paper's"]
+        parts = ["the paper's"]
     elif made.quick:
         changed = ", ".join(f"{key}={value}" for key, value in table.quick.settings.items())
-        words = [f"the small version ({changed})" if changed else "the small version", rounds]
+        parts = [f"the small version ({changed})" if changed else "the small version", rounds]
     else:
-        words = [rounds, *["other data than the paper's"] * (made.rounds >= table.rounds)]
-    words += ["not all rows yet"] * waiting
+        parts = [rounds, *["other data than the paper's"] * (made.rounds >= table.rounds)]
+    parts += ["not all rows yet"] * waiting
     why = f" ({table.limit})" if table.limit and (waiting or not whole) else ""
-    return ", ".join(words) + why
+    return ", ".join(parts) + why
 
 
 def _reasons(table: Reproduction, found: Sequence[Finding]) -> list[str]:
@@ -565,17 +565,17 @@ def _endings(ended: Sequence[int | None], paper: float | None) -> str:
     rounds = [number for number in ended if number]
     if not ended:
         return "–"
-    words = [spread(rounds).text(0)] if rounds else []
-    words += [f"{len(rounds)} of {len(ended)}"] if len(rounds) < len(ended) else []
-    return ", ".join(words) + (f" ({paper:.0f})" if paper else "")
+    parts = [spread(rounds).text(0)] if rounds else []
+    parts += [f"{len(rounds)} of {len(ended)}"] if len(rounds) < len(ended) else []
+    return ", ".join(parts) + (f" ({paper:.0f})" if paper else "")
 
 
 def _command(name: str, table: Reproduction, made: Kept, seeds: int) -> str:
     """With what differs from the table; a search's rule belongs to a search."""
     search = {"trial_rounds": made.trial_rounds, "select": made.by} if made.trials > 1 else {}
-    asked = {"rounds": made.rounds, "seeds": seeds, "trials": made.trials, **search}
+    size = {"rounds": made.rounds, "seeds": seeds, "trials": made.trials, **search}
     of_table = table.quick if made.quick else table
-    other = {key: value for key, value in asked.items() if value not in (None, getattr(of_table, key, None))}
+    other = {key: value for key, value in size.items() if value not in (None, getattr(of_table, key, None))}
     options = ["--quick"] * made.quick + [f"--{key.replace('_', '-')} {value}" for key, value in other.items()]
     return " ".join([f"perennial reproduce {name}", *options])
 

@@ -53,16 +53,16 @@ def recipe_config(
         (claim,) = load_claims(files[name], [wanted.casefold()], "--recipe demo")
         return claim.config(claim.method, options, settings), ""
     table = load_reproduction(name, folder)
-    rows = {row.name: row.title for row in table.rows if row.implemented}
+    rows = {row.name.casefold(): row for row in table.rows if row.implemented}
+    names = [row.name for row in rows.values()]
     if not wanted and len(rows) != 1:
-        raise UserError(_which(name, rows))
-    titles = {name.casefold(): title for name, title in rows.items()}
-    title = titles.get(row_name(wanted).casefold()) if wanted else next(iter(titles.values()))
-    if title is None:
-        raise UserError(f"--recipe {name}: {unknown('row', wanted, rows)}")
+        raise UserError(_which(name, names))
+    row = rows.get(row_name(wanted).casefold()) if wanted else next(iter(rows.values()))
+    if row is None:
+        raise UserError(f"--recipe {name}: {unknown('row', wanted, names)}")
     plan = table.plan(quick=False)
     entries = with_baselines(plan.entries)
-    entry = next(entry for entry in entries if entry.label == title)
+    entry = next(entry for entry in entries if entry.label == row.title)
     searched = (
         f"perennial reproduce {name} searches for hyper-parameters ({plan.trials} trials); this run has those "
         "that the search starts from"

@@ -17,15 +17,7 @@ from perennial.common.utils.files import write_text
 from perennial.common.utils.locks import locked_folder
 from perennial.server.results.formatting import percent
 from perennial.server.selection.split_rule import Select
-from perennial.server.study.batch import (
-    Outcome,
-    Standing,
-    Watch,
-    read_lines,
-    readable,
-    run_all,
-    troubles_of,
-)
+from perennial.server.study.batch import Outcome, Standing, Watch, read_lines, readable, run_all, troubles_of
 from perennial.server.study.choose import SPLIT_SILENT, choose, no_references, with_references
 from perennial.server.study.compare import mean, measures
 from perennial.server.study.leave_one_out import LeftOut, leave_one_out
@@ -187,11 +179,11 @@ def _kept_with(new: dict[Key, Case], results: Path) -> dict[Key, Case]:
 
 
 def _pairs(size: Size) -> Iterator[tuple[str, str]]:
-    for plain in size.scenarios:
+    for scenario in size.scenarios:
         for method in size.methods:
-            yield plain, method
+            yield scenario, method
         for method in reversed(size.methods):  # FedAvg, the last, is the cheapest to ask whether split speaks
-            yield plain + ORACLE, method
+            yield scenario + ORACLE, method
 
 
 def judge(
@@ -253,12 +245,12 @@ def regret_table(cases: Sequence[Case]) -> Table:
 
 def harm_table(cases: Sequence[Case]) -> Table:
     """Scenarios without one: what `split` loses to held-out selection."""
-    plain = [case for case in cases if not case.coloured]
-    table = _table("No harm", ("default", "held_out", "split", "oracle", "harm"), plain)
-    for scenario in dict.fromkeys(case.scenario for case in plain):
-        if seeds := {case.seed for case in plain if case.scenario == scenario and case.shut}:
+    others = [case for case in cases if not case.coloured]
+    table = _table("No harm", ("default", "held_out", "split", "oracle", "harm"), others)
+    for scenario in dict.fromkeys(case.scenario for case in others):
+        if seeds := {case.seed for case in others if case.scenario == scenario and case.shut}:
             table.add_row(scenario, "all others", "–", "–", "–", "–", "0.00", f"0 of {len(seeds)}")
-    largest = percent(max((case.harm for case in plain), default=None))
+    largest = percent(max((case.harm for case in others), default=None))
     table.caption = (
         f"as above; harm: held-out less split; the largest of a single seed is {largest}; where split does not "
         "speak for one method it does for none, and the choice is held-out data's: all others were not run"

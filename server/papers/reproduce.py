@@ -185,16 +185,16 @@ class Reproduction(Part):
 
     @field_validator("claims", mode="before")
     @classmethod
-    def _one_by_one(cls, given: Any) -> Any:
+    def _one_by_one(cls, values: Any) -> Any:
         def each(value: Any) -> list[Any]:
             return value if isinstance(value, list) else [value]
 
-        if not isinstance(given, list) or not all(isinstance(claim, dict) for claim in given):
-            return given
+        if not isinstance(values, list) or not all(isinstance(claim, dict) for claim in values):
+            return values
         parts = ("row", "than", "column")
         return [
             {**claim, **dict(zip(parts, chosen, strict=True))}
-            for claim in given
+            for claim in values
             for chosen in product(*(each(claim.get(part)) for part in parts))
         ]
 
@@ -328,10 +328,10 @@ def side_by_side(table: Reproduction, comparison: Comparison) -> list[Line]:
         found = {selection: row.columns.get(column) if row else None for selection, row in rows.items()}
         return {selection: as_shown(column, spread) if spread else None for selection, spread in found.items()}
 
-    asked = {choice.label for choice in comparison.choices}
+    compared = {choice.label for choice in comparison.choices}
     titles = {row.title for row in table.rows}
     missing = {row.title for row in table.rows if not row.implemented}
-    shown = [row for row in table.rows if row.title in asked | missing]
+    shown = [row for row in table.rows if row.title in compared | missing]
     added = [label for label in dict.fromkeys(row.label for row in comparison.rows) if label not in titles]
     every: list[tuple[str, dict[str, float], dict[str, Any]]] = [
         *((row.title, row.paper, row.model_dump(include={"comparable", "remark"})) for row in shown),

@@ -357,28 +357,28 @@ class RunFolder:
         parent = self.path / "checkpoint"
         parent.mkdir(exist_ok=True)
         clear(parent)
-        beside = Path(tempfile.mkdtemp(dir=parent, prefix=UNFINISHED))
+        unfinished = Path(tempfile.mkdtemp(dir=parent, prefix=UNFINISHED))
         final = self.checkpoint_path(checkpoint.round)
         try:
             sync(self.log)  # the checkpoint counts its bytes
-            save_tensors(beside / "arrays.safetensors", checkpoint.arrays)
-            save_records(beside / "strategy.safetensors", checkpoint.strategy)
+            save_tensors(unfinished / "arrays.safetensors", checkpoint.arrays)
+            save_records(unfinished / "strategy.safetensors", checkpoint.strategy)
             state = State(
                 round=checkpoint.round,
                 run_id=checkpoint.run_id,
                 seconds=checkpoint.seconds,
                 log_bytes=checkpoint.log_bytes,
                 config=checkpoint.config.model_dump(mode="json", exclude_none=True) if checkpoint.config else None,
-                sha256={name: _digest(beside / name) for name in get_args(TensorFile)},
+                sha256={name: _digest(unfinished / name) for name in get_args(TensorFile)},
             )
-            write_text(beside / "state.json", state.model_dump_json())
+            write_text(unfinished / "state.json", state.model_dump_json())
             if save_clients:
                 save_clients(self.clients)
-            sync(beside)
+            sync(unfinished)
             shutil.rmtree(final, ignore_errors=True)
-            os.replace(beside, final)
+            os.replace(unfinished, final)
         except BaseException:
-            shutil.rmtree(beside, ignore_errors=True)  # on a full disk, every byte counts
+            shutil.rmtree(unfinished, ignore_errors=True)  # on a full disk, every byte counts
             raise
         sync(parent)
         for stale in self.checkpoints()[:-HELD_CHECKPOINTS]:
@@ -386,15 +386,15 @@ class RunFolder:
 
     def load_checkpoint(self) -> Checkpoint:
         """The newest checkpoint. Raises `UserError` when there is none, it is damaged, or of other code."""
-        held = self.checkpoints()
-        if not held:
+        rounds = self.checkpoints()
+        if not rounds:
             raise UserError(
                 f"{self.path} has no checkpoint to resume from; start the run again with another --out"
             )
-        path = self.checkpoint_path(held[-1])
+        path = self.checkpoint_path(rounds[-1])
         try:
             state = State.model_validate_json((path / "state.json").read_bytes())
-            if state.round != held[-1]:
+            if state.round != rounds[-1]:
                 raise ValueError(f"state.json is of round {state.round}")
             for name, digest in state.sha256.items():
                 if digest != _digest(path / name):
@@ -402,7 +402,7 @@ class RunFolder:
             arrays = load_tensors(path / "arrays.safetensors")
             strategy = load_records(path / "strategy.safetensors")
         except (OSError, ValueError, SafetensorError, UserError) as error:
-            older = f"; move it away to resume from round {held[-2]}" if len(held) > 1 else ""
+            older = f"; move it away to resume from round {rounds[-2]}" if len(rounds) > 1 else ""
             raise UserError(f"checkpoint {path} is damaged ({reason(error)}){older}") from None
         try:
             config = load_config(options=state.config) if state.config else None

@@ -73,8 +73,8 @@ def _sources(place: Path) -> Iterator[tuple[Path, int]]:
             found[file] = changed
             if place.parent.name not in plugins.PACKAGES:
                 tops = sorted(_tops(file, changed) - {"perennial"})
-                beside = [place.parent / end for top in tops for end in (top, f"{top}.py")]
-                waiting += [path for path in beside if path.exists()]
+                neighbours = [place.parent / end for top in tops for end in (top, f"{top}.py")]
+                waiting += [path for path in neighbours if path.exists()]
     yield from sorted(found.items())
 
 

@@ -178,15 +178,15 @@ class RoundEvents:
     def round_done(self, connected: int, left_out: int) -> None:
         """The round is done."""
         silent = sum(len(exchange.silent) for exchange in self._exchanges)
-        gone = sum(len(exchange.left_out) for exchange in self._exchanges)
-        asked = sum(len({*exchange.clients.values(), *exchange.left_out}) for exchange in self._exchanges)
+        lost = sum(len(exchange.left_out) for exchange in self._exchanges)
+        clients = sum(len({*exchange.clients.values(), *exchange.left_out}) for exchange in self._exchanges)
         self._tell(
             "round",
             seconds=round(time.monotonic() - self._begun, 3),
             connected=connected,
             left_out=left_out,
-            used=asked - gone,
-            refused=gone - silent,
+            used=clients - lost,
+            refused=lost - silent,
             silent=silent,
             **_traffic(self._exchanges),
         )

@@ -7,7 +7,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -48,15 +48,14 @@ def tracking(kind: str | None, path: Path, config: RunConfig, watch: Watcher) ->
 
     It reads the log, so it is the same on every runtime. Raises `UserError` if the tracker cannot start.
     """
-    module = require(kind)
     if kind is None:
         yield watch
         return
-    writers: dict[str, Callable[[Any, Path, RunConfig], AbstractContextManager[Write]]]
-    writers = {"tensorboard": _tensorboard, "mlflow": _mlflow}
+    module = require(kind)
+    writer = _mlflow if kind == "mlflow" else _tensorboard
     with ExitStack() as stack:
         try:
-            write = stack.enter_context(writers[kind](module, path, config))
+            write = stack.enter_context(writer(module, path, config))
         except Exception as error:  # a place that cannot be written, a server that does not answer
             raise UserError(f"--track {kind} cannot start ({_line(error)})") from None
         follow = _follower(RunFolder(path), write, config.sites_with_data)

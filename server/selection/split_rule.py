@@ -41,7 +41,7 @@ class Select(StrEnum):
     leave_one_out = "leave-one-out"
 
 
-NOT_ABOVE_CONSTANT = "nothing that was tried is better than a constant"
+UNINFORMED = "nothing that was tried is better than a constant"
 
 
 @dataclass(frozen=True)
@@ -99,11 +99,11 @@ def score(row: Row) -> Score | None:
         return None
     constants = [[_alone(own, label) for own in samples] for label in range(len(samples[0][0]))]
     constant = max(
-        min(_share(own, right, kind)[0] for own, right in zip(samples, given, strict=True) for kind in (0, 1))
-        for given in constants
+        min(_share(own, right, kind)[0] for own, right in zip(samples, counts, strict=True) for kind in (0, 1))
+        for counts in constants
     )
     found = (
-        _score(own, row["correct"][number], constant, [given[place] for given in constants])
+        _score(own, row["correct"][number], constant, [counts[place] for counts in constants])
         for place, (number, own) in enumerate(zip(chosen, samples, strict=True))
     )
     return min(found, key=lambda own: own.score)
@@ -153,7 +153,7 @@ def best_of(scores: Mapping[int, Judged]) -> int:
     return max(scores, key=lambda number: (scores[number].score, -number))
 
 
-def clearly_better(one: Judged, other: Judged) -> bool:
+def better(one: Judged, other: Judged) -> bool:
     """Whether the difference is more than two standard errors, as if they were of different samples."""
     return one.score - other.score > ERRORS * sqrt(one.error**2 + other.error**2)
 

@@ -139,8 +139,8 @@ def area_means(areas: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
 
 def changed_line(round_: int, settings: Mapping[str, Sequence[str]]) -> str:
     """One line for settings with which a run went on from a round."""
-    said = ", ".join(f"{name} {old} → {new}" for name, (old, new) in settings.items())
-    return f"changed from round {round_} on: {said}"
+    changes = ", ".join(f"{name} {old} → {new}" for name, (old, new) in settings.items())
+    return f"changed from round {round_} on: {changes}"
 
 
 def versions() -> dict[str, str]:

@@ -155,18 +155,18 @@ class Outcome:
 def troubles_of(outcomes: Iterable[Outcome]) -> list[str]:
     """What is to be told of runs: why some have no numbers, and whose replies others did without."""
     found = list({id(outcome): outcome for outcome in outcomes}.values())
-    told = [outcome.trouble for outcome in found if outcome.trouble]
+    sentences = [outcome.trouble for outcome in found if outcome.trouble]
     lacking: dict[str, list[tuple[Path, LeftOut]]] = {}
     for outcome in found:
         for client, left_out in outcome.summary.left_out.items() if outcome.summary else ():
             lacking.setdefault(client, []).append((outcome.path, left_out))
     for client, runs in sorted(lacking.items()):
         path, one = runs[0]
-        told.append(
+        sentences.append(
             f"{client}: replies left out in {len(runs)} of {len(found)} runs, such as {one.replies} in {path}, "
             f"the last in {one.last}"
         )
-    return list(dict.fromkeys(told))
+    return list(dict.fromkeys(sentences))
 
 
 @dataclass(frozen=True)
@@ -195,11 +195,11 @@ class StudyProgress:
     def __init__(self, watch: Watch) -> None:
         self.watch, self._begun = watch, time.monotonic()
         self.ended = self.runs = self.rounds_done = self.rounds = 0
-        self.told = False
+        self.announced = False
         """Whether anybody knows of it yet."""
 
     def __call__(self, latest: Outcome | None = None, doing: str = "") -> None:
-        self.told, seconds = True, time.monotonic() - self._begun
+        self.announced, seconds = True, time.monotonic() - self._begun
         self.watch(Standing(self.ended, self.runs, self.rounds_done, self.rounds, latest, doing, seconds))
 
 
@@ -214,10 +214,10 @@ def standing_line(standing: Standing) -> str:
         return standing.doing
     line = f"{standing.ended}/{standing.runs} runs  {latest.path.name}"
     found = latest.selected("final")
-    said = "waits for the other trials" if latest.waits else latest.trouble
+    result = "waits for the other trials" if latest.waits else latest.trouble
     if found:
-        said = "no test data" if found.average is None else f"average {100 * found.average:.1f} %"
-    line += f"  {said}"
+        result = "no test data" if found.average is None else f"average {100 * found.average:.1f} %"
+    line += f"  {result}"
     if standing.rounds_done and (left := standing.rounds - standing.rounds_done):
         line += f"  about {duration(standing.seconds / standing.rounds_done * left)} to go"
     return line
@@ -261,7 +261,7 @@ def run_all(
         progress.rounds_done = rounds_before + rounds
         progress(latest, doing)
 
-    if not progress.told and (missing or not (later or until)):  # what comes later may have been run as well
+    if not progress.announced and (missing or not (later or until)):  # what comes later may have been run as well
         runs, bad = progress.runs, sum(bool(outcome.trouble) for outcome in outcomes.values())
         ready = before + sum(not outcome.waits for outcome in outcomes.values()) - bad
         also = f"{bad} stopped or damaged, " if bad else ""
@@ -370,7 +370,7 @@ def cores() -> int:
 def _trained(config: RunConfig, path: Path, advance: Callable[[int], None], until: int | None) -> Outcome:
     from perennial.server.local import LocalRuntime  # with PyTorch and Flower
 
-    def told(_: object) -> None:
+    def count_round(_: object) -> None:
         try:
             advance(1)
         except Exception as error:  # of whoever watches the study, and not the run's
@@ -389,7 +389,7 @@ def _trained(config: RunConfig, path: Path, advance: Callable[[int], None], unti
             if folder.log.exists():
                 folder.cut_log(0)
             RunFolder.create(path, config)
-        summary = here.run(folder, origin, told, until)
+        summary = here.run(folder, origin, count_round, until)
         if not summary:
             return Outcome(config, path)
         outcome = Outcome(config, path, _parse(summary, path))

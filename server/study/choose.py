@@ -12,25 +12,8 @@ from perennial.common.methods.references import FILE, ROUNDS, References
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.files import write_text
 from perennial.server.results.formatting import assignments, percent
-from perennial.server.selection.split_rule import (
-    NOT_ABOVE_CONSTANT,
-    Judged,
-    Score,
-    Select,
-    best_of,
-    clearly_better,
-    score,
-    unusable,
-)
-from perennial.server.study.batch import (
-    Outcome,
-    Standing,
-    StudyProgress,
-    Watch,
-    progress_of,
-    readable,
-    run_all,
-)
+from perennial.server.selection.split_rule import UNINFORMED, Score, Select, best_of, better, score, unusable
+from perennial.server.study.batch import Outcome, Standing, StudyProgress, Watch, progress_of, readable, run_all
 from perennial.server.study.leave_one_out import LeftOut, leave_one_out
 from perennial.server.study.prune import run_trials
 from perennial.server.study.run_names import run_name
@@ -60,7 +43,7 @@ class Verdict:
     """By trial, where environments were left out."""
 
     @property
-    def judged(self) -> Mapping[int, Judged]:
+    def judged(self) -> Mapping[int, Score | LeftOut]:
         """What the trials were compared by, if not by held-out data alone."""
         return self.left_out or self.scores
 
@@ -188,7 +171,7 @@ def choose(
         return Verdict(best_of(informed), Select.by_split, "", scores)
     chosen = max(scores.values(), key=lambda own: own.mean)
     return by_held_out(
-        f"{NOT_ABOVE_CONSTANT}: the best mean over samples that a reference knows and does not know is "
+        f"{UNINFORMED}: the best mean over samples that a reference knows and does not know is "
         f"{percent(chosen.mean)} % (standard error {percent(chosen.mean_error)}), a constant's "
         f"{percent(chosen.constant_mean)} %",
         scores,
@@ -224,7 +207,7 @@ def advice(outcomes: Mapping[str, Sequence[Outcome]]) -> str:
     text = f"first by split: {named[order[0]]} with {percent(top.score)} % (standard error {percent(top.error)})"
     # One that is not informed may be above, and comes after all the same.
     if len(order) > 1 and (second := scores[order[1]]).score <= top.score:
-        far = "more" if clearly_better(top, second) else "no more"
+        far = "more" if better(top, second) else "no more"
         points = percent(top.score - second.score)
         text += f", {points} points and {far} than two standard errors before {named[order[1]]}"
     far = "more" if top.informed else "no more"
@@ -232,7 +215,7 @@ def advice(outcomes: Mapping[str, Sequence[Outcome]]) -> str:
         f"; the best constant has {percent(top.constant)} %, and the mean over right and wrong samples is "
         f"{percent(top.mean - top.constant_mean)} points and {far} than two standard errors above a constant's"
     )
-    return text if any(own.beats_constant for own in scores.values()) else f"{text}: {NOT_ABOVE_CONSTANT}"
+    return text if any(own.beats_constant for own in scores.values()) else f"{text}: {UNINFORMED}"
 
 
 def average(scores: Sequence[Score]) -> Score:
@@ -269,7 +252,7 @@ def why_lines(outcomes: Sequence[Outcome], verdict: Verdict) -> list[str]:
     }
     if others:
         second = best_of(others)
-        far = "more" if clearly_better(chosen, others[second]) else "no more"
+        far = "more" if better(chosen, others[second]) else "no more"
         lines.append(
             f"next best: {named(outcomes, second)}, {verdict.by} {percent(others[second].score)} %, "
             f"{far} than two standard errors below"
@@ -277,14 +260,13 @@ def why_lines(outcomes: Sequence[Outcome], verdict: Verdict) -> list[str]:
     return lines
 
 
-def _basis(own: Judged) -> str:
+def _basis(own: Score | LeftOut) -> str:
     """A score, its standard error, and how many samples it rests on."""
     text = f"{percent(own.score)} % (standard error {percent(own.error)})"
     if isinstance(own, LeftOut):
         each = ", ".join(f"{name} {percent(value)} %" for name, value in own.environments.items())
         return f"leave-one-out {text} on {own.samples} held-out samples of environments not trained on: {each}"
-    assert isinstance(own, Score)
-    below = "" if own.beats_constant else f" and is no worse: {NOT_ABOVE_CONSTANT} in the worst case"
+    below = "" if own.beats_constant else f" and is no worse: {UNINFORMED} in the worst case"
     return (
         f"split {text}: {percent(own.agreeing)} % of {own.right} held-out samples that the references know, "
         f"{percent(own.misleading)} % of {own.wrong} that they do not; the best constant has "

@@ -538,8 +538,8 @@ def entry_config(
         "data_root": plan.data_root,
         "device": plan.device,
     }
-    given = {key: value for key, value in (options or {}).items() if value is not None}
-    return load_config(options=planned | given, settings=[*_settings_for(plan, entry, entries), *settings])
+    stronger = {key: value for key, value in (options or {}).items() if value is not None}
+    return load_config(options=planned | stronger, settings=[*_settings_for(plan, entry, entries), *settings])
 
 
 def _references(

@@ -39,34 +39,21 @@ def add_preset(
 
     `scenario` and the settings `given` are as on the command line.
     """
-    why = ""
-    if verdict.by is not Select.by_split or verdict.trial is None:
+    trial, why = verdict.trial, ""
+    if verdict.by is not Select.by_split or trial is None:
         why = "did not choose"
-    elif not verdict.trial:
+    elif not trial:
         why = "chose the defaults"
-    elif not verdict.scores[verdict.trial].beats_constant:
+    elif not verdict.scores[trial].beats_constant:
         why = "found nothing that is better than a constant in the worst case"
-    if why:
+    if why or trial is None:
         return f"no preset is written to {file}, since split {why}"
-    preset = preset_of(outcomes, verdict, scenario, given, prune)
-    listed = {**(read_presets(file) if file.is_file() else {}), (preset.method, preset.family): preset}
-    entries = [own.model_dump(mode="json") for _, own in sorted(listed.items())]
-    write_text(file, f"{HEADER}\n{tomli_w.dumps({TUNED: entries})}")
-    read_presets.cache_clear()
-    return f"written: preset {TUNED} of {preset.method} on {preset.family} to {file}"
-
-
-def preset_of(
-    outcomes: Sequence[Outcome], verdict: Verdict, scenario: str, given: Sequence[str], prune: bool
-) -> Preset:
-    """What `split` chose in a search, as a preset."""
-    assert verdict.trial is not None
-    config, found = outcomes[verdict.trial].config, verdict.scores[verdict.trial]
-    return Preset(
+    config, found = outcomes[trial].config, verdict.scores[trial]
+    preset = Preset(
         method=config.method.name,
         scenario=scenario,
         settings=_settings(config, {key_of(setting) for setting in given}),
-        trial=verdict.trial,
+        trial=trial,
         trials=len(outcomes),
         seed=config.seed,
         rounds=config.rounds,
@@ -78,6 +65,11 @@ def preset_of(
         constant=round(found.constant, 4),
         code=run_name(config).rpartition("-")[2],
     )
+    listed = {**(read_presets(file) if file.is_file() else {}), (preset.method, preset.family): preset}
+    entries = [own.model_dump(mode="json") for _, own in sorted(listed.items())]
+    write_text(file, f"{HEADER}\n{tomli_w.dumps({TUNED: entries})}")
+    read_presets.cache_clear()
+    return f"written: preset {TUNED} of {preset.method} on {preset.family} to {file}"
 
 
 def _settings(config: RunConfig, fixed: Collection[str]) -> dict[str, Any]:

@@ -86,25 +86,25 @@ def run_trials(
     progress = progress_of(watch)
     started = grouped(run_all(every, out, jobs, progress, later, until), groups)
     stopped = [below_median(outcomes, select) for outcomes in started]
-    both = list(zip(started, stopped, strict=True))
-    going = {
-        own.path.name: own.config for outcomes, gone in both for n, own in enumerate(outcomes) if n not in gone
+    pairs = list(zip(started, stopped, strict=True))
+    continuing = {
+        own.path.name: own.config for outcomes, stops in pairs for n, own in enumerate(outcomes) if n not in stops
     }
-    for outcomes, gone in both:
-        for number, why in gone.items():
-            if outcomes[number].waits and outcomes[number].path.name not in going:
+    for outcomes, stops in pairs:
+        for number, why in stops.items():
+            if outcomes[number].waits and outcomes[number].path.name not in continuing:
                 write_text(outcomes[number].path / PRUNED, f"{why.sentence}\n")
     if progress.rounds_done:
         count = sum(map(len, stopped))
         progress(doing=f"{count} of {len(every)} trials stop after round {until}, below the median")
-    progress.ended = len({outcome.path.name for outcomes in started for outcome in outcomes} - going.keys())
-    ended = dict(zip(going, run_all(list(going.values()), out, jobs, progress, later), strict=True))
+    progress.ended = len({outcome.path.name for outcomes in started for outcome in outcomes} - continuing.keys())
+    ended = dict(zip(continuing, run_all(list(continuing.values()), out, jobs, progress, later), strict=True))
     return [
         [
-            replace(own, summary=None, trouble="", pruned=gone[n]) if n in gone else ended[own.path.name]
+            replace(own, summary=None, trouble="", pruned=stops[n]) if n in stops else ended[own.path.name]
             for n, own in enumerate(outcomes)
         ]
-        for outcomes, gone in both
+        for outcomes, stops in pairs
     ]
 
 

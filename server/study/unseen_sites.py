@@ -146,8 +146,8 @@ def sites_table(cells: Sequence[Cell], adapt: int = 0) -> Table:
         f"interval (one seed's, by the bootstrap over the samples){then}; in brackets, of the main model on "
         "the site's own test samples when it trains, too; means over seeds",
     )
-    asked = {cell.site: str(cell.samples) for cell in cells if cell.method == CONSTANT}
-    return _by_site(table, cells, _text, {"samples": asked})
+    counts = {cell.site: str(cell.samples) for cell in cells if cell.method == CONSTANT}
+    return _by_site(table, cells, _text, {"samples": counts})
 
 
 RARE = (

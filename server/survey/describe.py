@@ -81,8 +81,8 @@ def describe(
         raise UserError(f"there is no file or folder {path}")
     files, others = _files(path)
     if files[0].suffix.lower() not in TABLES:
-        set_ = asked.model_dump(exclude_defaults=True)
-        if option := next((option for name, option in OF_TABLES.items() if name in set_), ""):
+        stated = asked.model_dump(exclude_defaults=True)
+        if option := next((option for name, option in OF_TABLES.items() if name in stated), ""):
             raise UserError(f"{option} is for tables, and {files[0].name} is none; leave it out")
         found = read(files[0], asked.label_column, asked.environment_column)
         remarks = spelt_alike({found.name: all_names(found.labels, found.environments)})
@@ -160,19 +160,19 @@ def _measured(found: Found, sites: Sequence[str], balance: bool) -> OwnData:
     shape = _shape(found)
     x = found.tensor(shape)
     std, mean = torch.std_mean(x, dim=[dim for dim in range(x.ndim) if dim != 1], correction=0)
-    given: dict[str, Any] = {"labels": union([found.labels]), "inputs": shape}
-    if len(given["labels"]) < 2:
+    settings: dict[str, Any] = {"labels": union([found.labels]), "inputs": shape}
+    if len(settings["labels"]) < 2:
         raise UserError(f"{found.name} has samples of class {found.labels[0]!r} alone; there must be two or more")
     if sites:
-        given["sites"] = sites
+        settings["sites"] = sites
     if found.environments is not None:
-        given["environments"] = union([found.environments])
+        settings["environments"] = union([found.environments])
     if balance:
         counts = Counter(found.labels)
-        given["class_weights"] = balancing({name: counts[name] for name in given["labels"]})
-    given["mean"] = [short(value, scale) for value, scale in zip(mean.tolist(), std.tolist(), strict=True)]
-    given["scale"] = [short(value) or 1.0 for value in std.tolist()]
-    return announced(given)
+        settings["class_weights"] = balancing({name: counts[name] for name in settings["labels"]})
+    settings["mean"] = [short(value, scale) for value, scale in zip(mean.tolist(), std.tolist(), strict=True)]
+    settings["scale"] = [short(value) or 1.0 for value in std.tolist()]
+    return announced(settings)
 
 
 def _shape(found: Found) -> tuple[int, ...]:

@@ -178,9 +178,18 @@ def survey(
     environments = tuple(name for name in environments if found["environment", name, 0])
     labels = tuple(name for name in classes if found["class", name, 0])
     names = {"labels": labels, "environments": environments}
-    by_site = {} if question.secure else {site: _site(sums, labels) for site, sums in polled.tables.items()}
+    by_site = {site: _site(sums, labels) for site, sums in polled.tables.items() if not question.secure}
     weights = balancing({name: found["class", name, 0] for name in labels}) if balance else ()
-    scenario = _scenario(question, named or sorted(polled.shapes), names, columns, own_columns, weights)
+    scenario = _scenario(
+        columns,
+        own_columns,
+        sites=named or sorted(polled.shapes),
+        label_column=question.label_column,
+        environment_column=question.environment_column,
+        ignored=tuple(sorted(question.drop)),
+        class_weights=weights,
+        **{key: value for key, value in names.items() if value},
+    )
     facts = [*_facts(found, len(polled.shapes), names), *_quantiles(found, bins)]
     return Surveyed(scenario, facts, remarks, by_site, polled.left_out)
 
@@ -203,9 +212,9 @@ def carried_out(grid: Grid, order: str) -> dict[str, Any]:
 
     Raises `RunStopped`.
     """
-    asked = Order.model_validate_json(order)
+    request = Order.model_validate_json(order)
     try:
-        found = survey(grid, **dict(asked), named=asked.sites)
+        found = survey(grid, **dict(request), named=request.sites)
     except UserError as error:
         return {"error": str(error)}
     return {**asdict(found), "scenario": found.scenario.model_dump(mode="json", exclude={"clients"})}
@@ -307,30 +316,17 @@ def _with_values(name: str, own: Sums, of_all: Sums) -> Sums:
 
 
 def _scenario(
-    question: Question,
-    sites: Sequence[str],
-    names: Mapping[str, Sequence[str]],
-    columns: Mapping[str, AnyColumn],
-    own_columns: Mapping[str, Mapping[str, NumberColumn]],
-    weights: Sequence[float],
+    columns: Mapping[str, AnyColumn], own_columns: Mapping[str, Mapping[str, NumberColumn]], **settings: Any
 ) -> OwnData:
-    given: dict[str, Any] = {
-        **{key: value for key, value in names.items() if value},
-        "label_column": question.label_column,
-        "environment_column": question.environment_column,
-        "sites": sites,
-        "inputs": tuple(columns),
-        "ignored": tuple(sorted(question.drop)),
-        "class_weights": weights,
-    }
+    """Numbers without empty cells need no more than a mean and a deviation each."""
     plain = [own for own in columns.values() if isinstance(own, NumberColumn) and own.fill is None]
     if len(plain) == len(columns) and not own_columns:
-        given |= {"mean": [own.mean for own in plain], "scale": [own.scale for own in plain]}
+        settings |= {"mean": [own.mean for own in plain], "scale": [own.scale for own in plain]}
     else:
-        given["columns"] = dict(columns)
+        settings["columns"] = dict(columns)
     if own_columns:
-        given["own_columns"] = own_columns
-    return announced(given)
+        settings["own_columns"] = own_columns
+    return announced({"inputs": tuple(columns), **settings})
 
 
 def balancing(counts: Mapping[str, float]) -> tuple[float, ...]:
@@ -340,10 +336,10 @@ def balancing(counts: Mapping[str, float]) -> tuple[float, ...]:
     return tuple(short(weight) for weight in balanced(counts).values())
 
 
-def announced(given: Mapping[str, Any]) -> OwnData:
+def announced(settings: Mapping[str, Any]) -> OwnData:
     """The scenario of these settings. Raises `UserError` where there can be none."""
     try:
-        return OwnData(**given)
+        return OwnData(**settings)
     except ValidationError as error:
         raise UserError(sentence(error)) from None
 
@@ -352,8 +348,8 @@ def _facts(sums: Sums, sites: int, names: Mapping[str, Sequence[str]]) -> list[s
     rows = sums["rows", "", 0]
     facts = [f"{rows:.0f} rows at {sites} site{'s'[: sites > 1]}"]
     for what, title, own in (("class", "classes", "labels"), ("environment", "environments", "environments")):
-        told = [f"{name} {sums[what, name, 0]:.0f}" for name in names[own]]
-        facts += [f"{title}: {', '.join(told)}"] if told else []
+        counts = [f"{name} {sums[what, name, 0]:.0f}" for name in names[own]]
+        facts += [f"{title}: {', '.join(counts)}"] if counts else []
     empty = [f"{name} {100 * n / rows:.1f} %" for (kind, name, _), n in sums.items() if kind == "empty" and n]
     return facts + ([f"empty cells: {', '.join(empty)}"] if empty else [])
 
@@ -464,11 +460,11 @@ def agreed(sites: "_Sites") -> dict[str, Literal["number", "category"]]:
     for site, names in used.items():
         if names != most:
             alone = min(names - most or most - names)
-            said = f"it lacks column {alone!r}, which most sites have"
+            why = f"it lacks column {alone!r}, which most sites have"
             if alone in names:
-                said = f"it has column {alone!r}, which most sites do not have{meant(alone, most - names)}"
+                why = f"it has column {alone!r}, which most sites do not have{meant(alone, most - names)}"
             keeps = "an empty column of that name where there is none keeps it"
-            sites.leave_out(site, f"{said} (--drop {alone} leaves the column out; {keeps})")
+            sites.leave_out(site, f"{why} (--drop {alone} leaves the column out; {keeps})")
     found, wrong = dict[str, Literal["number", "category"]](), list[str]()
     for name in next(shape for _, shape in sorted(sites.shapes.items())).columns:
         if name in most:

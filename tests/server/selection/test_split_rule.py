@@ -15,7 +15,7 @@ from perennial.server.selection.split_rule import (
     Row,
     Score,
     best_of,
-    clearly_better,
+    better,
     compared,
     followers,
     gate,
@@ -150,9 +150,9 @@ def test_a_difference_counts_beyond_two_standard_errors() -> None:
         assert found is not None
         return found
 
-    assert clearly_better(of(0.7), of(0.6))  # 0.1 and 2 √(0.7·0.3/300 + 0.6·0.4/300) = 0.077
-    assert not clearly_better(of(0.65), of(0.6))
-    assert not clearly_better(of(0.6), of(0.7))
+    assert better(of(0.7), of(0.6))  # 0.1 and 2 √(0.7·0.3/300 + 0.6·0.4/300) = 0.077
+    assert not better(of(0.65), of(0.6))
+    assert not better(of(0.6), of(0.7))
 
 
 # ---------------------------------------------------------------------- the gate

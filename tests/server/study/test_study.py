@@ -604,7 +604,7 @@ def test_a_missing_data_set_is_a_sentence_before_anything_runs(
 
 
 COMMAND = f"""
-import sys; sys.path.insert(0, {str(TESTS)!r})
+import sys; sys.path.insert(0, {str(TESTS / "helpers")!r})
 from perennial.common.data import scenarios
 from tiny_runs import Toy
 scenarios.SCENARIOS["toy"] = Toy()
