@@ -357,6 +357,7 @@ def test_in_the_code_the_personal_model_is_a_displacement_bounded_by_its_step_si
         assert 0 < max(away) <= 7.3 * 0.02
 
 
+@pytest.mark.slow
 def test_the_code_resumes_with_its_optimizers_and_its_auxiliary_model(tmp_path: Any) -> None:
     config = toy_config("perinvfl", "preset=code", "learning_rate=0.005", "anneal_rounds=2", rounds=5)
     broken = taken_up(config, tmp_path, 3)

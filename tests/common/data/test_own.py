@@ -210,6 +210,7 @@ def test_what_is_wrong_with_arrays_is_one_sentence(arrays: dict[str, Any], sente
     assert str(error.value).startswith(sentence)
 
 
+@pytest.mark.slow
 def test_arrays_with_any_damaged_byte_are_read_or_one_sentence(tmp_path: Path) -> None:
     path = tmp_path / "s.npz"
     np.savez_compressed(path, x=np.arange(12, dtype=np.float32).reshape(6, 2), y=np.arange(6) % 2)

@@ -62,6 +62,7 @@ def test_rows_are_told_as_they_come_and_the_last_ones_after_the_end(folder: RunF
     assert rounds(connection, folder) == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_of_a_run_that_is_taken_up_again_the_rows_after_the_checkpoint_are_told(tmp_path: Path) -> None:
     """What was written after the checkpoint is gone before anybody follows, or the rest would be read amiss."""
     config = toy_config("fedavg", rounds=6, runtime="deployment")

@@ -89,6 +89,7 @@ def test_the_figure_has_a_ring_for_each_case_and_way_of_choosing() -> None:
     assert oracle == picture
 
 
+@pytest.mark.slow
 def test_what_is_kept_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A study goes on where its runs are gone, from the numbers alone."""
     monkeypatch.setitem(scenarios.SCENARIOS, "toy", Toy())

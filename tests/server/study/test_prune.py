@@ -204,6 +204,7 @@ def test_a_stopped_trial_goes_on_without_pruning(whole: tuple[list[Outcome], Ver
     assert not list(tmp_path.glob(f"*/{PRUNED}"))
 
 
+@pytest.mark.slow
 def test_few_trials_and_late_evaluations_stop_nothing(tmp_path: Path) -> None:
     few = search(config(), 4, (), Select.held_out, tmp_path / "few", 1, prune=True)
     late = search(

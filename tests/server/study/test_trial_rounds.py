@@ -69,6 +69,7 @@ def lengths(pool: Path, method: str) -> Counter[tuple[int, int]]:
     return Counter((config.rounds, config.seed) for config in configs)
 
 
+@pytest.mark.slow
 def test_the_search_is_that_of_short_runs_and_the_chosen_settings_run_all_rounds(tmp_path: Path) -> None:
     settings = ("batch_size=20", "local_steps=5")
     plan = Plan(entries_of(["ditto"]), "toy", 2, 3, rounds=3, trial_rounds=1, settings=settings)
@@ -89,6 +90,7 @@ def test_the_search_is_that_of_short_runs_and_the_chosen_settings_run_all_rounds
     assert f"Ditto: trial {comparison.choices[0].trial} of 3" in comparison_lines(comparison)[0]
 
 
+@pytest.mark.slow
 def test_one_search_serves_two_rules(table: Reproduction, tmp_path: Path) -> None:
     """By the table's rule first; then held-out data choose from the same runs, and only a new choice runs."""
     pool = tmp_path / "pool"
@@ -124,6 +126,7 @@ def test_a_table_s_search_on_its_page(
     assert "`perennial reproduce t --trials 2 --trial-rounds 2`" in said
 
 
+@pytest.mark.slow
 def test_what_a_search_chose_runs_more_rounds_without_it(table: Reproduction, tmp_path: Path) -> None:
     fewer = table.plan(quick=False, rounds=2, trial_rounds=1)
     file = keep("t", table, compare(fewer, tmp_path / "pool", 1), False, fewer.select, tmp_path / "results")

@@ -276,6 +276,7 @@ def test_a_run_neither_goes_on_with_other_tables_nor_stands_beside_one_that_had_
     assert gone_on.exit_code == 0, gone_on.output
 
 
+@pytest.mark.slow
 def test_a_study_takes_the_file_of_a_run_and_says_what_of_it_is_of_that_run_alone(tmp_path: Path) -> None:
     file = tmp_path / "run" / "config.toml"
     call(
