@@ -1,1 +1,1 @@
-"""What server and clients must agree on: configuration, wire format, models, metrics, data."""
+"""What server and clients must agree on. Nothing of one side alone, and no import of a side."""

@@ -1,0 +1,1 @@
+"""Answers callers with a site's models (`perennial serve`). It trains nothing and speaks to no server."""

@@ -1,1 +1,1 @@
-"""Raw sources, environments, partitions, and the named scenarios made of them."""
+"""Raw data sets, environments, partitions, and tables of sites. Named recipes are in `scenarios/`; no model, no training."""

@@ -1,0 +1,1 @@
+"""Runs on Flower's own processes: keys, submitting, following. What Flower may change is in `common/flower/`."""

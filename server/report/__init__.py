@@ -1,0 +1,1 @@
+"""From results to pages. It reads run folders and starts nothing."""
