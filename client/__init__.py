@@ -1,1 +1,1 @@
-"""What a client does with a message: local training, objectives, kept state. It never imports `strategies/` or `server/`."""
+"""What a client does with a message: training, objectives, state. It imports neither `strategies/` nor `server/`."""

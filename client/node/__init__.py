@@ -1,1 +1,1 @@
-"""The processes of a site: joining, the SuperNode, the executor that answers, policy and audit. No training of its own."""
+"""The processes of a site: joining, SuperNode, executor, policy and audit. No training of its own."""

@@ -1,1 +1,1 @@
-"""Raw data sets, environments, partitions, and tables of sites. Named recipes are in `scenarios/`; no model, no training."""
+"""Raw data sets, environments, partitions, tables of sites; recipes are in `scenarios/`. No model, no training."""
