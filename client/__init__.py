@@ -1,1 +1,1 @@
-"""What a client does with a message: training, objectives, state. It imports neither `strategies/` nor `server/`."""
+"""What a client does with a message: training, objectives. It imports neither `strategies/` nor `server/`."""

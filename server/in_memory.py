@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from perennial.common.data.raw_data import eight_bits
 from perennial.common.data.site_files import in_order
 from perennial.common.utils.errors import UserError
-from perennial.common.utils.paths import path_of
+from perennial.common.utils.files import path_of
 from perennial.common.utils.suggestions import alike
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from perennial.common import plugins
 from perennial.common.config import RunConfig, parse_task
 from perennial.common.data.examples import ClientData
 from perennial.common.models.memory import COPIES, keep_freed, must_fit
+from perennial.common.models.torch_state import plain_torch
 from perennial.common.utils.errors import UserError
-from perennial.common.utils.torch_state import plain_torch
 from perennial.common.utils.tracebacks import NAME, Tracebacks
 from perennial.server.run.folder import Checkpoint, RunFolder
 from perennial.server.run.grid import LocalGrid

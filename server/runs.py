@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from perennial.common.utils.errors import UserError
-from perennial.common.utils.paths import path_of
+from perennial.common.utils.files import path_of
 from perennial.server.run.progress import QUIET, Progress, Watched, Watcher
 
 if TYPE_CHECKING:
@@ -275,7 +275,7 @@ def go_on(
             folder.cut_log(_origin(folder, config, say).log_bytes)
         _follow(config, path, link, watch.round, resume=True)
         return
-    from perennial.common.utils.torch_state import plain_torch
+    from perennial.common.models.torch_state import plain_torch
 
     with folder.held() as died:
         if died:
@@ -326,7 +326,7 @@ def _here(config: RunConfig, watch: Watched) -> Iterator[LocalRuntime]:
 
     Raises `UserError` when the device or the data set is not there.
     """
-    from perennial.common.utils.torch_state import plain_torch
+    from perennial.common.models.torch_state import plain_torch
     from perennial.server.local import LocalRuntime  # with PyTorch and Flower, in a few seconds
 
     made = {"generated": "generating the data", "own": "reading the sites' data"}

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
 
 from perennial.common.utils.errors import UserError
-from perennial.common.utils.paths import path_of
+from perennial.common.utils.files import path_of
 from perennial.common.utils.suggestions import unknown
 from perennial.server.results.result import Result
 from perennial.server.results.table import Table

@@ -21,9 +21,9 @@ from perennial.client.trainer import Client
 from perennial.common.config import RunConfig
 from perennial.common.data.examples import ClientData
 from perennial.common.models.network import network
+from perennial.common.models.torch_state import plain_torch
 from perennial.common.utils import seeding
 from perennial.common.utils.tensors import Tensors, flattened
-from perennial.common.utils.torch_state import plain_torch
 from perennial.server.local import LocalRuntime
 from perennial.server.run.folder import RunFolder
 from perennial.server.run.loop import run_rounds, start

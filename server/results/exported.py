@@ -19,10 +19,10 @@ from perennial.client.serving.models import Choice, load
 from perennial.common.config import Task, parse_task
 from perennial.common.data.columns import AnyColumn, CategoryColumn, NumberColumn
 from perennial.common.data.scenario import Scenario
+from perennial.common.models.torch_state import CPU
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.files import save_tensors, write_bytes
 from perennial.common.utils.suggestions import unknown
-from perennial.common.utils.torch_state import CPU
 from perennial.common.wire import PERSONAL
 from perennial.server.results.trained import Predicting, model_of, module_of
 from perennial.server.run.folder import RunFolder

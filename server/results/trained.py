@@ -25,10 +25,10 @@ from perennial.common.data.scenario import Scenario
 from perennial.common.data.scenarios.own_data import OwnData
 from perennial.common.data.site_files import Found
 from perennial.common.models.network import Network
+from perennial.common.models.torch_state import CPU, plain_torch
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.files import load_tensors
 from perennial.common.utils.suggestions import unknown
-from perennial.common.utils.torch_state import CPU, plain_torch
 from perennial.common.wire import MODEL, PERSONAL
 from perennial.server.in_memory import as_array, numbers, shape_text
 from perennial.server.run.folder import RunFolder, reason

@@ -353,7 +353,7 @@ def run_one(config: RunConfig, path: Path, advance: Callable[[int], None], until
     with RunFolder(path).held(wait=True):
         if ended := outcome_in(config, path, until):  # somebody else was here meanwhile
             return ended
-        from perennial.common.utils.torch_state import plain_torch
+        from perennial.common.models.torch_state import plain_torch
 
         with plain_torch(threads=1):  # the checkpoint's tensors, too
             return _trained(config, path, advance, until)

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from perennial.common.config import RunConfig
 from perennial.common.data.examples import ClientData
+from perennial.common.models.torch_state import plain_torch
 from perennial.common.utils.errors import UserError
-from perennial.common.utils.torch_state import plain_torch
 from perennial.server.selection.summary import Evaluation, Row
 from perennial.server.study.batch import Counts, Selected
 

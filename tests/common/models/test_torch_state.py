@@ -14,8 +14,8 @@ from torch import Tensor
 
 import perennial
 from perennial import InMemory, Progress, Result, from_arrays
+from perennial.common.models.torch_state import plain_torch
 from perennial.common.utils.files import load_tensors
-from perennial.common.utils.torch_state import plain_torch
 
 FEW: dict[str, Any] = {"checkpoint_every": 1, "model.hidden": [64]}
 X = np.random.default_rng(9).normal(size=(7, 20))
