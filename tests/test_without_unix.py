@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 CODE = """
 import os, subprocess, sys
 from types import SimpleNamespace
@@ -25,6 +27,7 @@ perennial.run("ditto", "colored-digits", rounds=2, settings={"checkpoint_every":
 """
 
 
+@pytest.mark.slow
 def test_a_run(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", CODE], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False

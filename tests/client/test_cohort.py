@@ -141,6 +141,7 @@ def test_clients_with_other_numbers_of_samples_are_other_stacks(
     assert gap(found, trained(ditto("loop"), tmp_path / "loop")) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["ditto", "fedpin"])
 def test_a_resumed_run_of_stacks_equals_an_unbroken_one(method: str, tmp_path: Path) -> None:
     config = toy_config(method, "cohort_engine=stack", participation=0.75, rounds=5)
@@ -205,6 +206,7 @@ def test_a_metric_that_is_no_number_is_named(engine: str, tmp_path: Path, monkey
         LocalRuntime(config).run(RunFolder.create(tmp_path / "run", config))
 
 
+@pytest.mark.slow
 def test_auto_stacks_many_small_clients_alone(tmp_path: Path, sizes: Sizes) -> None:
     found = [trained(ditto(engine, 4), tmp_path / f"4-{engine}") for engine in ("auto", "loop")]
     assert gap(*found) == 0

@@ -92,6 +92,7 @@ attempts = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(attempts, st.sets(st.integers(1, 12)), st.integers(1, 4))
 def test_a_resumed_run_reads_what_the_unbroken_run_would_have(

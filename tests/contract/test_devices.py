@@ -130,6 +130,7 @@ def test_no_step_waits_for_the_device(method: str, tmp_path: Path, monkeypatch: 
     assert waits[0] == waits[1], ElsewhereTensor.waits
 
 
+@pytest.mark.slow
 @one_method
 def test_a_run_goes_on_there(device: str, tmp_path: Path) -> None:
     config = small("ditto", device, rounds=4)

@@ -406,6 +406,7 @@ def test_a_client_that_drops_out_of_the_counting_is_not_in_the_sums(references: 
     assert sum(sum(map(sum, own)) for own in row["samples"][0]) == 5 * 300
 
 
+@pytest.mark.slow
 def test_two_sums_of_counts_do_not_differ_by_a_client(references: Path, tmp_path: Path) -> None:
     """The counts are the same in every evaluation, so the difference would be its own."""
 

@@ -386,6 +386,7 @@ def test_each_client_is_sent_one_model_and_never_sends_its_personal_one(tmp_path
     assert [row["bytes_down"] + row["bytes_up"] for row in rows] == [2 * 4 * d * 4] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [(), ("participation=0.5",)])
 def test_a_resumed_run_has_contexts_membership_and_uploads(settings: tuple[str, ...], tmp_path: Path) -> None:
     """With mixing below 1, so that Ω matters, and stopped while some clients are known by an old upload."""

@@ -246,6 +246,7 @@ def test_without_the_extra_one_sentence(here: Path, monkeypatch: pytest.MonkeyPa
     assert not (here / "n.onnx").exists()
 
 
+@pytest.mark.slow
 def test_answers_that_differ_are_not_written(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("onnxruntime", reason="needs the extra perennial[onnx]")
     monkeypatch.setattr(

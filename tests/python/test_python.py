@@ -377,6 +377,7 @@ def test_predictions_of_messy_rows_are_those_that_the_run_counted(tmp_path: Path
             result.predict(wrong)
 
 
+@pytest.mark.slow
 def test_rows_are_scaled_as_their_sites_where_each_has_its_own_scale(tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas", reason="needs pandas")
     hospitals(tmp_path / "hospitals")

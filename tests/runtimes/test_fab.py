@@ -5,6 +5,7 @@ import zipfile
 from io import BytesIO
 from pathlib import Path
 
+import pytest
 from flwr.cli.build import build_fab_from_disk
 
 import perennial
@@ -26,6 +27,7 @@ def test_the_app_is_the_package_and_asks_for_nothing(tmp_path: Path) -> None:
     assert project["project"]["dependencies"] == []
 
 
+@pytest.mark.slow
 def test_the_app_of_the_repository_has_no_code_and_no_development_tools() -> None:
     """uv's default group is `dev`, and the code is what is installed."""
     names, project = files(Path(__file__).parents[2])

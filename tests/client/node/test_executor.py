@@ -335,6 +335,7 @@ def test_killed_while_the_content_of_its_message_arrives(make: Callable[..., Nod
     assert line(node.reply(asked)) == 1
 
 
+@pytest.mark.slow
 def test_a_reply_that_was_made_and_not_sent_is_sent_by_the_next_and_nothing_is_trained_twice(
     make: Callable[..., Node],
 ) -> None:

@@ -262,6 +262,7 @@ def load_any(file: Path) -> dict[str, Tensor]:
     return found
 
 
+@pytest.mark.slow
 def test_resnet18_takes_torchvisions_weights_and_its_own_runs(tmp_path: Path) -> None:
     tensors = get_model("resnet18").state_dict()
     torch.save({k: t for k, t in tensors.items() if "num_batches" not in k}, tmp_path / "old.pt")

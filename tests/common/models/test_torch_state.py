@@ -144,6 +144,7 @@ def test_what_the_caller_has_set_changes_no_number_and_is_as_before_afterwards(
     assert np.array_equal(found, wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["autocast", "float64", "inference_mode", "meta"])
 def test_a_study_in_this_process_changes_neither_its_numbers_nor_the_number_of_threads(
     name: str, scenario: InMemory, tmp_path: Path

@@ -360,6 +360,7 @@ def edit(path: Path, old: str, new: str) -> None:
     (path / "config.toml").write_text(text.replace(old, new))
 
 
+@pytest.mark.slow
 def test_a_run_of_more_rounds_is_the_longer_run_and_says_so(here: Path) -> None:
     call("run", *TOY, "--rounds", "6", "--out", "long")
     call("run", *TOY, "--rounds", "4", "--out", "short")

@@ -87,6 +87,7 @@ def call(*arguments: str) -> Result:
 # ---------------------------------------------------------------------- what is measured
 
 
+@pytest.mark.slow
 def test_the_numbers_are_those_of_the_runs(two: Path, here: Path) -> None:
     claims = load_claims(two)
     findings = run_demo(claims, here / "pool", jobs=1)

@@ -243,6 +243,7 @@ def test_what_is_kept_is_what_the_comparison_has(table: Reproduction, tmp_path: 
     assert none.verdict == "not run"
 
 
+@pytest.mark.slow
 def test_a_search_is_kept_beside_the_table_s_settings(table: Reproduction, tmp_path: Path) -> None:
     comparison = compare(table.plan(quick=True, trials=2), tmp_path / "pool", 1)
     assert keep("t", table, comparison, True, Select.held_out, tmp_path).name == "t-held-out.jsonl"
@@ -250,6 +251,7 @@ def test_a_search_is_kept_beside_the_table_s_settings(table: Reproduction, tmp_p
     assert all(line.quick and line.trials == 2 for line in lines)
 
 
+@pytest.mark.slow
 def test_a_table_is_made_row_by_row(table: Reproduction, tmp_path: Path) -> None:
     def kept_of(only: str, rounds: int) -> dict[str, int]:
         comparison = compare(table.plan(quick=False, rounds=rounds, only=[only]), tmp_path / "pool", 1)
@@ -267,6 +269,7 @@ def test_a_table_is_made_row_by_row(table: Reproduction, tmp_path: Path) -> None
         table.plan(quick=False, only=["Dito"])
 
 
+@pytest.mark.slow
 def test_a_table_goes_on_without_its_runs(
     table: Reproduction, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -338,6 +341,7 @@ def test_numbers_that_are_kept_are_never_lost(
     assert not (tmp_path / "pool").exists()
 
 
+@pytest.mark.slow
 def test_the_page_says_what_is_kept(table: Reproduction, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = "perennial.server.papers.overview"
     monkeypatch.setattr(f"{here}.reproductions", lambda: {"t": tmp_path / "t.toml"})

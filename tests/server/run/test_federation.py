@@ -131,6 +131,7 @@ def test_a_checkpoint_writes_what_clients_keep_anew_and_nothing_else(
     assert kept == set().union(*pairs)
 
 
+@pytest.mark.slow
 def test_what_clients_keep_is_the_same_from_memory_and_from_disk(tmp_path: Path) -> None:
     config = many("ditto", "participation=0.3", rounds=7)
     held, let_go = (Asked(config, tmp_path / str(most), most=most) for most in (1024, 0))
@@ -141,6 +142,7 @@ def test_what_clients_keep_is_the_same_from_memory_and_from_disk(tmp_path: Path)
             assert torch.equal(tensor, other[-1].kept["personal"][name])
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_whose_checkpoint_holds_what_clients_keep(tmp_path: Path) -> None:
     """As checkpoints did before: a folder `clients` in each."""
     config = many("ditto", "participation=0.3", rounds=4)
@@ -152,6 +154,7 @@ def test_a_run_goes_on_whose_checkpoint_holds_what_clients_keep(tmp_path: Path) 
     assert folder.rows() == whole.folder.rows()
 
 
+@pytest.mark.slow
 def test_what_a_broken_off_attempt_has_saved_is_not_read(tmp_path: Path) -> None:
     """Files of a checkpoint that was never finished lie beside those of the one before it."""
     config = many("ditto", "participation=0.3", rounds=6)

@@ -155,6 +155,7 @@ def test_the_same_over_bytes_and_in_stacks(tmp_path: Path) -> None:
             assert other["models"][model]["final"]["scores"] == here["models"][model]["final"]["scores"]
 
 
+@pytest.mark.slow
 def test_tables_and_the_figure(tmp_path: Path) -> None:
     folder, summary = run(tmp_path / "run", config("scores=on"))
     console = Console(width=80, record=True)

@@ -279,6 +279,7 @@ def three(*settings: str, **options: Any) -> RunConfig:
 FIXED = ("batch_size", "local_steps")
 
 
+@pytest.mark.slow
 def test_the_choice_is_the_same_when_the_test_data_are_hidden(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

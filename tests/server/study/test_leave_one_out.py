@@ -233,6 +233,7 @@ def test_the_score_is_the_same_when_the_test_data_are_hidden(
     assert leave_one_out([config_of()], tmp_path / "hidden", 1)[0] == seen
 
 
+@pytest.mark.slow
 def test_where_it_is_not_possible_a_sentence_says_why(tmp_path: Path) -> None:
     two = config_of(scenario="colored-digits")
     assert not_possible(two) == "leaving out one of 2 training environments leaves too few; three are needed"

@@ -49,6 +49,7 @@ def config_of(method: str, folder: Path, sites: tuple[str, ...] = SITES) -> RunC
     return load_config(options=options, settings=["local_steps=2"])
 
 
+@pytest.mark.slow
 def test_the_accuracy_is_that_of_the_model_of_the_other_sites(folder: Path, tmp_path: Path) -> None:
     methods = {name: config_of(name, folder) for name in ("fedavg", "ditto", "local")}
     cells, troubles = leave_one_site_out(methods, 1, tmp_path / "pool", 1)

@@ -140,6 +140,7 @@ def test_the_round_is_the_first_evaluation_after_a_third(rounds: int, every: int
 # ---------------------------------------------------------------------- always the same ones
 
 
+@pytest.mark.slow
 def test_a_search_stops_its_hopeless_trials_and_nothing_else_changes(
     pruned: tuple[list[Outcome], Verdict], whole: tuple[list[Outcome], Verdict]
 ) -> None:
@@ -188,6 +189,7 @@ def test_the_same_trials_stop_after_an_interruption(
     assert told(find(tmp_path)) == told(pruned)  # and once more, with nothing left to do
 
 
+@pytest.mark.slow
 def test_the_same_trials_stop_where_all_have_ended_before(
     pruned: tuple[list[Outcome], Verdict], tmp_path: Path
 ) -> None:
@@ -195,6 +197,7 @@ def test_the_same_trials_stop_where_all_have_ended_before(
     assert told(find(tmp_path)) == told(pruned)
 
 
+@pytest.mark.slow
 def test_a_stopped_trial_goes_on_without_pruning(whole: tuple[list[Outcome], Verdict], tmp_path: Path) -> None:
     find(tmp_path)
     assert list(tmp_path.glob(f"*/{PRUNED}"))
@@ -236,6 +239,7 @@ def test_a_person_is_told_who_waits_and_who_stops(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_stopped_trial_is_named_in_table_json_and_report(tmp_path: Path) -> None:
     command = ["tune", "fedavg", "--scenario", "toy", "--trials", "6", "--rounds", "6", "--select", "held-out"]
     words = ("evaluate_every=2", *FIXED)

@@ -106,6 +106,7 @@ def test_one_search_serves_two_rules(table: Reproduction, tmp_path: Path) -> Non
     assert all(RunFolder(Path(run)).config().references for choice in held_out.choices for run in choice.runs)
 
 
+@pytest.mark.slow
 def test_a_table_s_search_on_its_page(
     table: Reproduction, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
