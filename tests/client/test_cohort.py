@@ -231,6 +231,7 @@ def test_only_another_engine_than_the_loop_changes_a_runs_name() -> None:
     assert silent.cohort_engine == "loop"
 
 
+@pytest.mark.slow
 def test_rankings_and_splits_of_a_stack_are_each_clients_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -139,6 +139,7 @@ deliveries = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(deliveries, st.integers(1, 3), st.integers(0, 12))
 def test_a_message_that_comes_again_starts_from_the_state_before_it(

@@ -131,6 +131,7 @@ def test_a_run_counts_what_its_models_and_references_say(references: Path, tmp_p
     assert row["clients"] == [3, 3]
 
 
+@pytest.mark.slow
 def test_nothing_else_of_a_run_changes(references: Path, tmp_path: Path) -> None:
     without = finish(tmp_path / "without", "ditto", rounds=4)
     with_them = finish(tmp_path / "with", "ditto", f"references='{references}'", rounds=4)
@@ -142,6 +143,7 @@ def test_nothing_else_of_a_run_changes(references: Path, tmp_path: Path) -> None
     ]
 
 
+@pytest.mark.slow
 def test_the_clients_of_another_process_count_the_same(references: Path, tmp_path: Path) -> None:
     config = toy_config("ditto", *SIZE, f"references='{references}'", rounds=2)
     LocalRuntime(config).run(RunFolder.create(tmp_path / "local", config))
@@ -151,6 +153,7 @@ def test_the_clients_of_another_process_count_the_same(references: Path, tmp_pat
     assert len(split_rows(folder)) == 2
 
 
+@pytest.mark.slow
 def test_sites_with_data_of_their_own_count_by_the_environments_that_they_announce(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -334,6 +337,7 @@ def spied(
     return RunFolder(path), seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "fedsdr", "ditto"])
 def test_masked_counts_have_the_sums_of_plain_ones(method: str, references: Path, tmp_path: Path) -> None:
     """With steps so small that models stay what they are: masked training alone is good to half a step."""

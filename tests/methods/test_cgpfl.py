@@ -134,6 +134,7 @@ def test_one_context_is_pfedme_in_float64(tmp_path: Path) -> None:
     assert all(set(labels.values()) == {0} for labels in one.labels)
 
 
+@pytest.mark.slow
 def test_one_context_is_pfedme_on_a_network(tmp_path: Path) -> None:
     settings = ("mixing=0.5", "participation=0.5", "rounds=6")
     here, arrays = run_toy(toy_config("cgpfl", "contexts=1", *settings), tmp_path / "one")
@@ -152,6 +153,7 @@ def test_one_context_is_pfedme_on_a_network(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- the server's part, computed again
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "rounds"),
     [

@@ -105,6 +105,7 @@ def test_more_parameters_than_the_bound_can_take_are_no_trouble(mu: str, tmp_pat
     assert all(value >= 0 for value in (row["mu"], *row["cost"]))
 
 
+@pytest.mark.slow
 def test_no_more_contexts_than_allowed_or_than_half_of_the_clients_that_answered(tmp_path: Path) -> None:
     centres = planted(6, 2)
     assert len(chosen(run(tmp_path / "all", centres))["cost"]) == 6

@@ -251,6 +251,7 @@ def test_with_one_client_it_is_fedavg(tmp_path: Path) -> None:
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[1])
 
 
+@pytest.mark.slow
 def test_who_is_drawn_does_not_depend_on_who_has_enrolled(tmp_path: Path) -> None:
     """In a federation of which some evaluate, a resumed run knows only those that it has asked anew. A client that
     `left_out` leaves no data is drawn and then dropped, as from a cohort."""

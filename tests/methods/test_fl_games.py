@@ -723,6 +723,7 @@ def test_the_ensemble_is_the_mean_of_outputs_whoever_is_first() -> None:
         torch.testing.assert_close(permuted(x), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["f-fl-games", "v-fl-games"])
 def test_what_is_evaluated_last_stays_with_every_client(name: str, tmp_path: Path) -> None:
     config = game(name, *MLP)

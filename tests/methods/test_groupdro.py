@@ -209,6 +209,7 @@ PRIVATE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mechanism", PRIVATE)
 @pytest.mark.parametrize(
     ("method", "settings"),
@@ -300,6 +301,7 @@ def test_a_stack_of_clients_keeps_the_weights_that_its_clients_keep_one_by_one(t
     assert rows[0][-1] > 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mechanism", PRIVATE)
 def test_a_resumed_run_goes_on_with_the_weights_that_clients_keep(mechanism: str, tmp_path: Any) -> None:
     config = toy_config("groupdro", "group_rate=0.5", *PRIVATE[mechanism], rounds=4)

@@ -199,6 +199,7 @@ def test_enough_penalty_turns_the_shared_model_from_the_colour_to_the_shape(
         assert gradient(shape + x, colour + y) @ torch.tensor([x, y], **FLOAT) > 0
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(st.integers(0, 10_000))
 def test_convergence_theorem_on_random_quadratics(seed: int) -> None:

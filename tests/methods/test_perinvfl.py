@@ -221,6 +221,7 @@ def test_without_a_local_penalty_it_is_irm_l2() -> None:
         assert values(ours.kept[PERSONAL]) == values(l2.kept[PERSONAL]) != values(START)
 
 
+@pytest.mark.slow
 def test_without_the_pull_a_personal_model_depends_on_its_own_data_alone() -> None:
     others = [(0.6,), (0.9, 0.7), (0.5,)]
     found = []
@@ -300,6 +301,7 @@ def test_the_pull_ends_where_its_stationarity_says(proximity: float) -> None:
     assert 2 * proximity * (found - 1.0) == pytest.approx(3 - found)
 
 
+@pytest.mark.slow
 def test_with_two_environments_local_invariance_beats_the_best_global_model() -> None:
     """β = 0 and λ = 100 on client 1 of `K2`.
 

@@ -725,6 +725,7 @@ def test_who_begins_no_tls_is_shown_out(
         assert caller.recv(1) == b""
 
 
+@pytest.mark.slow
 def test_a_request_may_take_as_long_as_its_body_and_the_model_may(
     table: Path, start: Callable[..., Serving], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -783,6 +783,7 @@ def test_whatever_is_asked_there_is_an_answer_or_one_sentence(served: Served, da
     assert served.stub.ServerLive(ServerLiveRequest(), timeout=60).live
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(requests)
 def test_what_a_client_of_the_protocol_makes_is_counted_right(request_: ModelInferRequest) -> None:

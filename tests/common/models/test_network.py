@@ -135,6 +135,7 @@ def test_xavier_bounds_the_weights_and_zeroes_the_biases() -> None:
     assert all(tensors[name].count_nonzero() == 0 for name in model.parameter_names if name.endswith("bias"))
 
 
+@pytest.mark.slow
 def test_batch_norm_updates_the_given_buffers_and_only_in_training() -> None:
     model, x = net("resnet18", (2, 32, 32), 3), samples((2, 32, 32))
     fresh, given, other = model.initial(0), model.initial(0), model.initial(0)
@@ -193,6 +194,7 @@ def test_vmap_over_a_cohort_equals_the_loop(name: str) -> None:
             torch.testing.assert_close(mapped[name][client], expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["logistic", "mlp", "cnn-small", "convnet", "cnn-groupnorm", "resnet18"])
 def test_double_backward_is_the_derivative_of_the_gradient_norm(name: str) -> None:
     model, x = net(name, SMALL[name], 3), samples(SMALL[name]).double()

@@ -135,6 +135,7 @@ def test_a_parameter_that_the_module_has_frozen_stays(tmp_path: Path, monkeypatc
     assert same - {"featurizer.inner.bias"} == {"featurizer.inner.weight"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["shufflenet_v2_x0_5", "googlenet", "mobilenet_v3_small"])
 def test_a_classifier_of_torchvision_is_torchvisions_with_our_classes(name: str) -> None:
     options = {"aux_logits": False, "init_weights": False} if name == "googlenet" else {}
@@ -176,6 +177,7 @@ def test_dropout_is_keyed_by_seed_client_round_and_action() -> None:
     assert not net("user_models:Plain").draws
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "fedsdr", "per-fedavg"])
 def test_the_wire_and_new_processes_change_nothing(method: str, tmp_path: Path) -> None:
     config = toy_config(method, *DROPOUT, rounds=3, participation=0.75)
@@ -235,6 +237,7 @@ def initial(config: RunConfig, *key: str) -> Tensors:
     return network(config.model, config.scenario.input_shape, config.scenario.classes).initial(0, *key)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", [".pt", ".safetensors"])
 def test_weights_are_taken_and_the_head_is_drawn_for_the_classes(ending: str, tmp_path: Path) -> None:
     file = tmp_path / f"weights{ending}"

@@ -167,6 +167,7 @@ def test_a_study_in_this_process_changes_neither_its_numbers_nor_the_number_of_t
     assert found.table == wanted.table
 
 
+@pytest.mark.slow
 def test_runs_in_threads_are_the_runs_one_after_the_other(undisturbed: Result, tmp_path: Path) -> None:
     turns = list[int]()
 

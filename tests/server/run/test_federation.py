@@ -43,6 +43,7 @@ class Asked:
         return {number for asked, number in self.asked if asked == action}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "ditto", "drfa"])
 def test_whom_no_round_needs_is_not_asked_and_the_model_is_the_same(method: str, tmp_path: Path) -> None:
     few = Asked(many(method, "evaluate_clients=5"), tmp_path / "few")

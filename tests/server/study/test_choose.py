@@ -164,6 +164,7 @@ def test_a_method_that_knows_something_comes_before_a_coin_though_it_is_worse_in
     assert "nothing that was tried" not in advice(just_above)
 
 
+@pytest.mark.slow
 def test_a_run_whose_summary_has_an_older_rule_s_score_is_judged_by_its_counts(tmp_path: Path) -> None:
     """The rule is no part of the version in a run's name, so that its counts are judged anew."""
     config = toy_config("fedavg", *SIZE, rounds=2)
@@ -375,6 +376,7 @@ def test_the_files_of_one_search_are_not_another_s(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("tuned-fedavg-toy-s0-*.toml"))) == 4
 
 
+@pytest.mark.slow
 def test_tune_writes_a_configuration_and_a_picture_and_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -439,6 +441,7 @@ def at_chance(self: Toy, client: int, data: ClientData) -> ClientData:
     return data
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "why"),
     [

@@ -208,6 +208,7 @@ def test_a_damaged_log_judges_nothing_and_is_said(tmp_path: Path) -> None:
     assert "metrics.jsonl line 1 is damaged" in why_not
 
 
+@pytest.mark.slow
 def test_every_configuration_is_run_once_without_each_environment_and_not_again(tmp_path: Path) -> None:
     configs = [config_of("fedavg", "rc-digits", f"learning_rate={rate}") for rate in (0.01, 0.1)]
     found, why_not = leave_one_out(configs, tmp_path, 1)
@@ -248,6 +249,7 @@ def test_where_it_is_not_possible_a_sentence_says_why(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("ditto-*"))) == 4, "the first trial's runs say so for all"
 
 
+@pytest.mark.slow
 def test_a_trial_that_could_not_be_judged_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config, update = config_of("fedavg", "rc-digits"), MethodStrategy.update
 

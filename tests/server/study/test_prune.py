@@ -219,6 +219,7 @@ def test_few_trials_and_late_evaluations_stop_nothing(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- what a person sees of it
 
 
+@pytest.mark.slow
 def test_a_person_is_told_who_waits_and_who_stops(tmp_path: Path) -> None:
     standings: list[Standing] = []
     outcomes, _ = find(tmp_path, watch=standings.append)
@@ -280,6 +281,7 @@ def test_a_comparison_stops_trials_of_every_method_alike(tmp_path: Path) -> None
     assert compare(plan, tmp_path, 2) == comparison
 
 
+@pytest.mark.slow
 def test_none_that_was_stopped_is_chosen(tmp_path: Path) -> None:
     outcomes, _ = find(tmp_path)
     gone = [number for number, own in enumerate(outcomes) if own.pruned]

@@ -410,6 +410,7 @@ def test_figures_of_a_comparison(finished: tuple[comparing.Comparison, Path]) ->
     assert pictures(replace(comparison, choices=[replace(gone[0], runs=["gone"])])) == {}
 
 
+@pytest.mark.slow
 def test_a_training_curve_ends_with_the_game(tmp_path: Path) -> None:
     settings = ["order=sequential", "warm_start=2", "termination=1", "batch_size=20"]
     config = load_config(options={"method": "f-fl-games", "scenario": "toy", "rounds": 5}, settings=settings)
@@ -439,6 +440,7 @@ def test_settings_reach_the_methods_that_have_them() -> None:
 # ---------------------------------------------------------------------- what goes wrong
 
 
+@pytest.mark.slow
 def test_damaged_and_older_folders_are_named_and_skipped(tmp_path: Path) -> None:
     configs = [toy_config("fedavg", rounds=2, seed=seed) for seed in range(5)]
     good, torn, empty, edited, stale = run_all(configs, tmp_path, jobs=1)
@@ -486,6 +488,7 @@ def test_a_log_of_another_kind_costs_what_is_read_from_it_alone(tmp_path: Path) 
     assert trouble.startswith(f"the files of {path} are damaged or of another version (KeyError")
 
 
+@pytest.mark.slow
 def test_where_no_trial_can_be_judged_that_is_said(tmp_path: Path) -> None:
     words = ["compare", "--methods", "fedavg", "--scenario", "colored-digits", "--seeds", "1", "--trials", "2"]
     more = ["--rounds", "1", "--set", "scenario.validation_fraction=0", "--select", "held-out", "--jobs", "1"]
@@ -814,6 +817,7 @@ def test_fewer_seeds_are_said_and_stay_comparable_and_fewer_rounds_do_not(
 # ---------------------------------------------------------------------- the command line
 
 
+@pytest.mark.slow
 def test_sweep_prints_its_trials(tmp_path: Path) -> None:
     arguments = [
         "sweep",
@@ -900,6 +904,7 @@ def told(standings: list[Standing]) -> list[str]:
     return [line for line in map(batch.standing_line, standings) if line]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trials", [1, 3])
 def test_a_comparison_has_one_count_over_trials_and_final_runs(trials: int, tmp_path: Path) -> None:
     standings: list[Standing] = []
@@ -963,6 +968,7 @@ def test_an_estimate_from_the_rounds_so_far() -> None:
     assert "  about 5.0 h to go" in batch.standing_line(Standing(1, 5, 10, 110, ended, seconds=1800))
 
 
+@pytest.mark.slow
 def test_trials_that_tie_are_said_to(tmp_path: Path) -> None:
     comparison = compare(plan("fedavg", trials=3, rounds=1, settings=("learning_rate=1e-9",)), tmp_path, 1)
     assert [choice.tied for choice in comparison.choices] == [3, 3]

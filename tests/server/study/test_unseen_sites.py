@@ -251,6 +251,7 @@ def test_a_site_without_test_samples_has_no_accuracy() -> None:
     assert site_means(one.clients) == {"x": 0.5}
 
 
+@pytest.mark.slow
 def test_a_run_neither_goes_on_with_other_tables_nor_stands_beside_one_that_had_others(tmp_path: Path) -> None:
     options = ("--config", described(tmp_path), "--data-root", tmp_path / "hospitals", "--device", "cpu")
     run = ("run", *options, "--rounds", 1, "--set", "local_steps=1", "--out")

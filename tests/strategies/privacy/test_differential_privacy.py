@@ -316,6 +316,7 @@ def test_an_absent_client_counts_as_half_an_unclipped_one(absent: str) -> None:
 # ---------------------------------------------------------------------- whole runs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "fedsr", "groupdro"])
 def test_the_wire_changes_nothing(method: str, tmp_path: Path) -> None:
     run = config(
@@ -328,6 +329,7 @@ def test_the_wire_changes_nothing(method: str, tmp_path: Path) -> None:
     assert len({row["clipping_norm"] for row in folder.rows() if row["kind"] == "privacy"}) == 4
 
 
+@pytest.mark.slow
 def test_a_resumed_run_knows_its_clipping_norm_and_counts_what_it_sends_out_again(tmp_path: Path) -> None:
     run = config("privacy.noise_multiplier=0", "privacy.clipping_norm=0.01", mechanism="adaptive", rounds=6)
     unbroken = LocalRuntime(run).run(RunFolder.create(tmp_path / "unbroken", run))
@@ -358,6 +360,7 @@ class Counting(LocalGrid):
         yield from super().send_and_receive(messages, timeout=timeout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("left", [9, 10, 11, 12])
 def test_every_model_that_was_sent_is_counted_also_after_falling_back_two_checkpoints(
     left: int, tmp_path: Path
@@ -564,6 +567,7 @@ def kind(message: Message) -> str:
     return str(message.metadata.message_type)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_of_two_exchanges_knows_both_clipping_norms(tmp_path: Path) -> None:
     settings = ("privacy.noise_multiplier=0", "privacy.clipping_norm=0.01")
     run = config(*settings, mechanism="adaptive", method="fediir", rounds=6)

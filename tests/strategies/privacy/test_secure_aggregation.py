@@ -247,6 +247,7 @@ def messages_of(method: str, *settings: str, tmp_path: Path) -> dict[str, list[A
     return seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedsdr", "fedsdr-fedavg", "fedsdr-pfedme"])
 def test_no_message_says_which_environment_a_site_has(method: str, tmp_path: Path) -> None:
     """Of a whole run, evaluations and counts for `split` included: all that goes to and comes from a site, losses
@@ -523,6 +524,7 @@ def test_clients_whose_update_is_out_of_range_say_so(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- whole runs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["ditto", "fedsr", "groupdro", "references"])
 def test_the_wire_changes_nothing(method: str, tmp_path: Path) -> None:
     """Every message meets a new process; what lasts between stages lies in a file, which is gone in the end."""
@@ -537,6 +539,7 @@ def test_the_wire_changes_nothing(method: str, tmp_path: Path) -> None:
     assert not list((tmp_path / "sites").rglob("secagg.*"))
 
 
+@pytest.mark.slow
 def test_a_resumed_run_equals_an_unbroken_one(tmp_path: Path) -> None:
     run = config(method="ditto", rounds=4)
     taken_up(run, tmp_path, 3)
