@@ -150,8 +150,8 @@ MUTATIONS = (
     ),
     Mutation(
         "scale of the noise for privacy",
-        "means = divided(self._with_noise(updates.result(), multiplier * norm / clients))",
-        "means = divided(self._with_noise(updates.result(), multiplier / clients))",
+        "means = unflattened(self._with_noise(updates.result(), multiplier * norm / clients))",
+        "means = unflattened(self._with_noise(updates.result(), multiplier / clients))",
         ("test_the_noise_belongs_to_the_norm_that_clipped", "test_the_noise_is_of_those_who_answered"),
     ),
     Mutation(
@@ -192,8 +192,8 @@ MUTATIONS = (
     ),
     Mutation(
         "environments of an evaluation's counts",
-        'metrics[f"{model}/{split}/correct"] = column([s.correct for s in scores])',
-        'metrics[f"{model}/{split}/correct"] = column([s.correct for s in reversed(scores)])',
+        'metrics[f"{place}/correct"] = column([s.correct for s in scores])',
+        'metrics[f"{place}/correct"] = column([s.correct for s in reversed(scores)])',
         ("test_evaluation_counts_by_model_split_and_environment",),
     ),
     Mutation(
@@ -240,8 +240,8 @@ MUTATIONS = (
     ),
     Mutation(
         "names in the tables of the report's page",
-        """f'<th scope="col" class="{kind}">{escape(name)}</th>'""",
-        """f'<th scope="col" class="{kind}">{name}</th>'""",
+        """f'<th scope="col" class="{kind}">{escape(name)}</th>' for kind, name in zip(kinds, table.head, strict=True)""",  # noqa: E501
+        """f'<th scope="col" class="{kind}">{name}</th>' for kind, name in zip(kinds, table.head, strict=True)""",
         ("test_names_from_files_are_only_text",),
     ),
 )
