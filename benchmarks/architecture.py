@@ -5,6 +5,7 @@ Writes the picture docs/architecture.svg. `tests/test_imports.py` holds the impo
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -58,6 +59,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
 """Each room with its modules, from the bottom up: a module imports those of its own room and of rooms above it in
 this list. The rooms of `strategies` and of `client` never import each other."""
 
+ROOM_OF_PART = {part: room for room, parts in ROOMS.items() for part in parts}
+
 
 def modules(root: Path = ROOT) -> dict[str, Path]:
     """The project's modules without the leading `perennial.`, and their files."""
@@ -94,15 +97,15 @@ def imports(module: str, path: Path, known: dict[str, Path]) -> Iterator[str]:
 
 def room_of(module: str) -> str:
     """The room of a module. Raises `KeyError` for one that has none."""
-    found = {part: room for room, parts in ROOMS.items() for part in parts}
     name = module
-    while "." in name and name not in found:
+    while "." in name and name not in ROOM_OF_PART:
         name = name.rpartition(".")[0]
-    if name not in found or (name != module and f"{name}/" in "".join(ROOMS)):
+    if name not in ROOM_OF_PART or (name != module and f"{name}/" in "".join(ROOMS)):
         raise KeyError(f"{module} has no room in benchmarks/architecture.py")
-    return found[name]
+    return ROOM_OF_PART[name]
 
 
+@cache
 def arrows(root: Path = ROOT) -> dict[str, set[str]]:
     """What each module imports."""
     known = modules(root)
