@@ -176,7 +176,7 @@ def picture(graph: dict[str, set[str]]) -> str:
     }
     figure, axes = pyplot.subplots(figsize=(9, 0.4 * (2 + max(y for _, y in place.values()))))
     for room, others in direct.items():
-        for other in others:
+        for other in sorted(others):
             (x, y), (to_x, to_y) = place[room], place[other]
             arrow = {"arrowstyle": "->", "color": "#8899aa", "lw": 0.8, "shrinkA": 0, "shrinkB": 0}
             axes.annotate("", (to_x, to_y + 0.3), (x, y - 0.3), arrowprops=arrow, zorder=1)
