@@ -11,14 +11,13 @@ from torch import Tensor
 
 from perennial.common.measures.scores import BINS, COLUMNS, Scores, added, columns, count_by_score, from_columns
 
-GENERATOR = torch.Generator().manual_seed(0)
-
 
 def sample(n: int, spread: float = 2.0) -> tuple[Tensor, Tensor]:
     """Logits whose probabilities are somewhat right, and labels."""
-    labels = (torch.rand(n, generator=GENERATOR) < 0.3).long()
-    margins = spread * torch.randn(n, generator=GENERATOR) + 1.5 * labels - 1
-    base = torch.randn(n, generator=GENERATOR)
+    generator = torch.Generator().manual_seed(n)
+    labels = (torch.rand(n, generator=generator) < 0.3).long()
+    margins = spread * torch.randn(n, generator=generator) + 1.5 * labels - 1
+    base = torch.randn(n, generator=generator)
     return torch.stack([base, base + margins], dim=1), labels
 
 
@@ -93,7 +92,7 @@ def test_columns_that_cannot_be(wrong: str) -> None:
     elif wrong == "fraction":
         values[place] = 1.0
     elif wrong == "count":
-        values[place] = 2
+        values[place] = given[name][place] + 1
     elif wrong == "huge":
         values[place] = 2**62
     elif wrong == "text":
