@@ -13,13 +13,14 @@ FOLDERS = ("common", "strategies", "client", "server", "testing", "perennial")
 
 ROOMS: dict[str, tuple[str, ...]] = {
     "common/utils": ("common.utils",),
+    "common/measures": ("common.measures",),
+    "common/tasks": ("common.tasks",),
     "common/flower": ("common.flower",),
     "common/plugins": ("common.plugins",),
     "common/data": ("common.data",),
     "common/models": ("common.models",),
     "common/wire": ("common.wire",),
     "common/mathematics": ("common.mathematics",),
-    "common/measures": ("common.measures",),
     "common/methods": ("common.methods",),
     "common/privacy": ("common.privacy",),
     "common/config": (

@@ -30,6 +30,7 @@ from torch.func import functional_call, grad, vmap
 from perennial.common.config import RunConfig, load_config
 from perennial.common.mathematics.gradient_variance import gradient_sums, variance
 from perennial.common.methods import METHODS
+from perennial.common.tasks import Classes
 from perennial.common.utils.errors import RunStopped, UserError
 from perennial.common.utils.tensors import Tensors
 from perennial.server.local import LocalRuntime
@@ -128,8 +129,10 @@ def variances(case: str, repeats: int) -> tuple[float, ...]:
         found: Tensor = functional_call(layer, own, (features,))
         return torch.cat([torch.zeros_like(found), found], dim=1) if outputs == 1 else found
 
+    task = Classes(max(2, outputs))
+
     def closed() -> Tensor:
-        return variance(*gradient_sums(z, logits(head, z), y, outputs), count)
+        return variance(*gradient_sums(z, task.residuals(logits(head, z), y)[:, -outputs:]), count)
 
     def loss(own: Tensors, h: Tensor, label: Tensor) -> Tensor:
         return F.cross_entropy(logits(own, h[None]), label[None])

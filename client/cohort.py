@@ -93,7 +93,7 @@ def stacks(works: Sequence[tuple[T, Work]], engine: Engine) -> Iterator[list[tup
     every repetition.
     """
     task, action = works[0][1].task, works[0][1].action
-    key = task.model, task.scenario.input_shape, task.scenario.classes
+    key = task.model, task.scenario.input_shape, task.scenario.task.outputs
     model, activations, convolves = model_bytes(*key), *activation_bytes(*key)
     data = sum(part.x.nbytes for _, part in _samples_of(works[0][1]))
     samples = 0 if action == "evaluate" else getattr(task.method, "batch_size", PIECE)
@@ -117,7 +117,7 @@ def evenly(items: Sequence[T], most: int) -> Iterator[list[T]]:
 
 def window(task: Task) -> int:
     """How many requests may be answered before the first reply is asked for."""
-    model = model_bytes(task.model, task.scenario.input_shape, task.scenario.classes)
+    model = model_bytes(task.model, task.scenario.input_shape, task.scenario.task.outputs)
     return max(1, min(MOST_CLIENTS, STACK_BYTES["stack"] // model))
 
 
@@ -263,7 +263,7 @@ def answers(half: type[Client[Any]], works: Sequence[Work], train: StackedExampl
         _network(net.settings, net.input_shape, net.classes, net.device),
         first.site.seed,
         tuple(work.site.client for work in works),
-        first.site.class_weights,
+        first.site.task,
     )
     before = _stacked([work.before for work in works])
     received = replace(

@@ -95,7 +95,7 @@ class PlainHost(Host):
     def _load(self, task: Task, number: int) -> Site:
         scenario = task.scenario
         data = plain_data(self.read(self.context), len(scenario.train_environments)).to(self.device)
-        net = network(self.model, tuple(data.train.x.shape[1:]), scenario.classes, self.device)
+        net = network(self.model, tuple(data.train.x.shape[1:]), scenario.task.outputs, self.device)
         return Site(scenario.client_ids[number], data, net, task.seed)
 
 

@@ -147,12 +147,10 @@ def _for_testing(data: ClientData, task: Task, client: str) -> ClientData:
 
 def site_of(task: Task, client: str, data: ClientData, net: Network) -> Site:
     """What stands at a client of a task."""
-    weights = task.scenario.loss_weights
     role: Role = "trains"
     if client in task.test_sites:
         role = "adapts" if task.adapt and not task.method.cannot_adapt() else "tests"
-    counted = torch.tensor(weights, device=net.device) if weights else None
-    return Site(client, data, net, task.seed, class_weights=counted, role=role)
+    return Site(client, data, net, task.seed, task=task.scenario.task, role=role)
 
 
 @dataclass
@@ -179,7 +177,7 @@ class Host:
         Its data are loaded once per process, and again if `RESIDENT` others have been needed since.
         """
         if self._text != text:
-            must_fit(task.model, task.scenario.input_shape, task.scenario.classes)
+            must_fit(task.model, task.scenario.input_shape, task.scenario.task.outputs)
             samples_must_fit(task.scenario.drawn_samples, task.scenario.input_shape)
             client_class(type(task.method))
             self._sites.clear()  # what the last run needed is let go
@@ -195,7 +193,7 @@ class Host:
     def _load(self, task: Task, number: int) -> Site:
         """A client with its data, read anew. Raises `UserError`."""
         data = site_data(task, number, self.own, self.data_root).to(self.device)
-        net = network(task.model, task.scenario.input_shape, task.scenario.classes, self.device)
+        net = network(task.model, task.scenario.input_shape, task.scenario.task.outputs, self.device)
         return site_of(task, task.scenario.client_ids[number], data, net)
 
     def handle(self, message: Message, number: int = 0) -> Message:

@@ -3,31 +3,13 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from perennial.common.utils.tensors import Tensors
-
-
-def cross_entropy(
-    logits: Tensor,
-    labels: Tensor,
-    weights: Tensor | None = None,
-    *,
-    smoothing: float = 0.0,
-    reduction: Literal["mean", "sum"] = "mean",
-) -> Tensor:
-    """`(1/n) Σ_i w_{y_i} ℓ(z_i, y_i)`, or the sum: logits z (n, classes), labels (n,), weights w (classes,) or 1.
-
-    Divided by n, and not by the weights' sum as in PyTorch: so mini-batches have the mean of all samples.
-    """
-    if weights is None:
-        return F.cross_entropy(logits, labels, label_smoothing=smoothing, reduction=reduction)
-    losses = weights[labels] * F.cross_entropy(logits, labels, label_smoothing=smoothing, reduction="none")
-    return losses.mean() if reduction == "mean" else losses.sum()
 
 
 def squared_distance(params: Tensors, anchor: Tensors, names: Iterable[str]) -> Tensor:
@@ -84,26 +66,16 @@ def squared_norm(params: Tensors, names: Iterable[str]) -> Tensor:
     return torch.stack([params[name].square().sum() for name in names]).sum()
 
 
-def irm_gradient(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
-    """`g = d/ds CE(s · logits, labels)` at s = 1, a scalar: the mean of `w_y Σ_k (softmax(z)_k − 1{y = k}) z_k`.
-
-    Logits (n, classes), labels (n,), weights w (classes,) or all 1. Logits (0, z) give binary cross-entropy's
-    `(σ(z) − y) z` (Arjovsky et al. 2019, IRMv1's dummy classifier).
-    """
-    expected = (logits.softmax(dim=1) * logits).sum(dim=1)
-    slopes = expected - logits.gather(1, labels[:, None]).squeeze(1)
-    return (slopes if weights is None else weights[labels] * slopes).mean()
-
-
-def irm_penalty(logits: Tensor, labels: Tensor, halves: bool = False, weights: Tensor | None = None) -> Tensor:
-    """g² of `irm_gradient`; with `halves` the product of the g of two halves of the samples.
+def irm_penalty(slopes: Tensor, halves: bool = False) -> Tensor:
+    """g² of g, the mean of the samples' `slopes` (n,) (`PredictionTask.scale_slopes`); with `halves` the
+    product of the g of two halves of the samples.
 
     Of a random mini-batch the former expects g² plus the variance of g, the latter g² (Arjovsky et al. 2019,
     appendix D). A single sample has no halves.
     """
-    if halves and len(labels) > 1:
-        return irm_gradient(logits[::2], labels[::2], weights) * irm_gradient(logits[1::2], labels[1::2], weights)
-    return irm_gradient(logits, labels, weights).square()
+    if halves and len(slopes) > 1:
+        return slopes[::2].mean() * slopes[1::2].mean()
+    return slopes.mean().square()
 
 
 def contrast(anchor: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
@@ -187,14 +159,17 @@ def gradient_alignment(
     return distance(dict(zip(anchor, gradient, strict=True)), anchor)
 
 
-def client_information(logits: Tensor, aware: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
-    """`R(ω_g(Φ)) − R(ω_a(Φ, u))`: what knowing the client tells of the label beyond the features, in nats.
+def client_information(
+    criterion: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, aware: Tensor, targets: Tensor
+) -> Tensor:
+    """`R(ω_g(Φ)) − R(ω_a(Φ, u))`: what knowing the client tells of the target beyond the features; for classes in
+    nats.
 
-    Logits (n, classes) without and with the client, labels (n,), weights (classes,) or all 1. It is I(U; Y | Φ) if
-    both classifiers are as good as can be, and I(E, U; Y | Φ) if besides a client has one environment (FedPIN,
-    thesis (5.3)). It is negative if the second is the worse one.
+    `outputs` and `aware` (n, outputs) are without and with the client. It is I(U; Y | Φ) if both classifiers are
+    as good as can be, and I(E, U; Y | Φ) if besides a client has one environment (FedPIN, thesis (5.3)). It is
+    negative if the second is the worse one.
     """
-    return cross_entropy(logits, labels, weights) - cross_entropy(aware, labels, weights)
+    return criterion(outputs, targets) - criterion(aware, targets)
 
 
 def anchored(risk: Tensor, information: Tensor, weight: float) -> Tensor:

@@ -57,7 +57,7 @@ class StatefulTrainer(LocalTrainer[S]):
 
     def risk(self, params: Tensors, part: Examples) -> Tensor:
         """Mean cross-entropy of samples."""
-        return self.cross_entropy(self.network.predict(params, part.x, training=True), part.y)
+        return self.criterion(self.network.predict(params, part.x, training=True), part.y)
 
     def decayed(self, value: Tensor, params: Tensors) -> Tensor:
         """`value + (weight_decay/2) ‖θ‖²`. Part of the loss here, since IRM's rescaling divides it, too."""

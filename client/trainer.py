@@ -11,7 +11,7 @@ stack's, and for a client alone it changes nothing.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from operator import itemgetter
 from typing import Any, ClassVar, Generic, Literal, ParamSpec, TypeVar
@@ -22,10 +22,8 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils._pytree import register_pytree_node, tree_map
 
-from perennial.client.objectives import cross_entropy
 from perennial.client.steps import Momentum, Working
 from perennial.common.data.examples import ClientData, Examples
-from perennial.common.measures.counts import Score, column, number_or_stack, score, usable_logits
 from perennial.common.measures.ranking import BATCH, columns, rank
 from perennial.common.measures.scores import SCORES, count_by_score
 from perennial.common.measures.scores import columns as score_columns
@@ -35,8 +33,9 @@ from perennial.common.models.network import Network
 from perennial.common.models.settings import Module
 from perennial.common.selection import SPLIT, tally
 from perennial.common.selection import columns as split_columns
+from perennial.common.tasks import Classes, PredictionTask
 from perennial.common.utils.seeding import torch_generator
-from perennial.common.utils.tensors import Tensors
+from perennial.common.utils.tensors import Tensors, number_or_stack
 from perennial.common.wire import MODEL, NUM_EXAMPLES, PERSONAL, Scalar
 
 H = TypeVar("H", bound=Method)
@@ -113,8 +112,8 @@ class Site:
     seed: int
     stack: tuple[str, ...] = ()
     """The clients of a stack, in the order of its tensors' first axis; empty where it is one client's site."""
-    class_weights: Tensor | None = None
-    """What a sample of each class counts in the loss (classes,); None: all count 1."""
+    task: PredictionTask | None = None
+    """What there is to predict; None: as many classes as the network has outputs."""
     role: Role = "trains"
 
     def drawing(self, round_: int, action: str) -> AbstractContextManager[None]:
@@ -142,11 +141,16 @@ class Client(Generic[H]):
 
     def __init__(self, site: Site, hparams: H, kept: dict[str, Tensors]) -> None:
         self.client, self.data, self.network, self.seed = site.client, site.data, site.network, site.seed
-        self.stack, self.class_weights = site.stack, site.class_weights
+        self.stack, self._task = site.stack, site.task
         self.role = site.role
         self.hparams = hparams
         self.kept = kept
         """Tensors that this client keeps between rounds, by record name; stored once the action has succeeded."""
+
+    @cached_property
+    def task(self) -> PredictionTask:
+        """What there is to predict."""
+        return self._task or Classes(self.network.classes)
 
     def answer(self, action: str, received: Received) -> Reply:
         """Do the work of an action, e.g. `train` or `train.gradient`."""
@@ -206,13 +210,13 @@ class Client(Generic[H]):
         return self.kept.get(PERSONAL) or start or self.initial()
 
     def loss(self, params: Tensors, batch: Examples, received: Received) -> tuple[Tensor, Metrics]:
-        """Mean cross-entropy of a mini-batch: the empirical risk R(f; D)."""
-        risk = self.cross_entropy(self.network.predict(params, batch.x, training=True), batch.y)
+        """Mean loss of a mini-batch: the empirical risk R(f; D)."""
+        risk = self.criterion(self.network.predict(params, batch.x, training=True), batch.y)
         return risk, {"risk": risk}
 
-    def cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Mean cross-entropy (), to which every sample adds as its class counts in the run."""
-        return cross_entropy(logits, labels, self.class_weights)
+    def criterion(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Mean loss () of the run's task on a mini-batch's outputs and targets."""
+        return self.task.loss(outputs, targets)
 
     def value(self, loss: Loss, model: Working, batch: Examples, received: Received) -> tuple[Tensor, Metrics]:
         """A loss where the model stands, and its metrics. Raises `ValueError` where one of them is no scalar."""
@@ -269,13 +273,16 @@ class Client(Generic[H]):
         """A function's outputs for all samples x, which go through it in pieces."""
         return in_pieces(function, x, len(self.stack))
 
-    def score(self, predict: Predictor, examples: Examples) -> Score:
-        """How a model does on samples, which go through it in pieces; in its loss classes count as in training."""
-        return score(self.outputs(predict, examples.x), examples.y, self.class_weights)
+    def mean_loss(self, predict: Predictor, examples: Examples) -> float:
+        """A model's loss on samples, which go through it in pieces and are summed in float64; of a stack a tensor
+        (clients,)."""
+        losses = self.losses(self.outputs(predict, examples.x), examples.y)
+        mean: float = number_or_stack(losses.double().sum(dim=-1)) / len(examples)
+        return mean
 
-    def right(self, predict: Predictor, examples: Examples) -> Tensor:
-        """Of which samples a model tells the label (n,)."""
-        return self.outputs(predict, examples.x).argmax(dim=-1) == examples.y
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The loss of each sample (n,), or of each client's samples in a stack (clients, n)."""
+        return self.each(partial(self.task.loss, reduction="none"))(outputs, targets)
 
     def initial(self) -> Tensors:
         """The run's common initial model, the same at every client and at the server."""
@@ -293,26 +300,33 @@ class Client(Generic[H]):
 
     @torch.no_grad()
     def evaluate(self, received: Received) -> Reply:
-        """Counts and summed losses of each model on held-out training data and on each test environment.
+        """Counts and sums of each model on held-out training data and on each test environment.
 
-        Metrics are lists `MODEL/SPLIT/{count,correct,loss}`, one entry per environment, and where the request has
-        `BATCH` the columns of rankings, and where it has `SCORES` those of test samples by score; the settings of
-        the reply name the environments of each split. Where the request has references, the columns of
-        `common/selection.py` are there as well, from held-out data alone.
+        Metrics are lists `MODEL/SPLIT/NAME` of `count`, `loss` and the task's columns, environment after
+        environment, and where the request has `BATCH` the columns of rankings, and where it has `SCORES` those of
+        test samples by score; the settings of the reply name the environments of each split. Where the request has
+        references, the columns of `common/selection.py` are there as well, from held-out data alone.
         """
         batch = int(received.settings.get(BATCH, 0))  # type: ignore[arg-type]
         splits = {VALIDATION: {VALIDATION: self.data.validation}, TEST: self.data.test}
         metrics: dict[str, int | float | list[int] | list[float] | Tensor] = {}
         held_out = self.data.validation
-        known = [self.right(self.predictor(tensors), held_out) for tensors in received.references]
+        known = [
+            right_answers(self.outputs(self.predictor(tensors), held_out.x), held_out.y)
+            for tensors in received.references
+        ]
         for model, predict in (self.evaluated if len(self.data.train) else self.untrained)(received).items():
             for split, environments in splits.items():
                 parts = environments.values()
-                answers = [(usable_logits(self.outputs(predict, part.x), part.y), part.y) for part in parts]
-                place, scores = f"{model}/{split}", [score(logits, labels) for logits, labels in answers]
-                metrics[f"{place}/count"] = [s.count for s in scores]
-                metrics[f"{place}/correct"] = column([s.correct for s in scores])
-                metrics[f"{place}/loss"] = column([s.loss for s in scores])
+                answers = [(self.task.usable(self.outputs(predict, part.x), part.y), part.y) for part in parts]
+                place = f"{model}/{split}"
+                metrics[f"{place}/count"] = [len(part) for part in parts]
+                sums = [
+                    {**self.task.sums(*answer), "loss": self.losses(*answer).double().sum(dim=-1, keepdim=True)}
+                    for answer in answers
+                ]
+                for name in (*self.task.columns, "loss"):
+                    metrics[f"{place}/{name}"] = column([own[name] for own in sums])
                 if SCORES in received.settings and split == TEST:
                     metrics |= self.lists(place, _by_score, answers)
                 if batch:
@@ -320,9 +334,24 @@ class Client(Generic[H]):
                 if known and split == VALIDATION:
                     (logits, labels), *_ = answers
                     count = partial(_tallies, classes=logits.shape[-1])
-                    right = logits.argmax(dim=-1) == labels
+                    right = right_answers(logits, labels)
                     metrics |= self.lists(f"{model}/{SPLIT}", count, known, right, held_out)
         return Reply(metrics=metrics, settings={split: list(parts) for split, parts in splits.items()})
+
+
+def column(sums: Sequence[Tensor]) -> list[int] | list[float] | Tensor:
+    """Sums (size,) of several environments as one list of numbers, environment after environment; of a stack,
+    sums (clients, size), one tensor (clients, numbers)."""
+    if not sums:
+        return []
+    joined = torch.cat(list(sums), dim=-1)
+    found: list[float] = joined.tolist()
+    return joined if joined.dim() > 1 else found
+
+
+def right_answers(logits: Tensor, labels: Tensor) -> Tensor:
+    """Of which samples a model tells the class."""
+    return logits.argmax(dim=-1) == labels
 
 
 def _rankings(answers: Sequence[tuple[Tensor, Tensor]], batch: int) -> dict[str, list[int] | list[float]]:

@@ -73,7 +73,7 @@ class MethodStrategy(Strategy, Generic[H]):
     @cached_property
     def network(self) -> Network:
         """The run's network."""
-        return network(self.run.model, self.run.scenario.input_shape, self.run.scenario.classes)
+        return network(self.run.model, self.run.scenario.input_shape, self.run.scenario.task.outputs)
 
     # ------------------------------------------------------------------ what a method says about itself
 
@@ -213,7 +213,7 @@ class MethodStrategy(Strategy, Generic[H]):
         return [client for client in evaluated if client in nodes], both, settings
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Rows of counts and sums into `evaluation`; returns each model's client-mean test accuracy.
+        """Rows of counts and sums into `evaluation`; returns `evaluated`.
 
         Rankings are summed over clients, and only their areas become rows.
         """
@@ -223,9 +223,10 @@ class MethodStrategy(Strategy, Generic[H]):
         return self.evaluated(found)
 
     def evaluated(self, found: Evaluation) -> MetricRecord:
-        """Each model's client-mean test accuracy, once the rows are in `evaluation`."""
+        """The task's headline measure of each model, once the rows are in `evaluation`: its mean over clients."""
+        measure = self.run.scenario.task.headline.name
         self.evaluation = found.rows()
-        return MetricRecord({f"{name}/accuracy": value for name, value in found.accuracies().items()})
+        return MetricRecord({f"{name}/{measure}": value for name, value in found.test_means().items()})
 
     def summary(self) -> None:
         """Nothing to log: the run folder holds the complete configuration."""

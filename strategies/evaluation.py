@@ -7,8 +7,8 @@ from typing import Any
 from perennial.common import selection
 from perennial.common.config import RunConfig
 from perennial.common.measures import ranking, scores
-from perennial.common.measures.counts import COUNTED
 from perennial.common.selection import SPLIT, STEPS, Counts, References, Tally
+from perennial.common.tasks import checked_sums, values_of
 from perennial.strategies.exchange import AcceptedReply
 from perennial.strategies.screening import LONGEST_REASON, Rejected
 
@@ -99,22 +99,21 @@ class Evaluation:
             for model in self._run.method.evaluates
         ]
 
-    def accuracies(self) -> dict[str, float]:
-        """Each model's mean test accuracy over clients, of a client over its environments that have samples."""
-        accuracy: dict[str, list[float]] = {}
+    def test_means(self) -> dict[str, float]:
+        """Each model's mean headline measure on test data over clients, of a client over its
+        environments that have samples."""
+        means: dict[str, list[float]] = {}
         for row in self.clients:
             if row["split"] == "test":
-                values = [
-                    right / count for right, count in zip(row["correct"], row["count"], strict=True) if count
-                ]
+                values = list(values_of(self._run.scenario.task, row).values())
                 if values:
-                    accuracy.setdefault(row["model"], []).append(sum(values) / len(values))
-        return {name: sum(values) / len(values) for name, values in accuracy.items()}
+                    means.setdefault(row["model"], []).append(sum(values) / len(values))
+        return {name: sum(values) / len(values) for name, values in means.items()}
 
     def _read(self, reply: AcceptedReply) -> tuple[list[Row], dict[str, Tally]]:
         """A reply as one row per model and split, with `rankings` and `scores` by environment if they were asked
         for, and the tallies of its models."""
-        scenario, method = self._run.scenario, self._run.method
+        scenario, method, task = self._run.scenario, self._run.method, self._run.scenario.task
         ranked = ranking.COLUMNS if self._run.ranking_batch else ()
         environments = {"validation": {"validation"}, "test": set(scenario.test_environments)}
         columns: dict[tuple[str, str], Row] = {}
@@ -128,22 +127,25 @@ class Evaluation:
             tallies = self._tallies(columns) if self._counted else {}
             for (model, split), row in columns.items():
                 scored = scores.COLUMNS if self._run.scored and split == "test" else ()
-                if model not in method.evaluates or row.keys() != {*COUNTED, *ranked, *scored}:
+                if model not in method.evaluates or row.keys() != {
+                    "count",
+                    "loss",
+                    *task.columns,
+                    *ranked,
+                    *scored,
+                }:
                     raise ValueError(f"{model}/{split} was not asked for")
                 names = reply.settings[split]
                 if not isinstance(names, list) or not environments[split].issuperset(names):
                     raise ValueError(f"{split} has other environments than the scenario")
-                if len(set(names)) < len(names) or any(len(row[name]) != len(names) for name in COUNTED):
+                if len(set(names)) < len(names) or any(len(row[name]) != len(names) for name in ("count", "loss")):
                     raise ValueError(f"{split} has other columns than one number for each environment")
-                counts, corrects = (
-                    scores.whole(row[name], self._run.most_examples) for name in ("count", "correct")
-                )
-                if any(correct > count for count, correct in zip(counts, corrects, strict=True)):
-                    raise ValueError("more correct answers than samples")
+                counts = scores.whole(row["count"], self._run.most_examples)
+                row |= checked_sums(task, row, counts)
                 areas = {column: row.pop(column) for column in ranked}
                 rankings = ranking.from_columns(areas, counts, self._run.ranking_batch) if areas else []
                 by_score = {column: row.pop(column) for column in scored}
-                scored_samples = scores.from_columns(by_score, counts, corrects) if by_score else []
+                scored_samples = scores.from_columns(by_score, counts, row["correct"]) if by_score else []
                 named = {"kind": "evaluation", "round": self._round, "client": reply.client}
                 where = {"model": model, "split": split, "environment": names}
                 rows.append({**named, **where, **row, "rankings": rankings, "scores": scored_samples})

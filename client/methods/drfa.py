@@ -32,6 +32,6 @@ class DRFAClient(LocalTrainer[DRFA]):
 
     def train_loss(self, received: Received) -> Reply:
         """`R(w′; D_u)` of the mean snapshot w′, over all of this client's training samples."""
-        score = self.score(self.predictor(received[SNAPSHOT]), self.data.train)
-        risk = torch.as_tensor(score.loss / score.count, dtype=torch.float32)
-        return Reply({LOSS: {LOSS: risk}}, {NUM_EXAMPLES: score.count})
+        risk = self.mean_loss(self.predictor(received[SNAPSHOT]), self.data.train)
+        sent = {LOSS: torch.as_tensor(risk, dtype=torch.float32)}
+        return Reply({LOSS: sent}, {NUM_EXAMPLES: len(self.data.train)})

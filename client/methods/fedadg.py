@@ -6,7 +6,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from perennial.client.objectives import cross_entropy
 from perennial.client.steps import Momentum, Working
 from perennial.client.trainer import LocalTrainer, Means, Metrics, Received, Reply
 from perennial.common.data.examples import Examples
@@ -74,7 +73,7 @@ class FedADGClient(LocalTrainer[FedADG]):
     def smoothed(self, logits: Tensor, batch: Examples) -> Tensor:
         """R of a mini-batch's logits."""
         smoothing = self.hparams.label_smoothing
-        return cross_entropy(logits, batch.y, self.class_weights, smoothing=smoothing)
+        return self.task.loss(logits, batch.y, smoothing=smoothing)
 
     def discriminator(self) -> Tensors:
         """D; before this client's first round, a draw of its own."""

@@ -51,5 +51,5 @@ class FedIIRClient(LocalTrainer[FedIIR]):
 
     def risk(self, params: Tensors, batch: Examples, training: bool) -> tuple[Tensor, Metrics]:
         """Mean cross-entropy; `training` says whether BatchNorm takes the statistics of the mini-batch."""
-        risk = self.cross_entropy(self.network.predict(params, batch.x, training=training), batch.y)
+        risk = self.criterion(self.network.predict(params, batch.x, training=training), batch.y)
         return risk, {"risk": risk}

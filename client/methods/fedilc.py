@@ -107,7 +107,7 @@ class FedILCClient(FedSGDClient[FedILC]):
         """Mean and variance c_e of the classifier's per-sample gradients (FedILC §3.2, §5)."""
         train = self.data.train
         pieces = torch.split(torch.arange(len(train), device=train.y.device), self.piece)
-        sums = [head_sums(self.network, model, train[index], self.class_weights) for index in pieces]
+        sums = [head_sums(self.network, self.task, model, train[index]) for index in pieces]
         first, second = (torch.stack(parts).sum(dim=0) for parts in zip(*sums, strict=True))
         return first / len(train), variance(first, second, len(train))
 
@@ -122,7 +122,7 @@ class FedILCClient(FedSGDClient[FedILC]):
         """`J_eᵀ v` of v = `away`, in pieces: ∇ of `(1/n) Σ_i ⟨v, g_i² − 2 ḡ g_i⟩` with the ḡ = `mean` fixed."""
 
         def slope(params: Tensors, part: Examples, _: Received) -> tuple[Tensor, Metrics]:
-            first, second = head_sums(self.network, params, part, self.class_weights)
+            first, second = head_sums(self.network, self.task, params, part)
             return (away * (second - 2 * mean * first)).sum() / len(part), {}
 
         names = self.network.parameter_names

@@ -26,7 +26,7 @@ class FedPACClient(FedRepClient[FedPAC]):
     def aligned_loss(self, params: Tensors, batch: Examples, received: Received) -> tuple[Tensor, Metrics]:
         """`R(h∘φ; B) + λ/(n d) Σ_i ‖φ(x_i) − c_{y_i}‖²`."""
         z = self.network.features(params, batch.x, training=True)
-        risk = self.cross_entropy(self.network.classify(params, z, training=True), batch.y)
+        risk = self.criterion(self.network.classify(params, z, training=True), batch.y)
         centroids = received[CENTROIDS]
         distance = centroid_distance(z, batch.y, centroids["mean"], centroids["count"])
         return risk + self.hparams.alignment * distance, {"risk": risk, "alignment": distance}

@@ -58,7 +58,7 @@ class FedPINClient(FedPINGMClient[FedPIN]):
             anchors = net.features(constants[MODEL], batch.x)
             negatives = net.features(constants[PLAIN], batch.x)
         z = net.features(params, batch.x, training=True)
-        risk = self.cross_entropy(net.classify(params, z, training=True), batch.y)
+        risk = self.criterion(net.classify(params, z, training=True), batch.y)
         contrast = contrastive_loss(z, anchors, negatives, hparams.temperature)
         variance = total_variance(z)
         value = risk + hparams.contrast * contrast + hparams.variance * variance

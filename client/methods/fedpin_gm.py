@@ -68,15 +68,15 @@ class FedPINGMClient(LocalTrainer[A]):
 
     def aware_risk(self, auxiliary: Tensors, z: Tensor, logits: Tensor, y: Tensor) -> Tensor:
         """`R(ω_a(Φ_g, u))`, ω_a's own risk on features."""
-        return self.cross_entropy(self.aware(auxiliary, z, logits), y)
+        return self.criterion(self.aware(auxiliary, z, logits), y)
 
     def anchor_loss(self, logits: Tensor, aware: Tensor, y: Tensor, alpha: float) -> tuple[Tensor, Metrics]:
         """`L_g(Φ_g, ω_g, ω_a; B) / (1 + α)` from the logits of ω_g and of ω_a.
 
         With `auxiliary=scale` negative information, which says only that ω_a is behind, counts as none.
         """
-        risk = self.cross_entropy(logits, y)
-        information = client_information(logits, aware, y, self.class_weights)
+        risk = self.criterion(logits, y)
+        information = client_information(self.criterion, logits, aware, y)
         counted = information.clamp(min=0) if self.hparams.auxiliary == "scale" else information
         return anchored(risk, counted, alpha), {"risk": risk, "information": information}
 

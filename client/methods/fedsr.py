@@ -40,7 +40,7 @@ class FedSRClient(LocalTrainer[FedSR]):
     def loss(self, params: Tensors, batch: Examples, received: Received) -> tuple[Tensor, Metrics]:
         mean, deviation = self.distribution(params, batch.x, training=True)
         z = mean + deviation * torch.randn(mean.shape, generator=self.noise).to(mean.device)
-        risk = self.cross_entropy(self.network.classify(params, z, training=True), batch.y)
+        risk = self.criterion(self.network.classify(params, z, training=True), batch.y)
         norm = z.square().sum(dim=1).mean()
         reference = params[REFERENCE_MEAN][batch.y], F.softplus(params[REFERENCE_SCALE])[batch.y]
         information = gaussian_divergence(mean, deviation, *reference).mean()

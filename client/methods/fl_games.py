@@ -5,9 +5,16 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
-from perennial.client.objectives import cross_entropy
 from perennial.client.steps import Working
-from perennial.client.trainer import EVALUATION_BATCH, LocalTrainer, Metrics, Predictor, Received, Reply
+from perennial.client.trainer import (
+    EVALUATION_BATCH,
+    LocalTrainer,
+    Metrics,
+    Predictor,
+    Received,
+    Reply,
+    right_answers,
+)
 from perennial.common.data.examples import Examples
 from perennial.common.mathematics.adam import Adam
 from perennial.common.methods.fl_games import ANSWERED, PLAYED, PLAYERS, PREDICTOR, FLGames, VFLGames
@@ -53,7 +60,7 @@ class FLGamesClient(LocalTrainer[FLGames]):
             answered = self._answered(received, current, z)
         own = self.play(params, z, training=True)
         divisor = self.hparams.divisor(len(played), remembered if self.hparams.buffer else 0)
-        risk = self.cross_entropy((own + answered) / divisor, batch.y)
+        risk = self.criterion((own + answered) / divisor, batch.y)
         ensemble = own.detach() + _sum(current.values())
         return risk, {"risk": risk, "accuracy": (ensemble.argmax(dim=1) == batch.y).float().mean()}
 
@@ -66,7 +73,7 @@ class FLGamesClient(LocalTrainer[FLGames]):
         for batch in self._representation_data(received.round):
             z = self.network.features(phi.tensors, batch.x)
             logits = self._sum_of_outputs(received, z, own) / len(_played(received))
-            risk = cross_entropy(logits, batch.y, self.class_weights, reduction="sum")
+            risk = self.task.loss(logits, batch.y, reduction="sum")
             torch._foreach_add_(total, phi.gradient(risk))
             count, loss = count + len(batch), loss + float(risk.detach())
             correct += int((logits.argmax(dim=1) == batch.y).sum())
@@ -131,8 +138,8 @@ class FLGamesClient(LocalTrainer[FLGames]):
         if (count := max(1, round(self.hparams.ending_share * len(train)))) < len(train):
             order = torch.randperm(len(train), generator=torch_generator(self.seed, self.client, 0, "ending"))
             train = train[order[:count].to(train.y.device)]
-        found = self.score(lambda x: self._sum_of_outputs(received, self.represent(received, x), own), train)
-        return {"accuracy": found.correct / found.count}
+        logits = self.outputs(lambda x: self._sum_of_outputs(received, self.represent(received, x), own), train.x)
+        return {"accuracy": int(right_answers(logits, train.y).sum()) / len(train)}
 
     # ------------------------------------------------------------------ the opponents
 

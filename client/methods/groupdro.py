@@ -44,8 +44,8 @@ def with_weight(client: Client[Any], received: Received) -> Received:
 def with_risk(reply: Reply, client: Client[Any], received: Received) -> Reply:
     """The reply, and beside it the risk of the received model on all of the client's training data; or what that
     makes of the client's weight, in units of `most` before and after."""
-    found, group = client.score(client.predictor(received[MODEL]), client.data.train), received[GROUP]
-    risk = torch.as_tensor(found.loss / found.count, dtype=torch.float32)
+    found, group = client.mean_loss(client.predictor(received[MODEL]), client.data.train), received[GROUP]
+    risk = torch.as_tensor(found, dtype=torch.float32)
     if "level" not in group:
         return replace(reply, arrays={**reply.arrays, GROUP: {"risk": risk}})
     grown = group["above"] + (client.hparams.group_rate * risk.double().to(group["above"])).clamp(0, 700)

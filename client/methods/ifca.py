@@ -24,7 +24,7 @@ class IFCAClient(LocalTrainer[IFCA]):
         A risk that is no number is the worst: a hostile client may have made its model overflow.
         """
         models = [self.predictor(received[name]) for name in self.hparams.model_names]
-        risks = [self.score(predict, self.data.train).loss for predict in models]
+        risks = [self.mean_loss(predict, self.data.train) for predict in models]
         return min(range(len(risks)), key=lambda k: (math.isnan(risks[k]), risks[k]))
 
     def visit(self, received: Received) -> None:

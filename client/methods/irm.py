@@ -29,8 +29,8 @@ class IrmClient(StatefulTrainer[I]):
         """R and g² on samples of one environment."""
         logits = self.network.predict(params, part.x, training=True)
         halves = self.hparams.penalty_estimator == "halves"
-        penalty = irm_penalty(logits, part.y, halves, self.class_weights)
-        return self.cross_entropy(logits, part.y), penalty
+        penalty = irm_penalty(self.task.scale_slopes(logits, part.y), halves)
+        return self.criterion(logits, part.y), penalty
 
     def penalised(self, value: Tensor, penalty: Tensor, weight: float, round_: int) -> Tensor:
         """`value + λ_t · penalty`, with `rescale` divided by max(1, λ_t); λ_t is at most 1 while annealing."""

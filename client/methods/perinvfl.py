@@ -65,6 +65,6 @@ class PerInvFLClient(IrmL2Client[PerInvFL]):
         """`R(v; B) + λ_c C(Φ_v(x), Φ_v(x), Φ_h(x)) + (weight_decay/2) ‖v‖²`; the second and third features of C
         are constants."""
         z = self.network.features(params, batch.x, training=True)
-        risk = self.cross_entropy(self.network.classify(params, z, training=True), batch.y)
+        risk = self.criterion(self.network.classify(params, z, training=True), batch.y)
         other = self.network.features(auxiliary, batch.x, training=True)
         return self.decayed(risk + self.hparams.contrast * contrast(z, z.detach(), other.detach()), params)

@@ -39,7 +39,7 @@ class ReferencesClient(LocalTrainer[References]):
         for part in self.data.train.by_environment():
             environment = int(part.environment[0])
             data = replace(self.data, train=part)
-            site = Site(self.client, data, self.network, self.seed, class_weights=self.class_weights)
+            site = Site(self.client, data, self.network, self.seed, task=self.task)
             start = {MODEL: received[model_of(environment)]}
             reply = LocalTrainer(site, self.hparams, {}).train(Received(received.round, start))
             trained[model_of(environment)] = reply.arrays[MODEL]

@@ -44,7 +44,7 @@ class ShortcutTrainer(LocalTrainer[S]):
         hparams, net, within = self.hparams, self.network, constants[WITHIN]
         features = net.features(params, batch.x, training=True)
         logits = net.classify(params, features, training=True)
-        risk = self.cross_entropy(logits, batch.y)
+        risk = self.criterion(logits, batch.y)
         outputs = centred(logits) if hparams.removed_from == "logits" else features
         shortcut = net.features(constants[SHORTCUT], batch.x)
         dependence = conditional_dependence(outputs, (shortcut - within["means"][batch.y]) / within["deviation"])
@@ -89,14 +89,14 @@ class ShortcutTrainer(LocalTrainer[S]):
         """`R(ω_i∘Ψ)` with Ψ frozen (thesis (4.6))."""
         with torch.no_grad():
             features = self.network.features(present[SHORTCUT], batch.x)
-        return self.cross_entropy(self.network.classify(params, features), batch.y), {}
+        return self.criterion(self.network.classify(params, features), batch.y), {}
 
     def discovery_loss(self, params: Tensors, batch: Examples, present: Received) -> tuple[Tensor, Metrics]:
         """`l_SD(Ψ, ω) = R(ω∘Ψ) − min(α, λ l_dis(Ψ))` (thesis (4.5) and the text below it)."""
         hparams, net = self.hparams, self.network
         heads = [present[name] for name in sorted(present.arrays) if name.startswith(ENVIRONMENT_HEAD)]
         features = net.features(params, batch.x, training=True)
-        risk = self.cross_entropy(net.classify(params, features, training=True), batch.y)
+        risk = self.criterion(net.classify(params, features, training=True), batch.y)
         logits = torch.stack([net.classify(head, features) for head in heads])
         pairs = max(1, len(heads) * (len(heads) - 1)) if hparams.pairs == "mean" else 1
         distance = disagreement(logits, hparams.disagreement) / pairs

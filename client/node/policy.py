@@ -12,7 +12,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from perennial.client.node.survey import is_survey, survey_request
 from perennial.client.request import checked
 from perennial.common.config import RunConfig, Task, parse_task
-from perennial.common.measures.counts import COUNTED
 from perennial.common.measures.ranking import BATCH
 from perennial.common.measures.scores import SCORES
 from perennial.common.methods import method_class
@@ -90,10 +89,15 @@ class Policy(BaseModel):
 
     def must_allow_reply(self, message: Message, reply: Message) -> None:
         """Raises `UserError` for a reply with arrays, or counts for `split` or by score, that nothing hides."""
+        if not self.require:
+            return
         hidden = message.metadata.message_type in ACTIONS or TERMS in records(message.content, ArrayRecord)
         names = (name.split("/") for record in records(reply.content, MetricRecord).values() for name in record)
-        counts = any(len(parts) > 1 and (parts[1] == SPLIT or parts[-1] not in COUNTED) for parts in names)
-        if self.require and (counts or (not hidden and records(reply.content, ArrayRecord))):
+        counts = any(
+            len(parts) > 1 and (parts[1] == SPLIT or parts[-1] not in _summed(checked(message).task))
+            for parts in names
+        )
+        if counts or (not hidden and records(reply.content, ArrayRecord)):
             raise self._no(f"{message.metadata.message_type!r} without secure aggregation", "requires 'secagg'")
 
     def _must_allow_run(self, run: RunConfig) -> None:
@@ -116,6 +120,13 @@ class Policy(BaseModel):
     @staticmethod
     def _no(what: str, instead: str) -> UserError:
         return UserError(f"this site's policy does not allow {what}; it {instead}")
+
+
+@lru_cache
+def _summed(task: str) -> set[str]:
+    """The columns of an evaluation that are sums over an environment's samples alone."""
+    columns = parse_task(task).scenario.task.columns
+    return {"count", "loss", *(name for name, column in columns.items() if not column.by_score)}
 
 
 @lru_cache

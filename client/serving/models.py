@@ -69,8 +69,8 @@ class Served:
         sample = torch.zeros(1, *self.scenario.input_shape)
         for name in self.models:
             logits = self.logits(name, sample)
-            if logits.shape != (1, self.scenario.classes) or not logits.isfinite().all():
-                raise ValueError(f"model {name!r} does not give {self.scenario.classes} finite logits")
+            if logits.shape != (1, self.scenario.task.outputs) or not logits.isfinite().all():
+                raise ValueError(f"model {name!r} does not give {self.scenario.task.outputs} finite logits")
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ def load(path: Path, data_root: Path | None, device: torch.device) -> Served:
     number, root = scenario.client_ids.index(snapshot.client), data_root or snapshot.data_root
     data = OnDemand(lambda: site_data(task, number, snapshot.own, root).to(device))
     # A network of its own: the one before goes on serving while this one may be fine-tuned.
-    net = Network(task.model, scenario.input_shape, scenario.classes, device)
+    net = Network(task.model, scenario.input_shape, scenario.task.outputs, device)
     site = site_of(task, snapshot.client, data, net)
     with site.drawing(snapshot.received.round, "evaluate"):
         models = client_half(task, site, snapshot.kept).evaluated(snapshot.received)

@@ -14,6 +14,7 @@ from perennial.common.data.environments import standardise
 from perennial.common.data.examples import ClientData
 from perennial.common.data.partition import Share
 from perennial.common.data.raw_data import Raw
+from perennial.common.tasks import Classes, PredictionTask
 from perennial.common.utils.knobs import knob
 
 if TYPE_CHECKING:
@@ -77,9 +78,14 @@ class Scenario(BaseModel, ABC):
         """Shape of one sample."""
 
     @property
-    @abstractmethod
     def classes(self) -> int:
-        """Number of classes."""
+        """Number of classes; 0 where `task` has none."""
+        return 0
+
+    @property
+    def task(self) -> PredictionTask:
+        """What there is to predict."""
+        return Classes(self.classes, self.loss_weights)
 
     @property
     def column_names(self) -> tuple[str, ...]:

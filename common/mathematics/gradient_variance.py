@@ -1,38 +1,34 @@
 """How the gradients of a linear classifier vary from sample to sample, in closed form, and between clients."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from perennial.common.data.examples import Examples
 from perennial.common.models.network import Network
+from perennial.common.tasks import PredictionTask
 from perennial.common.utils.tensors import Tensors
 
 
-def gradient_sums(
-    features: Tensor, logits: Tensor, labels: Tensor, outputs: int, weights: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """`Σ_i g_i` and `Σ_i g_i²` of each sample's gradient of the cross-entropy by a linear classifier.
+def gradient_sums(features: Tensor, residuals: Tensor) -> tuple[Tensor, Tensor]:
+    """`Σ_i g_i` and `Σ_i g_i²` of each sample's gradient of the loss by a linear classifier.
 
     `g_i = (d_i h_iᵀ, d_i)`, (outputs · (width + 1),), weights first and biases last, of features h (n, width) and
-    residuals `d = softmax(z) − onehot(y)` of logits z (n, classes) and labels (n,). A classifier of one output has
-    logits (0, z), and only the last residual, `σ(z) − y`, is its own. With weights (classes,) a sample's
-    cross-entropy, and so its d, is its class's weight times as much.
+    residuals d (n, outputs), the derivatives of the samples' losses in the classifier's outputs.
     """
-    d = (logits.softmax(dim=1) - F.one_hot(labels, logits.shape[1]))[:, -outputs:]
-    if weights is not None:
-        d = weights[labels, None] * d
+    d = residuals
     first = torch.cat([(d.T @ features).flatten(), d.sum(dim=0)])
     d = d.square()
     return first, torch.cat([(d.T @ features.square()).flatten(), d.sum(dim=0)])
 
 
-def head_sums(
-    network: Network, model: Tensors, part: Examples, weights: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """`gradient_sums` of a model over samples; they depend on its featurizer, too."""
+def head_sums(network: Network, task: PredictionTask, model: Tensors, part: Examples) -> tuple[Tensor, Tensor]:
+    """`gradient_sums` of a model over samples; they depend on its featurizer, too.
+
+    A classifier of one output has logits (0, z), and only the last residual, `σ(z) − y`, is its own.
+    """
     z = network.features(model, part.x)
-    return gradient_sums(z, network.classify(model, z), part.y, len(model["classifier.weight"]), weights)
+    residuals = task.residuals(network.classify(model, z), part.y)
+    return gradient_sums(z, residuals[:, -len(model["classifier.weight"]) :])
 
 
 def variance(first: Tensor, second: Tensor, count: int) -> Tensor:

@@ -57,3 +57,8 @@ def unflattened(tensors: Mapping[str, Tensor]) -> dict[str, Tensors]:
         record, _, key = name.partition("/")
         records.setdefault(record, {})[key] = tensor
     return records
+
+
+def number_or_stack(value: Tensor) -> Any:
+    """A scalar as a number; of a stack of clients, the tensor (clients,) as it is."""
+    return value if value.dim() else value.item()

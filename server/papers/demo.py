@@ -131,7 +131,7 @@ def load_claims(file: Path = DEMO, only: Iterable[str] = (), option: str = "--on
 
 
 def _column(found: Selected, column: str) -> float | None:
-    return {**found.accuracy, **measures(found)}.get(column)
+    return {**found.values, **measures(found)}.get(column)
 
 
 @dataclass(frozen=True)

@@ -155,7 +155,7 @@ def _lines(finding: Finding) -> tuple[list[Line], dict[int, str]]:
     if environments:
         lines = [environment_line(style, result, "final", environments) for style, result in results.items()]
         x: Sequence[float] = range(len(environments))
-        constant = [fmean(found.accuracy[name] for found in finding.constant) for name in environments]
+        constant = [fmean(found.values[name] for found in finding.constant) for name in environments]
     else:
         lines = [curve_line(style, round_means(result, "accuracy")) for style, result in results.items()]
         x = [min(min(line.x) for line in lines), max(max(line.x) for line in lines)]

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from perennial.common.config import RunConfig
+from perennial.common.tasks import PredictionTask
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.suggestions import sentence
 from perennial.server.run.folder import RunFolder
@@ -148,7 +149,9 @@ def _run(path: Path, config: RunConfig, summary: dict[str, Any], rows: list[Row]
             for model, own in models.items()
         },
         curves={
-            _named(model, part): _curve(model, [row for row in rows if row.get("client") in clients], sent)
+            _named(model, part): _curve(
+                model, [row for row in rows if row.get("client") in clients], sent, config.scenario.task
+            )
             for part, clients in parts(config).items()
             for model in config.method.evaluates
         },
@@ -174,18 +177,18 @@ def _selected(facts: Any) -> Selected:
     """Raises `ValidationError`, and `ValueError` for an accuracy that is no fraction."""
     found = Selected.model_validate(facts)
     numbers = {name: getattr(found, name) for name in ("worst", "average", "pooled", "validation")}
-    for name, value in (*numbers.items(), *found.accuracy.items()):
+    for name, value in (*numbers.items(), *found.values.items()):
         if value is not None and not 0 <= value <= 1:
             raise ValueError(f"the accuracy {name} is {value:g}, and must be from 0 to 1")
     return found
 
 
-def _curve(model: str, rows: Iterable[Row], sent: Sequence[float]) -> Curve:
+def _curve(model: str, rows: Iterable[Row], sent: Sequence[float], task: PredictionTask) -> Curve:
     by_round: dict[int, list[Row]] = {}
     for row in rows:
         if row["kind"] == "evaluation" and row["model"] == model:
             by_round.setdefault(row["round"], []).append(row)
-    evaluations = [Evaluation(own).summary() for own in by_round.values()]
+    evaluations = [Evaluation(own, task).summary() for own in by_round.values()]
     accuracy, held_out, loss = (
         [nan if (value := found[name]) is None else float(value) for found in evaluations]
         for name in ("average", "validation", "loss")

@@ -39,7 +39,7 @@ class Result:
 
     def accuracy(self, selection: str, environment: str) -> Spread | None:
         """In a test environment over seeds; None where there is no number."""
-        found = (one.accuracy for one in self.picked(selection))
+        found = (one.values for one in self.picked(selection))
         return over_seeds(own[environment] for own in found if environment in own)
 
 

@@ -304,7 +304,7 @@ def sites_of(found: Iterable[Result]) -> list[str]:
 def environments_of(found: Iterable[Result]) -> list[str]:
     """The test environments of all results, each once."""
     picked = (one for result in found for run in result.runs for one in run.models[result.model].values())
-    return list(dict.fromkeys(name for one in picked for name in one.accuracy))
+    return list(dict.fromkeys(name for one in picked for name in one.values))
 
 
 def _short(text: str) -> str:

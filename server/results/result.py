@@ -99,7 +99,7 @@ class Result:
                 {"round": number, "model": model, "split": split, "environment": name, "accuracy": value}
                 for (number, model), rows in by_key.items()
                 for split in ("validation", "test")
-                for name, value in Evaluation(rows).client_mean(split).items()
+                for name, value in Evaluation(rows, self.config.scenario.task).client_mean(split).items()
             )
 
     def model(self, name: str | None = None, client: str | None = None) -> nn.Module:

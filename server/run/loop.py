@@ -18,6 +18,7 @@ from perennial.common.config import RunConfig
 from perennial.common.models.memory import must_fit
 from perennial.common.models.network import network
 from perennial.common.selection import References
+from perennial.common.tasks import PredictionTask
 from perennial.common.utils.errors import RunStopped, UserError
 from perennial.common.utils.events import tell
 from perennial.common.utils.tensors import must_be_records
@@ -42,8 +43,8 @@ def start(config: RunConfig) -> Checkpoint:
         if times > 1:
             why = f"{name!r} is there {times} times; give each a name of its own"
             raise UserError(f"scenario {scenario.name!r}: {kind}: {why}")
-    must_fit(config.model, scenario.input_shape, scenario.classes)
-    net = network(config.model, scenario.input_shape, scenario.classes, torch.device("cpu"))
+    must_fit(config.model, scenario.input_shape, scenario.task.outputs)
+    net = network(config.model, scenario.input_shape, scenario.task.outputs, torch.device("cpu"))
     return Checkpoint(round=0, run_id=uuid4().hex[:12], arrays=net.initial(config.seed), strategy={})
 
 
@@ -68,7 +69,7 @@ def run_rounds(
         strategy = _ready_strategy(config, folder, grid, origin, references or load_references(config))
         arrays, nothing = to_record(origin.arrays), ConfigRecord()
         begun = time.monotonic() - origin.seconds
-        clock = RoundEvents(origin.run_id)
+        clock = RoundEvents(origin.run_id, config.scenario.task)
         end = min(until or config.rounds, config.rounds)
         for number in range(origin.round + 1, end + 1):
             clock.begin(number)
@@ -148,8 +149,8 @@ def _run_events(config: RunConfig, origin: Checkpoint) -> Iterator[None]:
 class RoundEvents:
     """Logs what each part of a round took, and what came of it."""
 
-    def __init__(self, run: str) -> None:
-        self._run = run
+    def __init__(self, run: str, task: PredictionTask) -> None:
+        self._run, self._task = run, task
 
     def begin(self, number: int) -> None:
         """A round begins."""
@@ -172,8 +173,9 @@ class RoundEvents:
         models: dict[str, list[dict[str, Any]]] = {}
         for row in rows:
             models.setdefault(row["model"], []).append(row)
-        accuracy = {model: Evaluation(own).client_mean("test") for model, own in models.items()}
-        self._tell("evaluated", action="evaluate", accuracy=accuracy)
+        found = {model: Evaluation(own, self._task).client_mean("test") for model, own in models.items()}
+        known: dict[str, Any] = {"action": "evaluate", self._task.headline.name: found}
+        self._tell("evaluated", **known)
 
     def round_done(self, connected: int, left_out: int) -> None:
         """The round is done."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from perennial.common.tasks import HEADLINES
 from perennial.common.utils.errors import printable
 
 
@@ -23,15 +24,15 @@ Watcher = Callable[[Progress], None]
 
 def progress_line(progress: Progress) -> str:
     """One line for a round that has something to say: an evaluation, or clients left out; else empty."""
-    accuracies = {
-        name.removesuffix("/accuracy"): value
+    found = [
+        f"{model} {measure.text(value, 1)}{measure.unit}"
         for name, value in progress.metrics.items()
-        if name.endswith("/accuracy")
-    }
-    if not accuracies and not progress.left_out:
+        for model, _, last in [name.rpartition("/")]
+        if model and (measure := HEADLINES.get(last))
+    ]
+    if not found and not progress.left_out:
         return ""
-    parts = [f"round {progress.round}/{progress.rounds}"]
-    parts += [f"{name} {100 * value:.1f} %" for name, value in accuracies.items()]
+    parts = [f"round {progress.round}/{progress.rounds}", *found]
     left_out = sorted(progress.left_out.items())
     parts += [f"left out {client}: {reason}" for client, reason in left_out[:MOST_NAMED]]
     if (more := len(left_out) - MOST_NAMED) > 0:

@@ -12,6 +12,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import Metric
 
+from perennial.common.tasks import HEADLINES
 from perennial.common.utils.files import Tail
 
 BUCKETS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
@@ -41,8 +42,14 @@ class RunMetrics:
         self.bytes = counter("bytes", "Tensors that went down to clients and up from them.", "direction")
         self.connected = gauge("clients_connected", "Clients in the last round.")
         self.left_out = gauge("clients_left_out", "Of them those left out in the last round.")
-        about = "Mean over clients of the accuracy in a test environment at the last evaluation."
-        self.accuracy = gauge("accuracy", about, "model", "environment")
+        self.measures = {
+            name: gauge(
+                name,
+                f"Mean over clients of the {measure.title} in a test environment at the last evaluation.",
+                *("model", "environment"),
+            )
+            for name, measure in HEADLINES.items()
+        }
         self.round = gauge("round", "The last round.")
         self.planned = gauge("rounds_planned", "Rounds that the run takes.")
         self.running = gauge("running", "1 until the run has ended.")
@@ -89,9 +96,10 @@ class RunMetrics:
         elif event == "left out" and self.by_client:
             self.by_client.labels(row["client"]).inc()
         elif event == "evaluated":
-            for model, environments in row["accuracy"].items():
-                for environment, value in environments.items():
-                    self.accuracy.labels(model, environment).set(value)
+            for name in HEADLINES.keys() & row:
+                for model, environments in row[name].items():
+                    for environment, value in environments.items():
+                        self.measures[name].labels(model, environment).set(value)
         elif event in ("ended", "stopped"):
             self.running.set(0)
             self.stopped.set(event == "stopped")

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -58,7 +58,7 @@ def tracking(kind: str | None, path: Path, config: RunConfig, watch: Watcher) ->
             write = stack.enter_context(writer(module, path, config))
         except Exception as error:  # a place that cannot be written, a server that does not answer
             raise UserError(f"--track {kind} cannot start ({_line(error)})") from None
-        follow = _follower(RunFolder(path), write, config.sites_with_data)
+        follow = _follower(RunFolder(path), write, config)
 
         def both(progress: Progress) -> None:
             follow()
@@ -68,11 +68,10 @@ def tracking(kind: str | None, path: Path, config: RunConfig, watch: Watcher) ->
         follow()  # on Flower's runtimes the last evaluation may have come after the last round was told
 
 
-def scalars(rows: Iterable[Row], sites: Collection[str] = ()) -> Iterator[tuple[int, dict[str, float]]]:
-    """What trackers draw: training, traffic and clients left out of a round; accuracies if it was evaluated.
-
-    `sites` are those that have own data.
-    """
+def scalars(rows: Iterable[Row], config: RunConfig) -> Iterator[tuple[int, dict[str, float]]]:
+    """What trackers draw: training, traffic and clients left out of a round; the headline measure if it was
+    evaluated."""
+    sites, task = config.sites_with_data, config.scenario.task
     evaluations: dict[tuple[int, str], list[Row]] = {}
     for row in rows:
         if row["kind"] == "round":
@@ -82,16 +81,17 @@ def scalars(rows: Iterable[Row], sites: Collection[str] = ()) -> Iterator[tuple[
         elif row["kind"] == "evaluation":
             evaluations.setdefault((row["round"], row["model"]), []).append(row)
     for (number, model), own in evaluations.items():
-        found = Evaluation(own).summary()
-        named = {**overall_of(found, sites, found["accuracy"]), "held-out": found["validation"]}
-        named |= {f"test {environment}": value for environment, value in found["accuracy"].items()}
+        found = Evaluation(own, task).summary()
+        values = found[task.headline.name]
+        named = {**overall_of(found, sites, values, task.headline), "held-out": found["validation"]}
+        named |= {f"test {environment}": value for environment, value in values.items()}
         yield number, {f"{model}/{name}": value for name, value in named.items() if value is not None}
 
 
 # ---------------------------------------------------------------------- inside
 
 
-def _follower(folder: RunFolder, write: Write, sites: Collection[str] = ()) -> Callable[[], None]:
+def _follower(folder: RunFolder, write: Write, config: RunConfig) -> Callable[[], None]:
     offset, waiting, working = 0, list[Row](), True
 
     def follow() -> None:
@@ -102,7 +102,7 @@ def _follower(folder: RunFolder, write: Write, sites: Collection[str] = ()) -> C
         ends = [index for index, row in enumerate(waiting, 1) if row["kind"] in ("round", "evaluation-traffic")]
         whole, waiting = waiting[: max(ends, default=0)], waiting[max(ends, default=0) :]
         try:
-            for number, values in scalars(whole, sites) if working else ():
+            for number, values in scalars(whole, config) if working else ():
                 write(number, values)
         except Exception as error:  # whatever ails a tracker, the run is worth more
             working = False

@@ -8,9 +8,14 @@ from typing import Any
 
 from perennial.common.config import RunConfig
 from perennial.common.measures.scores import SCORE, Scores, added
+from perennial.common.tasks import Measure, PredictionTask, sums_of, values_of
+from perennial.common.tasks.base import Sums
+from perennial.common.tasks.classes import ACCURACY
 from perennial.server.selection.split_rule import Score, best_of, gate, score, unusable
 
 Row = dict[str, Any]
+Summed = tuple[int, Sums]
+"""How many samples, and their sums."""
 SELECTIONS = ("final", "validation")
 SPLIT = "split"
 """The third, where clients could tell held-out samples apart; as in `common/selection.py`, which needs NumPy."""
@@ -21,21 +26,24 @@ AREAS = ("auroc", "auprc", "auroc_hard_batch", "auprc_hard_batch")
 def summarise(config: RunConfig, rows: list[Row], *, seconds: float, oracle: bool = False) -> dict[str, Any]:
     """What `summary.json` holds.
 
-    For each model and selection: accuracy per test environment as the mean over clients, their minimum (`worst`)
-    and mean (`average`), the share of all test samples that is right (`pooled`), and each client's accuracies; the
-    losses likewise; and areas where the scenario has them. Of sites with own data also that of the `worst_site`.
-    `evaluated`: which clients were, unless all were. `insists`: the protection without which a site takes part in
-    no run, of the sites that have such a policy. `changed`: with which other settings a resumed run went on, and
-    from which round. `oracle` adds the round with the best test average. With references every round picked has
-    its scores of `split`, and `split` says whether that selection speaks.
+    For each model and selection: the task's headline measure per test environment as the mean over clients, the
+    `worst` of them and their mean (`average`), that of all test samples together (`pooled`), and each client's;
+    the losses likewise; and areas where the scenario has them. Of sites with own data also that of the
+    `worst_site`. `evaluated`: which clients were, unless all were. `insists`: the protection without which a site
+    takes part in no run, of the sites that have such a policy. `changed`: with which other settings a resumed run
+    went on, and from which round. `oracle` adds the round with the best test average. With references every round
+    picked has its scores of `split`, and `split` says whether that selection speaks.
     """
     rounds = [row for row in rows if row["kind"] == "round"]
     evaluations = [row for row in rows if row["kind"] in ("evaluation", "ranking", SCORE, SPLIT)]
+    task = config.scenario.task
     selections = (*SELECTIONS, SPLIT, "oracle") if oracle else (*SELECTIONS, SPLIT)
     models: dict[str, Any] = {}
     for model in config.method.evaluates:
         by_round = {
-            number: Evaluation([row for row in evaluations if row["round"] == number and row["model"] == model])
+            number: Evaluation(
+                (row for row in evaluations if row["round"] == number and row["model"] == model), task
+            )
             for number in sorted({row["round"] for row in evaluations})
         }
         models[model] = {
@@ -84,7 +92,11 @@ def by_part(config: RunConfig, models: Mapping[str, Any], rows: Iterable[Row]) -
         key = found["round"], model
         own = [row for row in evaluations if row["client"] in clients and (row["round"], row["model"]) == key]
         split = {SPLIT: found[SPLIT]} if SPLIT in found else {}
-        return {"round": found["round"], **_with_site(config, Evaluation(own).summary()), **split}
+        return {
+            "round": found["round"],
+            **_with_site(config, Evaluation(own, config.scenario.task).summary()),
+            **split,
+        }
 
     return {
         part: {
@@ -109,9 +121,9 @@ def site_means(clients: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     return {name: fmean(own.values()) for name, own in clients.items() if own}
 
 
-def worst_site(clients: Mapping[str, Mapping[str, float]]) -> float | None:
-    """The least of `site_means`; none where nobody has test samples."""
-    return min(site_means(clients).values(), default=None)
+def worst_site(clients: Mapping[str, Mapping[str, float]], measure: Measure = ACCURACY) -> float | None:
+    """The worst of `site_means`; none where nobody has test samples."""
+    return measure.worst(site_means(clients).values())
 
 
 def overall(sites: Collection[str], environments: Collection[str]) -> tuple[str, ...]:
@@ -124,11 +136,11 @@ def overall(sites: Collection[str], environments: Collection[str]) -> tuple[str,
 
 
 def overall_of(
-    found: Mapping[str, Any], sites: Collection[str], environments: Collection[str]
+    found: Mapping[str, Any], sites: Collection[str], environments: Collection[str], measure: Measure = ACCURACY
 ) -> dict[str, float | None]:
-    """What `overall` names, of a model's accuracies (`Evaluation.summary`)."""
+    """What `overall` names, of a model's headline measure (`Evaluation.summary`)."""
     names = overall(sites, environments)
-    return {name: worst_site(found["clients"]) if name == "worst site" else found[name] for name in names}
+    return {name: worst_site(found["clients"], measure) if name == "worst site" else found[name] for name in names}
 
 
 def area_means(areas: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
@@ -157,9 +169,12 @@ def versions() -> dict[str, str]:
 class Evaluation:
     """One model's evaluation in one round, over all clients."""
 
-    def __init__(self, rows: Iterable[Row]) -> None:
-        self.accuracy: dict[str, dict[str, dict[str, float]]] = {"test": {}, "validation": {}}
-        """Accuracy by split, client, environment; environments without samples are absent."""
+    def __init__(self, rows: Iterable[Row], task: PredictionTask) -> None:
+        self.task, self.measure = task, task.headline
+        self.values: dict[str, dict[str, dict[str, float]]] = {"test": {}, "validation": {}}
+        """The task's headline measure by split, client, environment; environments without samples are absent."""
+        self._sums: dict[str, dict[str, Summed]] = {}
+        """Of test samples, by client and environment."""
         self.loss: dict[str, dict[str, float]] = {}
         """Mean test loss of a sample, by client and environment."""
         self.areas: dict[str, dict[str, float]] = {}
@@ -170,7 +185,6 @@ class Evaluation:
         """Test samples by score, by client and environment; empty where they were not asked for."""
         self.positive = ""
         """The class that a score is the probability of."""
-        right = total = 0
         for row in rows:
             if row.get("kind") == SPLIT:
                 self.split = row
@@ -188,44 +202,71 @@ class Evaluation:
                 if row["split"] == "test":
                     self.areas[row["environment"]] = {name: row[name] for name in AREAS if name in row}
                 continue
-            values = _per_sample(row, "correct")
-            self.accuracy[row["split"]][row["client"]] = values
+            self.values[row["split"]][row["client"]] = values_of(task, row)
             if row["split"] == "test":
-                right, total = right + sum(row["correct"]), total + sum(row["count"])
+                self._sums[row["client"]] = sums_of(task, row)
                 self.loss[row["client"]] = _per_sample(row, "loss") if "loss" in row else {}
-        self.pooled = right / total if total else None
-        """Over the test samples of all clients and environments."""
+        self.pooled = self._measures(own for sums in self._sums.values() for own in sums.values())[
+            self.measure.name
+        ]
+        """The measure over the test samples of all clients and environments."""
+
+    def _measures(self, parts: Iterable[Summed]) -> dict[str, float | None]:
+        """All measures of the task on some samples together."""
+        every = list(parts)
+        count = sum(number for number, _ in every)
+        if not count:
+            return {measure.name: None for measure in (self.measure, *self.task.others)}
+        sums = {
+            name: [sum(values) for values in zip(*(own[name] for _, own in every), strict=True)]
+            for name in self.task.columns
+        }
+        return self.task.measures(count, sums)
 
     def client_mean(self, split: str) -> dict[str, float]:
-        """Mean over clients of the accuracy in each environment, in the scenario's order."""
-        return _client_mean(self.accuracy[split])
+        """Mean over clients of the measure in each environment, in the scenario's order."""
+        return _client_mean(self.values[split])
 
     @property
     def held_out(self) -> float | None:
-        """Mean over clients of the accuracy on held-out training data."""
+        """Mean over clients of the measure on held-out training data."""
         return next(iter(self.client_mean("validation").values()), None)
 
     def summary(self) -> dict[str, Any]:
-        """Accuracy per test environment, worst, average, pooled, per client, and on held-out training data.
+        """The headline measure, under its name, per test environment, worst, average, pooled, per client, and on
+        held-out training data.
 
-        Beside them the test losses and areas, and the mean over environments of each; where test samples were
-        counted by score, what that says.
+        Beside them the task's other measures, the test losses and areas, and the mean over environments of each;
+        where test samples were counted by score, what that says.
         """
         test = self.client_mean("test")
         found = score(self.split) if self.split else None
         losses = _client_mean(self.loss)
         return {
-            "accuracy": test,
-            "worst": min(test.values(), default=None),
+            self.measure.name: test,
+            "worst": self.measure.worst(test.values()),
             "average": _mean(test.values()) if test else None,
             "pooled": self.pooled,
             "validation": self.held_out,
             "loss": _mean(losses.values()) if losses else None,
             "losses": losses,
             "areas": self.areas,
-            "clients": self.accuracy["test"],
+            "clients": self.values["test"],
+            **({"measures": self._all_measures()} if self.task.others else {}),
             **({"scores": self._scores()} if self.scores else {}),
             **({SPLIT: found.json()} if found else {}),
+        }
+
+    def _all_measures(self) -> dict[str, Any]:
+        """Every measure of the task on test samples: of all of them, by environment, and by client."""
+        environments = dict.fromkeys(name for own in self._sums.values() for name in own)
+        return {
+            "all": self._measures(own for sums in self._sums.values() for own in sums.values()),
+            "environments": {
+                name: self._measures(own[name] for own in self._sums.values() if name in own)
+                for name in environments
+            },
+            "clients": {client: self._measures(own.values()) for client, own in self._sums.items() if own},
         }
 
     def _scores(self) -> dict[str, Any]:
@@ -250,7 +291,7 @@ class Evaluation:
 def select(by_round: Mapping[int, Evaluation], selection: str) -> int | None:
     """The round that a selection picks; the earliest of equals. None where it cannot choose.
 
-    `final`: the last one; `validation`: best client-mean accuracy on held-out training-environment data;
+    `final`: the last one; `validation`: best client mean of the measure on held-out training-environment data;
     `split`: best score where references are right and where they are wrong; `oracle`: best average over the test
     environments.
     """
@@ -263,7 +304,7 @@ def select(by_round: Mapping[int, Evaluation], selection: str) -> int | None:
         return best_of(found) if found else None
     split = {"validation": "validation", "oracle": "test"}[selection]
     scores = {
-        number: _mean(means.values())
+        number: evaluation.measure.goodness(_mean(means.values()))
         for number, evaluation in by_round.items()
         if (means := evaluation.client_mean(split))
     }
@@ -271,8 +312,9 @@ def select(by_round: Mapping[int, Evaluation], selection: str) -> int | None:
 
 
 def _with_site(config: RunConfig, found: dict[str, Any]) -> dict[str, Any]:
-    """A model's accuracies, of sites with own data with the worst one's."""
-    return {**found, "worst_site": worst_site(found["clients"])} if config.sites_with_data else found
+    """A model's summary, of sites with own data with the worst one's."""
+    measure = config.scenario.task.headline
+    return {**found, "worst_site": worst_site(found["clients"], measure)} if config.sites_with_data else found
 
 
 def _per_sample(row: Row, column: str) -> dict[str, float]:

@@ -16,9 +16,10 @@ from pathlib import Path
 from shutil import rmtree
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import AliasChoices, BaseModel, Field, TypeAdapter, ValidationError
 
 from perennial.common.config import RunConfig
+from perennial.common.tasks import HEADLINES
 from perennial.common.utils.errors import PlugInError, RunStopped, UserError, from_outside, in_words, printable
 from perennial.common.utils.files import write_text
 from perennial.common.utils.suggestions import sentence
@@ -57,11 +58,11 @@ class Scores(BaseModel):
 
 
 class Selected(BaseModel):
-    """A model's accuracies in the round that a selection picked."""
+    """How good a model is in the round that a selection picked."""
 
     round: int
-    accuracy: dict[str, float]
-    """By test environment, mean over clients."""
+    values: dict[str, float] = Field(validation_alias=AliasChoices("values", *HEADLINES))
+    """The task's headline measure by test environment, mean over clients."""
     worst: float | None
     """This and the next two: None without test data."""
     average: float | None

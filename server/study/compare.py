@@ -358,7 +358,7 @@ def measures(found: Selected, sites: Sequence[str] = ()) -> dict[str, float]:
     }
     return {
         **{name: value for name, value in of_all.items() if value is not None},
-        **fairness(list(found.accuracy.values())),
+        **fairness(list(found.values.values())),
         **area_means(found.areas),
     }
 
@@ -605,7 +605,7 @@ def _rows(label: str, model: str, selection: str, found: list[Selected], sites: 
     each = [site_means(one.clients) for one in found]
     known = {site: [means[site] for means in each if site in means] for site in sites}
     own = {site: spread(values) for site, values in known.items() if values}
-    environments = _means([one.accuracy for one in found])
+    environments = _means([one.values for one in found])
     measured = _means([measures(one, sites) for one in found])
     return [Row(label, model, selection, measured, len(found), own, environments)]
 

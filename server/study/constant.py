@@ -1,4 +1,4 @@
-"""The predictor that looks at nothing: every client's most frequent training label."""
+"""The predictor that looks at nothing: the constant that is best for every client's training targets."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -9,17 +9,18 @@ from torch import Tensor
 from perennial.common.config import RunConfig
 from perennial.common.data.examples import ClientData
 from perennial.common.models.torch_state import plain_torch
+from perennial.common.tasks import PredictionTask, checked_sums
 from perennial.common.utils.errors import UserError
 from perennial.server.selection.summary import Evaluation, Row
 from perennial.server.study.batch import Counts, Selected
 
 
-def constant_rows(client: str, data: ClientData, counts: Tensor | None = None) -> list[Row]:
-    """One client's evaluation rows, as a run would log them; of equally frequent labels the smallest counts.
+def constant_rows(client: str, data: ClientData, task: PredictionTask, targets: Tensor | None = None) -> list[Row]:
+    """One client's evaluation rows, as a run would log them.
 
-    It says its own most frequent one, or that of `counts`, of each class: that of others, if it trains on nothing.
+    It says what is best for its own training targets, or for `targets`: those of others, if it trains on nothing.
     """
-    label = int((torch.bincount(data.train.y) if counts is None else counts).argmax())
+    outputs = task.constant(data.train.y if targets is None else targets)
     splits = {"validation": {"validation": data.validation}, "test": data.test}
     return [
         {
@@ -27,26 +28,33 @@ def constant_rows(client: str, data: ClientData, counts: Tensor | None = None) -
             "split": split,
             "environment": list(parts),
             "count": [len(part) for part in parts.values()],
-            "correct": [int((part.y == label).sum()) for part in parts.values()],
+            **_columns(task, outputs, [part.y for part in parts.values()]),
         }
         for split, parts in splits.items()
     ]
 
 
-def constant_summary(clients: Iterable[tuple[str, ClientData]], classes: int) -> dict[str, Any]:
-    """Its accuracies on the clients' data, as a run's summary has them.
+def _columns(task: PredictionTask, outputs: Tensor, targets: Sequence[Tensor]) -> Row:
+    sums = [task.sums(outputs.expand(len(y), -1), y) for y in targets]
+    found = {name: [value for own in sums for value in own[name].tolist()] for name in task.columns}
+    return checked_sums(task, found, [len(y) for y in targets])
 
-    A client that trains on nothing says what is most frequent among all that train.
+
+def constant_summary(clients: Iterable[tuple[str, ClientData]], task: PredictionTask) -> dict[str, Any]:
+    """How good it is on the clients' data, as a run's summary has it.
+
+    A client that trains on nothing says what is best for all that train.
     """
-    rows, visited, counts = list[Row](), dict[str, ClientData](), torch.zeros(classes, dtype=torch.int64)
+    rows, visited, targets = list[Row](), dict[str, ClientData](), list[Tensor]()
     for client, data in clients:
         if len(data.train):
-            rows += constant_rows(client, data)
-            counts += torch.bincount(data.train.y, minlength=classes)
+            rows += constant_rows(client, data, task)
+            targets.append(data.train.y)
         else:
             visited[client] = data
-    rows += [row for client, data in visited.items() for row in constant_rows(client, data, counts)]
-    return Evaluation(rows).summary()
+    for client, data in visited.items():
+        rows += constant_rows(client, data, task, torch.cat(targets))
+    return Evaluation(rows, task).summary()
 
 
 @plain_torch()  # the runs take up the data that are read here
@@ -64,7 +72,7 @@ def constant_predictor(config: RunConfig, seed: int) -> Selected:
         for number, client in enumerate(config.scenario.client_ids)
         if client in evaluated
     )
-    found = constant_summary(clients, config.scenario.classes)
+    found = constant_summary(clients, config.scenario.task)
     if found["worst"] is None:
         raise UserError(
             f"no client of {config.scenario.name} has test samples with seed {seed}, so there is nothing to "
@@ -86,13 +94,14 @@ def constant_counts(configs: Sequence[RunConfig], adapt: int) -> dict[str, list[
     for config in configs:
         scenario = config.scenario
         data = [site_data(config, number, None, config.data_folder) for number in range(scenario.clients)]
-        labels = [torch.bincount(own.train.y, minlength=scenario.classes) for own in data]
         for number, site in enumerate(scenario.client_ids):
             alone = config.model_copy(update={"test_sites": (site,), "adapt": adapt})
             few = site_data(alone, number, None, config.data_folder)
-            unseen = _right(constant_rows(site, few, sum(labels) - labels[number]))
-            adapted = _right(constant_rows(site, few)) if adapt else (0, 0)
-            found.setdefault(site, []).append([unseen, adapted, _right(constant_rows(site, data[number]))])
+            others = torch.cat([own.train.y for own in data[:number] + data[number + 1 :]])
+            unseen = _right(constant_rows(site, few, scenario.task, others))
+            adapted = _right(constant_rows(site, few, scenario.task)) if adapt else (0, 0)
+            own = _right(constant_rows(site, data[number], scenario.task))
+            found.setdefault(site, []).append([unseen, adapted, own])
     return found
 
 

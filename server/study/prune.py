@@ -119,7 +119,8 @@ def _evaluation(outcome: Outcome, round_: int) -> Evaluation:
     except UserError:
         rows = []
     wanted = (row for row in rows if row.get("kind") in ("evaluation", SPLIT))
-    return Evaluation(row for row in wanted if (row["round"], row["model"]) == here)
+    own = (row for row in wanted if (row["round"], row["model"]) == here)
+    return Evaluation(own, outcome.config.scenario.task)
 
 
 def grouped(outcomes: Sequence[T], groups: Iterable[Sequence[RunConfig]]) -> list[list[T]]:

@@ -169,8 +169,12 @@ class FedILCStrategy(FedSGDStrategy[FedILC]):
         names = self.network.parameter_names
         params = {name: self.sent[name].detach().clone() for name in self.sent}
         leaves = [params[name].requires_grad_() for name in names]
+        task = self.run.scenario.task
         variances = [
-            variance(*head_sums(self.network, params, self._data[client]), len(self._data[client]))
+            variance(
+                *head_sums(self.network, task, params, self._data[client]),
+                len(self._data[client]),
+            )
             for client in self.cohort
         ]
         gradient = torch.autograd.grad(spread(torch.stack(variances)) / 2, leaves, materialize_grads=True)

@@ -15,14 +15,13 @@ from torch import Tensor
 import perennial
 from perennial.client.host import Host
 from perennial.client.methods.fedilc import FedILCClient
-from perennial.client.objectives import client_information, cross_entropy, irm_gradient
 from perennial.client.state import FileStates
 from perennial.client.trainer import Received
 from perennial.common.config import RunConfig, load_config
 from perennial.common.data.scenarios.own_data import OwnData, balanced
 from perennial.common.mathematics.gradient_variance import gradient_sums, head_sums, variance
-from perennial.common.measures.counts import score
 from perennial.common.methods import METHODS
+from perennial.common.tasks import Classes
 from perennial.common.utils.errors import UserError
 from perennial.server.local import LocalRuntime
 from perennial.server.run.folder import RunFolder
@@ -45,50 +44,44 @@ def test_balanced_weights_are_scikit_learns() -> None:
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_the_loss_is_pytorchs_but_divided_by_the_samples(drawn: tuple[Tensor, Tensor], smoothing: float) -> None:
     logits, labels = drawn
-    weights = torch.tensor([0.5, 2.0, 5.0], dtype=torch.float64)
+    task, weights = Classes(3, (0.5, 2.0, 5.0)), torch.tensor([0.5, 2.0, 5.0], dtype=torch.float64)
     losses = F.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)
     expected = (weights[labels] * losses).sum() / 30
-    torch.testing.assert_close(cross_entropy(logits, labels, weights, smoothing=smoothing), expected)
-    total = cross_entropy(logits, labels, weights, smoothing=smoothing, reduction="sum")
+    torch.testing.assert_close(task.loss(logits, labels, smoothing=smoothing), expected)
+    total = task.loss(logits, labels, smoothing=smoothing, reduction="sum")
     torch.testing.assert_close(total, 30 * expected)
     if not smoothing:
         theirs = F.cross_entropy(logits, labels, weight=weights)
         torch.testing.assert_close(expected, theirs * weights[labels].sum() / 30)
-    fair = torch.tensor(list(balanced({"0": 20, "1": 8, "2": 2}).values()), dtype=torch.float64)
+    fair = tuple(balanced({"0": 20, "1": 8, "2": 2}).values())
     if not smoothing:  # their mean over samples is 1
-        torch.testing.assert_close(
-            cross_entropy(logits, labels, fair), F.cross_entropy(logits, labels, weight=fair)
-        )
+        theirs = F.cross_entropy(logits, labels, weight=torch.tensor(fair, dtype=torch.float64))
+        torch.testing.assert_close(Classes(3, fair).loss(logits, labels), theirs)
 
 
 def test_without_weights_it_is_pytorchs_to_the_bit(drawn: tuple[Tensor, Tensor]) -> None:
     logits, labels = drawn
-    assert torch.equal(cross_entropy(logits, labels), F.cross_entropy(logits, labels))
+    assert torch.equal(Classes(3).loss(logits, labels), F.cross_entropy(logits, labels))
 
 
-def test_irms_slope_and_the_information_are_those_of_the_weighted_risk(drawn: tuple[Tensor, Tensor]) -> None:
+def test_irms_slope_is_that_of_the_weighted_risk(drawn: tuple[Tensor, Tensor]) -> None:
     logits, labels = drawn
-    weights = torch.tensor([0.5, 2.0, 5.0], dtype=torch.float64)
-    scale = torch.ones((), dtype=torch.float64, requires_grad=True)
-    (slope,) = torch.autograd.grad(cross_entropy(scale * logits, labels, weights), scale)
-    torch.testing.assert_close(irm_gradient(logits, labels, weights), slope)
-    gap = cross_entropy(logits, labels, weights) - cross_entropy(2 * logits, labels, weights)
-    torch.testing.assert_close(client_information(logits, 2 * logits, labels, weights), gap)
-    summed = score(logits, labels, weights).loss
-    assert summed == pytest.approx(30 * float(cross_entropy(logits, labels, weights)))
+    task, scale = Classes(3, (0.5, 2.0, 5.0)), torch.ones((), dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(task.loss(scale * logits, labels), scale)
+    torch.testing.assert_close(task.scale_slopes(logits, labels).mean(), slope)
 
 
 def test_fishrs_sums_are_of_the_weighted_losses_gradients(drawn: tuple[Tensor, Tensor]) -> None:
     logits, labels = drawn
-    weights, features = torch.tensor([0.5, 2.0, 5.0], dtype=torch.float64), logits[:, :2].detach()
+    task, features = Classes(3, (0.5, 2.0, 5.0)), logits[:, :2].detach()
     head = torch.zeros(3, 2, dtype=torch.float64, requires_grad=True)
     bias = torch.randn(3, generator=torch.Generator().manual_seed(1), dtype=torch.float64, requires_grad=True)
     found = features @ head.T + bias
     each = [
         torch.cat([part.flatten() for part in torch.autograd.grad(loss, (head, bias), retain_graph=True)])
-        for loss in weights[labels] * F.cross_entropy(found, labels, reduction="none")
+        for loss in task.loss(found, labels, reduction="none")
     ]
-    first, second = gradient_sums(features, found.detach(), labels, 3, weights)
+    first, second = gradient_sums(features, task.residuals(found.detach(), labels))
     torch.testing.assert_close(first, torch.stack(each).sum(dim=0))
     torch.testing.assert_close(second, torch.stack(each).square().sum(dim=0))
 
@@ -100,7 +93,7 @@ def test_a_client_of_fishr_takes_the_same_gradients(tmp_path: Path) -> None:
     client, model, train = FedILCClient(site, config.method, {}), site.network.initial(0), site.data.train
 
     def spread(params: Mapping[str, Tensor]) -> Tensor:
-        return variance(*head_sums(site.network, dict(params), train, torch.tensor(WEIGHTS)), len(train))
+        return variance(*head_sums(site.network, Classes(2, WEIGHTS), dict(params), train), len(train))
 
     mean, own = client.moments(model)
     torch.testing.assert_close(own, spread(model))

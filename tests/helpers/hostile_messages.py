@@ -294,7 +294,7 @@ def judge_reply(asked: Asked, content: RecordDict | Error) -> bool:
         for value in accepted.metrics.values():
             assert all(abs(number) <= FLOAT32_MAX for number in (value if isinstance(value, list) else [value]))
     json.dumps(found.rows(), allow_nan=False)
-    assert all(0 <= accuracy <= 1 for accuracy in found.accuracies().values())
+    assert all(0 <= accuracy <= 1 for accuracy in found.test_means().values())
     return bool(used)
 
 

@@ -24,6 +24,7 @@ from perennial.common.methods.fedsgd import FedSGD
 from perennial.common.models.memory import model_bytes
 from perennial.common.models.network import network
 from perennial.common.models.settings import model_settings
+from perennial.common.tasks import Classes
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import GRADIENT, MODEL, from_record, to_record
@@ -587,7 +588,7 @@ def risk_gradient(w: Tensor, x: Tensor, y: Tensor) -> Tensor:
 def population_variance(w: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """Of the two weights; there is no bias."""
     logits = torch.stack([torch.zeros(len(y), dtype=torch.float64), x @ w], dim=1)
-    return variance(*gradient_sums(x, logits, y, 1), len(y))[:2]
+    return variance(*gradient_sums(x, Classes(2).residuals(logits, y)[:, -1:]), len(y))[:2]
 
 
 def population_spread(w: Tensor) -> Tensor:

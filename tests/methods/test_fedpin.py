@@ -175,10 +175,12 @@ def test_entropy_may_exceed_the_variance() -> None:
 
 def test_information_is_a_difference_of_risks_and_nothing_if_the_client_is_ignored() -> None:
     logits, labels = normal(7, 3), torch.arange(7) % 3
-    assert float(client_information(logits, logits, labels)) == 0
+    assert float(client_information(F.cross_entropy, logits, logits, labels)) == 0
     aware = normal(7, 3, seed=1)
     nats = [torch.log_softmax(scores, 1)[torch.arange(7), labels].mean() for scores in (aware, logits)]
-    assert float(client_information(logits, aware, labels)) == pytest.approx(float(nats[0] - nats[1]))
+    assert float(client_information(F.cross_entropy, logits, aware, labels)) == pytest.approx(
+        float(nats[0] - nats[1])
+    )
 
 
 @given(st.floats(0, 500))
@@ -207,7 +209,9 @@ def told(linear: bool) -> float:
         for tensor, step in zip(params, torch.autograd.grad(risk, params, materialize_grads=True), strict=True):
             tensor.data -= 0.5 * step
     blind = torch.zeros(20, 2)  # the best without the client: y is even given z
-    return sum(client_information(blind, logits(number), y[number]).item() for number in (0, 1)) / 2
+    return (
+        sum(client_information(F.cross_entropy, blind, logits(number), y[number]).item() for number in (0, 1)) / 2
+    )
 
 
 def test_the_auxiliary_classifier_sees_a_relation_that_changes_with_the_client() -> None:

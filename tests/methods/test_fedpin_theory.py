@@ -87,7 +87,10 @@ def samples(joint: Tensor, feature: tuple[int, ...]) -> tuple[Tensor, Tensor, Te
 def test_information_ranks_the_shortcut_above_the_invariant_feature() -> None:
     """Clients that have an environment each: 0 for z_g, 0.0100 nats for z_s."""
     joint = world(own_environment=True)
-    values = {name: float(client_information(*samples(joint, f))) for name, f in (("g", Z_G), ("s", Z_S))}
+    values = {
+        name: float(client_information(torch.nn.functional.cross_entropy, *samples(joint, f)))
+        for name, f in (("g", Z_G), ("s", Z_S))
+    }
     assert values["g"] == pytest.approx(0, abs=1e-12)
     assert values["s"] == pytest.approx(0.0100, abs=5e-5)
     exact = risks(joint, [Z_G, Z_S])[1]
@@ -97,7 +100,9 @@ def test_information_ranks_the_shortcut_above_the_invariant_feature() -> None:
 def test_information_is_blind_where_environments_are_mixed_alike_at_every_client() -> None:
     """There I(E, U; Y | z_s) is 0.0100 as well, but who is told u and not e sees none of it."""
     joint = world()
-    assert float(client_information(*samples(joint, Z_S))) == pytest.approx(0, abs=1e-12)
+    assert float(client_information(torch.nn.functional.cross_entropy, *samples(joint, Z_S))) == pytest.approx(
+        0, abs=1e-12
+    )
     assert float(risks(joint, [Z_S])[1]) == pytest.approx(0.0100, abs=5e-5)
 
 
@@ -191,7 +196,9 @@ def play(alpha: float, steps: int, literal: bool = False) -> tuple[list[float], 
         for (x, y), head in zip(clients, leaves[1:], strict=True):
             score = x @ leaves[0]
             risk = torch.nn.functional.cross_entropy(binary(score), y)
-            told = client_information(binary(score), binary(head[0] * score + head[1]), y)
+            told = client_information(
+                torch.nn.functional.cross_entropy, binary(score), binary(head[0] * score + head[1]), y
+            )
             total = total + (1 + alpha) * anchored(risk, told, alpha) / len(clients)
         down, *climbs = torch.autograd.grad(total, leaves)
         a = a - 0.05 * down

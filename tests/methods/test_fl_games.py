@@ -158,7 +158,7 @@ def zeros(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def tug(monkeypatch: pytest.MonkeyPatch, *settings: str, risk: Any = pull, **scenario: Any) -> Table:
     """A quadratic game in plain gradient steps."""
-    monkeypatch.setattr(FLGamesClient, "cross_entropy", lambda _, logits, y: risk(logits, y))
+    monkeypatch.setattr(FLGamesClient, "criterion", lambda _, logits, y: risk(logits, y))
     options = {"method": "f-fl-games", "scenario": {"name": "tug", **scenario}}
     return Table(load_config(options=options, settings=["optimizer=sgd", "termination=0", *settings]))
 
@@ -900,7 +900,7 @@ def test_a_share_of_the_samples_is_drawn_once() -> None:
     assert found == int((z.argmax(dim=1) == examples(40).y).sum()) / 40
     few = client(FFLGames(ending_share=0.25), {PREDICTOR: whole(0)})
     seen: list[Tensor] = []
-    few.score = lambda predict, data: seen.append(data.x) or FLGamesClient.score(few, predict, data)  # type: ignore
+    few.outputs = lambda predict, x: seen.append(x) or FLGamesClient.outputs(few, predict, x)  # type: ignore
     assert few._measured(heard[100]) == few._measured(heard[101])
     assert len(seen[0]) == 10
     assert torch.equal(*seen)
@@ -911,8 +911,8 @@ def test_a_share_of_the_samples_is_drawn_once() -> None:
 
 def test_fast_costs_no_second_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     passes: list[int] = []
-    score = FLGamesClient.score
-    monkeypatch.setattr(FLGamesClient, "score", lambda *given: passes.append(1) or score(*given))
+    outputs = FLGamesClient.outputs
+    monkeypatch.setattr(FLGamesClient, "outputs", lambda *given: passes.append(1) or outputs(*given))
     for fast, expected in (("true", 0), ("false", 4)):
         table = Table(game("v-fl-games", *MLP, *NEVER, f"fast={fast}"))
         table.rounds(2)

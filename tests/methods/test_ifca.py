@@ -80,7 +80,7 @@ def test_a_model_whose_risk_is_no_number_is_not_chosen() -> None:
     sent = models(3)
     sent["cluster-0"] = {name: torch.full_like(tensor, 3e38) for name, tensor in sent["cluster-0"].items()}
     found = client(clusters=3)
-    assert math.isnan(found.score(found.predictor(sent["cluster-0"]), found.data.train).loss)
+    assert math.isnan(found.mean_loss(found.predictor(sent["cluster-0"]), found.data.train))
     without = client(clusters=2).cluster(Received(1, {f"cluster-{k}": sent[f"cluster-{k + 1}"] for k in range(2)}))
     assert found.cluster(Received(1, sent)) == 1 + without
 

@@ -22,16 +22,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_clients import ScriptedGrid, content, one_round
 from tiny_runs import quadratic_site, theta, toy_site
+from torch import Tensor
 
 from perennial.client.methods.fedavg import FedAvgClient
 from perennial.client.methods.irm import IrmClient
-from perennial.client.objectives import irm_gradient, irm_penalty, squared_norm
+from perennial.client.objectives import irm_penalty, squared_norm
 from perennial.client.steps import Working
 from perennial.client.trainer import Received
 from perennial.common.config import load_config
 from perennial.common.methods.fedavg import FedAvg
 from perennial.common.methods.irm import InvariantTraining, Irm
 from perennial.common.methods.stateful import StatefulTraining
+from perennial.common.tasks import Classes
 from perennial.common.wire import MODEL, to_record
 from perennial.server.local import LocalRuntime
 from perennial.server.run.folder import RunFolder
@@ -50,6 +52,10 @@ def sample(seed: int, count: int = 12, classes: int = 3) -> tuple[torch.Tensor, 
 # ---------------------------------------------------------------------- the penalty
 
 
+def slopes(z: Tensor, y: Tensor) -> Tensor:
+    return Classes(z.shape[1]).scale_slopes(z, y)
+
+
 @settings(max_examples=20)
 @given(st.integers(0, 1000))
 def test_the_closed_form_is_the_derivative_by_the_dummy_scale(seed: int) -> None:
@@ -57,31 +63,31 @@ def test_the_closed_form_is_the_derivative_by_the_dummy_scale(seed: int) -> None
     z.requires_grad_()
     scale = torch.ones((), requires_grad=True, **FLOAT)
     (g,) = torch.autograd.grad(F.cross_entropy(scale * z, y), scale, create_graph=True)
-    assert close(irm_gradient(z, y), g)
+    assert close(slopes(z, y).mean(), g)
     (through_the_dummy,) = torch.autograd.grad(g.square(), z)
-    (closed,) = torch.autograd.grad(irm_penalty(z, y), z)
+    (closed,) = torch.autograd.grad(irm_penalty(slopes(z, y)), z)
     assert close(closed, through_the_dummy)
 
 
 def test_no_logits_no_gradient_and_one_logit_is_binary_cross_entropy() -> None:
-    assert irm_gradient(torch.zeros(4, 3), torch.tensor([0, 1, 2, 1])) == 0
+    assert slopes(torch.zeros(4, 3), torch.tensor([0, 1, 2, 1])).mean() == 0
     z, y = sample(1, classes=1)[0], sample(1, classes=2)[1]
     g = ((z[:, 0].sigmoid() - y) * z[:, 0]).mean()
-    assert close(irm_gradient(torch.cat([torch.zeros_like(z), z], dim=1), y), g)
+    assert close(slopes(torch.cat([torch.zeros_like(z), z], dim=1), y).mean(), g)
 
 
 def test_halves_are_unbiased_over_the_order_of_samples_and_single_is_not() -> None:
     """E over orders of g₁ g₂ is the mean of c_i c_j over pairs i ≠ j, of g² it is g² of all."""
     z, y = sample(3, count=4)
-    each = torch.stack([irm_gradient(z[i : i + 1], y[i : i + 1]) for i in range(4)])
+    each = torch.stack([slopes(z[i : i + 1], y[i : i + 1]).mean() for i in range(4)])
     orders = [list(order) for order in permutations(range(4))]
-    found = torch.stack([irm_penalty(z[order], y[order], halves=True) for order in orders]).mean()
+    found = torch.stack([irm_penalty(slopes(z[order], y[order]), halves=True) for order in orders]).mean()
     pairs = (each.sum().square() - each.square().sum()) / 12
     assert close(found, pairs)
-    single = irm_penalty(z, y)
+    single = irm_penalty(slopes(z, y))
     assert close(single, each.mean().square())
     assert close(single - found, each.var() / 4)  # the bias is the variance of g
-    assert close(irm_penalty(z[:1], y[:1], halves=True), irm_penalty(z[:1], y[:1]))
+    assert close(irm_penalty(slopes(z[:1], y[:1]), halves=True), irm_penalty(slopes(z[:1], y[:1])))
 
 
 def test_point_check_of_the_test_bed() -> None:
@@ -89,7 +95,7 @@ def test_point_check_of_the_test_bed() -> None:
     point = {"theta": torch.tensor([0.3, 0.7, -0.2], requires_grad=True, **FLOAT)}
     part = population(0.95, 1)
     z = logits(point, part.x)
-    risk, g = F.cross_entropy(z, part.y), irm_gradient(z, part.y)
+    risk, g = F.cross_entropy(z, part.y), slopes(z, part.y).mean()
     assert risk.item() == pytest.approx(0.43814345, abs=5e-9)
     assert g.item() == pytest.approx(-0.18511019, abs=5e-9)
     of_risk, of_penalty = (
@@ -112,9 +118,12 @@ def test_an_invariant_predictor_has_no_gradient_in_any_environment_and_pooled_er
     """θ = (ln 3, 0), and the pooled risk's minimiser."""
     for (p,), expected in zip(K1, (0.01008, 0.00112, 0.00112, 0.01008), strict=True):
         part = population(p, 1)
-        assert irm_penalty(logits({"theta": torch.tensor([math.log(3), 0, 0], **FLOAT)}, part.x), part.y) < 1e-25
+        assert (
+            irm_penalty(slopes(logits({"theta": torch.tensor([math.log(3), 0, 0], **FLOAT)}, part.x), part.y))
+            < 1e-25
+        )
         erm = {"theta": torch.tensor([1.0986123, 1.9459101, 0], **FLOAT)}
-        assert irm_penalty(logits(erm, part.x), part.y).item() == pytest.approx(expected, abs=5e-6)
+        assert irm_penalty(slopes(logits(erm, part.x), part.y)).item() == pytest.approx(expected, abs=5e-6)
 
 
 # ---------------------------------------------------------------------- steps and rounds
@@ -166,7 +175,7 @@ def test_the_weight_anneals_and_the_objective_is_divided_by_it() -> None:
     risk = F.cross_entropy(z, site.data.train.y) + 0.15 * squared_norm(model.tensors, ["theta"])
     of_risk, of_penalty = (
         model.gradient(risk, create_graph=True)[0],
-        model.gradient(irm_penalty(logits(model.tensors, site.data.train.x), site.data.train.y))[0],
+        model.gradient(irm_penalty(slopes(logits(model.tensors, site.data.train.x), site.data.train.y)))[0],
     )
     for round_, how, expected in (
         (2, {}, of_risk + of_penalty),

@@ -17,7 +17,6 @@ from perennial.client.node import installed
 from perennial.client.node.policy import Policy, read_policy
 from perennial.common.config import RunConfig, load_config, parse_task
 from perennial.common.flower.arrays import carried
-from perennial.common.measures.counts import COUNTED
 from perennial.common.measures.ranking import BATCH
 from perennial.common.measures.scores import SCORES
 from perennial.common.privacy.mechanisms import epsilon
@@ -146,7 +145,8 @@ def test_where_secure_aggregation_is_required_no_test_rows_are_counted_by_score(
         told = RecordDict({METRICS: MetricRecord({"global/test/count": [4], name: [1, 2]})})
         with pytest.raises(UserError, match="'evaluate' without secure aggregation"):
             policy.must_allow_reply(message, Message(told, reply_to=message))
-    told = RecordDict({METRICS: MetricRecord({f"global/test/{name}": [4] for name in COUNTED})})
+    columns = ("count", "correct", "loss")
+    told = RecordDict({METRICS: MetricRecord({f"global/test/{name}": [4] for name in columns})})
     policy.must_allow_reply(message, Message(told, reply_to=message))
     Policy(max_rounds=9).must_allow(asked(counting, "evaluate"), announced(counting))
 

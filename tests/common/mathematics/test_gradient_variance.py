@@ -7,6 +7,7 @@ from perennial.common.data.examples import Examples
 from perennial.common.mathematics.gradient_variance import gradient_sums, head_sums, spread, variance
 from perennial.common.models.network import network
 from perennial.common.models.settings import model_settings
+from perennial.common.tasks import Classes
 
 
 def samples(count: int, width: int, classes: int) -> tuple[Tensor, Tensor]:
@@ -33,7 +34,7 @@ def test_the_closed_form_is_the_variance_of_per_sample_gradients(outputs: int) -
     logits = layer(features).detach()
     if outputs == 1:
         logits = torch.cat([torch.zeros_like(logits), logits], dim=1)
-    first, second = gradient_sums(features, logits, labels, outputs)
+    first, second = gradient_sums(features, Classes(max(2, outputs)).residuals(logits, labels)[:, -outputs:])
     gradients = one_by_one(layer, features, labels)
     torch.testing.assert_close(first, gradients.sum(dim=0))
     torch.testing.assert_close(second, gradients.square().sum(dim=0))
@@ -45,11 +46,12 @@ def test_the_closed_form_is_the_variance_of_per_sample_gradients(outputs: int) -
 def test_sums_of_pieces_add_up_and_one_sample_has_no_variance() -> None:
     features, labels = samples(11, 3, 2)
     logits = features @ samples(2, 3, 2)[0].T
-    whole = gradient_sums(features, logits, labels, 2)
-    pieces = [gradient_sums(features[part], logits[part], labels[part], 2) for part in (slice(0, 4), slice(4, 11))]
+    residuals = Classes(2).residuals(logits, labels)
+    whole = gradient_sums(features, residuals)
+    pieces = [gradient_sums(features[part], residuals[part]) for part in (slice(0, 4), slice(4, 11))]
     for place in range(2):
         torch.testing.assert_close(whole[place], pieces[0][place] + pieces[1][place])
-    alone = gradient_sums(features[:1], logits[:1], labels[:1], 2)
+    alone = gradient_sums(features[:1], residuals[:1])
     torch.testing.assert_close(variance(*alone, 1), torch.zeros(8, dtype=torch.float64), rtol=0, atol=1e-15)
 
 
@@ -57,7 +59,7 @@ def test_a_client_without_one_of_the_classes_has_a_variance() -> None:
     features, _ = samples(9, 3, 3)
     labels = torch.ones(9, dtype=torch.long)
     layer = torch.nn.Linear(3, 3).double()
-    found = variance(*gradient_sums(features, layer(features).detach(), labels, 3), 9)
+    found = variance(*gradient_sums(features, Classes(3).residuals(layer(features).detach(), labels)), 9)
     gradients = one_by_one(layer, features, labels)
     torch.testing.assert_close(found, gradients.var(dim=0, correction=0))
 
@@ -75,7 +77,7 @@ def test_a_models_sums_depend_on_its_featurizer_and_its_single_logit_is_the_pape
     assert model["classifier.weight"].shape == (1, 5)
     x, labels = samples(20, 3, 2)
     part = Examples(x.float(), labels, torch.zeros_like(labels))
-    found = variance(*head_sums(net, model, part), 20)
+    found = variance(*head_sums(net, Classes(2), model, part), 20)
     layer = torch.nn.Linear(5, 1)
     layer.load_state_dict({key: model[f"classifier.{key}"].detach() for key in ("weight", "bias")})
     gradients = one_by_one(layer, net.features(model, part.x).detach(), labels)

@@ -549,7 +549,7 @@ def test_names_that_environments_clients_and_measures_share(made: Path) -> None:
         "clients": {"client-0": {**facts, "sensitivity": 0.0}},
     }
     final = run.models["global"]["final"].model_copy(
-        update={"accuracy": names, "loss": 2.0, "scores": Scores.model_validate(scores)}
+        update={"values": names, "loss": 2.0, "scores": Scores.model_validate(scores)}
     )
     found = [replace(results([run])[0], runs=[replace(run, models={"global": {"final": final}})])]
     assert environment_table(found, ["final"]).rows[0][3:6] == ["25.00", "50.00", "75.00"]

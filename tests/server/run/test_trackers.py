@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from perennial.common.config import load_config
+from perennial.common.data.scenarios.own_data import OwnData
 from perennial.common.utils.errors import UserError
 from perennial.server.cli.main import app
 from perennial.server.local import LocalRuntime
@@ -43,18 +45,19 @@ def approximately(found: list[tuple[int, dict[str, float]]]) -> list[tuple[int, 
 
 
 def test_scalars_by_hand() -> None:
-    assert list(scalars(ROWS)) == approximately([(1, TRAINED), (2, TRAINED), (2, EVALUATED)])
+    assert list(scalars(ROWS, toy_config("fedavg"))) == approximately([(1, TRAINED), (2, TRAINED), (2, EVALUATED)])
 
 
 def test_of_sites_with_own_data_the_worst_one_is_drawn() -> None:
-    *_, (_, found) = scalars(ROWS, sites=("a", "b"))
+    own = load_config(options={"method": "fedavg", "scenario": OwnData(sites=("a", "b"))})
+    *_, (_, found) = scalars(ROWS, own)
     assert found == pytest.approx({"global/worst site": 0.4, "global/average": 0.6, "global/test red": 0.6})
 
 
 def test_no_evaluation_is_passed_on_before_it_is_whole(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path, toy_config("fedavg"))
     told: list[tuple[int, Any]] = []
-    follow = _follower(folder, lambda number, values: told.append((number, values)))
+    follow = _follower(folder, lambda number, values: told.append((number, values)), toy_config("fedavg"))
     seen = []
     for row in ROWS:  # as another process may write them
         folder.append([row])
@@ -70,7 +73,7 @@ def test_a_tracker_that_fails_does_not_end_the_run(tmp_path: Path, capsys: pytes
     def full(number: int, values: object) -> None:
         raise RuntimeError("disk full\nand more")
 
-    follow = _follower(folder, full)
+    follow = _follower(folder, full, toy_config("fedavg"))
     for row in ROWS:
         folder.append([row])
         follow()
@@ -107,7 +110,7 @@ def tracked(kind: str, path: Path) -> tuple[dict[str, Any], list[tuple[int, dict
     with tracking(kind, path, config, lambda progress: told.append(progress.round)) as watch:
         LocalRuntime(config).run(folder, watch=watch)
     assert told == [1, 2, 3, 4, 5, 6]
-    return summarise(config, folder.rows(), seconds=0), list(scalars(folder.rows()))
+    return summarise(config, folder.rows(), seconds=0), list(scalars(folder.rows(), config))
 
 
 @pytest.mark.filterwarnings("ignore")

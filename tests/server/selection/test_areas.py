@@ -12,6 +12,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 from perennial.common.config import RunConfig, load_config
 from perennial.common.data import scenarios
 from perennial.common.models.network import network
+from perennial.common.tasks import Classes
 from perennial.server.cli.tables import accuracy_table
 from perennial.server.local import LocalRuntime
 from perennial.server.papers.reproduce import Reproduction, reproduction_table, side_by_side
@@ -122,7 +123,7 @@ def test_losses_by_hand() -> None:
         {**facts, "client": "one", "count": [2, 4], "loss": [1.0, 2.0]},
         {**facts, "client": "two", "count": [4, 0], "loss": [6.0, 0.0]},
     ]
-    summary = Evaluation(rows).summary()
+    summary = Evaluation(rows, Classes(2)).summary()
     assert summary["losses"] == {"a": pytest.approx(1.0), "b": pytest.approx(0.5)}
     assert summary["loss"] == pytest.approx(0.75)
     assert summary["areas"] == {}

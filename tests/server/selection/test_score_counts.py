@@ -13,6 +13,7 @@ from sklearn.metrics import recall_score, roc_auc_score
 from perennial.common.config import RunConfig, load_config
 from perennial.common.measures.scores import COLUMNS, SCORE, SCORES
 from perennial.common.models.network import network
+from perennial.common.tasks import Classes
 from perennial.common.utils.errors import UserError
 from perennial.common.wire import CONFIG, METRICS
 from perennial.server.cli.tables import score_table
@@ -60,7 +61,7 @@ def test_they_are_the_sums_over_all_clients_samples(tmp_path: Path) -> None:
         assert sum(count for count, _, _ in own["reliability"]) == own["samples"] == len(labels)
     # The same from the log, in any round and of any model.
     rows = [row for row in of_kind(folder, "evaluation", SCORE) if (row["round"], row["model"]) == (2, "global")]
-    assert Evaluation(rows).summary()["scores"] == scores
+    assert Evaluation(rows, Classes(2)).summary()["scores"] == scores
     assert {(row["round"], row["model"]) for row in of_kind(folder, SCORE)} == {
         (number, model) for number in (1, 2) for model in ("global", "personal")
     }

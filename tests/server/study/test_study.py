@@ -27,6 +27,7 @@ from perennial.common.data.scenarios.colored import CMNIST
 from perennial.common.methods import METHODS
 from perennial.common.methods.ditto import Ditto
 from perennial.common.methods.fedavg import FedAvg
+from perennial.common.tasks import Classes
 from perennial.common.utils.errors import RunStopped, UserError
 from perennial.common.utils.knobs import between, knob
 from perennial.server.cli.main import app
@@ -279,7 +280,8 @@ def test_the_constant_predictor_by_hand() -> None:
 
     majority = ClientData(part(1, 1, 0), part(1, 0), {"a": part(1, 1, 1, 0), "b": part(0, 0)})
     tie = ClientData(part(1, 0), part(0), {"a": part(1, 0), "b": part(0, 0)})
-    found = Evaluation([*constant_rows("x", majority), *constant_rows("y", tie)]).summary()
+    two = Classes(2)
+    found = Evaluation([*constant_rows("x", majority, two), *constant_rows("y", tie, two)], two).summary()
     assert found["clients"] == {"x": {"a": 0.75, "b": 0.0}, "y": {"a": 0.5, "b": 1.0}}
     assert found["accuracy"] == {"a": 0.625, "b": 0.5}
     assert (found["worst"], found["average"], found["validation"]) == (0.5, 0.5625, 0.75)
@@ -297,7 +299,7 @@ def test_the_constant_predictor_has_the_data_of_the_run(tmp_path: Path) -> None:
         name: pytest.approx(float((part.y == said).double().mean())) for name, part in here.items()
     }
     counted = LocalRuntime(alone)
-    constant = constant_summary(counted.data(), 2)
+    constant = constant_summary(counted.data(), Classes(2))
     assert (constant["average"], constant["pooled"]) == (found.average, found.pooled)
     whole = constant_predictor(toy_config("fedavg"), 0)
     assert whole.clients["client-1"] == found.clients["client-1"]
@@ -306,7 +308,7 @@ def test_the_constant_predictor_has_the_data_of_the_run(tmp_path: Path) -> None:
     some = toy_config("fedavg", "evaluate_clients=2", seed=1)
     of_two = constant_predictor(some, 1)
     assert list(of_two.clients) == some.evaluated
-    assert of_two.worst == constant_summary(LocalRuntime(some).data(), 2)["worst"]
+    assert of_two.worst == constant_summary(LocalRuntime(some).data(), Classes(2))["worst"]
 
 
 def test_worst_client_and_bottom_decile() -> None:
@@ -319,7 +321,7 @@ def test_worst_client_and_bottom_decile() -> None:
 
 
 def test_an_environment_may_be_called_as_a_measure_is() -> None:
-    found = selected().model_copy(update={"accuracy": {"loss": 0.25, "ward": 0.5}, "loss": 2.0})
+    found = selected().model_copy(update={"values": {"loss": 0.25, "ward": 0.5}, "loss": 2.0})
     rows = comparing._rows("A", "global", "final", [found], ())
     comparison = comparing.Comparison("x", ["loss", "ward"], 1, 1, 1, None, [], rows, [], [])
     means = {line["measure"]: line["mean"] for line in comparison.table}

@@ -1,0 +1,20 @@
+"""What a model is to predict: the targets, the loss, what a prediction is, and the measures of how good it is."""
+
+from perennial.common.tasks.base import Column, Measure, PredictionTask, checked_sums, sums_of, values_of
+from perennial.common.tasks.classes import Classes
+from perennial.common.tasks.numbers import Numbers
+
+HEADLINES: dict[str, Measure] = {task.headline.name: task.headline for task in (Classes, Numbers)}
+"""The headline measures, by what they are called in files."""
+
+__all__ = [
+    "HEADLINES",
+    "Classes",
+    "Column",
+    "Measure",
+    "Numbers",
+    "PredictionTask",
+    "checked_sums",
+    "sums_of",
+    "values_of",
+]

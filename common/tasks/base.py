@@ -1,0 +1,212 @@
+"""What every task says about itself. Nothing outside of `common/tasks/` asks which task a run has."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from perennial.common.utils.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+Reduction = Literal["mean", "sum", "none"]
+Row = dict[str, Any]
+Sums = Mapping[str, Sequence[float]]
+"""By column, its numbers of one environment; sums over samples, which add up over environments and clients."""
+LARGEST = 1e6
+"""Of an output of a model for numbers or events that has diverged, so that sums stay finite."""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A number that says how good predictions are."""
+
+    name: str
+    """In files."""
+    title: str
+    """In tables."""
+    higher_is_better: bool = True
+    percent: bool = True
+    """Whether it is a share, which people read in percent; otherwise it has the targets' own unit."""
+
+    def text(self, value: float | None, digits: int = 2) -> str:
+        """A value as people read it, in percent with so many digits; a dash where there is none."""
+        if value is None:
+            return "–"
+        return f"{100 * value:.{digits}f}" if self.percent else f"{value:.4g}"
+
+    @property
+    def unit(self) -> str:
+        """What stands behind `text`."""
+        return " %" if self.percent else ""
+
+    def worst(self, values: Iterable[float]) -> float | None:
+        """The worst of some values; None of none."""
+        return (min if self.higher_is_better else max)(values, default=None)
+
+    def goodness(self, value: float) -> float:
+        """The value in a scale in which more is better."""
+        return value if self.higher_is_better else -value
+
+
+@dataclass(frozen=True)
+class Column:
+    """Sums over samples that every evaluation has of each environment, beside `count` and `loss`."""
+
+    size: int = 1
+    """How many numbers it has of an environment."""
+    whole: bool = False
+    """Whether they are counts of samples: whole numbers from 0 to as many as there are."""
+    by_score: bool = False
+    """Whether they tell how many samples have which score, and so something of single samples."""
+
+
+class PredictionTask(ABC):
+    """The targets of a run, and all that follows from what they are."""
+
+    name: ClassVar[str]
+    """In settings and tables."""
+    headline: ClassVar[Measure]
+    """By which models and rounds are chosen and compared."""
+    target_dtype: ClassVar[str] = "float32"
+
+    @property
+    def target_shape(self) -> tuple[int, ...]:
+        """Of one sample's target."""
+        return ()
+
+    @property
+    @abstractmethod
+    def outputs(self) -> int:
+        """How many numbers a model gives for a sample."""
+
+    @property
+    @abstractmethod
+    def columns(self) -> Mapping[str, Column]:
+        """What an evaluation sums, by name."""
+
+    @abstractmethod
+    def misfit(self, targets: Tensor) -> str:
+        """What of targets of the right shape and type cannot be, and what would be right; empty if all can."""
+
+    @abstractmethod
+    def loss(
+        self, outputs: Tensor, targets: Tensor, *, smoothing: float = 0.0, reduction: Reduction = "mean"
+    ) -> Tensor:
+        """The loss of each sample (n,), or its mean or sum (), of outputs (n, `outputs`) and their targets.
+
+        The mean is over all n samples, whatever they count, so that mini-batches have the mean of all samples.
+        """
+
+    @abstractmethod
+    def residuals(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The derivative (n, `outputs`) of each sample's loss in its outputs, in closed form."""
+
+    def scale_slopes(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The derivative (n,) of each sample's loss in s at s = 1, of outputs s · z: IRMv1's dummy classifier
+        (Arjovsky et al. 2019)."""
+        return (self.residuals(outputs, targets) * outputs).sum(dim=-1)
+
+    @abstractmethod
+    def usable(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Outputs as they are; where a model has diverged, ones that are wrong and have a finite loss.
+
+        So a client whose own model has diverged stays in every mean. Leading axes of a stack are allowed here and
+        in `sums`.
+        """
+
+    @abstractmethod
+    def sums(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """The `columns` (..., size) of usable outputs (..., n, `outputs`)."""
+
+    @abstractmethod
+    def must_add_up(self, count: int, sums: Sums) -> None:
+        """Raises `ValueError` unless sums that came from elsewhere can be those of `count` samples."""
+
+    @abstractmethod
+    def measures(self, count: int, sums: Sums) -> dict[str, float | None]:
+        """`headline` and the other measures of `count` > 0 samples, by name; None where they have none."""
+
+    def value(self, count: int, sums: Sums) -> float | None:
+        """The headline measure; None without samples, and where they have none."""
+        return self.measures(count, sums)[self.headline.name] if count else None
+
+    @property
+    def others(self) -> tuple[Measure, ...]:
+        """The measures beside the headline, in the order of tables."""
+        return ()
+
+    @abstractmethod
+    def constant(self, targets: Tensor) -> Tensor:
+        """The outputs (`outputs`,) that are best for all of these targets, by the headline measure."""
+
+    @abstractmethod
+    def predictions(self, outputs: Tensor) -> Tensor:
+        """What a model with these outputs says, in the targets' own unit: for each sample as many numbers as a
+        target has, or more where a prediction is more than a target."""
+
+
+def like(values: tuple[float, ...], tensor: Tensor) -> Tensor:
+    """Numbers of a task as a tensor of another one's type, on its device; to be read only."""
+    return _tensor(values, tensor.dtype, tensor.device)
+
+
+@lru_cache(maxsize=64)
+def _tensor(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    import torch
+
+    return torch.tensor(values, dtype=dtype, device=device)
+
+
+def must_be_targets(what: str, task: PredictionTask, targets: Tensor) -> None:
+    """Raises `UserError` where targets of the right shape and type cannot be this task's."""
+    if wrong := len(targets) and task.misfit(targets):
+        raise UserError(f"{what}: y {wrong}")
+
+
+# ---------------------------------------------------------------------- rows of the log
+
+
+def checked_sums(task: PredictionTask, given: Mapping[str, Sequence[float]], counts: Sequence[int]) -> Row:
+    """The columns of a reply, flat lists, as a row of the log has them: by name, one entry for each environment.
+
+    `counts` are the environments' samples. Raises `ValueError` or `TypeError` where they cannot be.
+    """
+    found: Row = {}
+    for name, column in task.columns.items():
+        values, size = given[name], column.size
+        if len(values) != size * len(counts):
+            raise ValueError(f"{name} has another length than was asked for")
+        for value in values:
+            if column.whole and (type(value) is not int or not 0 <= value <= max(counts)):
+                raise ValueError(f"{name}: {value!r:.40} is no whole number from 0 to {max(counts)}")
+            if type(value) not in (int, float):
+                raise TypeError(f"{name}: {value!r:.40} is no number")
+        found[name] = [list(values[place : place + size]) for place in range(0, len(values), size)]
+    for place, count in enumerate(counts):
+        task.must_add_up(count, {name: values[place] for name, values in found.items()})
+    return {
+        name: [own[0] for own in values] if task.columns[name].size == 1 else values
+        for name, values in found.items()
+    }
+
+
+def sums_of(task: PredictionTask, row: Row) -> dict[str, tuple[int, Sums]]:
+    """By environment that has samples, their number and the task's sums, from a row of the log."""
+    found: dict[str, tuple[int, Sums]] = {}
+    for place, (name, count) in enumerate(zip(row["environment"], row["count"], strict=True)):
+        if count:
+            own = {column: row[column][place] for column in task.columns}
+            found[name] = count, {key: value if isinstance(value, list) else [value] for key, value in own.items()}
+    return found
+
+
+def values_of(task: PredictionTask, row: Row) -> dict[str, float]:
+    """The headline measure by environment, of those that have it, from a row of the log."""
+    each = {name: task.value(count, sums) for name, (count, sums) in sums_of(task, row).items()}
+    return {name: value for name, value in each.items() if value is not None}

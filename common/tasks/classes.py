@@ -1,0 +1,99 @@
+"""One of several classes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from perennial.common.tasks.base import Column, Measure, PredictionTask, Reduction, Sums, like
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+WRONG = 100.0
+"""At which PyTorch's `BCELoss` cuts the loss of an impossible answer, too."""
+MOST = 1e30
+"""Cross-entropy of one sample, so that the sum over all is finite."""
+ACCURACY = Measure("accuracy", "accuracy")
+
+
+@dataclass(frozen=True)
+class Classes(PredictionTask):
+    """The number (n,) of a sample's class; outputs are logits, the loss is the cross-entropy."""
+
+    name: ClassVar[str] = "classes"
+    headline: ClassVar[Measure] = ACCURACY
+    target_dtype: ClassVar[str] = "int64"
+
+    classes: int
+    weights: tuple[float, ...] = ()
+    """What a sample of each class counts in the loss; empty: all count 1."""
+
+    @property
+    def outputs(self) -> int:
+        return self.classes
+
+    @property
+    def columns(self) -> Mapping[str, Column]:
+        return {"correct": Column(whole=True)}
+
+    def misfit(self, targets: Tensor) -> str:
+        low, high = int(targets.min()), int(targets.max())
+        if 0 <= low <= high < self.classes:
+            return ""
+        return f"has the class {low if low < 0 else high}; classes are 0 to {self.classes - 1}"
+
+    def loss(
+        self, outputs: Tensor, targets: Tensor, *, smoothing: float = 0.0, reduction: Reduction = "mean"
+    ) -> Tensor:
+        """`w_y CE(z, y)`: with class weights w the mean is divided by n, and not by their sum as in PyTorch."""
+        import torch.nn.functional as F
+
+        if not self.weights:
+            return F.cross_entropy(outputs, targets, label_smoothing=smoothing, reduction=reduction)
+        weights = like(self.weights, outputs)
+        losses = weights[targets] * F.cross_entropy(outputs, targets, label_smoothing=smoothing, reduction="none")
+        return losses if reduction == "none" else losses.mean() if reduction == "mean" else losses.sum()
+
+    def residuals(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """`w_y (softmax(z) − onehot(y))`."""
+        import torch.nn.functional as F
+
+        d = outputs.softmax(dim=1) - F.one_hot(targets, outputs.shape[1])
+        return like(self.weights, outputs)[targets, None] * d if self.weights else d
+
+    def scale_slopes(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """`w_y Σ_k (softmax(z)_k − 1{y = k}) z_k`; logits (0, z) give binary cross-entropy's `(σ(z) − y) z`."""
+        expected = (outputs.softmax(dim=1) * outputs).sum(dim=1)
+        slopes = expected - outputs.gather(1, targets[:, None]).squeeze(1)
+        return like(self.weights, outputs)[targets] * slopes if self.weights else slopes
+
+    def usable(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Wrong logits have the cross-entropy `WRONG` for two classes."""
+        import torch
+        import torch.nn.functional as F
+
+        losses = F.cross_entropy(outputs.flatten(0, -2), targets.flatten(), reduction="none").view(targets.shape)
+        wrong = -WRONG * F.one_hot(targets, outputs.shape[-1]).to(outputs.dtype)
+        return torch.where((losses < MOST)[..., None], outputs, wrong)  # no comparison with NaN holds
+
+    def sums(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        return {"correct": (outputs.argmax(dim=-1) == targets).sum(dim=-1, keepdim=True)}
+
+    def must_add_up(self, count: int, sums: Sums) -> None:
+        if sums["correct"][0] > count:
+            raise ValueError("more correct answers than samples")
+
+    def measures(self, count: int, sums: Sums) -> dict[str, float | None]:
+        return {ACCURACY.name: sums["correct"][0] / count}
+
+    def constant(self, targets: Tensor) -> Tensor:
+        """Of equally frequent classes the smallest."""
+        import torch.nn.functional as F
+
+        return F.one_hot(targets.bincount(minlength=self.classes).argmax(), self.classes).float()
+
+    def predictions(self, outputs: Tensor) -> Tensor:
+        """The probability of each class (n, classes)."""
+        return outputs.softmax(dim=-1)

@@ -1,0 +1,155 @@
+"""One or several numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import sqrt
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from perennial.common.tasks.base import LARGEST, Column, Measure, PredictionTask, Reduction, Sums, like
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+NumbersLoss = Literal["squared", "absolute", "huber", "poisson"]
+MAE = Measure("mean_absolute_error", "mean absolute error", higher_is_better=False, percent=False)
+RMSE = Measure("root_mean_squared_error", "root mean squared error", higher_is_better=False, percent=False)
+R2 = Measure("r2", "R²", percent=False)
+LARGEST_LOG = 50.0
+"""Of a rate's logarithm that a diverged model gives."""
+
+
+@dataclass(frozen=True)
+class Numbers(PredictionTask):
+    """K numbers (n, K) in their own unit; a model's outputs are in units of `scale` from `mean`.
+
+    With the Poisson loss they are counts, and outputs are the logarithms of their rates.
+    """
+
+    name: ClassVar[str] = "numbers"
+    headline: ClassVar[Measure] = MAE
+
+    names: tuple[str, ...] = ("y",)
+    """Of the targets."""
+    kind: NumbersLoss = "squared"
+    """The loss: ½r², |r|, Huber's with its corner at 1, or e^z − y z; r is the residual in units of `scale`."""
+    mean: tuple[float, ...] = ()
+    """Of each target; empty: 0."""
+    scale: tuple[float, ...] = ()
+    """Of each target; empty: 1."""
+    least: tuple[float, ...] = ()
+    """What each target is at least; empty: anything finite."""
+    most: tuple[float, ...] = ()
+
+    @property
+    def target_shape(self) -> tuple[int, ...]:
+        return (len(self.names),)
+
+    @property
+    def outputs(self) -> int:
+        return len(self.names)
+
+    @property
+    def columns(self) -> Mapping[str, Column]:
+        """Sums of |e|, e², y and y² over samples, of each target in its own unit; y is counted from `mean`."""
+        each = Column(len(self.names))
+        return {"absolute": each, "squared": each, "target": each, "target_squared": each}
+
+    def misfit(self, targets: Tensor) -> str:
+        for place, name in enumerate(self.names):
+            own = targets[:, place]
+            if not own.isfinite().all():
+                return f"has a {name} that is no finite number"
+            least = self.least[place] if self.least else 0.0 if self.kind == "poisson" else None
+            if least is not None and own.min() < least:
+                return f"has a {name} of {own.min():.6g}; it must be at least {least:.6g}"
+            if self.most and own.max() > self.most[place]:
+                return f"has a {name} of {own.max():.6g}; it must be at most {self.most[place]:.6g}"
+        return ""
+
+    def loss(
+        self, outputs: Tensor, targets: Tensor, *, smoothing: float = 0.0, reduction: Reduction = "mean"
+    ) -> Tensor:
+        """A sample's loss is the mean of its targets'. There is nothing to smooth."""
+        import torch.nn.functional as F
+
+        if self.kind == "poisson":
+            losses = outputs.exp() - targets * outputs
+        else:
+            d = outputs - self.standardised(targets)
+            if self.kind == "squared":
+                losses = d.square() / 2
+            else:
+                losses = d.abs() if self.kind == "absolute" else F.huber_loss(d, d * 0, reduction="none")
+        losses = losses.mean(dim=-1)
+        return losses if reduction == "none" else losses.mean() if reduction == "mean" else losses.sum()
+
+    def residuals(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """`(z − t) / K` for the squared loss, its sign for the absolute one, cut at ±1 for Huber's,
+        `(e^z − y) / K` for Poisson's; t is the standardised target."""
+        if self.kind == "poisson":
+            return (outputs.exp() - targets) / self.outputs
+        d = outputs - self.standardised(targets)
+        return {"squared": d, "absolute": d.sign(), "huber": d.clamp(-1, 1)}[self.kind] / self.outputs
+
+    def standardised(self, targets: Tensor) -> Tensor:
+        """`(y − mean) / scale`."""
+        if self.mean:
+            targets = targets - like(self.mean, targets)
+        return targets / like(self.scale, targets) if self.scale else targets
+
+    def predictions(self, outputs: Tensor) -> Tensor:
+        """The targets (n, K) that a model expects, in their own unit."""
+        if self.kind == "poisson":
+            return outputs.exp()
+        if self.scale:
+            outputs = outputs * like(self.scale, outputs)
+        return outputs + like(self.mean, outputs) if self.mean else outputs
+
+    def usable(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Within ±`LARGEST` units of scale."""
+        most = LARGEST_LOG if self.kind == "poisson" else LARGEST
+        return outputs.nan_to_num(nan=most, posinf=most, neginf=-most).clamp(-most, most)
+
+    def sums(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        errors = self.predictions(outputs).double() - targets.double()
+        own = targets.double()
+        if self.mean:  # so that R² keeps its digits where targets are far from 0
+            own = own - like(self.mean, targets).double()
+        parts = {"absolute": errors.abs(), "squared": errors**2, "target": own, "target_squared": own**2}
+        return {name: part.sum(dim=-2) for name, part in parts.items()}
+
+    def must_add_up(self, count: int, sums: Sums) -> None:
+        for absolute, squared, target, target_squared in zip(*(sums[name] for name in self.columns), strict=True):
+            # By Cauchy and Schwarz (Σ a)² ≤ n Σ a²; and Σ a² ≤ (Σ |a|)².
+            bounds = (
+                (absolute**2, count * squared),
+                (squared, absolute**2),
+                (target**2, count * target_squared),
+            )
+            if absolute < 0 or any(low > high * (1 + 1e-6) + 1e-9 for low, high in bounds):
+                raise ValueError(f"sums of errors and targets that {count} samples cannot have")
+
+    def measures(self, count: int, sums: Sums) -> dict[str, float | None]:
+        """Means over the targets. R² is None where a target is the same everywhere."""
+        each = range(self.outputs)
+        spread = [sums["target_squared"][place] - sums["target"][place] ** 2 / count for place in each]
+        constant = any(
+            own <= 1e-12 * (1 + sums["target_squared"][place]) for place, own in zip(each, spread, strict=True)
+        )
+        r2 = None if constant else sum(1 - e / s for e, s in zip(sums["squared"], spread, strict=True)) / len(each)
+        return {
+            MAE.name: sum(sums["absolute"]) / count / len(each),
+            RMSE.name: sum(sqrt(own / count) for own in sums["squared"]) / len(each),
+            R2.name: r2,
+        }
+
+    @property
+    def others(self) -> tuple[Measure, ...]:
+        return (RMSE, R2)
+
+    def constant(self, targets: Tensor) -> Tensor:
+        """Each target's median, which has the least mean absolute error."""
+        median = targets.median(dim=0).values
+        return median.clamp(min=1e-6).log() if self.kind == "poisson" else self.standardised(median)
