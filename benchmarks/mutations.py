@@ -126,8 +126,8 @@ MUTATIONS = (
     ),
     Mutation(
         "square of the IRM penalty",
-        "return slopes.mean().square()",
-        "return slopes.mean().abs()",
+        "return slopes(outputs, targets).mean().square()",
+        "return slopes(outputs, targets).mean().abs()",
         ("test_point_check_of_the_test_bed", "test_the_shared_loss_takes_the_clients_environments_as_one"),
     ),
     Mutation(

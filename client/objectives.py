@@ -66,16 +66,17 @@ def squared_norm(params: Tensors, names: Iterable[str]) -> Tensor:
     return torch.stack([params[name].square().sum() for name in names]).sum()
 
 
-def irm_penalty(slopes: Tensor, halves: bool = False) -> Tensor:
-    """g² of g, the mean of the samples' `slopes` (n,) (`PredictionTask.scale_slopes`); with `halves` the
-    product of the g of two halves of the samples.
+def irm_penalty(
+    slopes: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, targets: Tensor, halves: bool = False
+) -> Tensor:
+    """g² of g, the mean of a task's `scale_slopes` over samples; with `halves` the product of the g of two halves.
 
     Of a random mini-batch the former expects g² plus the variance of g, the latter g² (Arjovsky et al. 2019,
     appendix D). A single sample has no halves.
     """
-    if halves and len(slopes) > 1:
-        return slopes[::2].mean() * slopes[1::2].mean()
-    return slopes.mean().square()
+    if halves and len(targets) > 1:
+        return slopes(outputs[::2], targets[::2]).mean() * slopes(outputs[1::2], targets[1::2]).mean()
+    return slopes(outputs, targets).mean().square()
 
 
 def contrast(anchor: Tensor, positive: Tensor, negative: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ class IrmClient(StatefulTrainer[I]):
         """R and g² on samples of one environment."""
         logits = self.network.predict(params, part.x, training=True)
         halves = self.hparams.penalty_estimator == "halves"
-        penalty = irm_penalty(self.task.scale_slopes(logits, part.y), halves)
+        penalty = irm_penalty(self.task.scale_slopes, logits, part.y, halves)
         return self.criterion(logits, part.y), penalty
 
     def penalised(self, value: Tensor, penalty: Tensor, weight: float, round_: int) -> Tensor:

@@ -65,7 +65,7 @@ def test_the_closed_form_is_the_derivative_by_the_dummy_scale(seed: int) -> None
     (g,) = torch.autograd.grad(F.cross_entropy(scale * z, y), scale, create_graph=True)
     assert close(slopes(z, y).mean(), g)
     (through_the_dummy,) = torch.autograd.grad(g.square(), z)
-    (closed,) = torch.autograd.grad(irm_penalty(slopes(z, y)), z)
+    (closed,) = torch.autograd.grad(irm_penalty(slopes, z, y), z)
     assert close(closed, through_the_dummy)
 
 
@@ -81,13 +81,13 @@ def test_halves_are_unbiased_over_the_order_of_samples_and_single_is_not() -> No
     z, y = sample(3, count=4)
     each = torch.stack([slopes(z[i : i + 1], y[i : i + 1]).mean() for i in range(4)])
     orders = [list(order) for order in permutations(range(4))]
-    found = torch.stack([irm_penalty(slopes(z[order], y[order]), halves=True) for order in orders]).mean()
+    found = torch.stack([irm_penalty(slopes, z[order], y[order], halves=True) for order in orders]).mean()
     pairs = (each.sum().square() - each.square().sum()) / 12
     assert close(found, pairs)
-    single = irm_penalty(slopes(z, y))
+    single = irm_penalty(slopes, z, y)
     assert close(single, each.mean().square())
     assert close(single - found, each.var() / 4)  # the bias is the variance of g
-    assert close(irm_penalty(slopes(z[:1], y[:1]), halves=True), irm_penalty(slopes(z[:1], y[:1])))
+    assert close(irm_penalty(slopes, z[:1], y[:1], halves=True), irm_penalty(slopes, z[:1], y[:1]))
 
 
 def test_point_check_of_the_test_bed() -> None:
@@ -119,11 +119,11 @@ def test_an_invariant_predictor_has_no_gradient_in_any_environment_and_pooled_er
     for (p,), expected in zip(K1, (0.01008, 0.00112, 0.00112, 0.01008), strict=True):
         part = population(p, 1)
         assert (
-            irm_penalty(slopes(logits({"theta": torch.tensor([math.log(3), 0, 0], **FLOAT)}, part.x), part.y))
+            irm_penalty(slopes, logits({"theta": torch.tensor([math.log(3), 0, 0], **FLOAT)}, part.x), part.y)
             < 1e-25
         )
         erm = {"theta": torch.tensor([1.0986123, 1.9459101, 0], **FLOAT)}
-        assert irm_penalty(slopes(logits(erm, part.x), part.y)).item() == pytest.approx(expected, abs=5e-6)
+        assert irm_penalty(slopes, logits(erm, part.x), part.y).item() == pytest.approx(expected, abs=5e-6)
 
 
 # ---------------------------------------------------------------------- steps and rounds
@@ -175,7 +175,7 @@ def test_the_weight_anneals_and_the_objective_is_divided_by_it() -> None:
     risk = F.cross_entropy(z, site.data.train.y) + 0.15 * squared_norm(model.tensors, ["theta"])
     of_risk, of_penalty = (
         model.gradient(risk, create_graph=True)[0],
-        model.gradient(irm_penalty(slopes(logits(model.tensors, site.data.train.x), site.data.train.y)))[0],
+        model.gradient(irm_penalty(slopes, logits(model.tensors, site.data.train.x), site.data.train.y))[0],
     )
     for round_, how, expected in (
         (2, {}, of_risk + of_penalty),
