@@ -125,7 +125,7 @@ def _must_be_announced(data: ClientData, scenario: Scenario, client: str) -> Non
         )
     parts = {"train": data.train, "validation": data.validation}
     for name, part in {**parts, **{f"test {name!r}": part for name, part in data.test.items()}}.items():
-        must_be_samples(f"{where}, {name}", part, scenario.input_shape)
+        must_be_samples(f"{where}, {name}", part, scenario.input_shape, scenario.task)
     for name, part in parts.items():
         last = len(scenario.train_environments) - 1
         if len(part) and not 0 <= part.environment.min() <= part.environment.max() <= last:

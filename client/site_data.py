@@ -30,9 +30,9 @@ class OwnSite:
     def load(self, task: Task) -> ClientData:
         """The data as the run wants them. Raises `UserError` where they are not what the server announces."""
         scenario = self._scenario(task)
-        label = self.label_column or scenario.label_column
         environment = self.environment_column or scenario.environment_column
-        return scenario.divided(self.name, task.seed, read(self.data, label, environment))
+        found = read(self.data, scenario.targets_in(self.label_column), environment)
+        return scenario.divided(self.name, task.seed, found)
 
     def _scenario(self, task: Task) -> OwnData:
         if not isinstance(task.scenario, OwnData):

@@ -307,6 +307,11 @@ def _load(
     training = min(config.cohort, len(config.training_clients))
     if misfit := config.aggregation.misfit(config.method, config.privacy, training):
         raise UserError(f"aggregation.{misfit}")
+    if config.references and not config.scenario.task.right_or_wrong:
+        raise UserError(
+            f"references: {config.references!r} is not possible with {config.scenario.task.name}, which are neither "
+            "right nor wrong; leave it out"
+        )
     if config.references and (why_not := config.privacy.no_counts(len(config.evaluated))):
         raise UserError(f"references: {config.references!r} is not possible with {why_not}")
     if config.left_out and (why_not := config.all_train()):

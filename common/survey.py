@@ -60,7 +60,9 @@ class Part(BaseModel):
 class Question(Part):
     """What the operator wants to know of tables."""
 
+    target: Literal["classes", "numbers", "labels"] = "classes"
     label_column: str = LABEL
+    """Of the class; of other targets the columns, with commas between them."""
     environment_column: str = ""
     impute: dict[str, Rule] = {}
     """By column, or by "" for all others."""
@@ -71,6 +73,13 @@ class Question(Part):
     least: int = Field(default=LEAST, ge=1, le=10**9)
     secure: bool = False
     """Whether sums are to be told under secure aggregation alone."""
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Columns of numbers that are no features."""
+        if self.target == "classes":
+            return ()
+        return tuple(name.strip() for name in self.label_column.split(","))
 
     def rule(self, column: str) -> Rule | None:
         """What an empty cell of a column of numbers counts as; None: there must be none."""

@@ -23,7 +23,7 @@ from perennial.client.trainer import Received
 from perennial.common import wire
 from perennial.common.data import tables
 from perennial.common.data.columns import LEAST, MOST_CATEGORIES
-from perennial.common.data.site_files import LABEL, Found, read
+from perennial.common.data.site_files import LABEL, Found, for_survey, read
 from perennial.common.flower.names import log
 from perennial.common.privacy.secure_aggregation import ACTIONS, TERMS
 from perennial.common.survey import (
@@ -130,7 +130,7 @@ class Table:
 
     def _counts(self, asked: Asked) -> dict[Entry, float]:
         labels, environments = Counter(self.found.labels), Counter(self.found.environments)
-        found: dict[Entry, float] = {("rows", "", 0): len(self.found.labels)}
+        found: dict[Entry, float] = {("rows", "", 0): len(self.found)}
         found |= {("class", name, 0): self._if_enough(labels[name]) for name in asked.classes}
         found |= {("environment", name, 0): self._if_enough(environments[name]) for name in asked.environments}
         for name in asked.columns:
@@ -275,7 +275,7 @@ class Respondent:
             found, least = self.load(question), max(self.least, question.least)
             if not found.columns:
                 raise UserError(f"{found.name} is no table, and a survey is of tables")
-            if len(found.labels) < least:
+            if len(found) < least:
                 raise UserError(
                     f"{found.name} has fewer than {least} rows (--at-least), so nothing is told of them"
                 )
@@ -325,7 +325,7 @@ def no_numbers_as_names(found: Found, question: Question, own: OwnSite) -> None:
     asked |= {
         name: tables.text_cells(found.x, name, found.name) for name in question.categories if name in found.columns
     }
-    if not own.label_column and question.label_column != LABEL:
+    if not own.label_column and question.label_column != LABEL and not question.targets:
         asked[question.label_column] = found.labels
     if not own.environment_column and found.environments:
         asked[question.environment_column] = found.environments
@@ -345,8 +345,11 @@ def respond(message: Message, own: OwnSite | None, settings: Mapping[str, str]) 
     consent = Consent(settings.get("survey", Consent.none))
 
     def load(question: Question) -> Found:
-        label = own.label_column or question.label_column
-        found = read(own.data, label, own.environment_column or question.environment_column)
+        environment = own.environment_column or question.environment_column
+        if question.targets:
+            found = for_survey(own.data, question.targets, own.label_column, environment)
+        else:
+            found = read(own.data, own.label_column or question.label_column, environment)
         if consent == Consent.counts:
             no_numbers_as_names(found, question, own)
         return found

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from perennial.common.tasks.base import PredictionTask, must_be_targets
 from perennial.common.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -17,8 +18,9 @@ if TYPE_CHECKING:
 class Examples:
     """Samples with their labels and the training environment that each came from.
 
-    `x`: (n, *input_shape) float32; `y`: (n,) int64; `environment`: (n,) int64 index into the scenario's
-    `train_environments` (-1 for test samples, whose environment no client knows).
+    `x`: (n, *input_shape) float32; `y`: (n,) int64 classes, or (n, targets) float32;
+    `environment`: (n,) int64 index into the scenario's `train_environments` (-1 for test samples, whose
+    environment no client knows).
     """
 
     x: Tensor
@@ -41,12 +43,16 @@ class Examples:
         return replace(self, x=self.x.to(device), y=self.y.to(device), environment=self.environment.to(device))
 
 
-def must_be_samples(what: str, part: Examples, shape: tuple[int, ...]) -> None:
-    """Raises `UserError` where a part is not as `Examples` says, of samples of this shape; looks at no values."""
+def must_be_samples(what: str, part: Examples, shape: tuple[int, ...], task: PredictionTask) -> None:
+    """Raises `UserError` where a part is not as `Examples` says, of samples of this shape and a task's targets."""
     import torch
 
     x = part.x.dtype if isinstance(part.x, torch.Tensor) and part.x.is_floating_point() else torch.float32
-    wanted = {"x": (x, shape), "y": (torch.int64, ()), "environment": (torch.int64, ())}
+    wanted = {
+        "x": (x, shape),
+        "y": (getattr(torch, task.target_dtype), task.target_shape),
+        "environment": (torch.int64, ()),
+    }
     for name, (dtype, own) in wanted.items():
         tensor = getattr(part, name)
         if not isinstance(tensor, torch.Tensor):
@@ -56,6 +62,7 @@ def must_be_samples(what: str, part: Examples, shape: tuple[int, ...]) -> None:
         if tuple(tensor.shape) != (len(part.x), *own):
             found, right = [*tensor.shape], [len(part.x), *own]
             raise UserError(f"{what}: {name} has shape {found}; it must be {right}")
+    must_be_targets(what, task, part.y)
 
 
 def join(parts: Sequence[Examples]) -> Examples:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from zipfile import BadZipFile, is_zipfile
@@ -36,8 +36,9 @@ class Found:
     """Samples as they are on a disk, in an order that depends on nothing else.
 
     `x`: (n, *shape) numbers, (n,) picture files, or a table of features as PyArrow has it. `labels`: (n,) names of
-    classes. `environments`: (n,) names, or None where the data do not say. `columns`: names of a table's features.
-    `named`: of a table, the column that has the class, and the one that has the environment.
+    classes; or `targets`: (n, targets) numbers, NaN where a cell is empty, and no labels. `environments`: (n,)
+    names, or None where the data do not say. `columns`: names of a table's features. `named`: of a table, the
+    column that has the class, and the one that has the environment.
     """
 
     name: str
@@ -46,6 +47,10 @@ class Found:
     environments: Sequence[str] | None
     columns: tuple[str, ...] = ()
     named: Mapping[str, str] = field(default_factory=dict)
+    targets: npt.NDArray[np.float64] | None = None
+
+    def __len__(self) -> int:
+        return len(self.labels if self.targets is None else self.targets)
 
     @property
     def of_pictures(self) -> bool:
@@ -104,6 +109,26 @@ class Found:
                 raise UserError(f"{self.name}: {where} {why}", f"{self.name}: a sample {why}")
         return torch.tensor([place[name] for name in names])
 
+    def target_numbers(self, names: Sequence[str], may_be_missing: bool = False) -> Tensor:
+        """The targets (n, targets) float32, called `names`. Raises `UserError` for one that is missing."""
+        import numpy as np
+        import torch
+
+        targets = self.targets
+        if targets is None:
+            raise UserError(f"{self.name} has classes, but the server announces {_and(names)}, which are numbers")
+        if targets.shape[1] != len(names):
+            raise UserError(
+                f"{self.name}: y has {targets.shape[1]} numbers for a sample, but the server announces "
+                f"{_and(names)}"
+            )
+        missing = np.argwhere(np.isnan(targets))
+        if len(missing) and not may_be_missing:
+            row, place = missing[0]
+            why = f"has no {names[place]}; fill it in, or take the row out"
+            raise UserError(f"{self.name}: row {row + 1} {why}", f"{self.name}: a row {why}")
+        return torch.from_numpy(targets.astype(np.float32))
+
     def _features(self, name: str, column: AnyColumn | None) -> npt.NDArray[np.float32]:
         """A column's cells (n, width). Raises `UserError` for one that is not as it must be."""
         import numpy as np
@@ -127,6 +152,26 @@ class Found:
             raise UserError(f"{self.name} has column {beyond[0]!r}, which the server does not announce")
 
 
+def for_survey(path: Path, asked: Sequence[str], own: str, environment: str) -> Found:
+    """A table whose targets, that are `asked` for, are among its columns; `own`: what the site calls them.
+
+    Raises `UserError`.
+    """
+    found = read(path, (), environment)
+    if not found.columns:
+        return found
+    names = [name.strip() for name in own.split(",")] if own else list(asked)
+    if len(names) != len(asked):
+        raise UserError(f"label column {own!r}: there must be {len(asked)} columns, for {', '.join(asked)}")
+    if lacking := [name for name in names if name not in found.columns]:
+        raise UserError(
+            f"{found.name} has no column {lacking[0]!r} for the label; it has {', '.join(found.columns)}"
+        )
+    called = dict(zip(names, asked, strict=True))
+    columns = tuple(called.get(name, name) for name in found.columns)
+    return replace(found, x=found.x.rename_columns(list(columns)), columns=columns)  # type: ignore[union-attr]
+
+
 def place_of(folder: Path, site: str) -> Path:
     """A site's data in a folder that has those of several. Raises `UserError` if there are none, or two."""
     names = [f"{site}{ending}" for ending in (*TABLES, ".npz", "")]
@@ -142,19 +187,24 @@ def place_of(folder: Path, site: str) -> Path:
     return folder / found[0]
 
 
-def read(path: Path, label: str = LABEL, environment: str = "") -> Found:
+def read(path: Path, label: str | Sequence[str] = LABEL, environment: str = "") -> Found:
     """A site's samples; `label` and `environment` (empty: none) are columns of a table.
 
-    Raises `UserError` with what is wrong.
+    With a sequence of columns as `label` the targets are numbers, and otherwise classes. Raises `UserError` with
+    what is wrong.
     """
     if not path.exists():
         raise UserError(f"there is no {path.name}")
     if path.is_dir():
+        if not isinstance(label, str):
+            raise UserError(
+                f"{path.name} is a folder of pictures, whose classes are its folders; it has no numbers"
+            )
         return _pictures(path)
     if path.suffix.lower() in TABLES:
         return _rows(path, label, environment)
     if path.suffix.lower() == ".npz":
-        return _arrays(path)
+        return _arrays(path, numbers=not isinstance(label, str))
     raise UserError(f"{path.name} is no folder of pictures and no .csv, .parquet or .npz file")
 
 
@@ -211,24 +261,33 @@ def shown(path: Path) -> bool:
     return not path.name.startswith(".")
 
 
-def _rows(path: Path, label: str, environment: str) -> Found:
-    from perennial.common.data.tables import text_column
+def _rows(path: Path, label: str | Sequence[str], environment: str) -> Found:
+    from perennial.common.data.tables import number_cells, text_column
 
     table = _table(path, label, environment)
-    columns = tuple(name for name in table.column_names if name not in (label, environment))
+    classes = isinstance(label, str)
+    targets = [label] if isinstance(label, str) else list(label)
+    columns = tuple(name for name in table.column_names if name not in (*targets, environment))
     if not columns:
         raise UserError(f"{path.name} has no columns of features, only {', '.join(table.column_names)}")
     return Found(
         path.name,
         table.select(columns),
-        text_column(table, label, path.name),
+        text_column(table, targets[0], path.name) if classes else (),
         text_column(table, environment, path.name) if environment else None,
         columns,
-        {"class": label, "environment": environment},
+        {"class": targets[0] if classes else "", "environment": environment},
+        None if classes else _stacked([number_cells(table, name, path.name) for name in targets], len(table)),
     )
 
 
-def _table(path: Path, label: str, environment: str) -> Any:
+def _stacked(columns: Sequence[npt.NDArray[np.float64]], rows: int) -> npt.NDArray[np.float64]:
+    import numpy as np
+
+    return np.stack(columns, axis=1) if columns else np.empty((rows, 0))
+
+
+def _table(path: Path, label: str | Sequence[str], environment: str) -> Any:
     """A table that has rows and these columns, as PyArrow's, without columns that have no name."""
     # PyArrow takes its time to import, and only sites with tables need it.
     from perennial.common.data.tables import UNREADABLE, like_number, read_table
@@ -248,7 +307,8 @@ def _table(path: Path, label: str, environment: str) -> Any:
         )
     if double := [name for name in names if names.count(name) > 1]:
         raise UserError(f"{path.name} has more than one column {double[0]!r}")
-    for kind, column in (("label", label), ("environment", environment)):
+    targets = [label] if isinstance(label, str) else label
+    for kind, column in (*(("label", name) for name in targets), ("environment", environment)):
         if column and column not in names:
             has = "its first row must have names of columns" if numbers else f"it has {', '.join(names)}"
             raise UserError(
@@ -266,8 +326,8 @@ def _counting(names: Sequence[str]) -> range:
     return range(first, first + len(names))
 
 
-def _arrays(path: Path) -> Found:
-    """Arrays `x` (n, …) and `y` (n,), and `environment` (n,) where there are several."""
+def _arrays(path: Path, numbers: bool) -> Found:
+    """Arrays `x` (n, …) and `y` (n,), or numbers (n, targets), and `environment` (n,) where there are several."""
     import numpy as np
 
     try:
@@ -279,7 +339,7 @@ def _arrays(path: Path) -> Found:
         raise _unreadable(path, error) from None
     if missing := [name for name in ("x", "y") if name not in arrays]:
         raise UserError(f"{path.name} has no array {missing[0]!r}")
-    x, n = arrays["x"], len(arrays["y"].ravel())
+    x, n = arrays["x"], len(arrays["y"]) if numbers and arrays["y"].ndim else len(arrays["y"].ravel())
     if not n:
         raise UserError(f"{path.name} has no rows")
     if x.dtype.kind not in "fiub" or x.ndim < 2 or len(x) != n:
@@ -288,8 +348,25 @@ def _arrays(path: Path) -> Found:
         finite = np.isfinite(x.astype(np.float32)).reshape(n, -1).all(axis=1)
     if not finite.all():
         raise UserError(f"{path.name}: row {int(np.argmin(finite)) + 1} of x has what is no finite number")
+    targets = _target_array(path, arrays.pop("y")) if numbers else None
     names = {name: _texts(path, name, array, n) for name, array in arrays.items() if name != "x"}
-    return Found(path.name, x, names["y"], names.get("environment"))
+    return Found(path.name, x, names.get("y", ()), names.get("environment"), targets=targets)
+
+
+def _target_array(path: Path, y: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """Targets (n, targets) of y (n,) or (n, targets)."""
+    import numpy as np
+
+    if y.dtype.kind not in "fiub" or y.ndim not in (1, 2):
+        raise UserError(f"{path.name}: y must be numbers, one or several for each row; it is {y.dtype}")
+    if np.isinf(y := y.astype(np.float64)).any():
+        raise UserError(f"{path.name}: row {int(np.argwhere(np.isinf(y))[0][0]) + 1} of y is no finite number")
+    return y[:, None] if y.ndim == 1 else y
+
+
+def _and(names: Sequence[str]) -> str:
+    """Names as a person lists them."""
+    return " and ".join(filter(None, [", ".join(map(repr, names[:-1])), repr(names[-1])]))
 
 
 def _texts(path: Path, name: str, array: npt.NDArray[np.generic], n: int) -> list[str]:

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from perennial.common.utils.errors import UserError
@@ -18,6 +19,8 @@ Reduction = Literal["mean", "sum", "none"]
 Row = dict[str, Any]
 Sums = Mapping[str, Sequence[float]]
 """By column, its numbers of one environment; sums over samples, which add up over environments and clients."""
+Summed = tuple[int, Sums]
+"""How many samples there are, and their sums."""
 LARGEST = 1e6
 """Of an output of a model for numbers or events that has diverged, so that sums stay finite."""
 
@@ -38,12 +41,27 @@ class Measure:
         """A value as people read it, in percent with so many digits; a dash where there is none."""
         if value is None:
             return "–"
-        return f"{100 * value:.{digits}f}" if self.percent else f"{value:.4g}"
+        return f"{100 * value:.{digits}f}" if self.percent else f"{value:#.4g}".rstrip(".")
 
     @property
     def unit(self) -> str:
         """What stands behind `text`."""
         return " %" if self.percent else ""
+
+    @property
+    def label(self) -> str:
+        """What tables and axes say that their numbers are."""
+        return f"{self.title} in %" if self.percent else self.title
+
+    @property
+    def axis(self) -> str:
+        """What the axis of a figure is called."""
+        return f"{self.title} (%)" if self.percent else self.title
+
+    @property
+    def factor(self) -> float:
+        """From a value to the number that is shown."""
+        return 100.0 if self.percent else 1.0
 
     def worst(self, values: Iterable[float]) -> float | None:
         """The worst of some values; None of none."""
@@ -73,7 +91,13 @@ class PredictionTask(ABC):
     """In settings and tables."""
     headline: ClassVar[Measure]
     """By which models and rounds are chosen and compared."""
+    loss_is: ClassVar[str]
+    """What `loss` is, in a word or two."""
+    constant_is: ClassVar[str]
+    """What `constant` is, in a few words."""
     target_dtype: ClassVar[str] = "float32"
+    right_or_wrong: ClassVar[bool] = False
+    """Whether each answer is one or the other, on which the selection `split` rests."""
 
     @property
     def target_shape(self) -> tuple[int, ...]:
@@ -136,10 +160,28 @@ class PredictionTask(ABC):
         """The headline measure; None without samples, and where they have none."""
         return self.measures(count, sums)[self.headline.name] if count else None
 
+    def standard_error(self, count: int, sums: Sums) -> float | None:
+        """That of the headline measure of so many samples; None where the sums do not tell."""
+        return None
+
+    def interval(self, count: int, sums: Sums, level: float) -> tuple[float, float] | None:
+        """Between which the headline measure of other samples lies with this probability, by the bootstrap over
+        samples in its normal limit; None where the sums do not tell."""
+        value, error = self.value(count, sums), self.standard_error(count, sums)
+        if value is None or error is None:
+            return None
+        reach = NormalDist().inv_cdf((1 + level) / 2) * error
+        return value - reach, value + reach
+
     @property
     def others(self) -> tuple[Measure, ...]:
         """The measures beside the headline, in the order of tables."""
         return ()
+
+    @property
+    def about(self) -> str:
+        """What a reader of a table of all measures has to know."""
+        return ""
 
     @abstractmethod
     def constant(self, targets: Tensor) -> Tensor:
@@ -204,6 +246,18 @@ def sums_of(task: PredictionTask, row: Row) -> dict[str, tuple[int, Sums]]:
             own = {column: row[column][place] for column in task.columns}
             found[name] = count, {key: value if isinstance(value, list) else [value] for key, value in own.items()}
     return found
+
+
+def added_sums(task: PredictionTask, parts: Iterable[Summed]) -> Summed:
+    """Samples and sums of several environments or clients together."""
+    every = list(parts)
+    count = sum(number for number, _ in every)
+    each = [[sums[name] for _, sums in every] for name in task.columns]
+    columns = zip(task.columns.items(), each, strict=True)
+    return count, {
+        name: [sum(values) for values in zip(*own, strict=True)] if own else [0] * column.size
+        for (name, column), own in columns
+    }
 
 
 def values_of(task: PredictionTask, row: Row) -> dict[str, float]:

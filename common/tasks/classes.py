@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import sqrt
 from typing import TYPE_CHECKING, ClassVar
 
 from perennial.common.tasks.base import Column, Measure, PredictionTask, Reduction, Sums, like
@@ -24,7 +25,10 @@ class Classes(PredictionTask):
 
     name: ClassVar[str] = "classes"
     headline: ClassVar[Measure] = ACCURACY
+    loss_is: ClassVar[str] = "cross-entropy"
+    constant_is: ClassVar[str] = "a client's most frequent training label"
     target_dtype: ClassVar[str] = "int64"
+    right_or_wrong: ClassVar[bool] = True
 
     classes: int
     weights: tuple[float, ...] = ()
@@ -87,6 +91,19 @@ class Classes(PredictionTask):
 
     def measures(self, count: int, sums: Sums) -> dict[str, float | None]:
         return {ACCURACY.name: sums["correct"][0] / count}
+
+    def standard_error(self, count: int, sums: Sums) -> float | None:
+        """`√(p (1 − p) / n)` of the share p that is right."""
+        share = sums["correct"][0] / count
+        return sqrt(share * (1 - share) / count)
+
+    def interval(self, count: int, sums: Sums, level: float) -> tuple[float, float] | None:
+        """The bootstrap's percentiles: right answers among n resampled ones are binomial, so nothing is drawn."""
+        from scipy.stats import binom
+
+        tail = (1 - level) / 2
+        low, high = binom.ppf([tail, 1 - tail], count, sums["correct"][0] / count)
+        return float(low) / count, float(high) / count
 
     def constant(self, targets: Tensor) -> Tensor:
         """Of equally frequent classes the smallest."""

@@ -29,6 +29,8 @@ class Numbers(PredictionTask):
 
     name: ClassVar[str] = "numbers"
     headline: ClassVar[Measure] = MAE
+    loss_is: ClassVar[str] = "loss in units of the scale"
+    constant_is: ClassVar[str] = "the median of a client's training targets"
 
     names: tuple[str, ...] = ("y",)
     """Of the targets."""
@@ -144,6 +146,19 @@ class Numbers(PredictionTask):
             RMSE.name: sum(sqrt(own / count) for own in sums["squared"]) / len(each),
             R2.name: r2,
         }
+
+    def standard_error(self, count: int, sums: Sums) -> float | None:
+        """That of the mean of |e|, whose variance follows from Σ|e| and Σe²; of several targets, which may err
+        together, the mean of theirs."""
+        pairs = zip(sums["absolute"], sums["squared"], strict=True)
+        variances = [max(0.0, squared / count - (absolute / count) ** 2) for absolute, squared in pairs]
+        return sum(sqrt(own / count) for own in variances) / len(variances)
+
+    @property
+    def about(self) -> str:
+        if len(self.names) == 1:
+            return f"errors in the unit of {self.names[0]}"
+        return f"means over {', '.join(self.names)}, of each in its own unit"
 
     @property
     def others(self) -> tuple[Measure, ...]:

@@ -141,7 +141,13 @@ Metrics = Annotated[
     str,
     typer.Option(metavar="HOST:PORT", envvar="PERENNIAL_METRICS", help="Where to answer Prometheus at /metrics."),
 ]
-LabelColumn = Annotated[str, typer.Option(metavar="NAME", help="A table's column of the class.")]
+LabelColumn = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="A table's column of the class, or with commas between them the columns of other targets.",
+    ),
+]
 EnvironmentColumn = Annotated[str, typer.Option(metavar="NAME", help="A table's column of the environment.")]
 Rounds = Annotated[int | None, typer.Option(help=r"Communication rounds.  \[default: the scenario's]")]
 SETTINGS: Any = typer.Option(

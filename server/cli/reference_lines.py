@@ -10,7 +10,7 @@ from perennial.common import plugins
 from perennial.common.config import RunConfig, load_config, read
 from perennial.common.methods import method_class
 from perennial.common.utils.errors import UserError
-from perennial.server.results.formatting import accuracies
+from perennial.server.results.formatting import overall_text
 from perennial.server.run.folder import RunFolder
 from perennial.server.run.input_files import PLUG_IN, digests
 from perennial.server.selection.summary import overall, worst_site
@@ -26,7 +26,7 @@ def reference_lines(path: Path, config: RunConfig, summary: Mapping[str, Any]) -
     """
     lines = []
     if constant := summary.get("constant"):
-        about = "a client's most frequent training label; every local run has it"
+        about = f"{config.scenario.task.constant_is}; every local run has it"
         lines.append(f"reference: a constant prediction has {_overall(config, constant)} ({about})")
     if config.method.name == REFERENCE:
         return lines
@@ -36,7 +36,7 @@ def reference_lines(path: Path, config: RunConfig, summary: Mapping[str, Any]) -
         values = made.config().method.model_dump(mode="json")
         other = "".join(f"{key}={value}, " for key, value in values.items() if value != usual.get(key))
         command = _command(config, "--config", str(found / "config.toml"))
-        numbers = _overall(config, _final(made.summary()))
+        numbers = _overall(config, _final(config, made.summary()))
         return [*lines, f"reference: FedAvg has {numbers} ({other}made by: {command})"]
     command = _command(config, "--method", REFERENCE, "--config", str(path / "config.toml"))
     return [*lines, f"reference: FedAvg is made by: {command}"]
@@ -60,7 +60,7 @@ def fedavg_beside(path: Path, config: RunConfig) -> Path | None:
             if not inputs.items() <= RunFolder(file.parent).inputs().items():
                 continue
             summary = json.loads(file.with_name("summary.json").read_bytes())
-            _overall(config, _final(summary))
+            _overall(config, _final(config, summary))
             if summary["rounds"] == config.rounds:
                 found[file.with_name("summary.json").stat().st_mtime] = file.parent
         except (OSError, ValueError, KeyError, TypeError, UserError):  # damaged or unfinished
@@ -84,13 +84,14 @@ def _command(config: RunConfig, *arguments: str) -> str:
     return shlex.join(["perennial", "run", *arguments]) + where
 
 
-def _final(summary: Mapping[str, Any]) -> dict[str, Any]:
+def _final(config: RunConfig, summary: Mapping[str, Any]) -> dict[str, Any]:
     """What FedAvg's model has after the last round."""
     final = summary["models"]["global"]["final"]
-    return {**final, "worst_site": worst_site(final["clients"])}
+    return {**final, "worst_site": worst_site(final["clients"], config.scenario.task.headline)}
 
 
 def _overall(config: RunConfig, found: Mapping[str, Any]) -> str:
     """The rows of the run's table that hold for all."""
-    numbers = accuracies(overall(config.sites_with_data, config.scenario.test_environments), found)
+    names = overall(config.sites_with_data, config.scenario.test_environments)
+    numbers = overall_text(names, found, config.scenario.task.headline)
     return f"{numbers} over all sites" if config.test_sites else numbers

@@ -151,6 +151,9 @@ class SurveyOptions:
     )
     category: list[str] = typer.Option([], metavar="COLUMN", help="Its numbers are names. Repeatable.")
     drop: list[str] = typer.Option([], metavar="COLUMN", help="Nobody uses it. Repeatable.")
+    task: Literal["classes", "numbers", "labels"] = typer.Option(
+        "classes", help="What is predicted: a class, numbers, or several labels that are 0 or 1 each."
+    )
     label_column: LabelColumn = LABEL
     environment_column: EnvironmentColumn = ""
     least: Least = LEAST
@@ -177,6 +180,7 @@ class SurveyOptions:
             self.impute,
             self.category,
             self.drop,
+            target=self.task,
             label_column=self.label_column,
             environment_column=self.environment_column,
             least=self.least,

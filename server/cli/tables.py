@@ -9,6 +9,7 @@ from rich.table import Table
 
 from perennial.common.config import RunConfig
 from perennial.common.measures.scores import BINS, GROUPS, SCORE_MEASURES
+from perennial.common.tasks import PredictionTask
 from perennial.server.cli.console import out, print_lines
 from perennial.server.cli.reference_lines import reference_lines
 from perennial.server.results.formatting import members, percent, size
@@ -57,7 +58,11 @@ def _print(folder: RunFolder, config: RunConfig, summary: dict[str, Any]) -> Non
         if part and not any(found["clients"] for own in models.values() for found in own.values()):
             continue  # no model there
         shown = {**summary, "models": models}
-        for table in (accuracy_table(shown, part), score_table(shown)):
+        for table in (
+            headline_table(shown, config.scenario.task, part),
+            measures_table(shown, config),
+            score_table(shown),
+        ):
             if table:
                 out.print(table)
     if clusters := cluster_table(rows):
@@ -69,11 +74,13 @@ def _print(folder: RunFolder, config: RunConfig, summary: dict[str, Any]) -> Non
     print_lines([f"run folder: {folder.path}"])
 
 
-def accuracy_table(summary: dict[str, Any], part: str = "") -> Table:
-    """Test accuracy (%, mean over clients) of every model and selection, per test environment; `part`: of whom.
+def headline_table(summary: dict[str, Any], task: PredictionTask, part: str = "") -> Table:
+    """The task's headline measure on test data (mean over clients) of every model and selection, per test
+    environment; `part`: of whom.
 
     Of sites with own data one row for each: the mean over its test environments. Their only environment has none.
     """
+    measure = task.headline
     columns = {
         f"{model}\n{selection}": found
         for model, selections in summary["models"].items()
@@ -84,7 +91,7 @@ def accuracy_table(summary: dict[str, Any], part: str = "") -> Table:
     table = Table(
         title=f"{summary['method']} on {summary['scenario']}, {summary['rounds']} rounds, seed {summary['seed']}"
         + (f"\n{part}" if part else ""),
-        caption="test accuracy in %, mean over clients"
+        caption=f"test {measure.label}, mean over clients"
         + (f" ({len(some['clients'])} drawn of {some['of']})" if some else "")
         + (
             "; oracle: round chosen on test data"
@@ -92,7 +99,7 @@ def accuracy_table(summary: dict[str, Any], part: str = "") -> Table:
             else ""
         ),
     )
-    environments = list(dict.fromkeys(name for found in every for name in found["accuracy"]))
+    environments = list(dict.fromkeys(name for found in every for name in found[measure.name]))
     own_data = summary["scenario"] == "own-data"
     sites = sorted({name for found in every for name in found["clients"]}) if own_data else []
     table.add_column("site" if sites else "test\nenvironment", no_wrap=True)
@@ -100,7 +107,7 @@ def accuracy_table(summary: dict[str, Any], part: str = "") -> Table:
         table.add_column(title, justify="right", overflow="fold")
 
     def add(title: str, values: Iterable[float | None], style: str = "") -> None:
-        table.add_row(title, *map(percent, values), style=style)
+        table.add_row(title, *map(measure.text, values), style=style)
 
     if sites:
         by_site = [site_means(found["clients"]) for found in every]
@@ -108,26 +115,51 @@ def accuracy_table(summary: dict[str, Any], part: str = "") -> Table:
             add(site, (own.get(site) for own in by_site))
         table.add_section()
     for name in environments if len(environments) > 1 or not sites else ():
-        add(f"environment {name}" if sites else name, (found["accuracy"].get(name) for found in every))
+        add(f"environment {name}" if sites else name, (found[measure.name].get(name) for found in every))
     table.add_section()
     # Where clients' test sets are of one size, the two means are the same number.
-    unequal = any(percent(found["pooled"]) != percent(found["average"]) for found in every)
-    numbers = [{**overall_of(found, sites, environments), "pooled": found["pooled"]} for found in every]
+    unequal = any(measure.text(found["pooled"]) != measure.text(found["average"]) for found in every)
+    numbers = [{**overall_of(found, sites, environments, measure), "pooled": found["pooled"]} for found in every]
     for row in overall(sites, environments) + ("pooled",) * unequal:
         add(row, (own[row] for own in numbers), style="bold")
     if any(found.get("areas") for found in every):
         table.add_section()
         means = [area_means(found["areas"]) for found in every]
         for name in AREAS:
-            add(name.replace("_", " "), (own.get(name) for own in means))
+            table.add_row(name.replace("_", " "), *(percent(own.get(name)) for own in means))
         losses = [found["loss"] for found in every]
         table.add_row("loss", *("–" if loss is None else f"{loss:.4f}" for loss in losses))
     table.add_section()
     add("held-out training", (found["validation"] for found in every))
     if any(found.get(SPLIT) for found in every):
         for title, name in (("split", "score"), ("its standard error", "error"), ("best constant", "constant")):
-            add(title, (found.get(SPLIT, {}).get(name) for found in every))
+            table.add_row(title, *(percent(found.get(SPLIT, {}).get(name)) for found in every))
     table.add_row("round", *(str(found["round"]) for found in every))
+    return table
+
+
+def measures_table(summary: Mapping[str, Any], config: RunConfig) -> Table | None:
+    """All measures of each model after the last round, all test samples together; None where accuracy is the only
+    one."""
+    task = config.scenario.task
+    if not task.others:
+        return None
+    own, where = ("clients", "site") if config.sites_with_data else ("environments", "environment")
+    table = Table(
+        title=f"all test samples together, after round {summary['rounds']}",
+        caption=task.about,
+    )
+    table.add_column("model", no_wrap=True)
+    table.add_column(where, no_wrap=True)
+    measures = (task.headline, *task.others)
+    for measure in measures:
+        table.add_column(measure.label.replace(" ", "\n"), justify="right")
+    for model, selections in summary["models"].items():
+        found = selections["final"]["measures"]
+        for name, values in [*found[own].items(), ("all", found["all"])]:
+            cells = (measure.text(values[measure.name]) for measure in measures)
+            table.add_row(model, name, *cells, style="bold" if values is found["all"] else "")
+        table.add_section()
     return table
 
 
@@ -237,7 +269,7 @@ def cautions(config: RunConfig, summary: Mapping[str, Any]) -> Iterator[str]:
             yield f"{client} counts {100 * share:.0f} % of all {what} samples{MAJORITIES[what]}"
     every = [found for selections in summary["models"].values() for found in selections.values()]
     if untested := sorted({client for found in every for client, own in found["clients"].items() if not own}):
-        yield f"{', '.join(untested)}: no test data, so not in any test accuracy"
+        yield f"{', '.join(untested)}: no test data, so not in any test {config.scenario.task.headline.title}"
     method = config.method
     for caution in filter(None, (method.caution(config.scenario), method.model_caution(config.model))):
         yield f"caution: {caution}"

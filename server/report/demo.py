@@ -157,7 +157,7 @@ def _lines(finding: Finding) -> tuple[list[Line], dict[int, str]]:
         x: Sequence[float] = range(len(environments))
         constant = [fmean(found.values[name] for found in finding.constant) for name in environments]
     else:
-        lines = [curve_line(style, round_means(result, "accuracy")) for style, result in results.items()]
+        lines = [curve_line(style, round_means(result, "value")) for style, result in results.items()]
         x = [min(min(line.x) for line in lines), max(max(line.x) for line in lines)]
         constant = [fmean(measures(found)["average"] for found in finding.constant)] * 2
     lines.append(Line(CONSTANT, x, [100 * value for value in constant]))

@@ -3,14 +3,14 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from math import nan
+from math import isfinite, nan
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from perennial.common.config import RunConfig
-from perennial.common.tasks import PredictionTask
+from perennial.common.tasks import Measure, PredictionTask
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.suggestions import sentence
 from perennial.server.run.folder import RunFolder
@@ -26,7 +26,7 @@ class Curve:
     rounds: Sequence[int]
     sent: Sequence[float]
     """Bytes of all training exchanges so far, both ways, all clients."""
-    accuracy: Sequence[float]
+    value: Sequence[float]
     held_out: Sequence[float]
     loss: Sequence[float]
 
@@ -138,20 +138,21 @@ def _run(path: Path, config: RunConfig, summary: dict[str, Any], rows: list[Row]
         }
     apart = by_part(config, {model: found[model] for model in config.method.evaluates}, rows)
     sent = list(accumulate(float(row["bytes_down"] + row["bytes_up"]) for row in trained))
+    task = config.scenario.task
     return Run(
         path=path,
         config=config,
         settings={name: value for name, value in config.flat().items() if name not in {*NO_NUMBER, "seed"}}
         | {name: digest[:8] for name, digest in RunFolder(path).inputs().items()},
         models={
-            _named(model, part): {selection: _selected(facts) for selection, facts in own.items()}
+            _named(model, part): {
+                selection: _selected(facts, config.scenario.task.headline) for selection, facts in own.items()
+            }
             for part, models in apart.items()
             for model, own in models.items()
         },
         curves={
-            _named(model, part): _curve(
-                model, [row for row in rows if row.get("client") in clients], sent, config.scenario.task
-            )
+            _named(model, part): _curve(model, [row for row in rows if row.get("client") in clients], sent, task)
             for part, clients in parts(config).items()
             for model in config.method.evaluates
         },
@@ -173,13 +174,14 @@ def _named(model: str, part: str) -> str:
     return f"{model}, {part}" if part else model
 
 
-def _selected(facts: Any) -> Selected:
-    """Raises `ValidationError`, and `ValueError` for an accuracy that is no fraction."""
+def _selected(facts: Any, measure: Measure) -> Selected:
+    """Raises `ValidationError`, and `ValueError` for a value that the measure cannot have."""
     found = Selected.model_validate(facts)
     numbers = {name: getattr(found, name) for name in ("worst", "average", "pooled", "validation")}
     for name, value in (*numbers.items(), *found.values.items()):
-        if value is not None and not 0 <= value <= 1:
-            raise ValueError(f"the accuracy {name} is {value:g}, and must be from 0 to 1")
+        if value is not None and not (0 <= value <= 1 if measure.percent else isfinite(value)):
+            right = "from 0 to 1" if measure.percent else "finite"
+            raise ValueError(f"the {measure.title} {name} is {value:g}, and must be {right}")
     return found
 
 
@@ -189,8 +191,8 @@ def _curve(model: str, rows: Iterable[Row], sent: Sequence[float], task: Predict
         if row["kind"] == "evaluation" and row["model"] == model:
             by_round.setdefault(row["round"], []).append(row)
     evaluations = [Evaluation(own, task).summary() for own in by_round.values()]
-    accuracy, held_out, loss = (
+    value, held_out, loss = (
         [nan if (value := found[name]) is None else float(value) for found in evaluations]
         for name in ("average", "validation", "loss")
     )
-    return Curve(list(by_round), [sent[number - 1] for number in by_round], accuracy, held_out, loss)
+    return Curve(list(by_round), [sent[number - 1] for number in by_round], value, held_out, loss)

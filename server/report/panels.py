@@ -2,10 +2,11 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import isnan, nan
+from math import inf, isnan, nan
 from typing import Any
 
 from perennial.common.measures.scores import GROUPS
+from perennial.common.tasks import Measure
 from perennial.server.report.load import Run
 from perennial.server.report.results import Result, over_seeds
 from perennial.server.report.tables import environments_of, titled
@@ -29,7 +30,7 @@ def drawn(found: Sequence[Result]) -> list[Result]:
 
     def held_out(result: Result) -> float:
         found = result.spread("final", "held-out")
-        return found.mean if found else -1.0
+        return result.task.headline.goodness(found.mean) if found else -inf
 
     def rank(result: Result) -> tuple[int, bool]:
         title = result.runs[0].config.method.title
@@ -44,7 +45,9 @@ def drawn(found: Sequence[Result]) -> list[Result]:
 
 def scenario_figures(key: str, shown: Sequence[Result], selections: Sequence[str]) -> list[Figure]:
     """All panels of a scenario that have a number; the place of a result in `shown` is its style."""
-    names = environments_of(shown)
+    names, measure = environments_of(shown), shown[0].task.headline
+    value, factor = measure.title.capitalize(), measure.factor
+    axis = measure.axis
     made: list[Figure] = []
 
     def add(caption: str, name: str, lines: Sequence[figures.Line], *labels: str, **options: Any) -> None:
@@ -53,29 +56,31 @@ def scenario_figures(key: str, shown: Sequence[Result], selections: Sequence[str
 
     for selection in selections:
         lines = [environment_line(style, result, selection, names) for style, result in enumerate(shown)]
-        caption = f"Accuracy against test environment, {titled(selection)}"
-        add(caption, f"e{selection}", lines, "test environment", "accuracy (%)", names=names)
+        caption = f"{value} against test environment, {titled(selection)}"
+        labels = "test environment", axis
+        add(caption, f"e{selection}", lines, *labels, names=names, percent=measure.percent)
     kinds = (
-        ("accuracy", "Test accuracy against rounds", "accuracy (%)"),
-        ("held_out", "Held-out training accuracy against rounds", "accuracy (%)"),
-        ("loss", "Test loss against rounds", "cross-entropy"),
+        ("value", f"Test {measure.title} against rounds", axis),
+        ("held_out", f"Held-out training {measure.title} against rounds", axis),
+        ("loss", "Test loss against rounds", shown[0].task.loss_is),
     )
     for kind, caption, label in kinds:
-        factor = 1 if kind == "loss" else 100
-        lines = [curve_line(style, round_means(result, kind), factor) for style, result in enumerate(shown)]
-        add(caption, f"r{kind}", lines, "round", label, percent=kind != "loss")
+        own = 1.0 if kind == "loss" else factor
+        lines = [curve_line(style, round_means(result, kind), own) for style, result in enumerate(shown)]
+        add(caption, f"r{kind}", lines, "round", label, percent=kind != "loss" and measure.percent)
     sent = [[found.mean for found in round_means(result, "sent").values() if found] for result in shown]
     unit, unit_name = _unit(max((value for values in sent for value in values), default=0))
     lines = [
-        _line(style, [value / unit for value in sent[style]], list(round_means(result, "accuracy").values()))
+        _line(style, [size / unit for size in sent[style]], list(round_means(result, "value").values()), factor)
         for style, result in enumerate(shown)
     ]
     label = f"{unit_name} of the training exchanges so far, both ways"
-    add("Test accuracy against bytes", "b", lines, label, "accuracy (%)")
+    add(f"Test {measure.title} against bytes", "b", lines, label, axis, percent=measure.percent)
     for selection in selections:
-        lines = [_client_line(style, result.picked(selection)) for style, result in enumerate(shown)]
+        lines = [_client_line(style, result.picked(selection), measure) for style, result in enumerate(shown)]
         label = "% of the clients, from the worst to the best"
-        add(f"Accuracy of the clients, {titled(selection)}", f"c{selection}", lines, label, "accuracy (%)")
+        caption = f"{value} of the clients, {titled(selection)}"
+        add(caption, f"c{selection}", lines, label, axis, percent=measure.percent)
     reliable = [line for style, result in enumerate(shown) if (line := _reliability_line(style, result))]
     labels = "score (%)", "share of positives among samples of this score (%)"
     caption = "Reliability of the scores after the last round, all clients together"
@@ -104,8 +109,9 @@ def _line(style: int, x: Sequence[float], spreads: Sequence[Spread | None], fact
 
 
 def environment_line(style: int, result: Result, selection: str, names: Sequence[str]) -> figures.Line:
-    """A result's accuracy in each test environment."""
-    return _line(style, range(len(names)), [result.accuracy(selection, name) for name in names])
+    """A result's headline measure in each test environment."""
+    values = [result.value(selection, name) for name in names]
+    return _line(style, range(len(names)), values, result.task.headline.factor)
 
 
 def curve_line(style: int, means: Mapping[int, Spread | None], factor: float = 100) -> figures.Line:
@@ -113,10 +119,11 @@ def curve_line(style: int, means: Mapping[int, Spread | None], factor: float = 1
     return _line(style, list(means), list(means.values()), factor)
 
 
-def _client_line(style: int, picked: Iterable[Selected]) -> figures.Line:
-    accuracies = sorted(mean for one in picked for mean in site_means(one.clients).values())
-    shares = [100 * (index + 0.5) / len(accuracies) for index in range(len(accuracies))]
-    return figures.Line(style, shares, [100 * value for value in accuracies])
+def _client_line(style: int, picked: Iterable[Selected], measure: Measure) -> figures.Line:
+    means = [mean for one in picked for mean in site_means(one.clients).values()]
+    means.sort(key=measure.goodness)
+    shares = [100 * (index + 0.5) / len(means) for index in range(len(means))]
+    return figures.Line(style, shares, [measure.factor * value for value in means])
 
 
 def _reliability_line(style: int, result: Result) -> figures.Line | None:

@@ -23,13 +23,19 @@ def pictures(comparison: Comparison, labels: Sequence[str] = ()) -> dict[str, st
     results = [result for result in found if result][:STYLES]
     if not results:
         return {}
-    titles, ylabel = [result.method for result in results], "test accuracy (%)"
+    measure = comparison.measure
+    titles, ylabel = (
+        [result.method for result in results],
+        f"test {measure.title}{' (%)' if measure.percent else ''}",
+    )
     made = {}
     if len(names := comparison.environments) > 1:
         lines = [environment_line(n, result, "final", names) for n, result in enumerate(results)]
-        made["environments"] = standalone_figure(lines, titles, "test environment", ylabel, names=names)
-    lines = [curve_line(n, round_means(result, "accuracy")) for n, result in enumerate(results)]
-    made["rounds"] = standalone_figure(lines, titles, "round", ylabel)
+        made["environments"] = standalone_figure(
+            lines, titles, "test environment", ylabel, names=names, percent=measure.percent
+        )
+    lines = [curve_line(n, round_means(result, "value"), measure.factor) for n, result in enumerate(results)]
+    made["rounds"] = standalone_figure(lines, titles, "round", ylabel, percent=measure.percent)
     if svg := training_picture({result.method: result.runs[0] for result in results}):
         made["training"] = svg
     return made

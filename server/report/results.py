@@ -6,6 +6,7 @@ What tells two configurations of a method apart becomes part of its label.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from perennial.common.tasks import PredictionTask
 from perennial.server.report.load import Run
 from perennial.server.study.batch import Selected
 from perennial.server.study.compare import Spread, measures, spread
@@ -33,11 +34,16 @@ class Result:
 
     def spread(self, selection: str, measure: str) -> Spread | None:
         """One of `measures` over seeds; None where there is no number."""
-        sites = self.runs[0].config.sites_with_data
-        every = (measures(one, sites) for one in self.picked(selection))
+        sites, own = self.runs[0].config.sites_with_data, self.task
+        every = (measures(one, sites, own.headline, own.others) for one in self.picked(selection))
         return over_seeds(found[measure] for found in every if measure in found)
 
-    def accuracy(self, selection: str, environment: str) -> Spread | None:
+    @property
+    def task(self) -> PredictionTask:
+        """What was to be predicted."""
+        return self.runs[0].config.scenario.task
+
+    def value(self, selection: str, environment: str) -> Spread | None:
         """In a test environment over seeds; None where there is no number."""
         found = (one.values for one in self.picked(selection))
         return over_seeds(own[environment] for own in found if environment in own)

@@ -15,11 +15,11 @@ from perennial.server.report.load import Run
 from perennial.server.report.results import Result, by_scenario, differing, over_seeds, settings_part
 from perennial.server.results.formatting import members, size
 from perennial.server.selection.summary import SPLIT, site_means
-from perennial.server.study.compare import Spread, summarised
+from perennial.server.study.compare import Spread, summarised, text
 
 GUIDE = (
-    "Test accuracy in %. An environment's accuracy is the mean over clients; <em>worst</em> and <em>average</em> "
-    "are over environments. A client's accuracy is the mean over its environments; <em>worst client</em> and "
+    "Numbers on test data. An environment's is the mean over clients; <em>worst</em> and <em>average</em> "
+    "are over environments. A client's is the mean over its environments; <em>worst client</em> and "
     "<em>bottom decile</em> (mean of the worst tenth, at least one client) are over clients. A client with data "
     "of its own is a site. Mean ± standard deviation over seeds where there are several. <em>final</em> is the "
     "last round; <em>validation</em> is the round that is best on held-out training-environment data."
@@ -52,11 +52,21 @@ def tables(found: Sequence[Result], selections: Sequence[str]) -> dict[str, list
         scenario: [
             summary_table(own, selections),
             environment_table(own, selections),
-            *(table for table in [site_table(own, selections), score_table(own), settings_table(own)] if table),
+            *(table for table in _if_any(own, selections)),
             *(membership_table(result, result.runs[0]) for result in clustered(own)),
         ]
         for scenario, own in by_scenario(found).items()
     }
+
+
+def _if_any(found: Sequence[Result], selections: Sequence[str]) -> list[Table]:
+    """The tables of a scenario that not every scenario has."""
+    made = site_table(found, selections), other_table(found, selections), score_table(found), settings_table(found)
+    return [table for table in made if table]
+
+
+def _label(found: Sequence[Result]) -> str:
+    return found[0].task.headline.label
 
 
 def table_of(made: terminal.Table) -> Table:
@@ -72,12 +82,12 @@ def summary_table(found: Sequence[Result], selections: Sequence[str]) -> Table:
     rows = [
         [
             *(result.method, result.model, result.seeds),
-            *(_cell(result.spread(selection, measure)) for selection in selections for measure in measures),
+            *(_cell(result.spread(selection, name), result) for selection in selections for name in measures),
         ]
         for result in found
     ]
     groups = [("", 3), *((titled(selection), len(measures)) for selection in selections)]
-    return Table("Summary: test accuracy in %", head, rows, 3, groups)
+    return Table(f"Summary: test {_label(found)}", head, rows, 3, groups)
 
 
 def environment_table(found: Sequence[Result], selections: Sequence[str]) -> Table:
@@ -86,15 +96,15 @@ def environment_table(found: Sequence[Result], selections: Sequence[str]) -> Tab
     rows = [
         [
             *(result.method, result.model, titled(selection)),
-            *(_cell(result.accuracy(selection, name)) for name in names),
-            _cell(result.spread(selection, "held-out")),
+            *(_cell(result.value(selection, name), result) for name in names),
+            _cell(result.spread(selection, "held-out"), result),
             ", ".join(str(one.round) for one in result.picked(selection)) or "–",
         ]
         for result in found
         for selection in selections
     ]
     head = ["method", "model", "selection", *names, "held-out training", "round"]
-    return Table("Test accuracy in % by environment", head, rows, 3)
+    return Table(f"Test {_label(found)} by environment", head, rows, 3)
 
 
 def site_table(found: Sequence[Result], selections: Sequence[str]) -> Table | None:
@@ -105,9 +115,25 @@ def site_table(found: Sequence[Result], selections: Sequence[str]) -> Table | No
         for selection in selections:
             means = [site_means(one.clients) for one in result.picked(selection)]
             known = [[own[name] for own in means if name in own] for name in sites]
-            rows.append([result.method, result.model, titled(selection), *(_cell(over_seeds(v)) for v in known)])
+            cells = (_cell(over_seeds(values), result) for values in known)
+            rows.append([result.method, result.model, titled(selection), *cells])
     head = ["method", "model", "selection", *sites]
-    return Table("Test accuracy in % by site", head, rows, 3) if sites else None
+    return Table(f"Test {_label(found)} by site", head, rows, 3) if sites else None
+
+
+def other_table(found: Sequence[Result], selections: Sequence[str]) -> Table | None:
+    """The task's other measures, of all test samples together; None where accuracy is the only one."""
+    others = found[0].task.others
+    rows = [
+        [
+            *(result.method, result.model, titled(selection)),
+            *(text(own.title, result.spread(selection, own.title), own, others) for own in others),
+        ]
+        for result in found
+        for selection in selections
+    ]
+    head = ["method", "model", "selection", *(own.label for own in others)]
+    return Table("Other measures, all test samples together", head, rows, 3) if others else None
 
 
 def score_table(found: Sequence[Result]) -> Table | None:
@@ -120,7 +146,9 @@ def score_table(found: Sequence[Result]) -> Table | None:
         for name, parts in [*lines, *([("all", [own.all for own in scores])] if scores else [])]:
             values = [[getattr(part, measure) for part in parts] for measure in SCORE_MEASURES]
             spreads = (over_seeds(value for value in own if value is not None) for own in values)
-            rows.append([result.method, result.model, scores[0].positive, name, *map(_cell, spreads)])
+            rows.append(
+                [result.method, result.model, scores[0].positive, name, *(text("", own) for own in spreads)]
+            )
     where = "site" if sites else "environment"
     head = ["method", "model", "positive class", where, *SCORE_MEASURES.values()]
     title = f"Test samples by score after the last round, in %; AUROC and calibration error from {BINS} bins"
@@ -228,7 +256,9 @@ def to_csv(found: Sequence[Result], selections: Sequence[str]) -> str:
         apart = [f"{name}={own[name]}" for name in differing(rivals[scenario, method]) if name in own]
         for selection in selections:
             spreads = {measure: result.spread(selection, measure) for measure in measures}
-            spreads |= {f"accuracy {name}": result.accuracy(selection, name) for name in environments_of(found)}
+            about = result.task.headline.title
+            spreads |= {f"{about} {name}": result.value(selection, name) for name in environments_of(found)}
+            spreads |= {own.title: result.spread(selection, own.title) for own in result.task.others}
             means = {title: one and one.mean for title, one in spreads.items()}
             deviations = {f"{title} sd": one and one.deviation for title, one in spreads.items()}
             rows.append(
@@ -286,8 +316,8 @@ def _measures(found: Sequence[Result]) -> list[str]:
     return list(dict.fromkeys(name for own in every for name in own))
 
 
-def _cell(value: Spread | None) -> str:
-    return str(value.percent()) if value else "–"
+def _cell(value: Spread | None, result: Result) -> str:
+    return text("", value, result.task.headline)
 
 
 def titled(selection: str) -> str:

@@ -89,18 +89,19 @@ def knob_figure(
     ylabel: str,
     logs: Sequence[str] = (),
     chosen: int | None = None,
+    factor: float = 100.0,
 ) -> str:
     """A search as a whole SVG file: for each setting a panel of what was tried against the score that it had.
 
-    `tried` has the values by setting, `scores` each trial's score and its standard error, as fractions; `logs` are
-    the settings with a logarithmic axis; trial number `chosen` stands out.
+    `tried` has the values by setting, `scores` each trial's score and its standard error, which are drawn times
+    `factor`; `logs` are the settings with a logarithmic axis; trial number `chosen` stands out.
     """
     count = max(1, len(tried))
     across = min(3, count)
     down = -(-count // across)
     with _figure(2.9 * across, 2.5 * down) as figure:
         panels = figure.subplots(down, across, squeeze=False).flatten()
-        y, errors = (100 * np.array(part, dtype=float) for part in zip(*scores, strict=True))
+        y, errors = (factor * np.array(part, dtype=float) for part in zip(*scores, strict=True))
         for axes, (name, values) in zip(panels, tried.items(), strict=False):
             numbers = all(isinstance(value, int | float) for value in values)
             each = sorted(set(values)) if numbers else sorted(set(values), key=str)

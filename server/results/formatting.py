@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Mapping
 
+from perennial.common.tasks import Measure
+
 
 def members(labels: Mapping[str, int]) -> dict[int, list[str]]:
     """The clients of each cluster, in the order in which a person counts them."""
@@ -26,13 +28,13 @@ def percent(value: float | None) -> str:
 
 
 def field(measure: str) -> str:
-    """What a measure such as `worst site` is called in summaries and in tables for programs."""
+    """What a number such as `worst site` is called in summaries and in tables for programs."""
     return measure.replace(" ", "_")
 
 
-def accuracies(measures: Iterable[str], found: Mapping[str, float | None], unit: str = "") -> str:
-    """Measures by name in percent, on one line."""
-    return ", ".join(f"{measure} {percent(found.get(field(measure)))}{unit}" for measure in measures)
+def overall_text(names: Iterable[str], found: Mapping[str, float | None], measure: Measure, unit: str = "") -> str:
+    """What says in all how good a model is, by name, on one line."""
+    return ", ".join(f"{name} {measure.text(found.get(field(name)))}{unit}" for name in names)
 
 
 def assignments(settings: Mapping[str, object]) -> str:

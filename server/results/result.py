@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perennial.common.utils.errors import UserError
-from perennial.server.results.formatting import accuracies, field
+from perennial.server.results.formatting import field, overall_text
 from perennial.server.results.table import Table
 from perennial.server.run.folder import RunFolder, understood
 from perennial.server.run.input_files import MODULE, PLUG_IN
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from perennial.common.config import RunConfig
+    from perennial.common.tasks import Measure
 
 
 class Result:
@@ -43,7 +44,7 @@ class Result:
             (*_, last) = (row for row in self.overall if row["selection"] == "final")
         except (UserError, ValueError):
             return f"<Result {about}, not ended, in {self.folder}>"
-        numbers = accuracies(self._names, last, " %")
+        numbers = overall_text(self._names, last, self._measure, self._measure.unit)
         of = ", ".join(last[name] for name in ("model", "selection", "sites") if name in last)
         return f"<Result {about}: {numbers} ({of}), in {self.folder}>"
 
@@ -54,7 +55,8 @@ class Result:
 
     @property
     def overall(self) -> Table:
-        """A row for each model and selection: round, worst, average, pooled and held-out accuracy.
+        """A row for each model and selection: round, worst, average, pooled and held-out accuracy, or whatever is
+        the headline measure of the task (`config.scenario.task`).
 
         Of sites with own data also that of the worst one, which takes the place of `worst` where they have one
         test environment. In a run with `test_sites` these have rows of their own here and in the next two tables.
@@ -66,19 +68,27 @@ class Result:
         )
 
     @property
-    def accuracy(self) -> Table:
-        """A row for each model, selection and test environment: the accuracy as the mean over clients."""
+    def environments(self) -> Table:
+        """A row for each model, selection and test environment: the headline measure as the mean over clients."""
+        measure = self._measure.name
         return Table(
-            {**key, "environment": name, "accuracy": value}
+            {**key, "environment": name, measure: value}
             for key, found in self._selected()
-            for name, value in found["accuracy"].items()
+            for name, value in found[measure].items()
         )
+
+    @property
+    def accuracy(self) -> Table:
+        """`environments`, of classes. Raises `UserError` where the targets are something else."""
+        if self._measure.name != "accuracy":
+            raise UserError(f"this run has no accuracy, but {self._measure.title}: see result.environments")
+        return self.environments
 
     @property
     def clients(self) -> Table:
         """A row for each model, selection, client and test environment."""
         return Table(
-            {**key, "client": client, "environment": name, "accuracy": value}
+            {**key, "client": client, "environment": name, self._measure.name: value}
             for key, found in self._selected()
             for client, own in sorted(found["clients"].items())
             for name, value in own.items()
@@ -86,7 +96,7 @@ class Result:
 
     @property
     def history(self) -> Table:
-        """A row for each evaluated round, model, split and environment: accuracy as the mean over clients.
+        """A row for each evaluated round, model, split and environment: the headline measure, mean over clients.
 
         The split `validation` is held-out training data. It is there while the run goes on, too.
         """
@@ -96,7 +106,7 @@ class Result:
                 if row["kind"] == "evaluation":
                     by_key.setdefault((row["round"], row["model"]), []).append(row)
             return Table(
-                {"round": number, "model": model, "split": split, "environment": name, "accuracy": value}
+                {"round": number, "model": model, "split": split, "environment": name, self._measure.name: value}
                 for (number, model), rows in by_key.items()
                 for split in ("validation", "test")
                 for name, value in Evaluation(rows, self.config.scenario.task).client_mean(split).items()
@@ -155,34 +165,37 @@ class Result:
         return np.array([int(name) for name in names] if whole else names)[likeliest] if names else likeliest
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Draw the accuracy in each test environment, for each model and selection.
+        """Draw the headline measure in each test environment, for each model and selection.
 
         On `ax`, or in a new figure of pyplot. Raises `UserError` where no client has test data.
         """
-        if not any(found["accuracy"] for _, found in self._selected()):
+        measure = self._measure
+        if not any(found[measure.name] for _, found in self._selected()):
             raise UserError(
-                "no client has test data, so there is nothing to plot; plot_history has held-out accuracy"
+                f"no client has test data, so there is nothing to plot; plot_history has held-out {measure.title}"
             )
         drawn: dict[tuple[str, int], tuple[list[str], Mapping[str, float]]] = {}
         for key, found in self._selected():  # selections that picked the same round are one line
             model = ", ".join(key[name] for name in ("model", "sites") if name in key)
-            drawn.setdefault((model, key["round"]), ([], found["accuracy"]))[0].append(key["selection"])
-        ax = self._axes(ax, "test environment", "test accuracy, %")
+            drawn.setdefault((model, key["round"]), ([], found[measure.name]))[0].append(key["selection"])
+        ax = self._axes(ax, "test environment", f"test {measure.title}{measure.unit and ', %'}")
         for (model, number), (selections, values) in drawn.items():
             label = f"{model}, {' and '.join(selections)} (round {number})"
-            ax.plot(list(values), [100 * value for value in values.values()], marker="o", label=label)
+            ax.plot(list(values), [measure.factor * value for value in values.values()], marker="o", label=label)
         ax.legend()
         return ax
 
     def plot_history(self, ax: Axes | None = None) -> Axes:
-        """Draw held-out accuracy, and worst and average over test environments, by round; `ax` as in `plot`."""
+        """Draw the headline measure by round: held out, and worst and average over test environments; `ax` as in
+        `plot`."""
         from matplotlib.ticker import MaxNLocator
 
-        ax = self._axes(ax, "round", "accuracy, %")
+        measure = self._measure
+        ax = self._axes(ax, "round", f"{measure.title}{measure.unit and ', %'}")
         found: dict[tuple[str, str], dict[int, list[float]]] = {}
         for row in self.history:
             rounds = found.setdefault((row["model"], row["split"]), {})
-            rounds.setdefault(row["round"], []).append(100 * row["accuracy"])
+            rounds.setdefault(row["round"], []).append(measure.factor * row[measure.name])
         for (model, split), rounds in found.items():
             means = [sum(own) / len(own) for own in rounds.values()]
             label = f"{model}, {split}"
@@ -191,7 +204,7 @@ class Result:
                 continue
             (line,) = ax.plot(list(rounds), means, marker="o", label=f"{label}, average")
             if any(len(own) > 1 for own in rounds.values()):
-                worst = [min(own) for own in rounds.values()]
+                worst = [(min if measure.higher_is_better else max)(own) for own in rounds.values()]
                 ax.plot(list(rounds), worst, ":", marker=".", color=line.get_color(), label=f"{label}, worst")
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         ax.legend()
@@ -207,6 +220,10 @@ class Result:
         return ax
 
     @property
+    def _measure(self) -> Measure:
+        return self.config.scenario.task.headline
+
+    @property
     def _names(self) -> tuple[str, ...]:
         return overall(self.config.sites_with_data, self.config.scenario.test_environments)
 
@@ -217,7 +234,10 @@ class Result:
             return [
                 (
                     {**of, "model": model, "selection": selection, "round": found["round"]},
-                    {**found, "worst_site": worst_site(found["clients"])},  # older summaries have none
+                    {
+                        **found,
+                        "worst_site": worst_site(found["clients"], self._measure),
+                    },  # older summaries have none
                 )
                 for part, models in by_part(self.config, self.summary["models"], rows).items()
                 for of in [{"sites": part} if part else {}]

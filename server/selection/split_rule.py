@@ -70,6 +70,11 @@ class Score:
     """(a + d) / 2 of the constant predictor that has most of it."""
 
     @property
+    def goodness(self) -> float:
+        """The score, of which more is better."""
+        return self.score
+
+    @property
     def informed(self) -> bool:
         """Whether (a + d) / 2 is better than a constant's by more than `ERRORS` standard errors.
 
@@ -143,19 +148,19 @@ class Judged(Protocol):
     """What has a score with a standard error."""
 
     @property
-    def score(self) -> float: ...
+    def goodness(self) -> float: ...
     @property
     def error(self) -> float: ...
 
 
 def best_of(scores: Mapping[int, Judged]) -> int:
     """The number with the best score, the earliest of equals."""
-    return max(scores, key=lambda number: (scores[number].score, -number))
+    return max(scores, key=lambda number: (scores[number].goodness, -number))
 
 
 def better(one: Judged, other: Judged) -> bool:
     """Whether the difference is more than two standard errors, as if they were of different samples."""
-    return one.score - other.score > ERRORS * sqrt(one.error**2 + other.error**2)
+    return one.goodness - other.goodness > ERRORS * sqrt(one.error**2 + other.error**2)
 
 
 # ---------------------------------------------------------------------- when it speaks

@@ -9,13 +9,11 @@ from typing import Any
 from perennial.common.config import RunConfig
 from perennial.common.measures.scores import SCORE, Scores, added
 from perennial.common.tasks import Measure, PredictionTask, sums_of, values_of
-from perennial.common.tasks.base import Sums
+from perennial.common.tasks.base import Summed, added_sums
 from perennial.common.tasks.classes import ACCURACY
 from perennial.server.selection.split_rule import Score, best_of, gate, score, unusable
 
 Row = dict[str, Any]
-Summed = tuple[int, Sums]
-"""How many samples, and their sums."""
 SELECTIONS = ("final", "validation")
 SPLIT = "split"
 """The third, where clients could tell held-out samples apart; as in `common/selection.py`, which needs NumPy."""
@@ -213,14 +211,9 @@ class Evaluation:
 
     def _measures(self, parts: Iterable[Summed]) -> dict[str, float | None]:
         """All measures of the task on some samples together."""
-        every = list(parts)
-        count = sum(number for number, _ in every)
+        count, sums = added_sums(self.task, parts)
         if not count:
             return {measure.name: None for measure in (self.measure, *self.task.others)}
-        sums = {
-            name: [sum(values) for values in zip(*(own[name] for _, own in every), strict=True)]
-            for name in self.task.columns
-        }
         return self.task.measures(count, sums)
 
     def client_mean(self, split: str) -> dict[str, float]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 from shutil import rmtree
@@ -19,19 +19,19 @@ from typing import Any, TypeVar
 from pydantic import AliasChoices, BaseModel, Field, TypeAdapter, ValidationError
 
 from perennial.common.config import RunConfig
-from perennial.common.tasks import HEADLINES
+from perennial.common.tasks import HEADLINES, Measure
+from perennial.common.tasks.base import Summed, added_sums, sums_of
+from perennial.common.tasks.classes import ACCURACY
 from perennial.common.utils.errors import PlugInError, RunStopped, UserError, from_outside, in_words, printable
 from perennial.common.utils.files import write_text
 from perennial.common.utils.suggestions import sentence
 from perennial.common.utils.tracebacks import NAME, Tracebacks
-from perennial.server.results.formatting import duration, percent
+from perennial.server.results.formatting import duration
 from perennial.server.run.folder import PRUNED, RunFolder
 from perennial.server.selection.split_rule import Select
 from perennial.server.study.run_names import name_without_code, run_name
 
 T = TypeVar("T")
-Counts = tuple[int, int]
-"""Right answers, and all."""
 
 
 class Scored(BaseModel):
@@ -57,6 +57,14 @@ class Scores(BaseModel):
     clients: dict[str, Scored]
 
 
+class Measured(BaseModel):
+    """All measures of a task on all test samples, by environment and by client; None where one has no value."""
+
+    all: dict[str, float | None]
+    environments: dict[str, dict[str, float | None]]
+    clients: dict[str, dict[str, float | None]]
+
+
 class Selected(BaseModel):
     """How good a model is in the round that a selection picked."""
 
@@ -75,6 +83,8 @@ class Selected(BaseModel):
     areas: dict[str, dict[str, float]] = {}
     """By test environment: areas of a binary task, all clients' samples together."""
     clients: dict[str, dict[str, float]]
+    measures: Measured | None = None
+    """Of tasks that have more than one."""
     scores: Scores | None = None
     """Of test samples counted by score, where they were."""
 
@@ -105,16 +115,21 @@ class Pruned:
     score: float
     median: float
     """Of all trials in that round."""
+    measure: Measure = field(default=ACCURACY, repr=False)
+    """What score and median are values of."""
 
     @property
     def sentence(self) -> str:
         """What a person is told of it."""
-        return f"{self.where} ({self.by} {percent(self.score)} %)"
+        return f"{self.where} ({self.by} {self.measure.text(self.score)}{self.measure.unit})"
 
     @property
     def where(self) -> str:
         """What all trials that were stopped with it share."""
-        return f"after round {self.round} of {self.rounds}, below the trials' median of {percent(self.median)} %"
+        worse, median = "below" if self.measure.higher_is_better else "above", self.measure.text(self.median)
+        return (
+            f"after round {self.round} of {self.rounds}, {worse} the trials' median of {median}{self.measure.unit}"
+        )
 
 
 @dataclass(frozen=True)
@@ -131,17 +146,18 @@ class Outcome:
         """Of its log. Raises `UserError` where that is not there, or damaged."""
         return RunFolder(self.path).rows()
 
-    def counts(self, model: str, split: str, client: str | None = None) -> Counts:
-        """Of a split's samples, all clients' or one's: those that a model gets right at the end, and all.
+    def sums(self, model: str, split: str, client: str | None = None) -> Summed:
+        """Of a split's samples, all clients' or one's: how many there are, and the task's sums at the end.
 
         Raises `UserError` as `rows` does.
         """
+        task = self.config.scenario.task
         if not self.summary:
-            return 0, 0
+            return added_sums(task, ())
         wanted = {"kind": "evaluation", "round": self.summary.rounds, "model": model, "split": split}
         wanted |= {"client": client} if client else {}
         own = [row for row in self.rows() if all(row.get(name) == value for name, value in wanted.items())]
-        return sum(sum(row["correct"]) for row in own), sum(sum(row["count"]) for row in own)
+        return added_sums(task, [one for row in own for one in sums_of(task, row).values()])
 
     @property
     def waits(self) -> bool:
@@ -217,7 +233,9 @@ def standing_line(standing: Standing) -> str:
     found = latest.selected("final")
     result = "waits for the other trials" if latest.waits else latest.trouble
     if found:
-        result = "no test data" if found.average is None else f"average {100 * found.average:.1f} %"
+        measure = latest.config.scenario.task.headline
+        average = f"average {measure.text(found.average, 1)}{measure.unit}"
+        result = "no test data" if found.average is None else average
     line += f"  {result}"
     if standing.rounds_done and (left := standing.rounds - standing.rounds_done):
         line += f"  about {duration(standing.seconds / standing.rounds_done * left)} to go"

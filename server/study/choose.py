@@ -9,6 +9,7 @@ from typing import Any
 
 from perennial.common.config import RunConfig
 from perennial.common.methods.references import FILE, ROUNDS, References
+from perennial.common.tasks.classes import ACCURACY
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.files import write_text
 from perennial.server.results.formatting import assignments, percent
@@ -119,7 +120,9 @@ def with_references(
 
 def no_references(config: RunConfig) -> str:
     """Why a run can have no references; empty where it can."""
-    environments = config.scenario.train_environments
+    environments, task = config.scenario.train_environments, config.scenario.task
+    if not task.right_or_wrong:
+        return f"it counts right and wrong answers, and {task.name} are neither"
     if len(environments) < 2:
         return f"there is one training environment, {environments[0]}, and two are needed"
     if len(environments) > MOST_REFERENCES:
@@ -242,7 +245,11 @@ def why_lines(outcomes: Sequence[Outcome], verdict: Verdict) -> list[str]:
     lines.append(f"chosen: {named(outcomes, verdict.trial)}, by {verdict.by}")
     if verdict.by is Select.held_out:
         found = outcomes[verdict.trial].selected("final")
-        return [*lines, f"{percent(found.validation)} % on held-out training data"] if found else lines
+        measure = outcomes[verdict.trial].config.scenario.task.headline
+        held_out_text = (
+            f"{measure.text(found.validation)}{measure.unit} on held-out training data" if found else ""
+        )
+        return [*lines, held_out_text] if found else lines
     scores = verdict.judged
     lines.append(_basis(chosen := scores[verdict.trial]))
     others = {
@@ -254,17 +261,18 @@ def why_lines(outcomes: Sequence[Outcome], verdict: Verdict) -> list[str]:
         second = best_of(others)
         far = "more" if better(chosen, others[second]) else "no more"
         lines.append(
-            f"next best: {named(outcomes, second)}, {verdict.by} {percent(others[second].score)} %, "
-            f"{far} than two standard errors below"
+            f"next best: {named(outcomes, second)}, {verdict.by} {_score_text(others[second])}, "
+            f"{far} than two standard errors {_worse(others[second])}"
         )
     return lines
 
 
 def _basis(own: Score | LeftOut) -> str:
     """A score, its standard error, and how many samples it rests on."""
-    text = f"{percent(own.score)} % (standard error {percent(own.error)})"
+    measure = own.measure if isinstance(own, LeftOut) else ACCURACY
+    text = f"{_score_text(own)} (standard error {measure.text(own.error)})"
     if isinstance(own, LeftOut):
-        each = ", ".join(f"{name} {percent(value)} %" for name, value in own.environments.items())
+        each = ", ".join(f"{name} {measure.text(value)}{measure.unit}" for name, value in own.environments.items())
         return f"leave-one-out {text} on {own.samples} held-out samples of environments not trained on: {each}"
     below = "" if own.beats_constant else f" and is no worse: {UNINFORMED} in the worst case"
     return (
@@ -272,6 +280,15 @@ def _basis(own: Score | LeftOut) -> str:
         f"{percent(own.misleading)} % of {own.wrong} that they do not; the best constant has "
         f"{percent(own.constant)} %{below}"
     )
+
+
+def _score_text(own: Score | LeftOut) -> str:
+    measure = own.measure if isinstance(own, LeftOut) else ACCURACY
+    return f"{measure.text(own.score)}{measure.unit}"
+
+
+def _worse(own: Score | LeftOut) -> str:
+    return "above" if isinstance(own, LeftOut) and not own.measure.higher_is_better else "below"
 
 
 def named(outcomes: Sequence[Outcome], trial: int) -> str:
@@ -301,13 +318,15 @@ def keep(outcomes: Sequence[Outcome], verdict: Verdict, select: Select, folder: 
         write_text(files[-1], chosen.model_copy(update={"references": ""}).toml())
     ranges = search_ranges(type(config.method))
     judged = {number: (found.score, found.error) for number, found in verdict.judged.items()}
-    judged = judged or {number: (accuracy, 0.0) for number, accuracy in held_out(outcomes).items()}
+    judged = judged or {number: (value, 0.0) for number, value in held_out(outcomes).items()}
     if judged:
         files.append(folder / f"{stem}.svg")
         tried = {name: [getattr(outcomes[n].config.method, name) for n in judged] for name in ranges}
         tried = {name: values for name, values in tried.items() if len(set(values)) > 1}
-        label = f"{'leave-one-out' if verdict.left_out else 'split' if verdict.scores else 'held-out accuracy'}, %"
+        measure = ACCURACY if verdict.scores else config.scenario.task.headline
+        by = f"leave-one-out {measure.title}" if verdict.left_out else f"held-out {measure.title}"
+        label = f"{'split' if verdict.scores else by}{measure.unit and ', %'}"
         logs = [name for name in tried if ranges[name].kind == "log"]
         chosen_at = list(judged).index(verdict.trial) if verdict.trial in judged else None
-        write_text(files[-1], knob_figure(tried, list(judged.values()), label, logs, chosen_at))
+        write_text(files[-1], knob_figure(tried, list(judged.values()), label, logs, chosen_at, measure.factor))
     return files

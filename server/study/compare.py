@@ -15,6 +15,8 @@ from perennial.common.data.scenario import Scenario
 from perennial.common.data.scenarios import SCENARIOS
 from perennial.common.methods import METHODS, method_class
 from perennial.common.presets import TUNED, presets
+from perennial.common.tasks import Measure, PredictionTask
+from perennial.common.tasks.classes import ACCURACY
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.suggestions import unknown
 from perennial.server.results.formatting import assignments
@@ -121,13 +123,13 @@ class Row:
     selection: str
     measures: dict[str, Spread]
     """`worst`, `average`, `pooled`, `worst client` (`worst site` with own data), `bottom decile`, `held-out`,
-    `loss`, `variance` and `entropy` of the environments' accuracies, and areas."""
+    `loss`, `variance` and `entropy` of the environments' accuracies, areas, and the task's other measures."""
     seeds: int
     """How many seeds the means are over; fewer than planned where runs have trouble."""
     sites: dict[str, Spread] = field(default_factory=dict)
-    """Accuracies of sites with data of their own, each the mean over its test environments."""
+    """Values of sites with data of their own, each the mean over its test environments."""
     environments: dict[str, Spread] = field(default_factory=dict)
-    """Accuracies by test environment, which may be called as a measure is."""
+    """Values by test environment, which may be called as a measure is."""
 
     @property
     def columns(self) -> dict[str, Spread]:
@@ -178,6 +180,10 @@ class Comparison:
     """Which method is first by `split`, if that was asked for."""
     sites: list[str] = field(default_factory=list)
     """Those with data of their own; none where clients are parts of a data set."""
+    measure: Measure = ACCURACY
+    """What environments, sites and the overall numbers are values of."""
+    others: tuple[Measure, ...] = ()
+    """The task's other measures, of all test samples together."""
 
     def __repr__(self) -> str:
         methods = ", ".join(dict.fromkeys(row.label for row in self.rows))
@@ -186,14 +192,15 @@ class Comparison:
 
     def json(self) -> dict[str, Any]:
         """Everything, fractions instead of percent."""
-        return asdict(self)
+        measures = {"measure": self.measure.name, "others": [measure.name for measure in self.others]}
+        return {**asdict(self), **measures}
 
     @property
     def table(self) -> Table:
         """A row for each method, selection and measure: mean and deviation over seeds.
 
-        Measures are the accuracy in each test environment, and `Row.measures`. An environment that is called as
-        one of these has "environment" before its name.
+        Measures are the headline measure in each test environment, and `Row.measures`. An environment that is
+        called as one of these has "environment" before its name.
         """
         return Table(
             {
@@ -293,7 +300,7 @@ def compare(plan: Plan, out: Path, jobs: int, watch: Watch = lambda _: None) -> 
     selections = (*SELECTIONS, *([SPLIT] if places else []), *(["oracle"] if plan.oracle else []))
     choices, rows = [], []
     troubles = list[str]()
-    sites = list(first.sites_with_data)
+    sites, task = list(first.sites_with_data), first.scenario.task
     for entry in entries:
         label, verdict = entry.label, verdicts[entry.label]
         if verdict.trial is None:
@@ -318,9 +325,10 @@ def compare(plan: Plan, out: Path, jobs: int, watch: Watch = lambda _: None) -> 
         )
         for selection in selections:
             picked = [_pick(outcome, selection, troubles) for outcome in outcomes[label]]
-            rows += _rows(label, bases[label].method.evaluates[-1], selection, [s for s in picked if s], sites)
+            model, found_ = bases[label].method.evaluates[-1], [one for one in picked if one]
+            rows += _rows(label, model, selection, found_, sites, task)
     troubles = [*troubles_of([*_flat(searched), *_flat(outcomes)]), *troubles]
-    rows += _rows(CONSTANT, "constant", NO_SELECTION, constant, sites)
+    rows += _rows(CONSTANT, "constant", NO_SELECTION, constant, sites, task)
     every = [config for configs in (*tried.values(), *final.values()) for config in configs]
     return Comparison(
         scenario=plan.scenario_name,
@@ -335,17 +343,21 @@ def compare(plan: Plan, out: Path, jobs: int, watch: Watch = lambda _: None) -> 
         older=[str(path) for path in other_versions(every, out)],
         advice=(f"{SPLIT_SILENT}: {why_not}" if why_not else advice(outcomes) if places and not plan.kept else ""),
         sites=sites,
+        measure=task.headline,
+        others=task.others,
     )
 
 
-def measures(found: Selected, sites: Sequence[str] = ()) -> dict[str, float]:
+def measures(
+    found: Selected, sites: Sequence[str] = (), measure: Measure = ACCURACY, others: Sequence[Measure] = ()
+) -> dict[str, float]:
     """Everything but environments that a row averages over seeds, of one seed.
 
-    A client's accuracy is its mean over the test environments; the bottom decile is the mean over the worst tenth
-    of the clients, at least one. The worst client is the worst site where `sites` have own data. An area is the
+    A client's value is its mean over the test environments; the bottom decile is the mean over the worst tenth of
+    the clients, at least one. The worst client is the worst site where `sites` have own data. An area is the
     mean over test environments. Of a run without test data only what is measured on held-out data is there.
     """
-    clients = sorted(site_means(found.clients).values())
+    clients = sorted(site_means(found.clients).values(), key=measure.goodness)
     tenth = clients[: ceil(len(clients) / 10)]
     of_all = {
         "worst": found.worst,
@@ -358,9 +370,14 @@ def measures(found: Selected, sites: Sequence[str] = ()) -> dict[str, float]:
     }
     return {
         **{name: value for name, value in of_all.items() if value is not None},
-        **fairness(list(found.values.values())),
+        **(fairness(list(found.values.values())) if measure.percent else {}),
         **area_means(found.areas),
+        **{own.title: value for own in others if (value := _of_all(found, own)) is not None},
     }
+
+
+def _of_all(found: Selected, measure: Measure) -> float | None:
+    return found.measures.all.get(measure.name) if found.measures else None
 
 
 def fairness(accuracies: Sequence[float]) -> dict[str, float]:
@@ -383,14 +400,19 @@ DECIMALS = {"loss": 4, "variance": 3, "entropy": 3}
 """Of the measures that are no fractions; fractions are shown in percent, with two."""
 
 
-def as_shown(measure: str, value: Spread) -> Spread:
-    """A measure in the unit of the tables."""
-    return value if measure in DECIMALS else value.percent()
+def as_shown(name: str, value: Spread) -> Spread:
+    """A number of classes in the unit of the tables."""
+    return value if name in DECIMALS else value.percent()
 
 
-def text(measure: str, value: Spread | None) -> str:
-    """A measure as tables have it; a dash where there is none."""
-    return as_shown(measure, value).text(DECIMALS.get(measure, 2)) if value else "–"
+def text(name: str, value: Spread | None, measure: Measure = ACCURACY, others: Sequence[Measure] = ()) -> str:
+    """A number as tables have it; a dash where there is none."""
+    if not value:
+        return "–"
+    own = next((other for other in others if other.title == name), ACCURACY if name in AREAS else measure)
+    if own.percent or name in DECIMALS:
+        return as_shown(name, value).text(DECIMALS.get(name, 2))
+    return own.text(value.mean) + ("" if value.deviation is None else f" ±{own.text(value.deviation)}")
 
 
 def mean(values: Iterable[float | None]) -> float | None:
@@ -421,20 +443,22 @@ def comparison_tables(comparison: Comparison) -> list[terminal.Table]:
     """The summary, the accuracies per test environment and per site, areas and losses where there are areas."""
     seeds = f"{comparison.seeds} seed{'s' if comparison.seeds > 1 else ''}"
     spread_text = "mean ± standard deviation (n − 1) over seeds" if comparison.seeds > 1 else "one seed"
-    rows = comparison.rows
+    rows, measure = comparison.rows, comparison.measure
     summary = (
         f"{comparison.scenario}, {comparison.rounds} rounds, {seeds}, "
         f"{budget(comparison.trials, comparison.trial_rounds)} per method"
     )
     caption = (
-        f"test accuracy in %, {spread_text}; a client's accuracy is its mean over the test environments, the "
-        "bottom decile the mean of the worst tenth of the clients"
+        f"test {measure.label}, {spread_text}; of a client its mean over the test environments, the bottom decile "
+        "the mean of the worst tenth of the clients"
     )
     if any(row.selection == "oracle" for row in rows):
         caption += "; oracle: the round that is best on test data"
-    measured = [{name: text(name, own) for name, own in row.measures.items()} for row in rows]
-    environments = [_percents(row.environments) for row in rows]
-    of_clients = f"test accuracy in %, mean over clients, {spread_text}"
+    measured = [
+        {name: text(name, own, measure, comparison.others) for name, own in row.measures.items()} for row in rows
+    ]
+    environments = [_texts(row.environments, measure) for row in rows]
+    of_clients = f"test {measure.label}, mean over clients, {spread_text}"
     names: Sequence[str] = (*summarised(comparison.sites, comparison.environments), "held-out")
     tables: list[tuple[str, str, Sequence[str], list[dict[str, str]]]] = [
         (summary, caption, names, measured),
@@ -443,9 +467,13 @@ def comparison_tables(comparison: Comparison) -> list[terminal.Table]:
     if any("auroc" in row.measures for row in rows):
         caption = f"mean cross-entropy; {AREAS_TEXT}; {spread_text}"
         tables.append(("loss and areas", caption, ("loss", *AREAS), measured))
+    if comparison.others:
+        names = [own.title for own in comparison.others]
+        caption = f"all test samples together, {spread_text}"
+        tables.append(("other measures", caption, names, measured))
     if comparison.sites:
-        caption = f"test accuracy in %, of a site its mean over the test environments, {spread_text}"
-        tables.append(("per site", caption, comparison.sites, [_percents(row.sites) for row in rows]))
+        caption = f"test {measure.label}, of a site its mean over the test environments, {spread_text}"
+        tables.append(("per site", caption, comparison.sites, [_texts(row.sites, measure) for row in rows]))
     made = []
     for title, caption, columns, shown in tables:
         table = terminal.Table("method (model)", "selection", title=title, caption=caption)
@@ -461,8 +489,8 @@ def comparison_tables(comparison: Comparison) -> list[terminal.Table]:
     return made
 
 
-def _percents(accuracies: Mapping[str, Spread]) -> dict[str, str]:
-    return {name: str(own.percent()) for name, own in accuracies.items()}
+def _texts(values: Mapping[str, Spread], measure: Measure) -> dict[str, str]:
+    return {name: text("", own, measure) for name, own in values.items()}
 
 
 def budget(trials: int, rounds: int | None) -> str:
@@ -599,14 +627,16 @@ def _pick(outcome: Outcome, selection: str, troubles: list[str]) -> Selected | N
     return Selected.model_validate(found[selection]) if selection in found else None
 
 
-def _rows(label: str, model: str, selection: str, found: list[Selected], sites: Sequence[str]) -> list[Row]:
+def _rows(
+    label: str, model: str, selection: str, found: list[Selected], sites: Sequence[str], task: PredictionTask
+) -> list[Row]:
     if not found:
         return []
     each = [site_means(one.clients) for one in found]
     known = {site: [means[site] for means in each if site in means] for site in sites}
     own = {site: spread(values) for site, values in known.items() if values}
     environments = _means([one.values for one in found])
-    measured = _means([measures(one, sites) for one in found])
+    measured = _means([measures(one, sites, task.headline, task.others) for one in found])
     return [Row(label, model, selection, measured, len(found), own, environments)]
 
 

@@ -9,10 +9,11 @@ from torch import Tensor
 from perennial.common.config import RunConfig
 from perennial.common.data.examples import ClientData
 from perennial.common.models.torch_state import plain_torch
-from perennial.common.tasks import PredictionTask, checked_sums
+from perennial.common.tasks import PredictionTask, checked_sums, sums_of
+from perennial.common.tasks.base import Summed, added_sums
 from perennial.common.utils.errors import UserError
 from perennial.server.selection.summary import Evaluation, Row
-from perennial.server.study.batch import Counts, Selected
+from perennial.server.study.batch import Selected
 
 
 def constant_rows(client: str, data: ClientData, task: PredictionTask, targets: Tensor | None = None) -> list[Row]:
@@ -82,15 +83,15 @@ def constant_predictor(config: RunConfig, seed: int) -> Selected:
 
 
 @plain_torch()
-def constant_counts(configs: Sequence[RunConfig], adapt: int) -> dict[str, list[list[Counts]]]:
-    """By site and seed, what it gets right at a site left out, at one that adapts, and at one that trains.
+def constant_sums(configs: Sequence[RunConfig], adapt: int) -> dict[str, list[list[Summed]]]:
+    """By site and seed, its sums on tests at a site left out, at one that adapts, and at one that trains.
 
-    A site that is left out hears the other sites' most frequent label, the others say their own. `configs` are
-    those of the seeds. Raises `UserError` where a site has no more than `adapt` samples.
+    A site that is left out hears what is best for the other sites, the others say what is best for their own.
+    `configs` are those of the seeds. Raises `UserError` where a site has no more than `adapt` samples.
     """
     from perennial.client.host import site_data
 
-    found: dict[str, list[list[Counts]]] = {}
+    found: dict[str, list[list[Summed]]] = {}
     for config in configs:
         scenario = config.scenario
         data = [site_data(config, number, None, config.data_folder) for number in range(scenario.clients)]
@@ -98,13 +99,13 @@ def constant_counts(configs: Sequence[RunConfig], adapt: int) -> dict[str, list[
             alone = config.model_copy(update={"test_sites": (site,), "adapt": adapt})
             few = site_data(alone, number, None, config.data_folder)
             others = torch.cat([own.train.y for own in data[:number] + data[number + 1 :]])
-            unseen = _right(constant_rows(site, few, scenario.task, others))
-            adapted = _right(constant_rows(site, few, scenario.task)) if adapt else (0, 0)
-            own = _right(constant_rows(site, data[number], scenario.task))
+            unseen = _tested(scenario.task, constant_rows(site, few, scenario.task, others))
+            adapted = _tested(scenario.task, constant_rows(site, few, scenario.task) if adapt else ())
+            own = _tested(scenario.task, constant_rows(site, data[number], scenario.task))
             found.setdefault(site, []).append([unseen, adapted, own])
     return found
 
 
-def _right(rows: Sequence[Row]) -> Counts:
+def _tested(task: PredictionTask, rows: Sequence[Row]) -> Summed:
     tests = [row for row in rows if row["split"] == "test"]
-    return sum(sum(row["correct"]) for row in tests), sum(sum(row["count"]) for row in tests)
+    return added_sums(task, [own for row in tests for own in sums_of(task, row).values()])

@@ -12,6 +12,8 @@ from statistics import fmean
 from typing import Any
 
 from perennial.common.config import RunConfig
+from perennial.common.tasks import Measure
+from perennial.common.tasks.classes import ACCURACY
 from perennial.server.study.batch import Outcome, Watch, readable, run_all
 
 LEAST_ENVIRONMENTS = 3
@@ -23,17 +25,23 @@ class LeftOut:
     """How a configuration's headline model does on environments that it has not seen."""
 
     score: float
-    """Mean over the environments of the accuracy on the one left out."""
+    """Mean over the environments of the headline measure on the one left out."""
     error: float
-    """Its standard error."""
+    """Its standard error; 0 where the task's sums do not tell."""
     environments: dict[str, float]
-    """The accuracies, by the environment left out."""
+    """The values, by the environment left out."""
     samples: int
     """On which it rests."""
+    measure: Measure = ACCURACY
+
+    @property
+    def goodness(self) -> float:
+        """The score in a scale in which more is better."""
+        return self.measure.goodness(self.score)
 
     def json(self) -> dict[str, Any]:
         """Plain data."""
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if name != "measure"}
 
 
 def not_possible(config: RunConfig) -> str:
@@ -81,14 +89,16 @@ def without_each_environment(config: RunConfig) -> list[RunConfig]:
 
 def judge(outcomes: Sequence[Outcome]) -> LeftOut | None:
     """The score of one configuration from its runs; None where one of them says nothing."""
-    counts = {run.config.left_out: run.counts(run.config.method.evaluates[-1], "validation") for run in outcomes}
-    if not all(total for _, total in counts.values()):
+    task = outcomes[0].config.scenario.task
+    found = {run.config.left_out: run.sums(run.config.method.evaluates[-1], "validation") for run in outcomes}
+    values = {name: value for name, own in found.items() if (value := task.value(*own)) is not None}
+    if len(values) < len(found):
         return None
-    accuracy = {environment: right / total for environment, (right, total) in counts.items()}
-    variances = [accuracy[name] * (1 - accuracy[name]) / total for name, (_, total) in counts.items()]
+    errors = [task.standard_error(*own) or 0.0 for own in found.values()]
     return LeftOut(
-        score=fmean(accuracy.values()),
-        error=sqrt(sum(variances)) / len(counts),
-        environments=accuracy,
-        samples=sum(total for _, total in counts.values()),
+        score=fmean(values.values()),
+        error=sqrt(sum(error**2 for error in errors)) / len(found),
+        environments=values,
+        samples=sum(count for count, _ in found.values()),
+        measure=task.headline,
     )

@@ -12,6 +12,7 @@ from statistics import median
 from typing import TypeVar
 
 from perennial.common.config import RunConfig
+from perennial.common.tasks.classes import ACCURACY
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.files import write_text
 from perennial.server.run.folder import PRUNED
@@ -33,7 +34,7 @@ def early_round(config: RunConfig) -> int:
 
 
 def below_median(outcomes: Sequence[Outcome], select: Select) -> dict[int, Pruned]:
-    """The trials that stop: by `split` where it speaks, else by held-out accuracy. The defaults never do.
+    """The trials that stop: by `split` where it speaks, else by held-out data. The defaults never do.
 
     A setting that destroys the model leaves the shortcut, too. So by `split` an `informed` trial stops only where
     most are: else the median may be above all that is worth choosing. It depends on the rows of `early_round`
@@ -54,11 +55,12 @@ def below_median(outcomes: Sequence[Outcome], select: Select) -> dict[int, Prune
         by, scores = Select.held_out, {n: own.held_out for n, own in found.items() if own.held_out is not None}
     if len(scores) < LEAST:
         return {}
+    measure = ACCURACY if by is Select.by_split else first.scenario.task.headline
     middle = median(scores.values())
     return {
-        number: Pruned(round_, first.rounds, by, own, middle)
+        number: Pruned(round_, first.rounds, by, own, middle, measure)
         for number, own in scores.items()
-        if number not in spared and own < middle
+        if number not in spared and measure.goodness(own) < measure.goodness(middle)
     }
 
 

@@ -22,6 +22,8 @@ NO_NUMBER = {
 between which rounds `validation` chooses; nor are `quorum`, `largest` and `most_examples`: they decide which runs
 stop, and on which replies a model rests. Where `references` lie is none; that there are some is in the name. What
 `plugins` hold is in the version of the code."""
+OF_OTHER_TARGETS = {"target", "loss", "target_mean", "target_scale", "target_least", "target_most"}
+"""Settings of own data that say something where the targets are no classes."""
 RULES = {"perennial.server.selection.split_rule"}
 """Modules that only choose between results: studies read the counts anew."""
 
@@ -58,6 +60,8 @@ def config_digest(config: RunConfig) -> str:
         "scores": "" if config.scores == "auto" else config.scores,
     }
     values = config.model_dump(mode="json", exclude=NO_NUMBER | later.keys())
+    if values["scenario"].get("target") == "classes":  # so are these of own data
+        values["scenario"] = {key: own for key, own in values["scenario"].items() if key not in OF_OTHER_TARGETS}
     values |= {name: value for name, value in later.items() if value}
     return sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
 

@@ -76,12 +76,16 @@ def best(outcomes: Sequence[Outcome]) -> int | None:
 def equals(outcomes: Sequence[Outcome]) -> list[int]:
     """The trials that are as good as the best one, which is among them, the earliest first."""
     scores = held_out(outcomes)
-    highest = max(scores.values(), default=None)
-    return [number for number, score in scores.items() if score == highest]
+    if not scores:
+        return []
+    highest = max(map(outcomes[0].config.scenario.task.headline.goodness, scores.values()))
+    return [
+        n for n, score in scores.items() if outcomes[n].config.scenario.task.headline.goodness(score) == highest
+    ]
 
 
 def held_out(outcomes: Sequence[Outcome]) -> dict[int, float]:
-    """The headline model's accuracy on held-out data after the last round, by trial, where there is one."""
+    """The headline model's measure on held-out data after the last round, by trial, where there is one."""
     return {
         number: found.validation
         for number, outcome in enumerate(outcomes)

@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.table import Table
 
-from perennial.server.results.formatting import percent
+from perennial.common.tasks.classes import ACCURACY
 from perennial.server.selection.split_rule import Select
 from perennial.server.selection.summary import overall, site_means
 from perennial.server.study.batch import Outcome
@@ -15,9 +15,9 @@ from perennial.server.study.sweep import equals, search_ranges, tie
 
 
 def sweep_rows(outcomes: Sequence[Outcome], verdict: Verdict) -> list[dict[str, Any]]:
-    """One row per trial, as plain data: hyper-parameters, accuracies after the last round, folder."""
+    """One row per trial, as plain data: hyper-parameters, measures after the last round, folder."""
     rows: list[dict[str, Any]] = []
-    sites = outcomes[0].config.sites_with_data
+    sites, measure = outcomes[0].config.sites_with_data, outcomes[0].config.scenario.task.headline
     for number, outcome in enumerate(outcomes):
         last = outcome.selected("final")
         split, left_out = verdict.scores.get(number), verdict.left_out.get(number)
@@ -34,9 +34,13 @@ def sweep_rows(outcomes: Sequence[Outcome], verdict: Verdict) -> list[dict[str, 
         }
         if sites:
             means = site_means(last.clients) if last else {}
-            lowest = min(means.values(), default=None)
-            row |= {"worst site": lowest, "sites": {site: means.get(site) for site in sites}}
+            row |= {
+                "worst site": measure.worst(means.values()),
+                "sites": {site: means.get(site) for site in sites},
+            }
         pruned = asdict(outcome.pruned) if outcome.pruned else None
+        if pruned:
+            del pruned["measure"]
         rows.append(row | {"pruned": pruned, "run": str(outcome.path), "trouble": outcome.trouble})
     return rows
 
@@ -44,6 +48,8 @@ def sweep_rows(outcomes: Sequence[Outcome], verdict: Verdict) -> list[dict[str, 
 def sweep_table(outcomes: Sequence[Outcome], verdict: Verdict) -> Table:
     """The trials, the chosen one in bold."""
     first, held_out = outcomes[0].config, verdict.by == "held-out"
+    measure = first.scenario.task.headline
+    about = f"{measure.label} after the last round, mean over clients"
     tied = tie(len(equals(outcomes)), verdict.trial) if held_out else ""
     pruned = next((outcome.pruned for outcome in outcomes if outcome.pruned), None)
     how = "on held-out training data" if held_out else f"by {verdict.by} (docs/selection.md)"
@@ -51,25 +57,30 @@ def sweep_table(outcomes: Sequence[Outcome], verdict: Verdict) -> Table:
     table = Table(
         title=f"{first.method.name} on {first.scenario.name}: {len(outcomes)} trials of {first.rounds} rounds, "
         f"seed {first.seed}",
-        caption="; ".join(["accuracy in % after the last round, mean over clients", f"chosen (*) {how}", *more]),
+        caption="; ".join([about, f"chosen (*) {how}", *more]),
     )
     searched = _searched(outcomes)
     by_split = bool(verdict.scores) or (pruned is not None and pruned.by is Select.by_split)
     judged = ["split"] * by_split + ["leave-one-out"] * bool(verdict.left_out)
     settings = [name.replace("_", "_\n") for name in searched]
     tested = overall(first.sites_with_data, first.scenario.test_environments)
-    accuracies = ["held-out\ntraining", *(f"test\n{name}" for name in tested)]
-    for heading in ("trial", *settings, *judged, *accuracies):
+    headings = ["held-out\ntraining", *(f"test\n{name}" for name in tested)]
+    for heading in ("trial", *settings, *judged, *headings):
         table.add_column(heading, justify="right")
     for row in sweep_rows(outcomes, verdict):
         mark, stopped = "*" if row["chosen"] else "", row["pruned"]
         values = [_short(row["settings"][name]) for name in searched]
-        accuracies = [percent(row[name]) for name in ("held-out", *tested)]
-        scores = [percent(row[name]["score"] if row[name] else None) for name in judged]
-        if stopped:  # by split, whose column is then the first, or by held-out accuracy
-            (accuracies if stopped["by"] == "held-out" else scores)[0] = f"({percent(stopped['score'])})"
+        measured = [measure.text(row[name]) for name in ("held-out", *tested)]
+        scores = [
+            (ACCURACY if name == "split" else measure).text(row[name]["score"] if row[name] else None)
+            for name in judged
+        ]
+        if stopped and stopped["by"] == "held-out":
+            measured[0] = f"({measure.text(stopped['score'])})"
+        elif stopped:  # by split, whose column is then the first
+            scores[0] = f"({ACCURACY.text(stopped['score'])})"
         style = "bold" if mark else "dim" if stopped else ""
-        table.add_row(f"{mark}{row['trial']}", *values, *scores, *accuracies, style=style)
+        table.add_row(f"{mark}{row['trial']}", *values, *scores, *measured, style=style)
     return table
 
 
@@ -78,13 +89,14 @@ def sweep_tables(outcomes: Sequence[Outcome], verdict: Verdict) -> list[Table]:
     trials, sites = sweep_table(outcomes, verdict), outcomes[0].config.sites_with_data
     if not sites:
         return [trials]
-    caption = "test accuracy in % after the last round, of a site its mean over the test environments"
+    measure = outcomes[0].config.scenario.task.headline
+    caption = f"test {measure.label} after the last round, of a site its mean over the test environments"
     table = Table(title="per site", caption=caption)
     for heading in ("trial", *sites):
         table.add_column(heading, justify="right")
     for row in sweep_rows(outcomes, verdict):
         mark = "*" if row["chosen"] else ""
-        values = [percent(row["sites"][site]) for site in sites]
+        values = [measure.text(row["sites"][site]) for site in sites]
         table.add_row(f"{mark}{row['trial']}", *values, style="bold" if mark else "")
     return [trials, table]
 

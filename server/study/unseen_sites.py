@@ -9,8 +9,11 @@ from typing import Any
 from rich.table import Table
 
 from perennial.common.config import RunConfig
+from perennial.common.tasks import Measure, PredictionTask
+from perennial.common.tasks.base import Summed, added_sums
+from perennial.common.tasks.classes import ACCURACY
 from perennial.common.utils.errors import UserError
-from perennial.server.study.batch import Counts, Outcome, Watch, readable, run_all, troubles_of
+from perennial.server.study.batch import Outcome, Watch, readable, run_all, troubles_of
 from perennial.server.study.compare import CONSTANT, mean
 
 LEVEL = 0.95
@@ -21,7 +24,7 @@ BY_SCORE = ("auroc", "sensitivity", "specificity")
 
 @dataclass(frozen=True)
 class Cell:
-    """A method at a site: accuracies as fractions, means over seeds; None where it has no model to be asked."""
+    """A method at a site: its headline measure, means over seeds; None where it has no model to be asked."""
 
     site: str
     method: str
@@ -29,7 +32,7 @@ class Cell:
     """Of the method's common model, trained without the site, on its samples, those to adapt to left out."""
     low: float | None
     high: float | None
-    """Between them lies the accuracy of one seed with probability `LEVEL`, by the bootstrap over the samples."""
+    """Between them lies the value of one seed with probability `LEVEL`, by the bootstrap over the samples."""
     samples: int
     adapted: float | None
     """Of the personal model that the site then makes of the few samples to adapt to, on the same others."""
@@ -40,6 +43,8 @@ class Cell:
     auroc: float | None = None
     sensitivity: float | None = None
     specificity: float | None = None
+    measure: Measure = ACCURACY
+    """What the values are of."""
 
 
 def must_leave_out(config: RunConfig) -> None:
@@ -77,10 +82,11 @@ def leave_one_site_out(
     for config in methods.values():
         must_leave_out(config)
     first = next(iter(methods.values()))
-    from perennial.server.study.constant import constant_counts  # with PyTorch
+    from perennial.server.study.constant import constant_sums  # with PyTorch
 
-    counts = constant_counts([first.model_copy(update={"seed": seed}) for seed in range(seeds)], adapt)
-    constants = [_cell(site, CONSTANT, *zip(*own, strict=True)) for site, own in counts.items()]
+    sums = constant_sums([first.model_copy(update={"seed": seed}) for seed in range(seeds)], adapt)
+    task = first.scenario.task
+    constants = [_cell(task, site, CONSTANT, *zip(*own, strict=True)) for site, own in sums.items()]
     runs = [
         run
         for config in methods.values()
@@ -94,10 +100,12 @@ def leave_one_site_out(
         whole, *left_out = zip(*seeded, strict=True)
         common = next((name for name in config.method.evaluates if name != "personal"), "")
         for site, without in zip(sites, left_out, strict=True):
-            unseen = [run.counts(common, "test", site) for run in without]
-            adapted = [run.counts("personal", "test", site) for run in without]
-            own = [run.counts(config.method.evaluates[-1], "test", site) for run in whole]
-            cells.append(replace(_cell(site, title, unseen, adapted, own), **_by_score(without, common, site)))
+            unseen = [run.sums(common, "test", site) for run in without]
+            adapted = [run.sums("personal", "test", site) for run in without]
+            own = [run.sums(config.method.evaluates[-1], "test", site) for run in whole]
+            cells.append(
+                replace(_cell(task, site, title, unseen, adapted, own), **_by_score(without, common, site))
+            )
         ended += [outcome for runs in seeded for outcome in runs]
     return sorted([*cells, *constants], key=lambda cell: cell.site), troubles_of(ended)
 
@@ -111,27 +119,21 @@ def _by_score(runs: Sequence[Outcome], model: str, site: str) -> dict[str, Any]:
 
 
 def _cell(
-    site: str, method: str, unseen: Sequence[Counts], adapted: Sequence[Counts], own: Sequence[Counts]
+    task: PredictionTask,
+    site: str,
+    method: str,
+    unseen: Sequence[Summed],
+    adapted: Sequence[Summed],
+    own: Sequence[Summed],
 ) -> Cell:
-    accuracy, samples = _mean(unseen), max((total for _, total in [*unseen, *adapted]), default=0)
-    low, high = (None, None) if accuracy is None else interval(accuracy, samples)
-    return Cell(site, method, accuracy, low, high, samples, _mean(adapted), _mean(own))
-
-
-def _mean(counts: Sequence[Counts]) -> float | None:
-    return mean(right / total for right, total in counts if total)
-
-
-def interval(accuracy: float, samples: int) -> tuple[float, float]:
-    """The bootstrap's percentiles: right answers among n resampled ones are binomial, so nothing is drawn.
-
-    Of a mean over seeds it is too wide, by how much the seeds' mistakes differ.
-    """
-    from scipy.stats import binom
-
-    tail = (1 - LEVEL) / 2
-    low, high = binom.ppf([tail, 1 - tail], samples, accuracy)
-    return float(low) / samples, float(high) / samples
+    samples = max((count for count, _ in [*unseen, *adapted]), default=0)
+    # Of a mean over seeds the interval is too wide, by how much the seeds' mistakes differ.
+    count, sums = added_sums(task, unseen)
+    seeds = sum(bool(number) for number, _ in unseen) or 1
+    of_one = {name: [value / seeds for value in values] for name, values in sums.items()}
+    low, high = (task.interval(round(count / seeds), of_one, LEVEL) if count else None) or (None, None)
+    value, then, there = (mean(task.value(*part) for part in parts) for parts in (unseen, adapted, own))
+    return Cell(site, method, value, low, high, samples, then, there, measure=task.headline)
 
 
 def sites_table(cells: Sequence[Cell], adapt: int = 0) -> Table:
@@ -142,9 +144,9 @@ def sites_table(cells: Sequence[Cell], adapt: int = 0) -> Table:
         then = f"; behind an arrow, of the personal model that the site makes of these {adapt}, on the same others"
     table = Table(
         title="trained without the site, and asked about it",
-        caption=f"accuracy in % of the common model on {samples} of a site that did not train, with its 95 % "
-        f"interval (one seed's, by the bootstrap over the samples){then}; in brackets, of the main model on "
-        "the site's own test samples when it trains, too; means over seeds",
+        caption=f"{cells[0].measure.label} of the common model on {samples} of a site that did not train, with "
+        f"its 95 % interval (one seed's, by the bootstrap over the samples){then}; in brackets, of the main model "
+        "on the site's own test samples when it trains, too; means over seeds",
     )
     counts = {cell.site: str(cell.samples) for cell in cells if cell.method == CONSTANT}
     return _by_site(table, cells, _text, {"samples": counts})
@@ -185,22 +187,20 @@ def _by_site(
 
 
 def _scores_text(cell: Cell) -> str:
-    return f"{_percent(cell.auroc)} ({_percent(cell.sensitivity)}, {_percent(cell.specificity)})"
+    values = (ACCURACY.text(value, 1) for value in (cell.auroc, cell.sensitivity, cell.specificity))
+    return "{} ({}, {})".format(*values)
 
 
 def _text(cell: Cell) -> str:
-    text = _percent(cell.unseen)
+    measure = cell.measure
+    text = measure.text(cell.unseen, 1)
     if cell.low is not None and cell.high is not None:
-        text += f" [{100 * cell.low:.1f}, {100 * cell.high:.1f}]"
+        text += f" [{measure.text(cell.low, 1)}, {measure.text(cell.high, 1)}]"
     if cell.adapted is not None:
-        text += f" → {_percent(cell.adapted)}"
-    return f"{text} ({_percent(cell.own)})"
-
-
-def _percent(share: float | None) -> str:
-    return "–" if share is None else f"{100 * share:.1f}"
+        text += f" → {measure.text(cell.adapted, 1)}"
+    return f"{text} ({measure.text(cell.own, 1)})"
 
 
 def sites_json(cells: Sequence[Cell]) -> list[dict[str, Any]]:
     """Plain data, fractions instead of percent."""
-    return [asdict(cell) for cell in cells]
+    return [{**asdict(cell), "measure": cell.measure.name} for cell in cells]

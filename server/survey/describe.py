@@ -22,7 +22,7 @@ from perennial.client.node.settings import Consent
 from perennial.client.node.survey import Respondent
 from perennial.common.data.columns import LEAST
 from perennial.common.data.scenarios.own_data import SITE, SITE_TEXT, OwnData
-from perennial.common.data.site_files import TABLES, Found, read, shown
+from perennial.common.data.site_files import TABLES, Found, for_survey, read, shown
 from perennial.common.survey import Question, Rule, Spellings, all_names, spelt_alike
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.suggestions import sentence, unknown
@@ -84,6 +84,8 @@ def describe(
         stated = asked.model_dump(exclude_defaults=True)
         if option := next((option for name, option in OF_TABLES.items() if name in stated), ""):
             raise UserError(f"{option} is for tables, and {files[0].name} is none; leave it out")
+        if asked.target != "classes":
+            raise UserError(f"--task {asked.target} is for tables, and {files[0].name} is none; see from_arrays")
         found = read(files[0], asked.label_column, asked.environment_column)
         remarks = spelt_alike({found.name: all_names(found.labels, found.environments)})
         return Surveyed(_measured(found, sites, balance), remarks=remarks)
@@ -116,6 +118,8 @@ def describe(
 
 
 def _load(file: Path, asked: Question) -> Found:
+    if asked.targets:
+        return for_survey(file, asked.targets, "", asked.environment_column)
     return read(file, asked.label_column, asked.environment_column)
 
 
@@ -144,7 +148,8 @@ def _files(path: Path) -> tuple[list[Path], list[str]]:
 
 def announcement(scenario: OwnData) -> dict[str, Any]:
     """What of it belongs into a run's configuration; what nobody has to say is left out."""
-    of_tables = set[str]() if scenario.column_names else {"label_column"}
+    of_tables = set[str]() if scenario.column_names and scenario.target == "classes" else {"label_column"}
+    of_tables |= {"target", "loss"} if scenario.target == "classes" else set()
     every = scenario.model_dump(mode="json", exclude={"test_fraction", "validation_fraction"} | of_tables)
     for columns in (every["columns"], *every["own_columns"].values()):
         for name, column in columns.items():

@@ -116,6 +116,8 @@ def survey(
     tell, to find one that is spelt in several ways. Raises `UserError` where the answers make no scenario, and
     `RunStopped` where secure aggregation cannot go on.
     """
+    if balance and question.targets:
+        raise UserError("--class-weights balanced is for classes; leave it out, or say --task classes")
     if per_site and question.secure:
         raise UserError(
             "--scope site needs each site's own sums, which secure aggregation hides; choose one of them"
@@ -143,7 +145,7 @@ def survey(
             columns[name] = fit.number(name, found, remarks)
             remarks += _far(name, found, bins)
             own = [shape.columns[name] for shape in polled.shapes.values()]
-            if all(column.all_different for column in own if column.kind == "number"):
+            if name not in question.targets and all(one.all_different for one in own if one.kind == "number"):
                 remarks.append(
                     f"column {name!r} has another whole number in every row; an identifier tells nothing about "
                     f"others (--drop {name})"
@@ -152,9 +154,10 @@ def survey(
             columns[name] = category = CategoryColumn(categories=_categories(name, polled))
             if len(category.categories) < 2:
                 remarks.append(f"column {name!r} has the same text in every row that counts")
-    remarks += _rare("class", "labels", question.label_column, found, question.least)
     classes = _classes(polled)
-    remarks += _measured(classes)
+    if classes:
+        remarks += _rare("class", "labels", question.label_column, found, question.least)
+        remarks += _measured(classes)
     if all(shape.environments is not None for shape in polled.shapes.values()):
         remarks += _rare("environment", "environments", question.environment_column, found, question.least)
     if spellings is None:
@@ -168,7 +171,7 @@ def survey(
                 update={"missing": bool(found["empty", name, 0])}
             )
             for name in counts.numbers
-            if sums["count", name, 0]
+            if sums["count", name, 0] and name not in question.targets
         }
         for site, sums in polled.tables.items()
         if per_site
@@ -177,7 +180,8 @@ def survey(
     environments = union(shape.environments or () for shape in polled.shapes.values())
     environments = tuple(name for name in environments if found["environment", name, 0])
     labels = tuple(name for name in classes if found["class", name, 0])
-    names = {"labels": labels, "environments": environments}
+    names = {"labels": labels or question.targets, "environments": environments}
+    targets = {name: columns.pop(name) for name in question.targets}
     by_site = {site: _site(sums, labels) for site, sums in polled.tables.items() if not question.secure}
     weights = balancing({name: found["class", name, 0] for name in labels}) if balance else ()
     scenario = _scenario(
@@ -188,6 +192,7 @@ def survey(
         environment_column=question.environment_column,
         ignored=tuple(sorted(question.drop)),
         class_weights=weights,
+        **_of_targets(question, targets, found),
         **{key: value for key, value in names.items() if value},
     )
     facts = [*_facts(found, len(polled.shapes), names), *_quantiles(found, bins)]
@@ -233,6 +238,24 @@ def surveyed(answer: dict[str, Any]) -> Surveyed:
 # ---------------------------------------------------------------------- from sums to the announcement
 
 
+def _of_targets(question: Question, targets: Mapping[str, AnyColumn], sums: Sums) -> dict[str, Any]:
+    """What is announced of targets that are no classes. Raises `UserError` for one that cannot be a target."""
+    if not targets:
+        return {}
+    for name, column in targets.items():
+        if isinstance(column, CategoryColumn):
+            raise UserError(f"column {name!r} has text, and --task {question.target} needs numbers")
+        if not sums["count", name, 0]:
+            continue
+        if column.scale == 1.0 and column.mean * sums["count", name, 0] == sums["sum", name, 0]:
+            raise UserError(f"column {name!r} has the same number in every row, so there is nothing to predict")
+    found: dict[str, Any] = {"target": question.target}
+    if question.target == "numbers":
+        numbers = [column for column in targets.values() if isinstance(column, NumberColumn)]
+        found |= {"target_mean": [own.mean for own in numbers], "target_scale": [own.scale for own in numbers]}
+    return found
+
+
 @dataclass(frozen=True)
 class _Fit:
     """From sums to what becomes of a column of numbers."""
@@ -245,7 +268,14 @@ class _Fit:
     def number(self, name: str, sums: Sums, remarks: list[str]) -> NumberColumn:
         """Mean and deviation are those of the cells that are not empty."""
         n, empty, rule = sums["count", name, 0], sums["empty", name, 0], self.question.rule(name)
-        if empty and not rule:
+        if name in self.question.targets:
+            rule = None
+            if empty and self.question.target != "labels":
+                raise UserError(
+                    f"column {name!r}, which is to be predicted, has {empty:.0f} empty cells; fill them in, or "
+                    "take these rows out"
+                )
+        elif empty and not rule:
             raise UserError(
                 f"column {name!r} has {empty:.0f} empty cells; say what empty cells count as, such as "
                 f"--impute median, or leave the column out with --drop {name}"
@@ -348,7 +378,7 @@ def _facts(sums: Sums, sites: int, names: Mapping[str, Sequence[str]]) -> list[s
     rows = sums["rows", "", 0]
     facts = [f"{rows:.0f} rows at {sites} site{'s'[: sites > 1]}"]
     for what, title, own in (("class", "classes", "labels"), ("environment", "environments", "environments")):
-        counts = [f"{name} {sums[what, name, 0]:.0f}" for name in names[own]]
+        counts = [f"{name} {sums[what, name, 0]:.0f}" for name in names[own] if (what, name, 0) in sums]
         facts += [f"{title}: {', '.join(counts)}"] if counts else []
     empty = [f"{name} {100 * n / rows:.1f} %" for (kind, name, _), n in sums.items() if kind == "empty" and n]
     return facts + ([f"empty cells: {', '.join(empty)}"] if empty else [])
@@ -375,8 +405,8 @@ def _measured(classes: Sequence[str]) -> list[str]:
     if not all(map(like_number, classes)) or (whole and len(classes) <= MOST_NUMBERS):
         return []
     return [
-        f"the classes are {len(classes)} numbers, each a class of its own; if the column measures something, cut "
-        "it into classes first"
+        f"the classes are {len(classes)} numbers, each a class of its own; if the column measures something, say "
+        "--task numbers"
     ]
 
 
@@ -405,7 +435,7 @@ def _quantiles(sums: Sums, bins: Mapping[str, tuple[float, float]]) -> list[str]
 
 def _site(sums: Sums, labels: Sequence[str]) -> str:
     classes = ", ".join(f"{name} {sums['class', name, 0]:.0f}" for name in labels)
-    return f"{sums['rows', '', 0]:.0f} rows; {classes}"
+    return f"{sums['rows', '', 0]:.0f} rows{f'; {classes}' if classes else ''}"
 
 
 # ---------------------------------------------------------------------- what sites agree on
@@ -517,12 +547,14 @@ def _kind(name: str, sites: "_Sites") -> Literal["number", "category"]:
 
 
 def _classes(sites: "_Sites") -> tuple[str, ...]:
-    """Of all sites. Raises `UserError` where there are not two."""
+    """Of all sites; none where the targets are numbers. Raises `UserError` where there are not two."""
+    if sites.question.targets:
+        return ()
     classes = union(shape.classes for shape in sites.shapes.values())
     if len(classes) < 2:
         least = sites.question.least
         has = f"samples of class {classes[0]!r} alone" if classes else f"no class that has {least} rows"
-        number = "" if classes else "; if it is a number, such as days, cut it into classes first"
+        number = "" if classes else "; if it is a number, such as days, say --task numbers"
         raise UserError(
             f"{some(sites.shapes)} has {has} (column {sites.question.label_column!r}); "
             f"there must be two or more{number}"
@@ -556,6 +588,8 @@ def _must_know(question: Question, shapes: Mapping[str, Shape]) -> None:
     special = {question.environment_column: "environment", question.label_column: "label"}
     options = {"category": question.categories, "impute": question.impute.keys() - {""}, "drop": question.drop}
     for option, own in options.items():
+        if strange := sorted(set(own) & {*question.targets}):
+            raise UserError(f"--{option} is for features, and {strange[0]!r} is to be predicted; leave it out")
         if strange := sorted(set(own) - known):
             if kind := special.get(strange[0]):
                 raise UserError(

@@ -14,6 +14,8 @@ from perennial.common.data.datasets import resolve_root
 from perennial.common.data.examples import ClientData, Examples
 from perennial.common.data.scenario import Scenario
 from perennial.common.data.site_files import LABEL, Found, place_of, read
+from perennial.common.tasks import Classes, Numbers, PredictionTask
+from perennial.common.tasks.numbers import NumbersLoss
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.knobs import knob
 from perennial.common.utils.seeding import torch_generator
@@ -45,7 +47,20 @@ class Sites(Scenario):
         "of a table the names of its features; otherwise a sample's shape, (channels, height, width) of pictures",
         min_length=1,
     )
-    labels: tuple[str, ...] = knob(("0", "1"), "names of the classes", min_length=2)
+    target: Literal["classes", "numbers", "labels", "event"] = knob(
+        "classes", "what is predicted: one of several classes, numbers, several labels, or the time to an event"
+    )
+    labels: tuple[str, ...] = knob(
+        ("0", "1"),
+        "names of the classes; else of the columns with the targets, which for an event are its time and whether "
+        "it happened (1) or not (0)",
+        min_length=1,
+    )
+    loss: NumbersLoss = knob("squared", "of numbers; poisson is for counts")
+    target_mean: tuple[Number, ...] = knob((), "what is subtracted from each number in training; empty: nothing")
+    target_scale: tuple[Positive, ...] = knob((), "what each is then divided by; empty: nothing")
+    target_least: tuple[Number, ...] = knob((), "what each number is at least; empty: anything finite")
+    target_most: tuple[Number, ...] = knob((), "what each number is at most; empty: anything finite")
     environments: tuple[str, ...] = knob(("own",), "names of the environments", min_length=1)
     class_weights: tuple[Weight, ...] = knob(
         (), "what a row of each class counts in training, in the order of labels; empty: all count the same"
@@ -75,6 +90,28 @@ class Sites(Scenario):
             if not SITE.fullmatch(site):
                 raise ValueError(f"{site!r} is no name of a site; take {SITE_TEXT}")
         return tuple(sorted(sites))  # as all client ids
+
+    @field_validator("labels")
+    @classmethod
+    def _check_labels(cls, labels: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        target = info.data.get("target")
+        if target == "classes" and len(labels) < 2:
+            raise ValueError("there must be at least two classes")
+        if target == "event" and len(labels) != 2:
+            raise ValueError("an event has two columns: its time, and whether it happened")
+        return labels
+
+    @field_validator("loss", "target_mean", "target_scale", "target_least", "target_most")
+    @classmethod
+    def _check_numbers_only(cls, value: Any, info: ValidationInfo) -> Any:
+        names, target = info.data.get("labels", ()), info.data.get("target")
+        if value not in ((), "squared") and target not in (None, "numbers"):
+            raise ValueError(f"it is for target = 'numbers', and here that is {target!r}; leave it out")
+        if isinstance(value, tuple) and len(value) not in (0, len(names)):
+            raise ValueError(f"there must be one for each of {len(names)} targets, or none")
+        if info.data.get("loss") == "poisson" and value and info.field_name in ("target_mean", "target_scale"):
+            raise ValueError("with loss = 'poisson' the numbers are counts, which stay as they are; leave it out")
+        return value
 
     @field_validator("class_weights", mode="before")
     @classmethod
@@ -115,11 +152,18 @@ class Sites(Scenario):
 
     @property
     def classes(self) -> int:
-        return len(self.labels)
+        return len(self.class_names)
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        return self.labels
+        return self.labels if self.target == "classes" else ()
+
+    @property
+    def task(self) -> PredictionTask:
+        if self.target == "numbers":
+            scaled, bounds = (self.target_mean, self.target_scale), (self.target_least, self.target_most)
+            return Numbers(self.labels, self.loss, *scaled, *bounds)
+        return Classes(self.classes, self.class_weights)
 
     @property
     def loss_weights(self) -> tuple[float, ...]:
@@ -241,17 +285,39 @@ class OwnData(Sites):
                 "own-data is for sites that join with their own data (perennial join); to rehearse it in one "
                 f"process, give a data root with a file or folder for each site, such as {site}.csv"
             )
-        return self.divided(site, seed, read(place_of(root, site), self.label_column, self.environment_column))
+        return self.divided(site, seed, read(place_of(root, site), self.targets_in(""), self.environment_column))
 
     def divided(self, site: str, seed: int, found: Found) -> ClientData:
         """A site's samples as `divide` has them. Raises `UserError` where they are not what is announced."""
         environment = found.numbers("environment", self._environments(site, found), self.environments)
         every = Examples(
             self.prepare(found.tensor(self.input_shape, self.column_names, self.columns_of(site), self.ignored)),
-            found.numbers("class", found.labels, self.labels),
+            self._targets(found),
             environment,
         )
         return self.divide(site, seed, every)
+
+    def targets_in(self, label_column: str) -> str | tuple[str, ...]:
+        """The column of the class, or the columns of other targets; a site may call them otherwise."""
+        if self.target == "classes":
+            return label_column or self.label_column
+        names = tuple(name.strip() for name in label_column.split(",")) if label_column else self.labels
+        if len(names) != len(self.labels):
+            raise UserError(
+                f"label column {label_column!r}: there must be {len(self.labels)} columns with commas between "
+                f"them, for {', '.join(self.labels)}"
+            )
+        return names
+
+    def _targets(self, found: Found) -> "Tensor":
+        if self.target == "classes":
+            return found.numbers("class", found.labels, self.labels)
+        targets = found.target_numbers(self.labels, may_be_missing=self.target == "labels")
+        if wrong := self.task.misfit(targets):
+            raise UserError(
+                f"{found.name}: a row {wrong}", f"{found.name}: a row's target is not what the server announces"
+            )
+        return targets
 
     def _environments(self, site: str, found: Found) -> Sequence[str]:
         """Every sample's environment: as the data say, or the only one, or the one of the site's name."""
@@ -263,7 +329,7 @@ class OwnData(Sites):
                 f"{found.name} does not say of which environment its samples are; the server announces "
                 f"{', '.join(self.environments)}"
             )
-        return [*only] * len(found.labels)
+        return [*only] * len(found)
 
 
 def balanced(counts: Mapping[str, float]) -> dict[str, float]:
