@@ -309,8 +309,8 @@ def _load(
         raise UserError(f"aggregation.{misfit}")
     if config.references and not config.scenario.task.right_or_wrong:
         raise UserError(
-            f"references: {config.references!r} is not possible with {config.scenario.task.name}, which are neither "
-            "right nor wrong; leave it out"
+            f"references: {config.references!r} is not possible with {config.scenario.task.name}, which are "
+            "neither right nor wrong; leave it out"
         )
     if config.references and (why_not := config.privacy.no_counts(len(config.evaluated))):
         raise UserError(f"references: {config.references!r} is not possible with {why_not}")

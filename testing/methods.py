@@ -17,9 +17,8 @@ from perennial.client import cohort
 from perennial.client.cohort import StackedExamples, Work
 from perennial.client.host import Host, client_class
 from perennial.client.state import FileStates, valid
-from perennial.client.trainer import Client
-from perennial.common.config import RunConfig
-from perennial.common.data.examples import ClientData
+from perennial.client.trainer import Client, Site
+from perennial.common.config import RunConfig, Task
 from perennial.common.models.network import network
 from perennial.common.models.torch_state import plain_torch
 from perennial.common.utils import seeding
@@ -29,7 +28,7 @@ from perennial.server.run.folder import RunFolder
 from perennial.server.run.loop import run_rounds, start
 from perennial.testing import kept_and_sent
 from perennial.testing.bad_replies import BAD_TENSORS, OTHERWISE_BAD, with_fault
-from perennial.testing.tiny_federation import SpoilingGrid, Toy, WireGrid, toy_config
+from perennial.testing.tiny_federation import SpoilingGrid, WireGrid, toy_config
 
 STEPS = ("local_steps", "personal_steps", "head_steps", "environment_steps", "fine_tuning_steps")
 
@@ -254,13 +253,13 @@ def close(one: Any, other: Any) -> bool:
 def test_who_fails_in_a_stack_is_named_alone(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The others do what they do one by one, to the last bit; of the stack that failed nothing is kept."""
     stacking(method)
-    client_data, tried = Toy.client_data, []
+    load, tried = Host._load, []
 
-    def spoiled_data(self: Toy, client: int, seed: int, root: Path | None) -> ClientData:
-        data = client_data(self, client, seed, root)
-        data.train.y[:] = 7 if client == 1 else data.train.y  # of two classes
-        data.train.environment[:] = 0  # so that all make one stack, whatever the method
-        return data
+    def spoiled(self: Host, task: Task, number: int) -> Site:
+        site = load(self, task, number)
+        site.data.train.y[:] = 7 if number == 1 else site.data.train.y  # of two classes
+        site.data.train.environment[:] = 0  # so that all make one stack, whatever the method
+        return site
 
     together = Host._together
 
@@ -269,7 +268,7 @@ def test_who_fails_in_a_stack_is_named_alone(method: str, tmp_path: Path, monkey
         tried.append((stack[0][1].action, len(replies)))
         return replies
 
-    monkeypatch.setattr(Toy, "client_data", spoiled_data)
+    monkeypatch.setattr(Host, "_load", spoiled)
     monkeypatch.setattr(Host, "_together", seen)
     for engine in ("loop", "stack"):
         summary = run(stack_config(method, engine, "evaluate_every=9", rounds=1), tmp_path / engine)

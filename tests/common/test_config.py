@@ -182,7 +182,10 @@ def test_a_file_without_a_scenario_keeps_its_rounds(tmp_path: Path) -> None:
             '[method]\nname = "fedavg"\nseed = 3\n',
             "method.seed: there is no such setting; a setting of the run stands above the first [table], or",
         ),
-        ('[scenario]\nname = "own-data"\nlabels = ["no"]\n', "scenario.labels: there are 1, and 2 are the least"),
+        (
+            '[scenario]\nname = "own-data"\nlabels = ["no"]\n',
+            "scenario.labels: ['no'] is not possible",
+        ),
         ("x = " + 5000 * "[", "is nested too deeply"),
         ("nodes." + 5000 * "a." + "a = 1", "nested too deeply"),
         ("rounds = " + 5000 * "9", "is not valid TOML"),

@@ -229,8 +229,8 @@ def test_the_oracle_is_the_best_round_on_test(made: Path) -> None:
     text, _ = report([made / "fedavg-0"], "csv", oracle=True)
     rows = {row["selection"]: float(row["average"]) for row in csv.DictReader(io.StringIO(text))}
     curve = load(made / "fedavg-0").curves["global"]
-    assert rows["oracle"] == max(curve.accuracy)
-    assert rows["final"] == curve.accuracy[-1]
+    assert rows["oracle"] == max(curve.value)
+    assert rows["final"] == curve.value[-1]
 
 
 def test_curves_follow_the_log(made: Path) -> None:

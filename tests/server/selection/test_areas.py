@@ -13,7 +13,7 @@ from perennial.common.config import RunConfig, load_config
 from perennial.common.data import scenarios
 from perennial.common.models.network import network
 from perennial.common.tasks import Classes
-from perennial.server.cli.tables import accuracy_table
+from perennial.server.cli.tables import headline_table
 from perennial.server.local import LocalRuntime
 from perennial.server.papers.reproduce import Reproduction, reproduction_table, side_by_side
 from perennial.server.run.folder import RunFolder
@@ -210,12 +210,14 @@ def test_what_people_see(tmp_path: Path) -> None:
     summary = LocalRuntime(config()).run(RunFolder.create(tmp_path / "run", config()))
     final = summary["models"]["global"]["final"]
     auroc = sum(own["auroc"] for own in final["areas"].values()) / 2
-    shown = printed(accuracy_table(summary))
+    shown = printed(headline_table(summary, Classes(2)))
     assert f"{100 * auroc:.2f}" in shown
     assert f"{final['loss']:.4f}" in shown
     nobody = {"accuracy": {}, "worst": None, "average": None, "pooled": None, "loss": None, "areas": {}}
     models = {"global": {"final": final | nobody, "validation": final}}
-    assert f"loss│–│{final['loss']:.4f}" in "".join(printed(accuracy_table(summary | {"models": models})).split())
+    assert f"loss│–│{final['loss']:.4f}" in "".join(
+        printed(headline_table(summary | {"models": models}, Classes(2))).split()
+    )
     table = Reproduction.model_validate(TABLE)
     comparison = compare(table.plan(quick=True), tmp_path / "pool", jobs=1)
     row = comparison.row("FedAvg", "final")

@@ -7,7 +7,8 @@ from rich.console import Console
 from split_counts import coloured
 
 from perennial.common.config import load_config
-from perennial.server.cli.tables import accuracy_table, split_line
+from perennial.common.tasks import Classes
+from perennial.server.cli.tables import headline_table, split_line
 from perennial.server.report.tables import reading_guide
 from perennial.server.selection.summary import summarise
 from perennial.server.study.run_names import config_digest, name_without_code
@@ -84,7 +85,7 @@ def test_the_table_has_the_score_its_error_and_the_constant() -> None:
     summary = summarise(CONFIG, ROWS, seconds=0)
     console = Console(width=200)
     with console.capture() as capture:
-        console.print(accuracy_table(summary))
+        console.print(headline_table(summary, Classes(2)))
     lines = {
         line.split("│")[1].strip(): line.split("│")[2:5] for line in capture.get().splitlines() if "│" in line
     }

@@ -4,7 +4,8 @@ import pytest
 from rich.console import Console
 
 from perennial.common.config import load_config
-from perennial.server.cli.tables import accuracy_table, cautions, traffic_line
+from perennial.common.tasks import Classes
+from perennial.server.cli.tables import cautions, headline_table, traffic_line
 from perennial.server.run.progress import Progress, progress_line
 from perennial.server.selection.summary import majority, summarise
 
@@ -154,7 +155,7 @@ def test_who_was_left_out_how_often_and_why_last() -> None:
 def printed(summary: dict[str, Any]) -> str:
     console = Console(width=200)
     with console.capture() as capture:
-        console.print(accuracy_table(summary))
+        console.print(headline_table(summary, Classes(2)))
     return capture.get()
 
 

@@ -15,6 +15,8 @@ from perennial import from_arrays
 from perennial.common.config import RunConfig, load_config
 from perennial.common.data.site_files import read
 from perennial.common.models.network import network
+from perennial.common.tasks import Classes
+from perennial.common.tasks.classes import ACCURACY
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.files import load_tensors
 from perennial.common.utils.seeding import torch_generator
@@ -23,9 +25,9 @@ from perennial.server.local import LocalRuntime
 from perennial.server.run.folder import RunFolder
 from perennial.server.study.unseen_sites import (
     CONSTANT,
+    LEVEL,
     RARE,
     Cell,
-    interval,
     leave_one_site_out,
     scores_table,
     sites_json,
@@ -73,7 +75,8 @@ def test_the_accuracy_is_that_of_the_model_of_the_other_sites(folder: Path, tmp_
         assert cell.specificity == pytest.approx(float((margins[y == 0] < 0).double().mean()))
         assert cell.positive == "1"
         assert (cell.unseen, cell.samples) == (right / (40 + place), 40 + place)
-        assert (cell.low, cell.high) == interval(right / (40 + place), 40 + place)
+        sums = {"correct": [right]}
+        assert (cell.low, cell.high) == Classes(2).interval(40 + place, sums, LEVEL)
         assert cell.own is not None
         assert found[site, "ditto"].unseen is not None  # its common model
         assert found[site, "local"].unseen is None  # it has none
@@ -123,7 +126,9 @@ def test_a_site_adapts_to_a_few_samples_as_in_a_run_of_its_own(folder: Path, tmp
 def test_the_interval_is_that_of_resampled_answers() -> None:
     answers = np.repeat([1, 0], [30, 20])
     drawn = np.random.default_rng(0).choice(answers, (20_000, 50)).mean(axis=1)
-    assert interval(0.6, 50) == pytest.approx(tuple(np.quantile(drawn, [0.025, 0.975])), abs=0.021)
+    assert Classes(2).interval(50, {"correct": [30]}, 0.95) == pytest.approx(
+        tuple(np.quantile(drawn, [0.025, 0.975])), abs=0.021
+    )
 
 
 def test_two_sites_are_too_few(folder: Path, tmp_path: Path) -> None:
@@ -161,7 +166,7 @@ def test_the_command_takes_the_file_that_describe_writes(folder: Path, tmp_path:
         again = call(*asked, "--report", page)
         assert (again.exit_code, json.loads(again.stdout)) == (0, cells), again.output
         text = page.read_text()
-        shown = sites_table([Cell(**cell) for cell in cells])
+        shown = sites_table([Cell(**{**cell, "measure": ACCURACY}) for cell in cells])
         assert all(f">{cell}</t" in text for column in shown.columns for cell in column.cells)
         assert f"<p>{RARE}</p>" in unescape(text)
     configs = [RunFolder(path.parent).config() for path in pool.glob("*/config.toml")]

@@ -322,7 +322,7 @@ def test_worst_client_and_bottom_decile() -> None:
 
 def test_an_environment_may_be_called_as_a_measure_is() -> None:
     found = selected().model_copy(update={"values": {"loss": 0.25, "ward": 0.5}, "loss": 2.0})
-    rows = comparing._rows("A", "global", "final", [found], ())
+    rows = comparing._rows("A", "global", "final", [found], (), Classes(2))
     comparison = comparing.Comparison("x", ["loss", "ward"], 1, 1, 1, None, [], rows, [], [])
     means = {line["measure"]: line["mean"] for line in comparison.table}
     assert (means["environment loss"], means["ward"], means["loss"]) == (0.25, 0.5, 2.0)
@@ -874,7 +874,7 @@ def test_compare_prints_both_tables(tmp_path: Path) -> None:
     assert len([*tmp_path.glob("fedavg-*"), *tmp_path.glob("local-*")]) > 2
     assert "2 runs, 1 scenario" in page.read_text()  # of a method one, and no trial that was not chosen
     result = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path), "--oracle"])
-    assert "oracle: the round that is best on test data" in result.stdout.replace("\n", " ")
+    assert "oracle: the round that is best on test data" in " ".join(result.stdout.split())
 
 
 def test_an_entry_keeps_its_own_settings() -> None:

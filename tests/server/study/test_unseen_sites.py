@@ -231,7 +231,7 @@ def test_no_mean_has_sites_that_trained_and_a_site_that_did_not(tmp_path: Path) 
             assert f"| Ditto | {model}, {part} | final | {' | '.join(cells)} |" in page
     assert f" worst site {100 * at['personal']['va']:.2f} %, " in repr(load(run))
     assert "(personal, final, unseen sites)" in repr(load(run))
-    curves = [load_run(run).curves[f"global, {part}"].accuracy for part in parts]
+    curves = [load_run(run).curves[f"global, {part}"].value for part in parts]
     assert curves == [[pytest.approx(fmean(at["global"][site] for site in sites))] for sites in parts.values()]
     assert " over all sites (" in shown  # the constant below the tables
     matplotlib.use("Agg")

@@ -396,7 +396,7 @@ def test_classes_that_measure_something_are_pointed_out(tmp_path: Path) -> None:
     for days, count in ((("1", "2.5"), 2), ([str(n) for n in range(21)], 21), ([str(n) for n in range(20)], 0)):
         rows = "".join(f"{n},{day}\n" for n in range(40) for day in days)
         (tmp_path / "a.csv").write_text(f"x,label\n{rows}")
-        said = [remark for remark in describe(tmp_path).remarks if "cut it into classes first" in remark]
+        said = [remark for remark in describe(tmp_path).remarks if "say --task numbers" in remark]
         assert [remark.split(",")[0] for remark in said] == [f"the classes are {count} numbers"] * bool(count)
 
 
@@ -438,13 +438,13 @@ def test_a_column_of_truth_values_has_names_in_every_format(tmp_path: Path) -> N
             assert scenario.client_data(place, 0, tmp_path).train.x.sum(dim=0).tolist() == [20, 20, 20]
 
 
-def test_a_target_that_is_a_number_is_to_be_cut_into_classes(tmp_path: Path) -> None:
+def test_a_target_that_is_a_number_asks_for_its_task(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("x,stay\n" + "".join(f"1,{n / 4}\n" for n in range(40)))
     told = call("describe", tmp_path, "--label-column", "stay")
     assert told.exit_code == 2
     assert told.stderr == (
         "perennial: a has no class that has 10 rows (column 'stay'); there must be two or more; if it is a "
-        "number, such as days, cut it into classes first\n"
+        "number, such as days, say --task numbers\n"
     )
     (tmp_path / "a.csv").write_text("x,stay\n" + "1,long\n" * 40)
     told = call("describe", tmp_path, "--label-column", "stay")
