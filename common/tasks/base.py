@@ -262,7 +262,10 @@ class PredictionTask(ABC):
 
 def like(values: tuple[float, ...], tensor: Tensor) -> Tensor:
     """Numbers of a task as a tensor of another one's type, on its device; to be read only."""
-    return _tensor(values, tensor.dtype, tensor.device)
+    import torch
+
+    make = _tensor.__wrapped__ if torch.compiler.is_exporting() else _tensor  # what is traced is not to be kept
+    return make(values, tensor.dtype, tensor.device)
 
 
 @lru_cache(maxsize=64)
