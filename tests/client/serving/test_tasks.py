@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from stays import Stays
@@ -34,7 +35,9 @@ from perennial.server.cli.main import app
 from perennial.server.results.exported import some_cells
 from perennial.server.results.result import Result
 from perennial.server.run.folder import RunFolder
-from perennial.testing.tiny_federation import Toy
+from perennial.server.run.loop import run_rounds
+from perennial.server.run.loop import start as start_of
+from perennial.testing.tiny_federation import Toy, WireGrid
 
 HERE = Address("127.0.0.1", 0)
 CELLS: dict[str, list[Any]] = {"age": [63, None, 41], "ward": ["lung", "", "heart"]}
@@ -174,7 +177,7 @@ def test_metadata_and_page_name_the_targets(tmp_path: Path, start: Callable[[Pat
     assert shown["prediction"]["parts"] == ["days", "euros"]
     assert (shown["prediction"]["name"], shown["prediction"]["probability"]) == ("value", False)
     assert shown["measure"] == "mean absolute error"
-    assert shown["measured"] == {"away": {"count": 10, "value": 1.25, "text": "1.25"}}
+    assert shown["measured"] == {"away": {"count": 10, "value": 1.25, "text": "1.250"}}
 
 
 def test_a_site_s_metrics_have_the_headline_s_name(tmp_path: Path, start: Callable[[Path], Serving]) -> None:
@@ -233,6 +236,25 @@ def test_results_are_the_headline_measure() -> None:
     assert results_of(reply, task) == {"global/test": {"away": (2, (1 + 0 + 0 + 6) / 4)}}
     right = Reply(metrics={"global/test/count": [20, 0], "global/test/correct": [17, 0]}, settings=reply.settings)
     assert results_of(right, Classes(2)) == {"global/test": {"home": (20, 0.85)}}
+
+
+def test_what_was_evaluated_is_served_and_written_down(tmp_path: Path) -> None:
+    """After two rounds over bytes: the error of the served values is the one that the run's log has."""
+    scenario = Stays()
+    config = load_config(options={"method": "ditto", "scenario": scenario.model_dump(mode="json"), "rounds": 2})
+    folder = RunFolder.create(tmp_path / "run", config)
+    run_rounds(config, folder, WireGrid(config, tmp_path), start_of(config))
+    found = newest(tmp_path / "site-1", None, None)
+    assert found
+    served = load(found, None, CPU)
+    away = scenario.client_data(0, config.seed, None).test["away"]
+    for name in ("global", "personal"):
+        values = scenario.task.predictions(served.outputs(name, away.x))
+        error = (values.double() - away.y.double()).abs().mean().item()
+        count, value = served.snapshot.results[f"{name}/test"]["away"]
+        assert (count, value) == (40, pytest.approx(error, rel=1e-6))
+        logged = folder.summary()["models"][name]["final"]["clients"]["client-0"]["away"]
+        assert value == pytest.approx(logged, rel=1e-12)
 
 
 def test_a_snapshot_of_an_older_version_shows_no_results(tmp_path: Path) -> None:
@@ -309,3 +331,33 @@ def test_predict_has_the_targets_own_unit_and_shape(scenario: Scenario, tmp_path
     np.testing.assert_allclose(found.reshape(3, -1), wanted, rtol=1e-6)
     with pytest.raises(UserError, match="predict_proba: a run on numbers has no probabilities; use predict"):
         result.predict_proba(x.numpy())
+
+
+@pytest.mark.slow
+def test_from_tables_of_numbers_to_values_of_new_rows(tmp_path: Path) -> None:
+    """Described, trained, predicted from a frame, exported: one unit, days, all the way."""
+    onnxruntime = pytest.importorskip("onnxruntime", reason="needs the extra perennial[onnx]")
+    random = np.random.default_rng(0)
+    (tmp_path / "sites").mkdir()
+    for site in ("east", "west"):
+        age, ward = random.normal(60, 12, 80), random.choice(["heart", "lung"], 80)
+        days = 5 + (age - 60) / 6 + 4 * (ward == "lung") + random.normal(0, 0.2, 80)
+        frame = pd.DataFrame({"age": age.round(1), "ward": ward, "days": days})
+        frame.loc[::9, "age"] = np.nan
+        frame.to_csv(tmp_path / "sites" / f"{site}.csv", index=False)
+    file, run = tmp_path / "run.toml", tmp_path / "runs" / "first"
+    for words in (
+        ("describe", tmp_path / "sites", "--task", "numbers", "--label-column", "days", "--impute", "median"),
+        ("run", "--config", file, "--data-root", tmp_path / "sites", "--method", "fedavg", "--rounds", "30"),
+        ("export", run, "-o", tmp_path / "m.onnx"),
+    ):
+        out = {"describe": file, "run": run}.get(words[0])
+        said = CliRunner().invoke(app, [*map(str, words), *(["--out", str(out)] if out else [])])
+        assert said.exit_code == 0, said.output
+    new = pd.DataFrame({"age": [60.0, 72.0, np.nan], "ward": ["heart", "lung", "heart"], "more": 1})
+    values = Result(run).predict(new)
+    assert values.shape == (3,)
+    assert values[:2] == pytest.approx([5, 11], abs=1.0)
+    session = onnxruntime.InferenceSession((tmp_path / "m.onnx").read_bytes(), providers=["CPUExecutionProvider"])
+    cells = {"age": new["age"].to_numpy(np.float32), "ward": new["ward"].to_numpy(object)}
+    np.testing.assert_allclose(session.run(["value"], cells)[0][:, 0], values, rtol=1e-5)
