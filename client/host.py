@@ -351,7 +351,7 @@ class Host:
         if work.action == "evaluate" and TERMS not in work.received.arrays:
             self._vault.forget(place)  # of a round that went on without this client
         if work.action == "evaluate" and isinstance(self.states, FileStates):
-            results, client = results_of(reply), work.site.client
+            results, client = results_of(reply, work.task.scenario.task), work.site.client
             snapshot = Snapshot(
                 request.task, client, self.data_root, work.received, after, self.own, request.run, results
             )

@@ -13,6 +13,7 @@ import torch
 from perennial.client.site_data import OwnSite
 from perennial.client.state import Kept, own_folder
 from perennial.client.trainer import Received, Reply
+from perennial.common.tasks import PredictionTask, checked_sums, values_of
 from perennial.common.utils.files import PRIVATE, load_with_facts, save_tensors
 from perennial.common.utils.tensors import Tensors, flattened, unflattened
 
@@ -20,23 +21,24 @@ FILE = "serving.safetensors"
 """The newest one's name, in the client's folder beside the versions of what it keeps."""
 HELD = 3
 """How many are held, the newest among them, for going back; each also has the name of its round."""
-Results = Mapping[str, Mapping[str, Sequence[int]]]
-"""By `MODEL/SPLIT` and environment: how many samples there were, and how many were right."""
+Results = Mapping[str, Mapping[str, Sequence[float]]]
+"""By `MODEL/SPLIT` and environment: how many samples there were, and the task's headline measure of them."""
 
 
-def results_of(reply: Reply) -> Results:
-    """What an evaluation has found at this client."""
+def results_of(reply: Reply, task: PredictionTask) -> Results:
+    """What an evaluation has found at this client, of each environment that has the headline measure."""
     metrics: dict[str, Any] = dict(reply.metrics)
     splits: dict[str, Any] = dict(reply.settings)
-    return {
-        place: {
-            name: (count, right)
-            for name, count, right in zip(splits[split], metrics[key], metrics[f"{place}/correct"], strict=True)
-            if count
-        }
-        for key in metrics
-        if key.endswith("/count") and (split := (place := key.removesuffix("/count")).split("/")[-1]) in splits
-    }
+    found: dict[str, dict[str, tuple[int, float]]] = {}
+    for key, counts in metrics.items():
+        place, _, name = key.rpartition("/")
+        if name != "count" or (split := place.split("/")[-1]) not in splits:
+            continue
+        sums = checked_sums(task, {column: metrics[f"{place}/{column}"] for column in task.columns}, counts)
+        values = values_of(task, {**sums, "environment": splits[split], "count": counts})
+        samples = dict(zip(splits[split], counts, strict=True))
+        found[place] = {environment: (samples[environment], value) for environment, value in values.items()}
+    return found
 
 
 def file_name(round_: int) -> str:
@@ -89,7 +91,7 @@ class Snapshot:
             "settings": dict(self.received.settings),
             "records": list(self.received.arrays),  # a record without tensors has no other trace
             "run": self.run,
-            "results": self.results,
+            "measured": self.results,  # older files have "results", which are counts of right answers
         }
         tensors = flattened({"received": flattened(self.received.arrays), "kept": flattened(self.kept)})
         path = folder / file_name(self.received.round)
@@ -118,5 +120,5 @@ class Snapshot:
             unflattened(parts.get("kept", {})),
             OwnSite(**{**facts["own"], "data": Path(facts["own"]["data"])}) if facts["own"] else None,
             facts.get("run", ""),
-            facts.get("results", {}),
+            facts.get("measured", {}),
         )

@@ -5,6 +5,7 @@ import re
 import socket
 from base64 import b64encode
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from perennial.client.serving import rest
 from perennial.client.serving.access import Callers
 from perennial.client.serving.inference import Inference
 from perennial.client.serving.intake import Intake
-from perennial.client.serving.messages import LABEL, Refused, short, takes_pictures
+from perennial.client.serving.messages import Refused, short, takes_pictures
 from perennial.client.serving.models import NAME
 from perennial.common.data.columns import CategoryColumn
 from perennial.common.data.scenario import Scenario
@@ -182,8 +183,11 @@ class Api:
         name, wanted = _model_and_version(request)
         served, _ = self.inference.find(name, wanted)
         document = rest.metadata(self.inference.metadata(name, wanted))
+        parameters = served.scenario.task.metadata
         if columns := served.scenario.column_names:
-            document["parameters"] = {"columns": list(columns), **_column_kinds(served.scenario)}
+            parameters = {"columns": list(columns), **_column_kinds(served.scenario), **parameters}
+        if parameters:
+            document["parameters"] = parameters
         return JSONResponse(document)
 
     async def model_ready(self, request: Request) -> Response:
@@ -193,7 +197,7 @@ class Api:
         return JSONResponse({"name": name, "ready": ready}, 200 if ready else 503)
 
     async def infer(self, request: Request) -> Response:
-        """Probabilities, class and label of each sample."""
+        """What the model's task answers to each sample."""
         if request.headers.get("content-encoding", "identity") != "identity":
             raise Refused(INVALID, "a compressed body is not supported; send it as it is", 415)
         name, wanted = _model_and_version(request)
@@ -263,7 +267,8 @@ def described(inference: Inference) -> dict[str, Any]:
     for entry in inference.catalogue.entries:
         if not (served := entry.served):
             continue
-        scenario, snapshot = served.scenario, served.snapshot
+        scenario, task, snapshot = served.scenario, served.scenario.task, served.snapshot
+        headline, prediction = task.headline, task.prediction
         shape = scenario.input_shape
         kind = "table" if scenario.column_names else "picture" if takes_pictures(shape) else "numbers"
         for name, own in entry.names().items():
@@ -286,9 +291,12 @@ def described(inference: Inference) -> dict[str, Any]:
                         "columns": list(scenario.column_names),
                         **_column_kinds(scenario),
                     },
-                    "classes": list(scenario.class_names) or [str(number) for number in range(scenario.classes)],
-                    "named": LABEL if scenario.class_names else "",
-                    "accuracy": {place: {"count": n, "correct": right} for place, (n, right) in found.items()},
+                    "prediction": {**asdict(prediction), "parts": list(task.parts)},
+                    "measure": headline.title,
+                    "measured": {
+                        place: {"count": count, "value": value, "text": headline.text(value, 1) + headline.unit}
+                        for place, (count, value) in found.items()
+                    },
                 }
             )
     limits = inference.limits

@@ -9,6 +9,7 @@ from math import prod
 from time import perf_counter
 
 import grpc
+import numpy as np
 
 from perennial.client.serving import inference_pb2 as pb
 from perennial.client.serving import messages
@@ -85,7 +86,7 @@ class Inference:
                 pb.ModelMetadataResponse.TensorMetadata(name=name, datatype=datatype, shape=shape)
                 for name, (datatype, shape) in tensors.items()
             ]
-            for tensors in (described, messages.outputs_of(served.scenario))
+            for tensors in (described, messages.outputs_of(served.scenario.task))
         )
         return pb.ModelMetadataResponse(
             name=name, versions=[served.version], platform="pytorch", inputs=inputs, outputs=outputs
@@ -151,13 +152,13 @@ class Inference:
             del found, done  # no cycle of an exception and a variable
 
     def answer(self, request: pb.ModelInferRequest) -> pb.ModelInferResponse:
-        """Probabilities, class and label of each sample; raw where the request was raw. In the model's thread.
+        """What the model's task answers to each sample; raw where the request was raw. In the model's thread.
 
         Raises `Refused`.
         """
         served, own = self.find(request.model_name, request.model_version)
-        scenario = served.scenario
-        described = messages.outputs_of(scenario)
+        scenario, task = served.scenario, served.scenario.task
+        described = messages.outputs_of(task)
         wanted = [output.name for output in request.outputs] or list(described)
         for output in request.outputs:
             if output.name not in described:
@@ -168,16 +169,17 @@ class Inference:
                 invalid(f"output {output.name!r} has the parameter {extra.pop()!r}, which is not supported")
         x = messages.samples(request, scenario, self.limits.max_batch)
         try:
-            logits = served.logits(own, x)
+            outputs = served.outputs(own, x)
         except (RuntimeError, MemoryError) as error:  # no memory left on the GPU, say
             reason = short(" ".join(str(error).split()), 200)
             raise Refused(
                 grpc.StatusCode.INTERNAL, f"the model failed over this request ({type(error).__name__}: {reason})"
             ) from error
-        if not logits.isfinite().all():
+        asked = {name: _text(request.parameters[name]) for name in task.asks if name in request.parameters}
+        found = messages.answers(outputs, task, asked)
+        if not (outputs.isfinite().all() and np.isfinite(found[task.prediction.name]).all()):
             invalid(f"values of {messages.INPUT!r} are so large that the model's answer is not finite")
-        self.metrics.samples.inc(len(logits))
-        found = messages.answers(logits, scenario)
+        self.metrics.samples.inc(len(outputs))
         raw = bool(request.raw_input_contents)
         return pb.ModelInferResponse(
             model_name=request.model_name,
@@ -187,7 +189,7 @@ class Inference:
                 pb.ModelInferResponse.InferOutputTensor(
                     name=name,
                     datatype=described[name][0],
-                    shape=[len(logits), *described[name][1][1:]],
+                    shape=np.shape(found[name]),
                     contents=None if raw else messages.typed(described[name][0], found[name]),
                 )
                 for name in wanted
@@ -211,3 +213,9 @@ class Inference:
             self.metrics.requests.labels(protocol, code).inc()
             if code == "OK":
                 self.metrics.seconds.labels(protocol).observe(perf_counter() - begun)
+
+
+def _text(parameter: pb.InferParameter) -> str:
+    """A request's parameter, of whichever type it was sent as."""
+    kind = parameter.WhichOneof("parameter_choice")
+    return str(getattr(parameter, kind)) if kind else ""

@@ -20,10 +20,11 @@ from perennial.common.data.columns import AnyColumn, CategoryColumn
 from perennial.common.data.environments import unit_range
 from perennial.common.data.raw_data import opened, resized
 from perennial.common.data.scenario import Scenario
+from perennial.common.tasks import PredictionTask
+from perennial.common.utils.errors import UserError
 
 INPUT = "input"
 Features = np.ndarray[Any, np.dtype[np.float32]]
-PROBABILITIES, CLASS, LABEL = "probabilities", "class", "label"
 CONTENTS = {"FP32": "fp32_contents", "INT64": "int64_contents", "BYTES": "bytes_contents"}
 """The field of `InferTensorContents` that holds values of a datatype."""
 MOST_FIELDS = 64
@@ -39,7 +40,8 @@ LONGEST_NAME, MOST_SHOWN = 64, 8
 MOST_TEXT = 2**20
 """Bytes of the texts in a PNG."""
 T = TypeVar("T")
-Values = np.ndarray[Any, Any] | list[bytes]
+Numbers = np.ndarray[Any, Any]
+Values = Numbers | list[bytes]
 
 
 class Refused(Exception):  # noqa: N818 - an answer, not a fault
@@ -276,17 +278,20 @@ def _contents(request: pb.ModelInferRequest, place: int, datatype: str) -> bytes
     return values
 
 
-def outputs_of(scenario: Scenario) -> dict[str, tuple[str, list[int]]]:
+def outputs_of(task: PredictionTask) -> dict[str, tuple[str, list[int]]]:
     """Datatype and shape of each output, by name."""
-    described = {PROBABILITIES: ("FP32", [-1, scenario.classes]), CLASS: ("INT64", [-1])}
-    return {**described, LABEL: ("BYTES", [-1])} if scenario.class_names else described
+    return {name: (own.datatype, [-1, *own.shape]) for name, own in task.answer_tensors.items()}
 
 
-def answers(logits: Tensor, scenario: Scenario) -> dict[str, Values]:
-    """Each output's values; the class is the one that an evaluation counts."""
-    classes = logits.argmax(dim=1)
-    labels = [scenario.class_names[number].encode() for number in classes] if scenario.class_names else []
-    return {PROBABILITIES: logits.softmax(dim=1).numpy(), CLASS: classes.numpy(), LABEL: labels}
+def answers(outputs: Tensor, task: PredictionTask, asked: Mapping[str, str] | None = None) -> dict[str, Values]:
+    """Each tensor of the answer, from a model's outputs (n, `task.outputs`). Raises `Refused`."""
+    try:
+        numbers: dict[str, Numbers] = {name: own.numpy() for name, own in task.answer(outputs, asked).items()}
+    except UserError as error:
+        invalid(str(error))
+    texts = {name: own for name, own in task.answer_tensors.items() if own.texts}
+    named = {name: [own.texts[place].encode() for place in numbers[own.texts_by]] for name, own in texts.items()}
+    return {**numbers, **named}
 
 
 def typed(datatype: str, values: Values) -> pb.InferTensorContents:

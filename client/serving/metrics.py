@@ -1,6 +1,7 @@
 """What `perennial serve` tells Prometheus."""
 
 from perennial.client.serving.models import NAME, Catalogue
+from perennial.common.tasks import HEADLINES
 from perennial.common.utils.prometheus import Metrics
 
 BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
@@ -24,8 +25,14 @@ class ServingMetrics(Metrics):
         self.ready = self.gauge("perennial_model_ready", "1 where a model is served.", "model")
         self.round = self.gauge("perennial_model_round", "The round that is served.", "model")
         self.written = self.gauge("perennial_model_timestamp_seconds", "When that was evaluated.", "model")
-        accuracy = "Accuracy at this site when it was evaluated."
-        self.accuracy = self.gauge("perennial_accuracy", accuracy, "model", "environment")
+        self.measures = {
+            name: self.gauge(
+                f"perennial_{name}",
+                f"The {measure.title} at this site when it was evaluated.",
+                *("model", "environment"),
+            )
+            for name, measure in HEADLINES.items()
+        }
 
         for protocol in ("grpc", "http"):  # a rate sees no first failure of a counter that begins with it
             for code in COUNTED:
@@ -33,7 +40,8 @@ class ServingMetrics(Metrics):
 
     def show(self, catalogue: Catalogue) -> None:
         """What is served now."""
-        self.accuracy.clear()
+        for gauge in self.measures.values():
+            gauge.clear()
         for entry in catalogue.entries:
             name = entry.name or NAME
             self.ready.labels(name).set(entry.served is not None)
@@ -41,5 +49,6 @@ class ServingMetrics(Metrics):
                 continue
             self.round.labels(name).set(int(served.version))
             self.written.labels(name).set(served.written)
-            for environment, (count, right) in served.snapshot.results.get(f"{served.headline}/test", {}).items():
-                self.accuracy.labels(name, environment).set(right / count)
+            gauge = self.measures[served.scenario.task.headline.name]
+            for environment, (_, value) in served.snapshot.results.get(f"{served.headline}/test", {}).items():
+                gauge.labels(name, environment).set(value)

@@ -57,20 +57,20 @@ class Served:
     network: Network
     """That the models share."""
 
-    def logits(self, name: str, x: Tensor) -> Tensor:
-        """Logits (n, classes) of samples (n, *input_shape) in the units of the site's data, on the CPU.
+    def outputs(self, name: str, x: Tensor) -> Tensor:
+        """Outputs (n, `task.outputs`) for samples (n, *input_shape) in the units of the site's data, on the CPU.
 
         Not for two threads at once: the models may share a network.
         """
         return in_pieces(self.models[name], self.scenario.prepare(x).to(self.device)).cpu()
 
     def check(self) -> None:
-        """Raises `ValueError` unless each model says something finite of every class."""
-        sample = torch.zeros(1, *self.scenario.input_shape)
+        """Raises `ValueError` unless each model gives as many finite outputs as its task takes."""
+        sample, wanted = torch.zeros(1, *self.scenario.input_shape), self.scenario.task.outputs
         for name in self.models:
-            logits = self.logits(name, sample)
-            if logits.shape != (1, self.scenario.task.outputs) or not logits.isfinite().all():
-                raise ValueError(f"model {name!r} does not give {self.scenario.task.outputs} finite logits")
+            outputs = self.outputs(name, sample)
+            if outputs.shape != (1, wanted) or not outputs.isfinite().all():
+                raise ValueError(f"model {name!r} does not give {wanted} finite outputs")
 
 
 @dataclass(frozen=True)

@@ -79,6 +79,8 @@ def parsed(body: bytes, header: str | None) -> tuple[Request, bytes]:
 def message(request: Request, binary: bytes, model: str, version: str) -> pb.ModelInferRequest:
     """What gRPC's clients would have sent. Raises `Refused`."""
     found = pb.ModelInferRequest(model_name=model, model_version=version, id=request.id)
+    for name, value in request.parameters.items():
+        found.parameters[name].string_param = str(value)
     at = 0
     for tensor in request.inputs:
         given = found.inputs.add(name=tensor.name, datatype=tensor.datatype)

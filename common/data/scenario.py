@@ -85,7 +85,7 @@ class Scenario(BaseModel, ABC):
     @property
     def task(self) -> PredictionTask:
         """What there is to predict."""
-        return Classes(self.classes, self.loss_weights)
+        return Classes(self.classes, self.loss_weights, self.class_names)
 
     @property
     def column_names(self) -> tuple[str, ...]:

@@ -1,6 +1,15 @@
 """What a model is to predict: the targets, the loss, what a prediction is, and the measures of how good it is."""
 
-from perennial.common.tasks.base import Column, Measure, PredictionTask, checked_sums, sums_of, values_of
+from perennial.common.tasks.base import (
+    AnswerTensor,
+    Column,
+    Measure,
+    Prediction,
+    PredictionTask,
+    checked_sums,
+    sums_of,
+    values_of,
+)
 from perennial.common.tasks.classes import Classes
 from perennial.common.tasks.numbers import Numbers
 
@@ -9,10 +18,12 @@ HEADLINES: dict[str, Measure] = {task.headline.name: task.headline for task in (
 
 __all__ = [
     "HEADLINES",
+    "AnswerTensor",
     "Classes",
     "Column",
     "Measure",
     "Numbers",
+    "Prediction",
     "PredictionTask",
     "checked_sums",
     "sums_of",

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from perennial.common.utils.errors import UserError
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import torch
     from torch import Tensor
 
@@ -84,6 +86,36 @@ class Column:
     """Whether they tell how many samples have which score, and so something of single samples."""
 
 
+@dataclass(frozen=True)
+class AnswerTensor:
+    """A tensor of what a served or an exported model answers; it has a row for each sample."""
+
+    datatype: Literal["FP32", "INT64", "BYTES"] = "FP32"
+    """By the names of the Open Inference Protocol."""
+    shape: tuple[int, ...] = ()
+    """Of a row."""
+    texts: tuple[str, ...] = ()
+    """Of BYTES, which are these texts by the numbers of another tensor."""
+    texts_by: str = ""
+    """That tensor's name."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a task's predictions are called."""
+
+    name: str
+    """Of the tensor in answers and exported models."""
+    title: str
+    """What one number is."""
+    of: str
+    """What each number of a row is of."""
+    probability: bool = True
+    """Whether each number is one; otherwise it has the target's own unit."""
+    largest_first: bool = False
+    """Whether people want to see the largest number first."""
+
+
 class PredictionTask(ABC):
     """The targets of a run, and all that follows from what they are."""
 
@@ -95,6 +127,9 @@ class PredictionTask(ABC):
     """What `loss` is, in a word or two."""
     constant_is: ClassVar[str]
     """What `constant` is, in a few words."""
+    prediction: ClassVar[Prediction]
+    asks: ClassVar[tuple[str, ...]] = ()
+    """Parameters with which a caller of a served model may say more of what to predict."""
     target_dtype: ClassVar[str] = "float32"
     right_or_wrong: ClassVar[bool] = False
     """Whether each answer is one or the other, on which the selection `split` rests."""
@@ -192,10 +227,45 @@ class PredictionTask(ABC):
         """What a model with these outputs says, in the targets' own unit: for each sample as many numbers as a
         target has, or more where a prediction is more than a target."""
 
+    def decided(self, predictions: npt.NDArray[np.float32]) -> npt.NDArray[Any]:
+        """Predictions (n, ...) as `Result.predict` has them: the targets that they come down to."""
+        return predictions
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """What each number of a prediction is of, as people call it; by default its number."""
+        return tuple(map(str, range(self.outputs)))
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What the metadata of a served model have, as JSON, so that its answers can be read."""
+        return {f"{self.prediction.of}s": list(self.parts)}
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What an exported file has, as JSON, so that the outputs of the network alone can be read, too."""
+        return self.metadata
+
+    @property
+    def answer_tensors(self) -> Mapping[str, AnswerTensor]:
+        """What a served or an exported model answers, by name; the first are the predictions."""
+        return {self.prediction.name: AnswerTensor(shape=(len(self.parts),))}
+
+    def answer(self, outputs: Tensor, asked: Mapping[str, str] | None = None) -> dict[str, Tensor]:
+        """The answer's tensors without those of texts, in their order, to outputs (n, `outputs`).
+
+        `asked`: values of the parameters `asks`. Raises `UserError` for one that is impossible. Without any it can
+        be traced for an export.
+        """
+        return {self.prediction.name: self.predictions(outputs)}
+
 
 def like(values: tuple[float, ...], tensor: Tensor) -> Tensor:
     """Numbers of a task as a tensor of another one's type, on its device; to be read only."""
-    return _tensor(values, tensor.dtype, tensor.device)
+    import torch
+
+    make = _tensor.__wrapped__ if torch.compiler.is_exporting() else _tensor  # what is traced is not to be kept
+    return make(values, tensor.dtype, tensor.device)
 
 
 @lru_cache(maxsize=64)

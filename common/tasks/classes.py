@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import sqrt
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from perennial.common.tasks.base import Column, Measure, PredictionTask, Reduction, Sums, like
+from perennial.common.tasks.base import (
+    AnswerTensor,
+    Column,
+    Measure,
+    Prediction,
+    PredictionTask,
+    Reduction,
+    Sums,
+    like,
+)
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     from torch import Tensor
 
 WRONG = 100.0
@@ -27,12 +39,15 @@ class Classes(PredictionTask):
     headline: ClassVar[Measure] = ACCURACY
     loss_is: ClassVar[str] = "cross-entropy"
     constant_is: ClassVar[str] = "a client's most frequent training label"
+    prediction: ClassVar[Prediction] = Prediction("probabilities", "probability", "class", largest_first=True)
     target_dtype: ClassVar[str] = "int64"
     right_or_wrong: ClassVar[bool] = True
 
     classes: int
     weights: tuple[float, ...] = ()
     """What a sample of each class counts in the loss; empty: all count 1."""
+    names: tuple[str, ...] = ()
+    """In the order of the classes' numbers; empty where they have none."""
 
     @property
     def outputs(self) -> int:
@@ -114,3 +129,34 @@ class Classes(PredictionTask):
     def predictions(self, outputs: Tensor) -> Tensor:
         """The probability of each class (n, classes)."""
         return outputs.softmax(dim=-1)
+
+    def decided(self, predictions: npt.NDArray[np.float32]) -> npt.NDArray[Any]:
+        """The likeliest class (n,): its name, or its number where all names are whole numbers."""
+        import numpy as np
+
+        likeliest: npt.NDArray[np.intp] = predictions.argmax(axis=1)
+        whole = all(re.fullmatch("0|-?[1-9][0-9]*", name) for name in self.names)
+        names = [int(name) for name in self.names] if whole else self.names
+        return np.array(names)[likeliest] if names else likeliest
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return self.names or super().parts
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """Nothing: the answer has the class beside the probabilities."""
+        return {}
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {"classes": list(self.names) or self.classes}
+
+    @property
+    def answer_tensors(self) -> Mapping[str, AnswerTensor]:
+        found = {**super().answer_tensors, "class": AnswerTensor("INT64")}
+        return {**found, "label": AnswerTensor("BYTES", (), self.names, "class")} if self.names else found
+
+    def answer(self, outputs: Tensor, asked: Mapping[str, str] | None = None) -> dict[str, Tensor]:
+        """The class is the one that an evaluation counts."""
+        return {**super().answer(outputs), "class": outputs.argmax(dim=-1)}

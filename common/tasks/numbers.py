@@ -5,11 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import sqrt
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from perennial.common.tasks.base import LARGEST, Column, Measure, PredictionTask, Reduction, Sums, like
+from perennial.common.tasks.base import (
+    LARGEST,
+    Column,
+    Measure,
+    Prediction,
+    PredictionTask,
+    Reduction,
+    Sums,
+    like,
+)
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     from torch import Tensor
 
 NumbersLoss = Literal["squared", "absolute", "huber", "poisson"]
@@ -31,6 +42,7 @@ class Numbers(PredictionTask):
     headline: ClassVar[Measure] = MAE
     loss_is: ClassVar[str] = "loss in units of the scale"
     constant_is: ClassVar[str] = "the median of a client's training targets"
+    prediction: ClassVar[Prediction] = Prediction("value", "value", "target", probability=False)
 
     names: tuple[str, ...] = ("y",)
     """Of the targets."""
@@ -108,6 +120,20 @@ class Numbers(PredictionTask):
         if self.scale:
             outputs = outputs * like(self.scale, outputs)
         return outputs + like(self.mean, outputs) if self.mean else outputs
+
+    def decided(self, predictions: npt.NDArray[np.float32]) -> npt.NDArray[Any]:
+        """(n, K), of one target (n,)."""
+        return predictions[:, 0] if len(self.names) == 1 else predictions
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return self.names
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """With what makes values of outputs: of counts the exponential, of others `scale` and `mean`."""
+        scaled = {name: list(own) for name in ("mean", "scale") if (own := getattr(self, name))}
+        return {**self.metadata, "loss": self.kind, **{f"target_{name}": own for name, own in scaled.items()}}
 
     def usable(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Within ±`LARGEST` units of scale."""

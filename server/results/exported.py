@@ -14,12 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from perennial.client.serving.messages import CLASS, INPUT, LABEL, PROBABILITIES
+from perennial.client.serving.messages import INPUT
 from perennial.client.serving.models import Choice, load
 from perennial.common.config import Task, parse_task
 from perennial.common.data.columns import AnyColumn, CategoryColumn, NumberColumn
 from perennial.common.data.scenario import Scenario
 from perennial.common.models.torch_state import CPU
+from perennial.common.tasks import PredictionTask
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.files import save_tensors, write_bytes
 from perennial.common.utils.suggestions import unknown
@@ -31,8 +32,8 @@ OPSET, OPSET_ML = 20, 3
 CHECKED = 64
 """Rows for which the file's answers are compared with the model's."""
 CLOSE = 1e-4
-"""How far two probabilities of a row may be apart."""
-FEATURES, LOGITS = "perennial:features", "perennial:logits"
+"""How far two probabilities may be apart, or two numbers in units of the largest."""
+FEATURES = "perennial:features"
 Cells = np.ndarray[Any, Any]
 
 
@@ -41,7 +42,7 @@ class FoundModel:
     """A model that was found, and what it is."""
 
     module: nn.Module
-    """From prepared samples (n, *input_shape) to logits (n, classes)."""
+    """From prepared samples (n, *input_shape) to outputs (n, `prediction_task.outputs`)."""
     task: Task
     name: str
     """As the method calls it, such as "global"."""
@@ -56,6 +57,11 @@ class FoundModel:
         """Whose samples it takes. Raises `UserError` where it must be said whose."""
         return self.task.scenario.at(self.client)
 
+    @property
+    def prediction_task(self) -> PredictionTask:
+        """What it predicts."""
+        return self.task.scenario.task
+
     def about(self) -> dict[str, Any]:
         """What somebody needs to know who has the file alone."""
         scenario = self.scenario.model_dump(mode="json")
@@ -69,7 +75,8 @@ class FoundModel:
             "round": self.round,
             "network": self.task.model.model_dump(mode="json"),
             "input_shape": list(self.scenario.input_shape),
-            "classes": list(self.scenario.class_names) or self.scenario.classes,
+            "task": self.prediction_task.name,
+            **self.prediction_task.facts,
             "inputs": list(self.scenario.column_names),
             "columns": columns,
             **prepared,
@@ -150,25 +157,26 @@ def write_onnx(found: FoundModel, file: Path) -> str:
     content = model.SerializeToString()
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
     cells = some_cells(found.scenario)
-    (answers,) = session.run([outputs(found.scenario)[PROBABILITIES]], cells)
+    task, name = found.prediction_task, found.prediction_task.prediction.name
+    (answers,) = session.run([names_in_file(found.scenario)[name]], cells)
     with torch.no_grad():
-        expected = found.module(samples(found.scenario, cells)).softmax(dim=1).numpy()
+        expected = task.predictions(found.module(samples(found.scenario, cells))).numpy()
     apart = float(np.abs(answers - expected).max())
+    if not task.prediction.probability:
+        apart /= float(np.abs(expected).max()) or 1.0
     if not apart <= CLOSE:
-        raise UserError(
-            f"onnxruntime's probabilities are up to {apart:.1e} from the model's own; nothing was written"
-        )
+        raise UserError(f"onnxruntime's answers are up to {apart:.1e} from the model's own; nothing was written")
     write_bytes(file, content)
     return (
-        f"takes {_described(found.scenario)}; onnxruntime's probabilities for {CHECKED} made-up samples are "
+        f"takes {_described(found.scenario)}; onnxruntime's answers to {CHECKED} made-up samples are "
         f"within {apart:.1e} of the model's own"
     )
 
 
-def outputs(scenario: Scenario) -> dict[str, str]:
+def names_in_file(scenario: Scenario) -> dict[str, str]:
     """The outputs' names in the file, by those of `perennial serve`: a column may have one of these already."""
     found: dict[str, str] = {}
-    for name in [PROBABILITIES, CLASS, *([LABEL] if scenario.class_names else [])]:
+    for name in scenario.task.answer_tensors:
         found[name] = name
         while found[name] in scenario.column_names:
             found[name] += "_out"
@@ -219,20 +227,19 @@ def _described(scenario: Scenario) -> str:
 # ---------------------------------------------------------------------- ONNX
 
 
-class _Prepared(nn.Module):
-    """The model, and before it what a scenario does to all samples alike."""
+class _Answering(nn.Module):
+    """The model, before it what a scenario does to all samples alike, after it what its task makes of outputs."""
 
     def __init__(self, module: nn.Module, scenario: Scenario) -> None:
         super().__init__()
         self._module, self._scenario = module, scenario
 
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self._module(self._scenario.prepare(x))
-        return logits
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return (*self._scenario.task.answer(self._module(self._scenario.prepare(x))).values(),)
 
 
 def _whole(found: FoundModel) -> Any:
-    """Columns, network and outputs as one ONNX model."""
+    """Columns, network and answers as one ONNX model."""
     from onnx import compose, helper
 
     network = compose.add_prefix(_network(found), "network/")
@@ -241,9 +248,9 @@ def _whole(found: FoundModel) -> Any:
         helper.make_model(graph, opset_imports=opsets, ir_version=network.ir_version)
         for graph in (_columns(found.scenario), _answers(found.scenario))
     )
-    features, logits = network.graph.input[0].name, network.graph.output[0].name
-    model = compose.merge_models(before, network, io_map=[(FEATURES, features)])
-    model = compose.merge_models(model, after, io_map=[(logits, LOGITS)])
+    answers = [(own.name, given.name) for own, given in zip(network.graph.output, after.graph.input, strict=True)]
+    model = compose.merge_models(before, network, io_map=[(FEATURES, network.graph.input[0].name)])
+    model = compose.merge_models(model, after, io_map=answers)
     model.producer_name = "perennial"
     model.doc_string = f"The {found.name} model of {found.task.method.name} after round {found.round}"
     helper.set_model_props(model, {"perennial": json.dumps(found.about())})
@@ -251,9 +258,9 @@ def _whole(found: FoundModel) -> Any:
 
 
 def _network(found: FoundModel) -> Any:
-    """From features (n, *input_shape) to logits (n, classes), as PyTorch exports it."""
+    """From features (n, *input_shape) to the numbers of the answer, as PyTorch exports it."""
     sample = torch.zeros(2, *found.scenario.input_shape)
-    module = _Prepared(found.module, found.scenario).eval()
+    module = _Answering(found.module, found.scenario).eval()
     log = logging.getLogger("torch.onnx")
     level = log.level
     log.setLevel(logging.ERROR)
@@ -345,23 +352,20 @@ def _columns(scenario: Scenario) -> Any:
 
 
 def _answers(scenario: Scenario) -> Any:
-    """From logits (n, classes) to the outputs of `perennial serve`."""
+    """From the numbers of the answer to the outputs of `perennial serve`, texts among them."""
     from onnx import TensorProto, helper
 
-    graph, names = _Graph(), outputs(scenario)
-    shape: list[str | int | None] = ["rows", scenario.classes]
-    graph.add("Softmax", LOGITS, output=names[PROBABILITIES], axis=1)
-    graph.add("ArgMax", LOGITS, output=names[CLASS], axis=1, keepdims=0)
-    if scenario.class_names:
-        texts: dict[str, Any] = {
-            "keys_int64s": [*range(scenario.classes)],
-            "values_strings": [*scenario.class_names],
-        }
-        graph.add("LabelEncoder", names[CLASS], output=names[LABEL], domain="ai.onnx.ml", **texts)
-    kinds = {PROBABILITIES: TensorProto.FLOAT, CLASS: TensorProto.INT64, LABEL: TensorProto.STRING}
-    logits = helper.make_tensor_value_info(LOGITS, TensorProto.FLOAT, shape)
-    answers = [
-        helper.make_tensor_value_info(own, kinds[name], shape if name == PROBABILITIES else ["rows"])
-        for name, own in names.items()
-    ]
-    return helper.make_graph(graph.nodes, "answers", [logits], answers)
+    graph, names = _Graph(), names_in_file(scenario)
+    kinds = {"FP32": TensorProto.FLOAT, "INT64": TensorProto.INT64, "BYTES": TensorProto.STRING}
+    given, answers = [], []
+    for name, own in scenario.task.answer_tensors.items():
+        kind = kinds[own.datatype]
+        shape: list[str | int | None] = ["rows", *own.shape]
+        if own.texts:
+            texts: dict[str, Any] = {"keys_int64s": [*range(len(own.texts))], "values_strings": [*own.texts]}
+            graph.add("LabelEncoder", names[own.texts_by], output=names[name], domain="ai.onnx.ml", **texts)
+        else:
+            given.append(helper.make_tensor_value_info(f"perennial:{name}", kind, shape))
+            graph.add("Identity", f"perennial:{name}", output=names[name])
+        answers.append(helper.make_tensor_value_info(names[name], kind, shape))
+    return helper.make_graph(graph.nodes, "answers", given, answers)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Mapping
 from functools import cached_property
@@ -116,10 +115,11 @@ class Result:
         """A model after the last round, on the CPU and in evaluation mode.
 
         It takes samples (n, *input_shape) as they are in training: bytes divided by 255, a table's rows scaled and
-        encoded. It gives logits (n, classes). `predict` takes raw rows. `name` is one of
-        `config.method.evaluates`, by default the last, which is the method's headline model. "personal" needs a
-        `client`. Most are networks with weights to be read, trained on or saved. Where a method predicts in
-        another way, such as by the mean of several networks, the module has no weights.
+        encoded. It gives outputs of which `config.scenario.task.predictions` makes answers; for classes they are
+        logits (n, classes). `predict` takes raw rows. `name` is one of `config.method.evaluates`, by default the
+        last, which is the method's headline model. "personal" needs a `client`. Most are networks with weights to
+        be read, trained on or saved. Where a method predicts in another way, such as by the mean of several
+        networks, the module has no weights.
 
         Warns where a module, a plug-in or, of a personal model, data have changed since the run began. Raises
         `UserError` for a name that is none, and for a model that is not on this machine.
@@ -137,32 +137,32 @@ class Result:
     def predict_proba(self, x: Any, name: str | None = None, client: str | None = None) -> npt.NDArray[np.float32]:
         """Probabilities (n, classes) of raw rows; `name` and `client` say by which model, as in `model`.
 
+        For several labels it is the probability of each, for events that of none so far at each time of the run.
+
         `x` is a frame that has the run's columns, in any order and among others, or (n, *input_shape) numbers.
         Rows of a table are scaled, filled and encoded as in training; bytes (uint8) are divided by 255. The order
         of the classes is that of `config.scenario.class_names`. Raises `UserError` for rows that do not fit, where
-        each site's rows are scaled otherwise and no client is named, and as `model`. Warns of a column in which no
-        row has a category that the run knows.
+        each site's rows are scaled otherwise and no client is named, where the run predicts numbers, and as
+        `model`. Warns of a column in which no row has a category that the run knows.
         """
-        from perennial.server.results.trained import probabilities
+        from perennial.server.results.trained import predictions
 
-        return probabilities(self.model(name, client), x, self.config.scenario.at(client or ""))
+        task = self.config.scenario.task
+        if not task.prediction.probability:
+            raise UserError(f"predict_proba: a run on {task.name} has no probabilities; use predict")
+        return predictions(self.model(name, client), x, self.config.scenario.at(client or ""))
 
     def predict(self, x: Any, name: str | None = None, client: str | None = None) -> npt.NDArray[Any]:
-        """The likeliest class (n,) of raw rows: its name, or its number where all names are whole numbers.
+        """What the model says of raw rows.
 
-        Arguments and errors are as with `predict_proba`.
+        For classes that is the likeliest one (n,): its name, or its number where all names are whole numbers. For
+        numbers it is their values in their own unit, (n,) for one and (n, K) for several. Arguments and errors
+        are as with `predict_proba`.
         """
-        import numpy as np
+        from perennial.server.results.trained import predictions  # not by predict_proba: a warning names who calls
 
-        from perennial.server.results.trained import (
-            probabilities,  # not by predict_proba: a warning names who calls
-        )
-
-        found = probabilities(self.model(name, client), x, self.config.scenario.at(client or ""))
-        likeliest: npt.NDArray[np.intp] = found.argmax(axis=1)
-        names = self.config.scenario.class_names
-        whole = all(re.fullmatch("0|-?[1-9][0-9]*", name) for name in names)
-        return np.array([int(name) for name in names] if whole else names)[likeliest] if names else likeliest
+        found = predictions(self.model(name, client), x, self.config.scenario.at(client or ""))
+        return self.config.scenario.task.decided(found)
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw the headline measure in each test environment, for each model and selection.

@@ -48,7 +48,7 @@ class Predicting(nn.Module):
 
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
-        """Logits (n, classes) of samples (n, *input_shape)."""
+        """Outputs (n, `task.outputs`) for samples (n, *input_shape)."""
         return self._predict(x)
 
 
@@ -80,10 +80,11 @@ def module_of(predict: Predictor, network: Network) -> nn.Module:
 
 
 @plain_torch()
-def probabilities(module: nn.Module, x: Any, scenario: Scenario) -> npt.NDArray[np.float32]:
-    """A model's answers (n, classes) to raw rows. Raises `UserError` where they do not fit the scenario."""
+def predictions(module: nn.Module, x: Any, scenario: Scenario) -> npt.NDArray[np.float32]:
+    """What a model's task predicts of raw rows (n, ...). Raises `UserError` where they do not fit the scenario."""
+    task = scenario.task
     with torch.no_grad():
-        parts = [module(part).softmax(dim=1) for part in torch.split(samples(x, scenario), BATCH)]
+        parts = [task.predictions(module(part)) for part in torch.split(samples(x, scenario), BATCH)]
     return torch.cat(parts).numpy()
 
 

@@ -153,9 +153,9 @@ def test_what_is_served_there_is_what_is_served_on_the_cpu(device: str, tmp_path
     here, there = (load(path, None, torch.device(name)) for name in ("cpu", device))
     assert there.models.keys() == set(config.method.evaluates)
     for name in there.models:
-        found = there.logits(name, x)
+        found = there.outputs(name, x)
         assert found.device.type == "cpu"
-        torch.testing.assert_close(found, here.logits(name, x), rtol=TOLERANCE[device], atol=TOLERANCE[device])
+        torch.testing.assert_close(found, here.outputs(name, x), rtol=TOLERANCE[device], atol=TOLERANCE[device])
 
 
 @one_method

@@ -122,7 +122,7 @@ def served(path: Path, name: str, inputs: Sequence[dict[str, Any]]) -> dict[str,
     model = load(path, None, CPU)
     request, _ = rest.parsed(json.dumps({"inputs": list(inputs)}).encode(), None)
     x = samples(rest.message(request, b"", "perennial", ""), model.scenario, 100)
-    return answers(model.logits(name, x), model.scenario)
+    return answers(model.outputs(name, x), model.scenario.task)
 
 
 @pytest.mark.slow

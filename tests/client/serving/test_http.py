@@ -72,7 +72,7 @@ def snapshot(folder: Path, round_: int = 3, seed: int = 0, run: str = "run-1", *
         options={"method": "fedavg", "scenario": {"name": "own-data", "sites": ("north",), **(scenario or TABLE)}}
     )
     net = network(config.model, config.scenario.input_shape, config.scenario.classes)
-    results = {"global/test": {"home": (20, 17), "away": (10, 4)}}
+    results = {"global/test": {"home": (20, 0.85), "away": (10, 0.4)}}
     received = Received(round_, {"model": net.initial(seed)})
     Snapshot(config.task(), "north", None, received, {}, None, run, results).save(folder / run / "north")
 
@@ -612,7 +612,7 @@ def test_who_waits_is_limited_and_nobody_waits_for_long(
 ) -> None:
     """The same bounds for both protocols together."""
     go_on, working = Event(), Event()
-    original = served_models.Served.logits
+    original = served_models.Served.outputs
     one = start(("", Choice(table)), limits=Limits(max_waiting=1, timeout=0.2))
 
     def slow(self: served_models.Served, name: str, x: torch.Tensor) -> torch.Tensor:
@@ -620,7 +620,7 @@ def test_who_waits_is_limited_and_nobody_waits_for_long(
         go_on.wait()
         return original(self, name, x)
 
-    monkeypatch.setattr(served_models.Served, "logits", slow)
+    monkeypatch.setattr(served_models.Served, "outputs", slow)
     try:
         late = {"error": "the model has not answered within 0.2 seconds; try again later"}
         assert one.ask(INFER, rows()) == (504, late)
@@ -650,13 +650,13 @@ def test_who_waits_is_limited_and_nobody_waits_for_long(
 def test_under_more_load_than_it_can_take_everybody_gets_an_answer(
     table: Path, start: Callable[..., Serving], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = served_models.Served.logits
+    original = served_models.Served.outputs
 
     def slow(self: served_models.Served, name: str, x: torch.Tensor) -> torch.Tensor:
         time.sleep(0.01)
         return original(self, name, x)
 
-    monkeypatch.setattr(served_models.Served, "logits", slow)
+    monkeypatch.setattr(served_models.Served, "outputs", slow)
     one = start(("", Choice(table)), limits=Limits(max_waiting=2))
     with ThreadPoolExecutor(16) as callers:
         found = Counter(status for status, _ in callers.map(lambda _: one.ask(INFER, rows()), range(100)))
@@ -814,7 +814,11 @@ def test_what_the_page_shows_is_what_is_served(open_server: Serving) -> None:
     assert models.keys() == {"global", "perennial"}
     shown = models["perennial"]
     assert (shown["version"], shown["run"], shown["site"], shown["method"]) == ("3", "run-1", "north", "fedavg")
-    assert shown["accuracy"] == {"home": {"count": 20, "correct": 17}, "away": {"count": 10, "correct": 4}}
+    assert shown["measure"] == "accuracy"
+    assert shown["measured"] == {
+        "home": {"count": 20, "value": 0.85, "text": "85.0 %"},
+        "away": {"count": 10, "value": 0.4, "text": "40.0 %"},
+    }
     assert shown["input"] == {"kind": "table", "shape": [2], "columns": ["age", "weight"]}
     assert open_server.metric("perennial_accuracy", model="perennial", environment="home") == 0.85
     assert open_server.metric("perennial_model_round", model="perennial") == 3

@@ -692,14 +692,14 @@ def test_who_says_nothing_for_long_is_shown_out(
 def test_while_the_model_works_health_answers_and_who_waits_is_limited(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original, go_on, working = served_models.Served.logits, Event(), Event()
+    original, go_on, working = served_models.Served.outputs, Event(), Event()
 
     def slow(self: served_models.Served, name: str, x: Tensor) -> Tensor:
         working.set()
         go_on.wait()
         return original(self, name, x)
 
-    monkeypatch.setattr(served_models.Served, "logits", slow)
+    monkeypatch.setattr(served_models.Served, "outputs", slow)
     monkeypatch.setattr(served.server.inference, "limits", Limits(max_batch=64, max_waiting=1))
     try:
         first = served.stub.ModelInfer.future(raw(X))
@@ -723,7 +723,7 @@ def test_a_model_that_fails_says_so_in_one_sentence(served: Served, monkeypatch:
     def full(*_: object) -> Tensor:
         raise torch.cuda.OutOfMemoryError("CUDA out of memory.\nTried to allocate much.")
 
-    monkeypatch.setattr(served_models.Served, "logits", full)
+    monkeypatch.setattr(served_models.Served, "outputs", full)
     assert served.refused(raw(X)) == (
         grpc.StatusCode.INTERNAL,
         "the model failed over this request (OutOfMemoryError: CUDA out of memory. Tried to allocate much.)",
