@@ -1,6 +1,15 @@
 """What a model is to predict: the targets, the loss, what a prediction is, and the measures of how good it is."""
 
-from perennial.common.tasks.base import Column, Measure, PredictionTask, checked_sums, sums_of, values_of
+from perennial.common.tasks.base import (
+    EVERY_TASK,
+    Column,
+    Measure,
+    PredictionTask,
+    TaskName,
+    checked_sums,
+    sums_of,
+    values_of,
+)
 from perennial.common.tasks.classes import Classes
 from perennial.common.tasks.numbers import Numbers
 
@@ -8,12 +17,14 @@ HEADLINES: dict[str, Measure] = {task.headline.name: task.headline for task in (
 """The headline measures, by what they are called in files."""
 
 __all__ = [
+    "EVERY_TASK",
     "HEADLINES",
     "Classes",
     "Column",
     "Measure",
     "Numbers",
     "PredictionTask",
+    "TaskName",
     "checked_sums",
     "sums_of",
     "values_of",

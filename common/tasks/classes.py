@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import TYPE_CHECKING, ClassVar
 
-from perennial.common.tasks.base import Column, Measure, PredictionTask, Reduction, Sums, like
+from perennial.common.tasks.base import Column, Measure, PredictionTask, Reduction, Sums, TaskName, like
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,7 +23,7 @@ ACCURACY = Measure("accuracy", "accuracy")
 class Classes(PredictionTask):
     """The number (n,) of a sample's class; outputs are logits, the loss is the cross-entropy."""
 
-    name: ClassVar[str] = "classes"
+    name: ClassVar[TaskName] = "classes"
     headline: ClassVar[Measure] = ACCURACY
     loss_is: ClassVar[str] = "cross-entropy"
     constant_is: ClassVar[str] = "a client's most frequent training label"
