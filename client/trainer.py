@@ -150,7 +150,7 @@ class Client(Generic[H]):
     @cached_property
     def task(self) -> PredictionTask:
         """What there is to predict."""
-        return self._task or Classes(self.network.classes)
+        return self._task or Classes(self.network.outputs)
 
     def answer(self, action: str, received: Received) -> Reply:
         """Do the work of an action, e.g. `train` or `train.gradient`."""
@@ -244,7 +244,7 @@ class Client(Generic[H]):
         """How many samples go through the model at a time where a method has no mini-batches."""
         if self.stack or not self.in_bulk:
             return PIECE
-        each, _ = activation_bytes(self.network.settings, self.network.input_shape, self.network.classes)
+        each, _ = activation_bytes(self.network.settings, self.network.input_shape, self.network.outputs)
         return max(PIECE, min(EVALUATION_BATCH, PIECE_BYTES // each))
 
     def full_gradient(

@@ -161,8 +161,9 @@ class RunConfig(Task):
     @property
     def ranking_batch(self) -> int:
         """Test samples that are ranked together for the areas under curves; 0 where none are, as behind a
-        mechanism: rankings are histograms of single samples."""
-        return self.scenario.ranking_batch if self.privacy.mechanism == "none" else 0
+        mechanism: rankings are histograms of single samples. They are of two classes alone."""
+        two = self.scenario.classes == 2 and self.privacy.mechanism == "none"
+        return self.scenario.ranking_batch if two else 0
 
     @property
     def cohort(self) -> int:
@@ -300,6 +301,8 @@ def _load(
         config = config.model_copy(update={"model": _with_local_facts(config.model, config.scenario)})
     brought = plugins.of(method, scenario_type, type(config.model))
     config = config.model_copy(update={"plugins": tuple(dict.fromkeys([*config.plugins, *brought]))})
+    if lack := config.method.lacks(config.scenario.task.name):
+        raise UserError(f"method.name: {config.method.name!r} {lack}")
     if misfit := config.method.misfit(config.scenario):
         raise UserError(f"method.{misfit}")
     if misfit := config.privacy.misfit(config.method, config.model, config.cohort):
@@ -321,8 +324,11 @@ def _load(
     if config.adapt and (why_not := config.method.cannot_adapt()):
         raise UserError(f"adapt: {config.adapt} is not possible with the method {config.method.name}, {why_not}")
     if config.scores == "on" and config.scenario.classes != 2:
-        classes = config.scenario.classes
-        raise UserError(f"scores: 'on' is for two classes, and {config.scenario.name} has {classes}; leave it out")
+        has = config.scenario.classes or f"none, since its task is {config.scenario.task.name}"
+        raise UserError(f"scores: 'on' is for two classes, and {config.scenario.name} has {has}; leave it out")
+    if getattr(config.model, "one_logit", False) and not config.scenario.classes:
+        task = config.scenario.task.name
+        raise UserError(f"model.one_logit: true is for two classes, and not for the task {task}; leave it out")
     for client in config.nodes:
         if client not in config.scenario.client_ids:
             raise UserError(f"nodes: {unknown('client', client, config.scenario.client_ids)}")

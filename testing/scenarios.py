@@ -38,9 +38,9 @@ def test_a_preset_survives_json_and_its_model_fits(scenario: str) -> None:
     assert 0 < preset.participation <= 1
     assert len(set(preset.client_ids)) == preset.clients
     settings = model_settings(preset.model)
-    net = network(settings, preset.input_shape, preset.classes)
-    logits = net.predict(net.initial(0), torch.zeros(3, *preset.input_shape))
-    assert logits.shape == (3, preset.classes)
+    net = network(settings, preset.input_shape, preset.task.outputs)
+    outputs = net.predict(net.initial(0), torch.zeros(3, *preset.input_shape))
+    assert outputs.shape == (3, preset.task.outputs)
 
 
 def test_every_client_has_what_the_scenario_announces(scenario: str) -> None:
@@ -57,9 +57,11 @@ def test_every_client_has_what_the_scenario_announces(scenario: str) -> None:
             assert part.x.shape == (len(part), *preset.input_shape)
             assert part.x.dtype == torch.float32
             assert part.x.isfinite().all()
-            assert part.y.dtype == part.environment.dtype == torch.int64
-            assert part.y.shape == part.environment.shape == (len(part),)
-            assert ((part.y >= 0) & (part.y < preset.classes)).all()
+            assert part.environment.dtype == torch.int64
+            assert part.environment.shape == (len(part),)
+            assert part.y.dtype == getattr(torch, preset.task.target_dtype)
+            assert part.y.shape == (len(part), *preset.task.target_shape)
+            assert not len(part) or preset.task.misfit(part.y) == ""
         for part in (own.train, own.validation):
             assert ((part.environment >= 0) & (part.environment < environments)).all()
 

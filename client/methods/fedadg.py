@@ -47,7 +47,7 @@ class FedADGClient(LocalTrainer[FedADG]):
             part.step(optimizers[part].direction(self.with_decay(part.gradient(value), part)), rate)
 
         for batch in self.batches(hparams.local_steps, received.round):
-            y = ONE * F.one_hot(batch.y, self.network.classes).to(batch.x.dtype)
+            y = ONE * F.one_hot(batch.y, self.network.outputs).to(batch.x.dtype)
             epsilon = torch.rand(len(y), hparams.noise_size, generator=noise).to(y.device)
             made = two_layers(generator.tensors, GENERATOR, torch.cat([epsilon, y], dim=1)).relu()
             z = self.network.features(model.tensors, batch.x, training=True)
@@ -80,7 +80,7 @@ class FedADGClient(LocalTrainer[FedADG]):
         if OWN in self.kept:
             return self.kept[OWN]
         size, generator = self.hparams.projection_size, torch_generator(self.seed, self.client, "init", OWN)
-        drawn = layers(DISCRIMINATOR, (size + self.network.classes, size, 1), generator)
+        drawn = layers(DISCRIMINATOR, (size + self.network.outputs, size, 1), generator)
         return {name: tensor.to(self.network.device) for name, tensor in drawn.items()}
 
     def projection(self) -> Tensor:

@@ -80,7 +80,7 @@ class FedILCClient(FedSGDClient[FedILC]):
     def groups(self, order: Tensor, size: int) -> list[Tensor]:
         """Mini-batches that are taken together (batches, samples): one each, and on a GPU, for which one is too
         little work, as many as fit."""
-        key = self.network.settings, self.network.input_shape, self.network.classes
+        key = self.network.settings, self.network.input_shape, self.network.outputs
         together = 1
         if self.in_bulk and not activation_bytes(*key)[1]:  # many convolutions at once are slower than each
             together = max(1, GROUP_BYTES // model_bytes(*key))

@@ -38,7 +38,7 @@ class FedPACClient(FedRepClient[FedPAC]):
     def statistics(self, model: Tensors) -> Tensors:
         """`s_{u,k} = p_u(k) μ_{u,k}` and `V_u = 1/n_u Σ_k (p_u(k) E‖z‖²_k − p_u(k)² ‖μ_{u,k}‖²)`, of φ^t."""
         features, labels = self.features(model), self.data.train.y
-        means, counts = class_means(features, labels, self.network.classes)
+        means, counts = class_means(features, labels, self.network.outputs)
         shares = means * (counts / len(labels))[:, None]
         # Σ_k p(k) E‖z‖²_k is the mean over all samples.
         variance = (features.square().sum(dim=1).mean() - shares.square().sum()) / len(labels)
@@ -46,7 +46,7 @@ class FedPACClient(FedRepClient[FedPAC]):
 
     def centroids(self, model: Tensors) -> Tensors:
         """Class means of the features after training, and their weights."""
-        means, counts = class_means(self.features(model), self.data.train.y, self.network.classes)
+        means, counts = class_means(self.features(model), self.data.train.y, self.network.outputs)
         return {"mean": means, "count": counts.float()}
 
     def received_model(self, received: Received) -> Tensors:

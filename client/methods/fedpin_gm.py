@@ -90,7 +90,7 @@ class FedPINGMClient(LocalTrainer[A]):
         """The received ω_a with this client's own numbers, which are zero at first."""
         own = self.kept.get(AUXILIARY)
         if self.hparams.auxiliary == "scale":
-            own = own or self.same(initial_scale(self.network.classes, self.network.device))
+            own = own or self.same(initial_scale(self.network.outputs, self.network.device))
             return Working(own, own)
         shared = received[AUXILIARY]
         own = own or {OWN: torch.zeros_like(shared["hidden.bias"])}

@@ -34,17 +34,17 @@ class FedRoDClient(LocalTrainer[FedRoD]):
         z = self.network.features(params, batch.x, training=True)
         generic = self.network.classify(params, z, training=True)
         balanced = balanced_cross_entropy(generic, batch.y, self.counts)
-        personal = F.cross_entropy(generic.detach() + F.linear(z.detach(), params[WEIGHT], params[BIAS]), batch.y)
+        personal = self.criterion(generic.detach() + F.linear(z.detach(), params[WEIGHT], params[BIAS]), batch.y)
         return balanced + personal, {"risk": balanced, "personal_risk": personal}
 
     @cached_property
     def counts(self) -> Tensor:
         """This client's training samples of each class."""
-        return torch.bincount(self.data.train.y, minlength=self.network.classes)
+        return torch.bincount(self.data.train.y, minlength=self.network.outputs)
 
     def head(self) -> Tensors:
         """h_u, zero before this client's first round."""
-        classes, width, device = self.network.classes, self.network.width, self.network.device
+        classes, width, device = self.network.outputs, self.network.width, self.network.device
         zeros = {WEIGHT: torch.zeros(classes, width, device=device), BIAS: torch.zeros(classes, device=device)}
         return self.kept.get(HEAD) or zeros
 

@@ -17,7 +17,15 @@ from perennial.client.trainer import (
 )
 from perennial.common.data.examples import Examples
 from perennial.common.mathematics.adam import Adam
-from perennial.common.methods.fl_games import ANSWERED, PLAYED, PLAYERS, PREDICTOR, FLGames, VFLGames
+from perennial.common.methods.fl_games import (
+    ANSWERED,
+    PLAYED,
+    PLAYERS,
+    PREDICTOR,
+    FLGames,
+    VFLGames,
+    has_accuracy,
+)
 from perennial.common.utils.seeding import torch_generator
 from perennial.common.utils.tensors import Tensors, flattened
 from perennial.common.wire import GRADIENT, MODEL, NUM_EXAMPLES
@@ -61,8 +69,10 @@ class FLGamesClient(LocalTrainer[FLGames]):
         own = self.play(params, z, training=True)
         divisor = self.hparams.divisor(len(played), remembered if self.hparams.buffer else 0)
         risk = self.criterion((own + answered) / divisor, batch.y)
+        if not has_accuracy(self.task):
+            return risk, {"risk": risk}
         ensemble = own.detach() + _sum(current.values())
-        return risk, {"risk": risk, "accuracy": (ensemble.argmax(dim=1) == batch.y).float().mean()}
+        return risk, {"risk": risk, "accuracy": right_answers(ensemble, batch.y).float().mean()}
 
     def train_gradient(self, received: Received) -> Reply:
         """RepresentationUpdate (l. 7-11): `g^k = ∇_φ R^k(w^av ∘ φ)`, without the past of equation 5; weight decay
@@ -76,10 +86,12 @@ class FLGamesClient(LocalTrainer[FLGames]):
             risk = self.task.loss(logits, batch.y, reduction="sum")
             torch._foreach_add_(total, phi.gradient(risk))
             count, loss = count + len(batch), loss + float(risk.detach())
-            correct += int((logits.argmax(dim=1) == batch.y).sum())
+            correct += int(right_answers(logits, batch.y).sum()) if has_accuracy(self.task) else 0
         torch._foreach_div_(total, count)
         total = self.with_decay(total, phi)
-        metrics = {NUM_EXAMPLES: len(self.data.train), "risk": loss / count, "accuracy": correct / count}
+        metrics = {NUM_EXAMPLES: len(self.data.train), "risk": loss / count}
+        if has_accuracy(self.task):
+            metrics["accuracy"] = correct / count
         if count < len(self.data.train):
             metrics |= self._measured(received)
         return Reply({GRADIENT: dict(zip(self.network.featurizer_names, total, strict=True))}, metrics)
@@ -132,7 +144,7 @@ class FLGamesClient(LocalTrainer[FLGames]):
     def _measured(self, received: Received) -> dict[str, float]:
         """The ensemble's accuracy on `ending_share` of the training data, the same ones in every round; nothing in
         rounds in which the game may not end."""
-        if not self.hparams.measures(received.round):
+        if not self.hparams.measures(received.round, self.task):
             return {}
         train, own = self.data.train, self.own()
         if (count := max(1, round(self.hparams.ending_share * len(train)))) < len(train):

@@ -56,7 +56,7 @@ class ShortcutTrainer(LocalTrainer[S]):
         Its class means are over all of the client's samples. So a class with one sample adds nothing to the
         dependence, and for a client with one class it is the covariance within that class.
         """
-        shortcut, train, classes = self.each(self.network.features), self.data.train, self.network.classes
+        shortcut, train, classes = self.each(self.network.features), self.data.train, self.network.outputs
         features = self.outputs(lambda x: shortcut(received[SHORTCUT], x), train.x)
         within = self.each(partial(within_classes, classes=classes))(features, train.y)
         return replace(received, arrays={**received.arrays, WITHIN: within})

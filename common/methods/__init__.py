@@ -11,6 +11,7 @@ from typing import Any
 
 from perennial.common import plugins
 from perennial.common.methods.base import EVALUATED, Method, PresetTraining
+from perennial.common.tasks import EVERY_TASK
 from perennial.common.utils.discovery import members, named_subclasses
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.suggestions import unknown
@@ -58,6 +59,11 @@ def _accepted(module: ModuleType, kinds: dict[str, Any], usual: Mapping[str, Any
         if strange := [name for name in kind.evaluates if name not in EVALUATED]:
             words = unknown("model", strange[0], EVALUATED)
             raise UserError(f"plug-in {module.__name__!r}: {kind.__name__}.evaluates: {words}")
+        if not (isinstance(kind.tasks, tuple) and kind.tasks and {*kind.tasks} <= {*EVERY_TASK}):
+            raise UserError(
+                f"plug-in {module.__name__!r}: {kind.__name__}.tasks: {kind.tasks!r} is not possible; write a tuple "
+                f"of some of {', '.join(EVERY_TASK)}"
+            )
         if not callable(kind.server):
             raise UserError(
                 f"plug-in {module.__name__!r}: {kind.__name__}.server is no method; write def server(self) -> str"

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 
 from perennial.common.data.scenario import Scenario
 from perennial.common.models.settings import ModelSettings
+from perennial.common.tasks import EVERY_TASK, TaskName
 from perennial.common.utils.knobs import between, choice, knob
 
 if TYPE_CHECKING:
@@ -52,6 +53,13 @@ class Method(BaseModel):
     """Where the method is published."""
     evaluates: ClassVar[tuple[str, ...]]
     """The models that clients evaluate, the headline one last: of `EVALUATED`."""
+    tasks: ClassVar[tuple[TaskName, ...]] = EVERY_TASK
+    """What it can learn to predict (`common/tasks/`). A method that is written for a risk R(f; D), whatever the
+    loss, has every task."""
+    tasks_because: ClassVar[str] = ""
+    """Why it has not every task, from its mathematics: a clause about it. Empty where it has."""
+    nearest: ClassVar[str] = ""
+    """The nearest method that has the others."""
     actions: ClassVar[tuple[str, ...]] = ("train", "evaluate")
     """Message types that the client half answers, e.g. "train.gradient"."""
     sums: ClassVar[tuple[Sum, ...]] = ()
@@ -94,6 +102,14 @@ class Method(BaseModel):
         if not (clients := set(taken).intersection(scenario.client_ids)):
             return ""
         return f"name: {self.name!r} has a record {min(clients)!r} of its own; give that site another name"
+
+    def lacks(self, task: TaskName) -> str:
+        """Why this cannot learn a task, after its name. Empty where it can."""
+        if task in self.tasks:
+            return ""
+        why = f", since {self.tasks_because}" if self.tasks_because else ""
+        other = f", such as {self.nearest!r}" if self.nearest else ""
+        return f"is for {', '.join(self.tasks)}{why}, and not for {task}; take another method{other}"
 
     def misfit(self, scenario: Scenario) -> str:
         """Why this cannot run on the scenario: the field, the value, what would be right. Empty where it can."""

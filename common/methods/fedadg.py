@@ -43,6 +43,9 @@ class FedADG(LocalTraining):
     summary = "one global model whose features, class by class, cannot be told from those of a common generator"
     source = "Zhang et al. 2021"
     evaluates = ("global",)
+    tasks = ("classes",)
+    tasks_because = "it makes the features of each class look like one distribution"
+    nearest = "fediir"
     sums = ONE_MODEL
 
     name: Literal["fedadg"] = "fedadg"

@@ -19,6 +19,9 @@ class FedPAC(AlternatingTraining):
     summary = "a shared featurizer aligned to class centroids, and for each client its own mix of all classifiers"
     source = "Xu et al. 2023"
     evaluates = ("personal",)
+    tasks = ("classes",)
+    tasks_because = "it aligns features to the centroid of each class"
+    nearest = "fedrep"
 
     name: Literal["fedpac"] = "fedpac"
     alignment: float = knob(

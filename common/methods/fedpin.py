@@ -11,6 +11,12 @@ from perennial.common.utils.knobs import between, choice, knob
 class AnchorTraining(LocalTraining):
     """A global model whose features shall leave nothing for the client to tell of the label."""
 
+    # I(E, U; Y | Φ) is a difference of two least risks (Proposition 5.4.1). This is so where the least risk is the
+    # entropy H(Y | Φ): where the loss is −log P(Y | Φ). Of labels it is the mean of I(E, U; Y_k | Φ), of an event
+    # the information on whether it happens, interval by interval. A squared error says nothing of a distribution.
+    tasks = ("classes", "labels", "event")
+    tasks_because = "its information terms take a loss that is the logarithm of a probability"
+    nearest = "perinvfl"
     fractions: ClassVar[tuple[str, ...]] = ("warm_up",)
     keeps = frozenset({"auxiliary"})
     sends = frozenset({("auxiliary", CHANGE)})
@@ -154,6 +160,7 @@ class FedPINGM(AnchorTraining):
     summary = "FedPIN's global invariant model, without personal ones"
     source = "Tang 2025 (thesis), Table 5.2"
     evaluates = ("global",)
+    nearest = "irm"
 
     name: Literal["fedpin-gm"] = "fedpin-gm"
 
@@ -166,6 +173,7 @@ class FedPINGMFT(AnchorTraining):
     summary = "FedPIN's global invariant model, fine-tuned at every client"
     source = "Tang 2025 (thesis), Table 5.2"
     evaluates = ("global", "personal")
+    nearest = "irm-ft"
 
     name: Literal["fedpin-gm-ft"] = "fedpin-gm-ft"
     fine_tuning_epochs: int = knob(
@@ -196,5 +204,6 @@ class FedPINGML2(AnchorTraining, PulledTraining):
     summary = "FedPIN's global invariant model, and personal ones pulled towards it as in Ditto"
     source = "Tang 2025 (thesis), Table 5.2"
     evaluates = ("global", "personal")
+    nearest = "irm-l2"
 
     name: Literal["fedpin-gm-l2"] = "fedpin-gm-l2"

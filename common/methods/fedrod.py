@@ -16,6 +16,9 @@ class FedRoD(LocalTraining):
     summary = "a generic predictor trained on a class-balanced risk, and personal logits added to its own"
     source = "Chen & Chao 2022"
     evaluates = ("global", "personal")
+    tasks = ("classes",)
+    tasks_because = "its balanced risk counts a client's samples of each class"
+    nearest = "fedrep"
     sums = ONE_MODEL
 
     name: Literal["fedrod"] = "fedrod"

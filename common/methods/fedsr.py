@@ -19,6 +19,9 @@ class FedSR(LocalTraining):
     summary = "a global model on random features whose norm and information on the input are penalised"
     source = "Nguyen et al. 2022"
     evaluates = ("global",)
+    tasks = ("classes",)
+    tasks_because = "it keeps features near one distribution r(z|y) for each class y"
+    nearest = "fediir"
     sums = ONE_MODEL
 
     name: Literal["fedsr"] = "fedsr"

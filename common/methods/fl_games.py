@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from perennial.common.data.scenario import Scenario
 from perennial.common.methods.base import EVERY, LocalTraining
+from perennial.common.tasks import PredictionTask
+from perennial.common.tasks.classes import ACCURACY
 from perennial.common.utils.knobs import between, choice, knob
 
 if TYPE_CHECKING:
@@ -18,6 +20,12 @@ ANSWERED = "answered"
 PLAYERS = "players"
 PLAYED = "played"
 """Settings of a request: the client ids of all players, and how often each has played."""
+
+
+def has_accuracy(task: PredictionTask) -> bool:
+    """Whether players have an accuracy to tell, by which the game ends. It does not end by another measure: the rule
+    is IRM Games' code's, and its threshold has a meaning for the share of right answers alone."""
+    return task.headline == ACCURACY
 
 
 class FLGames(LocalTraining):
@@ -128,6 +136,8 @@ class FLGames(LocalTraining):
     def caution(self, scenario: Scenario) -> str:
         if scenario.clients == 1:
             return "With one client there is nobody to play against: this is local training."
+        if self.termination and not has_accuracy(scenario.task):
+            return f"Termination is an accuracy, which the task {scenario.task.name} has not: the game never ends."
         return super().caution(scenario)
 
     def turn(self, round_: int, players: int) -> int | None:
@@ -141,9 +151,10 @@ class FLGames(LocalTraining):
             return []
         return players if self.order == "parallel" else [players[turn % len(players)]]
 
-    def measures(self, round_: int) -> bool:
+    def measures(self, round_: int, task: PredictionTask) -> bool:
         """Whether clients measure the ensemble beyond the samples of the round: where the game may end."""
-        return round_ >= self.warm_start and min(self.termination, self.ending_share) > 0
+        may_end = round_ >= self.warm_start and min(self.termination, self.ending_share) > 0
+        return may_end and has_accuracy(task)
 
     def predictor(self, model: "Tensors") -> "Tensors":
         """A client's own part w of a model; all of it where φ is the identity."""

@@ -36,6 +36,9 @@ class References(LocalTraining):
     summary = "a FedAvg model for each training environment, for the selection split"
     source = "after Bao, Chang and Barzilay 2021"
     evaluates = ("personal",)
+    tasks = ("classes",)  # FedAvg has every task; what its models are for is to be right or wrong of a class
+    tasks_because = "references tell samples apart by whether they are right of the class"
+    nearest = "fedavg"
     listed = False
     sums = (Sum("train", "model-*"), Sum("train", PARTS))
 

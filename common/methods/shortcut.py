@@ -19,6 +19,12 @@ def environment_head(number: int) -> str:
 class ShortcutTraining(LocalTraining):
     """A shortcut extractor that all clients train, and personal models from which it is removed."""
 
+    # The classifiers of environments need no classes: for any outputs (4.5) is the distance of two models. What is
+    # removed does: (4.8) conditions on Y, and estimates E[Ψ|Y] by the mean over samples of equal Y. No two samples
+    # have an equal number, so that every Ψ would be its own mean, and nothing would be removed.
+    tasks = ("classes",)
+    tasks_because = "what it removes are covariances among samples of one class"
+    nearest = "perinvfl"
     keeps = frozenset({"personal"})
     sums = (*ONE_MODEL, Sum("train", SHORTCUT), Sum("train", ENVIRONMENT_HEAD + "*", "owner"))
 

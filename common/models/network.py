@@ -117,11 +117,11 @@ class Network:
     """State-dict names of all parameters and buffers of BatchNorm layers."""
 
     def __init__(
-        self, settings: ModelSettings, input_shape: tuple[int, ...], classes: int, device: torch.device | str
+        self, settings: ModelSettings, input_shape: tuple[int, ...], outputs: int, device: torch.device | str
     ) -> None:
         self.settings = settings
         self.input_shape = input_shape
-        self.classes = classes
+        self.outputs = outputs
         self.device = torch.device(device)
         model = self._build(0)
         if plugins.of(type(settings)):
@@ -157,7 +157,7 @@ class Network:
         self._still = ([model.featurizer] if frozen else []) + ([layer for _, layer in norms] if stay else [])
         """Layers that run in training as in evaluation."""
         self.draws = (
-            layout(settings, input_shape, classes).draws
+            layout(settings, input_shape, outputs).draws
             if isinstance(settings, Module)
             else bool(plugins.of(type(settings)))
         )
@@ -187,7 +187,7 @@ class Network:
         """
         drawn = self._drawn(derive(seed, "init", *key))
         if isinstance(self.settings, Pretrained) and self.settings.weights:
-            drawn = with_weights(self.settings, self.input_shape, self.classes, drawn, head=not key)
+            drawn = with_weights(self.settings, self.input_shape, self.outputs, drawn, head=not key)
         return {name: tensor.to(self.device) for name, tensor in drawn.items()}
 
     @cached_property
@@ -201,7 +201,7 @@ class Network:
         return self.features(drawn, sample).shape[1]
 
     def predict(self, tensors: Mapping[str, Tensor], x: Tensor, training: bool = False) -> Tensor:
-        """Logits (samples, classes) of samples x (samples, *input_shape)."""
+        """Outputs (samples, `outputs`) of samples x (samples, *input_shape)."""
         return self._call(self._model, self._whole, tensors, x, training)
 
     def features(self, tensors: Mapping[str, Tensor], x: Tensor, training: bool = False) -> Tensor:
@@ -209,7 +209,7 @@ class Network:
         return self._call(self._model.featurizer, self._featurizer, tensors, x, training)
 
     def classify(self, tensors: Mapping[str, Tensor], z: Tensor, training: bool = False) -> Tensor:
-        """Logits w(z) (samples, classes) of features z (samples, width)."""
+        """Outputs w(z) (samples, `outputs`) of features z (samples, width)."""
         return self._call(self._model.classifier, self._classifier, tensors, z, training)
 
     @contextmanager
@@ -242,7 +242,7 @@ class Network:
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):
             # Not torch.manual_seed, which would seed the generators of the accelerators, too.
             torch.default_generator.manual_seed(seed)
-            return build(self.settings, self.input_shape, self.classes)
+            return build(self.settings, self.input_shape, self.outputs)
 
     def _must_fit(self, model: nn.Module) -> None:
         """Raises `UserError` where what a plug-in has built is no model of such samples and classes."""
@@ -252,7 +252,7 @@ class Network:
         if self.input_shape:  # which a plain Flower app need not say
             with torch.random.fork_rng(devices=[]), torch.no_grad():
                 logits = run_once(self.settings, model.eval(), torch.zeros(2, *self.input_shape))
-            must_be_logits(self.settings, logits, self.classes)
+            must_be_logits(self.settings, logits, self.outputs)
             model.train()
 
     def _call(
@@ -275,7 +275,7 @@ class Network:
 
 @lru_cache(maxsize=8)
 def network(
-    settings: ModelSettings, input_shape: tuple[int, ...], classes: int, device: torch.device | str = "cpu"
+    settings: ModelSettings, input_shape: tuple[int, ...], outputs: int, device: torch.device | str = "cpu"
 ) -> Network:
     """The resident `Network` of this process for these settings; build it once, share it between clients."""
-    return Network(settings, input_shape, classes, device)
+    return Network(settings, input_shape, outputs, device)

@@ -1,11 +1,13 @@
 """What a model is to predict: the targets, the loss, what a prediction is, and the measures of how good it is."""
 
 from perennial.common.tasks.base import (
+    EVERY_TASK,
     AnswerTensor,
     Column,
     Measure,
     Prediction,
     PredictionTask,
+    TaskName,
     checked_sums,
     sums_of,
     values_of,
@@ -17,6 +19,7 @@ HEADLINES: dict[str, Measure] = {task.headline.name: task.headline for task in (
 """The headline measures, by what they are called in files."""
 
 __all__ = [
+    "EVERY_TASK",
     "HEADLINES",
     "AnswerTensor",
     "Classes",
@@ -25,6 +28,7 @@ __all__ = [
     "Numbers",
     "Prediction",
     "PredictionTask",
+    "TaskName",
     "checked_sums",
     "sums_of",
     "values_of",

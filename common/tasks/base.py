@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from perennial.common.utils.errors import UserError
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+TaskName = Literal["classes", "numbers", "labels", "event"]
+EVERY_TASK: tuple[TaskName, ...] = get_args(TaskName)
 Reduction = Literal["mean", "sum", "none"]
 Row = dict[str, Any]
 Sums = Mapping[str, Sequence[float]]
@@ -119,7 +121,7 @@ class Prediction:
 class PredictionTask(ABC):
     """The targets of a run, and all that follows from what they are."""
 
-    name: ClassVar[str]
+    name: ClassVar[TaskName]
     """In settings and tables."""
     headline: ClassVar[Measure]
     """By which models and rounds are chosen and compared."""

@@ -16,6 +16,7 @@ from perennial.common.tasks.base import (
     PredictionTask,
     Reduction,
     Sums,
+    TaskName,
     like,
 )
 
@@ -35,7 +36,7 @@ ACCURACY = Measure("accuracy", "accuracy")
 class Classes(PredictionTask):
     """The number (n,) of a sample's class; outputs are logits, the loss is the cross-entropy."""
 
-    name: ClassVar[str] = "classes"
+    name: ClassVar[TaskName] = "classes"
     headline: ClassVar[Measure] = ACCURACY
     loss_is: ClassVar[str] = "cross-entropy"
     constant_is: ClassVar[str] = "a client's most frequent training label"

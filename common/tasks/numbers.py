@@ -15,6 +15,7 @@ from perennial.common.tasks.base import (
     PredictionTask,
     Reduction,
     Sums,
+    TaskName,
     like,
 )
 
@@ -38,7 +39,7 @@ class Numbers(PredictionTask):
     With the Poisson loss they are counts, and outputs are the logarithms of their rates.
     """
 
-    name: ClassVar[str] = "numbers"
+    name: ClassVar[TaskName] = "numbers"
     headline: ClassVar[Measure] = MAE
     loss_is: ClassVar[str] = "loss in units of the scale"
     constant_is: ClassVar[str] = "the median of a client's training targets"
@@ -47,7 +48,8 @@ class Numbers(PredictionTask):
     names: tuple[str, ...] = ("y",)
     """Of the targets."""
     kind: NumbersLoss = "squared"
-    """The loss: ½r², |r|, Huber's with its corner at 1, or e^z − y z; r is the residual in units of `scale`."""
+    """The loss: ½r², |r|, Huber's with its corner at 1, or Poisson's e^z − y z, counted from its least value in z,
+    y − y ln y, so that no loss is negative; r is the residual in units of `scale`."""
     mean: tuple[float, ...] = ()
     """Of each target; empty: 0."""
     scale: tuple[float, ...] = ()
@@ -89,7 +91,7 @@ class Numbers(PredictionTask):
         import torch.nn.functional as F
 
         if self.kind == "poisson":
-            losses = outputs.exp() - targets * outputs
+            losses = outputs.exp() - targets * outputs - targets + targets.xlogy(targets)
         else:
             d = outputs - self.standardised(targets)
             if self.kind == "squared":

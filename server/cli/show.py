@@ -9,6 +9,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from perennial.common.tasks import TaskName
 from perennial.common.utils.errors import UserError
 from perennial.server.cli.completion import scenarios, shown
 from perennial.server.cli.console import out, print_lines
@@ -26,12 +27,18 @@ Thing = Literal["method", "scenario", "model", "run"]
 
 
 @command("list", plugins=True)
-def list_things(kind: Kind = typer.Argument(..., help="What to list."), as_json: Json = False) -> None:
+def list_things(
+    kind: Kind = typer.Argument(..., help="What to list."),
+    task: TaskName | None = typer.Option(None, help="Of methods, those that have this task."),
+    as_json: Json = False,
+) -> None:
     """List what there is, one line each."""
     from perennial.common.plugins import GROUPS, about
 
+    if task and kind != "methods":
+        raise UserError("--task goes with perennial list methods")
     plugins = next((about(group) for group in GROUPS if group == kind), {})
-    lines = {**plugins, **_lines(kind)}
+    lines = {**plugins, **_lines(kind, task)}
     if as_json:
         out.print_json(data=lines)
         return
@@ -76,13 +83,14 @@ def show(
         _show_scenario(scenario_preset(name), as_json)
 
 
-def _lines(kind: Kind) -> dict[str, str]:
-    """What there is of a kind, and a line for each. Raises `UserError` for a damaged file of a reproduction."""
+def _lines(kind: Kind, task: TaskName | None = None) -> dict[str, str]:
+    """What there is of a kind, methods of one task, and a line for each. Raises `UserError` for a damaged file of a reproduction."""
     match kind:
         case "methods":
             from perennial.common.methods import METHODS
 
-            return {name: f"{method.title}: {method.summary}" for name, method in METHODS.items()}
+            every = {name: method for name, method in METHODS.items() if task in (None, *method.tasks)}
+            return {name: f"{method.title}: {method.summary}" for name, method in every.items()}
         case "scenarios":
             from perennial.common.data.scenarios import SCENARIOS
 
@@ -121,11 +129,14 @@ def _show_method(method: type[Method], as_json: bool) -> None:
     tuned = [preset for (own, _), preset in presets().items() if own == name]
     if as_json:
         facts: dict[str, Any] = {"title": method.title, "summary": method.summary, "source": method.source}
+        facts["tasks"] = {"has": method.tasks, "because": method.tasks_because, "otherwise": method.nearest}
         facts |= {"sends of what it keeps": method.leaving(), "sends with references": COUNTS}
         facts[TUNED] = [{**preset.model_dump(mode="json"), "command": preset.command} for preset in tuned]
         out.print_json(data={**facts, "evaluates": method.evaluates, "hyper-parameters": fields})
         return
     out.print(Text.assemble((method.title, "bold"), f": {method.summary}\n{method.source}"))
+    why = f", since {method.tasks_because}; for others, such as {method.nearest}" if method.tasks_because else ""
+    out.print(f"Tasks: {', '.join(method.tasks)}{why}")
     out.print(f"Of what a client keeps from round to round, it sends: {method.leaving()}")
     out.print(f"With references (docs/selection.md) it also sends, at each evaluation, {COUNTS}.")
     out.print("Under secure aggregation only sums of these counts over clients are seen.\n")

@@ -14,7 +14,7 @@ class FedADGStrategy(MethodStrategy[FedADG]):
 
     def __init__(self, run: RunConfig, run_id: str) -> None:
         super().__init__(run, run_id)
-        width, classes = self.network.width, self.network.classes
+        width, classes = self.network.width, self.network.outputs
         sizes = (self.hparams.noise_size + classes, width, width)
         self.generator = layers(GENERATOR, sizes, torch_generator(run.seed, "init", "generator"))
 

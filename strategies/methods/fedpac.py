@@ -29,7 +29,8 @@ class FedPACStrategy(MethodStrategy[FedPAC]):
     def __init__(self, run: RunConfig, run_id: str) -> None:
         """Raises `UserError` for a model whose featurizer has nothing to be shared."""
         super().__init__(run, run_id)
-        classes, width = run.scenario.classes, split_network(run).width
+        split = split_network(run)
+        classes, width = split.outputs, split.width
         self.heads: dict[str, Tensors] = {}
         """Combined classifiers by client id."""
         self.centroids = {"mean": torch.zeros(classes, width), "count": torch.zeros(classes)}

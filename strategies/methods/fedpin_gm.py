@@ -26,7 +26,7 @@ class FedPINGMStrategy(MethodStrategy[A]):
         super().__init__(run, run_id)
         split = split_network(run)
         hidden = self.hparams.auxiliary == "hidden"
-        self.auxiliary: Tensors = initial_auxiliary(split.width, run.scenario.classes, run.seed) if hidden else {}
+        self.auxiliary: Tensors = initial_auxiliary(split.width, split.outputs, run.seed) if hidden else {}
         """ω_a but for the clients' own numbers, which they do not send; nothing where it has only these."""
 
     def state_dict(self) -> dict[str, Tensors]:

@@ -37,6 +37,6 @@ def initial(net: Network, seed: int) -> Tensors:
     return {
         DISTRIBUTION_WEIGHT: layer[:, 1:].contiguous(),
         DISTRIBUTION_BIAS: layer[:, 0].contiguous(),
-        REFERENCE_MEAN: torch.zeros(net.classes, d),
-        REFERENCE_SCALE: torch.ones(net.classes, d),
+        REFERENCE_MEAN: torch.zeros(net.outputs, d),
+        REFERENCE_SCALE: torch.ones(net.outputs, d),
     }

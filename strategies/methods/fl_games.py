@@ -18,6 +18,7 @@ from perennial.common.methods.fl_games import (
     PREDICTOR,
     FLGames,
     VFLGames,
+    has_accuracy,
 )
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.tensors import Tensors, flattened, part, unflattened
@@ -44,7 +45,7 @@ class FLGamesStrategy(MethodStrategy[FLGames]):
         super().__init__(run, run_id)
         if self.hparams.learns:
             split_network(run)
-        self.players = run.scenario.client_ids
+        self.players, self.task = run.scenario.client_ids, run.scenario.task
         names = self.hparams.predictor(self.network.initial(run.seed)).keys()
         if self.hparams.space == "parameter" and names != {"classifier.weight", "classifier.bias"}:
             raise UserError(
@@ -96,7 +97,7 @@ class FLGamesStrategy(MethodStrategy[FLGames]):
             heard = self._heard(past=False)
             return self.messages(server_round, cohort, "train.gradient", heard, expect=expected, settings=settings)
         if self.hparams.order == "sequential":
-            cohort = list({*cohort, *movers} if self.hparams.measures(server_round) else movers)
+            cohort = list({*cohort, *movers} if self.hparams.measures(server_round, self.task) else movers)
             self.enrol(grid, cohort)
         return self.messages(
             server_round,
@@ -116,14 +117,15 @@ class FLGamesStrategy(MethodStrategy[FLGames]):
         gradient, actions, metrics = StreamingMean(), {}, MetricMeans()
         in_turn = self.hparams.order == "sequential" and self.hparams.movers(server_round, self.players)
         # Where one client plays, its failure costs it a turn and not everybody the run.
-        for reply in self.accepted(replies, quorum=0.0 if in_turn else None, check=_says_accuracy):
+        check = _says_accuracy if has_accuracy(self.task) else self.check
+        for reply in self.accepted(replies, quorum=0.0 if in_turn else None, check=check):
             metrics.add(reply)
             if PREDICTOR in reply.arrays:
                 actions[reply.client] = reply[PREDICTOR]
             if GRADIENT in reply.arrays:
                 gradient.add(reply[GRADIENT], reply.num_examples)
         means = metrics.result()
-        if "accuracy" in means:
+        if has_accuracy(self.task) and "accuracy" in means:
             self._follow(server_round, float(means["accuracy"]))  # type: ignore[arg-type]
         if not self.ended:
             for client, action in actions.items():

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from perennial.common.methods import METHODS, Method, method_class
+from perennial.common.tasks import EVERY_TASK, PredictionTask, TaskName
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.knobs import Search
+from perennial.testing.tiny_federation import TOYS, toy_config
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
@@ -43,3 +45,55 @@ def test_every_method_has_a_page_that_the_index_links(name: str) -> None:
     link = re.search(rf"\]\((\w+\.md)\) `{name}`", (pages / "README.md").read_text(encoding="utf-8"))
     assert link, "docs/methods/README.md does not list it"
     assert METHODS[name].title in (pages / link[1]).read_text(encoding="utf-8")
+
+
+# ---------------------------------------------------------------------- tasks
+
+
+@pytest.mark.parametrize("name", sorted([*METHODS, "references"]))
+def test_a_method_says_why_it_lacks_a_task_and_what_has_it(name: str) -> None:
+    method = method_class(name)
+    lacking = [task for task in EVERY_TASK if task not in method.tasks]
+    assert "classes" in method.tasks
+    assert bool(lacking) == bool(method.tasks_because) == bool(method.nearest)
+    assert not lacking or METHODS[method.nearest].tasks == EVERY_TASK
+
+
+@pytest.mark.parametrize("name", sorted([*METHODS, "references"]))
+@pytest.mark.parametrize("task", [task for task in TOYS if task != "classes"])
+def test_a_run_of_a_task_that_a_method_lacks_is_refused_in_a_sentence(name: str, task: TaskName) -> None:
+    method = method_class(name)
+    if task in method.tasks:
+        assert toy_config(f"{name}/{task}").scenario.task.name == task
+        return
+    with pytest.raises(UserError) as refused:
+        toy_config(f"{name}/{task}")
+    assert str(refused.value) == (
+        f"method.name: {name!r} is for {', '.join(method.tasks)}, since {method.tasks_because}, and not for {task}; "
+        f"take another method, such as {method.nearest!r}"
+    )
+
+
+def test_the_table_of_tasks_is_the_codes() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "methods" / "README.md").read_text(encoding="utf-8")
+    head, *rows = (
+        [cell.strip() for cell in line.strip("|").replace(r"\|", "¦").split("|")]
+        for line in page.partition("## Which method has which task")[2].splitlines()
+        if line.startswith("|") and not line.startswith("|---")
+    )
+    assert head[1:5] == list(EVERY_TASK)
+    found = {row[0].strip("`"): row[1:] for row in rows}
+    expected = {
+        name: [
+            *("✓" if task in method.tasks else "–" for task in EVERY_TASK),
+            method.tasks_because.replace("|", "¦"),
+            f"`{method.nearest}`",
+        ]
+        for name, method in METHODS.items()
+        if method.tasks != EVERY_TASK
+    }
+    assert found == expected
+
+
+def test_tasks_have_the_names_that_methods_know() -> None:
+    assert {task.name for task in PredictionTask.__subclasses__()} <= {*EVERY_TASK}

@@ -490,6 +490,10 @@ WRONG = {
         "MyProx.evaluates: 'ensemble' is not possible, since MyClient has no such model; give it a method "
         "`models` that answers one, or evaluate 'global'",
     ),
+    "no tasks": (
+        METHOD + "\n\nMyProx.tasks = ('classes', 'number')\n",
+        "MyProx.tasks: ('classes', 'number') is not possible; write a tuple of some of classes, numbers, labels, event",
+    ),
     "no such family": (
         SETTINGS + "\n\nMyProx.family = 'fedprx'\n",
         "MyProx: unknown family 'fedprx'; did you mean 'fedprox'?",

@@ -207,7 +207,7 @@ def test_a_gpu_takes_mini_batches_together_to_the_same_mean(method: str, monkeyp
     monkeypatch.setattr(FedILCClient, "in_bulk", True)
     together = reply()
     monkeypatch.setattr(
-        "perennial.client.methods.fedilc.GROUP_BYTES", 4 * model_bytes(NET.settings, NET.input_shape, NET.classes)
+        "perennial.client.methods.fedilc.GROUP_BYTES", 4 * model_bytes(NET.settings, NET.input_shape, NET.outputs)
     )
     fours = reply()
     assert sizes == [[1] * 10, [9, 1], [4, 4, 1, 1]]
