@@ -2,16 +2,18 @@
 
 from perennial.common.tasks.base import Column, Measure, PredictionTask, checked_sums, sums_of, values_of
 from perennial.common.tasks.classes import Classes
+from perennial.common.tasks.event import Event
 from perennial.common.tasks.labels import Labels
 from perennial.common.tasks.numbers import Numbers
 
-HEADLINES: dict[str, Measure] = {task.headline.name: task.headline for task in (Classes, Numbers, Labels)}
+HEADLINES: dict[str, Measure] = {task.headline.name: task.headline for task in (Classes, Numbers, Labels, Event)}
 """The headline measures, by what they are called in files."""
 
 __all__ = [
     "HEADLINES",
     "Classes",
     "Column",
+    "Event",
     "Labels",
     "Measure",
     "Numbers",
