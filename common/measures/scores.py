@@ -112,6 +112,18 @@ def area(negatives: Counts, positives: Counts) -> tuple[float, float]:
     return float(positives @ below) / pairs[0] / pairs[1], within / 2 / pairs[0] / pairs[1]
 
 
+def area_deviation(negatives: Counts, positives: Counts) -> float:
+    """The standard error of the area of counts by score (bins,), each with a sample (DeLong et al. 1988).
+
+    As the bootstrap has it, with n in place of n − 1.
+    """
+    auroc, _ = area(negatives, positives)
+    below = (negatives.cumsum() - negatives / 2) / negatives.sum()
+    above = 1 - (positives.cumsum() - positives / 2) / positives.sum()
+    shares = (positives, below), (negatives, above)
+    return float(sum(own @ (placed - auroc) ** 2 / own.sum() ** 2 for own, placed in shares) ** 0.5)
+
+
 def average_precision(negatives: Counts, positives: Counts) -> tuple[float, float]:
     """Average precision of counts by score (bins,) with a positive sample, and how much the binning can change it
     at most.

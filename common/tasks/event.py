@@ -36,6 +36,8 @@ class Event(PredictionTask):
 
     name: ClassVar[str] = "event"
     headline: ClassVar[Measure] = CONCORDANCE
+    loss_is: ClassVar[str] = "negative log-likelihood"
+    constant_is: ClassVar[str] = "the hazards of a client's training data"
 
     times: tuple[float, ...]
     """Upper ends of the intervals, which begin at 0."""
@@ -194,6 +196,12 @@ class Event(PredictionTask):
             CONCORDANCE.name: concordant / comparable if comparable else None,
             BRIER.name: area / (self.times[-1] - self.times[0]) if len(brier) > 1 else brier[0][1],
         }
+
+    @property
+    def about(self) -> str:
+        last = f"{self.times[-1]:g}"
+        when = f"from {self.times[0]:g} to {last}" if len(self.times) > 1 else f"at {last}"
+        return f"pairs of one environment of a client, by the mean time before {last}; Brier score {when}"
 
     @property
     def others(self) -> tuple[Measure, ...]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, ClassVar
 
-from perennial.common.measures.scores import BINS, area, average_precision, bins_of
+from perennial.common.measures.scores import BINS, area, area_deviation, average_precision, bins_of
 from perennial.common.tasks.base import Column, Measure, PredictionTask, Reduction, Sums, like
 from perennial.common.tasks.classes import MOST, WRONG
 
@@ -30,6 +30,8 @@ class Labels(PredictionTask):
 
     name: ClassVar[str] = "labels"
     headline: ClassVar[Measure] = AUROC
+    loss_is: ClassVar[str] = "binary cross-entropy"
+    constant_is: ClassVar[str] = "how frequent each label is in a client's training data"
 
     names: tuple[str, ...]
     weights: tuple[tuple[float, float], ...] = ()
@@ -106,16 +108,19 @@ class Labels(PredictionTask):
             if sum(sums["negatives"][bins]) + sum(sums["positives"][bins]) > count:
                 raise ValueError(f"more samples with and without {name} than there are")
 
+    def _by_score(self, sums: Sums) -> dict[str, tuple[Counts, Counts]]:
+        """Negatives and positives (bins,) of each label."""
+        import numpy as np
+
+        parts = [np.array(sums[kind], np.int64).reshape(-1, BINS) for kind in ("negatives", "positives")]
+        return dict(zip(self.names, zip(*parts, strict=True), strict=True))
+
     def by_label(self, sums: Sums) -> dict[str, dict[str, float | None]]:
         """By label: how many samples are known to have it, and not to; area under the ROC curve and average
         precision, None without samples of both kinds, each with how much the bins can change it at most; and F1,
         exactly, None where no sample has the label or is said to."""
-        import numpy as np
-
         found: dict[str, dict[str, float | None]] = {}
-        for place, name in enumerate(self.names):
-            bins = slice(place * BINS, (place + 1) * BINS)
-            negatives, positives = (np.array(sums[kind][bins], np.int64) for kind in ("negatives", "positives"))
+        for name, (negatives, positives) in self._by_score(sums).items():
             both = bool(negatives.any() and positives.any())
             auroc, auroc_error = area(negatives, positives) if both else (None, None)
             precision, precision_error = average_precision(negatives, positives) if both else (None, None)
@@ -132,8 +137,6 @@ class Labels(PredictionTask):
 
     def measures(self, count: int, sums: Sums) -> dict[str, float | None]:
         """Means over the labels that have a value, and F1 of all labels' decisions together."""
-        import numpy as np
-
         labels = self.by_label(sums).values()
         means = {
             name: fmean(values)
@@ -141,13 +144,22 @@ class Labels(PredictionTask):
             else None
             for name in ("auroc", "average_precision", "f1")
         }
-        together = [np.array(sums[kind], np.int64).reshape(-1, BINS).sum(axis=0) for kind in self.columns]
+        negatives, positives = (sum(own) for own in zip(*self._by_score(sums).values(), strict=True))
         return {
             AUROC.name: means["auroc"],
             AVERAGE_PRECISION.name: means["average_precision"],
             MACRO_F1.name: means["f1"],
-            MICRO_F1.name: _f1(*together),
+            MICRO_F1.name: _f1(negatives, positives),
         }
+
+    def standard_error(self, count: int, sums: Sums) -> float | None:
+        """The mean of the labels' own, which may err together."""
+        found = [area_deviation(*own) for own in self._by_score(sums).values() if all(part.any() for part in own)]
+        return fmean(found) if found else None
+
+    @property
+    def about(self) -> str:
+        return "means over the labels that have samples of both kinds, of F1 over those with a positive"
 
     @property
     def others(self) -> tuple[Measure, ...]:

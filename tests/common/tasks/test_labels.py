@@ -109,6 +109,17 @@ def test_the_bins_hide_no_more_of_an_average_precision_than_they_say(seed: int) 
         assert abs(own["average_precision"] - true) <= own["average_precision_error"] + 1e-12
 
 
+def test_the_standard_error_is_the_bootstraps() -> None:
+    logits, y = drawn(400, missing=0.0)
+    sums, generator = summed(TASK, logits, y), torch.Generator().manual_seed(1)
+    drawings = [torch.randint(400, (400,), generator=generator) for _ in range(400)]
+    areas = [[own["auroc"] for own in TASK.by_label(summed(TASK, logits[i], y[i])).values()] for i in drawings]
+    assert TASK.standard_error(400, sums) == pytest.approx(np.std(areas, axis=0).mean(), rel=0.1)
+    low, high = TASK.interval(400, sums, 0.95)  # type: ignore[misc]
+    assert low < TASK.value(400, sums) < high  # type: ignore[operator]
+    assert TASK.standard_error(1, summed(TASK, logits[:1], y[:1])) is None
+
+
 def test_counts_of_parts_and_of_a_stack_are_those_of_all() -> None:
     logits, y = drawn(300)
     whole = TASK.sums(logits, y)
