@@ -13,9 +13,11 @@ from perennial.common.tasks.base import (
     values_of,
 )
 from perennial.common.tasks.classes import Classes
+from perennial.common.tasks.event import Event
+from perennial.common.tasks.labels import Labels
 from perennial.common.tasks.numbers import Numbers
 
-HEADLINES: dict[str, Measure] = {task.headline.name: task.headline for task in (Classes, Numbers)}
+HEADLINES: dict[str, Measure] = {task.headline.name: task.headline for task in (Classes, Numbers, Labels, Event)}
 """The headline measures, by what they are called in files."""
 
 __all__ = [
@@ -24,6 +26,8 @@ __all__ = [
     "AnswerTensor",
     "Classes",
     "Column",
+    "Event",
+    "Labels",
     "Measure",
     "Numbers",
     "Prediction",

@@ -28,8 +28,10 @@ NumbersLoss = Literal["squared", "absolute", "huber", "poisson"]
 MAE = Measure("mean_absolute_error", "mean absolute error", higher_is_better=False, percent=False)
 RMSE = Measure("root_mean_squared_error", "root mean squared error", higher_is_better=False, percent=False)
 R2 = Measure("r2", "R²", percent=False)
-LARGEST_LOG = 50.0
-"""Of a rate's logarithm that a diverged model gives."""
+LARGEST_LOG = 30.0
+"""Of a rate's logarithm that a diverged model gives: the square of its error, summed, is a float32 still."""
+LARGEST_TARGET = 1e12
+"""For the same reason."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,8 @@ class Numbers(PredictionTask):
             own = targets[:, place]
             if not own.isfinite().all():
                 return f"has a {name} that is no finite number"
+            if (size := own.abs().max()) > LARGEST_TARGET:
+                return f"has a {name} of size {size:.6g}, more than {LARGEST_TARGET:.0g}; give it in a larger unit"
             least = self.least[place] if self.least else 0.0 if self.kind == "poisson" else None
             if least is not None and own.min() < least:
                 return f"has a {name} of {own.min():.6g}; it must be at least {least:.6g}"
@@ -158,16 +162,15 @@ class Numbers(PredictionTask):
                 (squared, absolute**2),
                 (target**2, count * target_squared),
             )
-            if absolute < 0 or any(low > high * (1 + 1e-6) + 1e-9 for low, high in bounds):
+            # With `not`, since no comparison with NaN holds.
+            if not (absolute >= 0 and all(low <= high * (1 + 1e-6) + 1e-9 for low, high in bounds)):
                 raise ValueError(f"sums of errors and targets that {count} samples cannot have")
 
     def measures(self, count: int, sums: Sums) -> dict[str, float | None]:
         """Means over the targets. R² is None where a target is the same everywhere."""
         each = range(self.outputs)
         spread = [sums["target_squared"][place] - sums["target"][place] ** 2 / count for place in each]
-        constant = any(
-            own <= 1e-12 * (1 + sums["target_squared"][place]) for place, own in zip(each, spread, strict=True)
-        )
+        constant = any(own <= 1e-12 * sums["target_squared"][place] for place, own in enumerate(spread))
         r2 = None if constant else sum(1 - e / s for e, s in zip(sums["squared"], spread, strict=True)) / len(each)
         return {
             MAE.name: sum(sums["absolute"]) / count / len(each),
