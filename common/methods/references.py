@@ -1,7 +1,8 @@
 """The references of the selection `split`: hyper-parameters."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from perennial.common.methods.base import LocalTraining, Sum
 
@@ -37,6 +38,7 @@ class References(LocalTraining):
     source = "after Bao, Chang and Barzilay 2021"
     evaluates = ("personal",)
     listed = False
+    refuses: ClassVar[Mapping[str, str]] = {"optimizer": "which serves the selection split alone"}
     sums = (Sum("train", "model-*"), Sum("train", PARTS))
 
     name: Literal["references"] = "references"
