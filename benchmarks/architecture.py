@@ -24,8 +24,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "common/methods": ("common.methods",),
     "common/privacy": ("common.privacy",),
     "common/config": (
-        *("common.selection", "common.aggregation", "common.presets", "common.config", "common.survey"),
-        *("common.flower_app", "common"),
+        *("common.selection", "common.aggregation", "common.presets", "common.training", "common.config"),
+        *("common.survey", "common.flower_app", "common"),
     ),
     "strategies/base": (
         *("strategies.mean", "strategies.screening", "strategies.exchange", "strategies.roster"),

@@ -264,6 +264,7 @@ def answers(half: type[Client[Any]], works: Sequence[Work], train: StackedExampl
         first.site.seed,
         tuple(work.site.client for work in works),
         first.site.task,
+        training=first.site.training,
     )
     before = _stacked([work.before for work in works])
     received = replace(

@@ -150,7 +150,7 @@ def site_of(task: Task, client: str, data: ClientData, net: Network) -> Site:
     role: Role = "trains"
     if client in task.test_sites:
         role = "adapts" if task.adapt and not task.method.cannot_adapt() else "tests"
-    return Site(client, data, net, task.seed, task=task.scenario.task, role=role)
+    return Site(client, data, net, task.seed, task=task.scenario.task, role=role, training=task)
 
 
 @dataclass

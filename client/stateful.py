@@ -68,7 +68,7 @@ class StatefulTrainer(LocalTrainer[S]):
         """A working copy of all parameters."""
         return Working(start, self.network.parameter_names)
 
-    def optimizer(self, name: str) -> Momentum | Adam:
+    def optimizer(self, name: str = SHARED) -> Momentum | Adam:
         """The message's optimizer of that name: Adam as this client left it, or SGD, whose momentum is fresh."""
         if name not in self._optimizers:
             adam = self.hparams.optimizer == "adam"

@@ -31,6 +31,10 @@ class Working:
         """`θ ← θ − rate · direction`."""
         torch._foreach_add_(self.values, list(direction), alpha=-rate)
 
+    def shrink(self, factor: float) -> None:
+        """`θ ← factor · θ`."""
+        torch._foreach_mul_(self.values, factor)
+
     def descend(self, value: Tensor, optimizer: "Momentum | Adam", rate: float) -> None:
         """A step along the optimizer's direction for a scalar's gradient."""
         self.step(optimizer.direction(self.gradient(value)), rate)
@@ -49,11 +53,15 @@ class Working:
 
 
 class Momentum:
-    """Heavy-ball steps: `u ← momentum · u + g`, then along u; plain gradient steps at momentum 0."""
+    """Heavy-ball steps: `u ← momentum · u + g`, then along u; plain gradient steps at momentum 0.
 
-    def __init__(self, momentum: float) -> None:
-        self.momentum = momentum
-        self._velocity: list[Tensor] = []
+    With `nesterov` along `g + momentum · u` (Sutskever et al. 2013, as PyTorch's SGD has it).
+    """
+
+    def __init__(self, momentum: float, *, nesterov: bool = False, state: Tensors | None = None) -> None:
+        """`state` is what `state()` gave; it is left as it is."""
+        self.momentum, self.nesterov = momentum, nesterov
+        self._velocity = [state[f"velocity.{place}"].clone() for place in range(len(state))] if state else []
 
     def direction(self, gradient: list[Tensor]) -> list[Tensor]:
         """Where to step for this gradient."""
@@ -64,4 +72,10 @@ class Momentum:
             torch._foreach_add_(self._velocity, gradient)
         else:
             self._velocity = [part.clone() for part in gradient]
+        if self.nesterov:
+            return list(torch._foreach_add(gradient, self._velocity, alpha=self.momentum))
         return self._velocity
+
+    def state(self) -> Tensors:
+        """All that the next step depends on; empty before the first, and at momentum 0."""
+        return {f"velocity.{place}": part for place, part in enumerate(self._velocity)}

@@ -24,6 +24,7 @@ from torch.utils._pytree import register_pytree_node, tree_map
 
 from perennial.client.steps import Momentum, Working
 from perennial.common.data.examples import ClientData, Examples
+from perennial.common.mathematics.adam import Adam
 from perennial.common.measures.ranking import BATCH, columns, rank
 from perennial.common.measures.scores import SCORES, count_by_score
 from perennial.common.measures.scores import columns as score_columns
@@ -34,6 +35,7 @@ from perennial.common.models.settings import Module
 from perennial.common.selection import SPLIT, tally
 from perennial.common.selection import columns as split_columns
 from perennial.common.tasks import Classes, PredictionTask
+from perennial.common.training import Training
 from perennial.common.utils.seeding import torch_generator
 from perennial.common.utils.tensors import Tensors, number_or_stack
 from perennial.common.wire import MODEL, NUM_EXAMPLES, PERSONAL, Scalar
@@ -86,6 +88,9 @@ Loss = Callable[[Tensors, Examples, Received], tuple[Tensor, Metrics]]
 """Parameters, a mini-batch and what was received, to the scalar to descend on and its metrics."""
 
 
+OPTIMIZER = "optimizer-"
+"""What the records of kept optimizers begin with."""
+
 PIECE = 256
 """Samples that go through a model at a time where a method has no mini-batches, to bound memory."""
 PIECE_BYTES = 2**30
@@ -115,6 +120,8 @@ class Site:
     task: PredictionTask | None = None
     """What there is to predict; None: as many classes as the network has outputs."""
     role: Role = "trains"
+    training: Training = field(default_factory=Training)
+    """How steps are taken."""
 
     def drawing(self, round_: int, action: str) -> AbstractContextManager[None]:
         """In which the model's own draws, as dropout's, are this client's for the action in this round."""
@@ -142,7 +149,7 @@ class Client(Generic[H]):
     def __init__(self, site: Site, hparams: H, kept: dict[str, Tensors]) -> None:
         self.client, self.data, self.network, self.seed = site.client, site.data, site.network, site.seed
         self.stack, self._task = site.stack, site.task
-        self.role = site.role
+        self.role, self.training = site.role, site.training
         self.hparams = hparams
         self.kept = kept
         """Tensors that this client keeps between rounds, by record name; stored once the action has succeeded."""
@@ -367,7 +374,21 @@ def _tallies(known: Sequence[Tensor], right: Tensor, examples: Examples, classes
 
 
 class LocalTrainer(Client[T]):
-    """A client that takes mini-batch gradient steps; as it stands, FedAvg's."""
+    """A client that takes mini-batch gradient steps; as it stands, FedAvg's.
+
+    A subclass with a loop of its own takes its steps with `optimizer` and `step`.
+    """
+
+    def __init__(self, site: Site, hparams: T, kept: dict[str, Tensors]) -> None:
+        super().__init__(site, hparams, kept)
+        self._lasting: dict[str, Momentum | Adam] = {}
+        """The message's optimizers whose state is kept."""
+
+    def answer(self, action: str, received: Received) -> Reply:
+        reply = super().answer(action, received)
+        states = {name: optimizer.state() for name, optimizer in self._lasting.items()}
+        self.kept |= {f"{OPTIMIZER}{name}": state for name, state in states.items() if state}
+        return reply
 
     def train(self, received: Received) -> Reply:
         """`local_steps` updates of the received model on `loss`."""
@@ -412,8 +433,8 @@ class LocalTrainer(Client[T]):
         return self.with_decay(model.gradient(value), model), metrics
 
     def with_decay(self, gradient: list[Tensor], model: Working) -> list[Tensor]:
-        """`g + weight_decay · θ`."""
-        if not self.hparams.weight_decay:
+        """`g + weight_decay · θ`; with adamw, whose steps have it, as it is."""
+        if not self.hparams.weight_decay or self.training.optimizer.name == "adamw":
             return gradient
         return list(torch._foreach_add(gradient, model.values, alpha=self.hparams.weight_decay))
 
@@ -427,23 +448,52 @@ class LocalTrainer(Client[T]):
         rate: float | None = None,
         names: Iterable[str] | None = None,
         purpose: str = "batches",
-        direction: Callable[[list[Tensor]], list[Tensor]] | None = None,
+        optimizer: str | Momentum | Adam = MODEL,
     ) -> tuple[Tensors, dict[str, float]]:
-        """SGD on `loss` from `start` (left as it is); the model reached, and the mean metrics of the steps.
+        """Steps on `loss` from `start` (left as it is); the model reached, and the mean metrics of the steps.
 
         `rate` is the step size, by default the method's `learning_rate`; `names` are the tensors to be trained, by
-        default all parameters of the network; `purpose` keys the mini-batches; `direction` makes a step of a
-        gradient, by default with the method's momentum.
+        default all parameters of the network; `purpose` keys the mini-batches; `optimizer` is one, or the name of
+        the model, by which the run's is kept (`optimizer`).
         """
         hparams = self.hparams
         model = Working(start, self.network.parameter_names if names is None else names)
         rate = hparams.learning_rate if rate is None else rate
-        direction, means = direction or Momentum(hparams.momentum).direction, Means()
+        taken, means = self.optimizer(optimizer) if isinstance(optimizer, str) else optimizer, Means()
         for batch in self.batches(hparams.local_steps if steps is None else steps, received.round, purpose):
             gradient, metrics = self.gradient(model, loss, batch, received)
-            model.step(direction(gradient), rate)
+            self.step(model, taken, gradient, rate)
             means.add(metrics)
         return model.result(), means.result()
+
+    def optimizer(self, name: str = MODEL) -> Momentum | Adam:
+        """The run's optimizer for a model's steps in this message: fresh, or with `optimizer.keep` as it was left.
+
+        `name` is the model's, another one for each that takes steps; empty: of a model that nothing stays of.
+        Raises `ValueError` where a name is asked for again.
+        """
+        settings = self.training.optimizer
+        lasts = settings.keep and bool(name)
+        if lasts and name in self._lasting:
+            raise ValueError(f"two models take steps with the optimizer {name!r}; give each a name of its own")
+        state = self.kept.get(f"{OPTIMIZER}{name}") if lasts else None
+        found: Momentum | Adam
+        if settings.name == "sgd":
+            found = Momentum(self.hparams.momentum, nesterov=settings.nesterov, state=state)
+        else:
+            found = Adam(state, betas=settings.betas, epsilon=settings.epsilon)
+        if lasts:
+            self._lasting[name] = found
+        return found
+
+    def step(self, model: Working, optimizer: Momentum | Adam, gradient: list[Tensor], rate: float) -> None:
+        """A step along the optimizer's direction; with adamw `θ ← (1 − rate · weight_decay) θ` before it.
+
+        That is Loshchilov and Hutter 2019, Algorithm 2.
+        """
+        if self.training.optimizer.name == "adamw" and self.hparams.weight_decay:
+            model.shrink(1 - rate * self.hparams.weight_decay)
+        model.step(optimizer.direction(gradient), rate)
 
 
 class Means:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, TypeVar, get_args
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, SerializeAsAny, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, SerializeAsAny, ValidationError, field_validator, model_validator
 
 from perennial.common import plugins
 from perennial.common.aggregation import Aggregation
@@ -18,6 +18,7 @@ from perennial.common.methods.base import Method
 from perennial.common.models.settings import ModelSettings, Module, Pretrained, model_settings
 from perennial.common.presets import preset_settings
 from perennial.common.privacy.mechanisms import NoMechanism, Privacy, mechanism_class
+from perennial.common.training import ADAM_RATE, OF_THE_METHOD, Optimizer, Training
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.knobs import knob
 from perennial.common.utils.seeding import numpy_generator
@@ -27,10 +28,8 @@ Engine = Literal["loop", "stack", "auto"]
 """How clients that share a process do their work: one after the other, or those that can as one stack."""
 
 
-class Task(BaseModel):
+class Task(Training):
     """What a client has to know to take part: sent with every message, so that no site is configured by hand."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     plugins: tuple[str, ...] = knob((), "modules that the method, the scenario or the model are from")
     method: SerializeAsAny[Method]
@@ -233,7 +232,7 @@ class RunConfig(Task):
 
 RESERVED.update(RunConfig.model_fields)  # names that no field of a plug-in's method may have
 
-PARTS = ("method", "scenario", "model", "privacy", "aggregation", "nodes")
+PARTS = ("method", "scenario", "model", "privacy", "aggregation", "optimizer", "nodes")
 """What `--set PART.KEY=VALUE` reaches."""
 
 
@@ -283,12 +282,13 @@ def _load(
     scenario_type = scenario_class(str(values["scenario"]["name"]))
     assigned = [_assignment(setting, method, scenario_type) for setting in settings]
     for (part, key), value in assigned:
-        if part in ("method", "scenario", "privacy", "aggregation", "nodes"):
+        if part in PARTS and part != "model":
             values[part] = {**_table(values.get(part, {}), part), key: value}
         elif not part:
             values[key] = value
     scenario = _checked(scenario_type, values["scenario"], "scenario.")
     values["method"] = _with_preset(values.pop("preset", None), values["method"], method, scenario.name)
+    values["optimizer"] = _optimizer(values, method)
     values["method"] = _checked(method, values["method"], "method.")
     model = _table(values.get("model", {}), "model") | {key: v for (part, key), v in assigned if part == "model"}
     same = model.get("name", scenario.model["name"]) == scenario.model["name"]
@@ -305,6 +305,8 @@ def _load(
         raise UserError(f"method.name: {config.method.name!r} {lack}")
     if misfit := config.method.misfit(config.scenario):
         raise UserError(f"method.{misfit}")
+    if misfit := config.misfit(config.method):
+        raise UserError(misfit)
     if misfit := config.privacy.misfit(config.method, config.model, config.cohort):
         raise UserError(f"privacy.{misfit}")
     training = min(config.cohort, len(config.training_clients))
@@ -353,6 +355,23 @@ def _with_preset(name: Any, values: Mapping[str, Any], method: type[Method], fam
     if name is None and given.get("preset") not in (None, *own):
         name = given.pop("preset")
     return given if name is None else preset_settings(name, str(given["name"]), family, own) | given
+
+
+def _optimizer(values: Mapping[str, Any], method: type[Method]) -> Optimizer:
+    """A run's optimizer. Into the table of the method goes what is said beside it and the method's own: its step
+    size, which for adam is another one where none is given."""
+    given, own = _table(values.get("optimizer", {}), "optimizer"), values["method"]
+    for name in OF_THE_METHOD.keys() & given.keys():
+        field, value = OF_THE_METHOD[name], given.pop(name)
+        if field not in method.model_fields:
+            raise UserError(f"optimizer.{name}: the method {own['name']} has no {field}; leave it out")
+        if own.setdefault(field, value) != value:
+            raise UserError(f"optimizer.{name}: {value!r} is not possible beside method.{field}={own[field]!r}")
+    found = _checked(Optimizer, given, "optimizer.")
+    if found.name != "sgd":
+        for field in {"learning_rate", "personal_learning_rate"} & method.model_fields.keys():
+            own.setdefault(field, ADAM_RATE)
+    return found
 
 
 def _superseded(values: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, str]:
@@ -464,6 +483,10 @@ def _assignment(setting: str, method: type[Method], scenario: type[Scenario]) ->
         raise UserError("--set plugins is not possible; name them with --plugin or in a configuration file")
     if key == "aggregation":
         return (key, "rule"), value
+    if key == "optimizer" and key not in method.model_fields:
+        return (key, "name"), value
+    if part == "optimizer" and OF_THE_METHOD.get(name) in method.model_fields:
+        return ("method", OF_THE_METHOD[name]), value
     if key in ("method", "scenario", "method.name", "scenario.name"):
         raise UserError(f"--set {key} is not possible; choose it with --{part} or in a configuration file")
     if dot and part in PARTS:

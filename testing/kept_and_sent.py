@@ -10,6 +10,9 @@ from torch import Tensor
 from perennial.common.methods.base import BUFFERS, CHANGE, EVERY, FIRST, Method
 from perennial.common.utils.tensors import Tensors
 
+OPTIMIZERS = "optimizer-*"
+"""What a client keeps beside what its method has it keep, with `optimizer.keep`."""
+
 Records = Mapping[str, Tensors]
 
 
@@ -27,7 +30,9 @@ class Sent:
 def check(method: type[Method], replies: list[Sent], buffers: tuple[str, ...]) -> None:
     """That what clients sent of what they keep is what the method declares: nothing more, and nothing less."""
     for record in sorted({record for reply in replies for record in reply.after}):
-        assert any(fnmatch(record, name) for name in method.keeps), f"{record} is kept and not in `keeps`"
+        assert any(fnmatch(record, name) for name in (*method.keeps, OPTIMIZERS)), (
+            f"{record} is kept and not in `keeps`"
+        )
         when = dict(method.sends).get(record, "never")
         everyone = {
             reply.client: [seen_of(record, one) for one in replies if one.client == reply.client]

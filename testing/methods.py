@@ -6,6 +6,7 @@ task than classes.
 
 from collections import Counter
 from collections.abc import Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,14 @@ from perennial.common.config import RunConfig, Task
 from perennial.common.models.network import network
 from perennial.common.models.torch_state import plain_torch
 from perennial.common.utils import seeding
+from perennial.common.utils.errors import UserError
 from perennial.common.utils.tensors import Tensors, flattened
 from perennial.server.local import LocalRuntime
 from perennial.server.run.folder import RunFolder
 from perennial.server.run.loop import run_rounds, start
 from perennial.testing import kept_and_sent
 from perennial.testing.bad_replies import BAD_TENSORS, OTHERWISE_BAD, with_fault
+from perennial.testing.kept_and_sent import OPTIMIZERS
 from perennial.testing.tiny_federation import LEARNT, SpoilingGrid, WireGrid, toy_config
 
 STEPS = ("local_steps", "personal_steps", "head_steps", "environment_steps", "fine_tuning_steps")
@@ -200,6 +203,29 @@ def test_a_round_without_any_client_does_no_harm(method: str, tmp_path: Path) ->
         model = load_file(tmp_path / name / "models" / "global.safetensors")
         assert all(tensor.isfinite().all() for tensor in model.values())
     assert all(one != other for one, other in zip(*empty, strict=True))
+
+
+def test_the_optimizer_of_the_run_is_taken_or_refused(method: str, tmp_path: Path) -> None:
+    """One that is not the usual one has other numbers, the same ones over the wire, and keeps its state."""
+    settings = ("optimizer.name=adam", "optimizer.keep=true", "learning_rate=0.01")
+    if "optimizer" in type(toy_config(method).method).refuses:
+        with pytest.raises(UserError, match=f"optimizer.name: 'adam' is not possible with method '{method}', wh"):
+            brief(method, *settings[:2])
+        return
+    config = brief(method, *settings, rounds=2)
+    run(brief(method, settings[2], rounds=2), tmp_path / "usual")
+    run(config, tmp_path / "local")
+    folder, grid = RunFolder.create(tmp_path / "wire", config), WireGrid(config, tmp_path / "sites")
+    with plain_torch(threads=1):
+        run_rounds(config, folder, grid, start(config))
+    rows = RunFolder(tmp_path / "local").rows()
+    assert rows == folder.rows()
+    ignored = (
+        "a half with a loop of its own takes steps with self.step and self.optimizer(), or refuses `optimizer`"
+    )
+    assert rows != RunFolder(tmp_path / "usual").rows(), ignored
+    assert any(fnmatch(record, OPTIMIZERS) for reply in grid.sent for record in reply.after), ignored
+    assert not any(fnmatch(record, OPTIMIZERS) for reply in grid.sent for record in reply.arrays)
 
 
 def stack_config(method: str, engine: str, *settings: str, **options: Any) -> RunConfig:

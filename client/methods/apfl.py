@@ -3,7 +3,7 @@
 import torch
 
 from perennial.client.objectives import interpolate, mixing_slope
-from perennial.client.steps import Momentum, Working
+from perennial.client.steps import Working
 from perennial.client.trainer import LocalTrainer, Means, Predictor, Received, Reply
 from perennial.common.methods.apfl import APFL
 from perennial.common.utils.tensors import Tensors
@@ -24,18 +24,18 @@ class APFLClient(LocalTrainer[APFL]):
     def train(self, received: Received) -> Reply:
         hparams, names = self.hparams, self.network.parameter_names
         shared, own = Working(received[MODEL], names), Working(self.personal(received), names)
-        shared_momentum, own_momentum = Momentum(hparams.momentum), Momentum(hparams.momentum)
+        shared_optimizer, own_optimizer = self.optimizer(), self.optimizer("personal")
         alpha, means = self.mixing(), Means()
         for number, batch in enumerate(self.batches(hparams.local_steps, received.round)):
             mixed = Working(self.mixture(shared.tensors, own.tensors, alpha), names)
             at_shared, metrics = self.gradient(shared, self.loss, batch, received)
             at_mixed, _ = self.gradient(mixed, self.loss, batch, received)
-            direction = own_momentum.direction(list(torch._foreach_mul(at_mixed, alpha)))
+            at_own = list(torch._foreach_mul(at_mixed, alpha))
             if hparams.adaptive and number == 0:
                 slope = float(mixing_slope(shared.values, own.values, at_mixed))
                 alpha = min(max(alpha - hparams.learning_rate * slope, 0.0), 1.0)
-            shared.step(shared_momentum.direction(at_shared), hparams.learning_rate)
-            own.step(direction, hparams.learning_rate)
+            self.step(shared, shared_optimizer, at_shared, hparams.learning_rate)
+            self.step(own, own_optimizer, at_own, hparams.learning_rate)
             # What BatchNorm has seen of v̄ stays with v.
             own.tensors |= {name: mixed.tensors[name] for name in self.network.buffer_names}
             means.add(metrics)

@@ -37,4 +37,5 @@ def pulled(client: LocalTrainer[P], received: Received) -> Tensors:
         distance = squared_distance(params, received[MODEL], client.network.parameter_names)
         return risk + client.hparams.proximity / 2 * distance, metrics
 
-    return client.descend(client.personal(received), loss, received, steps=client.hparams.personal_steps)[0]
+    steps = client.hparams.personal_steps
+    return client.descend(client.personal(received), loss, received, steps=steps, optimizer=PERSONAL)[0]

@@ -2,7 +2,7 @@
 
 import torch
 
-from perennial.client.steps import Momentum, Working
+from perennial.client.steps import Working
 from perennial.client.trainer import LocalTrainer, Means, Received, Reply
 from perennial.common.methods.drfa import DRFA, LOSS, SNAPSHOT, SNAPSHOT_STEP
 from perennial.common.utils.tensors import Tensors
@@ -16,13 +16,13 @@ class DRFAClient(LocalTrainer[DRFA]):
 
     def train(self, received: Received) -> Reply:
         hparams = self.hparams
-        model, momentum = Working(received[MODEL], self.network.parameter_names), Momentum(hparams.momentum)
+        model, optimizer = Working(received[MODEL], self.network.parameter_names), self.optimizer()
         means = Means()
         snapshot: Tensors = {}
         last = self.mini_batches(int(received.settings[SNAPSHOT_STEP]))  # type: ignore[arg-type]
         for number, batch in enumerate(self.batches(hparams.local_steps, received.round), start=1):
             gradient, metrics = self.gradient(model, self.loss, batch, received)
-            model.step(momentum.direction(gradient), hparams.learning_rate)
+            self.step(model, optimizer, gradient, hparams.learning_rate)
             means.add(metrics)
             if number == last:
                 snapshot = {name: tensor.detach().clone() for name, tensor in model.tensors.items()}

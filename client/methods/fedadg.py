@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from perennial.client.steps import Momentum, Working
+from perennial.client.steps import Working
 from perennial.client.trainer import LocalTrainer, Means, Metrics, Received, Reply
 from perennial.common.data.examples import Examples
 from perennial.common.methods.fedadg import DISCRIMINATOR, GENERATOR, FedADG, layers
@@ -30,11 +30,14 @@ class FedADGClient(LocalTrainer[FedADG]):
     def train(self, received: Received) -> Reply:
         hparams, start = self.hparams, received[MODEL]
         if hparams.risk_steps:
-            start, _ = self.descend(start, self.loss, received, steps=hparams.risk_steps, purpose="risk")
+            start, _ = self.descend(
+                start, self.loss, received, steps=hparams.risk_steps, purpose="risk", optimizer="risk"
+            )
         model = Working(start, self.network.parameter_names)
         generator = Working({name: start[name] for name in GENERATOR}, GENERATOR)
         discriminator = Working(self.discriminator(), DISCRIMINATOR)
-        optimizers = {part: Momentum(hparams.momentum) for part in (model, generator, discriminator)}
+        names = {model: MODEL, generator: "generator", discriminator: OWN}
+        optimizers = {part: self.optimizer(name) for part, name in names.items()}
         noise, projection = torch_generator(self.seed, self.client, received.round, "noise"), self.projection()
         means = Means()
 
@@ -44,7 +47,7 @@ class FedADGClient(LocalTrainer[FedADG]):
             return two_layers(discriminator.tensors, DISCRIMINATOR, seen).sigmoid()
 
         def step(part: Working, value: Tensor, rate: float) -> None:
-            part.step(optimizers[part].direction(self.with_decay(part.gradient(value), part)), rate)
+            self.step(part, optimizers[part], self.with_decay(part.gradient(value), part), rate)
 
         for batch in self.batches(hparams.local_steps, received.round):
             y = ONE * F.one_hot(batch.y, self.network.outputs).to(batch.x.dtype)

@@ -42,10 +42,13 @@ class FedPINClient(FedPINGMClient[FedPIN]):
     def own_side(self, received: Received) -> tuple[dict[str, Tensors], dict[str, float]]:
         """(Ψ_u, ω_ψu) and (Φ_u, ω_u) after their steps, to be kept, and the latter's metrics."""
         steps, rate = self.hparams.personal_steps, self.hparams.personal_learning_rate
-        plain, _ = self.descend(self.own(PLAIN, received), self.loss, received, steps=steps, rate=rate)
+        start = self.own(PLAIN, received)
+        plain, _ = self.descend(start, self.loss, received, steps=steps, rate=rate, optimizer=PLAIN)
         constants = replace(received, arrays={**received.arrays, PLAIN: plain})
         start = self.own(PERSONAL, received)
-        personal, metrics = self.descend(start, self.local_loss, constants, steps=steps, rate=rate)
+        personal, metrics = self.descend(
+            start, self.local_loss, constants, steps=steps, rate=rate, optimizer=PERSONAL
+        )
         return {PLAIN: self.finite(plain), PERSONAL: self.finite(personal)}, metrics
 
     def local_loss(self, params: Tensors, batch: Examples, constants: Received) -> tuple[Tensor, Metrics]:

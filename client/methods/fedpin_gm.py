@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from perennial.client.objectives import anchored, client_information
-from perennial.client.steps import Momentum, Working
+from perennial.client.steps import Working
 from perennial.client.trainer import LocalTrainer, Means, Metrics, Received, Reply
 from perennial.common.data.examples import Examples
 from perennial.common.mathematics.auxiliary_classifier import (
@@ -40,7 +40,7 @@ class FedPINGMClient(LocalTrainer[A]):
         hparams, alpha = self.hparams, float(received.settings["independence"])  # type: ignore[arg-type]
         model = Working(received[MODEL], self.network.parameter_names)
         auxiliary = self.auxiliary(received)
-        momentum, means = Momentum(hparams.momentum), Means()
+        optimizer, means = self.optimizer(), Means()
         rate, steps = hparams.auxiliary_learning_rate, hparams.auxiliary_steps
         if hparams.literal:
             rate, steps = -hparams.learning_rate * alpha / (1 + alpha), 1
@@ -48,7 +48,7 @@ class FedPINGMClient(LocalTrainer[A]):
         for batch in self.batches(hparams.local_steps, received.round):
             value, metrics, z, logits = step(model.tensors, auxiliary.tensors, batch)
             gradient = self.with_decay(model.gradient(value), model)
-            model.step(momentum.direction(gradient), hparams.learning_rate)
+            self.step(model, optimizer, gradient, hparams.learning_rate)
             for _ in range(steps):
                 risk = aware_risk(auxiliary.tensors, z.detach(), logits.detach(), batch.y)
                 auxiliary.step(auxiliary.gradient(risk), rate)

@@ -22,8 +22,16 @@ class FedPINGMFTClient(FedPINGMClient[FedPINGMFT]):
         """The received model after the passes."""
         hparams = self.hparams
         steps = hparams.fine_tuning_epochs * (1 if hparams.local_unit == "epoch" else self.per_pass)
-        rate, start = hparams.personal_learning_rate, received[MODEL]
-        return self.descend(start, self.loss, received, steps=steps, rate=rate, purpose="fine-tuning")[0]
+        tuned, _ = self.descend(
+            received[MODEL],
+            self.loss,
+            received,
+            steps=steps,
+            rate=hparams.personal_learning_rate,
+            purpose="fine-tuning",
+            optimizer="",
+        )
+        return tuned
 
     def visit(self, received: Received) -> None:
         """Nothing: `models` does it all."""

@@ -27,7 +27,7 @@ class FedRepClient(LocalTrainer[A]):
         """`head_steps` updates of the classifier on the risk, then `local_steps` of the featurizer on `loss`."""
         head, body = self.network.classifier_names, self.network.featurizer_names
         adapted, _ = self.descend(
-            start, self.loss, received, steps=self.hparams.head_steps, names=head, purpose="head"
+            start, self.loss, received, steps=self.hparams.head_steps, names=head, purpose="head", optimizer=HEAD
         )
         return self.descend(adapted, loss, received, names=body)
 

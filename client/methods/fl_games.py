@@ -53,7 +53,7 @@ class FLGamesClient(LocalTrainer[FLGames]):
             self.loss,
             received,
             names=[name for name in self.network.parameter_names if name in own],
-            direction=adam.direction if self.hparams.optimizer == "adam" else None,
+            optimizer=adam if self.hparams.optimizer == "adam" else MODEL,
         )
         self.kept[PREDICTOR], self.kept[ADAM] = trained, adam.state()
         return Reply({PREDICTOR: trained}, {NUM_EXAMPLES: len(self.data.train), **metrics, **measured})

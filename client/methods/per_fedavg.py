@@ -5,7 +5,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from perennial.client.steps import Momentum, Working
+from perennial.client.steps import Working
 from perennial.client.trainer import LocalTrainer, Means, Metrics, Predictor, Received, Reply
 from perennial.common.data.examples import Examples
 from perennial.common.methods.per_fedavg import PerFedAvg
@@ -27,13 +27,13 @@ class PerFedAvgClient(LocalTrainer[PerFedAvg]):
 
     def train(self, received: Received) -> Reply:
         hparams = self.hparams
-        model, momentum = Working(received[MODEL], self.network.parameter_names), Momentum(hparams.momentum)
+        model, optimizer = Working(received[MODEL], self.network.parameter_names), self.optimizer()
         means = Means()
         # B, B′ and B″ are drawn independently; B′ as FedAvg's batches, which makes a = 0 FedAvg.
         draw = partial(self.batches, hparams.local_steps, received.round)
         for batches in zip(draw("adaptation"), draw("batches"), draw("curvature"), strict=True):
             direction, metrics = self.meta_gradient(model, *batches, received)
-            model.step(momentum.direction(direction), hparams.learning_rate)
+            self.step(model, optimizer, direction, hparams.learning_rate)
             means.add(metrics)
         return Reply({MODEL: model.result()}, {NUM_EXAMPLES: len(self.data.train), **means.result()})
 

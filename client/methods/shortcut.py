@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from perennial.client.objectives import centred, class_means, conditional_dependence, disagreement
-from perennial.client.steps import Momentum, Working
+from perennial.client.steps import Working
 from perennial.client.trainer import LocalTrainer, Means, Metrics, Received, Reply
 from perennial.common.data.examples import Examples
 from perennial.common.methods.shortcut import ENVIRONMENT_HEAD, SHORTCUT, ShortcutTraining, environment_head
@@ -73,10 +73,10 @@ class ShortcutTrainer(LocalTrainer[S]):
         # What each of them is while the other is trained: the same memory.
         trained = {SHORTCUT: shortcut.tensors, **{name: head.tensors for name, head in own_heads.items()}}
         present = replace(received, arrays={**received.arrays, **trained})
-        momentum, means = Momentum(hparams.momentum), Means()
+        optimizer, means = self.optimizer(SHORTCUT), Means()
         for batch in self.batches(hparams.local_steps, received.round):
             gradient, metrics = self.gradient(shortcut, self.discovery_loss, batch, present)
-            shortcut.step(momentum.direction(gradient), hparams.learning_rate)
+            self.step(shortcut, optimizer, gradient, hparams.learning_rate)
             means.add(metrics)
             for name, head in own_heads.items():
                 for part in islice(samples[name], hparams.environment_steps):

@@ -19,6 +19,7 @@ EVALUATED = ("global", "personal", "ensemble")
 EVERY = "whenever it changes"
 FIRST = "in the first reply"
 CHANGE = "how it changes, since a tensor that is sent changes alike"
+OWN_OPTIMIZER = "whose paper or code has steps of its own; choose between them with method.optimizer"
 BUFFERS = "its BatchNorm statistics alone, whenever they change"
 
 
@@ -76,6 +77,10 @@ class Method(BaseModel):
     adapts: ClassVar[bool] = False
     """Whether a client that trains nothing can make a personal model of a few samples with `Client.visit`, of what
     a request to evaluate brings."""
+    refuses: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("optimizer",), "whose clients take no steps on mini-batches"
+    )
+    """Settings of `common/training.py` that it does not take, and why not, after its name."""
     listed: ClassVar[bool] = True
     """Whether it is a method to be chosen, and not only a part of the machinery that trains like one."""
     family: ClassVar[str] = ""
@@ -143,7 +148,12 @@ class Method(BaseModel):
 
 
 class LocalTraining(Method):
-    """What methods have in common whose clients take gradient steps on a model of their own."""
+    """What methods have in common whose clients take gradient steps on a model of their own.
+
+    The other settings of these steps are the run's (`common/training.py`).
+    """
+
+    refuses: ClassVar[Mapping[str, str]] = {}
 
     local_steps: int = knob(
         10,
@@ -178,7 +188,7 @@ class LocalTraining(Method):
     )
     momentum: float = knob(
         0.0,
-        "momentum of the local updates, fresh in every round",
+        "momentum of the local updates with sgd, fresh in every round but with optimizer.keep",
         source="plain gradient steps, Tang 2025 Algorithms 1 to 5",
         ge=0,
         lt=1,

@@ -1,10 +1,10 @@
 """FL Games: hyper-parameters, and what both halves know of the game."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from perennial.common.data.scenario import Scenario
-from perennial.common.methods.base import EVERY, LocalTraining
+from perennial.common.methods.base import EVERY, OWN_OPTIMIZER, LocalTraining
 from perennial.common.tasks import PredictionTask
 from perennial.common.tasks.classes import ACCURACY
 from perennial.common.utils.knobs import between, choice, knob
@@ -33,6 +33,7 @@ class FLGames(LocalTraining):
 
     keeps = frozenset({"predictor", "adam", "ensemble", "*.*"})
     sends = frozenset({("predictor", EVERY)})
+    refuses: ClassVar[Mapping[str, str]] = {"optimizer": OWN_OPTIMIZER}
 
     source = "Gupta et al. 2022, arXiv 2205.11101"
     evaluates = ("ensemble",)

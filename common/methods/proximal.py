@@ -1,5 +1,8 @@
 """What pFedMe and CGPFL have in common: hyper-parameters; and when steps along a pull would diverge."""
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from perennial.common.data.scenario import Scenario
 from perennial.common.methods.base import BUFFERS, LocalTraining
 from perennial.common.utils.knobs import between, choice, knob
@@ -26,6 +29,9 @@ class ProximalTraining(LocalTraining):
     adapts = True
     keeps = frozenset({"personal"})
     sends = frozenset({("personal", BUFFERS)})
+    refuses: ClassVar[Mapping[str, str]] = {
+        "optimizer": "whose steps towards a proximal point are plain ones, or with momentum"
+    }
 
     evaluates = ("global", "personal")
 

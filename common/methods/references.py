@@ -1,7 +1,8 @@
 """The references of the selection `split`: hyper-parameters."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from perennial.common.methods.base import LocalTraining, Sum
 
@@ -40,6 +41,7 @@ class References(LocalTraining):
     tasks_because = "references tell samples apart by whether they are right of the class"
     nearest = "fedavg"
     listed = False
+    refuses: ClassVar[Mapping[str, str]] = {"optimizer": "which serves the selection split alone"}
     sums = (Sum("train", "model-*"), Sum("train", PARTS))
 
     name: Literal["references"] = "references"

@@ -9,7 +9,7 @@ from math import inf
 from typing import TYPE_CHECKING, ClassVar
 
 from perennial.common.measures.concordance import pairs
-from perennial.common.tasks.base import Column, Measure, PredictionTask, Reduction, Sums, like
+from perennial.common.tasks.base import Column, Measure, PredictionTask, Reduction, Sums, TaskName, like
 from perennial.common.tasks.classes import MOST, WRONG
 from perennial.common.utils.errors import UserError
 
@@ -34,7 +34,7 @@ class Event(PredictionTask):
     P(T > its end), as Kaplan and Meier have it. The first contains 0.
     """
 
-    name: ClassVar[str] = "event"
+    name: ClassVar[TaskName] = "event"
     headline: ClassVar[Measure] = CONCORDANCE
     loss_is: ClassVar[str] = "negative log-likelihood"
     constant_is: ClassVar[str] = "the hazards of a client's training data"

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, ClassVar
 
 from perennial.common.measures.scores import BINS, area, area_deviation, average_precision, bins_of
-from perennial.common.tasks.base import Column, Measure, PredictionTask, Reduction, Sums, like
+from perennial.common.tasks.base import Column, Measure, PredictionTask, Reduction, Sums, TaskName, like
 from perennial.common.tasks.classes import MOST, WRONG
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ RAREST = 1e-6
 class Labels(PredictionTask):
     """K labels (n, K), each 1, 0, or NaN where it is not known; outputs are logits."""
 
-    name: ClassVar[str] = "labels"
+    name: ClassVar[TaskName] = "labels"
     headline: ClassVar[Measure] = AUROC
     loss_is: ClassVar[str] = "binary cross-entropy"
     constant_is: ClassVar[str] = "how frequent each label is in a client's training data"

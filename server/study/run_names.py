@@ -10,6 +10,7 @@ from perennial.common.config import RunConfig
 from perennial.common.data.scenario import Scenario
 from perennial.common.methods.base import Method
 from perennial.common.models.settings import ModelSettings
+from perennial.common.training import Training
 from perennial.common.utils.version import PACKAGE
 from perennial.server.run.input_files import named_in, own_digests
 
@@ -59,9 +60,10 @@ def config_digest(config: RunConfig) -> str:
         "evaluate_clients": config.evaluates_some and config.evaluate_clients,
         "scores": "" if config.scores == "auto" else config.scores,
     }
-    values = config.model_dump(mode="json", exclude=NO_NUMBER | later.keys())
+    values = config.model_dump(mode="json", exclude=NO_NUMBER | later.keys() | Training.model_fields.keys())
     if values["scenario"].get("target") == "classes":  # so are these of own data
         values["scenario"] = {key: own for key, own in values["scenario"].items() if key not in OF_OTHER_TARGETS}
+    later |= config.chosen()
     values |= {name: value for name, value in later.items() if value}
     return sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
 

@@ -105,6 +105,8 @@ CHANGES = {
     "scores": st.sampled_from(["on", "off"]),
     "privacy.mechanism": st.just("adaptive"),
     "aggregation.rule": st.sampled_from(["median", "trimmed-mean"]),
+    "optimizer.name": st.sampled_from(["adam", "adamw"]),
+    "optimizer.keep": st.just(True),
     "learning_rate": st.floats(0.1, 1),
     "proximity": st.floats(0.2, 1),
     "local_unit": st.just("epoch"),
