@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_vali
 from perennial.common.data.columns import LEAST, MOST_CATEGORIES, Finite
 from perennial.common.data.site_files import LABEL
 from perennial.common.methods.base import Sum
+from perennial.common.tasks import TaskName
 from perennial.common.utils.suggestions import alike
 from perennial.common.wire import LONGEST_NAME
 
@@ -60,7 +61,7 @@ class Part(BaseModel):
 class Question(Part):
     """What the operator wants to know of tables."""
 
-    target: Literal["classes", "numbers", "labels"] = "classes"
+    target: TaskName = "classes"
     label_column: str = LABEL
     """Of the class; of other targets the columns, with commas between them."""
     environment_column: str = ""
@@ -110,7 +111,7 @@ class Shape(Part):
 class Asked(Part):
     """Sums that are asked for, in the order of `entries`."""
 
-    step: Literal["counts", "squares", "bins"]
+    step: Literal["counts", "squares", "bins", "intervals"]
     classes: tuple[Name, ...] = ()
     environments: tuple[Name, ...] = ()
     columns: tuple[Name, ...] = ()
@@ -122,6 +123,8 @@ class Asked(Part):
     """By column of numbers, what squares are around."""
     bins: dict[Name, tuple[Finite, Finite]] = {}
     """By column of numbers, where the equal bins begin and end."""
+    times: tuple[Finite, ...] = ()
+    """Ends of the intervals in which events, and what is censored, are counted."""
 
     def entries(self) -> Iterator[Entry]:
         """What each number of the vector is."""
@@ -135,8 +138,11 @@ class Asked(Part):
             yield from (("value", name, value) for name, values in self.values.items() for value in values)
         elif self.step == "squares":
             yield from (("square", name, 0) for name in self.means)
-        else:
+        elif self.step == "bins":
             yield from (("bin", name, number) for name in self.bins for number in range(BINS + 2))
+        else:
+            kinds = ("event", "censored") if self.times else ()
+            yield from ((kind, "", number) for kind in kinds for number in range(len(self.times) + 1))
 
 
 class Request(Part):

@@ -85,6 +85,23 @@ class Table:
                 f"class that is empty, has more than {wire.LONGEST_NAME} letters or some that cannot be shown"
             ) from None
 
+    def must_have_targets(self) -> None:
+        """Raises `UserError` where a column that is to be predicted has what its task cannot have."""
+        targets = self.question.targets
+        yes_or_no = {"labels": targets, "event": targets[1:]}.get(self.question.target, ())
+        for name in targets:
+            cells = self._read(name)
+            if isinstance(cells, list):
+                raise UserError(f"{self.found.name}: column {name!r}, which is to be predicted, has no numbers")
+            if name in yes_or_no and (wrong := (cells != 0) & (cells != 1) & ~np.isnan(cells)).any():
+                self._refuse(name, wrong, "is neither 0 nor 1")
+            if self.question.target == "event" and name == targets[0] and (wrong := cells < 0).any():
+                self._refuse(name, wrong, "is a time before 0")
+
+    def _refuse(self, name: str, wrong: npt.NDArray[np.bool_], why: str) -> None:
+        where = f"row {int(wrong.argmax()) + 1}, column {name!r}"
+        raise UserError(f"{self.found.name}: {where} {why}", f"{self.found.name}: column {name!r}: a row {why}")
+
     def sums(self, asked: Asked) -> list[float]:
         """One number for each of `asked.entries()`; 0 where less than `least` rows would be in it.
 
@@ -94,9 +111,11 @@ class Table:
             found = self._counts(asked)
         elif asked.step == "squares":
             found = {("square", name, 0): self._square(name, mean) for name, mean in asked.means.items()}
-        else:
+        elif asked.step == "bins":
             bins = {name: self._bins(name, *ends) for name, ends in asked.bins.items()}
             found = {("bin", name, place): count for name, own in bins.items() for place, count in enumerate(own)}
+        else:
+            found = self._intervals(asked.times)
         return [found[entry] for entry in asked.entries()]
 
     def spellings(self) -> Spellings:
@@ -145,6 +164,22 @@ class Table:
             found |= {("value", name, value): self._if_enough(int((known == value).sum())) for value in values}
         return found
 
+    def _intervals(self, times: Sequence[float]) -> dict[Entry, float]:
+        """How many rows have their event in each interval and after the last, and how many are censored there;
+        those of each of `_groups` all at their mean time."""
+        every = [self._read(name) for name in self.question.targets]
+        found: dict[Entry, float] = {
+            (kind, "", place): 0.0 for kind in ("event", "censored") for place in range(len(times) + 1)
+        }
+        if self.consent != Consent.full or len(every) != 2 or any(isinstance(cells, list) for cells in every):
+            return found
+        when, happened = (np.asarray(cells, float) for cells in every)
+        for kind, value in (("event", 1.0), ("censored", 0.0)):
+            known = np.sort(when[(happened == value) & ~np.isnan(when)])
+            for group in self._groups(known if len(known) >= self.least else known[:0]):
+                found[kind, "", int(np.searchsorted(times, group.mean()))] += len(group)
+        return found
+
     def _square(self, name: str, mean: float) -> float:
         """Σ (x − m)², by the column's own mean: how single numbers less a huge m are rounded would tell them."""
         if not len(known := self._known(name)):
@@ -153,16 +188,19 @@ class Table:
         return math.fsum((known - own) ** 2) + len(known) * beside * beside
 
     def _bins(self, name: str, low: float, high: float) -> list[float]:
-        """How many numbers each bin has, where as many neighbours as `least` or more all count as their mean.
+        """How many numbers each bin has, those of each of `_groups` all as their mean."""
+        found = np.zeros(BINS + 2)
+        for group in self._groups(np.sort(self._known(name))):
+            found[np.searchsorted(edges(low, high), group.mean(), side="right")] += len(group)
+        return [float(count) for count in found]
+
+    def _groups(self, known: Numbers) -> list[Numbers]:
+        """Sorted numbers in groups of as many neighbours as `least` or more.
 
         They are whole groups of `own_least`, so that the groups of two questions differ by no fewer.
         """
-        known, found = np.sort(self._known(name)), np.zeros(BINS + 2)
         size = self.own_least * math.ceil(self.least / self.own_least)
-        for group in np.split(known, range(size, len(known) - size + 1, size)):
-            if len(group):
-                found[np.searchsorted(edges(low, high), group.mean(), side="right")] += len(group)
-        return [float(count) for count in found]
+        return [group for group in np.split(known, range(size, len(known) - size + 1, size)) if len(group)]
 
     def _known(self, name: str) -> Numbers:
         """A column's numbers; none where the site does not tell of them, or has not enough."""
@@ -279,7 +317,9 @@ class Respondent:
                 raise UserError(
                     f"{found.name} has fewer than {least} rows (--at-least), so nothing is told of them"
                 )
-            self._tables[key] = Table(found, question, self.consent, least, self.least)
+            table = Table(found, question, self.consent, least, self.least)
+            table.must_have_targets()
+            self._tables[key] = table
         return self._tables[key]
 
     @cached_property

@@ -13,6 +13,7 @@ from rich.table import Table
 from perennial.client.node.settings import DEFAULTS, Consent
 from perennial.common.data.columns import LEAST
 from perennial.common.data.site_files import LABEL
+from perennial.common.tasks import TaskName
 from perennial.common.utils.errors import UserError, printable
 from perennial.common.utils.files import write_text
 from perennial.server.cli.console import out, print_lines, print_tables, remark
@@ -151,8 +152,9 @@ class SurveyOptions:
     )
     category: list[str] = typer.Option([], metavar="COLUMN", help="Its numbers are names. Repeatable.")
     drop: list[str] = typer.Option([], metavar="COLUMN", help="Nobody uses it. Repeatable.")
-    task: Literal["classes", "numbers", "labels"] = typer.Option(
-        "classes", help="What is predicted: a class, numbers, or several labels that are 0 or 1 each."
+    task: TaskName = typer.Option(
+        "classes",
+        help="What is predicted: a class, numbers, several labels that are 0 or 1 each, or the time to an event.",
     )
     label_column: LabelColumn = LABEL
     environment_column: EnvironmentColumn = ""

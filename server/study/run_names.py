@@ -23,7 +23,16 @@ NO_NUMBER = {
 between which rounds `validation` chooses; nor are `quorum`, `largest` and `most_examples`: they decide which runs
 stop, and on which replies a model rests. Where `references` lie is none; that there are some is in the name. What
 `plugins` hold is in the version of the code."""
-OF_OTHER_TARGETS = {"target", "loss", "target_mean", "target_scale", "target_least", "target_most"}
+OF_OTHER_TARGETS = {
+    "target",
+    "loss",
+    "target_mean",
+    "target_scale",
+    "target_least",
+    "target_most",
+    "times",
+    "censoring",
+}
 """Settings of own data that say something where the targets are no classes."""
 RULES = {"perennial.server.selection.split_rule"}
 """Modules that only choose between results: studies read the counts anew."""

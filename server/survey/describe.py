@@ -149,7 +149,8 @@ def _files(path: Path) -> tuple[list[Path], list[str]]:
 def announcement(scenario: OwnData) -> dict[str, Any]:
     """What of it belongs into a run's configuration; what nobody has to say is left out."""
     of_tables = set[str]() if scenario.column_names and scenario.target == "classes" else {"label_column"}
-    of_tables |= {"target", "loss"} if scenario.target == "classes" else set()
+    of_tables |= {"target"} if scenario.target == "classes" else set()
+    of_tables |= {"loss"} if scenario.target != "numbers" else set()
     every = scenario.model_dump(mode="json", exclude={"test_fraction", "validation_fraction"} | of_tables)
     for columns in (every["columns"], *every["own_columns"].values()):
         for name, column in columns.items():

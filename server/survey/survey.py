@@ -51,6 +51,7 @@ from perennial.common.survey import (
     total,
     whole,
 )
+from perennial.common.tasks.event import censoring_curve
 from perennial.common.utils.errors import RunStopped, UserError, some_of
 from perennial.common.utils.suggestions import meant, sentence, unknown
 from perennial.common.wire import CLIENT, LONGEST_NAME, NUM_EXAMPLES, REFUSED, ROUND, RUN, Scalar
@@ -64,14 +65,16 @@ V = TypeVar("V")
 Sums = Mapping[Entry, float]
 SHARES = (0.05, 0.25, 0.5, 0.75, 0.95)
 """Of the numbers that are below each of the quantiles that are told."""
-COUNTED = ("rows", "class", "environment", "empty", "count", "value", "bin")
+COUNTED = ("rows", "class", "environment", "empty", "count", "value", "bin", "event", "censored")
 """Entries that are whole numbers."""
-THRESHOLDED = ("rows", "class", "environment", "count", "value", "bin")
+THRESHOLDED = ("rows", "class", "environment", "count", "value", "bin", "event", "censored")
 """Those that are 0 or at least the least."""
 FLOAT32_DIGITS = 1e5
 """Of a number's seven, those that may be the same in all rows, so that two are left."""
 FAR = 2.5
 """Deviation over the width of the middle half: 0.74 of a normal distribution, more where a few cells are far."""
+INTERVAL_SHARES = tuple(0.095 * place for place in range(1, 11))
+"""Of the rows, those whose time is before the end of each interval."""
 MOST_NUMBERS = 20
 """Classes with whole numbers as names, of which nothing is said."""
 NOT_ASKED_FOR = "is none of the sites that were asked for (--site)"
@@ -118,6 +121,11 @@ def survey(
     """
     if balance and question.targets:
         raise UserError("--class-weights balanced is for classes; leave it out, or say --task classes")
+    if question.target == "event" and len(question.targets) != 2:
+        raise UserError(
+            f"--label-column {question.label_column}: an event has two columns, its time and whether it happened, "
+            "with a comma between them"
+        )
     if per_site and question.secure:
         raise UserError(
             "--scope site needs each site's own sums, which secure aggregation hides; choose one of them"
@@ -133,9 +141,12 @@ def survey(
     bins = {}
     for name, mean in means.items():
         deviation = math.sqrt(found["square", name, 0] / max(1.0, found["count", name, 0]))
-        if deviation and (quantiles or question.rule(name) == "median"):
+        timed = question.target == "event" and name == question.targets[0]
+        if deviation and (timed or quantiles or question.rule(name) == "median"):
             bins[name] = (mean - REACH * deviation, mean + REACH * deviation)
     found = polled.sums(Asked(step="bins", bins=bins))
+    times = interval_ends(question, found, bins) if question.target == "event" else ()
+    found = polled.sums(Asked(step="intervals", times=times))
 
     fit = _Fit(question, means, bins)
     remarks = list[str]()
@@ -192,7 +203,7 @@ def survey(
         environment_column=question.environment_column,
         ignored=tuple(sorted(question.drop)),
         class_weights=weights,
-        **_of_targets(question, targets, found),
+        **_of_targets(question, targets, found, times, remarks),
         **{key: value for key, value in names.items() if value},
     )
     facts = [*_facts(found, len(polled.shapes), names), *_quantiles(found, bins)]
@@ -238,7 +249,22 @@ def surveyed(answer: dict[str, Any]) -> Surveyed:
 # ---------------------------------------------------------------------- from sums to the announcement
 
 
-def _of_targets(question: Question, targets: Mapping[str, AnyColumn], sums: Sums) -> dict[str, Any]:
+def interval_ends(question: Question, sums: Sums, bins: Mapping[str, tuple[float, float]]) -> tuple[float, ...]:
+    """Ends of intervals of time that about as many rows reach each. Raises `UserError`."""
+    name = question.targets[0]
+    if name not in bins:
+        raise UserError(f"column {name!r}: no site tells sums of its times, so no intervals can be made of them")
+    ends = [quantile(_bins(sums, name), *bins[name], share=share) for share in INTERVAL_SHARES]
+    return tuple(dict.fromkeys(short(end) for end in ends if end > 0))
+
+
+def _of_targets(
+    question: Question,
+    targets: Mapping[str, AnyColumn],
+    sums: Sums,
+    times: Sequence[float],
+    remarks: list[str],
+) -> dict[str, Any]:
     """What is announced of targets that are no classes. Raises `UserError` for one that cannot be a target."""
     if not targets:
         return {}
@@ -253,6 +279,21 @@ def _of_targets(question: Question, targets: Mapping[str, AnyColumn], sums: Sums
     if question.target == "numbers":
         numbers = [column for column in targets.values() if isinstance(column, NumberColumn)]
         found |= {"target_mean": [own.mean for own in numbers], "target_scale": [own.scale for own in numbers]}
+    if question.target == "event":
+        events, censored = (
+            [int(sums[kind, "", place]) for place in range(len(times) + 1)] for kind in ("event", "censored")
+        )
+        if not sum(events):
+            raise UserError(
+                f"column {question.targets[1]!r}: no site has {question.least} rows in which the event happened"
+            )
+        if hidden := sums["rows", "", 0] - sum(events) - sum(censored):
+            remarks.append(
+                f"of {hidden:.0f} rows no time is told, since a site has fewer than {question.least} with or "
+                "without the event; the censoring curve is of the others"
+            )
+        curve = censoring_curve(events, censored)
+        found |= {"times": times, "censoring": [short(own) for own in curve] if curve[-1] > 0 else []}
     return found
 
 
@@ -806,7 +847,7 @@ def implausible(sums: Sums, asked: Asked, least: int, shape: Shape | None = None
     rows = sums["rows", "", 0]
     if rows < max(1, least):
         return f"it has {rows:g} rows"
-    for what in ("class", "environment"):
+    for what in ("class", "environment", "event", "censored"):
         if sum(value for (kind, _, _), value in sums.items() if kind == what) > rows:
             return f"it counts more of {what} than rows"
     counts = {name: value for (what, name, _), value in sums.items() if what == "count"}

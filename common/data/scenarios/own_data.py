@@ -14,7 +14,7 @@ from perennial.common.data.datasets import resolve_root
 from perennial.common.data.examples import ClientData, Examples
 from perennial.common.data.scenario import Scenario
 from perennial.common.data.site_files import LABEL, Found, place_of, read
-from perennial.common.tasks import Classes, Numbers, PredictionTask
+from perennial.common.tasks import Classes, Event, Labels, Numbers, PredictionTask
 from perennial.common.tasks.numbers import NumbersLoss
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.knobs import knob
@@ -30,6 +30,7 @@ BALANCED = "balanced"
 """A rule for weights of classes, which is everybody's name for it."""
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(gt=0, le=1)]
 Weight = Annotated[float, Field(ge=1e-6, le=1e6)]
 
 
@@ -61,9 +62,15 @@ class Sites(Scenario):
     target_scale: tuple[Positive, ...] = knob((), "what each is then divided by; empty: nothing")
     target_least: tuple[Number, ...] = knob((), "what each number is at least; empty: anything finite")
     target_most: tuple[Number, ...] = knob((), "what each number is at most; empty: anything finite")
+    times: tuple[Positive, ...] = knob((), "of an event the ends of the intervals in which it may happen")
+    censoring: tuple[Share, ...] = knob(
+        (), "probability of being censored after each of times, for the Brier score; empty: nobody is censored"
+    )
     environments: tuple[str, ...] = knob(("own",), "names of the environments", min_length=1)
     class_weights: tuple[Weight, ...] = knob(
-        (), "what a row of each class counts in training, in the order of labels; empty: all count the same"
+        (),
+        "what a row of each class counts in training, in the order of labels, or of several labels a row that has "
+        "it; empty: all count the same",
     )
     test_fraction: float = knob(0.2, "part of an environment's samples that is for testing", ge=0, lt=1)
     validation_fraction: float = knob(0.1, "part that is held out for validation", ge=0, lt=1)
@@ -113,6 +120,24 @@ class Sites(Scenario):
             raise ValueError("with loss = 'poisson' the numbers are counts, which stay as they are; leave it out")
         return value
 
+    @field_validator("times", "censoring")
+    @classmethod
+    def _check_event_only(cls, value: tuple[float, ...], info: ValidationInfo) -> tuple[float, ...]:
+        target = info.data.get("target")
+        if value and target not in (None, "event"):
+            raise ValueError(f"it is for target = 'event', and here that is {target!r}; leave it out")
+        if target == "event" and info.field_name == "times" and not value:
+            raise ValueError("an event needs the ends of intervals, such as (30, 90, 365) days")
+        return value
+
+    @model_validator(mode="after")
+    def _check_task(self) -> Self:
+        try:
+            _ = self.task
+        except UserError as error:  # of an event's intervals
+            raise ValueError(str(error)) from None
+        return self
+
     @field_validator("class_weights", mode="before")
     @classmethod
     def _check_numbers(cls, weights: object) -> object:
@@ -125,8 +150,11 @@ class Sites(Scenario):
     @field_validator("class_weights")
     @classmethod
     def _check_weights(cls, weights: tuple[float, ...], info: ValidationInfo) -> tuple[float, ...]:
+        target = info.data.get("target")
+        if weights and target in ("numbers", "event"):
+            raise ValueError(f"they are for classes and labels, and here target is {target!r}; leave them out")
         if "labels" in info.data and len(weights) not in (0, classes := len(info.data["labels"])):
-            raise ValueError(f"there must be one for each of {classes} classes, or none")
+            raise ValueError(f"there must be one for each of {classes} {target}, or none")
         return weights
 
     @model_validator(mode="after")
@@ -163,11 +191,15 @@ class Sites(Scenario):
         if self.target == "numbers":
             scaled, bounds = (self.target_mean, self.target_scale), (self.target_least, self.target_most)
             return Numbers(self.labels, self.loss, *scaled, *bounds)
+        if self.target == "labels":
+            return Labels(self.labels, tuple((1.0, weight) for weight in self.class_weights))
+        if self.target == "event":
+            return Event(self.times, self.censoring)
         return Classes(self.classes, self.class_weights)
 
     @property
     def loss_weights(self) -> tuple[float, ...]:
-        return self.class_weights
+        return self.class_weights if self.target == "classes" else ()
 
     @property
     def train_environments(self) -> tuple[str, ...]:
