@@ -12,9 +12,22 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from perennial.common.data.raw_data import eight_bits
 from perennial.common.data.site_files import in_order
+from perennial.common.tasks import TaskName
+from perennial.common.tasks.numbers import NumbersLoss
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.files import path_of
 from perennial.common.utils.suggestions import alike
+from perennial.server.arrays import (
+    as_array,
+    class_array,
+    column_names,
+    must_be_text,
+    numbers,
+    shape_text,
+    target_array,
+    target_settings,
+    task_of,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,8 +38,6 @@ if TYPE_CHECKING:
 
 Samples = Sequence[Any]
 """`(x, y)` or `(x, y, environment)`, each of it a NumPy array, a tensor or a list."""
-MISSING = ("NoneType", "NAType", "NaTType")
-"""Types of what stands for nothing, pandas' own too."""
 ONLY = "all"
 """The environment of samples that come without one."""
 
@@ -62,32 +73,39 @@ def from_arrays(
     clients: Mapping[str, Samples],
     test: Mapping[str, Samples | Mapping[str, Samples]] | None = None,
     *,
+    task: TaskName | None = None,
     classes: Sequence[str] | Sequence[int] | npt.NDArray[Any] | None = None,
     class_weights: Sequence[float] | Literal["balanced"] = (),
+    targets: Sequence[str] | None = None,
+    loss: NumbersLoss = "squared",
     validation_fraction: float = 0.1,
     test_fraction: float | None = None,
 ) -> InMemory:
     """A scenario of arrays in memory: `{"site-a": (x, y, environment), …}`.
 
     `x`: (n, *shape) numbers; bytes (uint8) are divided by 255, everything else becomes float32. `y`: (n,) whole
-    numbers or texts. `environment`: (n,) whole numbers or texts, or one text for all; without it there is one
+    numbers or texts are classes; (n,) or (n, k) floats are numbers to be predicted; (n, k) of 0 and 1, NaN where
+    one is missing, are labels; a pair `(time, happened)` of (n,) each is the time to an event, and so is a
+    structured array as scikit-survival has it. `task` says which of these it is: "classes", "numbers", "labels" or
+    "event". `targets`: names of numbers or labels, by default those of a frame's columns. `loss`: of numbers.
+    `environment`: (n,) whole numbers or texts, or one text for all; without it there is one
     environment. `test`: by environment `(x, y)`, with which every client is tested, or `{"site-a": (x, y), …}`.
     Without `test`, `test_fraction` (0.2) of each environment of a client is for testing. `validation_fraction` is
     held out. `classes`: names of the classes 0, 1, …, or in their order the texts or numbers that `y` has.
-    `class_weights`: what a sample of each counts in training; "balanced": as in scikit-learn, by the classes of
-    all clients.
+    `class_weights`: what a sample of each counts in training, or of labels what a sample that has one does;
+    "balanced": as in scikit-learn, by the classes of all clients.
 
     Warns of names that differ by capitals, blanks or a number's zeros alone: they are classes, or environments, of
     their own. Warns of bytes in one place and numbers beyond 1 in another, of pictures beyond 1, and of channels
     that seem to be last. Raises `UserError` with one sentence for data that do not fit together.
     """
+    import torch
     from pydantic import ValidationError
 
     from perennial.common.data.scenarios.arrays import TRAIN, Arrays, digest_of
     from perennial.common.utils.suggestions import sentence
 
     own = _by_name("clients", clients, "site", '{"site-a": (x, y, environment)}')
-    sites = {name: _Part.of(name, own[name]) for name in sorted(own)}
     by_environment = {} if test is None else _by_name("test", test, "environment", '{"new": (x, y)}')
     shares: dict[str, object] = {"test_fraction": test_fraction, "validation_fraction": validation_fraction}
     for what, share in shares.items():
@@ -95,11 +113,25 @@ def from_arrays(
             raise UserError(f"{what}: {share!r:.100} is not possible; give a number from 0 to 1")
     if test and test_fraction:
         raise UserError(f"test_fraction = {test_fraction} is not possible with test; leave one of them out")
-    tests = {name: _tests(name, arrays, sites) for name, arrays in by_environment.items()}
+    kind = task_of(task, own)
+    sites = {name: _Part.of(name, own[name], kind) for name in sorted(own)}
+    tests = {name: _tests(name, arrays, sites, kind) for name, arrays in by_environment.items()}
     every = [*sites.values(), *(part for parts in tests.values() for part in parts.values())]
     columns = _must_be_alike(sites, every)
     environments = in_order(value for part in sites.values() for value in (part.environment or [ONLY]))
-    labels = _labels(list(sites.values()), every, classes)
+    if kind == "classes":
+        labels = _labels(list(sites.values()), every, classes)
+        target: dict[str, Any] = {"labels": tuple(labels.values())}
+        target["class_weights"] = _weights(class_weights, labels, sites.values())
+    else:
+        if classes is not None:
+            raise UserError(f"classes is for task='classes', and here that is {kind!r}; leave it out")
+        labels = {}
+        own_targets = [part.targets for part in sites.values() if part.targets is not None]
+        named = next(iter(sites.values())).target_names
+        target = target_settings(kind, own_targets, named, targets, class_weights, loss)
+    if loss != "squared" and kind != "numbers":
+        raise UserError(f"loss = {loss!r} is for task='numbers', and here that is {kind!r}; leave it out")
     for doubt in _doubts(sites, every, labels if classes is None else {}, environments):
         warnings.warn(doubt, stacklevel=2)
     records: dict[str, dict[str, Tensors]] = {
@@ -115,8 +147,7 @@ def from_arrays(
             {
                 "sites": tuple(sites),
                 "inputs": columns if len(set(columns)) == len(columns) > 0 else every[0].x.shape[1:],
-                "labels": tuple(labels.values()),
-                "class_weights": _weights(class_weights, labels, sites.values()),
+                **target,
                 "environments": tuple(environments),
                 "tests": tuple(tests),
                 "parts": tuple(digests.values()),
@@ -127,6 +158,9 @@ def from_arrays(
         )
     except ValidationError as error:
         raise UserError(sentence(error)) from None
+    for part in every if kind != "classes" else ():
+        if wrong := scenario.task.misfit(torch.from_numpy(part.targets)):
+            raise UserError(f"{part.name}: y {wrong}")
     files = {digests[site]: tensors for site, tensors in records.items()}
     return InMemory(scenario, files | ({scenario.shared: shared} if shared else {}))
 
@@ -216,7 +250,7 @@ def _by_name(what: str, arrays: Any, kind: str, example: str) -> dict[str, Any]:
         raise UserError(f"{what}: there must be at least one {kind}, as in {example}")
     if twice := [name for name, count in Counter(map(str, arrays)).items() if count > 1]:
         raise UserError(f"{what}: {twice[0]!r} is there twice, as a text and as a number; give one of each")
-    _must_be_text(what, map(str, arrays))
+    must_be_text(what, map(str, arrays))
     return {str(name): own for name, own in arrays.items()}
 
 
@@ -236,6 +270,13 @@ def _must_be_alike(sites: Mapping[str, _Part], every: Sequence[_Part]) -> tuple[
                     f"{part.name}: column {number} of x is {own!r}, and in {frames[0].name} {other!r}; all must "
                     "have the same columns in the same order"
                 )
+    first_width = first.targets.shape[1] if first.targets is not None else 0
+    for part in every:
+        if part.targets is not None and part.targets.shape[1] != first_width:
+            raise UserError(
+                f"{part.name}: y has {part.targets.shape[1]} numbers for a sample, and in {first.name} "
+                f"{first_width}; all must be alike"
+            )
     lacking, having = ([own for own in sites.values() if (own.environment is None) is no] for no in (True, False))
     if lacking and having:
         raise UserError(
@@ -278,7 +319,7 @@ def _doubts(
     for what, names in (("y", unnamed.values()), ("environment", environments)):
         for same in alike(names):
             yield f"{what}: {' and '.join(map(repr, same))} look like the same name; if so, spell them alike"
-    if isinstance(every[0].y[0], str):  # who may spell the same class otherwise
+    if every[0].y and isinstance(every[0].y[0], str):  # who may spell the same class otherwise
         labels = {name: all_names(map(str, part.y), ()) for name, part in sites.items()}
         yield from (f"y: {lonely}" for lonely in shared_nowhere(labels))
 
@@ -355,25 +396,29 @@ class _Part:
     name: str
     x: npt.NDArray[np.generic]
     y: list[int] | list[str]
+    """The classes; empty where there are `targets`."""
     environment: list[str] | None = None
     columns: tuple[str, ...] = ()
     """The names of x's columns, where it is a frame that has names."""
+    targets: npt.NDArray[np.float32] | None = None
+    """(n, targets)."""
+    target_names: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.x)
 
     @classmethod
-    def of(cls, name: str, arrays: Any, most: int = 3) -> _Part:
+    def of(cls, name: str, arrays: Any, task: TaskName, most: int = 3) -> _Part:
         """Raises `UserError` where a client's or a test environment's arrays are none."""
         wanted = "(x, y, environment) or (x, y)" if most == 3 else "(x, y)"
         if isinstance(arrays, str | Mapping) or not hasattr(arrays, "__len__") or not 2 <= len(arrays) <= most:
             raise UserError(f"{name} must be {wanted}, not {_kind(arrays)}")
-        x, y = as_array(name, "x", arrays[0]), as_array(name, "y", arrays[1])
+        x = as_array(name, "x", arrays[0])
+        targets = None if task == "classes" else target_array(name, arrays[1], task)
+        y = as_array(name, "y", arrays[1]) if targets is None else targets
         n = len(y) if y.ndim else 0
-        if y.ndim != 1 or not n:
-            has = "there is none" if y.ndim == 1 else f"it has shape {shape_text(y.shape)}"
-            raise UserError(f"{name}: y must have one class for each sample; {has}")
-        if y.dtype.kind not in "iubUT":
-            raise UserError(
-                f"{name}: y must be whole numbers or texts, not {y.dtype}; cut a measure into classes first"
-            )
+        if targets is None:
+            y = class_array(name, y)
         if x.ndim < 2 or len(x) != n or x.dtype.kind not in "fiub":
             raise UserError(
                 f"{name}: x must be numbers, {n} rows as in y and a column for each feature; it is {x.dtype} of "
@@ -381,9 +426,11 @@ class _Part:
             )
         if 0 in x.shape:
             raise UserError(f"{name}: a sample has shape {shape_text(x.shape[1:])}, which has no numbers")
-        columns = _columns(arrays[0])
+        columns = column_names(arrays[0])
         x = numbers(name, x, columns)
         environment = _environments(name, arrays[2], n) if len(arrays) == 3 else None
+        if targets is not None:
+            return cls(name, x, [], environment, columns, targets, column_names(arrays[1]))
         values = y.tolist()
         labels = [int(value) for value in values] if y.dtype.kind in "iub" else [str(value) for value in values]
         if empty := [at for at, label in enumerate(labels) if isinstance(label, str) and not label.strip()]:
@@ -400,96 +447,20 @@ class _Part:
         place = {label: number for number, label in enumerate(labels)}
         found = {
             "x": torch.from_numpy(np.ascontiguousarray(self.x)),
-            "y": torch.tensor([place[label] for label in self.y], device="cpu"),  # whatever the default is
+            "y": torch.tensor([place[label] for label in self.y], device="cpu")  # whatever the default is
+            if self.targets is None
+            else torch.from_numpy(self.targets),
         }
         if environments:
             number = {name: at for at, name in enumerate(environments)}
-            own = [number[name] for name in self.environment or [ONLY] * len(self.y)]
+            own = [number[name] for name in self.environment or [ONLY] * len(self)]
             found["environment"] = torch.tensor(own, device="cpu")
         return found
 
 
-def as_array(name: str, what: str, data: Any) -> npt.NDArray[Any]:
-    """A NumPy array of what was given. Raises `UserError` where it is no array."""
-    import numpy as np
-
-    if np.ma.is_masked(data):
-        raise UserError(f"{name}: {what} has masked values; fill them, or leave out the samples that have some")
-    try:
-        data = data.detach().cpu() if hasattr(data, "detach") else data
-        found = np.asarray(data)
-        if found.dtype.kind == "U" and not hasattr(data, "dtype"):  # a list, whose numbers are texts by now
-            found = np.asarray(data, object)
-    except (ValueError, TypeError, RuntimeError) as error:  # rows of several lengths, a type that NumPy lacks
-        raise UserError(f"{name}: {what} is no array ({' '.join(str(error).split())[:100]})") from None
-    if found.dtype.kind not in "fiub" and found.ndim == 2:  # of a frame, the first column that is the matter
-        for column, values in zip(_columns(data), found.T, strict=False):
-            others = {n: value for n, value in enumerate(values) if not isinstance(value, Real | np.bool_)}
-            strange = [kind for value in others.values() if (kind := type(value).__name__) not in MISSING]
-            if strange:
-                raise UserError(
-                    f"{name}: column {column!r} of {what} must have numbers, not {strange[0]}; make numbers of it "
-                    "(pandas.get_dummies), or write tables and let `perennial describe` encode them"
-                )
-            if others:
-                raise UserError(
-                    f"{name}: column {column!r} of {what} is empty for sample {min(others)}; fill it in, or leave "
-                    "the sample out"
-                )
-    if found.dtype.kind == "O":
-        kinds = {type(value) for value in found.ravel().tolist()}
-        if all(issubclass(kind, str) for kind in kinds):  # pandas' texts
-            _must_be_text(f"{name}: {what}", found.ravel().tolist())  # NumPy would cut a NUL at the end
-            return found.astype(str)
-        if all(issubclass(kind, Real | np.bool_) for kind in kinds):  # a frame with numbers and truth values
-            return np.array(found.tolist())
-        values = found.ravel().tolist()
-        missing = [number for number, value in enumerate(values) if value is None or value != value]
-        if found.ndim == 1 and missing and len(missing) < len(values):
-            raise UserError(f"{name}: {what} has no value for sample {missing[0]}; leave that sample out")
-        names = " and ".join(sorted(kind.__name__ for kind in kinds))
-        raise UserError(f"{name}: {what} must be numbers or texts of one kind, not {names}")
-    if found.dtype.kind in "UT":
-        _must_be_text(f"{name}: {what}", found.ravel().tolist())
-    return found
-
-
-def _must_be_text(what: str, texts: Iterable[str]) -> None:
-    """Raises `UserError` for a text that no file can have: with a NUL, or with half a character."""
-    for text in sorted(set(texts)):
-        if "\0" in text or text.encode(errors="replace").decode() != text:
-            raise UserError(f"{what}: {text!r:.100} has a NUL or half a character; spell it with letters alone")
-
-
-def numbers(name: str, x: npt.NDArray[Any], columns: Sequence[str] = ()) -> npt.NDArray[Any]:
-    """Samples (n, …) as they are kept: bytes, or float32. Raises `UserError` for what is no finite number then."""
-    import numpy as np
-
-    if x.dtype == np.uint8 and not columns:  # a frame's whole numbers are no pixels
-        return x
-    with np.errstate(over="ignore"):
-        x = np.ascontiguousarray(x, dtype=np.float32)
-    wrong = np.argwhere(~np.isfinite(x))
-    if len(wrong):
-        row, place = wrong[0][:2]
-        where = f"column {columns[place]!r}" if columns else f"number {place}" if x.ndim == 2 else "x"
-        raise UserError(
-            f"{name}: sample {row} has in {where} what is no finite number (as float32); fill it in, or leave the "
-            "sample out"
-        )
-    return x
-
-
-def _columns(frame: Any) -> tuple[str, ...]:
-    """The names of a frame's columns; numbers, which pandas gives where nobody has named them, are none."""
-    columns = tuple(getattr(frame, "columns", ()))
-    _must_be_text("a column of x", map(str, columns))
-    return tuple(map(str, columns)) if any(isinstance(name, str) for name in columns) else ()
-
-
 def _environments(name: str, values: Any, n: int) -> list[str]:
     if isinstance(values, str):
-        _must_be_text(f"{name}: environment", [values])
+        must_be_text(f"{name}: environment", [values])
         return [values] * n
     if values is None:
         raise UserError(f"{name}: environment is None; give one for each sample, or leave it out")
@@ -502,15 +473,15 @@ def _environments(name: str, values: Any, n: int) -> list[str]:
     return [str(value) for value in found.tolist()]
 
 
-def _tests(name: str, arrays: Any, sites: Mapping[str, _Part]) -> dict[str, _Part]:
+def _tests(name: str, arrays: Any, sites: Mapping[str, _Part], task: TaskName) -> dict[str, _Part]:
     """A test environment's samples by site, or under "" those that all sites have."""
     if not isinstance(arrays, Mapping):
-        return {"": _Part.of(f"test {name!r}", arrays, most=2)}
+        return {"": _Part.of(f"test {name!r}", arrays, task, most=2)}
     if strangers := [str(site) for site in arrays if str(site) not in sites]:
         raise UserError(f"test {name!r}: {strangers[0]} is no client; there are {', '.join(sites)}")
     if not arrays:
         raise UserError(f"test {name!r} has no samples for any client")
-    return {str(site): _Part.of(f"test {name!r} of {site}", own, most=2) for site, own in arrays.items()}
+    return {str(site): _Part.of(f"test {name!r} of {site}", own, task, most=2) for site, own in arrays.items()}
 
 
 def _labels(
@@ -545,7 +516,7 @@ def _labels(
             "as ['well', 'ill'], or of all numbers that y has"
         )
     named = [int(name) if numbers else str(name) for name in names]
-    _must_be_text("classes", map(str, named))
+    must_be_text("classes", map(str, named))
     if twice := [name for name, there in Counter(named).items() if there > 1]:
         raise UserError(f"classes: {twice[0]!r} is there twice; name each class once")
     known: dict[int | str, str] = {
@@ -555,11 +526,6 @@ def _labels(
         if beyond := sorted(map(str, set(part.y) - known.keys())):
             raise UserError(f"{part.name}: y has {beyond[0]}, which is none of the {len(names)} classes")
     return known
-
-
-def shape_text(shape: Sequence[int]) -> str:
-    """A shape as a person writes it, such as 3x32x32."""
-    return "x".join(map(str, shape)) or "of a single number"
 
 
 def _kind(given: Any) -> str:

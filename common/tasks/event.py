@@ -20,6 +20,8 @@ CONCORDANCE = Measure("concordance", "concordance")
 BRIER = Measure("integrated_brier_score", "integrated Brier score", higher_is_better=False, percent=False)
 RISKS = 1e5
 """Risks whose logarithms differ by less than 1 / `RISKS` count as tied, so that rounding decides no pair."""
+INTERVAL_SHARES = tuple(0.095 * place for place in range(1, 11))
+"""Of all samples, those whose time is before the end of each interval, where nobody says which intervals."""
 RAREST = 1e-6
 """A constant's hazard where no event happened, and one less that where it happened to all."""
 

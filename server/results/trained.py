@@ -30,7 +30,7 @@ from perennial.common.utils.errors import UserError
 from perennial.common.utils.files import load_tensors
 from perennial.common.utils.suggestions import unknown
 from perennial.common.wire import MODEL, PERSONAL
-from perennial.server.in_memory import as_array, numbers, shape_text
+from perennial.server.arrays import as_array, numbers, shape_text
 from perennial.server.run.folder import RunFolder, reason
 from perennial.strategies.registry import strategy_for
 

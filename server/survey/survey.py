@@ -51,7 +51,7 @@ from perennial.common.survey import (
     total,
     whole,
 )
-from perennial.common.tasks.event import censoring_curve
+from perennial.common.tasks.event import INTERVAL_SHARES, censoring_curve
 from perennial.common.utils.errors import RunStopped, UserError, some_of
 from perennial.common.utils.suggestions import meant, sentence, unknown
 from perennial.common.wire import CLIENT, LONGEST_NAME, NUM_EXAMPLES, REFUSED, ROUND, RUN, Scalar
@@ -73,8 +73,6 @@ FLOAT32_DIGITS = 1e5
 """Of a number's seven, those that may be the same in all rows, so that two are left."""
 FAR = 2.5
 """Deviation over the width of the middle half: 0.74 of a normal distribution, more where a few cells are far."""
-INTERVAL_SHARES = tuple(0.095 * place for place in range(1, 11))
-"""Of the rows, those whose time is before the end of each interval."""
 MOST_NUMBERS = 20
 """Classes with whole numbers as names, of which nothing is said."""
 NOT_ASKED_FOR = "is none of the sites that were asked for (--site)"

@@ -67,6 +67,8 @@ class Arrays(Sites):
         return any((root / FOLDER / f"{part}.safetensors").is_file() for part in self.parts)
 
     def client_data(self, client: int, seed: int, data_root: Path | None) -> ClientData:
+        import torch
+
         root, site = resolve_root(data_root), self.sites[client]
         records = self._read(root, self.parts[client], f"the arrays of {site}")
         if self.shared:
@@ -77,7 +79,7 @@ class Arrays(Sites):
         for number, name in enumerate(self.tests):
             if found := records.get(str(number)):
                 x, y = unit_range(found["x"]), found["y"]
-                test[name] = Examples(x, y, y.new_full(y.shape, -1))
+                test[name] = Examples(x, y, torch.full((len(y),), -1))
         divided = self.divide(site, seed, every)
         return ClientData(divided.train, divided.validation, {**divided.test, **test})
 
