@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from chromium import CHROMIUM, browser
 from stays import Stays
 from torch import Tensor
 from typer.testing import CliRunner
@@ -220,6 +221,31 @@ def test_a_rate_that_is_not_finite_is_refused(tmp_path: Path, start: Callable[[P
     given = {"name": "input", "datatype": "FP32", "shape": [1, 5], "data": data}
     status, answer = start(tmp_path).ask(INFER, {"inputs": [given]})
     assert (status, "is not finite" in answer["error"]) == (400, True)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed (apt-get install chromium)")
+def test_the_page_shows_values_by_target_in_their_own_unit(
+    tmp_path: Path, start: Callable[[Path], Serving]
+) -> None:
+    served = evaluated(tmp_path / "state", Stays())
+    one = start(tmp_path / "state")
+    with browser(tmp_path, f"http://127.0.0.1:{one.server.http_port}/") as page:
+        page.until("document.readyState == 'complete' && !document.querySelector('main').hidden")
+        text = page.run("document.body.innerText")
+        for words in ("Mean absolute error at site client-0", "away", "1.250"):
+            assert words in text
+        page.run("document.querySelector('[data-name=age]').value = '63'")
+        page.run("document.querySelector('[data-name=ward]').value = 'lung'")
+        page.run("document.querySelector('#try button').click()")
+        page.until(
+            "document.querySelectorAll('#answer tr').length > 2 || document.getElementById('error').textContent"
+        )
+        rows = page.run("[...document.querySelectorAll('#answer tr')].map(row => row.innerText)")
+    values = expected(served, features({"age": [63], "ward": ["lung"]}))[0].tolist()
+    assert rows[0].split() == ["Target", "Value"]
+    for row, name, value in zip(rows[1:], ("days", "euros"), values, strict=True):
+        assert row.split()[0] == name
+        assert float(row.split()[1]) == pytest.approx(value, rel=1e-3)
 
 
 # ---------------------------------------------------------------------- what an evaluation leaves
