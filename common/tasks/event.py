@@ -9,7 +9,16 @@ from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from perennial.common.measures.concordance import pairs
-from perennial.common.tasks.base import Column, Measure, Prediction, PredictionTask, Reduction, Sums, TaskName, like
+from perennial.common.tasks.base import (
+    Column,
+    Measure,
+    Prediction,
+    PredictionTask,
+    Reduction,
+    Sums,
+    TaskName,
+    like,
+)
 from perennial.common.tasks.classes import MOST, WRONG
 from perennial.common.utils.errors import UserError
 

@@ -8,7 +8,16 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from perennial.common.measures.scores import BINS, area, area_deviation, average_precision, bins_of
-from perennial.common.tasks.base import Column, Measure, Prediction, PredictionTask, Reduction, Sums, TaskName, like
+from perennial.common.tasks.base import (
+    Column,
+    Measure,
+    Prediction,
+    PredictionTask,
+    Reduction,
+    Sums,
+    TaskName,
+    like,
+)
 from perennial.common.tasks.classes import MOST, WRONG
 
 if TYPE_CHECKING:
