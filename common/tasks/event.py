@@ -6,14 +6,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from perennial.common.measures.concordance import pairs
-from perennial.common.tasks.base import Column, Measure, PredictionTask, Reduction, Sums, TaskName, like
+from perennial.common.tasks.base import (
+    Column,
+    Measure,
+    Prediction,
+    PredictionTask,
+    Reduction,
+    Sums,
+    TaskName,
+    like,
+)
 from perennial.common.tasks.classes import MOST, WRONG
 from perennial.common.utils.errors import UserError
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     from torch import Tensor
 
 CONCORDANCE = Measure("concordance", "concordance")
@@ -22,6 +33,8 @@ RISKS = 1e5
 """Risks whose logarithms differ by less than 1 / `RISKS` count as tied, so that rounding decides no pair."""
 INTERVAL_SHARES = tuple(0.095 * place for place in range(1, 11))
 """Of all samples, those whose time is before the end of each interval, where nobody says which intervals."""
+MOST_TIMES = 1000
+"""That a caller may ask for."""
 RAREST = 1e-6
 """A constant's hazard where no event happened, and one less that where it happened to all."""
 
@@ -38,6 +51,8 @@ class Event(PredictionTask):
 
     name: ClassVar[TaskName] = "event"
     headline: ClassVar[Measure] = CONCORDANCE
+    prediction: ClassVar[Prediction] = Prediction("survival", "survival probability", "time")
+    asks: ClassVar[tuple[str, ...]] = ("times",)
     loss_is: ClassVar[str] = "negative log-likelihood"
     constant_is: ClassVar[str] = "the hazards of a client's training data"
 
@@ -219,6 +234,53 @@ class Event(PredictionTask):
         import torch.nn.functional as F
 
         return (-F.softplus(outputs).cumsum(dim=-1)).exp()
+
+    def decided(self, predictions: npt.NDArray[np.float32]) -> npt.NDArray[Any]:
+        """The restricted mean survival time (n,): how long a sample is expected to be without the event until the
+        last of `times`, which is the area below the curve of `survival_at`."""
+        import numpy as np
+
+        curve = np.pad(predictions.astype(np.float64), ((0, 0), (1, 0)), constant_values=1.0)
+        return (curve[:, :-1] + curve[:, 1:]) / 2 @ np.diff((0.0, *self.times))
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return tuple(f"{time:g}" for time in self.times)
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        return {"times": list(self.times)}
+
+    def answer(self, outputs: Tensor, asked: Mapping[str, str] | None = None) -> dict[str, Tensor]:
+        """At each of `times`, or at those of the parameter `times`, which are numbers with commas between them."""
+        survival = self.predictions(outputs)
+        if asked and "times" in asked:
+            survival = self.survival_at(survival, self._asked_times(asked["times"]))
+        return {self.prediction.name: survival}
+
+    def _asked_times(self, text: str) -> list[float]:
+        try:
+            times = [float(word) for word in text.split(",")]
+        except ValueError:
+            times = []
+        if not (0 < len(times) <= MOST_TIMES and all(0 <= time <= self.times[-1] for time in times)):
+            raise UserError(
+                f"times: {text[:40]!r} is not possible; give at most {MOST_TIMES} numbers from 0 to "
+                f"{self.times[-1]:g} with commas between them"
+            )
+        return times
+
+    def survival_at(self, survival: Tensor, times: Sequence[float]) -> Tensor:
+        """The survival probability (n, k) at k times from 0 to the last of `times`, of one (n, T) at those: along
+        straight lines from 1 at 0, as if within an interval each moment were as likely for the event."""
+        import torch
+        import torch.nn.functional as F
+
+        ends, at = torch.tensor((0.0, *self.times)).double(), torch.tensor(times).double()
+        place = torch.searchsorted(ends[1:], at)
+        part = ((at - ends[place]) / (ends[place + 1] - ends[place])).to(survival)
+        curve = F.pad(survival, (1, 0), value=1.0)
+        return torch.lerp(curve[:, place], curve[:, place + 1], part)
 
     def counts(self, targets: Tensor) -> tuple[Tensor, Tensor]:
         """How many samples (T + 1,) have their event in each interval and after the last, and how many were

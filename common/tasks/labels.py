@@ -5,13 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from perennial.common.measures.scores import BINS, area, area_deviation, average_precision, bins_of
-from perennial.common.tasks.base import Column, Measure, PredictionTask, Reduction, Sums, TaskName, like
+from perennial.common.tasks.base import (
+    Column,
+    Measure,
+    Prediction,
+    PredictionTask,
+    Reduction,
+    Sums,
+    TaskName,
+    like,
+)
 from perennial.common.tasks.classes import MOST, WRONG
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     from torch import Tensor
 
     from perennial.common.measures.scores import Counts
@@ -30,6 +41,7 @@ class Labels(PredictionTask):
 
     name: ClassVar[TaskName] = "labels"
     headline: ClassVar[Measure] = AUROC
+    prediction: ClassVar[Prediction] = Prediction("probabilities", "probability", "label", largest_first=True)
     loss_is: ClassVar[str] = "binary cross-entropy"
     constant_is: ClassVar[str] = "how frequent each label is in a client's training data"
 
@@ -173,6 +185,14 @@ class Labels(PredictionTask):
     def predictions(self, outputs: Tensor) -> Tensor:
         """The probability of each label (n, K)."""
         return outputs.sigmoid()
+
+    def decided(self, predictions: npt.NDArray[np.float32]) -> npt.NDArray[Any]:
+        """1 for each label (n, K) that is as likely as not or more, else 0."""
+        return (predictions >= 0.5).astype(int)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return self.names
 
 
 def _f1(negatives: Counts, positives: Counts) -> float | None:

@@ -195,7 +195,7 @@ class Sites(Scenario):
             return Labels(self.labels, tuple((1.0, weight) for weight in self.class_weights))
         if self.target == "event":
             return Event(self.times, self.censoring)
-        return Classes(self.classes, self.class_weights)
+        return Classes(self.classes, self.class_weights, self.labels)
 
     @property
     def loss_weights(self) -> tuple[float, ...]:

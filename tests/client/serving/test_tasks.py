@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from chromium import CHROMIUM, browser
 from stays import Stays
 from torch import Tensor
 from typer.testing import CliRunner
@@ -26,7 +27,7 @@ from perennial.common.config import RunConfig, load_config
 from perennial.common.data.scenario import Scenario
 from perennial.common.models.network import network
 from perennial.common.models.torch_state import CPU
-from perennial.common.tasks import Classes, Numbers
+from perennial.common.tasks import HEADLINES, Classes, Event, Labels, Numbers
 from perennial.common.utils.addresses import Address
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.files import save_tensors
@@ -43,7 +44,9 @@ HERE = Address("127.0.0.1", 0)
 CELLS: dict[str, list[Any]] = {"age": [63, None, 41], "ward": ["lung", "", "heart"]}
 ONE: dict[str, Any] = {"targets": ("days",), "mean": (7.5,), "scale": (2.0,)}
 COUNTS: dict[str, Any] = {"targets": ("visits", "falls"), "kind": "poisson"}
-SCENARIOS: dict[str, Scenario] = {"two": Stays(), "one": Stays(**ONE), "counts": Stays(**COUNTS)}
+LABELS, EVENT = Stays(target="labels", targets=("fall", "fever")), Stays(target="event")
+NUMBERS: dict[str, Scenario] = {"two": Stays(), "one": Stays(**ONE), "counts": Stays(**COUNTS)}
+SCENARIOS = {**NUMBERS, "labels": LABELS, "event": EVENT}
 each = pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=SCENARIOS)
 
 
@@ -82,6 +85,10 @@ def features(cells: dict[str, list[Any]]) -> Tensor:
 def expected(served: Served, x: Tensor) -> Tensor:
     """A prediction of the outputs, written anew from what the task announces."""
     outputs, task = served.models["global"](x).double(), served.scenario.task
+    if isinstance(task, Labels):
+        return 1 / (1 + (-outputs).exp())
+    if isinstance(task, Event):
+        return (1 - 1 / (1 + (-outputs).exp())).cumprod(dim=1)
     assert isinstance(task, Numbers)
     if task.kind == "poisson":
         return outputs.exp()
@@ -147,7 +154,8 @@ def test_raw_rows_are_answered_alike_over_rest_and_grpc(
     status, answer = one.ask(INFER, columns(CELLS))
     assert status == 200, answer
     [output] = answer["outputs"]
-    assert (output["name"], output["datatype"], output["shape"]) == ("value", "FP32", [3, width])
+    name = {"labels": "probabilities", "event": "survival"}.get(scenario.task.name, "value")
+    assert (output["name"], output["datatype"], output["shape"]) == (name, "FP32", [3, width])
     found = torch.tensor(output["data"], dtype=torch.float64).reshape(3, width)
     torch.testing.assert_close(found, expected(served, features(CELLS)), rtol=1e-6, atol=1e-6)
 
@@ -157,9 +165,7 @@ def test_raw_rows_are_answered_alike_over_rest_and_grpc(
         model_name="perennial", inputs=[given], raw_input_contents=[x.numpy().astype("<f4").tobytes()]
     )
     response = one.stub.ModelInfer(request)
-    assert [(out.name, out.datatype, list(out.shape)) for out in response.outputs] == [
-        ("value", "FP32", [3, width])
-    ]
+    assert [(out.name, out.datatype, list(out.shape)) for out in response.outputs] == [(name, "FP32", [3, width])]
     values = np.frombuffer(response.raw_output_contents[0], "<f4").tolist()
     assert values == output["data"]
 
@@ -222,6 +228,31 @@ def test_a_rate_that_is_not_finite_is_refused(tmp_path: Path, start: Callable[[P
     assert (status, "is not finite" in answer["error"]) == (400, True)
 
 
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed (apt-get install chromium)")
+def test_the_page_shows_values_by_target_in_their_own_unit(
+    tmp_path: Path, start: Callable[[Path], Serving]
+) -> None:
+    served = evaluated(tmp_path / "state", Stays())
+    one = start(tmp_path / "state")
+    with browser(tmp_path, f"http://127.0.0.1:{one.server.http_port}/") as page:
+        page.until("document.readyState == 'complete' && !document.querySelector('main').hidden")
+        text = page.run("document.body.innerText")
+        for words in ("Mean absolute error at site client-0", "away", "1.250"):
+            assert words in text
+        page.run("document.querySelector('[data-name=age]').value = '63'")
+        page.run("document.querySelector('[data-name=ward]').value = 'lung'")
+        page.run("document.querySelector('#try button').click()")
+        page.until(
+            "document.querySelectorAll('#answer tr').length > 2 || document.getElementById('error').textContent"
+        )
+        rows = page.run("[...document.querySelectorAll('#answer tr')].map(row => row.innerText)")
+    values = expected(served, features({"age": [63], "ward": ["lung"]}))[0].tolist()
+    assert rows[0].split() == ["Target", "Value"]
+    for row, name, value in zip(rows[1:], ("days", "euros"), values, strict=True):
+        assert row.split()[0] == name
+        assert float(row.split()[1]) == pytest.approx(value, rel=1e-3)
+
+
 # ---------------------------------------------------------------------- what an evaluation leaves
 
 
@@ -271,7 +302,9 @@ def test_a_snapshot_of_an_older_version_shows_no_results(tmp_path: Path) -> None
 
 def test_every_headline_has_a_gauge() -> None:
     families = {family.name for family in ServingMetrics().registry.collect()}
-    assert {f"perennial_{scenario.task.headline.name}" for scenario in (Toy(), Stays())} <= families
+    tasks = [scenario.task for scenario in (Toy(), *SCENARIOS.values())]
+    assert {task.headline.name for task in tasks} == set(HEADLINES)
+    assert {f"perennial_{name}" for name in HEADLINES} <= families
 
 
 # ---------------------------------------------------------------------- exported and predicted
@@ -285,21 +318,25 @@ def test_an_exported_model_answers_as_pytorch(scenario: Scenario, tmp_path: Path
     said = CliRunner().invoke(app, ["export", str(tmp_path / "state"), "-o", str(tmp_path / "m.onnx")])
     assert said.exit_code == 0, said.output
     session = onnxruntime.InferenceSession((tmp_path / "m.onnx").read_bytes(), providers=["CPUExecutionProvider"])
-    assert [output.name for output in session.get_outputs()] == ["value"]
+    [name] = [output.name for output in session.get_outputs()]
+    assert name == scenario.task.prediction.name
     cells = some_cells(scenario, 40)
     lists = {
         "age": [None if np.isnan(age) else float(age) for age in cells["age"]],
         "ward": cells["ward"].tolist(),
     }
-    [values] = session.run(["value"], cells)
+    [values] = session.run([name], cells)
     torch.testing.assert_close(
         torch.from_numpy(values).double(), expected(served, features(lists)), rtol=1e-5, atol=1e-5
     )
     about = json.loads(session.get_modelmeta().custom_metadata_map["perennial"])
-    assert (about["task"], about["targets"]) == ("numbers", list(scenario.task.parts))
+    parts = {"labels": ["fall", "fever"], "times": [2.0, 5.0, 10.0]}
+    assert about["task"] == scenario.task.name
+    [of] = {"targets", "labels", "times"} & about.keys()
+    assert about[of] == parts.get(of, list(scenario.task.parts))
     # The task's constants were not taken from the tracing of the model.
     assert type(scenario.task.predictions(torch.zeros(1, scenario.task.outputs))) is Tensor
-    [one] = session.run(["value"], {name: own[:1] for name, own in cells.items()})
+    [one] = session.run([name], {column: own[:1] for column, own in cells.items()})
     np.testing.assert_allclose(one, values[:1], rtol=1e-6)
 
 
@@ -316,15 +353,18 @@ def test_tensors_alone_are_read_with_what_the_file_says(tmp_path: Path) -> None:
     assert (about["target_mean"], about["target_scale"]) == ([7.5, 12_000.0], [2.0, 3_000.0])
 
 
-@each
-def test_predict_has_the_targets_own_unit_and_shape(scenario: Scenario, tmp_path: Path) -> None:
+def result_of(path: Path, scenario: Scenario) -> Result:
+    """A run that has left an untrained model."""
     config = configured(scenario)
-    tensors = initial(config)
-    folder = RunFolder.create(tmp_path / "run", config)
+    folder = RunFolder.create(path, config)
     (folder.path / "models").mkdir(exist_ok=True)
-    save_tensors(folder.path / "models" / "global.safetensors", tensors)
-    result = Result(folder.path)
-    x = features(CELLS)
+    save_tensors(folder.path / "models" / "global.safetensors", initial(config))
+    return Result(folder.path)
+
+
+@pytest.mark.parametrize("scenario", NUMBERS.values(), ids=NUMBERS)
+def test_predict_has_the_targets_own_unit_and_shape(scenario: Scenario, tmp_path: Path) -> None:
+    result, x = result_of(tmp_path / "run", scenario), features(CELLS)
     wanted = expected(evaluated(tmp_path / "state", scenario), x).numpy()
     found = result.predict(x.numpy())
     assert found.shape == ((3,) if len(scenario.task.parts) == 1 else (3, 2))
@@ -361,3 +401,93 @@ def test_from_tables_of_numbers_to_values_of_new_rows(tmp_path: Path) -> None:
     session = onnxruntime.InferenceSession((tmp_path / "m.onnx").read_bytes(), providers=["CPUExecutionProvider"])
     cells = {"age": new["age"].to_numpy(np.float32), "ward": new["ward"].to_numpy(object)}
     np.testing.assert_allclose(session.run(["value"], cells)[0][:, 0], values, rtol=1e-5)
+
+
+def test_predict_says_which_labels_a_row_has(tmp_path: Path) -> None:
+    result, x = (
+        result_of(tmp_path / "run", LABELS),
+        5 * torch.randn(20, 5, generator=torch.Generator().manual_seed(0)),
+    )
+    wanted = expected(evaluated(tmp_path / "state", LABELS), x).numpy()
+    np.testing.assert_allclose(result.predict_proba(x.numpy()), wanted, rtol=1e-6)
+    found = result.predict(x.numpy())
+    assert found.dtype == np.int64
+    assert found.tolist() == (wanted >= 0.5).astype(int).tolist()
+    assert set(found.ravel()) == {0, 1}
+
+
+def test_predict_says_how_long_a_row_is_expected_to_be_without_the_event(tmp_path: Path) -> None:
+    result, x = result_of(tmp_path / "run", EVENT), features(CELLS)
+    survival = expected(evaluated(tmp_path / "state", EVENT), x).numpy()
+    np.testing.assert_allclose(result.predict_proba(x.numpy()), survival, rtol=1e-6)
+    moments = np.linspace(0, 10, 100_001)
+    curves = [np.interp(moments, [0, 2, 5, 10], [1, *own]) for own in survival]
+    np.testing.assert_allclose(result.predict(x.numpy()), 10 * np.mean(curves, axis=1), rtol=1e-4)
+
+
+# ---------------------------------------------------------------------- survival at asked times
+
+
+def asking(times: object) -> dict[str, Any]:
+    return {**columns(CELLS), "parameters": {"times": times}}
+
+
+def test_survival_at_times_that_are_asked_for(tmp_path: Path, start: Callable[[Path], Serving]) -> None:
+    served = evaluated(tmp_path, EVENT)
+    one = start(tmp_path)
+    plain = one.ask(INFER, columns(CELLS))[1]["outputs"][0]["data"]
+    asked = [7.5, 0, 2, 1, 10, 5]
+    status, answer = one.ask(INFER, asking(", ".join(map(str, asked))))
+    assert status == 200, answer
+    [output] = answer["outputs"]
+    assert (output["name"], output["shape"]) == ("survival", [3, 6])
+    survival = expected(served, features(CELLS)).numpy()
+    wanted = [np.interp(asked, [0, 2, 5, 10], [1, *own]) for own in survival]
+    found = np.array(output["data"]).reshape(3, 6)
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    assert found[:, [2, 5, 4]].ravel().tolist() == plain  # at the model's own times what they have
+    assert one.ask(INFER, asking(5))[1]["outputs"][0]["data"] == plain[1::3]
+
+    x = features(CELLS)
+    given = ModelInferRequest.InferInputTensor(name="input", datatype="FP32", shape=x.shape)
+    request = ModelInferRequest(
+        model_name="perennial", inputs=[given], raw_input_contents=[x.numpy().astype("<f4").tobytes()]
+    )
+    request.parameters["times"].string_param = "7.5,0,2,1,10,5"
+    assert np.frombuffer(one.stub.ModelInfer(request).raw_output_contents[0], "<f4").tolist() == output["data"]
+    request.parameters["times"].int64_param = 5
+    [response] = one.stub.ModelInfer(request).outputs
+    assert list(response.shape) == [3, 1]
+
+
+@pytest.mark.parametrize(
+    "times", ["", "5,", "soon", "-1", "nan", "inf", "11", "5;7", ",".join(["1"] * 1001), True]
+)
+def test_impossible_times_get_one_sentence(
+    times: object, tmp_path: Path, start: Callable[[Path], Serving]
+) -> None:
+    evaluated(tmp_path, EVENT)
+    status, answer = start(tmp_path).ask(INFER, asking(times))
+    assert status == 400
+    assert answer["error"] == (
+        f"times: {str(times)[:40]!r} is not possible; give at most 1000 numbers from 0 to 10 with commas between "
+        "them"
+    )
+
+
+def test_other_tasks_have_no_parameter_times(tmp_path: Path, start: Callable[[Path], Serving]) -> None:
+    evaluated(tmp_path, LABELS)
+    one = start(tmp_path)
+    assert one.ask(INFER, asking("soon"))[1] == one.ask(INFER, columns(CELLS))[1]
+
+
+def test_metadata_and_page_name_labels_and_times(tmp_path: Path, start: Callable[[Path], Serving]) -> None:
+    for scenario, key, parts in ((LABELS, "labels", ["fall", "fever"]), (EVENT, "times", [2.0, 5.0, 10.0])):
+        evaluated(tmp_path / key, scenario)
+        one = start(tmp_path / key)
+        document = one.ask("/v2/models/perennial")[1]
+        assert document["parameters"][key] == parts
+        assert [output["shape"] for output in document["outputs"]] == [[-1, len(parts)]]
+        [_, shown] = one.ask("/served")[1]["models"]
+        assert shown["prediction"]["parts"] == [f"{part:g}" if isinstance(part, float) else part for part in parts]
+        assert shown["prediction"]["probability"] is True
