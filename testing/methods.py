@@ -102,7 +102,7 @@ def test_the_wire_changes_nothing(method: str, tmp_path: Path) -> None:
     with plain_torch(threads=1):  # as in every process of the system
         run_rounds(config, folder, grid, start(config))
     scenario = config.scenario
-    buffers = network(config.model, scenario.input_shape, scenario.classes).buffer_names
+    buffers = network(config.model, scenario.input_shape, scenario.task.outputs).buffer_names
     kept_and_sent.check(type(config.method), grid.sent, buffers)
     other = (
         "the run has other numbers where each client has a process: a half draws from a generator of its process, "
