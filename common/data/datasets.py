@@ -50,6 +50,7 @@ DATASETS = {
     name: Dataset(summary, partial(_read, name))
     for name, summary in {
         "digits": "1,797 handwritten digits of 8x8 pixels, bundled with scikit-learn",
+        "diabetes": "442 patients with diabetes: ten measurements, and how far it went in a year",
         "mnist": "MNIST: 70,000 handwritten digits of 28x28 pixels",
         "fashion-mnist": "Fashion-MNIST: 70,000 pictures of clothes of 28x28 pixels, 10 classes",
         "sprites": "21,000 squares, ellipses and hearts of 64x64 pixels, rendered after dSprites",

@@ -93,9 +93,9 @@ class Raw:
     """A data set as published: its training part first, then its test part.
 
     `images`: (n, h, w), or (n, 3, h, w) where they are in colour, uint8 in 0..255 or float32 in [0, 1]; or files;
-    or a table (n, d) of 0 and 1, uint8.
-    `labels`: (n,) int64 classes; samples [0, train_size) are the training part, or all where there is no such
-    split. `tags`: what else is known of each sample, by name, (n,) int64.
+    or a table (n, d) of 0 and 1, uint8, or of numbers, float32.
+    `labels`: (n,) int64 classes, or whole numbers; samples [0, train_size) are the training part, or all where
+    there is no such split. `tags`: what else is known of each sample, by name, (n,) int64.
     """
 
     images: Tensor | Files

@@ -32,15 +32,24 @@ DIGITS_TRAIN = 1240
 """Our own cut. The file's order is roughly by writer, so the test part has mostly other hands."""
 
 
-def _digits(_: Path | None) -> Raw:
-    """scikit-learn's digits from its file: to import its `load_digits` takes seconds."""
+def _bundled(name: str, file: str, delimiter: str | None = None) -> npt.NDArray[Any]:
+    """A table that comes with scikit-learn, from its file: to import its `load_…` takes seconds."""
     package = find_spec("sklearn")
     assert package, "a dependency"
-    path = Path(str(package.origin)).parent / "datasets" / "data" / "digits.csv.gz"
-    read = partial(np.loadtxt, dtype=np.float32, delimiter=",")
-    table = _read("digits", path, "install scikit-learn again", read)
+    path = Path(str(package.origin)).parent / "datasets" / "data" / file
+    read = partial(np.loadtxt, dtype=np.float32, delimiter=delimiter)
+    return _read(name, path, "install scikit-learn again", read)
+
+
+def _digits(_: Path | None) -> Raw:
+    table = _bundled("digits", "digits.csv.gz", ",")
     images, labels = table[:, :-1].reshape(-1, 8, 8) / 16, table[:, -1].astype(np.int64)
     return Raw(torch.from_numpy(images), torch.from_numpy(labels), DIGITS_TRAIN)
+
+
+def _diabetes(_: Path | None) -> Raw:
+    table, progression = (_bundled("diabetes", f"diabetes_{part}.csv.gz") for part in ("data_raw", "target"))
+    return Raw(torch.from_numpy(table), torch.from_numpy(progression.astype(np.int64)), len(table))
 
 
 def _below(name: str, root: Path | None, layout: str) -> Path:
@@ -362,6 +371,7 @@ def _wilds(name: str) -> Any:
 
 READERS: dict[str, Callable[[Path | None], Raw]] = {
     "digits": _digits,
+    "diabetes": _diabetes,
     "mnist": partial(_mnist_like, "mnist", "MNIST"),
     "fashion-mnist": partial(_mnist_like, "fashion-mnist", "FashionMNIST"),
     "sprites": _sprites,

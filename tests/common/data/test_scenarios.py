@@ -434,9 +434,9 @@ def test_a_preset_survives_json_and_its_model_fits(name: str) -> None:
     assert name.startswith(scenario.name)
     assert scenario.title.count("\n") == 0
     settings = model_settings(scenario.model)
-    net = network(settings, scenario.input_shape, scenario.classes)
+    net = network(settings, scenario.input_shape, scenario.task.outputs)
     logits = net.predict(net.initial(0), torch.zeros(3, *scenario.input_shape))
-    assert logits.shape == (3, scenario.classes)
+    assert logits.shape == (3, scenario.task.outputs)
 
 
 @pytest.mark.parametrize("name", sorted({scenario.name for scenario in SCENARIOS.values()} - {"own-data"}))
