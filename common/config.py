@@ -312,10 +312,16 @@ def _load(
     training = min(config.cohort, len(config.training_clients))
     if misfit := config.aggregation.misfit(config.method, config.privacy, training):
         raise UserError(f"aggregation.{misfit}")
-    if config.references and not config.scenario.task.right_or_wrong:
+    task, mechanism = config.scenario.task, config.privacy.mechanism
+    if mechanism != "none" and any(column.by_score for column in task.columns.values()):
         raise UserError(
-            f"references: {config.references!r} is not possible with {config.scenario.task.name}, which are "
-            "neither right nor wrong; leave it out"
+            f"privacy.mechanism: {mechanism!r} is not possible with the task {task.name}, whose evaluations tell how "
+            "many samples have which score; take 'none'"
+        )
+    if config.references and not task.right_or_wrong:
+        raise UserError(
+            f"references: {config.references!r} is not possible with {task.name}, which are neither right nor wrong; "
+            "leave it out"
         )
     if config.references and (why_not := config.privacy.no_counts(len(config.evaluated))):
         raise UserError(f"references: {config.references!r} is not possible with {why_not}")
@@ -326,11 +332,10 @@ def _load(
     if config.adapt and (why_not := config.method.cannot_adapt()):
         raise UserError(f"adapt: {config.adapt} is not possible with the method {config.method.name}, {why_not}")
     if config.scores == "on" and config.scenario.classes != 2:
-        has = config.scenario.classes or f"none, since its task is {config.scenario.task.name}"
+        has = config.scenario.classes or f"none, since its task is {task.name}"
         raise UserError(f"scores: 'on' is for two classes, and {config.scenario.name} has {has}; leave it out")
     if getattr(config.model, "one_logit", False) and not config.scenario.classes:
-        task = config.scenario.task.name
-        raise UserError(f"model.one_logit: true is for two classes, and not for the task {task}; leave it out")
+        raise UserError(f"model.one_logit: true is for two classes, and not for the task {task.name}; leave it out")
     for client in config.nodes:
         if client not in config.scenario.client_ids:
             raise UserError(f"nodes: {unknown('client', client, config.scenario.client_ids)}")

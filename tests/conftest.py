@@ -18,7 +18,7 @@ CONTRACT = {
     "test_an_absent_client_does_no_harm",
     "test_a_stack_does_what_its_clients_do",
 }
-"""What `perennial.testing.methods` has that the short suite asks of every method."""
+"""What `perennial.testing.methods` has that the short suite asks of every method, and of few with every task."""
 FEW = ("ditto", "fedavg", "fediir", "fedsgd")
 """For other tests that go through many: a method that keeps a model, one with two exchanges, one of gradients."""
 MANY = 10
@@ -36,8 +36,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("runtimes"):
             item.add_marker(pytest.mark.xdist_group(item.path.name))
         file, name = source(item)
-        asked = name in CONTRACT and file == "perennial.testing.methods"
-        if cases[file, name] > MANY and not asked and method(item) not in FEW:
+        own, _, task = method(item).partition("/")
+        asked = name in CONTRACT and file == "perennial.testing.methods" and (own in FEW or not task)
+        if cases[file, name] > MANY and not asked and (task or own not in FEW):
             item.add_marker(pytest.mark.slow)
 
 

@@ -61,8 +61,8 @@ def _accepted(module: ModuleType, kinds: dict[str, Any], usual: Mapping[str, Any
             raise UserError(f"plug-in {module.__name__!r}: {kind.__name__}.evaluates: {words}")
         if not (isinstance(kind.tasks, tuple) and kind.tasks and {*kind.tasks} <= {*EVERY_TASK}):
             raise UserError(
-                f"plug-in {module.__name__!r}: {kind.__name__}.tasks: {kind.tasks!r} is not possible; write a tuple "
-                f"of some of {', '.join(EVERY_TASK)}"
+                f"plug-in {module.__name__!r}: {kind.__name__}.tasks: {kind.tasks!r} is not possible; write a "
+                f"tuple of some of {', '.join(EVERY_TASK)}"
             )
         if not callable(kind.server):
             raise UserError(

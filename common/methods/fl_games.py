@@ -23,8 +23,8 @@ PLAYED = "played"
 
 
 def has_accuracy(task: PredictionTask) -> bool:
-    """Whether players have an accuracy to tell, by which the game ends. It does not end by another measure: the rule
-    is IRM Games' code's, and its threshold has a meaning for the share of right answers alone."""
+    """Whether players have an accuracy to tell, by which the game ends. It does not end by another measure: the
+    rule is IRM Games' code's, and its threshold has a meaning for the share of right answers alone."""
     return task.headline == ACCURACY
 
 

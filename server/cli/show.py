@@ -84,7 +84,8 @@ def show(
 
 
 def _lines(kind: Kind, task: TaskName | None = None) -> dict[str, str]:
-    """What there is of a kind, methods of one task, and a line for each. Raises `UserError` for a damaged file of a reproduction."""
+    """What there is of a kind, of methods those that have a task, and a line for each. Raises `UserError` for a
+    damaged file of a reproduction."""
     match kind:
         case "methods":
             from perennial.common.methods import METHODS

@@ -68,9 +68,10 @@ def test_a_run_of_a_task_that_a_method_lacks_is_refused_in_a_sentence(name: str,
         return
     with pytest.raises(UserError) as refused:
         toy_config(f"{name}/{task}")
+    has, why = ", ".join(method.tasks), method.tasks_because
     assert str(refused.value) == (
-        f"method.name: {name!r} is for {', '.join(method.tasks)}, since {method.tasks_because}, and not for {task}; "
-        f"take another method, such as {method.nearest!r}"
+        f"method.name: {name!r} is for {has}, since {why}, and not for {task}; take another method, such as "
+        f"{method.nearest!r}"
     )
 
 

@@ -492,7 +492,7 @@ WRONG = {
     ),
     "no tasks": (
         METHOD + "\n\nMyProx.tasks = ('classes', 'number')\n",
-        "MyProx.tasks: ('classes', 'number') is not possible; write a tuple of some of classes, numbers, labels, event",
+        "MyProx.tasks: ('classes', 'number') is not possible; write a tuple of some of classes, numbers, labels,",
     ),
     "no such family": (
         SETTINGS + "\n\nMyProx.family = 'fedprx'\n",

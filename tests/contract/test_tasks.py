@@ -1,5 +1,4 @@
-"""What every method must keep (`perennial.testing`), of all of ours with every task that they have beside classes; and
-what is refused of the others."""
+"""What every method must keep (`perennial.testing`): ours, with every task that they have beside classes."""
 
 import pytest
 
@@ -7,13 +6,10 @@ from perennial.common.methods import METHODS
 from perennial.testing.methods import *  # noqa: F403
 from perennial.testing.tiny_federation import TOYS
 
-pytestmark = pytest.mark.parametrize(
-    "method",
-    [
-        f"{name}/{task}"
-        for task in TOYS
-        if task != "classes"
-        for name in sorted(METHODS)
-        if task in METHODS[name].tasks
-    ],
-)
+PAIRS = [
+    f"{name}/{task}"
+    for task in TOYS
+    for name, method in sorted(METHODS.items())
+    if task != "classes" and task in method.tasks
+]
+pytestmark = pytest.mark.parametrize("method", PAIRS)
