@@ -335,7 +335,9 @@ def _load(
         has = config.scenario.classes or f"none, since its task is {task.name}"
         raise UserError(f"scores: 'on' is for two classes, and {config.scenario.name} has {has}; leave it out")
     if getattr(config.model, "one_logit", False) and not config.scenario.classes:
-        raise UserError(f"model.one_logit: true is for two classes, and not for the task {task.name}; leave it out")
+        raise UserError(
+            f"model.one_logit: true is for two classes, and not for the task {task.name}; leave it out"
+        )
     for client in config.nodes:
         if client not in config.scenario.client_ids:
             raise UserError(f"nodes: {unknown('client', client, config.scenario.client_ids)}")

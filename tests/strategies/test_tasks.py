@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 import pytest
 import torch
-from flwr.app import ArrayRecord, Message, MetricRecord
+from flwr.app import Message, MetricRecord
 from safetensors.torch import load_file
 
 from perennial.common.aggregation import Rule
@@ -132,8 +132,14 @@ def test_a_robust_rule_learns_beside_a_client_that_sends_ten_times_its_model(
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
-        ("scores=on", "scores: 'on' is for two classes, and {name} has none, since its task is {task}; leave it out"),
-        ("model.one_logit=true", "model.one_logit: true is for two classes, and not for the task {task}; leave it out"),
+        (
+            "scores=on",
+            "scores: 'on' is for two classes, and {name} has none, since its task is {task}; leave it out",
+        ),
+        (
+            "model.one_logit=true",
+            "model.one_logit: true is for two classes, and not for the task {task}; leave it out",
+        ),
     ],
 )
 def test_what_is_of_classes_alone_is_refused_in_a_sentence(task: str, setting: str, said: str) -> None:
