@@ -119,6 +119,14 @@ def survey(
     """
     if balance and question.targets:
         raise UserError("--class-weights balanced is for classes; leave it out, or say --task classes")
+    features = {"category": question.categories, "impute": question.impute, "drop": question.drop}
+    for option, names in features.items():
+        if predicted := sorted({*names} & {*question.targets}):
+            raise UserError(f"--{option} is for features, and {predicted[0]!r} is to be predicted; leave it out")
+    features = {"category": question.categories, "impute": question.impute, "drop": question.drop}
+    for option, names in features.items():
+        if predicted := sorted({*names} & {*question.targets}):
+            raise UserError(f"--{option} is for features, and {predicted[0]!r} is to be predicted; leave it out")
     if question.target == "event" and len(question.targets) != 2:
         raise UserError(
             f"--label-column {question.label_column}: an event has two columns, its time and whether it happened, "
@@ -627,8 +635,6 @@ def _must_know(question: Question, shapes: Mapping[str, Shape]) -> None:
     special = {question.environment_column: "environment", question.label_column: "label"}
     options = {"category": question.categories, "impute": question.impute.keys() - {""}, "drop": question.drop}
     for option, own in options.items():
-        if strange := sorted(set(own) & {*question.targets}):
-            raise UserError(f"--{option} is for features, and {strange[0]!r} is to be predicted; leave it out")
         if strange := sorted(set(own) - known):
             if kind := special.get(strange[0]):
                 raise UserError(

@@ -126,8 +126,6 @@ class Sites(Scenario):
         target = info.data.get("target")
         if value and target not in (None, "event"):
             raise ValueError(f"it is for target = 'event', and here that is {target!r}; leave it out")
-        if target == "event" and info.field_name == "times" and not value:
-            raise ValueError("an event needs the ends of intervals, such as (30, 90, 365) days")
         return value
 
     @model_validator(mode="after")
