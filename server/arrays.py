@@ -164,7 +164,7 @@ def task_of(task: TaskName | None, clients: Mapping[str, Any]) -> TaskName:
         for own in clients.values()
         if not isinstance(own, str | Mapping) and hasattr(own, "__len__") and len(own) > 1
         for part in [own[1].detach().cpu() if hasattr(own[1], "detach") else own[1]]
-        if hasattr(part, "dtype") or isinstance(part, Sequence)
+        if hasattr(part, "dtype") or hasattr(part, "columns") or isinstance(part, Sequence)
     ]
     if not parts or any(part.dtype.kind not in "fiub" for part in parts):
         return "classes"
@@ -239,9 +239,11 @@ def target_settings(
         ends = np.unique(np.quantile(times, INTERVAL_SHARES).astype(np.float32)) if len(times) else times
         if not len(ends) or not (every[:, 1] == 1).any():
             raise UserError("y: the event happened to no sample after time 0; there is nothing to predict")
-        counts = Event(tuple(ends.tolist())).counts(torch.from_numpy(every))
-        curve = censoring_curve(*(own.tolist() for own in counts))
-        found |= {"times": tuple(ends.tolist()), "censoring": curve if curve[-1] > 0 else ()}
+        each = np.unique(times.astype(np.float32))  # exactly Kaplan and Meier's
+        counts = Event(tuple(each.tolist())).counts(torch.from_numpy(every))
+        curve = np.array((1.0, *censoring_curve(*(own.tolist() for own in counts))))
+        at_ends = curve[np.searchsorted(each, ends, side="right")]
+        found |= {"times": tuple(ends.tolist()), "censoring": tuple(at_ends.tolist()) if at_ends[-1] > 0 else ()}
     if weights and task != "labels":
         raise UserError(f"class_weights is for classes and labels, and here task is {task!r}; leave it out")
     if weights and "class_weights" not in found:

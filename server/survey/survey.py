@@ -51,7 +51,7 @@ from perennial.common.survey import (
     total,
     whole,
 )
-from perennial.common.tasks.event import INTERVAL_SHARES, censoring_curve
+from perennial.common.tasks.event import FINER, INTERVAL_SHARES, censoring_curve
 from perennial.common.utils.errors import RunStopped, UserError, some_of
 from perennial.common.utils.suggestions import meant, sentence, unknown
 from perennial.common.wire import CLIENT, LONGEST_NAME, NUM_EXAMPLES, REFUSED, ROUND, RUN, Scalar
@@ -256,11 +256,16 @@ def surveyed(answer: dict[str, Any]) -> Surveyed:
 
 
 def interval_ends(question: Question, sums: Sums, bins: Mapping[str, tuple[float, float]]) -> tuple[float, ...]:
-    """Ends of intervals of time that about as many rows reach each. Raises `UserError`."""
+    """Ends of short intervals of time, in each of which about as many rows end. Raises `UserError`."""
     name = question.targets[0]
     if name not in bins:
         raise UserError(f"column {name!r}: no site tells sums of its times, so no intervals can be made of them")
-    ends = [quantile(_bins(sums, name), *bins[name], share=share) for share in INTERVAL_SHARES]
+    shares = [
+        share * part / FINER
+        for share in INTERVAL_SHARES[:1]
+        for part in range(1, FINER * len(INTERVAL_SHARES) + 1)
+    ]
+    ends = [quantile(_bins(sums, name), *bins[name], share=share) for share in shares]
     return tuple(dict.fromkeys(short(end) for end in ends if end > 0))
 
 
@@ -298,8 +303,8 @@ def _of_targets(
                 f"of {hidden:.0f} rows no time is told, since a site has fewer than {question.least} with or "
                 "without the event; the censoring curve is of the others"
             )
-        curve = censoring_curve(events, censored)
-        found |= {"times": times, "censoring": [short(own) for own in curve] if curve[-1] > 0 else []}
+        curve, kept = censoring_curve(events, censored)[FINER - 1 :: FINER], times[FINER - 1 :: FINER]
+        found |= {"times": kept, "censoring": [short(own) for own in curve] if curve[-1] > 0 else []}
     return found
 
 

@@ -830,7 +830,7 @@ BAD: list[tuple[Any, dict[str, Any], str]] = [
     ({"a": (np.ma.masked_array(X, X > 1), Y)}, {}, "a: x has masked values; fill them, or leave out the samples"),
     ({"a": (X, Y), 1: (X, Y), "1": (X, Y)}, {}, "clients: '1' is there twice, as a text and as a number"),
     ({"a": (X, [], E)}, {}, "a: y must have one class for each sample; there is none"),
-    ({"a": (X, Y.astype(float), E)}, {}, "y has floats that are whole numbers, 0, 1 and so on, which may be classes or numbers; say task='classes'"),
+    ({"a": (X, Y.astype(float), E)}, {}, "y has floats that are whole numbers, 0, 1 and so on, which may be"),
     ({"a": (X, Y * 0, E)}, {}, "y is 0 everywhere; there must be at least two classes"),
     ({"a": (X[:5], Y, E)}, {}, "a: x must be numbers, 8 rows as in y and a column for each feature"),
     ({"a": (X[:, 0], Y, E)}, {}, "a: x must be numbers, 8 rows as in y and a column for each feature"),

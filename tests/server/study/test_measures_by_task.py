@@ -45,7 +45,7 @@ def test_the_worst_is_the_largest_error(outcomes: list[Outcome]) -> None:
 
 def test_the_round_by_held_out_data_has_the_least_error(tmp_path: Path) -> None:
     folder = RunFolder.create(
-        tmp_path / "run", toy_config("fedavg/numbers", "learning_rate=3", "evaluate_every=1")
+        tmp_path / "run", toy_config("fedavg/numbers", "learning_rate=0.6", "evaluate_every=1")
     )
     LocalRuntime(folder.config()).run(folder)
     history = Result(folder.path).history
