@@ -1,6 +1,8 @@
 """What is served, exported and predicted of each task: the same numbers, under the task's own names."""
 
 import json
+import math
+import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -479,6 +481,20 @@ def test_other_tasks_have_no_parameter_times(tmp_path: Path, start: Callable[[Pa
     evaluated(tmp_path, LABELS)
     one = start(tmp_path)
     assert one.ask(INFER, asking("soon"))[1] == one.ask(INFER, columns(CELLS))[1]
+
+
+def test_the_answers_of_the_page_are_of_this_form() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "serving.md").read_text(encoding="utf-8")
+    [block] = re.findall(r"```json\n(.+?)```", page, re.DOTALL)
+    shown = [json.loads(text)["outputs"] for text in re.split(r"\n(?=\{)", block)]
+    tasks = (Classes(2, names=("well", "ill")), Stays(**ONE).task, LABELS.task, EVENT.task)
+    for outputs, task in zip(shown, tasks, strict=True):
+        described = task.answer_tensors
+        assert [one["name"] for one in outputs] == list(described)
+        for one, (name, own) in zip(outputs, described.items(), strict=True):
+            assert (one["datatype"], one["shape"]) == (own.datatype, [1, *own.shape])
+            assert len(one["data"]) == math.prod(one["shape"])
+            assert f"`{name}` `{own.datatype} [-1{', K' * len(own.shape)}]`" in page
 
 
 def test_metadata_and_page_name_labels_and_times(tmp_path: Path, start: Callable[[Path], Serving]) -> None:
