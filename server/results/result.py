@@ -156,8 +156,9 @@ class Result:
         """What the model says of raw rows.
 
         For classes that is the likeliest one (n,): its name, or its number where all names are whole numbers. For
-        numbers it is their values in their own unit, (n,) for one and (n, K) for several. Arguments and errors
-        are as with `predict_proba`.
+        numbers it is their values in their own unit, (n,) for one and (n, K) for several; for labels 1 or 0 for
+        each (n, K); for events how long (n,) a row is expected to be without one, up to the last of the run's
+        times. Arguments and errors are as with `predict_proba`.
         """
         from perennial.server.results.trained import predictions  # not by predict_proba: a warning names who calls
 

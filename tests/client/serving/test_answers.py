@@ -1,6 +1,8 @@
 """What is served, exported and predicted of each task: the same numbers, under the task's own names."""
 
 import json
+import math
+import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -269,9 +271,10 @@ def test_results_are_the_headline_measure() -> None:
     assert results_of(right, Classes(2)) == {"global/test": {"home": (20, 0.85)}}
 
 
-def test_what_was_evaluated_is_served_and_written_down(tmp_path: Path) -> None:
-    """After two rounds over bytes: the error of the served values is the one that the run's log has."""
-    scenario = Stays()
+@pytest.mark.parametrize("scenario", [Stays(), LABELS, EVENT], ids=["numbers", "labels", "event"])
+def test_what_was_evaluated_is_served_and_written_down(scenario: Scenario, tmp_path: Path) -> None:
+    """After two rounds over bytes: the measure of the served models is the one that the run's log has."""
+    task = scenario.task
     config = load_config(options={"method": "ditto", "scenario": scenario.model_dump(mode="json"), "rounds": 2})
     folder = RunFolder.create(tmp_path / "run", config)
     run_rounds(config, folder, WireGrid(config, tmp_path), start_of(config))
@@ -280,10 +283,10 @@ def test_what_was_evaluated_is_served_and_written_down(tmp_path: Path) -> None:
     served = load(found, None, CPU)
     away = scenario.client_data(0, config.seed, None).test["away"]
     for name in ("global", "personal"):
-        values = scenario.task.predictions(served.outputs(name, away.x))
-        error = (values.double() - away.y.double()).abs().mean().item()
+        outputs = served.outputs(name, away.x)
+        own = task.value(40, {key: sums.tolist() for key, sums in task.sums(outputs, away.y).items()})
         count, value = served.snapshot.results[f"{name}/test"]["away"]
-        assert (count, value) == (40, pytest.approx(error, rel=1e-6))
+        assert (count, value) == (40, pytest.approx(own, rel=1e-6))
         logged = folder.summary()["models"][name]["final"]["clients"]["client-0"]["away"]
         assert value == pytest.approx(logged, rel=1e-12)
 
@@ -479,6 +482,20 @@ def test_other_tasks_have_no_parameter_times(tmp_path: Path, start: Callable[[Pa
     evaluated(tmp_path, LABELS)
     one = start(tmp_path)
     assert one.ask(INFER, asking("soon"))[1] == one.ask(INFER, columns(CELLS))[1]
+
+
+def test_the_answers_of_the_page_are_of_this_form() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "serving.md").read_text(encoding="utf-8")
+    [block] = re.findall(r"```json\n(.+?)```", page, re.DOTALL)
+    shown = [json.loads(text)["outputs"] for text in re.split(r"\n(?=\{)", block)]
+    tasks = (Classes(2, names=("well", "ill")), Stays(**ONE).task, LABELS.task, EVENT.task)
+    for outputs, task in zip(shown, tasks, strict=True):
+        described = task.answer_tensors
+        assert [one["name"] for one in outputs] == list(described)
+        for one, (name, own) in zip(outputs, described.items(), strict=True):
+            assert (one["datatype"], one["shape"]) == (own.datatype, [1, *own.shape])
+            assert len(one["data"]) == math.prod(one["shape"])
+            assert f"`{name}` `{own.datatype} [-1{', K' * len(own.shape)}]`" in page
 
 
 def test_metadata_and_page_name_labels_and_times(tmp_path: Path, start: Callable[[Path], Serving]) -> None:
