@@ -65,8 +65,8 @@ class Toy(Spurious):
 
 
 class Hidden(Toy):
-    """Targets of a hidden number. The first feature says it; the second, too, but with the other sign where it does
-    not agree."""
+    """Targets of a hidden number. The first feature says it; the second, too, but with the other sign where it
+    does not agree."""
 
     title = "two features of a hidden number, two environments"
     classes: ClassVar[int] = 0
@@ -138,9 +138,7 @@ STRIDES = {
         ("learning_rate=0.1",),
     ),
     "f-fl-games/numbers": ("local_steps=3",),
-    **dict.fromkeys(
-        ("pfedme/event", "cgpfl/event", "cgpfl-heur/event"), ("proximity=2", "personal_learning_rate=0.1")
-    ),
+    **dict.fromkeys(("pfedme/event", "cgpfl/event", "cgpfl-heur/event"), ("proximity=2", "local_steps=30")),
     **dict.fromkeys(("fedsgd/event", "and-mask/event", "vrex/event"), ("learning_rate=0.3",)),
     "fedsdr-fedavg": ("local_steps=4", "environment_steps=4"),
     **dict.fromkeys(("fedsdr", "fedsdr-pfedme"), ("local_steps=4", "environment_steps=4", "personal_steps=4")),
