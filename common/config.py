@@ -315,13 +315,13 @@ def _load(
     task, mechanism = config.scenario.task, config.privacy.mechanism
     if mechanism != "none" and any(column.by_score for column in task.columns.values()):
         raise UserError(
-            f"privacy.mechanism: {mechanism!r} is not possible with the task {task.name}, whose evaluations tell how "
-            "many samples have which score; take 'none'"
+            f"privacy.mechanism: {mechanism!r} is not possible with the task {task.name}, whose evaluations tell "
+            "how many samples have which score; take 'none'"
         )
     if config.references and not task.right_or_wrong:
         raise UserError(
-            f"references: {config.references!r} is not possible with {task.name}, which are neither right nor wrong; "
-            "leave it out"
+            f"references: {config.references!r} is not possible with {task.name}, which are neither right nor "
+            "wrong; leave it out"
         )
     if config.references and (why_not := config.privacy.no_counts(len(config.evaluated))):
         raise UserError(f"references: {config.references!r} is not possible with {why_not}")

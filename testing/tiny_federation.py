@@ -9,6 +9,7 @@ from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from pydantic import Field
+from torch import Tensor
 
 from perennial.client.app import OneHandlerApp
 from perennial.client.host import Host
@@ -17,7 +18,7 @@ from perennial.common.config import RunConfig, load_config
 from perennial.common.data.examples import ClientData, Examples
 from perennial.common.data.scenario import Spurious
 from perennial.common.flower.arrays import carried
-from perennial.common.tasks import Numbers, PredictionTask, TaskName
+from perennial.common.tasks import Event, Labels, Numbers, PredictionTask, TaskName
 from perennial.common.utils.seeding import torch_generator
 from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import from_record
@@ -63,16 +64,12 @@ class Toy(Spurious):
         return Examples(x, y, torch.full_like(y, environment))
 
 
-class ToyNumbers(Toy):
-    """Two numbers that one hidden number gives. The first feature says it; the second says it, too, but with the
-    other sign where it does not agree."""
+class Hidden(Toy):
+    """Targets of a hidden number. The first feature says it; the second, too, but with the other sign where it
+    does not agree."""
 
-    title = "two features, two numbers, two environments"
-
-    name: Literal["toy-numbers"] = "toy-numbers"  # type: ignore[assignment]
-
+    title = "two features of a hidden number, two environments"
     classes: ClassVar[int] = 0
-    task: ClassVar[PredictionTask] = Numbers(("days", "cost"), mean=(10.0, 0.0), scale=(5.0, 100.0))
 
     def _draw(self, client: int, seed: int, part: str, agreement: float, environment: int) -> Examples:
         generator = torch_generator(seed, client, "toy", part)
@@ -81,15 +78,56 @@ class ToyNumbers(Toy):
         clean = hidden + torch.randn(self.samples, generator=generator) / 2
         spurious = torch.where(agrees, hidden, -hidden)
         x = 2 * torch.stack([clean, torch.zeros_like(spurious) if self.oracle else spurious], dim=1)
-        y = torch.stack([10 + 5 * hidden, -100 * hidden], dim=1)
-        return Examples(x, y, torch.full((self.samples,), environment))
+        return Examples(x, self._targets(hidden, generator), torch.full((self.samples,), environment))
+
+    def _targets(self, hidden: Tensor, generator: torch.Generator) -> Tensor:
+        raise NotImplementedError
 
 
-TOYS: dict[TaskName, str] = {"classes": "toy", "numbers": "toy-numbers"}
+class ToyNumbers(Hidden):
+    """Two numbers, in units of their own."""
+
+    name: Literal["toy-numbers"] = "toy-numbers"  # type: ignore[assignment]
+    task: ClassVar[PredictionTask] = Numbers(("days", "cost"), mean=(10.0, 0.0), scale=(5.0, 100.0))
+
+    def _targets(self, hidden: Tensor, generator: torch.Generator) -> Tensor:
+        return torch.stack([10 + 5 * hidden, -100 * hidden], dim=1)
+
+
+class ToyLabels(Hidden):
+    """Three labels, some of which are missing."""
+
+    name: Literal["toy-labels"] = "toy-labels"  # type: ignore[assignment]
+    task: ClassVar[PredictionTask] = Labels(("high", "low", "higher"))
+
+    def _targets(self, hidden: Tensor, generator: torch.Generator) -> Tensor:
+        y = torch.stack([hidden > 0, hidden < 0.2, hidden > 0.5], dim=1).float()
+        missing = torch.rand(y.shape, generator=generator) < 0.1
+        return y.masked_fill(missing, torch.nan)
+
+
+class ToyEvent(Hidden):
+    """A time that is shorter where the number is high, and that one sample in four is not followed to."""
+
+    name: Literal["toy-event"] = "toy-event"  # type: ignore[assignment]
+    task: ClassVar[PredictionTask] = Event((0.5, 1.0, 2.0, 4.0))
+
+    def _targets(self, hidden: Tensor, generator: torch.Generator) -> Tensor:
+        time = (-hidden - torch.rand(len(hidden), generator=generator) / 2).exp()
+        followed = torch.rand(len(hidden), generator=generator)
+        return torch.stack([time * followed.mul(4).clamp(max=1), (followed > 0.25).float()], dim=1)
+
+
+TOYS: dict[TaskName, str] = {
+    "classes": "toy",
+    "numbers": "toy-numbers",
+    "labels": "toy-labels",
+    "event": "toy-event",
+}
 """The toy scenario of each task."""
-LEARNT: dict[TaskName, float] = {"classes": 0.75, "numbers": 35.0}
-"""What the headline measure of a model that has learnt something on it is better than; a constant has 42 of the
-numbers, whose mean absolute errors are 4 and 80."""
+LEARNT: dict[TaskName, float] = {"classes": 0.75, "numbers": 35.0, "labels": 0.65, "event": 0.65}
+"""What the headline measure of a model that has learnt something on it is better than. A constant has the mean
+absolute error 42 (of the numbers it has 4 and 80), and of labels and an event ½."""
 
 STRIDES = {
     "fedadg": ("noise_size=8", "projection_size=16"),
@@ -100,6 +138,8 @@ STRIDES = {
         ("learning_rate=0.1",),
     ),
     "f-fl-games/numbers": ("local_steps=3",),
+    **dict.fromkeys(("pfedme/event", "cgpfl/event", "cgpfl-heur/event"), ("proximity=2", "local_steps=30")),
+    **dict.fromkeys(("fedsgd/event", "and-mask/event", "vrex/event"), ("learning_rate=0.3",)),
     "fedsdr-fedavg": ("local_steps=4", "environment_steps=4"),
     **dict.fromkeys(("fedsdr", "fedsdr-pfedme"), ("local_steps=4", "environment_steps=4", "personal_steps=4")),
 }

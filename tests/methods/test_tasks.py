@@ -19,7 +19,7 @@ from perennial.common.methods.fedilc import PULL, VARIANCE, FedCurv
 from perennial.common.methods.irm import Irm
 from perennial.common.models.network import network
 from perennial.common.models.settings import model_settings
-from perennial.common.tasks import Numbers, PredictionTask
+from perennial.common.tasks import Event, Labels, Numbers, PredictionTask
 from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import MODEL
 
@@ -35,11 +35,33 @@ def in_units(loss: Callable[..., Tensor]) -> Oracle:
     return lambda outputs, targets: loss(outputs, (targets - mean) / scale)
 
 
+def hazards(outputs: Tensor, targets: Tensor) -> Tensor:
+    """−log of the probability that each sample's event happens when it does, or not before it was censored."""
+    losses = []
+    for logits, (time, happened) in zip(outputs, targets.tolist(), strict=True):
+        chance = logits.sigmoid()
+        survived = 0 if time <= 1 else 1 if time <= 3 else 2
+        if not happened:  # an interval counts once its middle is reached
+            survived = (time >= 0.5) + (time >= 2)
+        likelihood = (1 - chance[:survived]).prod()
+        losses.append(-(likelihood * chance[survived] if happened and survived < 2 else likelihood).log())
+    return torch.stack(losses).mean()
+
+
+def known(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Binary cross-entropy of the labels that are there, over all that could be."""
+    there = ~targets.isnan()
+    losses = F.binary_cross_entropy_with_logits(outputs[there], targets[there], reduction="sum")
+    return losses / targets.numel()
+
+
 TASKS: dict[str, tuple[PredictionTask, Oracle]] = {
     "squared": (Numbers(NAMES, **UNITS), in_units(lambda z, t: F.mse_loss(z, t) / 2)),
     "absolute": (Numbers(NAMES, "absolute", **UNITS), in_units(F.l1_loss)),
     "huber": (Numbers(NAMES, "huber", **UNITS), in_units(F.huber_loss)),
     "poisson": (Numbers(NAMES, "poisson"), F.poisson_nll_loss),  # which is less by what no output changes
+    "labels": (Labels(NAMES), known),
+    "event": (Event((1.0, 3.0)), hazards),
 }
 each_task = pytest.mark.parametrize("kind", TASKS)
 
@@ -48,6 +70,12 @@ def targets(kind: str, count: int, seed: int = 0) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     if kind == "poisson":
         return torch.poisson(torch.full((count, 2), 1.5, dtype=torch.float64), generator=generator)
+    if kind == "labels":
+        y = torch.randint(0, 2, (count, 2), generator=generator).double()
+        return y.masked_fill(torch.rand(count, 2, generator=generator) < 0.2, torch.nan)
+    if kind == "event":
+        happened = torch.randint(0, 2, (count,), generator=generator)
+        return torch.stack([4 * torch.rand(count, generator=generator), happened], dim=1).double()
     return 2 * torch.randn(count, 2, generator=generator, dtype=torch.float64)
 
 
