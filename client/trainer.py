@@ -383,8 +383,12 @@ class LocalTrainer(Client[T]):
         super().__init__(site, hparams, kept)
         self._lasting: dict[str, Momentum | Adam] = {}
         """The message's optimizers whose state is kept."""
+        self.rate_factor = 1.0
+        """What the round multiplies step sizes of training with; not where a model is made to be tested."""
 
     def answer(self, action: str, received: Received) -> Reply:
+        if action.startswith("train") and self.role == "trains":
+            self.rate_factor = self.training.schedule.at(received.round)
         reply = super().answer(action, received)
         states = {name: optimizer.state() for name, optimizer in self._lasting.items()}
         self.kept |= {f"{OPTIMIZER}{name}": state for name, state in states.items() if state}
@@ -487,10 +491,11 @@ class LocalTrainer(Client[T]):
         return found
 
     def step(self, model: Working, optimizer: Momentum | Adam, gradient: list[Tensor], rate: float) -> None:
-        """A step along the optimizer's direction; with adamw `θ ← (1 − rate · weight_decay) θ` before it.
+        """A step along the optimizer's direction, of size `rate` times the round's factor.
 
-        That is Loshchilov and Hutter 2019, Algorithm 2.
+        With adamw it is `θ ← (1 − rate · weight_decay) θ` before it (Loshchilov and Hutter 2019, Algorithm 2).
         """
+        rate *= self.rate_factor
         if self.training.optimizer.name == "adamw" and self.hparams.weight_decay:
             model.shrink(1 - rate * self.hparams.weight_decay)
         model.step(optimizer.direction(gradient), rate)

@@ -51,7 +51,7 @@ class FedPINGMClient(LocalTrainer[A]):
             self.step(model, optimizer, gradient, hparams.learning_rate)
             for _ in range(steps):
                 risk = aware_risk(auxiliary.tensors, z.detach(), logits.detach(), batch.y)
-                auxiliary.step(auxiliary.gradient(risk), rate)
+                auxiliary.step(auxiliary.gradient(risk), rate * self.rate_factor)
             means.add(metrics)
         reached = auxiliary.result()
         self.kept[AUXILIARY] = {name: reached.pop(name) for name in (OWN, SCALE, OFFSET) if name in reached}

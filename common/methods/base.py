@@ -78,7 +78,7 @@ class Method(BaseModel):
     """Whether a client that trains nothing can make a personal model of a few samples with `Client.visit`, of what
     a request to evaluate brings."""
     refuses: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("optimizer",), "whose clients take no steps on mini-batches"
+        ("optimizer", "schedule"), "whose clients take no steps on mini-batches"
     )
     """Settings of `common/training.py` that it does not take, and why not, after its name."""
     listed: ClassVar[bool] = True

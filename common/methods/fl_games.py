@@ -33,7 +33,7 @@ class FLGames(LocalTraining):
 
     keeps = frozenset({"predictor", "adam", "ensemble", "*.*"})
     sends = frozenset({("predictor", EVERY)})
-    refuses: ClassVar[Mapping[str, str]] = {"optimizer": OWN_OPTIMIZER}
+    refuses: ClassVar[Mapping[str, str]] = dict.fromkeys(("optimizer", "schedule"), OWN_OPTIMIZER)
 
     source = "Gupta et al. 2022, arXiv 2205.11101"
     evaluates = ("ensemble",)

@@ -29,9 +29,9 @@ class ProximalTraining(LocalTraining):
     adapts = True
     keeps = frozenset({"personal"})
     sends = frozenset({("personal", BUFFERS)})
-    refuses: ClassVar[Mapping[str, str]] = {
-        "optimizer": "whose steps towards a proximal point are plain ones, or with momentum"
-    }
+    refuses: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("optimizer", "schedule"), "whose steps towards a proximal point are plain ones, or with momentum"
+    )
 
     evaluates = ("global", "personal")
 

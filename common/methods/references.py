@@ -41,7 +41,9 @@ class References(LocalTraining):
     tasks_because = "references tell samples apart by whether they are right of the class"
     nearest = "fedavg"
     listed = False
-    refuses: ClassVar[Mapping[str, str]] = {"optimizer": "which serves the selection split alone"}
+    refuses: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("optimizer", "schedule"), "which serves the selection split alone"
+    )
     sums = (Sum("train", "model-*"), Sum("train", PARTS))
 
     name: Literal["references"] = "references"

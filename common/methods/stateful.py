@@ -11,7 +11,7 @@ class StatefulTraining(PresetTraining):
     """The preset is the only setting that picks an algorithm, and the defaults of the others go with it."""
 
     keeps = frozenset({"optimizer-shared"})
-    refuses: ClassVar[Mapping[str, str]] = {"optimizer": OWN_OPTIMIZER}
+    refuses: ClassVar[Mapping[str, str]] = dict.fromkeys(("optimizer", "schedule"), OWN_OPTIMIZER)
 
     CODE: ClassVar[Mapping[str, Any]] = {
         "optimizer": "adam",

@@ -8,18 +8,22 @@ import pytest
 import torch
 from torch import Tensor
 
+from perennial.client.host import client_class
 from perennial.client.methods.fedavg import FedAvgClient
 from perennial.client.methods.local import LocalClient
 from perennial.client.trainer import Received
 from perennial.common.config import load_config
 from perennial.common.methods.fedavg import FedAvg
 from perennial.common.methods.local import Local
-from perennial.common.training import Optimizer, Training
+from perennial.common.models.torch_state import plain_torch
+from perennial.common.training import Optimizer, Schedule, Training
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import MODEL, PERSONAL
+from perennial.server.run.folder import RunFolder
+from perennial.server.run.loop import run_rounds, start
 from perennial.testing.methods import assert_equal, files, run
-from perennial.testing.tiny_federation import toy_config
+from perennial.testing.tiny_federation import WireGrid, toy_config
 from tests.helpers.tiny_runs import Quadratic, quadratic_site, taken_up, theta, toy_site
 
 OPTIMIZERS: dict[str, tuple[Optimizer, dict[str, float], Any]] = {
@@ -201,3 +205,58 @@ def test_the_step_size_of_adam_is_pytorchs_unless_it_is_given(tmp_path: Path) ->
     assert rate() == FedAvg().learning_rate
     assert rate("optimizer=adam") == 1e-3
     assert rate("optimizer=adamw", "learning_rate=0.02") == 0.02
+
+
+@pytest.mark.parametrize("which", OPTIMIZERS)
+def test_a_scheduled_rate_over_rounds_is_pytorchs(which: str) -> None:
+    """With kept state, weight decay and a warm-up: a chain of PyTorch's schedulers, one step a round."""
+    settings, own, optimizer = OPTIMIZERS[which]
+    schedule = Schedule(name="cosine", warm_up=2, rounds=8)
+    training = Training(optimizer=settings.model_copy(update={"keep": True}), schedule=schedule)
+    site = replace(quadratic_site([[1.0, -2.0], [3.0, 0.5], [-1.0, 4.0]]), training=training)
+    hparams = Local(local_steps=4, learning_rate=0.01, batch_size=2, **own)
+    start = theta(5.0, -3.0)
+    kept: dict[str, Tensors] = {PERSONAL: start}
+    params = [start["theta"].clone().requires_grad_()]
+    made = optimizer(params)
+    rise = torch.optim.lr_scheduler.LambdaLR(made, lambda done: min(1.0, (done + 1) / 3))
+    for number in range(1, 7):
+        if number == 3:
+            fall = torch.optim.lr_scheduler.CosineAnnealingLR(made, 6)
+        client = QuadraticLocal(site, hparams, dict(kept))
+        for batch in client.batches(4, number):
+            made.zero_grad()
+            client.loss({"theta": params[0]}, batch, Received(number))[0].backward()
+            made.step()
+        client.answer("train", Received(number, {MODEL: start}))
+        kept = client.kept
+        (rise if number < 3 else fall).step()
+    torch.testing.assert_close(kept[PERSONAL]["theta"], params[0].detach(), rtol=1e-12, atol=1e-12)
+
+
+ALL = ("optimizer.name=adamw", "optimizer.keep=true", "weight_decay=0.01", "learning_rate=0.01", "schedule=cosine")
+
+
+@pytest.mark.parametrize("method", ["fedavg", "apfl", "fedpin", "fedsdr"])
+def test_parity_and_resume_with_all_of_it(method: str, tmp_path: Path) -> None:
+    """Local, over the wire, as a stack, and taken up again."""
+    config = toy_config(method, *ALL, "schedule.warm_up=1", "local_steps=3", rounds=4)
+    folder = taken_up(config, tmp_path, after=2)
+    wire, grid = RunFolder.create(tmp_path / "wire", config), WireGrid(config, tmp_path / "sites")
+    with plain_torch(threads=1):
+        run_rounds(config, wire, grid, start(config))
+    assert wire.rows() == folder.rows()
+    half = client_class(type(config.method))
+    if "train" in vars(half).get("stacks", ()):
+        run(config.model_copy(update={"cohort_engine": "stack"}), tmp_path / "stack")
+        assert_equal(files(tmp_path / "stack"), files(tmp_path / "whole"), 1e-4)
+    rates = [row["client"] for row in folder.rows() if row["kind"] == "rate"]
+    assert rates == pytest.approx([0.005, 0.01, 0.0075, 0.0025])
+
+
+def test_a_visitor_adapts_with_the_usual_rate() -> None:
+    schedule = Schedule(name="exponential", decay=0.5)
+    site = replace(toy_site(), training=Training(schedule=schedule), role="adapts")
+    client = FedAvgClient(site, FedAvg(), {})
+    client.answer("train", Received(5, {MODEL: client.initial()}))
+    assert client.rate_factor == 1.0
