@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils._pytree import register_pytree_node, tree_map
 
-from perennial.client.steps import Momentum, Working
+from perennial.client.steps import Momentum, Working, clipped_norm
 from perennial.common.data.examples import ClientData, Examples
 from perennial.common.mathematics.adam import Adam
 from perennial.common.measures.ranking import BATCH, columns, rank
@@ -223,7 +223,7 @@ class Client(Generic[H]):
 
     def criterion(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Mean loss () of the run's task on a mini-batch's outputs and targets."""
-        return self.task.loss(outputs, targets)
+        return self.task.loss(outputs, targets, smoothing=self.training.label_smoothing)
 
     def value(self, loss: Loss, model: Working, batch: Examples, received: Received) -> tuple[Tensor, Metrics]:
         """A loss where the model stands, and its metrics. Raises `ValueError` where one of them is no scalar."""
@@ -422,7 +422,8 @@ class LocalTrainer(Client[T]):
 
     def mini_batches(self, steps: int) -> int:
         """How many mini-batches `steps` local updates take."""
-        return steps if self.hparams.local_unit == "step" else steps * self.per_pass
+        each = self.training.accumulate if self.hparams.local_unit == "step" else self.per_pass
+        return steps * each
 
     @property
     def per_pass(self) -> int:
@@ -432,9 +433,35 @@ class LocalTrainer(Client[T]):
     def gradient(
         self, model: Working, loss: Loss, batch: Examples, received: Received
     ) -> tuple[list[Tensor], Metrics]:
-        """Gradient of `loss` and of weight decay where the model stands, and the loss's metrics."""
+        """Gradient of `loss`, `clipped`, and of weight decay where the model stands, and the loss's metrics."""
+        slope, metrics = self.slope(model, loss, batch, received)
+        return self.with_decay(self.clipped(slope), model), metrics
+
+    def slope(
+        self, model: Working, loss: Loss, batch: Examples, received: Received
+    ) -> tuple[list[Tensor], Metrics]:
+        """Gradient of `loss` alone where the model stands, and the loss's metrics."""
         value, metrics = self.value(loss, model, batch, received)
-        return self.with_decay(model.gradient(value), model), metrics
+        return model.gradient(value), metrics
+
+    def mean_gradient(
+        self, model: Working, loss: Loss, group: Sequence[Examples], received: Received, means: "Means"
+    ) -> list[Tensor]:
+        """`gradient` of the mean loss of several mini-batches, whose metrics go into `means`."""
+        total = [torch.zeros_like(value) for value in model.values]
+        for batch in group:
+            slope, metrics = self.slope(model, loss, batch, received)
+            torch._foreach_add_(total, slope, alpha=1 / len(group))
+            means.add(metrics)
+        return self.with_decay(self.clipped(total), model)
+
+    def clipped(self, gradient: list[Tensor]) -> list[Tensor]:
+        """A gradient, cut to `clip_norm` or `clip_value`."""
+        if most := self.training.clip_norm:
+            return clipped_norm(gradient, most, stack=bool(self.stack))
+        if most := self.training.clip_value:
+            return [part.clamp(-most, most) for part in gradient]
+        return gradient
 
     def with_decay(self, gradient: list[Tensor], model: Working) -> list[Tensor]:
         """`g + weight_decay · θ`; with adamw, whose steps have it, as it is."""
@@ -464,10 +491,14 @@ class LocalTrainer(Client[T]):
         model = Working(start, self.network.parameter_names if names is None else names)
         rate = hparams.learning_rate if rate is None else rate
         taken, means = self.optimizer(optimizer) if isinstance(optimizer, str) else optimizer, Means()
-        for batch in self.batches(hparams.local_steps if steps is None else steps, received.round, purpose):
-            gradient, metrics = self.gradient(model, loss, batch, received)
+        batches = self.batches(hparams.local_steps if steps is None else steps, received.round, purpose)
+        while group := list(islice(batches, self.training.accumulate)):
+            if len(group) == 1:
+                gradient, metrics = self.gradient(model, loss, group[0], received)
+                means.add(metrics)
+            else:
+                gradient = self.mean_gradient(model, loss, group, received, means)
             self.step(model, taken, gradient, rate)
-            means.add(metrics)
         return model.result(), means.result()
 
     def optimizer(self, name: str = MODEL) -> Momentum | Adam:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, field_validator, model_validator
 
@@ -178,6 +178,24 @@ class Training(BaseModel):
 
     optimizer: Optimizer = Optimizer()
     schedule: Schedule = Schedule()
+    clip_norm: float = knob(
+        0.0, "norm to which the gradient of a step is cut, before weight decay; 0: none", ge=0, le=1e6
+    )
+    clip_value: float = knob(0.0, "absolute value to which each of its numbers is cut; 0: none", ge=0, le=1e6)
+    label_smoothing: float = knob(
+        0.0,
+        "share of a label that is spread over all classes in training",
+        source="Szegedy et al. 2016",
+        ge=0,
+        lt=1,
+    )
+    accumulate: int = knob(1, "mini-batches of whose gradients a step takes the mean", ge=1, le=10_000)
+
+    @model_validator(mode="after")
+    def _one_way_to_cut(self) -> Self:
+        if self.clip_norm and self.clip_value:
+            raise ValueError(f"clip_norm: it is not possible beside clip_value={self.clip_value:g}; take one")
+        return self
 
     def chosen(self) -> dict[str, Any]:
         """The settings of this class that are other than their defaults, tables without what is a default."""
