@@ -31,7 +31,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         *("strategies.mean", "strategies.screening", "strategies.exchange", "strategies.roster"),
         *("strategies.evaluation", "strategies.robust", "strategies.base"),
     ),
-    "strategies/privacy": ("strategies.privacy",),
+    "strategies/privacy": ("strategies.privacy", "strategies.server_optimizer"),
     "strategies/methods": ("strategies.methods",),
     "strategies/registry": ("strategies.registry", "strategies.flower_app", "strategies"),
     "client/trainer": (

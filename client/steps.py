@@ -52,6 +52,14 @@ class Working:
         return self.tensors
 
 
+def clipped_norm(gradient: list[Tensor], most: float, *, stack: bool = False) -> list[Tensor]:
+    """A gradient whose norm over all tensors is at most `most`, as PyTorch's `clip_grad_norm_` has it; in a stack
+    each client's."""
+    squares = [part.square().flatten(1 if stack else 0).sum(-1) for part in gradient]
+    scale = (most / (torch.stack(squares).sum(0).sqrt() + 1e-6)).clamp(max=1.0)
+    return [part * scale.view(-1, *[1] * (part.dim() - 1)) if stack else part * scale for part in gradient]
+
+
 class Momentum:
     """Heavy-ball steps: `u ← momentum · u + g`, then along u; plain gradient steps at momentum 0.
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils._pytree import register_pytree_node, tree_map
 
-from perennial.client.steps import Momentum, Working
+from perennial.client.steps import Momentum, Working, clipped_norm
 from perennial.common.data.examples import ClientData, Examples
 from perennial.common.mathematics.adam import Adam
 from perennial.common.measures.ranking import BATCH, columns, rank
@@ -223,7 +223,7 @@ class Client(Generic[H]):
 
     def criterion(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Mean loss () of the run's task on a mini-batch's outputs and targets."""
-        return self.task.loss(outputs, targets)
+        return self.task.loss(outputs, targets, smoothing=self.training.label_smoothing)
 
     def value(self, loss: Loss, model: Working, batch: Examples, received: Received) -> tuple[Tensor, Metrics]:
         """A loss where the model stands, and its metrics. Raises `ValueError` where one of them is no scalar."""
@@ -383,8 +383,12 @@ class LocalTrainer(Client[T]):
         super().__init__(site, hparams, kept)
         self._lasting: dict[str, Momentum | Adam] = {}
         """The message's optimizers whose state is kept."""
+        self.rate_factor = 1.0
+        """What the round multiplies step sizes of training with; not where a model is made to be tested."""
 
     def answer(self, action: str, received: Received) -> Reply:
+        if action.startswith("train") and self.role == "trains":
+            self.rate_factor = self.training.schedule.at(received.round)
         reply = super().answer(action, received)
         states = {name: optimizer.state() for name, optimizer in self._lasting.items()}
         self.kept |= {f"{OPTIMIZER}{name}": state for name, state in states.items() if state}
@@ -418,7 +422,8 @@ class LocalTrainer(Client[T]):
 
     def mini_batches(self, steps: int) -> int:
         """How many mini-batches `steps` local updates take."""
-        return steps if self.hparams.local_unit == "step" else steps * self.per_pass
+        each = self.training.accumulate if self.hparams.local_unit == "step" else self.per_pass
+        return steps * each
 
     @property
     def per_pass(self) -> int:
@@ -428,9 +433,35 @@ class LocalTrainer(Client[T]):
     def gradient(
         self, model: Working, loss: Loss, batch: Examples, received: Received
     ) -> tuple[list[Tensor], Metrics]:
-        """Gradient of `loss` and of weight decay where the model stands, and the loss's metrics."""
+        """Gradient of `loss`, `clipped`, and of weight decay where the model stands, and the loss's metrics."""
+        slope, metrics = self.slope(model, loss, batch, received)
+        return self.with_decay(self.clipped(slope), model), metrics
+
+    def slope(
+        self, model: Working, loss: Loss, batch: Examples, received: Received
+    ) -> tuple[list[Tensor], Metrics]:
+        """Gradient of `loss` alone where the model stands, and the loss's metrics."""
         value, metrics = self.value(loss, model, batch, received)
-        return self.with_decay(model.gradient(value), model), metrics
+        return model.gradient(value), metrics
+
+    def mean_gradient(
+        self, model: Working, loss: Loss, group: Sequence[Examples], received: Received, means: "Means"
+    ) -> list[Tensor]:
+        """`gradient` of the mean loss of several mini-batches, whose metrics go into `means`."""
+        total = [torch.zeros_like(value) for value in model.values]
+        for batch in group:
+            slope, metrics = self.slope(model, loss, batch, received)
+            torch._foreach_add_(total, slope, alpha=1 / len(group))
+            means.add(metrics)
+        return self.with_decay(self.clipped(total), model)
+
+    def clipped(self, gradient: list[Tensor]) -> list[Tensor]:
+        """A gradient, cut to `clip_norm` or `clip_value`."""
+        if most := self.training.clip_norm:
+            return clipped_norm(gradient, most, stack=bool(self.stack))
+        if most := self.training.clip_value:
+            return [part.clamp(-most, most) for part in gradient]
+        return gradient
 
     def with_decay(self, gradient: list[Tensor], model: Working) -> list[Tensor]:
         """`g + weight_decay · θ`; with adamw, whose steps have it, as it is."""
@@ -460,10 +491,14 @@ class LocalTrainer(Client[T]):
         model = Working(start, self.network.parameter_names if names is None else names)
         rate = hparams.learning_rate if rate is None else rate
         taken, means = self.optimizer(optimizer) if isinstance(optimizer, str) else optimizer, Means()
-        for batch in self.batches(hparams.local_steps if steps is None else steps, received.round, purpose):
-            gradient, metrics = self.gradient(model, loss, batch, received)
+        batches = self.batches(hparams.local_steps if steps is None else steps, received.round, purpose)
+        while group := list(islice(batches, self.training.accumulate)):
+            if len(group) == 1:
+                gradient, metrics = self.gradient(model, loss, group[0], received)
+                means.add(metrics)
+            else:
+                gradient = self.mean_gradient(model, loss, group, received, means)
             self.step(model, taken, gradient, rate)
-            means.add(metrics)
         return model.result(), means.result()
 
     def optimizer(self, name: str = MODEL) -> Momentum | Adam:
@@ -487,10 +522,11 @@ class LocalTrainer(Client[T]):
         return found
 
     def step(self, model: Working, optimizer: Momentum | Adam, gradient: list[Tensor], rate: float) -> None:
-        """A step along the optimizer's direction; with adamw `θ ← (1 − rate · weight_decay) θ` before it.
+        """A step along the optimizer's direction, of size `rate` times the round's factor.
 
-        That is Loshchilov and Hutter 2019, Algorithm 2.
+        With adamw it is `θ ← (1 − rate · weight_decay) θ` before it (Loshchilov and Hutter 2019, Algorithm 2).
         """
+        rate *= self.rate_factor
         if self.training.optimizer.name == "adamw" and self.hparams.weight_decay:
             model.shrink(1 - rate * self.hparams.weight_decay)
         model.step(optimizer.direction(gradient), rate)

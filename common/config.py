@@ -18,7 +18,7 @@ from perennial.common.methods.base import Method
 from perennial.common.models.settings import ModelSettings, Module, Pretrained, model_settings
 from perennial.common.presets import preset_settings
 from perennial.common.privacy.mechanisms import NoMechanism, Privacy, mechanism_class
-from perennial.common.training import ADAM_RATE, OF_THE_METHOD, Optimizer, Training
+from perennial.common.training import ADAM_RATE, OF_THE_METHOD, Optimizer, Schedule, ServerOptimizer, Training
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.knobs import knob
 from perennial.common.utils.seeding import numpy_generator
@@ -143,6 +143,8 @@ class RunConfig(Task):
     )
     privacy: SerializeAsAny[Privacy] = NoMechanism()
     aggregation: Aggregation = Aggregation()
+    server_optimizer: ServerOptimizer = ServerOptimizer()
+    server_schedule: Schedule = Schedule()
 
     @field_validator("privacy", mode="before")
     @classmethod
@@ -202,7 +204,19 @@ class RunConfig(Task):
 
     def task(self) -> str:
         """The part that clients need, as JSON."""
-        return self.model_dump_json(include=set(Task.model_fields))
+        told = self.model_copy(update={"schedule": self.schedule.over(self.rounds)})
+        return told.model_dump_json(include=set(Task.model_fields))
+
+    def rates(self, round_: int) -> dict[str, float]:
+        """The step sizes of a round, of clients and of the server, where they have a schedule."""
+        found = {}
+        if self.schedule != Schedule():
+            rate = getattr(self.method, "learning_rate", 1.0)
+            found["client"] = rate * self.schedule.over(self.rounds).at(round_)
+        if self.server_schedule != Schedule():
+            rate = self.server_optimizer.learning_rate
+            found["server"] = rate * self.server_schedule.over(self.rounds).at(round_)
+        return found
 
     def all_train(self) -> str:
         """What it is that cannot do with clients that have nothing to train on; empty where all can."""
@@ -232,7 +246,9 @@ class RunConfig(Task):
 
 RESERVED.update(RunConfig.model_fields)  # names that no field of a plug-in's method may have
 
-PARTS = ("method", "scenario", "model", "privacy", "aggregation", "optimizer", "nodes")
+NAMED = ("optimizer", "schedule", "server_optimizer", "server_schedule")
+"""Tables whose name alone may stand for them: `--set optimizer=adam`."""
+PARTS = ("method", "scenario", "model", "privacy", "aggregation", "nodes", *NAMED)
 """What `--set PART.KEY=VALUE` reaches."""
 
 
@@ -295,6 +311,12 @@ def _load(
     values["model"] = (scenario.model if same else {}) | model
     values["privacy"] = _checked(mechanism_class(values["privacy"]), values["privacy"], "privacy.")
     values["aggregation"] = _checked(Aggregation, values["aggregation"], "aggregation.")
+    own: dict[str, type[BaseModel]] = {
+        "schedule": Schedule,
+        "server_optimizer": ServerOptimizer,
+        "server_schedule": Schedule,
+    }
+    values |= {name: _checked(kind, _table(values.get(name, {}), name), f"{name}.") for name, kind in own.items()}
     values = {"rounds": scenario.rounds, "participation": scenario.participation, **values}
     config = _checked(RunConfig, values)
     if isinstance(config.model, Pretrained):
@@ -307,6 +329,17 @@ def _load(
         raise UserError(f"method.{misfit}")
     if misfit := config.misfit(config.method):
         raise UserError(misfit)
+    if config.label_smoothing and (task := config.scenario.task.name) != "classes":
+        raise UserError(f"label_smoothing: {config.label_smoothing:g} is for classes, and the task is {task}")
+    if config.server_optimizer.name != "none" and (why := config.method.refuses.get("server_optimizer")):
+        name = config.server_optimizer.name
+        raise UserError(
+            f"server_optimizer.name: {name!r} is not possible with method {config.method.name!r}, {why}"
+        )
+    if config.server_schedule != Schedule() and config.server_optimizer.name == "none":
+        raise UserError(
+            "server_schedule: it needs a server_optimizer, whose step size it changes, such as fedavgm"
+        )
     if misfit := config.privacy.misfit(config.method, config.model, config.cohort):
         raise UserError(f"privacy.{misfit}")
     training = min(config.cohort, len(config.training_clients))
@@ -490,7 +523,7 @@ def _assignment(setting: str, method: type[Method], scenario: type[Scenario]) ->
         raise UserError("--set plugins is not possible; name them with --plugin or in a configuration file")
     if key == "aggregation":
         return (key, "rule"), value
-    if key == "optimizer" and key not in method.model_fields:
+    if key in NAMED and key not in method.model_fields:
         return (key, "name"), value
     if part == "optimizer" and OF_THE_METHOD.get(name) in method.model_fields:
         return ("method", OF_THE_METHOD[name]), value

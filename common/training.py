@@ -1,7 +1,8 @@
 """How clients and server take their steps: settings of a run that every method with mini-batches shares."""
 
+import math
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, field_validator, model_validator
 
@@ -42,9 +43,7 @@ class Optimizer(BaseModel):
     @field_validator("betas")
     @classmethod
     def _below_one(cls, betas: tuple[float, float]) -> tuple[float, float]:
-        if all(0 <= beta < 1 for beta in betas):
-            return betas
-        raise ValueError("both must be 0 or more and below 1")
+        return _decays(betas)
 
     @model_validator(mode="after")
     def _of_its_name(self) -> "Optimizer":
@@ -53,12 +52,150 @@ class Optimizer(BaseModel):
         return self
 
 
+class ServerOptimizer(BaseModel):
+    """What the server takes its steps towards the clients' mean with."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    name: Literal["none", "fedavgm", "fedadagrad", "fedadam", "fedyogi"] = knob(
+        "none",
+        "none: the next model is the mean; otherwise a step towards it",
+        source="fedavgm: Hsu et al. 2019; the others: Reddi et al. 2021, Algorithm 2",
+    )
+    learning_rate: float = knob(
+        0.1,
+        "step size of the server; 1 is usual for fedavgm, and there the default",
+        symbol="η",
+        source="Flower; Reddi et al. 2021 tune it",
+        gt=0,
+        le=100,
+    )
+    momentum: float = knob(0.9, "for fedavgm", symbol="β", source="Hsu et al. 2019", ge=0, lt=1)
+    betas: tuple[float, float] = knob(
+        (0.9, 0.99),
+        "decay of the means of steps and of their squares; for fedadagrad the first alone, there 0 by default",
+        symbol="β₁, β₂",
+        source="Reddi et al. 2021 §5.2",
+    )
+    adaptivity: float = knob(
+        1e-3,
+        "what is added to the divisor of a step, for all but fedavgm; the larger, the more alike coordinates are",
+        symbol="τ",
+        source="Reddi et al. 2021 §5.2",
+        gt=0,
+        le=1,
+    )
+
+    @field_validator("betas")
+    @classmethod
+    def _below_one(cls, betas: tuple[float, float]) -> tuple[float, float]:
+        return _decays(betas)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults_of_its_name(cls, values: Any) -> Any:
+        own: dict[Any, dict[str, Any]] = {"fedavgm": {"learning_rate": 1.0}, "fedadagrad": {"betas": (0.0, 0.99)}}
+        return {**own.get(values.get("name"), {}), **values} if isinstance(values, Mapping) else values
+
+    @model_validator(mode="after")
+    def _nothing_without_a_name(self) -> "ServerOptimizer":
+        fields = type(self).model_fields.items()
+        if self.name == "none" and (given := [name for name, own in fields if getattr(self, name) != own.default]):
+            raise ValueError(f"{given[0]}: it needs a server_optimizer.name, such as fedavgm or fedadam")
+        return self
+
+
+def _decays(betas: tuple[float, float]) -> tuple[float, float]:
+    if all(0 <= beta < 1 for beta in betas):
+        return betas
+    raise ValueError("both must be 0 or more and below 1")
+
+
+class Schedule(BaseModel):
+    """How a step size changes from round to round: what it is multiplied by, of the round alone."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    name: Literal["constant", "step", "exponential", "cosine"] = knob(
+        "constant", "after the warm-up", source="PyTorch's; cosine: Loshchilov and Hutter 2017"
+    )
+    warm_up: int = knob(0, "rounds in which it rises evenly, before the first with all of it", ge=0, le=1_000_000)
+    every: int = knob(10, "rounds between two falls, for step", ge=1, le=1_000_000)
+    decay: float = knob(
+        0.1, "what a fall multiplies with, for step; what each round does, for exponential, there 0.95", gt=0, le=1
+    )
+    rounds: int = knob(
+        0, "the round at whose end cosine would have come down; 0: the last of the run", ge=0, le=1_000_000
+    )
+    least: float = knob(0.0, "what cosine comes down to", ge=0, le=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults_of_its_name(cls, values: Any) -> Any:
+        own = {"decay": 0.95} if isinstance(values, Mapping) and values.get("name") == "exponential" else {}
+        return {**own, **values} if isinstance(values, Mapping) else values
+
+    @model_validator(mode="after")
+    def _of_its_name(self) -> "Schedule":
+        needs = {"every": ("step",), "decay": ("step", "exponential"), "rounds": ("cosine",), "least": ("cosine",)}
+        for name, kinds in needs.items():
+            if self.name not in kinds and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name}: it is for {' and '.join(kinds)}, and the schedule is {self.name!r}")
+        if 0 < self.rounds <= self.warm_up:
+            raise ValueError(f"rounds: {self.rounds} is not possible; it must be above warm_up={self.warm_up}")
+        return self
+
+    @property
+    def whole_run(self) -> bool:
+        """Whether it depends on how many rounds there are."""
+        return self.name == "cosine" and not self.rounds
+
+    def over(self, rounds: int) -> "Schedule":
+        """The same in a run of so many rounds."""
+        return self.model_copy(update={"rounds": max(rounds, self.warm_up + 1)}) if self.whole_run else self
+
+    def at(self, round_: int) -> float:
+        """What the step size is multiplied by in a round, the first being 1; cosine needs `over`."""
+        if round_ <= self.warm_up:
+            return round_ / (self.warm_up + 1)
+        done = round_ - 1 - self.warm_up
+        match self.name:
+            case "step":
+                return float(self.decay ** (done // self.every))
+            case "exponential":
+                return float(self.decay**done)
+            case "cosine":
+                share = min(1.0, done / (self.rounds - self.warm_up))
+                return self.least + (1 - self.least) * (1 + math.cos(math.pi * share)) / 2
+            case _:
+                return 1.0
+
+
 class Training(BaseModel):
     """What the clients of a run must know of it. A default is what a run does that says nothing."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     optimizer: Optimizer = Optimizer()
+    schedule: Schedule = Schedule()
+    clip_norm: float = knob(
+        0.0, "norm to which the gradient of a step is cut, before weight decay; 0: none", ge=0, le=1e6
+    )
+    clip_value: float = knob(0.0, "absolute value to which each of its numbers is cut; 0: none", ge=0, le=1e6)
+    label_smoothing: float = knob(
+        0.0,
+        "share of a label that is spread over all classes in training",
+        source="Szegedy et al. 2016",
+        ge=0,
+        lt=1,
+    )
+    accumulate: int = knob(1, "mini-batches of whose gradients a step takes the mean", ge=1, le=10_000)
+
+    @model_validator(mode="after")
+    def _one_way_to_cut(self) -> Self:
+        if self.clip_norm and self.clip_value:
+            raise ValueError(f"clip_norm: it is not possible beside clip_value={self.clip_value:g}; take one")
+        return self
 
     def chosen(self) -> dict[str, Any]:
         """The settings of this class that are other than their defaults, tables without what is a default."""

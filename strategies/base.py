@@ -136,6 +136,8 @@ class MethodStrategy(Strategy, Generic[H]):
         """Ask the round's cohort to `train` from the global model."""
         self.exchanges.clear()
         self.notes.clear()
+        if rates := self.run.rates(server_round):
+            self.notes.append({"kind": "rate", "round": server_round, **rates})
         self.sent = from_record(arrays)
         self.roster.round = server_round
         cohort = self.sample(server_round, grid)

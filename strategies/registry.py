@@ -1,5 +1,6 @@
 """The server half of a run: the method's, behind the privacy mechanism that is set."""
 
+from collections.abc import Collection
 from functools import lru_cache
 from importlib.util import find_spec
 from inspect import getattr_static
@@ -15,6 +16,7 @@ from perennial.common.utils.suggestions import meant
 from perennial.strategies.base import MethodStrategy
 from perennial.strategies.privacy.differential_privacy import PrivateStrategy
 from perennial.strategies.privacy.secure_aggregation import SecureStrategy
+from perennial.strategies.server_optimizer import OptimizedStrategy
 
 METHODS = "perennial.strategies.methods"
 """Where the server halves are, in files with the methods' names."""
@@ -38,6 +40,10 @@ FREE = {
     "robust",
 }
 """What a method's server half may override behind a mechanism: none of it sees the tensors of a reply."""
+
+
+MEAN = {"update", "combined", "collected", "aggregate_train", "ask"}
+"""What a server half leaves as it is if all it does is to take the mean of the clients' models."""
 
 
 def strategy_class(method: Method) -> type[MethodStrategy[Any]]:
@@ -94,6 +100,12 @@ def strategy_for(run: RunConfig, run_id: str) -> MethodStrategy[Any]:
             f"server half has its own {', '.join(past)} and does not say `robust`; take 'mean', or use its "
             "`mean()` for all means and say so"
         )
+    steps = run.server_optimizer.name
+    if steps != "none" and (more := sorted(MEAN.intersection(going_past(kind, free=())))):
+        raise UserError(
+            f"server_optimizer.name: {steps!r} is not possible with method {run.method.name!r}, whose server "
+            f"half has its own {', '.join(more)} and so takes more than a mean; leave it out"
+        )
     if mechanism := MECHANISMS.get(run.privacy.mechanism):
         own = {"expect", "optional", "check", "combined", "prepare"} if run.method.summed() != ONE_MODEL else set()
         if past := [name for name in going_past(kind) if name not in own]:
@@ -103,6 +115,8 @@ def strategy_for(run: RunConfig, run_id: str) -> MethodStrategy[Any]:
                 "not seen; take another method or privacy.mechanism=none"
             )
         kind = type(kind.__name__, (mechanism, kind), {})
+    if steps != "none":
+        kind = type(kind.__name__, (OptimizedStrategy, kind), {})
     strategy = kind(run, run_id)
     # Of somebody else's module the settings alone do not tell.
     if mechanism and isinstance(run.model, Module) and not run.method.keeps_batch_norm:
@@ -112,13 +126,13 @@ def strategy_for(run: RunConfig, run_id: str) -> MethodStrategy[Any]:
     return strategy
 
 
-def going_past(kind: type[MethodStrategy[Any]]) -> list[str]:
-    """What a server half has in place of the base's that is not `FREE`."""
+def going_past(kind: type[MethodStrategy[Any]], free: Collection[str] = FREE) -> list[str]:
+    """What a server half has in place of the base's that is not `free`."""
     return [
         name
         for name in dir(MethodStrategy)
         if not name.startswith("_")
-        and name not in FREE
+        and name not in free
         and getattr_static(kind, name) is not getattr_static(MethodStrategy, name)
     ]
 

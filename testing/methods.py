@@ -228,6 +228,33 @@ def test_the_optimizer_of_the_run_is_taken_or_refused(method: str, tmp_path: Pat
     assert not any(fnmatch(record, OPTIMIZERS) for reply in grid.sent for record in reply.arrays)
 
 
+HABITS = {
+    "schedule": ("schedule=exponential", "schedule.decay=0.5"),
+    "clip_norm": ("clip_norm=0.01",),
+    "clip_value": ("clip_value=0.01",),
+    "label_smoothing": ("label_smoothing=0.2",),
+    "accumulate": ("accumulate=2",),
+}
+"""By setting of `common/training.py`, with what it changes numbers within two rounds."""
+
+
+def test_each_habit_of_training_is_taken_or_refused(method: str, tmp_path: Path) -> None:
+    """One that is taken changes the numbers; a method that would ignore it says that it does not take it."""
+    taken, usual = type(toy_config(method).method), tmp_path / "usual"
+    run(brief(method, rounds=2), usual)
+    for name, settings in HABITS.items():
+        if name in taken.model_fields:
+            continue  # a setting of its own, which `--set` means
+        if name in taken.refuses:
+            with pytest.raises(UserError, match=f"{name}.* is not possible with method '{method}', wh"):
+                brief(method, *settings)
+        else:
+            run(brief(method, *settings, rounds=2), tmp_path / name)
+            one, other = files(usual), files(tmp_path / name)
+            same = f"{name} changes nothing; the method must take it or have it in `refuses`"
+            assert any(not torch.equal(one[at][key], other[at][key]) for at in one for key in one[at]), same
+
+
 def stack_config(method: str, engine: str, *settings: str, **options: Any) -> RunConfig:
     return brief(method, "model.norm=batch", f"cohort_engine={engine}", *settings, **options)
 

@@ -25,7 +25,7 @@ class APFLClient(LocalTrainer[APFL]):
         hparams, names = self.hparams, self.network.parameter_names
         shared, own = Working(received[MODEL], names), Working(self.personal(received), names)
         shared_optimizer, own_optimizer = self.optimizer(), self.optimizer("personal")
-        alpha, means = self.mixing(), Means()
+        alpha, rate, means = self.mixing(), hparams.learning_rate * self.rate_factor, Means()
         for number, batch in enumerate(self.batches(hparams.local_steps, received.round)):
             mixed = Working(self.mixture(shared.tensors, own.tensors, alpha), names)
             at_shared, metrics = self.gradient(shared, self.loss, batch, received)
@@ -33,7 +33,7 @@ class APFLClient(LocalTrainer[APFL]):
             at_own = list(torch._foreach_mul(at_mixed, alpha))
             if hparams.adaptive and number == 0:
                 slope = float(mixing_slope(shared.values, own.values, at_mixed))
-                alpha = min(max(alpha - hparams.learning_rate * slope, 0.0), 1.0)
+                alpha = min(max(alpha - rate * slope, 0.0), 1.0)
             self.step(shared, shared_optimizer, at_shared, hparams.learning_rate)
             self.step(own, own_optimizer, at_own, hparams.learning_rate)
             # What BatchNorm has seen of v̄ stays with v.

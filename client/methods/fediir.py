@@ -42,12 +42,12 @@ class FedIIRClient(LocalTrainer[FedIIR]):
         weight = self.hparams.penalty / 2 if self.hparams.halved else self.hparams.penalty
         return risk + weight * alignment, {**metrics, "alignment": alignment}
 
-    def gradient(
+    def slope(
         self, model: Working, loss: Loss, batch: Examples, received: Received
     ) -> tuple[list[Tensor], Metrics]:
         """As in the base class, but `loss` maps its risk itself: the gradient in it is taken outside."""
         value, metrics = loss(model.tensors, batch, received)
-        return self.with_decay(model.gradient(value), model), metrics
+        return model.gradient(value), metrics
 
     def risk(self, params: Tensors, batch: Examples, training: bool) -> tuple[Tensor, Metrics]:
         """Mean cross-entropy; `training` says whether BatchNorm takes the statistics of the mini-batch."""

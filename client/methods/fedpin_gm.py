@@ -47,11 +47,11 @@ class FedPINGMClient(LocalTrainer[A]):
         step, aware_risk = self.each(partial(self.objective, alpha=alpha)), self.each(self.aware_risk)
         for batch in self.batches(hparams.local_steps, received.round):
             value, metrics, z, logits = step(model.tensors, auxiliary.tensors, batch)
-            gradient = self.with_decay(model.gradient(value), model)
+            gradient = self.with_decay(self.clipped(model.gradient(value)), model)
             self.step(model, optimizer, gradient, hparams.learning_rate)
             for _ in range(steps):
                 risk = aware_risk(auxiliary.tensors, z.detach(), logits.detach(), batch.y)
-                auxiliary.step(auxiliary.gradient(risk), rate)
+                auxiliary.step(auxiliary.gradient(risk), rate * self.rate_factor)
             means.add(metrics)
         reached = auxiliary.result()
         self.kept[AUXILIARY] = {name: reached.pop(name) for name in (OWN, SCALE, OFFSET) if name in reached}

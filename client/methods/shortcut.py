@@ -81,7 +81,7 @@ class ShortcutTrainer(LocalTrainer[S]):
             for name, head in own_heads.items():
                 for part in islice(samples[name], hparams.environment_steps):
                     gradient, _ = self.gradient(head, self.head_risk, part, present)
-                    head.step(gradient, hparams.learning_rate)
+                    head.step(gradient, hparams.learning_rate * self.rate_factor)
         trained = {SHORTCUT: shortcut.result(), **{name: head.result() for name, head in own_heads.items()}}
         return trained, means.result()
 

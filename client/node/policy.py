@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from perennial.client.node.survey import is_survey, survey_request
 from perennial.client.request import checked
-from perennial.common.config import RunConfig, Task, parse_task
+from perennial.common.config import RunConfig, parse_task
 from perennial.common.measures.ranking import BATCH
 from perennial.common.measures.scores import SCORES
 from perennial.common.methods import method_class
@@ -81,7 +81,7 @@ class Policy(BaseModel):
             raise self._no("counts of test rows by score (scores=on)", f"requires {self.require!r}")
         if self.max_rounds or self.require or self.epsilon:
             run = _announced(str(announced.get("config", "")))
-            if any(getattr(run, name) != getattr(task, name) for name in Task.model_fields):
+            if parse_task(run.task()) != task:
                 raise UserError(
                     "the request is not of the run that the server has announced; this site does nothing for it"
                 )

@@ -1,13 +1,16 @@
 """APFL: hyper-parameters."""
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
-from perennial.common.methods.base import ONE_MODEL, LocalTraining
+from perennial.common.methods.base import ONE_MODEL, OWN_GRADIENT, OWN_LOOP, LocalTraining
 from perennial.common.utils.knobs import choice, knob
 
 
 class APFL(LocalTraining):
     """A mixture of the global model and one of the client's own, in proportions that each client learns."""
+
+    refuses: ClassVar[Mapping[str, str]] = {**OWN_LOOP, **OWN_GRADIENT}
 
     adapts = True
     keeps = frozenset({"personal", "mixing"})

@@ -19,6 +19,10 @@ EVALUATED = ("global", "personal", "ensemble")
 EVERY = "whenever it changes"
 FIRST = "in the first reply"
 CHANGE = "how it changes, since a tensor that is sent changes alike"
+STEPS = ("optimizer", "schedule", "clip_norm", "clip_value", "accumulate")
+"""Settings of `common/training.py` that say how steps on mini-batches are taken."""
+OWN_LOOP = {"accumulate": "which takes another step on each mini-batch"}
+OWN_GRADIENT = dict.fromkeys(("clip_norm", "clip_value"), "whose steps are along more than one gradient")
 OWN_OPTIMIZER = "whose paper or code has steps of its own; choose between them with method.optimizer"
 BUFFERS = "its BatchNorm statistics alone, whenever they change"
 
@@ -77,9 +81,7 @@ class Method(BaseModel):
     adapts: ClassVar[bool] = False
     """Whether a client that trains nothing can make a personal model of a few samples with `Client.visit`, of what
     a request to evaluate brings."""
-    refuses: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("optimizer",), "whose clients take no steps on mini-batches"
-    )
+    refuses: ClassVar[Mapping[str, str]] = dict.fromkeys(STEPS, "whose clients take no steps on mini-batches")
     """Settings of `common/training.py` that it does not take, and why not, after its name."""
     listed: ClassVar[bool] = True
     """Whether it is a method to be chosen, and not only a part of the machinery that trains like one."""

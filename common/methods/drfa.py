@@ -1,8 +1,9 @@
 """DRFA: hyper-parameters, and the names that its two halves share."""
 
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
-from perennial.common.methods.base import LocalTraining
+from perennial.common.methods.base import OWN_LOOP, LocalTraining
 from perennial.common.utils.knobs import between, knob
 
 SNAPSHOT = "snapshot"
@@ -15,6 +16,8 @@ LOSS = "loss"
 
 class DRFA(LocalTraining):
     """One global model for the worst mixture of the clients."""
+
+    refuses: ClassVar[Mapping[str, str]] = OWN_LOOP
 
     title = "DRFA"
     summary = "a global model for the worst mixture of clients: those with a high loss are drawn more often"

@@ -1,10 +1,10 @@
 """FedADG: hyper-parameters, and the two networks that it adds."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from perennial.common.methods.base import ONE_MODEL, LocalTraining
+from perennial.common.methods.base import ONE_MODEL, OWN_GRADIENT, OWN_LOOP, LocalTraining
 from perennial.common.utils.knobs import between, choice, knob
 
 if TYPE_CHECKING:
@@ -36,6 +36,12 @@ def layers(names: Sequence[str], sizes: Sequence[int], generator: "torch.Generat
 
 class FedADG(LocalTraining):
     """All clients' features of a class made to look like one learnt distribution."""
+
+    refuses: ClassVar[Mapping[str, str]] = {
+        **OWN_LOOP,
+        **OWN_GRADIENT,
+        "label_smoothing": "which has method.label_smoothing",
+    }
 
     keeps = frozenset({"discriminator"})
 

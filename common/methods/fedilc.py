@@ -1,5 +1,6 @@
 """FedILC, the methods of its tables and federated Fishr: hyper-parameters, and the names of what travels."""
 
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from pydantic import model_validator
@@ -22,6 +23,11 @@ Place = Literal["clients", "batches"]
 
 class FedILC(ServerTraining):
     """What the methods of FedILC's tables have in common: gradients up, and at the server a step of Adam."""
+
+    refuses: ClassVar[Mapping[str, str]] = {
+        **ServerTraining.refuses,
+        "label_smoothing": "whose variances are of the risk as it is",
+    }
 
     source = "Zhu et al. 2022, arXiv 2205.09305"
     evaluates = ("global",)

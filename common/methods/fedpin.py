@@ -1,9 +1,10 @@
 """FedPIN and the ablations of its Table 5.2 that are methods of their own: hyper-parameters."""
 
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from perennial.common.data.scenario import Scenario
-from perennial.common.methods.base import CHANGE, ONE_MODEL, LocalTraining, Sum
+from perennial.common.methods.base import CHANGE, ONE_MODEL, OWN_LOOP, LocalTraining, Sum
 from perennial.common.methods.ditto import PulledTraining
 from perennial.common.utils.knobs import between, choice, knob
 
@@ -17,6 +18,8 @@ class AnchorTraining(LocalTraining):
     tasks = ("classes", "labels", "event")
     tasks_because = "its information terms take a loss that is the logarithm of a probability"
     nearest = "perinvfl"
+    refuses: ClassVar[Mapping[str, str]] = OWN_LOOP
+
     fractions: ClassVar[tuple[str, ...]] = ("warm_up",)
     keeps = frozenset({"auxiliary"})
     sends = frozenset({("auxiliary", CHANGE)})

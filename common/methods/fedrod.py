@@ -1,6 +1,7 @@
 """FedRoD: hyper-parameters."""
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 from perennial.common.data.scenario import Scenario
 from perennial.common.methods.base import ONE_MODEL, LocalTraining
@@ -8,6 +9,8 @@ from perennial.common.methods.base import ONE_MODEL, LocalTraining
 
 class FedRoD(LocalTraining):
     """A generic predictor that is fair to all classes, and a personal one on top of it."""
+
+    refuses: ClassVar[Mapping[str, str]] = {"label_smoothing": "whose risks are its own"}
 
     adapts = True
     keeps = frozenset({"head"})

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from perennial.common.data.scenario import Scenario
-from perennial.common.methods.base import EVERY, OWN_OPTIMIZER, LocalTraining
+from perennial.common.methods.base import EVERY, OWN_OPTIMIZER, STEPS, LocalTraining
 from perennial.common.tasks import PredictionTask
 from perennial.common.tasks.classes import ACCURACY
 from perennial.common.utils.knobs import between, choice, knob
@@ -33,7 +33,10 @@ class FLGames(LocalTraining):
 
     keeps = frozenset({"predictor", "adam", "ensemble", "*.*"})
     sends = frozenset({("predictor", EVERY)})
-    refuses: ClassVar[Mapping[str, str]] = {"optimizer": OWN_OPTIMIZER}
+    refuses: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(STEPS, OWN_OPTIMIZER),
+        "label_smoothing": "whose players' risks are as the game has them",
+    }
 
     source = "Gupta et al. 2022, arXiv 2205.11101"
     evaluates = ("ensemble",)

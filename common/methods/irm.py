@@ -11,6 +11,11 @@ from perennial.common.utils.knobs import between, choice, knob
 class InvariantTraining(StatefulTraining):
     """What methods have in common whose shared model is federated IRM's."""
 
+    refuses: ClassVar[Mapping[str, str]] = {
+        **StatefulTraining.refuses,
+        "label_smoothing": "whose penalty is of the risk as it is",
+    }
+
     CODE: ClassVar[Mapping[str, Any]] = {
         **StatefulTraining.CODE,
         "penalty": 1e9,

@@ -1,6 +1,7 @@
 """L2SGD: hyper-parameters."""
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 from perennial.common.data.scenario import Scenario
 from perennial.common.methods.base import EVERY, ONE_MODEL, LocalTraining
@@ -19,6 +20,8 @@ class L2SGD(LocalTraining):
     source = "Hanzely and Richtárik 2020"
     evaluates = ("global", "personal")
     sums = ONE_MODEL
+
+    refuses: ClassVar[Mapping[str, str]] = {"server_optimizer": "whose clients step towards the mean itself"}
 
     name: Literal["l2sgd"] = "l2sgd"
     local_steps: int = knob(

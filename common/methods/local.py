@@ -1,6 +1,7 @@
 """Local: hyper-parameters."""
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 from perennial.common.methods.base import LocalTraining
 
@@ -15,6 +16,8 @@ class Local(LocalTraining):
     summary = "no communication: every client trains a model of its own"
     source = "a reference for all others, of no paper"
     evaluates = ("personal",)
+
+    refuses: ClassVar[Mapping[str, str]] = {"server_optimizer": "whose server takes no mean"}
 
     name: Literal["local"] = "local"
 

@@ -1,13 +1,16 @@
 """Per-FedAvg: hyper-parameters."""
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
-from perennial.common.methods.base import ONE_MODEL, LocalTraining
+from perennial.common.methods.base import ONE_MODEL, OWN_GRADIENT, OWN_LOOP, LocalTraining
 from perennial.common.utils.knobs import choice, knob
 
 
 class PerFedAvg(LocalTraining):
     """A global model made to be adapted: one gradient step turns it into a client's own."""
+
+    refuses: ClassVar[Mapping[str, str]] = {**OWN_LOOP, **OWN_GRADIENT}
 
     adapts = True
     title = "Per-FedAvg"

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from perennial.common.methods.base import LocalTraining, Sum
+from perennial.common.methods.base import STEPS, LocalTraining, Sum
 
 ROUNDS = 10
 """Rounds in which studies make them: a shortcut is what is learnt first."""
@@ -41,7 +41,7 @@ class References(LocalTraining):
     tasks_because = "references tell samples apart by whether they are right of the class"
     nearest = "fedavg"
     listed = False
-    refuses: ClassVar[Mapping[str, str]] = {"optimizer": "which serves the selection split alone"}
+    refuses: ClassVar[Mapping[str, str]] = dict.fromkeys(STEPS, "which serves the selection split alone")
     sums = (Sum("train", "model-*"), Sum("train", PARTS))
 
     name: Literal["references"] = "references"

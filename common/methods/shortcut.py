@@ -1,9 +1,10 @@
 """What FedSDR and its combinations have in common: hyper-parameters, names of records."""
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 from perennial.common.data.scenario import Scenario
-from perennial.common.methods.base import ONE_MODEL, LocalTraining, Sum
+from perennial.common.methods.base import ONE_MODEL, OWN_LOOP, LocalTraining, Sum
 from perennial.common.utils.knobs import between, choice, knob
 
 SHORTCUT = "shortcut"
@@ -25,6 +26,8 @@ class ShortcutTraining(LocalTraining):
     tasks = ("classes",)
     tasks_because = "what it removes are covariances among samples of one class"
     nearest = "perinvfl"
+    refuses: ClassVar[Mapping[str, str]] = OWN_LOOP
+
     keeps = frozenset({"personal"})
     sums = (*ONE_MODEL, Sum("train", SHORTCUT), Sum("train", ENVIRONMENT_HEAD + "*", "owner"))
 

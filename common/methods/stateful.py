@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from perennial.common.methods.base import OWN_OPTIMIZER, PresetTraining
+from perennial.common.methods.base import OWN_OPTIMIZER, STEPS, PresetTraining
 from perennial.common.utils.knobs import between, choice, knob
 
 
@@ -11,7 +11,7 @@ class StatefulTraining(PresetTraining):
     """The preset is the only setting that picks an algorithm, and the defaults of the others go with it."""
 
     keeps = frozenset({"optimizer-shared"})
-    refuses: ClassVar[Mapping[str, str]] = {"optimizer": OWN_OPTIMIZER}
+    refuses: ClassVar[Mapping[str, str]] = dict.fromkeys(STEPS, OWN_OPTIMIZER)
 
     CODE: ClassVar[Mapping[str, Any]] = {
         "optimizer": "adam",

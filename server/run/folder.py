@@ -114,6 +114,13 @@ class Checkpoint:
                 raise UserError(f"config.toml: {name} was {old} {done}, and is {new} now; {remedy}")
         if config.rounds < self.round:
             raise UserError(f"config.toml: rounds: {config.rounds} is not possible; {self.round} of them are done")
+        schedules = {"schedule": config.schedule, "server_schedule": config.server_schedule}
+        for name, schedule in schedules.items():
+            if self.round and schedule.whole_run and config.rounds != self.config.rounds:
+                why = f"{name}=cosine comes down by the last round, and was another in the {self.round} so far"
+                raise UserError(
+                    f"config.toml: rounds was {self.config.rounds}, and is {config.rounds} now: {why}; {remedy}"
+                )
         for name in config.method.fractions:
             share = getattr(config.method, name)
             if len({min(self.round, int(share * run.rounds)) for run in (self.config, config)}) > 1:

@@ -10,7 +10,7 @@ from perennial.common.config import RunConfig
 from perennial.common.data.scenario import Scenario
 from perennial.common.methods.base import Method
 from perennial.common.models.settings import ModelSettings
-from perennial.common.training import Training
+from perennial.common.training import Schedule, Training
 from perennial.common.utils.version import PACKAGE
 from perennial.server.run.input_files import named_in, own_digests
 
@@ -60,6 +60,7 @@ def config_digest(config: RunConfig) -> str:
     """
     engine = "" if config.cohort_engine == "loop" else config.cohort_engine
     rule = config.aggregation.model_dump(mode="json") if config.aggregation.rule != "mean" else {}
+    stepless = config.server_optimizer.name == "none"
     later = {  # settings that older runs had without saying so: runs without have no such key
         "references": bool(config.references),
         "left_out": config.left_out,
@@ -67,6 +68,8 @@ def config_digest(config: RunConfig) -> str:
         "cohort_engine": engine,
         "aggregation": rule,
         "evaluate_clients": config.evaluates_some and config.evaluate_clients,
+        "server_optimizer": {} if stepless else config.server_optimizer.model_dump(mode="json"),
+        "server_schedule": {} if config.server_schedule == Schedule() else config.server_schedule.model_dump(),
         "scores": "" if config.scores == "auto" else config.scores,
     }
     values = config.model_dump(mode="json", exclude=NO_NUMBER | later.keys() | Training.model_fields.keys())

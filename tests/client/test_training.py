@@ -8,18 +8,23 @@ import pytest
 import torch
 from torch import Tensor
 
+from perennial.client.host import client_class
 from perennial.client.methods.fedavg import FedAvgClient
 from perennial.client.methods.local import LocalClient
+from perennial.client.steps import clipped_norm
 from perennial.client.trainer import Received
 from perennial.common.config import load_config
 from perennial.common.methods.fedavg import FedAvg
 from perennial.common.methods.local import Local
-from perennial.common.training import Optimizer, Training
+from perennial.common.models.torch_state import plain_torch
+from perennial.common.training import Optimizer, Schedule, Training
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import MODEL, PERSONAL
+from perennial.server.run.folder import RunFolder
+from perennial.server.run.loop import run_rounds, start
 from perennial.testing.methods import assert_equal, files, run
-from perennial.testing.tiny_federation import toy_config
+from perennial.testing.tiny_federation import WireGrid, toy_config
 from tests.helpers.tiny_runs import Quadratic, quadratic_site, taken_up, theta, toy_site
 
 OPTIMIZERS: dict[str, tuple[Optimizer, dict[str, float], Any]] = {
@@ -201,3 +206,130 @@ def test_the_step_size_of_adam_is_pytorchs_unless_it_is_given(tmp_path: Path) ->
     assert rate() == FedAvg().learning_rate
     assert rate("optimizer=adam") == 1e-3
     assert rate("optimizer=adamw", "learning_rate=0.02") == 0.02
+
+
+@pytest.mark.parametrize("which", OPTIMIZERS)
+def test_a_scheduled_rate_over_rounds_is_pytorchs(which: str) -> None:
+    """With kept state, weight decay and a warm-up: a chain of PyTorch's schedulers, one step a round."""
+    settings, own, optimizer = OPTIMIZERS[which]
+    schedule = Schedule(name="cosine", warm_up=2, rounds=8)
+    training = Training(optimizer=settings.model_copy(update={"keep": True}), schedule=schedule)
+    site = replace(quadratic_site([[1.0, -2.0], [3.0, 0.5], [-1.0, 4.0]]), training=training)
+    hparams = Local(local_steps=4, learning_rate=0.01, batch_size=2, **own)
+    start = theta(5.0, -3.0)
+    kept: dict[str, Tensors] = {PERSONAL: start}
+    params = [start["theta"].clone().requires_grad_()]
+    made = optimizer(params)
+    rise = torch.optim.lr_scheduler.LambdaLR(made, lambda done: min(1.0, (done + 1) / 3))
+    for number in range(1, 7):
+        if number == 3:
+            fall = torch.optim.lr_scheduler.CosineAnnealingLR(made, 6)
+        client = QuadraticLocal(site, hparams, dict(kept))
+        for batch in client.batches(4, number):
+            made.zero_grad()
+            client.loss({"theta": params[0]}, batch, Received(number))[0].backward()
+            made.step()
+        client.answer("train", Received(number, {MODEL: start}))
+        kept = client.kept
+        (rise if number < 3 else fall).step()
+    torch.testing.assert_close(kept[PERSONAL]["theta"], params[0].detach(), rtol=1e-12, atol=1e-12)
+
+
+ALL = ("optimizer.name=adamw", "optimizer.keep=true", "weight_decay=0.01", "learning_rate=0.01", "schedule=cosine")
+
+
+@pytest.mark.parametrize("method", ["fedavg", "apfl", "fedpin", "fedsdr"])
+def test_parity_and_resume_with_all_of_it(method: str, tmp_path: Path) -> None:
+    """Local, over the wire, as a stack, and taken up again."""
+    habits = ("schedule.warm_up=1", "local_steps=3", "clip_norm=0.5", "label_smoothing=0.1")
+    refused = type(toy_config(method).method).refuses
+    habits = tuple(own for own in habits if own.partition("=")[0] not in refused)
+    config = toy_config(method, *ALL, *habits, rounds=4)
+    folder = taken_up(config, tmp_path, after=2)
+    wire, grid = RunFolder.create(tmp_path / "wire", config), WireGrid(config, tmp_path / "sites")
+    with plain_torch(threads=1):
+        run_rounds(config, wire, grid, start(config))
+    assert wire.rows() == folder.rows()
+    half = client_class(type(config.method))
+    if "train" in vars(half).get("stacks", ()):
+        run(config.model_copy(update={"cohort_engine": "stack"}), tmp_path / "stack")
+        assert_equal(files(tmp_path / "stack"), files(tmp_path / "whole"), 1e-4)
+    rates = [row["client"] for row in folder.rows() if row["kind"] == "rate"]
+    assert rates == pytest.approx([0.005, 0.01, 0.0075, 0.0025])
+
+
+def test_a_visitor_adapts_with_the_usual_rate() -> None:
+    schedule = Schedule(name="exponential", decay=0.5)
+    site = replace(toy_site(), training=Training(schedule=schedule), role="adapts")
+    client = FedAvgClient(site, FedAvg(), {})
+    client.answer("train", Received(5, {MODEL: client.initial()}))
+    assert client.rate_factor == 1.0
+
+
+@pytest.mark.parametrize("most", [0.01, 1.0, 1e3])
+def test_a_gradients_norm_is_cut_as_pytorch_does(most: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    gradient = [torch.randn(shape, generator=generator) for shape in ((4, 3), (3,), ())]
+    params = [torch.zeros_like(part).requires_grad_() for part in gradient]
+    for param, part in zip(params, gradient, strict=True):
+        param.grad = part.clone()
+    torch.nn.utils.clip_grad_norm_(params, most)
+    for found, param in zip(clipped_norm(gradient, most), params, strict=True):
+        torch.testing.assert_close(found, param.grad, rtol=1e-6, atol=0)
+
+
+def test_in_a_stack_each_clients_norm_is_cut() -> None:
+    generator = torch.Generator().manual_seed(0)
+    clients = [[torch.randn(4, 3, generator=generator), torch.randn(3, generator=generator)] for _ in range(3)]
+    stacked = [torch.stack(parts) for parts in zip(*clients, strict=True)]
+    found = clipped_norm(stacked, 1.5, stack=True)
+    for place, own in enumerate(clients):
+        for part, expected in zip(found, clipped_norm(own, 1.5), strict=True):
+            torch.testing.assert_close(part[place], expected)
+
+
+def trained(training: Training, **hparams: Any) -> Tensors:
+    client = FedAvgClient(replace(toy_site(), training=training), FedAvg(**hparams), {})
+    return client.answer("train", Received(1, {MODEL: client.initial()})).arrays[MODEL]
+
+
+def test_the_gradient_is_cut_before_weight_decay() -> None:
+    """One step: `θ − η (cut(g) + weight_decay · θ)`."""
+    client = FedAvgClient(toy_site(), FedAvg(local_steps=1, batch_size=40), {})
+    start = client.initial()
+    params = {name: tensor.clone().requires_grad_() for name, tensor in start.items()}
+    client.loss(params, client.data.train, Received(1))[0].backward()
+    found = trained(Training(clip_value=0.01), local_steps=1, batch_size=40, learning_rate=0.5, weight_decay=0.1)
+    for name, param in params.items():
+        assert param.grad is not None
+        expected = start[name] - 0.5 * (param.grad.clamp(-0.01, 0.01) + 0.1 * start[name])
+        torch.testing.assert_close(found[name], expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("cut", [{}, {"clip_norm": 0.05}])
+def test_accumulated_mini_batches_are_a_large_one(cut: dict[str, float]) -> None:
+    """Four of ten samples of forty are a pass over all; so are their steps."""
+    few = trained(Training(accumulate=4, **cut), local_steps=3, batch_size=10, momentum=0.9, weight_decay=0.01)
+    large = trained(Training(**cut), local_steps=3, batch_size=40, momentum=0.9, weight_decay=0.01)
+    for name in large:
+        torch.testing.assert_close(few[name], large[name], rtol=1e-4, atol=1e-6)
+    passes = trained(Training(accumulate=4), local_steps=3, batch_size=10, local_unit="epoch")
+    steps = trained(Training(accumulate=4), local_steps=3, batch_size=10)
+    assert_equal(passes, steps)
+
+
+def test_labels_are_smoothed_in_training_and_not_in_evaluation() -> None:
+    client = FedAvgClient(replace(toy_site(), training=Training(label_smoothing=0.2)), FedAvg(), {})
+    logits, labels = torch.tensor([[2.0, -1.0], [0.5, 0.5]]), torch.tensor([0, 1])
+    shares = torch.tensor([[0.9, 0.1], [0.1, 0.9]])
+    expected = -(shares * logits.log_softmax(dim=1)).sum(dim=1)
+    torch.testing.assert_close(client.criterion(logits, labels), expected.mean())
+    plain = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
+    torch.testing.assert_close(client.losses(logits, labels), plain)
+
+
+def test_smoothing_is_for_classes_and_there_is_one_way_to_cut() -> None:
+    with pytest.raises(UserError, match="clip_norm: it is not possible beside clip_value=1; take one"):
+        load_config(options={"method": "fedavg"}, settings=["clip_norm=1", "clip_value=1"])
+    with pytest.raises(UserError, match=r"label_smoothing: 0.1 is not possible with method 'irm', whose penalty"):
+        load_config(options={"method": "irm"}, settings=["label_smoothing=0.1"])

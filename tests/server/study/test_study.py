@@ -104,6 +104,13 @@ CHANGES = {
     "test_sites": st.just(["client-0"]),
     "scores": st.sampled_from(["on", "off"]),
     "privacy.mechanism": st.just("adaptive"),
+    "clip_norm": st.floats(0.1, 9),
+    "clip_value": st.floats(0.1, 9),
+    "label_smoothing": st.floats(0.1, 0.9),
+    "accumulate": st.integers(2, 9),
+    "schedule.name": st.sampled_from(["step", "exponential", "cosine"]),
+    "schedule.warm_up": st.integers(1, 9),
+    "server_optimizer.name": st.sampled_from(["fedavgm", "fedadam"]),
     "aggregation.rule": st.sampled_from(["median", "trimmed-mean"]),
     "optimizer.name": st.sampled_from(["adam", "adamw"]),
     "optimizer.keep": st.just(True),
@@ -148,7 +155,7 @@ def test_what_changes_no_number_does_not(change: tuple[str, Any]) -> None:
 def test_every_run_setting_is_one_or_the_other() -> None:
     parts = {"method", "scenario", "model"}
     told = {key.partition(".")[0] for key in CHANGES} & set(RunConfig.model_fields)
-    told |= {"adapt"}  # which is nothing without `test_sites`
+    told |= {"adapt", "server_schedule"}  # which are nothing without `test_sites`, and `server_optimizer`
     # A table of clients, which the scenario must have; a file, of which only that there is one is told; modules,
     # whose sources are in the version of the code.
     others = {"nodes", "references", "plugins"}
