@@ -25,12 +25,15 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.slow
 def test_every_command_of_the_page_runs(here: Path) -> None:
     pytest.importorskip("onnxruntime", reason="needs the extra perennial[onnx]")
-    commands = re.findall(r"^perennial (.+)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    text = PAGE.read_text(encoding="utf-8")
+    commands = re.findall(r"^perennial (.+)$", text, re.MULTILINE)
     # Those of joined sites run in test_survey_deployed.py.
     commands = [command for command in commands if command.split()[0] not in ("join", "survey")]
     assert [command.split()[0] for command in commands] == [
         "describe", "run", "describe", "compare", "compare", "run", "run", "tune", "export",
+        *["describe", "run"] * 3,
     ]  # fmt: skip
+    exec(re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)[1], {})  # the page's three folders
     said = {}
     for command in commands:
         words = shlex.split(command)
@@ -45,6 +48,12 @@ def test_every_command_of_the_page_runs(here: Path) -> None:
     page = (here / "sites.html").read_text()
     assert all(f">{site}<" in page for site in (*SITES, "Constant"))
     assert "→" in page
+    for folder in ("stays", "findings", "survival"):
+        summary = RunFolder(here / "runs" / folder).summary()
+        task = RunFolder(here / "runs" / folder).config().scenario.task
+        found = summary["models"][[*summary["models"]][-1]]["final"]
+        ours, constant = (task.headline.goodness(own["average"]) for own in (found, summary["constant"]))
+        assert ours > constant, folder
     rows = RunFolder(here / "runs" / "adapted").rows()
     at_va = [
         row for row in rows if row["kind"] == "evaluation" and row["client"] == "va" and row["split"] == "test"
