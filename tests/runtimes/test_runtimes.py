@@ -10,12 +10,14 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import user_models
 from safetensors.torch import load_file
 from simulated_superlink import superlink
 from split_counts import own_tables
+from target_tables import COLUMNS, dropped, hospitals
 
 from perennial.common import plugins
 from perennial.common.config import RunConfig, load_config
@@ -35,6 +37,7 @@ from perennial.server.selection.split_rule import Select
 from perennial.server.simulation import TRIES, Simulation
 from perennial.server.study.batch import Outcome, Summary
 from perennial.server.study.choose import choose, last_counts
+from perennial.server.survey.describe import describe, question
 
 pytestmark = [pytest.mark.runtimes, pytest.mark.slow]
 
@@ -389,3 +392,35 @@ def test_split_counts_and_chooses_as_locally(data: str, elsewhere: Elsewhere, tm
     assert all(counts[0])
     assert verdicts[0] == verdicts[1]
     assert verdicts[0].trial is not None
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("task", COLUMNS)
+def test_each_task_equals_local(task: str, elsewhere: Elsewhere, tmp_path: Path) -> None:
+    """Of own tables, with a personal model that sites keep: sums, measures and models."""
+    runtime, connection = elsewhere
+    tables = Path(os.environ["PERENNIAL_DATA"])
+    hospitals(tables)
+    asked = question(target=task, label_column=COLUMNS[task], drop=dropped(task))
+    options = {"method": "ditto", "scenario": describe(tables, asked=asked).scenario, "rounds": 2}
+    local, there = (
+        load_config(options={**options, "runtime": name, "data_root": str(tables)}, settings=["evaluate_every=1"])
+        for name in ("local", runtime)
+    )
+    LocalRuntime(local).run(RunFolder.create(tmp_path / "local", local))
+    finish(connection, there, tmp_path / "there")
+    found = [RunFolder(tmp_path / name) for name in ("local", "there")]
+    models = [load_file(folder.path / "models" / "global.safetensors") for folder in found]
+    for name, tensor in models[0].items():
+        torch.testing.assert_close(tensor, models[1][name], rtol=0, atol=1e-6)
+    rows = [
+        {
+            tuple(row[name] for name in ("round", "client", "model", "split")): row
+            for row in evaluations(folder.path)
+        }
+        for folder in found
+    ]
+    assert rows[0].keys() == rows[1].keys()
+    for key, row in rows[0].items():
+        for column in ("count", *local.scenario.task.columns):
+            np.testing.assert_allclose(row[column], rows[1][key][column], rtol=1e-4, atol=1e-4)

@@ -11,6 +11,7 @@ import tomli_w
 import torch
 from flwr.app import Context, Message
 from lifetables import kaplan_meier
+from target_tables import COLUMNS, SITES, dropped, hospitals
 from typer.testing import CliRunner, Result
 
 from perennial.client.app import OneHandlerApp
@@ -28,34 +29,6 @@ from perennial.server.run.grid import LocalGrid
 from perennial.server.survey.describe import announcement, describe, question
 from perennial.server.survey.survey import Surveyed, survey
 
-SITES = ("east", "north", "west")
-COLUMNS = {"numbers": "days", "labels": "flu,cough", "event": "time,died"}
-
-
-def hospitals(folder: Path) -> dict[str, np.ndarray[Any, np.dtype[np.float64]]]:
-    """A table of each site with two features and every kind of target; the numbers by column, NaN where empty."""
-    rng, every = np.random.default_rng(0), dict[str, list[float]]()
-    for place, site in enumerate(SITES):
-        n = 150 + 20 * place
-        age, dose = rng.normal(60 + 3 * place, 10, n), rng.normal(0, 1, n)
-        time, gone = rng.exponential(np.exp(4 - (age - 60) / 20)) + 0.1, rng.exponential(90, n) + 0.1
-        columns = {
-            "age": age.round(2),
-            "dose": dose.round(3),
-            "days": (5 + 0.1 * age + dose + rng.normal(0, 0.5, n)).round(3),
-            "flu": (rng.random(n) < 1 / (1 + np.exp(-(age - 60) / 6))).astype(float),
-            "cough": np.where(rng.random(n) < 0.2, np.nan, rng.random(n) < 1 / (1 + np.exp(-2 * dose))),
-            "time": np.minimum(time, gone).round(3),
-            "died": (time <= gone).astype(float),
-        }
-        folder.mkdir(exist_ok=True)
-        rows = zip(*columns.values(), strict=True)
-        cells = (",".join("" if np.isnan(cell) else f"{cell:g}" for cell in row) for row in rows)
-        (folder / f"{site}.csv").write_text("\n".join([",".join(columns), *cells]) + "\n")
-        for name, values in columns.items():
-            every.setdefault(name, []).extend(np.round(values, 3).tolist())
-    return {name: np.array(values) for name, values in every.items()}
-
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -64,8 +37,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def asked(task: str, **others: Any) -> Any:
-    own = {name for name in ("days", "flu", "cough", "time", "died") if name not in COLUMNS[task].split(",")}
-    return question(drop=own, target=task, label_column=COLUMNS[task], **others)
+    return question(drop=dropped(task), target=task, label_column=COLUMNS[task], **others)
 
 
 def call(*arguments: object) -> Result:
@@ -137,9 +109,7 @@ def test_under_secure_aggregation_the_same_is_announced(task: str, folder: Path)
 
 @pytest.mark.parametrize("task", COLUMNS)
 def test_what_is_described_is_trained_and_beats_a_constant(task: str, folder: Path, tmp_path: Path) -> None:
-    names = COLUMNS[task].split(",")
-    others = [name for name in ("days", "flu", "cough", "time", "died") if name not in names]
-    drop = [flag for name in others for flag in ("--drop", name)]
+    drop = [flag for name in dropped(task) for flag in ("--drop", name)]
     own = tmp_path / "own.toml"
     told = call("describe", folder, "--task", task, "--label-column", COLUMNS[task], *drop, "-o", own)
     assert told.exit_code == 0, told.output
