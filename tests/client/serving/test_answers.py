@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+import tritonclient.http
 from chromium import CHROMIUM, browser
 from stays import Stays
 from torch import Tensor
@@ -27,6 +28,7 @@ from perennial.client.snapshot import Snapshot, results_of
 from perennial.client.trainer import Received, Reply
 from perennial.common.config import RunConfig, load_config
 from perennial.common.data.scenario import Scenario
+from perennial.common.methods import METHODS
 from perennial.common.models.network import network
 from perennial.common.models.torch_state import CPU
 from perennial.common.tasks import HEADLINES, Classes, Event, Labels, Numbers
@@ -40,7 +42,7 @@ from perennial.server.results.result import Result
 from perennial.server.run.folder import RunFolder
 from perennial.server.run.loop import run_rounds
 from perennial.server.run.loop import start as start_of
-from perennial.testing.tiny_federation import Toy, WireGrid
+from perennial.testing.tiny_federation import Toy, WireGrid, toy_config
 
 HERE = Address("127.0.0.1", 0)
 CELLS: dict[str, list[Any]] = {"age": [63, None, 41], "ward": ["lung", "", "heart"]}
@@ -291,6 +293,22 @@ def test_what_was_evaluated_is_served_and_written_down(scenario: Scenario, tmp_p
         assert value == pytest.approx(logged, rel=1e-12)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [name for name in sorted(METHODS) if "numbers" in METHODS[name].tasks])
+def test_every_method_s_models_of_numbers_are_served_as_they_were_evaluated(method: str, tmp_path: Path) -> None:
+    config = toy_config(f"{method}/numbers", rounds=2)
+    run_rounds(config, RunFolder.create(tmp_path / "run", config), WireGrid(config, tmp_path), start_of(config))
+    found = newest(tmp_path / "site-1", None, None)
+    assert found
+    served, task = load(found, None, CPU), config.scenario.task
+    assert served.models.keys() == set(config.method.evaluates)
+    for name in served.models:
+        for environment, part in config.scenario.client_data(0, config.seed, None).test.items():
+            values = task.predictions(served.outputs(name, part.x)).double()
+            error = (values - part.y.double()).abs().mean().item()
+            assert served.snapshot.results[f"{name}/test"][environment][1] == pytest.approx(error, rel=1e-5)
+
+
 def test_a_snapshot_of_an_older_version_shows_no_results(tmp_path: Path) -> None:
     """It has counts of right answers, which would be read as the measure."""
     evaluated(tmp_path, Stays())
@@ -461,6 +479,13 @@ def test_survival_at_times_that_are_asked_for(tmp_path: Path, start: Callable[[P
     request.parameters["times"].int64_param = 5
     [response] = one.stub.ModelInfer(request).outputs
     assert list(response.shape) == [3, 1]
+
+    client = tritonclient.http.InferenceServerClient(f"127.0.0.1:{one.server.http_port}")
+    samples = tritonclient.http.InferInput("input", list(x.shape), "FP32")
+    samples.set_data_from_numpy(x.numpy())
+    values = client.infer("perennial", [samples], parameters={"times": "7.5, 0"}).as_numpy("survival")
+    assert values.tolist() == found[:, :2].tolist()
+    client.close()
 
 
 @pytest.mark.parametrize(
