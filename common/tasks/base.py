@@ -274,7 +274,7 @@ def like(values: tuple[float, ...], tensor: Tensor) -> Tensor:
 def _tensor(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     import torch
 
-    return torch.tensor(values, dtype=dtype, device=device)
+    return torch.tensor(values, dtype=dtype).to(device)
 
 
 def must_be_targets(what: str, task: PredictionTask, targets: Tensor) -> None:

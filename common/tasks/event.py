@@ -147,10 +147,10 @@ class Event(PredictionTask):
         import torch
 
         survival, targets = self.predictions(outputs.double()), targets.double()
-        clients = zip(targets[None].flatten(0, -3), self.risks(outputs)[None].flatten(0, -2), strict=True)
-        found = [pairs(own[:, 0], own[:, 1] == 1, risk) for own, risk in clients]
-        counts = torch.tensor(found, dtype=torch.float64, device=outputs.device)
-        counts = counts.view(*outputs.shape[:-2], 2)
+        # Pairs are counted in many small steps, each of which a GPU would be waited for.
+        each = targets[None].flatten(0, -3).cpu(), self.risks(outputs)[None].flatten(0, -2).cpu()
+        found = [pairs(own[:, 0], own[:, 1] == 1, risk) for own, risk in zip(*each, strict=True)]
+        counts = torch.tensor(found, dtype=torch.float64).view(*outputs.shape[:-2], 2).to(outputs.device)
         return {
             "comparable": counts[..., :1],
             "concordant": counts[..., 1:],

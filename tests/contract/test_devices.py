@@ -17,7 +17,7 @@ from perennial.client.host import Host, client_class
 from perennial.client.serving.models import load, newest
 from perennial.client.snapshot import Snapshot
 from perennial.client.trainer import Received, Reply
-from perennial.common.config import RunConfig
+from perennial.common.config import RunConfig, load_config
 from perennial.common.methods import METHODS
 from perennial.common.models.network import network
 from perennial.common.wire import MODEL, PERSONAL
@@ -98,6 +98,22 @@ def test_a_method_does_there_what_it_does_on_the_cpu(device: str, method: str, t
 def test_a_stack_does_there_what_it_does_on_the_cpu(device: str, method: str, tmp_path: Path) -> None:
     one, other = (run(small(method, own, "cohort_engine=stack"), tmp_path / own) for own in ("cpu", device))
     assert_alike(one, other, device)
+
+
+@one_method
+@pytest.mark.parametrize("engine", ["loop", "stack"])
+@pytest.mark.parametrize("scenario", ["diabetes-sites", "labels-and-shortcut", "event-and-shortcut"])
+def test_a_task_is_trained_and_evaluated_there_as_on_the_cpu(
+    device: str, engine: str, scenario: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = {"method": "fedavg", "scenario": {"name": scenario, "clients": 2}, "rounds": 2}
+    settings = ["local_steps=2", "evaluate_every=2", f"cohort_engine={engine}"]
+    one, other = (
+        run(load_config(options={**options, "device": own}, settings=settings), tmp_path / own)
+        for own in ("cpu", device)
+    )
+    assert_alike(one, other, device)
+    assert "one by one" not in caplog.text  # as after an exception in a stack
 
 
 def stepping() -> list[Any]:
