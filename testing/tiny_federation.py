@@ -1,5 +1,6 @@
 """A scenario small enough for hundreds of runs, a grid that spoils replies, and one whose clients are far away."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -26,21 +27,18 @@ from perennial.server.run.grid import LocalGrid
 from perennial.testing.kept_and_sent import Sent
 
 
-class Toy(Spurious):
-    """Two features: the first says the label, the second does so in training only."""
+class TwoFeatures(Spurious, ABC):
+    """Two features, of which the second helps in training only, in two environments."""
 
-    title = "two features, two environments"
     source = "tests"
     dataset = "generated"
 
-    name: Literal["toy"] = "toy"
     clients: int = Field(4, ge=1, le=1000)
     samples: int = Field(40, ge=1, le=100_000)
 
     model: ClassVar[dict[str, Any]] = {"name": "mlp", "hidden": (8,)}
     rounds: ClassVar[int] = 6
     input_shape: ClassVar[tuple[int, ...]] = (2,)
-    classes: ClassVar[int] = 2
     train_environments: ClassVar[tuple[str, ...]] = ("p=0.9", "p=0.8")
     test_environments: ClassVar[tuple[str, ...]] = ("p=0.1", "p=0.9")
 
@@ -53,6 +51,19 @@ class Toy(Spurious):
             {name: self._draw(client, seed, name, p, -1) for name, p in (("p=0.1", 0.1), ("p=0.9", 0.9))},
         )
 
+    @abstractmethod
+    def _draw(self, client: int, seed: int, part: str, agreement: float, environment: int) -> Examples:
+        """Samples of a client and a part, whose second feature is right as often as `agreement` says."""
+
+
+class Toy(TwoFeatures):
+    """The first feature says the label, the second does so in training only."""
+
+    title = "two features, two environments"
+
+    name: Literal["toy"] = "toy"
+    classes: ClassVar[int] = 2
+
     def _draw(self, client: int, seed: int, part: str, agreement: float, environment: int) -> Examples:
         generator = torch_generator(seed, client, "toy", part)
         y = torch.randint(0, 2, (self.samples,), generator=generator)
@@ -64,12 +75,11 @@ class Toy(Spurious):
         return Examples(x, y, torch.full_like(y, environment))
 
 
-class Hidden(Toy):
+class Hidden(TwoFeatures, ABC):
     """Targets of a hidden number. The first feature says it; the second, too, but with the other sign where it
     does not agree."""
 
     title = "two features of a hidden number, two environments"
-    classes: ClassVar[int] = 0
 
     def _draw(self, client: int, seed: int, part: str, agreement: float, environment: int) -> Examples:
         generator = torch_generator(seed, client, "toy", part)
@@ -80,14 +90,15 @@ class Hidden(Toy):
         x = 2 * torch.stack([clean, torch.zeros_like(spurious) if self.oracle else spurious], dim=1)
         return Examples(x, self._targets(hidden, generator), torch.full((self.samples,), environment))
 
+    @abstractmethod
     def _targets(self, hidden: Tensor, generator: torch.Generator) -> Tensor:
-        raise NotImplementedError
+        """The targets of hidden numbers (n,)."""
 
 
 class ToyNumbers(Hidden):
     """Two numbers, in units of their own."""
 
-    name: Literal["toy-numbers"] = "toy-numbers"  # type: ignore[assignment]
+    name: Literal["toy-numbers"] = "toy-numbers"
     task: ClassVar[PredictionTask] = Numbers(("days", "cost"), mean=(10.0, 0.0), scale=(5.0, 100.0))
 
     def _targets(self, hidden: Tensor, generator: torch.Generator) -> Tensor:
@@ -97,7 +108,7 @@ class ToyNumbers(Hidden):
 class ToyLabels(Hidden):
     """Three labels, some of which are missing."""
 
-    name: Literal["toy-labels"] = "toy-labels"  # type: ignore[assignment]
+    name: Literal["toy-labels"] = "toy-labels"
     task: ClassVar[PredictionTask] = Labels(("high", "low", "higher"))
 
     def _targets(self, hidden: Tensor, generator: torch.Generator) -> Tensor:
@@ -109,7 +120,7 @@ class ToyLabels(Hidden):
 class ToyEvent(Hidden):
     """A time that is shorter where the number is high, and that one sample in four is not followed to."""
 
-    name: Literal["toy-event"] = "toy-event"  # type: ignore[assignment]
+    name: Literal["toy-event"] = "toy-event"
     task: ClassVar[PredictionTask] = Event((0.5, 1.0, 2.0, 4.0))
 
     def _targets(self, hidden: Tensor, generator: torch.Generator) -> Tensor:

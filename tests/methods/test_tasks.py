@@ -1,11 +1,14 @@
-"""What methods compute in closed form of a task's loss, against autograd: IRM's penalty, Fishr's variances."""
+"""What methods make of other tasks than classes: IRM's penalty and Fishr's variances against autograd, no negative
+risk, the ending of FL Games."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from flwr.app import Message, MetricRecord, RecordDict
 from sklearn.metrics import mean_poisson_deviance
 from torch import Tensor
 
@@ -21,7 +24,10 @@ from perennial.common.models.network import network
 from perennial.common.models.settings import model_settings
 from perennial.common.tasks import Event, Labels, Numbers, PredictionTask
 from perennial.common.utils.tensors import Tensors
-from perennial.common.wire import MODEL
+from perennial.common.wire import METRICS, MODEL
+from perennial.server.local import LocalRuntime
+from perennial.server.run.folder import RunFolder
+from perennial.testing.tiny_federation import SpoilingGrid, toy_config
 
 Oracle = Callable[[Tensor, Tensor], Tensor]
 """PyTorch's own loss of outputs and targets, the mean over both."""
@@ -175,3 +181,44 @@ def test_no_risk_is_negative_and_poissons_is_half_the_deviance() -> None:
     least = task.loss(y.clamp(min=1e-30).log(), y, reduction="none")
     assert least.abs().max() < 1e-12
     assert (task.loss(z, y, reduction="none") >= 0).all()
+
+
+# ---------------------------------------------------------------------- FL Games
+
+
+@pytest.mark.parametrize("method", ["f-fl-games", "v-fl-games"])
+@pytest.mark.parametrize("order", ["parallel", "sequential"])
+@pytest.mark.parametrize("task", ["numbers", "labels", "event"])
+def test_a_game_without_an_accuracy_goes_on_to_the_last_round(
+    method: str, order: str, task: str, tmp_path: Path
+) -> None:
+    """Also where a client says that it has one, and a low one; `termination` is 0.6."""
+    config = toy_config(f"{method}/{task}", f"order={order}", "warm_start=2", rounds=6)
+    assert config.method.caution(config.scenario) == (
+        f"Termination is an accuracy, which the task {task} has not: the game never ends."
+    )
+    here = LocalRuntime(config)
+
+    def say(request: Message, reply: Message) -> Message:
+        if not request.metadata.message_type.startswith("train"):
+            return reply
+        told = MetricRecord({**reply.content.metric_records[METRICS], "accuracy": 0.1})
+        return Message(RecordDict({**reply.content, METRICS: told}), reply_to=request)
+
+    here.grid = SpoilingGrid(here.grid, say)  # type: ignore[assignment]
+    folder = RunFolder.create(tmp_path / "run", config)
+    summary = here.run(folder)
+    assert summary["left_out"] == {}
+    asked = [row["asked"] for row in folder.rows() if row["kind"] == "round"]
+    assert len(asked) == 6
+    assert all(asked)
+    assert not {"equilibrium", "oscillation"} & {row["kind"] for row in folder.rows()}
+
+
+def test_a_game_of_classes_ends_by_its_accuracy(tmp_path: Path) -> None:
+    config = toy_config("f-fl-games", "warm_start=2", "termination=1", rounds=4)
+    assert "never ends" not in config.method.caution(config.scenario)
+    folder = RunFolder.create(tmp_path / "run", config)
+    LocalRuntime(config).run(folder)
+    assert [row["round"] for row in folder.rows() if row["kind"] == "equilibrium"] == [2]
+    assert [bool(row["asked"]) for row in folder.rows() if row["kind"] == "round"] == [True, True, False, False]

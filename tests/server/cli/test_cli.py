@@ -21,7 +21,9 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner, Result
 
 from perennial.common.config import load_config
+from perennial.common.methods import METHODS
 from perennial.common.methods.fedavg import FedAvg
+from perennial.common.tasks import EVERY_TASK, TaskName
 from perennial.common.utils.errors import UserError
 from perennial.server.app import main as serverapp
 from perennial.server.cli import console, show
@@ -240,6 +242,26 @@ def test_lists(kind: str) -> None:
     names = json.loads(call("list", kind, "--json").stdout)
     assert len(names) >= 3
     assert all(name in lines.stdout for name in names)
+
+
+@pytest.mark.parametrize("task", EVERY_TASK)
+def test_methods_of_a_task(task: TaskName) -> None:
+    names = json.loads(call("list", "methods", "--task", task, "--json").stdout)
+    assert [*names] == [name for name, method in METHODS.items() if task in method.tasks]
+    shown = call("list", "methods", "--task", task).stdout
+    assert all(name in shown for name in names)
+    assert ("fedrod" in shown) == (task == "classes")
+
+
+def test_show_method_tells_its_tasks() -> None:
+    facts = json.loads(call("show", "method", "fedrod", "--json").stdout)["tasks"]
+    assert facts == {
+        "has": ["classes"],
+        "because": "its balanced risk counts a client's samples of each class",
+        "otherwise": "fedrep",
+    }
+    assert "Tasks: classes, since its balanced risk counts" in call("show", "method", "fedrod").stdout
+    assert "Tasks: classes, numbers, labels, event\n" in call("show", "method", "fedavg").stdout
 
 
 def test_show_method_tells_default_symbol_bounds_and_search() -> None:
