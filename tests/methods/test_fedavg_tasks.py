@@ -12,6 +12,8 @@ from pydantic import Field
 from safetensors.torch import load_file
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.multiclass import OneVsRestClassifier
+from sksurv.metrics import concordance_index_censored, integrated_brier_score
+from sksurv.util import Surv
 from tiny_runs import taken_up
 from torch import Tensor
 
@@ -21,6 +23,7 @@ from perennial.common.data.scenario import Scenario
 from perennial.common.models.network import network
 from perennial.common.models.torch_state import plain_torch
 from perennial.common.tasks import Event, Labels, Numbers, PredictionTask
+from perennial.common.tasks.event import censoring_curve
 from perennial.common.utils.tensors import Tensors
 from perennial.server.local import LocalRuntime
 from perennial.server.run.folder import RunFolder
@@ -30,7 +33,7 @@ from perennial.testing.tiny_federation import WireGrid
 Target = Literal["numbers", "labels", "missing-labels", "event"]
 TARGETS: tuple[Target, ...] = ("numbers", "labels", "missing-labels", "event")
 SAMPLES, FEATURES = 240, 4
-TIMES = (0.3, 0.7, 1.5, 3.0)
+TIMES = tuple(halves / 2 for halves in range(1, 9))
 
 
 @cache
@@ -45,7 +48,9 @@ def samples(target: Target) -> tuple[Tensor, Tensor]:
         return x, (score + noise)[:, :2] * torch.tensor([3.0, 40.0]) + torch.tensor([100.0, -7.0])
     if target == "event":
         time, censored = (noise[:, :2] - score[:, :1]).exp().unbind(dim=1)
-        return x, torch.stack([torch.minimum(time, censored), (time <= censored).float()], dim=1)
+        event = (time <= censored).float()
+        until = torch.minimum(time, censored).ceil() / 2  # ends of intervals, where the censoring is known exactly
+        return x, torch.stack([until.clamp(max=5), event], dim=1)
     y = (score + 2 * noise > 0.5).float()
     missing = torch.rand(y.shape, generator=generator) < 0.2
     return x, y.masked_fill(missing, torch.nan) if target == "missing-labels" else y
@@ -72,7 +77,10 @@ class Everybody(Scenario):
         if self.target == "numbers":
             y = samples("numbers")[1].double()
             return Numbers(("a", "b"), mean=tuple(y.mean(dim=0).tolist()), scale=(3.0, 40.0))
-        return Event(TIMES) if self.target == "event" else Labels(("a", "b", "c"))
+        if self.target == "event":
+            events, censored = Event(TIMES).counts(samples("event")[1])
+            return Event(TIMES, censoring_curve(events.tolist(), censored.tolist()))
+        return Labels(("a", "b", "c"))
 
     def client_data(self, client: int, seed: int, data_root: Path | None) -> ClientData:
         x, y = samples(self.target)
@@ -173,6 +181,22 @@ def test_one_client_with_all_data_has_the_model_of_others_code(target: Target, t
         own = Ridge(alpha=SAMPLES * 0.1 * 2).fit(x.double().numpy(), y.double().numpy())
         error = np.abs(own.predict(x.double().numpy()) - y.numpy()).mean()
         assert summary["models"]["global"]["final"]["average"] == pytest.approx(error, rel=1e-4)
+
+
+def test_concordance_and_brier_score_of_a_run_are_scikit_survivals(tmp_path: Path) -> None:
+    """With the censoring of the same data."""
+    model, summary = trained(config("event"), tmp_path / "run")
+    x, y = samples("event")
+    theta = weights(model).double()
+    hazards = (x.double() @ theta[:, :-1].T + theta[:, -1]).sigmoid()
+    survival = np.cumprod(1 - hazards.numpy(), axis=1)
+    data = Surv.from_arrays(y[:, 1].numpy() == 1, y[:, 0].double().numpy())
+    restricted = np.trapezoid(np.c_[np.ones(SAMPLES), survival], [0, *TIMES], axis=1)
+    expected = {
+        "concordance": concordance_index_censored(data["event"], data["time"], -restricted)[0],
+        "integrated_brier_score": integrated_brier_score(data, data, survival, TIMES),
+    }
+    assert summary["models"]["global"]["final"]["measures"]["all"] == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.parametrize("target", TARGETS)
