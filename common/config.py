@@ -329,8 +329,9 @@ def _load(
         raise UserError(f"method.{misfit}")
     if misfit := config.misfit(config.method):
         raise UserError(misfit)
-    if config.label_smoothing and (task := config.scenario.task.name) != "classes":
-        raise UserError(f"label_smoothing: {config.label_smoothing:g} is for classes, and the task is {task}")
+    if config.label_smoothing and config.scenario.task.name != "classes":
+        other = config.scenario.task.name
+        raise UserError(f"label_smoothing: {config.label_smoothing:g} is for classes, and the task is {other}")
     if config.server_optimizer.name != "none" and (why := config.method.refuses.get("server_optimizer")):
         name = config.server_optimizer.name
         raise UserError(
