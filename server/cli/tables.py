@@ -273,6 +273,8 @@ def cautions(config: RunConfig, summary: Mapping[str, Any]) -> Iterator[str]:
     method = config.method
     for caution in filter(None, (method.caution(config.scenario), method.model_caution(config.model))):
         yield f"caution: {caution}"
+    if config.tf32:
+        yield "caution: with tf32=true products on a GPU have three digits, so a CPU has other numbers"
     if config.test_sites and not config.adapt and "global" not in method.evaluates:
         sites = ", ".join(config.test_sites)
         yield f"caution: {sites} has no row: the method {method.name} has no common model to evaluate there"

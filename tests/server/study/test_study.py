@@ -107,6 +107,8 @@ CHANGES = {
     "clip_norm": st.floats(0.1, 9),
     "clip_value": st.floats(0.1, 9),
     "label_smoothing": st.floats(0.1, 0.9),
+    "precision": st.just("bf16"),
+    "tf32": st.just(True),
     "accumulate": st.integers(2, 9),
     "schedule.name": st.sampled_from(["step", "exponential", "cosine"]),
     "schedule.warm_up": st.integers(1, 9),
