@@ -322,8 +322,8 @@ def test_who_fails_in_a_stack_is_named_alone(method: str, tmp_path: Path, monkey
 
     def spoiled(self: Host, task: Task, number: int) -> Site:
         site = load(self, task, number)
-        site.data.train.y[:] = 7 if number == 1 else site.data.train.y  # of two classes
         site.data.train.environment[:] = 0  # so that all make one stack, whatever the method
+        site.data.train.y[:] = 7 if number == 1 else site.data.train.y  # of two classes
         return site
 
     together = Host._together
