@@ -260,7 +260,7 @@ def answers(half: type[Client[Any]], works: Sequence[Work], train: StackedExampl
     site = Site(
         "",
         data,
-        _network(net.settings, net.input_shape, net.outputs, net.device),
+        _network(net.settings, net.input_shape, net.outputs, net.device, net.bf16),
         first.site.seed,
         tuple(work.site.client for work in works),
         first.site.task,

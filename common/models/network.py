@@ -117,9 +117,15 @@ class Network:
     """State-dict names of all parameters and buffers of BatchNorm layers."""
 
     def __init__(
-        self, settings: ModelSettings, input_shape: tuple[int, ...], outputs: int, device: torch.device | str
+        self,
+        settings: ModelSettings,
+        input_shape: tuple[int, ...],
+        outputs: int,
+        device: torch.device | str,
+        bf16: bool = False,
     ) -> None:
-        self.settings = settings
+        """With `bf16` the model runs in bfloat16, by autocast; what it is given and gives is in float32."""
+        self.settings, self.bf16 = settings, bf16
         self.input_shape = input_shape
         self.outputs = outputs
         self.device = torch.device(device)
@@ -269,13 +275,21 @@ class Network:
                 layer.eval()
         given = {name: tensors[full] for name, full in names}
         # All names of tied weights are given; looking for them would double the cost of the call.
-        output: Tensor = functional_call(part, given, (x,), tie_weights=False)
-        return output
+        if not self.bf16:
+            output: Tensor = functional_call(part, given, (x,), tie_weights=False)
+            return output
+        with torch.autocast(self.device.type, torch.bfloat16):
+            output = functional_call(part, given, (x,), tie_weights=False)
+        return output.float()
 
 
 @lru_cache(maxsize=8)
 def network(
-    settings: ModelSettings, input_shape: tuple[int, ...], outputs: int, device: torch.device | str = "cpu"
+    settings: ModelSettings,
+    input_shape: tuple[int, ...],
+    outputs: int,
+    device: torch.device | str = "cpu",
+    bf16: bool = False,
 ) -> Network:
     """The resident `Network` of this process for these settings; build it once, share it between clients."""
-    return Network(settings, input_shape, outputs, device)
+    return Network(settings, input_shape, outputs, device, bf16)

@@ -77,6 +77,14 @@ def constructed(settings: Module, input_shape: tuple[int, ...], classes: int) ->
         raise UserError(f"model {name!r} makes a {type(made).__name__}, and no torch.nn.Module")
     if any(is_lazy(tensor) for tensor in (*made.parameters(), *made.buffers())):
         run_once(settings, made, _samples(input_shape))  # from which lazy layers learn their sizes
+    halves = (torch.bfloat16, torch.float16)
+    for name, tensor in made.state_dict().items():
+        if tensor.dtype in halves:
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise UserError(
+                f"model {settings.name!r}: its {name!r} is of type {kind}; let the module have float32 weights, "
+                "and set precision=bf16 to compute in bfloat16"
+            )
     return made
 
 

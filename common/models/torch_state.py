@@ -55,3 +55,18 @@ def _whole_products() -> Iterator[None]:
         torch.set_float32_matmul_precision(said)
         for kind, precision in zip(kinds, before, strict=True):
             kind.fp32_precision = precision
+
+
+@contextmanager
+def products(tf32: bool) -> Iterator[None]:
+    """Products of matrices and convolutions on a GPU in TF32, or in all of float32's digits; both alike, which by
+    PyTorch's defaults they are not."""
+    kinds = torch.backends.cuda.matmul, torch.backends.cudnn.conv  # type: ignore[attr-defined]
+    before, wanted = [kind.fp32_precision for kind in kinds], "tf32" if tf32 else "ieee"
+    for kind in kinds:
+        kind.fp32_precision = wanted
+    try:
+        yield
+    finally:
+        for kind, precision in zip(kinds, before, strict=True):
+            kind.fp32_precision = precision
