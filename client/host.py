@@ -28,6 +28,7 @@ from perennial.common.flower.request_id import name_of
 from perennial.common.methods.base import Method, Sum
 from perennial.common.models.memory import must_fit, samples_must_fit
 from perennial.common.models.network import Network, network
+from perennial.common.models.torch_state import products
 from perennial.common.privacy.secure_aggregation import ACTIONS, KEYS, TERMS
 from perennial.common.selection import SUMS, split_off
 from perennial.common.selection import record as reference
@@ -150,7 +151,16 @@ def site_of(task: Task, client: str, data: ClientData, net: Network) -> Site:
     role: Role = "trains"
     if client in task.test_sites:
         role = "adapts" if task.adapt and not task.method.cannot_adapt() else "tests"
-    return Site(client, data, net, task.seed, task=task.scenario.task, role=role, training=task)
+    return Site(
+        client,
+        data,
+        net,
+        task.seed,
+        task=task.scenario.task,
+        role=role,
+        training=task,
+        augmentation=task.augmentation(),
+    )
 
 
 @dataclass
@@ -193,7 +203,8 @@ class Host:
     def _load(self, task: Task, number: int) -> Site:
         """A client with its data, read anew. Raises `UserError`."""
         data = site_data(task, number, self.own, self.data_root).to(self.device)
-        net = network(task.model, task.scenario.input_shape, task.scenario.task.outputs, self.device)
+        key = task.model, task.scenario.input_shape, task.scenario.task.outputs
+        net = network(*key, self.device, task.precision == "bf16")
         return site_of(task, task.scenario.client_ids[number], data, net)
 
     def handle(self, message: Message, number: int = 0) -> Message:
@@ -255,7 +266,10 @@ class Host:
                 request = checked(message)
                 task = parse_task(request.task)
                 half = client_class(type(task.method))
-                if task.model.stacks and stackable(half, message):
+                alone = (
+                    task.augment and message.metadata.message_type != "evaluate"
+                )  # each picture has its own draws
+                if task.model.stacks and not alone and stackable(half, message):
                     site = self.site(request.task, task, number)
                     if site.role == "adapts":  # which trains, whatever it is asked for
                         continue
@@ -273,7 +287,8 @@ class Host:
         works = [work for _, work in stack]
         half = client_class(type(works[0].task.method))
         try:
-            found = answers(half, works, self._stacked.train(works))
+            with products(works[0].task.tf32):
+                found = answers(half, works, self._stacked.train(works))
             contents = [_content(reply) for reply, _ in found]
         except (Exception, SystemExit) as error:
             doing = f"{len(works)} clients do {works[0].action} one by one"
@@ -317,7 +332,7 @@ class Host:
         before = [change_marks(tensors) for _, tensors in given]
         try:
             client = client_half(work.task, work.site, work.before)
-            with work.site.drawing(work.received.round, work.action):
+            with work.site.drawing(work.received.round, work.action), products(work.task.tf32):
                 reply = client.answer(work.action, work.received)
         except SystemExit as error:  # which would end more than this client's work
             raise RuntimeError(f"the client half called sys.exit({error.code!r})") from error
