@@ -262,6 +262,8 @@ def cautions(config: RunConfig, summary: Mapping[str, Any]) -> Iterator[str]:
     """What somebody has to know who believes the numbers, a line each."""
     for entry in summary.get("changed", ()):
         yield changed_line(entry["round"], entry["settings"])
+    if stopped := summary.get("stopped"):
+        yield f"ended after round {stopped['round']} of {config.rounds}: {stopped['reason']}"
     for client, entry in sorted(summary["left_out"].items()):
         yield f"{client}: {entry['replies']} replies left out, the last in {entry['last']}"
     for what, found in summary.get("majority", {}).items():
@@ -273,6 +275,8 @@ def cautions(config: RunConfig, summary: Mapping[str, Any]) -> Iterator[str]:
     method = config.method
     for caution in filter(None, (method.caution(config.scenario), method.model_caution(config.model))):
         yield f"caution: {caution}"
+    if config.tf32:
+        yield "caution: with tf32=true products on a GPU have three digits, so a CPU has other numbers"
     if config.test_sites and not config.adapt and "global" not in method.evaluates:
         sites = ", ".join(config.test_sites)
         yield f"caution: {sites} has no row: the method {method.name} has no common model to evaluate there"
