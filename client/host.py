@@ -151,7 +151,16 @@ def site_of(task: Task, client: str, data: ClientData, net: Network) -> Site:
     role: Role = "trains"
     if client in task.test_sites:
         role = "adapts" if task.adapt and not task.method.cannot_adapt() else "tests"
-    return Site(client, data, net, task.seed, task=task.scenario.task, role=role, training=task)
+    return Site(
+        client,
+        data,
+        net,
+        task.seed,
+        task=task.scenario.task,
+        role=role,
+        training=task,
+        augmentation=task.augmentation(),
+    )
 
 
 @dataclass
@@ -257,7 +266,10 @@ class Host:
                 request = checked(message)
                 task = parse_task(request.task)
                 half = client_class(type(task.method))
-                if task.model.stacks and stackable(half, message):
+                alone = (
+                    task.augment and message.metadata.message_type != "evaluate"
+                )  # each picture has its own draws
+                if task.model.stacks and not alone and stackable(half, message):
                     site = self.site(request.task, task, number)
                     if site.role == "adapts":  # which trains, whatever it is asked for
                         continue

@@ -10,7 +10,7 @@ stack's, and for a client alone it changes nothing.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import islice
 from operator import itemgetter
@@ -23,6 +23,7 @@ from torch.func import vmap
 from torch.utils._pytree import register_pytree_node, tree_map
 
 from perennial.client.steps import Momentum, Working, clipped_norm
+from perennial.common.data.augmentation import Augmentation
 from perennial.common.data.examples import ClientData, Examples
 from perennial.common.mathematics.adam import Adam
 from perennial.common.measures.ranking import BATCH, columns, rank
@@ -122,6 +123,8 @@ class Site:
     role: Role = "trains"
     training: Training = field(default_factory=Training)
     """How steps are taken."""
+    augmentation: Augmentation | None = None
+    """What changes the samples of mini-batches."""
 
     def drawing(self, round_: int, action: str) -> AbstractContextManager[None]:
         """In which the model's own draws, as dropout's, are this client's for the action in this round."""
@@ -149,7 +152,7 @@ class Client(Generic[H]):
     def __init__(self, site: Site, hparams: H, kept: dict[str, Tensors]) -> None:
         self.client, self.data, self.network, self.seed = site.client, site.data, site.network, site.seed
         self.stack, self._task = site.stack, site.task
-        self.role, self.training = site.role, site.training
+        self.role, self.training, self.augmentation = site.role, site.training, site.augmentation
         self.hparams = hparams
         self.kept = kept
         """Tensors that this client keeps between rounds, by record name; stored once the action has succeeded."""
@@ -408,7 +411,15 @@ class LocalTrainer(Client[T]):
         something else that there is for each training sample.
         """
         train = self.data.train if of is None else of
-        return islice(self.stream(train, round_, purpose), self.mini_batches(steps))
+        found = islice(self.stream(train, round_, purpose), self.mini_batches(steps))
+        return self.augmented(found, round_, purpose) if of is None else found
+
+    def augmented(self, batches: Iterable[Examples], round_: int, purpose: str) -> Iterator[Examples]:
+        """Mini-batches whose samples are changed, with draws of their own for each."""
+        change = self.augmentation
+        for number, batch in enumerate(batches):
+            key = (self.client, round_, purpose, number)
+            yield replace(batch, x=change(batch.x, self.seed, *key)) if change else batch
 
     def stream(self, examples: Examples, round_: int, purpose: str) -> Iterator[Examples]:
         """Mini-batches of some of the client's samples without end, reshuffled at the end of each pass."""

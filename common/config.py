@@ -11,6 +11,7 @@ from pydantic import BaseModel, SerializeAsAny, ValidationError, field_validator
 
 from perennial.common import plugins
 from perennial.common.aggregation import Aggregation
+from perennial.common.data.augmentation import Augmentation
 from perennial.common.data.scenario import Scenario
 from perennial.common.data.scenarios import SCENARIOS, scenario_class, scenario_preset
 from perennial.common.methods import RESERVED, method_class
@@ -85,6 +86,18 @@ class Task(Training):
             raise ValueError(f"adapt: {self.adapt} is for sites that train nothing; name some in test_sites")
         return self
 
+    @model_validator(mode="after")
+    def _augmentation_fits(self) -> Self:
+        self.augmentation()
+        return self
+
+    def augmentation(self) -> Augmentation | None:
+        """What changes training samples; None where nothing does. Raises `ValueError` where it does not fit."""
+        if not self.augment:
+            return None
+        scenario = self.scenario
+        return Augmentation(self.augment, scenario.input_shape, scenario.standardised, self.plugins)
+
     @property
     def training_clients(self) -> list[str]:
         """Ids of the scenario's clients without `test_sites`."""
@@ -108,6 +121,9 @@ class RunConfig(Task):
     evaluate_every: int = knob(10, "rounds between two evaluations; the last round is always evaluated", ge=1)
     evaluate_clients: int = knob(
         1000, "clients that are evaluated at most; of more, so many are drawn, once for the whole run", ge=1
+    )
+    patience: int = knob(
+        0, "evaluations without a better held-out score after which the run ends; 0: it never does before", ge=0
     )
     checkpoint_every: int = knob(10, "rounds between two checkpoints; the last round always makes one", ge=1)
     quorum: float = knob(0.5, "fraction of those asked that must answer an exchange, or the run stops", ge=0, le=1)

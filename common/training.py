@@ -191,12 +191,22 @@ class Training(BaseModel):
     )
     accumulate: int = knob(1, "mini-batches of whose gradients a step takes the mean", ge=1, le=10_000)
 
+    augment: tuple[str, ...] = knob(
+        (),
+        "random changes of training samples, such as RandomHorizontalFlip(); DomainBed: those of its paper",
+        max_length=20,
+    )
     precision: Literal["float32", "bf16"] = knob(
         "float32", "what clients run the model in; bf16: bfloat16, by autocast, with weights and losses in float32"
     )
     tf32: bool = knob(
         False, "whether a GPU multiplies and convolves in TF32, faster and with three digits, so unlike a CPU"
     )
+
+    @field_validator("augment", mode="before")
+    @classmethod
+    def _one_or_several(cls, named: Any) -> Any:
+        return (named,) if isinstance(named, str) else named
 
     @model_validator(mode="after")
     def _one_way_to_cut(self) -> Self:

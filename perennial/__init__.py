@@ -14,7 +14,7 @@ from perennial.moved import Moved
 
 if TYPE_CHECKING:
     from perennial.client.flower_app import client_app
-    from perennial.common.utils.errors import RunStopped, UserError
+    from perennial.common.utils.errors import RunStopped, Stop, UserError
     from perennial.server.in_memory import InMemory, from_arrays, from_partitions
     from perennial.server.results.result import Result
     from perennial.server.results.table import Table
@@ -29,6 +29,7 @@ __all__ = [
     "Result",
     "RunStopped",
     "Search",
+    "Stop",
     "Table",
     "UserError",
     "client_app",
@@ -46,7 +47,7 @@ __all__ = [
 
 ROOMS = {
     "client.flower_app": ("client_app",),
-    "common.utils.errors": ("RunStopped", "UserError"),
+    "common.utils.errors": ("RunStopped", "Stop", "UserError"),
     "server.in_memory": ("InMemory", "from_arrays", "from_partitions"),
     "server.results.result": ("Result",),
     "server.results.table": ("Table",),

@@ -236,6 +236,7 @@ HABITS = {
     "clip_value": ("clip_value=0.01",),
     "label_smoothing": ("label_smoothing=0.2",),
     "accumulate": ("accumulate=2",),
+    "augment": ("augment=Noise(0.5)",),
 }
 """By setting of `common/training.py`, with what it changes numbers within two rounds."""
 

@@ -19,7 +19,7 @@ EVALUATED = ("global", "personal", "ensemble")
 EVERY = "whenever it changes"
 FIRST = "in the first reply"
 CHANGE = "how it changes, since a tensor that is sent changes alike"
-STEPS = ("optimizer", "schedule", "clip_norm", "clip_value", "accumulate")
+STEPS = ("optimizer", "schedule", "clip_norm", "clip_value", "accumulate", "augment")
 """Settings of `common/training.py` that say how steps on mini-batches are taken."""
 OWN_LOOP = {"accumulate": "which takes another step on each mini-batch"}
 OWN_GRADIENT = dict.fromkeys(("clip_norm", "clip_value"), "whose steps are along more than one gradient")

@@ -29,9 +29,11 @@ class ProximalTraining(LocalTraining):
     adapts = True
     keeps = frozenset({"personal"})
     sends = frozenset({("personal", BUFFERS)})
-    refuses: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        STEPS, "whose steps towards a proximal point are plain ones, or with momentum"
-    )
+    refuses: ClassVar[Mapping[str, str]] = {
+        name: "whose steps towards a proximal point are plain ones, or with momentum"
+        for name in STEPS
+        if name != "augment"
+    }
 
     evaluates = ("global", "personal")
 

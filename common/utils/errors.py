@@ -40,6 +40,10 @@ class RunStopped(Exception):  # noqa: N818 - a state of the run, not a fault of 
         super().__init__(printable(sentence))
 
 
+class Stop(Exception):  # noqa: N818 - a wish, not a fault
+    """Raised by who watches a run: it ends after this round, with an evaluation, a checkpoint and a summary."""
+
+
 class PlugInError(UserError):
     """What a plug-in's code raised, in words."""
 

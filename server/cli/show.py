@@ -17,9 +17,10 @@ from perennial.server.cli.options import SETTINGS, Json, command
 from perennial.server.results.formatting import percent
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from perennial.common.data.scenario import Scenario
     from perennial.common.methods.base import Method
-    from perennial.common.models.settings import ModelSettings
 
 
 Kind = Literal["methods", "scenarios", "datasets", "models", "reproductions", "recipes"]
@@ -133,6 +134,7 @@ def _show_method(method: type[Method], as_json: bool) -> None:
         facts["tasks"] = {"has": method.tasks, "because": method.tasks_because, "otherwise": method.nearest}
         facts |= {"sends of what it keeps": method.leaving(), "sends with references": COUNTS}
         facts[TUNED] = [{**preset.model_dump(mode="json"), "command": preset.command} for preset in tuned]
+        facts |= {"training": _training(method), "refuses": dict(method.refuses)}
         out.print_json(data={**facts, "evaluates": method.evaluates, "hyper-parameters": fields})
         return
     out.print(Text.assemble((method.title, "bold"), f": {method.summary}\n{method.source}"))
@@ -142,6 +144,13 @@ def _show_method(method: type[Method], as_json: bool) -> None:
     out.print(f"With references (docs/selection.md) it also sends, at each evaluation, {COUNTS}.")
     out.print("Under secure aggregation only sums of these counts over clients are seen.\n")
     out.print(_field_table(fields))
+    if shared := _training(method):
+        out.print("\nOf the run, and the same for all methods that take them (docs/training.md):\n")
+        out.print(_field_table(shared))
+    reasons: dict[str, list[str]] = {}
+    for name, why in method.refuses.items():
+        reasons.setdefault(why, []).append(name)
+    print_lines([f"Not {', '.join(names)}: a method {why}" for why, names in reasons.items()])
     for preset in tuned:
         settings = ", ".join(f"{key}={value}" for key, value in preset.settings.items())
         print_lines(
@@ -152,6 +161,24 @@ def _show_method(method: type[Method], as_json: bool) -> None:
                 f"  found with: {preset.command} (code {preset.code})",
             ]
         )
+
+
+def _training(method: type[Method]) -> dict[str, dict[str, Any]]:
+    """The shared settings of training that a method takes, by their dotted names."""
+    from pydantic import BaseModel
+
+    from perennial.common.training import Training
+
+    found: dict[str, dict[str, Any]] = {}
+    for name, facts in _fields(Training).items():
+        table = Training.model_fields[name].annotation
+        if name in method.refuses:
+            continue
+        if isinstance(table, type) and issubclass(table, BaseModel):
+            found |= {f"{name}.{key}": own for key, own in _fields(table, but="").items()}
+        else:
+            found[name] = facts
+    return found
 
 
 PICTURES = ("torchvision:", "resnet18")
@@ -241,14 +268,14 @@ def _scenario_line(scenario: Scenario) -> str:
     return f"{scenario.title}{removed} ({size})"
 
 
-def _fields(settings: type[Method] | type[Scenario] | type[ModelSettings]) -> dict[str, dict[str, Any]]:
+def _fields(settings: type[BaseModel], but: str = "name") -> dict[str, dict[str, Any]]:
     """Every field but the name, as plain data: default, bounds, text, symbol, source, search range."""
     properties = settings.model_json_schema()["properties"]
     hidden = ("title", "type", "anyOf", "items", "prefixItems")
     return {
         name: {key: value for key, value in facts.items() if key not in hidden and value not in ("", None)}
         for name, facts in properties.items()
-        if name != "name"
+        if name != but
     }
 
 

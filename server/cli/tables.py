@@ -262,6 +262,8 @@ def cautions(config: RunConfig, summary: Mapping[str, Any]) -> Iterator[str]:
     """What somebody has to know who believes the numbers, a line each."""
     for entry in summary.get("changed", ()):
         yield changed_line(entry["round"], entry["settings"])
+    if stopped := summary.get("stopped"):
+        yield f"ended after round {stopped['round']} of {config.rounds}: {stopped['reason']}"
     for client, entry in sorted(summary["left_out"].items()):
         yield f"{client}: {entry['replies']} replies left out, the last in {entry['last']}"
     for what, found in summary.get("majority", {}).items():

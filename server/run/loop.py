@@ -19,7 +19,7 @@ from perennial.common.models.memory import must_fit
 from perennial.common.models.network import network
 from perennial.common.selection import References
 from perennial.common.tasks import PredictionTask
-from perennial.common.utils.errors import RunStopped, UserError
+from perennial.common.utils.errors import RunStopped, Stop, UserError
 from perennial.common.utils.events import tell
 from perennial.common.utils.tensors import must_be_records
 from perennial.common.utils.tracebacks import NAME
@@ -27,7 +27,7 @@ from perennial.common.wire import from_record, numbers, to_record
 from perennial.server.run.folder import Checkpoint, RunFolder
 from perennial.server.run.progress import Progress, Watcher
 from perennial.server.run.references import load_references
-from perennial.server.selection.summary import Evaluation, majority, summarise, versions
+from perennial.server.selection.summary import Evaluation, Patience, majority, summarise, versions
 from perennial.strategies.base import MethodStrategy
 from perennial.strategies.exchange import Exchange
 from perennial.strategies.privacy.differential_privacy import PrivateStrategy
@@ -62,8 +62,9 @@ def run_rounds(
 
     With `until` it stops after that round with a checkpoint, and returns nothing if more are to come.
     `save_clients` writes what clients keep into a checkpoint, where they cannot do so themselves. `references` are
-    the run's, where they have been read before. Raises `RunStopped` when an exchange misses its quorum; the last
-    checkpoint then stands.
+    the run's, where they have been read before. It ends before the last round, with a checkpoint and a summary,
+    where `patience` is over or `watch` raises `Stop`. Raises `RunStopped` when an exchange misses its quorum; the
+    last checkpoint then stands.
     """
     with folder.logging(), _run_events(config, origin), plugins.blaming(folder.path / NAME):
         strategy = _ready_strategy(config, folder, grid, origin, references or load_references(config))
@@ -71,6 +72,24 @@ def run_rounds(
         begun = time.monotonic() - origin.seconds
         clock = RoundEvents(origin.run_id, config.scenario.task)
         end = min(until or config.rounds, config.rounds)
+        waiting, why = Patience(config, folder.rows() if config.patience else []), ""
+
+        def evaluate(number: int, rows: list[dict[str, Any]]) -> dict[str, float]:
+            evaluated, exchanges = _evaluate(strategy, number, arrays, grid, config)
+            rows += [*strategy.evaluation, _exchange_row("evaluation-traffic", number, exchanges)]
+            clock.done("evaluate", exchanges)
+            clock.evaluated(strategy.evaluation)
+            return evaluated
+
+        def save(number: int) -> None:
+            state, half = strategy.state_dict(), f"the server half of {config.method.name!r}"
+            must_be_records(state, f"{half}: state_dict")
+            seconds, length = time.monotonic() - begun, folder.log.stat().st_size
+            here = Checkpoint(number, origin.run_id, from_record(arrays), state, seconds, length, config)
+            folder.save_checkpoint(here, save_clients)
+            strategy.kept_checkpoints = folder.checkpoints()
+            clock.done("checkpoint", [])
+
         for number in range(origin.round + 1, end + 1):
             clock.begin(number)
             requests = strategy.configure_train(number, arrays, nothing, grid)
@@ -82,29 +101,35 @@ def run_rounds(
             trained = numbers(metrics or {})
             rows = [_round_row(number, strategy, trained), *strategy.notes]
             clock.done("train", strategy.exchanges)
-            if number == config.rounds or number % config.evaluate_every == 0:
-                evaluated, exchanges = _evaluate(strategy, number, arrays, grid, config)
-                trained |= evaluated
-                rows += [*strategy.evaluation, _exchange_row("evaluation-traffic", number, exchanges)]
-                clock.done("evaluate", exchanges)
-                clock.evaluated(strategy.evaluation)
+            evaluated = number == config.rounds or number % config.evaluate_every == 0
+            if evaluated:
+                trained |= evaluate(number, rows)
             folder.append(rows)
-            if number == end or number % config.checkpoint_every == 0:
-                state, half = strategy.state_dict(), f"the server half of {config.method.name!r}"
-                must_be_records(state, f"{half}: state_dict")
-                seconds, length = time.monotonic() - begun, folder.log.stat().st_size
-                here = Checkpoint(number, origin.run_id, from_record(arrays), state, seconds, length, config)
-                folder.save_checkpoint(here, save_clients)
-                strategy.kept_checkpoints = folder.checkpoints()
-                clock.done("checkpoint", [])
+            why = waiting.over(number, strategy.evaluation) if evaluated else ""
+            saved = bool(why) or number == end or number % config.checkpoint_every == 0
+            if saved:
+                save(number)
             clock.round_done(len(strategy.roster.nodes), len(rows[0]["left_out"]))
-            watch(Progress(number, config.rounds, trained, rows[0]["left_out"]))
-        if end < config.rounds:
+            try:
+                watch(Progress(number, config.rounds, trained, rows[0]["left_out"]))
+            except Stop as stop:
+                why = why or str(stop) or "by the one who watched it"
+                if not evaluated:
+                    rows = []
+                    evaluate(number, rows)
+                    folder.append(rows)
+                if not (saved and evaluated):
+                    save(number)
+            if why:
+                break
+        if end < config.rounds and not why:
             return {}
 
         for name, tensors in strategy.results(arrays).items():
             folder.save_model(name, tensors)
         summary = summarise(config, folder.rows(), seconds=time.monotonic() - begun) | {"versions": versions()}
+        if why and summary["rounds"] < config.rounds:
+            summary["stopped"] = {"round": summary["rounds"], "reason": why}
         if privacy := config.privacy.report(folder.releases()):
             summary["privacy"] = privacy
         folder.write_summary(summary)

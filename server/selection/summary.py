@@ -304,6 +304,46 @@ def select(by_round: Mapping[int, Evaluation], selection: str) -> int | None:
     return max(scores, key=lambda number: (scores[number], -number)) if scores else None
 
 
+class Patience:
+    """Whether a run's evaluations have stopped to become better on held-out data."""
+
+    def __init__(self, config: RunConfig, rows: Iterable[Row]) -> None:
+        """`rows` are those of the rounds that are done."""
+        self._patience, self._task, self._model = (
+            config.patience,
+            config.scenario.task,
+            config.method.evaluates[-1],
+        )
+        self._by_round: dict[int, Evaluation] = {}
+        found: dict[int, list[Row]] = {}
+        for row in rows:
+            if row["kind"] in ("evaluation", SPLIT):
+                found.setdefault(row["round"], []).append(row)
+        for number, own in found.items():
+            self.add(number, own)
+
+    def add(self, number: int, rows: Iterable[Row]) -> None:
+        """Take in a round's evaluation."""
+        own = (row for row in rows if row["model"] == self._model and row["kind"] in ("evaluation", SPLIT))
+        self._by_round[number] = Evaluation(own, self._task)
+
+    def over(self, number: int, rows: Iterable[Row]) -> str:
+        """Take in a round's evaluation; why the run ends with it, empty where it goes on.
+
+        That is after `patience` evaluations without one that the run's selection, `split` where it speaks and else
+        `validation`, would choose before all others.
+        """
+        if not self._patience:
+            return ""
+        self.add(number, rows)
+        selection = SPLIT if select(self._by_round, SPLIT) else "validation"
+        best = select(self._by_round, selection)
+        since = sum(other > best for other in self._by_round) if best else 0
+        if since < self._patience:
+            return ""
+        return f"patience={self._patience}: no better held-out score ({selection}) since round {best}"
+
+
 def _with_site(config: RunConfig, found: dict[str, Any]) -> dict[str, Any]:
     """A model's summary, of sites with own data with the worst one's."""
     measure = config.scenario.task.headline

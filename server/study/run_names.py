@@ -69,6 +69,7 @@ def config_digest(config: RunConfig) -> str:
         "aggregation": rule,
         "evaluate_clients": config.evaluates_some and config.evaluate_clients,
         "server_optimizer": {} if stepless else config.server_optimizer.model_dump(mode="json"),
+        "patience": config.patience,
         "server_schedule": {} if config.server_schedule == Schedule() else config.server_schedule.model_dump(),
         "scores": "" if config.scores == "auto" else config.scores,
     }

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from perennial.common.config import RunConfig
 from perennial.common.methods.base import Method
 from perennial.common.utils.errors import UserError
-from perennial.common.utils.knobs import Search
+from perennial.common.utils.knobs import Search, between
 from perennial.common.utils.seeding import numpy_generator
 from perennial.common.utils.suggestions import sentence
 from perennial.server.study.batch import Outcome
@@ -26,6 +26,19 @@ def search_ranges(method: type[Method]) -> dict[str, Search]:
     }
 
 
+ADAM_RATES = between(1e-4, 1e-2, log=True)
+"""Step sizes for adam and adamw, whose steps do not shrink with the gradient."""
+
+
+def _ranges(config: RunConfig) -> dict[str, Search]:
+    """`search_ranges` of a run's method, with the run's optimizer."""
+    ranges = search_ranges(type(config.method))
+    if config.optimizer.name == "sgd":
+        return ranges
+    rates = {"learning_rate", "personal_learning_rate"} & ranges.keys()
+    return {name: own for name, own in ranges.items() if name != "momentum"} | dict.fromkeys(rates, ADAM_RATES)
+
+
 def trial(config: RunConfig, number: int, fixed: Collection[str] = ()) -> RunConfig:
     """Trial `number` of a method: 0 is the configuration itself, later ones are drawn.
 
@@ -40,7 +53,7 @@ def trial(config: RunConfig, number: int, fixed: Collection[str] = ()) -> RunCon
         key = (method.name, number, attempt) if attempt else (method.name, number)
         drawn = {
             name: search.draw(numpy_generator(config.seed, *key, name))
-            for name, search in search_ranges(type(method)).items()
+            for name, search in _ranges(config).items()
             if name not in fixed
         }
         try:

@@ -1,0 +1,182 @@
+"""Random changes of training samples: read and not evaluated, keyed, and nowhere but in training."""
+
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor
+from torchvision.transforms import v2
+
+from perennial.client.host import site_of
+from perennial.client.methods.fedavg import FedAvgClient
+from perennial.common.config import load_config, parse_task
+from perennial.common.data.augmentation import Augmentation
+from perennial.common.models.network import network
+from perennial.common.models.torch_state import plain_torch
+from perennial.common.utils.errors import UserError
+from perennial.common.utils.seeding import derive
+from perennial.server.run.folder import RunFolder
+from perennial.server.run.loop import run_rounds, start
+from perennial.testing.methods import assert_same, files, run
+from perennial.testing.tiny_federation import Toy, WireGrid, toy_config
+from tests.helpers.tiny_runs import taken_up
+
+PHOTOS = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+AS_THEY_ARE = (0.0,), (1.0,)
+
+
+def pictures(count: int = 4, side: int = 8) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.rand(count, 3, side, side, generator=generator)
+
+
+def test_pictures_are_changed_as_torchvision_does_it_with_the_same_draws() -> None:
+    named = ["RandomCrop(8, padding=2)", "ColorJitter(0.3, 0.3, saturation=0.3)", "RandomHorizontalFlip()"]
+    change, x = Augmentation(named, (3, 8, 8), PHOTOS), pictures()
+    mean, std = (torch.tensor(own).view(-1, 1, 1) for own in PHOTOS)
+    found = change((x - mean) / std, 7, "north", 2, "batches", 0)
+    theirs = v2.Compose([v2.RandomCrop(8, padding=2), v2.ColorJitter(0.3, 0.3, 0.3), v2.RandomHorizontalFlip()])
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive(7, "augment", "north", 2, "batches", 0))
+        expected = torch.stack([theirs(picture) for picture in x])
+    torch.testing.assert_close(found, (expected - mean) / std, rtol=1e-4, atol=1e-5)
+
+
+def test_each_sample_and_each_step_has_draws_of_its_own_and_no_generator_moves() -> None:
+    change, one = Augmentation(["RandomCrop(8, padding=4)"], (3, 8, 8), AS_THEY_ARE), pictures(1)
+    before = torch.get_rng_state()
+    x = one.expand(32, -1, -1, -1)
+    found = change(x, 0, "a", 1, "batches", 0)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert len({tuple(picture.flatten().tolist()) for picture in found}) > 16
+    assert torch.equal(found, change(x, 0, "a", 1, "batches", 0))
+    for key in (("b", 1, "batches", 0), ("a", 2, "batches", 0), ("a", 1, "batches", 1)):
+        assert not torch.equal(found, change(x, 0, *key))
+    assert torch.equal(x[3], one[0])
+
+
+def test_domainbed_is_its_four_transforms() -> None:
+    preset = Augmentation(["DomainBed"], (3, 8, 8), PHOTOS)
+    apart = Augmentation(
+        [
+            "RandomResizedCrop((8, 8), scale=(0.7, 1.0))",
+            "RandomHorizontalFlip()",
+            "ColorJitter(0.3, 0.3, 0.3, 0.3)",
+            "RandomGrayscale()",
+        ],
+        (3, 8, 8),
+        PHOTOS,
+    )
+    assert torch.equal(preset(pictures(), 3), apart(pictures(), 3))
+
+
+def test_noise_and_dropout_of_features() -> None:
+    x = torch.ones(10_000, 3)
+    noisy = Augmentation(["Noise(std=0.5)"], (3,), AS_THEY_ARE)(x, 0)
+    assert float(noisy.mean()) == pytest.approx(1.0, abs=0.02)
+    assert float(noisy.std()) == pytest.approx(0.5, abs=0.02)
+    dropped = Augmentation(["FeatureDropout(0.25)"], (3,), AS_THEY_ARE)(x, 0)
+    assert dropped.unique().tolist() == [0.0, 1.0]
+    assert float(dropped.mean()) == pytest.approx(0.75, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("named", "sentence"),
+    [
+        (
+            "Noise(__import__('os').system('true'))",
+            "augment: \"Noise(__import__('os').system('true'))\": it cannot",
+        ),
+        (
+            "RandomCrop(32).forward(1)",
+            "augment: 'RandomCrop(32).forward(1)': it is no call; write a transform such",
+        ),
+        ("Noise(*[1])", "augment: 'Noise(*[1])': it cannot be read"),
+        ("Noise(**{'std': 1})", "augment: \"Noise(**{'std': 1})\": it is no call"),
+        ("(", "augment: '(': it cannot be read"),
+        ("RandomFlip()", "augment: unknown transform 'RandomFlip'"),
+        ("Lambda(1)", "augment: unknown transform 'Lambda'"),
+        ("Noise(-1)", "augment: 'Noise(-1)' is not possible; std must be 0 or more"),
+        ("Noise(sigma=1)", "augment: 'Noise(sigma=1)' is not possible; "),
+        ("Noise('a')", "augment: \"Noise('a')\" is not possible; "),
+        ("FeatureDropout(1)", "augment: 'FeatureDropout(1)' is not possible; p must be 0 or more and below 1"),
+        ("RandomHorizontalFlip()", "augment: RandomHorizontalFlip is for pictures, and samples have the shape 2"),
+        ("os:system('true')", "augment: \"os:system('true')\" is of 'os', which is no plug-in of the run"),
+    ],
+)
+def test_what_cannot_be_is_said_in_a_sentence(named: str, sentence: str) -> None:
+    with pytest.raises(UserError) as error:
+        load_config(options={"method": "fedavg", "scenario": {"name": "toy"}, "augment": [named]})
+    assert str(error.value).startswith(sentence)
+
+
+def test_what_would_change_the_shape_is_refused() -> None:
+    with pytest.raises(ValueError, match="augment: RandomCrop\\(4\\) makes 3x4x4 of samples of shape 3x8x8; keep"):
+        Augmentation(["RandomCrop(4)"], (3, 8, 8), AS_THEY_ARE)
+    with pytest.raises(ValueError, match="augment: RandomCrop\\(32\\) cannot take samples of shape 3x8x8: "):
+        Augmentation(["RandomCrop(32)"], (3, 8, 8), AS_THEY_ARE)
+
+
+def test_a_plugins_own_transform(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Shift:
+        def __init__(self, by: float) -> None:
+            self.by = by
+
+        def __call__(self, x: Tensor) -> Tensor:
+            return x + self.by
+
+    module = ModuleType("shifting")
+    Shift.__module__ = "shifting"
+    module.Shift, module.system = Shift, plain_torch  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "shifting", module)
+    change = Augmentation(["shifting:Shift(2.5)"], (3,), AS_THEY_ARE, ["shifting"])
+    assert change(torch.zeros(1, 3), 0).tolist() == [[2.5, 2.5, 2.5]]
+    for named, why in {
+        "shifting:system()": "'system' is not of the plug-in 'shifting' itself",
+        "shifting:Shfit(1)": "the plug-in 'shifting' has no 'Shfit' to be called",
+    }.items():
+        with pytest.raises(ValueError, match=why):
+            Augmentation([named], (3,), AS_THEY_ARE, ["shifting"])
+
+
+def test_only_training_samples_are_changed_and_held_out_ones_are_not() -> None:
+    config = toy_config("fedavg", "augment=Noise(0.5)", "batch_size=40")
+    task, scenario = parse_task(config.task()), config.scenario
+    net = network(config.model, scenario.input_shape, scenario.classes)
+    data = scenario.client_data(0, 0, None)
+    site = site_of(task, scenario.client_ids[0], data, net)
+    client = FedAvgClient(site, config.method, {})  # type: ignore[arg-type]
+    (batch,) = client.batches(1, 1)
+    usual = FedAvgClient(site_of(parse_task(toy_config("fedavg", "batch_size=40").task()), site.client, data, net),
+                         config.method, {})  # type: ignore[arg-type]  # fmt: skip
+    (plain,) = usual.batches(1, 1)
+    assert torch.equal(batch.y, plain.y)
+    assert 0.4 < float((batch.x - plain.x).std()) < 0.6
+    assert torch.equal(data.train.x, Toy().client_data(0, 0, None).train.x)
+    assert float(client.mean_loss(client.predictor(client.initial()), data.train)) == float(
+        usual.mean_loss(usual.predictor(usual.initial()), data.train)
+    )
+
+
+@pytest.mark.parametrize("method", ["fedavg", "ditto", "fedsdr"])
+def test_runs_with_it_are_the_same_everywhere(method: str, tmp_path: Path) -> None:
+    """With all habits together: over the wire, taken up again, and where stacks were asked for."""
+    settings = (
+        "augment=Noise(0.5)",
+        "optimizer=adamw",
+        "optimizer.keep=true",
+        "schedule=cosine",
+        "precision=bf16",
+    )
+    config = toy_config(method, *settings, "local_steps=3", rounds=4)
+    folder = taken_up(config, tmp_path, after=2)
+    wire, grid = RunFolder.create(tmp_path / "wire", config), WireGrid(config, tmp_path / "sites")
+    with plain_torch(threads=1):
+        run_rounds(config, wire, grid, start(config))
+    assert wire.rows() == folder.rows()
+    run(config.model_copy(update={"cohort_engine": "stack", "evaluate_every": 9}), tmp_path / "stack")
+    one, other = files(tmp_path / "whole"), files(tmp_path / "stack")
+    assert all(torch.equal(one[at][key], other[at][key]) for at in one for key in one[at])
+    assert_same(tmp_path / "whole", folder.path)
