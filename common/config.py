@@ -371,8 +371,8 @@ def _load(
         )
     if config.references and not task.right_or_wrong:
         raise UserError(
-            f"references: {config.references!r} is not possible with {task.name}, which are neither right nor "
-            "wrong; leave it out"
+            f"references: {config.references!r} is not possible with the task {task.name!r}, which has no "
+            "right and wrong answers; leave it out"
         )
     if config.references and (why_not := config.privacy.no_counts(len(config.evaluated))):
         raise UserError(f"references: {config.references!r} is not possible with {why_not}")

@@ -147,7 +147,7 @@ def legend(key: str, names: Mapping[int, str]) -> str:
 
 def _legend(key: str, shown: Sequence[Result], among: int) -> str:
     note = (
-        "Lines are means over seeds, shades their standard deviation; test accuracy and loss are means over "
+        "Lines are means over seeds, shades their standard deviation; what is tested is the mean over "
         "environments. The clients are those of all seeds together."
     )
     if len(shown) < among:

@@ -122,7 +122,7 @@ def no_references(config: RunConfig) -> str:
     """Why a run can have no references; empty where it can."""
     environments, task = config.scenario.train_environments, config.scenario.task
     if not task.right_or_wrong:
-        return f"it counts right and wrong answers, and {task.name} are neither"
+        return f"it counts right and wrong answers, and the task {task.name!r} has none"
     if len(environments) < 2:
         return f"there is one training environment, {environments[0]}, and two are needed"
     if len(environments) > MOST_REFERENCES:

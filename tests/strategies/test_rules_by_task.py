@@ -157,8 +157,8 @@ def test_references_of_numbers_are_refused_in_a_sentence() -> None:
     with pytest.raises(UserError) as refused:
         toy_config("fedavg/numbers", "references=models/references.safetensors")
     assert str(refused.value) == (
-        "references: 'models/references.safetensors' is not possible with numbers, which are neither right nor "
-        "wrong; leave it out"
+        "references: 'models/references.safetensors' is not possible with the task 'numbers', which has no "
+        "right and wrong answers; leave it out"
     )
 
 
