@@ -15,10 +15,10 @@ from rich.text import Text
 from perennial.common.config import RunConfig
 from perennial.common.data.scenarios import SCENARIOS
 from perennial.common.methods import METHODS
+from perennial.common.tasks import Measure, PredictionTask
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.suggestions import unknown
 from perennial.server.papers.reproduce import DEMO, Part, assignments, columns_of, must_be_known, parsed
-from perennial.server.results.formatting import percent
 from perennial.server.study.batch import Outcome, Selected, Watch, readable, run_all, troubles_of
 from perennial.server.study.compare import DECIMALS, Entry, Plan, entry_config, measures
 from perennial.server.study.compare import mean as mean
@@ -85,6 +85,16 @@ class Claim(Part):
         return self
 
     @property
+    def task(self) -> PredictionTask:
+        """What there is to predict."""
+        return SCENARIOS[self.scenario].task
+
+    @property
+    def measure(self) -> Measure:
+        """What the column has values of."""
+        return next((own for own in self.task.others if own.title == self.column), self.task.headline)
+
+    @property
     def sides(self) -> list[Side]:
         """Every method that is run on the scenario, the claim's own first."""
         return [self.method, self.reference, *(Side(name=name) for name in self.beside)]
@@ -130,8 +140,8 @@ def load_claims(file: Path = DEMO, only: Iterable[str] = (), option: str = "--on
     return [by_method[name] for name in wanted or by_method]
 
 
-def _column(found: Selected, column: str) -> float | None:
-    return {**found.values, **measures(found)}.get(column)
+def _column(found: Selected, column: str, task: PredictionTask) -> float | None:
+    return {**found.values, **measures(found, (), task.headline, task.others)}.get(column)
 
 
 @dataclass(frozen=True)
@@ -144,7 +154,8 @@ class Measured:
     def numbers(self, column: str) -> Numbers:
         """A measure by seed, of the model that counts after the last round; None where a run has trouble."""
         finals = [outcome.selected("final") for outcome in self.outcomes]
-        return [_column(found, column) if found else None for found in finals]
+        task = self.outcomes[0].config.scenario.task
+        return [_column(found, column, task) if found else None for found in finals]
 
 
 @dataclass(frozen=True)
@@ -198,7 +209,7 @@ class Finding:
         column = self.claim.column
         sides = {"method": self.measured[0], "reference": self.measured[1], "oracle": self.oracle}
         found = {name: own.numbers(column) for name, own in sides.items() if own}
-        return {**found, "constant": [_column(one, column) for one in self.constant]}
+        return {**found, "constant": [_column(one, column, self.claim.task) for one in self.constant]}
 
     @property
     def titles(self) -> dict[str, str]:
@@ -260,13 +271,13 @@ def demo_table(findings: Sequence[Finding]) -> Table:
     """A row for each claim."""
     table = Table(
         title="what the methods claim, measured here",
-        caption="test accuracy in % after the last round, mean over seeds; difference ± its standard error; "
-        "no shortcut: the reference on data without it",
+        caption="on test data after the last round, accuracies in %, mean over seeds; difference ± its standard "
+        "error; no shortcut: the reference on data without it",
         show_lines=True,
     )
     table.add_column("claim", min_width=30, max_width=50)
     table.add_column("with", no_wrap=True)
-    table.add_column("accuracy", justify="right", no_wrap=True)
+    table.add_column("measured", justify="right", no_wrap=True)
     table.add_column("difference", justify="right", no_wrap=True)
     for finding in findings:
         claim, titles = finding.claim, {**finding.titles}
@@ -276,21 +287,22 @@ def demo_table(findings: Sequence[Finding]) -> Table:
         table.add_row(
             Text(claim.claim).append(f"\n{claim.scenario}, {claim.column}", style="dim"),
             Text("\n".join(titles.values())),
-            Text("\n".join(percent(mean(finding.numbers[name])) for name in titles)),
+            Text("\n".join(claim.measure.text(mean(finding.numbers[name])) for name in titles)),
             Text(difference_text(finding, "\n±") + "\n").append(verdict),
         )
     return table
 
 
 def difference_text(finding: Finding, sign: str = " ± ") -> str:
-    """In points of percent, with its standard error."""
-    error = "" if finding.error is None else f"{sign}{100 * finding.error:.2f}"
-    return points(finding.difference) + error
+    """In points of percent where the measure is a share, with its standard error."""
+    measure = finding.claim.measure
+    error = "" if finding.error is None else f"{sign}{measure.factor * finding.error:.2f}"
+    return points(finding.difference, measure) + error
 
 
-def points(difference: float | None) -> str:
-    """A difference in points of percent; a dash where there is none."""
-    return "–" if difference is None else f"{100 * difference:+.2f}"
+def points(difference: float | None, measure: Measure) -> str:
+    """A difference, of a share in points of percent; a dash where there is none."""
+    return "–" if difference is None else f"{measure.factor * difference:+.2f}"
 
 
 def demo_json(findings: Iterable[Finding]) -> dict[str, Any]:

@@ -74,7 +74,7 @@ def row_name(title: str) -> str:
 def columns_of(scenario: Scenario) -> tuple[str, ...]:
     """What a table may have as a column on a scenario."""
     overall = ("worst", "average", "pooled", "held-out", *DECIMALS, *(AREAS if scenario.ranking_batch else ()))
-    return (*scenario.test_environments, *overall)
+    return (*scenario.test_environments, *overall, *(own.title for own in scenario.task.others))
 
 
 def assignments(settings: Mapping[str, Any]) -> tuple[str, ...]:

@@ -18,8 +18,6 @@ from perennial.server.report.panels import Figure, curve_line, environment_line,
 from perennial.server.report.results import Result, result_of
 from perennial.server.report.tables import Table, html_table
 from perennial.server.results.figures import Line, line_figure, standalone_figure
-from perennial.server.results.formatting import percent
-from perennial.server.study.compare import measures
 
 DOCS = Path(__file__).parents[3] / "docs"  # of a checkout; the wheel has none
 CONSTANT, ORACLE = 6, 7
@@ -52,7 +50,8 @@ def claim_picture(finding: Finding) -> str:
         raise UserError(f"--picture: {'; '.join(finding.troubles)}")
     xlabel, ticks = _axis(finding)
     labels = [names[line.style] for line in lines]
-    return standalone_figure(lines, labels, xlabel, "test accuracy (%)", names=ticks)
+    measure = finding.claim.task.headline
+    return standalone_figure(lines, labels, xlabel, f"test {measure.axis}", names=ticks, percent=measure.percent)
 
 
 # ---------------------------------------------------------------------- inside
@@ -64,9 +63,10 @@ def _table(findings: Sequence[Finding]) -> Table:
     rows = []
     for finding in findings:
         claim, found = finding.claim, finding.numbers
-        ours, constant, oracle = (percent(mean(found.get(name, []))) for name in ("method", "constant", "oracle"))
+        text = claim.measure.text
+        ours, constant, oracle = (text(mean(found.get(name, []))) for name in ("method", "constant", "oracle"))
         measured = f"{claim.scenario}, {claim.column}"
-        reference = f"{claim.reference.title} {percent(mean(found['reference']))}"
+        reference = f"{claim.reference.title} {text(mean(found['reference']))}"
         about = [claim.method.title, finding.verdict, claim.claim, measured, reference]
         rows.append([*about, ours, difference_text(finding), constant, oracle])
     return Table("The claims", [*names, *numbers], rows, names=len(names))
@@ -77,18 +77,21 @@ def _section(finding: Finding, folder: Path) -> str:
     scenario = SCENARIOS[claim.scenario]
     lines, names = _lines(finding)
     xlabel, ticks = _axis(finding)
-    caption = f"Test accuracy against {xlabel}, {claim.scenario}"
+    measure = claim.task.headline
+    caption = f"Test {measure.title} against {xlabel}, {claim.scenario}"
     picture = ""
     if lines:
-        svg = line_figure(key, lines, xlabel, "accuracy (%)", names=ticks)
+        svg = line_figure(key, lines, xlabel, measure.axis, names=ticks, percent=measure.percent)
         picture = f"{legend(key, names)}\n{html_figure(Figure(caption, svg))}"
         picture += f'<p class="note">Mean over {claim.seeds} seeds; shades: standard deviation.</p>'
     rows = [
-        [title, percent(mean(values)), *map(percent, values)]
+        [title, *map(claim.measure.text, [mean(values), *values])]
         for title, values in ((title, finding.numbers[name]) for name, title in finding.titles.items())
     ]
-    rows.append(["difference", difference_text(finding), *map(points, finding.differences)])
-    head = ["", "accuracy (%)", *(f"seed {seed}" for seed in range(claim.seeds))]
+    rows.append(
+        ["difference", difference_text(finding), *(points(own, claim.measure) for own in finding.differences)]
+    )
+    head = ["", f"{claim.measure.axis}", *(f"seed {seed}" for seed in range(claim.seeds))]
     numbers = Table(f"{claim.column}, after {claim.rounds} rounds", head, rows)
     page = METHODS[key].module() + ".md"
     command = shlex.join(["perennial", "demo", "--only", key])
@@ -157,10 +160,12 @@ def _lines(finding: Finding) -> tuple[list[Line], dict[int, str]]:
         x: Sequence[float] = range(len(environments))
         constant = [fmean(found.values[name] for found in finding.constant) for name in environments]
     else:
-        lines = [curve_line(style, round_means(result, "value")) for style, result in results.items()]
+        factor = finding.claim.task.headline.factor
+        lines = [curve_line(style, round_means(result, "value"), factor) for style, result in results.items()]
         x = [min(min(line.x) for line in lines), max(max(line.x) for line in lines)]
-        constant = [fmean(measures(found)["average"] for found in finding.constant)] * 2
-    lines.append(Line(CONSTANT, x, [100 * value for value in constant]))
+        constant = [fmean(found.average or 0.0 for found in finding.constant)] * 2
+    factor = finding.claim.task.headline.factor
+    lines.append(Line(CONSTANT, x, [factor * value for value in constant]))
     return lines, {style: names[style] for style in results} | {CONSTANT: "a constant"}
 
 
