@@ -42,9 +42,10 @@ RESERVED = {"preset", *dir(Method), *Method.__class_vars__} - {"name"}
 hide from `--set`, in a study for other methods, too."""
 
 
-def reserved(kind: type) -> set[str]:
-    """What no field of a method may be called."""
-    return RESERVED - {"preset"} if issubclass(kind, PresetTraining) else RESERVED
+def reserved(kind: type[Method]) -> set[str]:
+    """What no field of a method may be called; one that does without the run's optimizer may have its own."""
+    free = {"preset"} if issubclass(kind, PresetTraining) else set[str]()
+    return RESERVED - free - ({"optimizer"} & kind.refuses.keys())
 
 
 def _accepted(module: ModuleType, kinds: dict[str, Any], usual: Mapping[str, Any]) -> Mapping[str, Any]:

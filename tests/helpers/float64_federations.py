@@ -71,7 +71,7 @@ def logits(params: Tensors, x: Tensor, training: bool = False) -> Tensor:
     return torch.stack([torch.zeros_like(z), z], dim=1)
 
 
-LOGISTIC: Any = SimpleNamespace(parameter_names=("theta",), buffer_names=(), predict=logits, classes=2)
+LOGISTIC: Any = SimpleNamespace(parameter_names=("theta",), buffer_names=(), predict=logits, outputs=2)
 
 
 def population(p: float, sign: int, environment: int = 0) -> Examples:

@@ -104,7 +104,7 @@ def test_golden_irm() -> None:
 CONTRASTIVE: Any = SimpleNamespace(
     parameter_names=("W", "c"),
     buffer_names=(),
-    classes=2,
+    outputs=2,
     features=lambda params, x, training=False: x @ params["W"].T,
     classify=lambda params, z, training=False: logits({"theta": params["c"]}, z),
     predict=lambda params, x, training=False: logits({"theta": params["c"]}, x @ params["W"].T),
