@@ -7,9 +7,10 @@ from typing import Any
 
 from perennial.common.measures.scores import GROUPS
 from perennial.common.tasks import Measure
+from perennial.common.tasks.base import Plot, Summed, added_sums
 from perennial.server.report.load import Run
 from perennial.server.report.results import Result, over_seeds
-from perennial.server.report.tables import environments_of, titled
+from perennial.server.report.tables import environments_of, sites_of, titled
 from perennial.server.results import figures
 from perennial.server.results.formatting import members
 from perennial.server.selection.summary import site_means
@@ -23,6 +24,8 @@ class Figure:
 
     caption: str
     svg: str
+    curves: bool = True
+    """Whether each line of the legend has one."""
 
 
 def drawn(found: Sequence[Result]) -> list[Result]:
@@ -88,6 +91,67 @@ def scenario_figures(key: str, shown: Sequence[Result], selections: Sequence[str
     return made
 
 
+def task_figures(key: str, shown: Sequence[Result]) -> list[Figure]:
+    """What the task has to show of test samples after the last round; the place of a result in `shown` is its
+    style. The samples of all seeds are together."""
+    where, names, samples = _samples(shown)
+    task = shown[0].task
+    errors = [{name: task.errors(*own) for name, own in each.items()} for each in samples]
+    made = []
+    for number, part in enumerate(dict.fromkeys(part for each in errors for own in each.values() for part in own)):
+        found = [(style, {name: own[part] for name, own in each.items()}) for style, each in enumerate(errors)]
+        lines = [
+            figures.Line(style, [names.index(name) for name in own], *map(list, zip(*own.values(), strict=True)))
+            for style, own in found
+            if own
+        ]
+        svg = figures.spreads_figure(f"{key}d{number}", lines, names, where, "predicted − true")
+        made.append(Figure(f"{part}: mean error by {where}, and the errors' standard deviation", svg))
+    curves: dict[str, list[tuple[int, Plot]]] = {}
+    for style, each in enumerate(samples):
+        for name, own in each.items():
+            for plot in task.plots(*own):
+                if name != ALL and not plot.by_site:
+                    continue
+                title = f"{plot.title}, {name}" if plot.by_site else plot.title
+                if not plot.counts:
+                    curves.setdefault(title, []).append((style, plot))
+                    continue
+                points = list(zip(plot.x, plot.y, plot.counts, strict=True))
+                svg = figures.counts_figure(f"{key}n{len(made)}", style, points, *plot.axes)
+                result = shown[style]
+                made.append(Figure(f"{title}, {result.method}, {result.model}", svg, curves=False))
+    for number, (title, plots) in enumerate(curves.items()):
+        first = plots[0][1]
+        lines = [figures.Line(style, plot.x, plot.y) for style, plot in plots]
+        # The same samples were observed to do the same, whatever models say.
+        observed = {tuple(plot.observed): plot.x for _, plot in plots if plot.observed}
+        lines += [figures.Line(figures.OBSERVED, x, y) for y, x in observed.items()]
+        svg = figures.line_figure(f"{key}t{number}", lines, *first.axes, diagonal=first.diagonal)
+        made.append(Figure(title, svg))
+    return made
+
+
+ALL = "all"
+"""Of the test samples of all sites or environments together."""
+
+
+def _samples(shown: Sequence[Result]) -> tuple[str, list[str], list[dict[str, Summed]]]:
+    """Whether test samples are told apart by site or by test environment, the names of these and `ALL`, and of each
+    result their number and sums after the last round by name, of those that have samples."""
+    own_data = bool(sites_of(shown))
+    names, found = [*(sites_of(shown) or environments_of(shown)), ALL], []
+    for result in shown:
+        parts: dict[str, list[Summed]] = {name: [] for name in names}
+        for run in result.runs:
+            for client, own in run.curves[result.model].last.items():
+                for environment, summed in own.items():
+                    parts[client if own_data else environment].append(summed)
+                    parts[ALL].append(summed)
+        found.append({name: added_sums(result.task, own) for name, own in parts.items() if own})
+    return "site" if own_data else "test environment", names, found
+
+
 def cluster_figure(key: str, result: Result, run: Run) -> Figure:
     """Cluster membership in every round."""
     rounds = sorted(run.clusters)
@@ -95,7 +159,7 @@ def cluster_figure(key: str, result: Result, run: Run) -> Figure:
     clients = [client for group in members(last).values() for client in group]
     labels = {client: [run.clusters[number].get(client) for number in rounds] for client in clients}
     caption = f"{result.method}, seed {run.config.seed}: cluster of each client in each round"
-    return Figure(caption, figures.membership_figure(key, rounds, labels))
+    return Figure(caption, figures.membership_figure(key, rounds, labels), curves=False)
 
 
 def _line(style: int, x: Sequence[float], spreads: Sequence[Spread | None], factor: float = 100) -> figures.Line:
