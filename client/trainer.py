@@ -313,8 +313,8 @@ class Client(Generic[H]):
 
         Metrics are lists `MODEL/SPLIT/NAME` of `count`, `loss` and the task's columns, environment after
         environment, and where the request has `BATCH` the columns of rankings, and where it has `SCORES` the
-        task's `scored` of test samples; the settings of the reply name the environments of each split. Where the request has
-        references, the columns of `common/selection.py` are there as well, from held-out data alone.
+        task's `scored` of test samples; the settings of the reply name the environments of each split. Where the
+        request has references, the columns of `common/selection.py` are there as well, from held-out data alone.
         """
         batch = int(received.settings.get(BATCH, 0))  # type: ignore[arg-type]
         splits = {VALIDATION: {VALIDATION: self.data.validation}, TEST: self.data.test}

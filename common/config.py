@@ -154,9 +154,9 @@ class RunConfig(Task):
     references: str = knob("", "file of models with which clients tell held-out samples apart, for `split`")
     scores: Literal["auto", "on", "off"] = knob(
         "auto",
-        "whether evaluations also count test samples: of two classes by score, for sensitivity, AUROC, calibration; "
-        "numbers by true and predicted value, and events by interval, for figures; auto: on own data, without a "
-        "privacy mechanism",
+        "whether evaluations also count test samples: of two classes by score, for sensitivity, AUROC, "
+        "calibration; numbers by true and predicted value, and events by interval, for figures; auto: on own "
+        "data, without a privacy mechanism",
     )
     privacy: SerializeAsAny[Privacy] = NoMechanism()
     aggregation: Aggregation = Aggregation()
@@ -384,10 +384,10 @@ def _load(
     if config.adapt and (why_not := config.method.cannot_adapt()):
         raise UserError(f"adapt: {config.adapt} is not possible with the method {config.method.name}, {why_not}")
     if config.scores == "on" and not task.scored:
-        name = config.scenario.name
+        where = config.scenario.name
         if has := config.scenario.classes:
-            raise UserError(f"scores: 'on' is for two classes, and {name} has {has}; leave it out")
-        raise UserError(f"scores: 'on' adds nothing to the evaluations of {name} (task {task.name}); leave it out")
+            raise UserError(f"scores: 'on' is for two classes, and {where} has {has}; leave it out")
+        raise UserError(f"scores: 'on' adds nothing to evaluations of {where} (task {task.name}); leave it out")
     if getattr(config.model, "one_logit", False) and not config.scenario.classes:
         raise UserError(
             f"model.one_logit: true is for two classes, and not for the task {task.name}; leave it out"

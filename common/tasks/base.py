@@ -356,8 +356,7 @@ def checked_sums(task: PredictionTask, given: Mapping[str, Sequence[float]], cou
     for place, count in enumerate(counts):
         task.must_add_up(count, {name: values[place] for name, values in found.items()})
     return {
-        name: [own[0] for own in values] if columns[name].size == 1 else values
-        for name, values in found.items()
+        name: [own[0] for own in values] if columns[name].size == 1 else values for name, values in found.items()
     }
 
 

@@ -258,7 +258,7 @@ class Event(PredictionTask):
             curve.append(curve[-1] * (1 - happened / at_risk) if at_risk else nan)
         predicted = [100.0, *(100 * own / count for own in sums["survival"])]
         axes = "time", "survival (%)"
-        title = "Predicted survival, and Kaplan and Meier's (line without marks)"
+        title = "Survival: predicted, and Kaplan-Meier (no marks)"
         return [Plot(title, axes, [0.0, *self.times], predicted, observed=curve, by_site=True)]
 
     @property

@@ -83,7 +83,8 @@ def to_html(found: Sequence[Result], skipped: Sequence[str], selections: Sequenc
     all_tables = tables(found, selections)
     for number, (scenario, own) in enumerate(by_scenario(found).items()):
         shown, key = drawn(own), f"f{number}"
-        pictures = [*scenario_figures(key, shown, selections), *task_figures(key, shown)[:TASK_FIGURES]]
+        of_task = task_figures(key, shown)
+        pictures = [*scenario_figures(key, shown, selections), *of_task[:TASK_FIGURES]]
         memberships = [
             cluster_figure(f"{key}m{i}", result, result.runs[0])
             for i, result in enumerate(clustered(own)[:CLUSTER_FIGURES])
@@ -95,7 +96,7 @@ def to_html(found: Sequence[Result], skipped: Sequence[str], selections: Sequenc
             f"<p>{escape(scene.title)}; {len(scene.client_ids)} clients, "
             f"{len(scene.test_environments)} test environments. {escape(scene.source)}</p>\n"
             f"{html_table(first)}\n<h3>Figures</h3>\n{_legend(key, shown, len(own))}\n"
-            f'<div class="figures">{"".join(map(html_figure, pictures))}</div>\n'
+            f'<div class="figures">{"".join(map(html_figure, pictures))}</div>\n{_not_shown(len(of_task))}'
             + "".join(f'<div class="wide">{html_figure(figure)}</div>' for figure in memberships)
             + "".join(map(html_table, others))
             + "</section>"
@@ -158,6 +159,16 @@ def _legend(key: str, shown: Sequence[Result], among: int) -> str:
         )
     names = {style: f"{result.method}, {result.model}" for style, result in enumerate(shown)}
     return f'{legend(key, names)}<p class="note">{note}</p>'
+
+
+def _not_shown(made: int) -> str:
+    """That there are more figures of test samples than a page takes; empty where it takes all."""
+    if made <= TASK_FIGURES:
+        return ""
+    return (
+        f'<p class="note">The last {TASK_FIGURES} figures are the first of {made}. Report fewer runs to see '
+        "others.</p>\n"
+    )
 
 
 def _configurations(found: Sequence[Result]) -> str:

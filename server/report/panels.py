@@ -49,7 +49,7 @@ def drawn(found: Sequence[Result]) -> list[Result]:
 def scenario_figures(key: str, shown: Sequence[Result], selections: Sequence[str]) -> list[Figure]:
     """All panels of a scenario that have a number; the place of a result in `shown` is its style."""
     names, measure = environments_of(shown), shown[0].task.headline
-    value, factor = measure.title.capitalize(), measure.factor
+    value, factor = measure.title[:1].upper() + measure.title[1:], measure.factor
     axis = measure.axis
     made: list[Figure] = []
 
@@ -96,6 +96,7 @@ def task_figures(key: str, shown: Sequence[Result]) -> list[Figure]:
     style. The samples of all seeds are together."""
     where, names, samples = _samples(shown)
     task = shown[0].task
+    axes = where, "predicted − true"
     errors = [{name: task.errors(*own) for name, own in each.items()} for each in samples]
     made = []
     for number, part in enumerate(dict.fromkeys(part for each in errors for own in each.values() for part in own)):
@@ -105,30 +106,29 @@ def task_figures(key: str, shown: Sequence[Result]) -> list[Figure]:
             for style, own in found
             if own
         ]
-        svg = figures.spreads_figure(f"{key}d{number}", lines, names, where, "predicted − true")
-        made.append(Figure(f"{part}: mean error by {where}, and the errors' standard deviation", svg))
-    curves: dict[str, list[tuple[int, Plot]]] = {}
+        svg = figures.spreads_figure(f"{key}d{number}", lines, [name or ALL for name in names], *axes)
+        made.append(Figure(f"{part}: errors by {where}, mean ± standard deviation", svg))
+    curves: dict[tuple[str, str | None], list[tuple[int, Plot]]] = {}
     for style, each in enumerate(samples):
-        for name, own in each.items():
-            for plot in task.plots(*own):
-                if name != ALL and not plot.by_site:
+        for name in (None, *names[:-1]):
+            for plot in task.plots(*each[name]) if name in each else ():
+                if name is not None and not plot.by_site:
                     continue
-                title = f"{plot.title}, {name}" if plot.by_site else plot.title
                 if not plot.counts:
-                    curves.setdefault(title, []).append((style, plot))
+                    curves.setdefault((plot.title, name), []).append((style, plot))
                     continue
                 points = list(zip(plot.x, plot.y, plot.counts, strict=True))
                 svg = figures.counts_figure(f"{key}n{len(made)}", style, points, *plot.axes)
                 result = shown[style]
-                made.append(Figure(f"{title}, {result.method}, {result.model}", svg, curves=False))
-    for number, (title, plots) in enumerate(curves.items()):
+                made.append(Figure(f"{plot.title}, {result.method}, {result.model}", svg, curves=False))
+    for number, ((title, name), plots) in enumerate(curves.items()):
         first = plots[0][1]
         lines = [figures.Line(style, plot.x, plot.y) for style, plot in plots]
         # The same samples were observed to do the same, whatever models say.
         observed = {tuple(plot.observed): plot.x for _, plot in plots if plot.observed}
         lines += [figures.Line(figures.OBSERVED, x, y) for y, x in observed.items()]
         svg = figures.line_figure(f"{key}t{number}", lines, *first.axes, diagonal=first.diagonal)
-        made.append(Figure(title, svg))
+        made.append(Figure(f"{title}, {name or ALL}" if first.by_site else title, svg))
     return made
 
 
@@ -136,20 +136,22 @@ ALL = "all"
 """Of the test samples of all sites or environments together."""
 
 
-def _samples(shown: Sequence[Result]) -> tuple[str, list[str], list[dict[str, Summed]]]:
-    """Whether test samples are told apart by site or by test environment, the names of these and `ALL`, and of each
-    result their number and sums after the last round by name, of those that have samples."""
+def _samples(shown: Sequence[Result]) -> tuple[str, list[str | None], list[dict[str | None, Summed]]]:
+    """Whether test samples are told apart by site or by test environment, the names of these and, as None, of all
+    together, and of each result their number and sums after the last round by name, of those that have samples."""
     own_data = bool(sites_of(shown))
-    names, found = [*(sites_of(shown) or environments_of(shown)), ALL], []
+    names: dict[str | None, None] = dict.fromkeys(sites_of(shown))
+    found = []
     for result in shown:
-        parts: dict[str, list[Summed]] = {name: [] for name in names}
+        parts: dict[str | None, list[Summed]] = {}
         for run in result.runs:
             for client, own in run.curves[result.model].last.items():
                 for environment, summed in own.items():
-                    parts[client if own_data else environment].append(summed)
-                    parts[ALL].append(summed)
-        found.append({name: added_sums(result.task, own) for name, own in parts.items() if own})
-    return "site" if own_data else "test environment", names, found
+                    for name in (client if own_data else environment, None):
+                        parts.setdefault(name, []).append(summed)
+        found.append({name: added_sums(result.task, own) for name, own in parts.items()})
+        names |= dict.fromkeys(name for name in parts if name is not None)
+    return "site" if own_data else "test environment", [*names, None], found
 
 
 def cluster_figure(key: str, result: Result, run: Run) -> Figure:

@@ -143,7 +143,7 @@ def other_table(found: Sequence[Result], selections: Sequence[str]) -> Table | N
 
 
 def target_table(found: Sequence[Result]) -> Table | None:
-    """The measures of each part of a target, of all test samples after the last round; None where it has but one."""
+    """The measures of each part of a target, of all test samples after the last round; None where it has one."""
     task, rows = found[0].task, []
     for result in found:
         each = [one.measures.targets for one in result.picked("final") if one.measures]
