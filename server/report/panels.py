@@ -139,19 +139,20 @@ ALL = "all"
 def _samples(shown: Sequence[Result]) -> tuple[str, list[str | None], list[dict[str | None, Summed]]]:
     """Whether test samples are told apart by site or by test environment, the names of these and, as None, of all
     together, and of each result their number and sums after the last round by name, of those that have samples."""
-    own_data = bool(sites_of(shown))
-    names: dict[str | None, None] = dict.fromkeys(sites_of(shown))
+    sites = sites_of(shown)
+    scenarios = (result.runs[0].config.scenario for result in shown)
+    parts_of_all = sites or [name for own in scenarios for name in own.test_environments]
+    names: list[str | None] = [*dict.fromkeys(parts_of_all), None]
     found = []
     for result in shown:
         parts: dict[str | None, list[Summed]] = {}
         for run in result.runs:
             for client, own in run.curves[result.model].last.items():
                 for environment, summed in own.items():
-                    for name in (client if own_data else environment, None):
+                    for name in (client if sites else environment, None):
                         parts.setdefault(name, []).append(summed)
-        found.append({name: added_sums(result.task, own) for name, own in parts.items()})
-        names |= dict.fromkeys(name for name in parts if name is not None)
-    return "site" if own_data else "test environment", [*names, None], found
+        found.append({name: added_sums(result.task, parts[name]) for name in names if name in parts})
+    return "site" if sites else "test environment", names, found
 
 
 def cluster_figure(key: str, result: Result, run: Run) -> Figure:
