@@ -27,8 +27,7 @@ from perennial.common.data.augmentation import Augmentation
 from perennial.common.data.examples import ClientData, Examples
 from perennial.common.mathematics.adam import Adam
 from perennial.common.measures.ranking import BATCH, columns, rank
-from perennial.common.measures.scores import SCORES, count_by_score
-from perennial.common.measures.scores import columns as score_columns
+from perennial.common.measures.scores import SCORES
 from perennial.common.methods.base import LocalTraining, Method
 from perennial.common.models.memory import activation_bytes
 from perennial.common.models.network import Network
@@ -313,9 +312,9 @@ class Client(Generic[H]):
         """Counts and sums of each model on held-out training data and on each test environment.
 
         Metrics are lists `MODEL/SPLIT/NAME` of `count`, `loss` and the task's columns, environment after
-        environment, and where the request has `BATCH` the columns of rankings, and where it has `SCORES` those of
-        test samples by score; the settings of the reply name the environments of each split. Where the request has
-        references, the columns of `common/selection.py` are there as well, from held-out data alone.
+        environment, and where the request has `BATCH` the columns of rankings, and where it has `SCORES` the
+        task's `scored` of test samples; the settings of the reply name the environments of each split. Where the
+        request has references, the columns of `common/selection.py` are there as well, from held-out data alone.
         """
         batch = int(received.settings.get(BATCH, 0))  # type: ignore[arg-type]
         splits = {VALIDATION: {VALIDATION: self.data.validation}, TEST: self.data.test}
@@ -338,7 +337,7 @@ class Client(Generic[H]):
                 for name in (*self.task.columns, "loss"):
                     metrics[f"{place}/{name}"] = column([own[name] for own in sums])
                 if SCORES in received.settings and split == TEST:
-                    metrics |= self.lists(place, _by_score, answers)
+                    metrics |= self.lists(place, self.task.counted, answers)
                 if batch:
                     metrics |= self.lists(place, partial(_rankings, batch=batch), answers)
                 if known and split == VALIDATION:
@@ -366,10 +365,6 @@ def right_answers(logits: Tensor, labels: Tensor) -> Tensor:
 
 def _rankings(answers: Sequence[tuple[Tensor, Tensor]], batch: int) -> dict[str, list[int] | list[float]]:
     return columns([rank(logits, labels, batch) for logits, labels in answers])
-
-
-def _by_score(answers: Sequence[tuple[Tensor, Tensor]]) -> dict[str, list[int]]:
-    return score_columns([count_by_score(logits, labels) for logits, labels in answers])
 
 
 def _tallies(known: Sequence[Tensor], right: Tensor, examples: Examples, classes: int) -> dict[str, list[int]]:

@@ -154,8 +154,9 @@ class RunConfig(Task):
     references: str = knob("", "file of models with which clients tell held-out samples apart, for `split`")
     scores: Literal["auto", "on", "off"] = knob(
         "auto",
-        "whether evaluations of two classes also count samples by score, for sensitivity, AUROC, calibration; "
-        "auto: on own data, without a privacy mechanism",
+        "whether evaluations also count test samples: of two classes by score, for sensitivity, AUROC, "
+        "calibration; numbers by true and predicted value, and events by interval, for figures; auto: on own "
+        "data, without a privacy mechanism",
     )
     privacy: SerializeAsAny[Privacy] = NoMechanism()
     aggregation: Aggregation = Aggregation()
@@ -169,11 +170,11 @@ class RunConfig(Task):
 
     @property
     def scored(self) -> bool:
-        """Whether evaluations count test samples by score (`common/measures/scores.py`)."""
+        """Whether evaluations have the task's `scored` of test samples."""
         if self.scores != "auto":
             return self.scores == "on"
-        own = self.scenario.dataset == "own" and self.scenario.classes == 2
-        return own and self.privacy.mechanism == "none"
+        own = self.scenario.dataset == "own" and self.privacy.mechanism == "none"
+        return own and bool(self.scenario.task.scored)
 
     @property
     def ranking_batch(self) -> int:
@@ -382,9 +383,11 @@ def _load(
         raise UserError(f"test_sites: {', '.join(config.test_sites)} is not possible with {why_not}")
     if config.adapt and (why_not := config.method.cannot_adapt()):
         raise UserError(f"adapt: {config.adapt} is not possible with the method {config.method.name}, {why_not}")
-    if config.scores == "on" and config.scenario.classes != 2:
-        has = config.scenario.classes or f"none, since its task is {task.name}"
-        raise UserError(f"scores: 'on' is for two classes, and {config.scenario.name} has {has}; leave it out")
+    if config.scores == "on" and not task.scored:
+        where = config.scenario.name
+        if has := config.scenario.classes:
+            raise UserError(f"scores: 'on' is for two classes, and {where} has {has}; leave it out")
+        raise UserError(f"scores: 'on' adds nothing to evaluations of {where} (task {task.name}); leave it out")
     if getattr(config.model, "one_logit", False) and not config.scenario.classes:
         raise UserError(
             f"model.one_logit: true is for two classes, and not for the task {task.name}; leave it out"

@@ -126,7 +126,7 @@ class Evaluation:
                 columns.setdefault((model, split), {})[column] = values
             tallies = self._tallies(columns) if self._counted else {}
             for (model, split), row in columns.items():
-                scored = scores.COLUMNS if self._run.scored and split == "test" else ()
+                scored = task.scored if self._run.scored and split == "test" else {}
                 if model not in method.evaluates or row.keys() != {
                     "count",
                     "loss",
@@ -141,10 +141,10 @@ class Evaluation:
                 if len(set(names)) < len(names) or any(len(row[name]) != len(names) for name in ("count", "loss")):
                     raise ValueError(f"{split} has other columns than one number for each environment")
                 counts = scores.whole(row["count"], self._run.most_examples)
+                by_score = {column: row.pop(column) for column in scores.COLUMNS if column in scored}
                 row |= checked_sums(task, row, counts)
                 areas = {column: row.pop(column) for column in ranked}
                 rankings = ranking.from_columns(areas, counts, self._run.ranking_batch) if areas else []
-                by_score = {column: row.pop(column) for column in scored}
                 scored_samples = scores.from_columns(by_score, counts, row["correct"]) if by_score else []
                 named = {"kind": "evaluation", "round": self._round, "client": reply.client}
                 where = {"model": model, "split": split, "environment": names}

@@ -118,6 +118,24 @@ class Prediction:
     """Whether people want to see the largest number first."""
 
 
+@dataclass(frozen=True)
+class Plot:
+    """What a figure shows of some test samples, in plain numbers: a curve, or points that stand for samples."""
+
+    title: str
+    axes: tuple[str, str]
+    x: Sequence[float]
+    y: Sequence[float]
+    counts: Sequence[int] = ()
+    """Samples at each point; empty: it is a curve, of percentages."""
+    observed: Sequence[float] = ()
+    """What happened, at each x, beside what a model says."""
+    diagonal: bool = False
+    """Whether both axes are the same quantity, of a curve from 0 to 100."""
+    by_site: bool = False
+    """Whether each site has its own beside that of all samples."""
+
+
 class PredictionTask(ABC):
     """The targets of a run, and all that follows from what they are."""
 
@@ -150,6 +168,16 @@ class PredictionTask(ABC):
     @abstractmethod
     def columns(self) -> Mapping[str, Column]:
         """What an evaluation sums, by name."""
+
+    @property
+    def scored(self) -> Mapping[str, Column]:
+        """What an evaluation has of test samples beside them where the run's `scores` asks for it: it tells
+        something of single samples."""
+        return {}
+
+    def counted(self, answers: Sequence[tuple[Tensor, Tensor]]) -> dict[str, list[Any]]:
+        """The columns `scored`, flat lists, of usable outputs and targets in several environments."""
+        return {}
 
     @abstractmethod
     def misfit(self, targets: Tensor) -> str:
@@ -187,7 +215,10 @@ class PredictionTask(ABC):
 
     @abstractmethod
     def must_add_up(self, count: int, sums: Sums) -> None:
-        """Raises `ValueError` unless sums that came from elsewhere can be those of `count` samples."""
+        """Raises `ValueError` unless sums that came from elsewhere can be those of `count` samples.
+
+        Here and in what is made of sums, those of `scored` are among them where they were asked for.
+        """
 
     @abstractmethod
     def measures(self, count: int, sums: Sums) -> dict[str, float | None]:
@@ -214,6 +245,24 @@ class PredictionTask(ABC):
     def others(self) -> tuple[Measure, ...]:
         """The measures beside the headline, in the order of tables."""
         return ()
+
+    @property
+    def target_measures(self) -> tuple[Measure, ...]:
+        """The measures of `by_target`, in the order of tables."""
+        return ()
+
+    def by_target(self, count: int, sums: Sums) -> dict[str, dict[str, float | None]]:
+        """Where a target has several parts, the measures of each, by name; of `count` > 0 samples."""
+        return {}
+
+    def errors(self, count: int, sums: Sums) -> dict[str, tuple[float, float]]:
+        """Of each part of a target that is a number: mean and standard deviation of predicted minus true value, in
+        its own unit, of `count` > 0 samples."""
+        return {}
+
+    def plots(self, count: int, sums: Sums) -> list[Plot]:
+        """What figures show of `count` > 0 samples."""
+        return []
 
     @property
     def about(self) -> str:
@@ -288,11 +337,13 @@ def must_be_targets(what: str, task: PredictionTask, targets: Tensor) -> None:
 
 def checked_sums(task: PredictionTask, given: Mapping[str, Sequence[float]], counts: Sequence[int]) -> Row:
     """The columns of a reply, flat lists, as a row of the log has them: by name, one entry for each environment.
+    Of `scored` those that are there.
 
     `counts` are the environments' samples. Raises `ValueError` or `TypeError` where they cannot be.
     """
     found: Row = {}
-    for name, column in task.columns.items():
+    columns = {**task.columns, **{name: column for name, column in task.scored.items() if name in given}}
+    for name, column in columns.items():
         values, size = given[name], column.size
         if len(values) != size * len(counts):
             raise ValueError(f"{name} has another length than was asked for")
@@ -305,27 +356,29 @@ def checked_sums(task: PredictionTask, given: Mapping[str, Sequence[float]], cou
     for place, count in enumerate(counts):
         task.must_add_up(count, {name: values[place] for name, values in found.items()})
     return {
-        name: [own[0] for own in values] if task.columns[name].size == 1 else values
-        for name, values in found.items()
+        name: [own[0] for own in values] if columns[name].size == 1 else values for name, values in found.items()
     }
 
 
 def sums_of(task: PredictionTask, row: Row) -> dict[str, tuple[int, Sums]]:
     """By environment that has samples, their number and the task's sums, from a row of the log."""
     found: dict[str, tuple[int, Sums]] = {}
+    columns = [*task.columns, *(name for name in task.scored if name in row)]
     for place, (name, count) in enumerate(zip(row["environment"], row["count"], strict=True)):
         if count:
-            own = {column: row[column][place] for column in task.columns}
+            own = {column: row[column][place] for column in columns}
             found[name] = count, {key: value if isinstance(value, list) else [value] for key, value in own.items()}
     return found
 
 
 def added_sums(task: PredictionTask, parts: Iterable[Summed]) -> Summed:
-    """Samples and sums of several environments or clients together."""
+    """Samples and sums of several environments or clients together; of `scored` those that all of them have."""
     every = list(parts)
     count = sum(number for number, _ in every)
-    each = [[sums[name] for _, sums in every] for name in task.columns]
-    columns = zip(task.columns.items(), each, strict=True)
+    shared = {name: own for name, own in task.scored.items() if every and all(name in sums for _, sums in every)}
+    known = {**task.columns, **shared}
+    each = [[sums[name] for _, sums in every] for name in known]
+    columns = zip(known.items(), each, strict=True)
     return count, {
         name: [sum(values) for values in zip(*own, strict=True)] if own else [0] * column.size
         for (name, column), own in columns

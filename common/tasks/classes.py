@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from perennial.common.measures.scores import BINS, COLUMNS, columns, count_by_score
 from perennial.common.tasks.base import (
     AnswerTensor,
     Column,
@@ -57,6 +58,15 @@ class Classes(PredictionTask):
     @property
     def columns(self) -> Mapping[str, Column]:
         return {"correct": Column(whole=True)}
+
+    @property
+    def scored(self) -> Mapping[str, Column]:
+        """Of two classes: test samples of each by score (`common/measures/scores.py`)."""
+        each = Column(BINS, whole=True, by_score=True)
+        return dict.fromkeys(COLUMNS, each) if self.classes == 2 else {}
+
+    def counted(self, answers: Sequence[tuple[Tensor, Tensor]]) -> dict[str, list[Any]]:
+        return {**columns([count_by_score(logits, labels) for logits, labels in answers])}
 
     def misfit(self, targets: Tensor) -> str:
         low, high = int(targets.min()), int(targets.max())

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import inf
+from math import inf, nan
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from perennial.common.measures.concordance import pairs
 from perennial.common.tasks.base import (
     Column,
     Measure,
+    Plot,
     Prediction,
     PredictionTask,
     Reduction,
@@ -88,6 +89,22 @@ class Event(PredictionTask):
         """Comparable pairs within the environment and how many are concordant, ties as one half; and at each of
         `times` the sum of squared errors of the survival probability, weighted against censoring."""
         return {"comparable": Column(), "concordant": Column(), "brier": Column(len(self.times))}
+
+    @property
+    def scored(self) -> Mapping[str, Column]:
+        """In each interval how many test samples something is known of, and to how many the event happened
+        (`observed`); and at each of `times` the sum of the survival probability."""
+        counts = Column(len(self.times), whole=True, by_score=True)
+        return {"at_risk": counts, "happened": counts, "survival": Column(len(self.times), by_score=True)}
+
+    def counted(self, answers: Sequence[tuple[Tensor, Tensor]]) -> dict[str, list[Any]]:
+        found: dict[str, list[Any]] = {name: [] for name in self.scored}
+        for outputs, targets in answers:
+            known, happened = self.observed(targets)
+            found["at_risk"] += known.long().sum(dim=0).tolist()
+            found["happened"] += happened.long().sum(dim=0).tolist()
+            found["survival"] += self.predictions(outputs.double()).sum(dim=0).tolist()
+        return found
 
     def misfit(self, targets: Tensor) -> str:
         times, events = targets.unbind(dim=1)
@@ -200,6 +217,21 @@ class Event(PredictionTask):
         most = count / (self.censoring[-1] if self.censoring else 1.0) * (1 + 1e-6)
         if not all(0 <= own <= most for own in sums["brier"]):
             raise ValueError(f"Brier scores that {count} samples cannot have")
+        if "survival" in sums:
+            self._must_survive(count, sums)
+
+    def _must_survive(self, count: int, sums: Sums) -> None:
+        """Nobody is at risk any more after the event; and survival only falls."""
+        left = float(count)
+        for at_risk, happened in zip(sums["at_risk"], sums["happened"], strict=True):
+            if not happened <= at_risk <= left:
+                raise ValueError(f"samples at risk and events that {count} samples cannot have")
+            left = at_risk - happened
+        last = float(count)
+        for own in sums["survival"]:
+            if not 0 <= own <= last * (1 + 1e-9):
+                raise ValueError(f"survival probabilities that {count} samples cannot have")
+            last = own
 
     def brier_scores(self, count: int, sums: Sums) -> list[float]:
         """The Brier score at each of `times`, of `count` > 0 samples."""
@@ -215,6 +247,19 @@ class Event(PredictionTask):
             CONCORDANCE.name: concordant / comparable if comparable else None,
             BRIER.name: area / (self.times[-1] - self.times[0]) if len(brier) > 1 else brier[0][1],
         }
+
+    def plots(self, count: int, sums: Sums) -> list[Plot]:
+        """The mean predicted survival, and what Kaplan and Meier say of the same samples at the ends of intervals:
+        `Π_{i ≤ j} (1 − events_i / at risk_i)`, as far as somebody is at risk."""
+        if "survival" not in sums:
+            return []
+        curve = [100.0]
+        for at_risk, happened in zip(sums["at_risk"], sums["happened"], strict=True):
+            curve.append(curve[-1] * (1 - happened / at_risk) if at_risk else nan)
+        predicted = [100.0, *(100 * own / count for own in sums["survival"])]
+        axes = "time", "survival (%)"
+        title = "Survival: predicted, and Kaplan-Meier (no marks)"
+        return [Plot(title, axes, [0.0, *self.times], predicted, observed=curve, by_site=True)]
 
     @property
     def about(self) -> str:

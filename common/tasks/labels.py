@@ -11,6 +11,7 @@ from perennial.common.measures.scores import BINS, area, area_deviation, average
 from perennial.common.tasks.base import (
     Column,
     Measure,
+    Plot,
     Prediction,
     PredictionTask,
     Reduction,
@@ -31,6 +32,13 @@ AUROC = Measure("auroc_of_labels", "mean AUROC")
 AVERAGE_PRECISION = Measure("average_precision", "mean average precision")
 MACRO_F1 = Measure("macro_f1", "macro F1")
 MICRO_F1 = Measure("micro_f1", "micro F1")
+OF_A_LABEL = (
+    Measure("frequency", "frequency"),
+    Measure("auroc", "AUROC"),
+    Measure("average_precision", "average precision"),
+    Measure("f1", "F1"),
+)
+"""Of one label: among the samples of which it is known, how many have it; and how well it is told."""
 RAREST = 1e-6
 """Frequency of a label that no sample has, and of the samples without one that all have, in a constant."""
 
@@ -146,6 +154,35 @@ class Labels(PredictionTask):
                 "f1": _f1(negatives, positives),
             }
         return found
+
+    @property
+    def target_measures(self) -> tuple[Measure, ...]:
+        return OF_A_LABEL
+
+    def by_target(self, count: int, sums: Sums) -> dict[str, dict[str, float | None]]:
+        found: dict[str, dict[str, float | None]] = {}
+        for name, own in self.by_label(sums).items():
+            having, known = own["positives"] or 0, (own["positives"] or 0) + (own["negatives"] or 0)
+            values = {**own, "frequency": having / known if known else None}
+            found[name] = {measure.name: values[measure.name] for measure in OF_A_LABEL}
+        return found
+
+    def plots(self, count: int, sums: Sums) -> list[Plot]:
+        """The ROC curve and the curve of precision and recall of each label that has samples of both kinds."""
+        made = []
+        for name, (negatives, positives) in self._by_score(sums).items():
+            if not (negatives.any() and positives.any()):
+                continue
+            wrong, right = (100 * own[::-1].cumsum() / own.sum() for own in (negatives, positives))
+            axes = "1 − specificity (%)", "sensitivity (%)"
+            x, y = [0.0, *wrong.tolist()], [0.0, *right.tolist()]
+            made.append(Plot(f"{name}: ROC curve", axes, x, y, diagonal=True))
+            said = (negatives + positives)[::-1].cumsum()
+            there = said > 0
+            precision = (100 * positives[::-1].cumsum()[there] / said[there]).tolist()
+            axes = "recall (%)", "precision (%)"
+            made.append(Plot(f"{name}: precision against recall", axes, right[there].tolist(), precision))
+        return made
 
     def measures(self, count: int, sums: Sums) -> dict[str, float | None]:
         """Means over the labels that have a value, and F1 of all labels' decisions together."""

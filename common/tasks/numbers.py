@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -11,6 +11,7 @@ from perennial.common.tasks.base import (
     LARGEST,
     Column,
     Measure,
+    Plot,
     Prediction,
     PredictionTask,
     Reduction,
@@ -32,6 +33,10 @@ LARGEST_LOG = 30.0
 """Of a rate's logarithm that a diverged model gives: the square of its error, summed, is a float32 still."""
 LARGEST_TARGET = 1e12
 """For the same reason."""
+CELLS = 20
+"""Stretches of the same width into which true and predicted values are counted, each beside the other."""
+REACH = 3.0
+"""From `mean`, in units of `scale`; the outermost stretches hold all that is farther as well."""
 
 
 @dataclass(frozen=True)
@@ -70,9 +75,31 @@ class Numbers(PredictionTask):
 
     @property
     def columns(self) -> Mapping[str, Column]:
-        """Sums of |e|, e², y and y² over samples, of each target in its own unit; y is counted from `mean`."""
-        each = Column(len(self.names))
-        return {"absolute": each, "squared": each, "target": each, "target_squared": each}
+        """Sums of |e|, e², y, y² and e over samples, of each target in its own unit; e is the predicted minus the
+        true value y, which is counted from `mean`."""
+        names = ("absolute", "squared", "target", "target_squared", "error")
+        return dict.fromkeys(names, Column(len(self.names)))
+
+    @property
+    def scored(self) -> Mapping[str, Column]:
+        """Of each target how many test samples have which true and which predicted value, `CELLS` × `CELLS`. Not
+        of counts, whose range nobody has announced."""
+        each = Column(len(self.names) * CELLS**2, whole=True, by_score=True)
+        return {} if self.kind == "poisson" else {"cells": each}
+
+    def counted(self, answers: Sequence[tuple[Tensor, Tensor]]) -> dict[str, list[Any]]:
+        return {"cells": [own for answer in answers for own in self._cells(*answer)]} if self.scored else {}
+
+    def _cells(self, outputs: Tensor, targets: Tensor) -> list[int]:
+        import torch
+
+        true, predicted = (
+            ((self.standardised(own.double()) / REACH + 1) / 2 * CELLS).floor().clamp(0, CELLS - 1).long()
+            for own in (targets, self.predictions(outputs))
+        )
+        places = (torch.arange(self.outputs, device=true.device) * CELLS + true) * CELLS + predicted
+        found: list[int] = places.flatten().bincount(minlength=self.outputs * CELLS**2).tolist()
+        return found
 
     def misfit(self, targets: Tensor) -> str:
         for place, name in enumerate(self.names):
@@ -152,23 +179,32 @@ class Numbers(PredictionTask):
         if self.mean:  # so that R² keeps its digits where targets are far from 0
             own = own - like(self.mean, targets).double()
         parts = {"absolute": errors.abs(), "squared": errors**2, "target": own, "target_squared": own**2}
+        parts["error"] = errors
         return {name: part.sum(dim=-2) for name, part in parts.items()}
 
     def must_add_up(self, count: int, sums: Sums) -> None:
-        for absolute, squared, target, target_squared in zip(*(sums[name] for name in self.columns), strict=True):
+        for absolute, squared, target, target_squared, error in zip(
+            *(sums[name] for name in self.columns), strict=True
+        ):
             # By Cauchy and Schwarz (Σ a)² ≤ n Σ a²; and Σ a² ≤ (Σ |a|)².
             bounds = (
                 (absolute**2, count * squared),
                 (squared, absolute**2),
                 (target**2, count * target_squared),
+                (abs(error), absolute),
             )
             # With `not`, since no comparison with NaN holds.
             if not (absolute >= 0 and all(low <= high * (1 + 1e-6) + 1e-9 for low, high in bounds)):
                 raise ValueError(f"sums of errors and targets that {count} samples cannot have")
+        if "cells" in sums and any(sum(own) != count for own in self._by_target(sums["cells"])):
+            raise ValueError("the cells of true and predicted values have other counts than there are samples")
+
+    def _by_target(self, cells: Sequence[float]) -> list[Sequence[float]]:
+        return [cells[place * CELLS**2 :][: CELLS**2] for place in range(self.outputs)]
 
     def measures(self, count: int, sums: Sums) -> dict[str, float | None]:
         """Means over the targets. R² is None where a target is the same everywhere."""
-        each = range(self.outputs)
+        each = range(len(sums["absolute"]))
         spread = [sums["target_squared"][place] - sums["target"][place] ** 2 / count for place in each]
         constant = any(own <= 1e-12 * sums["target_squared"][place] for place, own in enumerate(spread))
         r2 = None if constant else sum(1 - e / s for e, s in zip(sums["squared"], spread, strict=True)) / len(each)
@@ -184,6 +220,40 @@ class Numbers(PredictionTask):
         pairs = zip(sums["absolute"], sums["squared"], strict=True)
         variances = [max(0.0, squared / count - (absolute / count) ** 2) for absolute, squared in pairs]
         return sum(sqrt(own / count) for own in variances) / len(variances)
+
+    @property
+    def target_measures(self) -> tuple[Measure, ...]:
+        return (MAE, RMSE, R2)
+
+    def by_target(self, count: int, sums: Sums) -> dict[str, dict[str, float | None]]:
+        """Of several targets."""
+        if len(self.names) == 1:
+            return {}
+        return {
+            name: self.measures(count, {column: [sums[column][place]] for column in self.columns})
+            for place, name in enumerate(self.names)
+        }
+
+    def errors(self, count: int, sums: Sums) -> dict[str, tuple[float, float]]:
+        means = [own / count for own in sums["error"]]
+        variances = [own / count - mean**2 for own, mean in zip(sums["squared"], means, strict=True)]
+        spreads = [sqrt(max(0.0, own)) for own in variances]
+        return dict(zip(self.names, zip(means, spreads, strict=True), strict=True))
+
+    def plots(self, count: int, sums: Sums) -> list[Plot]:
+        """Of each target the samples in the middle of their cells, where they were counted."""
+        if "cells" not in sums:
+            return []
+        made = []
+        for place, (name, cells) in enumerate(zip(self.names, self._by_target(sums["cells"]), strict=True)):
+            mean, scale = self.mean[place] if self.mean else 0.0, self.scale[place] if self.scale else 1.0
+            middles = [mean + scale * REACH * (2 * (own + 0.5) / CELLS - 1) for own in range(CELLS)]
+            there = [(divmod(own, CELLS), int(found)) for own, found in enumerate(cells) if found]
+            x, y = ([middles[own[axis]] for own, _ in there] for axis in (0, 1))
+            axes = f"{name}, true", f"{name}, predicted"
+            counts = [found for _, found in there]
+            made.append(Plot(f"{name}: predicted against true values", axes, x, y, counts, diagonal=True))
+        return made
 
     @property
     def about(self) -> str:

@@ -61,6 +61,7 @@ def _print(folder: RunFolder, config: RunConfig, summary: dict[str, Any]) -> Non
         for table in (
             headline_table(shown, config.scenario.task, part),
             measures_table(shown, config),
+            target_table(shown, config.scenario.task),
             score_table(shown),
         ):
             if table:
@@ -159,6 +160,25 @@ def measures_table(summary: Mapping[str, Any], config: RunConfig) -> Table | Non
         for name, values in [*found[own].items(), ("all", found["all"])]:
             cells = (measure.text(values[measure.name]) for measure in measures)
             table.add_row(model, name, *cells, style="bold" if values is found["all"] else "")
+        table.add_section()
+    return table
+
+
+def target_table(summary: Mapping[str, Any], task: PredictionTask) -> Table | None:
+    """The measures of each part of a target after the last round, all test samples together; None where it has but
+    one."""
+    finals = {model: found["final"].get("measures", {}) for model, found in summary["models"].items()}
+    every = {model: found["targets"] for model, found in finals.items() if "targets" in found}
+    if not every:
+        return None
+    table = Table(title=f"by {task.prediction.of}, all test samples together, after round {summary['rounds']}")
+    table.add_column("model", no_wrap=True)
+    table.add_column(task.prediction.of, overflow="fold")
+    for measure in task.target_measures:
+        table.add_column(measure.label.replace(" ", "\n"), justify="right")
+    for model, targets in every.items():
+        for name, values in targets.items():
+            table.add_row(model, name, *(measure.text(values[measure.name]) for measure in task.target_measures))
         table.add_section()
     return table
 

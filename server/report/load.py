@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from perennial.common.config import RunConfig
 from perennial.common.tasks import Measure, PredictionTask
+from perennial.common.tasks.base import Summed
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.suggestions import sentence
 from perennial.server.run.folder import RunFolder
@@ -29,6 +30,8 @@ class Curve:
     value: Sequence[float]
     held_out: Sequence[float]
     loss: Sequence[float]
+    last: Mapping[str, Mapping[str, Summed]]
+    """After the last of the rounds, the task's sums over test samples by client and environment."""
 
 
 @dataclass(frozen=True)
@@ -190,9 +193,14 @@ def _curve(model: str, rows: Iterable[Row], sent: Sequence[float], task: Predict
     for row in rows:
         if row["kind"] == "evaluation" and row["model"] == model:
             by_round.setdefault(row["round"], []).append(row)
-    evaluations = [Evaluation(own, task).summary() for own in by_round.values()]
+    evaluations = [Evaluation(own, task) for own in by_round.values()]
+    summaries = [own.summary() for own in evaluations]
     value, held_out, loss = (
-        [nan if (value := found[name]) is None else float(value) for found in evaluations]
+        [nan if (value := found[name]) is None else float(value) for found in summaries]
         for name in ("average", "validation", "loss")
     )
-    return Curve(list(by_round), [sent[number - 1] for number in by_round], value, held_out, loss)
+    last = evaluations[-1].sums if evaluations else {}
+    for own in last.values():
+        for summed in own.values():
+            task.must_add_up(*summed)
+    return Curve(list(by_round), [sent[number - 1] for number in by_round], value, held_out, loss, last)

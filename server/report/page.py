@@ -13,7 +13,7 @@ from rich import table as terminal
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.files import write_bytes
 from perennial.server.report.load import find_runs, load_runs
-from perennial.server.report.panels import Figure, cluster_figure, drawn, scenario_figures
+from perennial.server.report.panels import Figure, cluster_figure, drawn, scenario_figures, task_figures
 from perennial.server.report.results import Result, by_scenario, results
 from perennial.server.report.tables import (
     clustered,
@@ -31,6 +31,7 @@ from perennial.server.selection.summary import SELECTIONS, SPLIT
 
 TEMPLATE = Path(__file__).parent / "templates" / "page.html"
 CLUSTER_FIGURES = 6
+TASK_FIGURES = 40
 
 
 def report(folders: Sequence[Path], form: str = "html", oracle: bool = False) -> tuple[str, list[str]]:
@@ -82,7 +83,8 @@ def to_html(found: Sequence[Result], skipped: Sequence[str], selections: Sequenc
     all_tables = tables(found, selections)
     for number, (scenario, own) in enumerate(by_scenario(found).items()):
         shown, key = drawn(own), f"f{number}"
-        pictures = scenario_figures(key, shown, selections)
+        of_task = task_figures(key, shown)
+        pictures = [*scenario_figures(key, shown, selections), *of_task[:TASK_FIGURES]]
         memberships = [
             cluster_figure(f"{key}m{i}", result, result.runs[0])
             for i, result in enumerate(clustered(own)[:CLUSTER_FIGURES])
@@ -94,8 +96,8 @@ def to_html(found: Sequence[Result], skipped: Sequence[str], selections: Sequenc
             f"<p>{escape(scene.title)}; {len(scene.client_ids)} clients, "
             f"{len(scene.test_environments)} test environments. {escape(scene.source)}</p>\n"
             f"{html_table(first)}\n<h3>Figures</h3>\n{_legend(key, shown, len(own))}\n"
-            f'<div class="figures">{"".join(map(html_figure, pictures))}</div>\n'
-            + "".join(f'<div class="wide">{html_figure(figure, curves=False)}</div>' for figure in memberships)
+            f'<div class="figures">{"".join(map(html_figure, pictures))}</div>\n{_not_shown(len(of_task))}'
+            + "".join(f'<div class="wide">{html_figure(figure)}</div>' for figure in memberships)
             + "".join(map(html_table, others))
             + "</section>"
         )
@@ -128,9 +130,9 @@ def framed(title: str, body: str) -> str:
     )
 
 
-def html_figure(figure: Figure, curves: bool = True) -> str:
+def html_figure(figure: Figure) -> str:
     """A figure with its caption, which also stands for it where nobody sees it."""
-    label = escape(f"{figure.caption}; a curve per line of the legend" if curves else figure.caption)
+    label = escape(f"{figure.caption}; a curve per line of the legend" if figure.curves else figure.caption)
     return (
         f'<figure><figcaption>{escape(figure.caption)}</figcaption><div role="img" aria-label="{label}">'
         f"{figure.svg}</div></figure>\n"
@@ -157,6 +159,16 @@ def _legend(key: str, shown: Sequence[Result], among: int) -> str:
         )
     names = {style: f"{result.method}, {result.model}" for style, result in enumerate(shown)}
     return f'{legend(key, names)}<p class="note">{note}</p>'
+
+
+def _not_shown(made: int) -> str:
+    """That there are more figures of test samples than a page takes; empty where it takes all."""
+    if made <= TASK_FIGURES:
+        return ""
+    return (
+        f'<p class="note">The last {TASK_FIGURES} figures are the first of {made}. Report fewer runs to see '
+        "others.</p>\n"
+    )
 
 
 def _configurations(found: Sequence[Result]) -> str:

@@ -7,9 +7,10 @@ from typing import Any
 
 from perennial.common.measures.scores import GROUPS
 from perennial.common.tasks import Measure
+from perennial.common.tasks.base import Plot, Summed, added_sums
 from perennial.server.report.load import Run
 from perennial.server.report.results import Result, over_seeds
-from perennial.server.report.tables import environments_of, titled
+from perennial.server.report.tables import environments_of, sites_of, titled
 from perennial.server.results import figures
 from perennial.server.results.formatting import members
 from perennial.server.selection.summary import site_means
@@ -23,6 +24,8 @@ class Figure:
 
     caption: str
     svg: str
+    curves: bool = True
+    """Whether each line of the legend has one."""
 
 
 def drawn(found: Sequence[Result]) -> list[Result]:
@@ -46,7 +49,7 @@ def drawn(found: Sequence[Result]) -> list[Result]:
 def scenario_figures(key: str, shown: Sequence[Result], selections: Sequence[str]) -> list[Figure]:
     """All panels of a scenario that have a number; the place of a result in `shown` is its style."""
     names, measure = environments_of(shown), shown[0].task.headline
-    value, factor = measure.title.capitalize(), measure.factor
+    value, factor = measure.title[:1].upper() + measure.title[1:], measure.factor
     axis = measure.axis
     made: list[Figure] = []
 
@@ -88,6 +91,70 @@ def scenario_figures(key: str, shown: Sequence[Result], selections: Sequence[str
     return made
 
 
+def task_figures(key: str, shown: Sequence[Result]) -> list[Figure]:
+    """What the task has to show of test samples after the last round; the place of a result in `shown` is its
+    style. The samples of all seeds are together."""
+    where, names, samples = _samples(shown)
+    task = shown[0].task
+    axes = where, "predicted − true"
+    errors = [{name: task.errors(*own) for name, own in each.items()} for each in samples]
+    made = []
+    for number, part in enumerate(dict.fromkeys(part for each in errors for own in each.values() for part in own)):
+        found = [(style, {name: own[part] for name, own in each.items()}) for style, each in enumerate(errors)]
+        lines = [
+            figures.Line(style, [names.index(name) for name in own], *map(list, zip(*own.values(), strict=True)))
+            for style, own in found
+            if own
+        ]
+        svg = figures.spreads_figure(f"{key}d{number}", lines, [name or ALL for name in names], *axes)
+        made.append(Figure(f"{part}: errors by {where}, mean ± standard deviation", svg))
+    curves: dict[tuple[str, str | None], list[tuple[int, Plot]]] = {}
+    for style, each in enumerate(samples):
+        for name in (None, *names[:-1]):
+            for plot in task.plots(*each[name]) if name in each else ():
+                if name is not None and not plot.by_site:
+                    continue
+                if not plot.counts:
+                    curves.setdefault((plot.title, name), []).append((style, plot))
+                    continue
+                points = list(zip(plot.x, plot.y, plot.counts, strict=True))
+                svg = figures.counts_figure(f"{key}n{len(made)}", style, points, *plot.axes)
+                result = shown[style]
+                made.append(Figure(f"{plot.title}, {result.method}, {result.model}", svg, curves=False))
+    for number, ((title, name), plots) in enumerate(curves.items()):
+        first = plots[0][1]
+        lines = [figures.Line(style, plot.x, plot.y) for style, plot in plots]
+        # The same samples were observed to do the same, whatever models say.
+        observed = {tuple(plot.observed): plot.x for _, plot in plots if plot.observed}
+        lines += [figures.Line(figures.OBSERVED, x, y) for y, x in observed.items()]
+        svg = figures.line_figure(f"{key}t{number}", lines, *first.axes, diagonal=first.diagonal)
+        made.append(Figure(f"{title}, {name or ALL}" if first.by_site else title, svg))
+    return made
+
+
+ALL = "all"
+"""Of the test samples of all sites or environments together."""
+
+
+def _samples(shown: Sequence[Result]) -> tuple[str, list[str | None], list[dict[str | None, Summed]]]:
+    """Whether test samples are told apart by site or by test environment, the names of these and, as None, of all
+    together, and of each result their number and sums after the last round by name, of those that have samples."""
+    sites = sites_of(shown)
+    scenarios = (result.runs[0].config.scenario for result in shown)
+    parts_of_all = sites or [name for own in scenarios for name in own.test_environments]
+    names: list[str | None] = [*dict.fromkeys(parts_of_all), None]
+    found = []
+    for result in shown:
+        parts: dict[str | None, list[Summed]] = {}
+        for run in result.runs:
+            for client, own in run.curves[result.model].last.items():
+                for environment, summed in own.items():
+                    for name in (client if sites else environment, None):
+                        parts.setdefault(name, []).append(summed)
+        found.append({name: added_sums(result.task, parts[name]) for name in names if name in parts})
+    return "site" if sites else "test environment", names, found
+
+
 def cluster_figure(key: str, result: Result, run: Run) -> Figure:
     """Cluster membership in every round."""
     rounds = sorted(run.clusters)
@@ -95,7 +162,7 @@ def cluster_figure(key: str, result: Result, run: Run) -> Figure:
     clients = [client for group in members(last).values() for client in group]
     labels = {client: [run.clusters[number].get(client) for number in rounds] for client in clients}
     caption = f"{result.method}, seed {run.config.seed}: cluster of each client in each round"
-    return Figure(caption, figures.membership_figure(key, rounds, labels))
+    return Figure(caption, figures.membership_figure(key, rounds, labels), curves=False)
 
 
 def _line(style: int, x: Sequence[float], spreads: Sequence[Spread | None], factor: float = 100) -> figures.Line:

@@ -61,7 +61,13 @@ def tables(found: Sequence[Result], selections: Sequence[str]) -> dict[str, list
 
 def _if_any(found: Sequence[Result], selections: Sequence[str]) -> list[Table]:
     """The tables of a scenario that not every scenario has."""
-    made = site_table(found, selections), other_table(found, selections), score_table(found), settings_table(found)
+    made = (
+        site_table(found, selections),
+        other_table(found, selections),
+        target_table(found),
+        score_table(found),
+        settings_table(found),
+    )
     return [table for table in made if table]
 
 
@@ -134,6 +140,23 @@ def other_table(found: Sequence[Result], selections: Sequence[str]) -> Table | N
     ]
     head = ["method", "model", "selection", *(own.label for own in others)]
     return Table("Other measures, all test samples together", head, rows, 3) if others else None
+
+
+def target_table(found: Sequence[Result]) -> Table | None:
+    """The measures of each part of a target, of all test samples after the last round; None where it has one."""
+    task, rows = found[0].task, []
+    for result in found:
+        each = [one.measures.targets for one in result.picked("final") if one.measures]
+        for name in dict.fromkeys(chain(*each)):
+            every = {
+                own: [value for targets in each if (value := targets.get(name, {}).get(own.name)) is not None]
+                for own in task.target_measures
+            }
+            cells = (text("", over_seeds(values), own) for own, values in every.items())
+            rows.append([result.method, result.model, name, *cells])
+    head = ["method", "model", task.prediction.of, *(own.label for own in task.target_measures)]
+    title = f"By {task.prediction.of}, all test samples together after the last round"
+    return Table(title, head, rows, 3) if rows else None
 
 
 def score_table(found: Sequence[Result]) -> Table | None:

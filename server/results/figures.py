@@ -24,12 +24,16 @@ STYLES = 12
 COLOURS = 8
 DASHES = ((), (5, 1.5), (1.5, 1.5), (6, 1.5, 1.5, 1.5), (9, 2, 3, 2))
 MARKERS = "os^DvPX*<>ph"
+OBSERVED = -1
+"""In place of a style: what really happened."""
 MOST_NAMED = 4
 """Different values of a setting that are drawn side by side, whatever lies between them."""
 POINTS = 200
 CELLS = 1500
 """Most segments that a picture of cluster membership draws."""
 CLIENTS = 60
+MOST_AREA = 90.0
+"""Of a point that stands for samples, in square points."""
 
 # At least 3:1 against the page, told apart by people who see fewer colours; dashes and markers differ as well.
 LIGHT = ("#0072b2", "#d55e00", "#00805c", "#aa3377", "#8a6d00", "#332288", "#56707f", "#882255")
@@ -45,7 +49,7 @@ INK, GRID = "#f1f100", "#f1f101"
 
 @dataclass(frozen=True)
 class Line:
-    """A curve: which of the styles, its points, and how far they spread to either side."""
+    """A curve: which of the styles or `OBSERVED`, its points, and how far they spread to either side."""
 
     style: int
     x: Sequence[float]
@@ -171,6 +175,39 @@ def gains_figure(gains: Mapping[str, Sequence[tuple[float, float, float]]], xlab
         return _file(figure)
 
 
+def counts_figure(key: str, style: int, points: Sequence[tuple[float, float, int]], *labels: str) -> str:
+    """Points (x, y, samples) whose area is as the samples, and the line of equal values. `key` as above."""
+    x, y, counts = (np.array(own, dtype=float) for own in zip(*points, strict=True))
+    with _figure(4.2, 3.4) as figure:
+        axes: Axes = figure.subplots()
+        ends = min(x.min(), y.min()), max(x.max(), y.max())
+        axes.plot(ends, ends, color=INK, linewidth=0.8, zorder=0)
+        # Without lines, which markers alone would have where they touch.
+        sizes = MOST_AREA * counts / counts.max()
+        axes.scatter(x, y, sizes, color=_colour(style), alpha=0.7, linewidths=0)
+        xlabel, ylabel = (_short(label, 40) for label in labels)
+        axes.set(xlabel=xlabel, ylabel=ylabel, box_aspect=1)
+        return _svg(figure, key)
+
+
+def spreads_figure(key: str, lines: Sequence[Line], names: Sequence[str], *labels: str) -> str:
+    """Means with a bar of their spread to either side, those of several lines beside each other at each of
+    `names`, which a line's x are places of; and the line of 0. `key` as above."""
+    with _figure(4.2, 2.9) as figure:
+        axes: Axes = figure.subplots()
+        axes.axhline(0, color=INK, linewidth=0.8, zorder=0)
+        for place, line in enumerate(lines):
+            beside = 0.7 * ((place + 0.5) / len(lines) - 0.5)
+            style, colour = MARKERS[line.style % STYLES], _colour(line.style)
+            x = np.asarray(line.x, dtype=float) + beside
+            axes.errorbar(x, line.y, line.spread, fmt=style, color=colour, elinewidth=0.9, capsize=1.5)
+        _name_places(axes, names)
+        axes.set_xlim(-0.5, len(names) - 0.5)
+        xlabel, ylabel = labels
+        axes.set(xlabel=xlabel, ylabel=_short(ylabel, 40))
+        return _svg(figure, key)
+
+
 def swatch(key: str, style: int) -> str:
     """A piece of a curve for the legend; `key` as above."""
     with _figure(0.62, 0.2, constrained=False) as figure:
@@ -233,13 +270,18 @@ def _panel(
     elif low > 0 and high > 100 * low:
         axes.set_yscale("log")
     if names:
-        short = {place: _short(names[place], 14) for place in _thinned(range(len(names)), 24)}
-        axes.set_xticks([*short], [*short.values()])
-        if sum(len(name) + 2 for name in short.values()) > 50:
-            axes.tick_params(axis="x", rotation=60)
+        _name_places(axes, names)
     else:
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=xlabel in ("round", "clients")))
     return axes
+
+
+def _name_places(axes: Axes, names: Sequence[str]) -> None:
+    """The names of x = 0, 1, …, as many as can be read."""
+    short = {place: _short(names[place], 14) for place in _thinned(range(len(names)), 24)}
+    axes.set_xticks([*short], [*short.values()])
+    if sum(len(name) + 2 for name in short.values()) > 50:
+        axes.tick_params(axis="x", rotation=60)
 
 
 @contextmanager
@@ -263,6 +305,9 @@ def _draw(axes: Axes, line: Line, every: list[int] | None = None) -> None:
     if len(line.spread):
         around = _around(line)[keep]
         axes.fill_between(x, y - around, y + around, color=_colour(line.style), alpha=0.13, linewidth=0)
+    if line.style == OBSERVED:
+        axes.plot(x, y, color=INK, linewidth=1.2)
+        return
     style = line.style % STYLES
     (drawn,) = axes.plot(x, y, color=_colour(style), marker=MARKERS[style])
     drawn.set_markevery(every or _thinned(range(len(x)), 11))

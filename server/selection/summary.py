@@ -171,7 +171,7 @@ class Evaluation:
         self.task, self.measure = task, task.headline
         self.values: dict[str, dict[str, dict[str, float]]] = {"test": {}, "validation": {}}
         """The task's headline measure by split, client, environment; environments without samples are absent."""
-        self._sums: dict[str, dict[str, Summed]] = {}
+        self.sums: dict[str, dict[str, Summed]] = {}
         """Of test samples, by client and environment."""
         self.loss: dict[str, dict[str, float]] = {}
         """Mean test loss of a sample, by client and environment."""
@@ -202,9 +202,9 @@ class Evaluation:
                 continue
             self.values[row["split"]][row["client"]] = values_of(task, row)
             if row["split"] == "test":
-                self._sums[row["client"]] = sums_of(task, row)
+                self.sums[row["client"]] = sums_of(task, row)
                 self.loss[row["client"]] = _per_sample(row, "loss") if "loss" in row else {}
-        self.pooled = self._measures(own for sums in self._sums.values() for own in sums.values())[
+        self.pooled = self._measures(own for sums in self.sums.values() for own in sums.values())[
             self.measure.name
         ]
         """The measure over the test samples of all clients and environments."""
@@ -251,15 +251,19 @@ class Evaluation:
         }
 
     def _all_measures(self) -> dict[str, Any]:
-        """Every measure of the task on test samples: of all of them, by environment, and by client."""
-        environments = dict.fromkeys(name for own in self._sums.values() for name in own)
+        """Every measure of the task on test samples: of all of them, by environment, and by client; and of all of
+        them those of each part of a target, where it has several."""
+        environments = dict.fromkeys(name for own in self.sums.values() for name in own)
+        every = [own for sums in self.sums.values() for own in sums.values()]
+        targets = self.task.by_target(*added_sums(self.task, every)) if every else {}
         return {
-            "all": self._measures(own for sums in self._sums.values() for own in sums.values()),
+            "all": self._measures(every),
             "environments": {
-                name: self._measures(own[name] for own in self._sums.values() if name in own)
+                name: self._measures(own[name] for own in self.sums.values() if name in own)
                 for name in environments
             },
-            "clients": {client: self._measures(own.values()) for client, own in self._sums.items() if own},
+            "clients": {client: self._measures(own.values()) for client, own in self.sums.items() if own},
+            **({"targets": targets} if targets else {}),
         }
 
     def _scores(self) -> dict[str, Any]:

@@ -58,11 +58,13 @@ class Scores(BaseModel):
 
 
 class Measured(BaseModel):
-    """All measures of a task on all test samples, by environment and by client; None where one has no value."""
+    """All measures of a task on all test samples, by environment, by client, and by part of the target where it
+    has several; None where one has no value."""
 
     all: dict[str, float | None]
     environments: dict[str, dict[str, float | None]]
     clients: dict[str, dict[str, float | None]]
+    targets: dict[str, dict[str, float | None]] = {}
 
 
 class Selected(BaseModel):

@@ -145,6 +145,17 @@ def test_where_secure_aggregation_is_required_no_test_rows_are_counted_by_score(
         told = RecordDict({METRICS: MetricRecord({"global/test/count": [4], name: [1, 2]})})
         with pytest.raises(UserError, match="'evaluate' without secure aggregation"):
             policy.must_allow_reply(message, Message(told, reply_to=message))
+    for task, names in (("numbers", {"cells"}), ("event", {"at_risk", "happened", "survival"})):
+        own = toy_config(f"fedavg/{task}", secure)
+        assert own.scenario.task.scored.keys() == names
+        message_of_task = asked(own, "evaluate")
+        allowed = {f"global/test/{name}": [4] for name in ("count", "loss", *own.scenario.task.columns)}
+        told = RecordDict({METRICS: MetricRecord(allowed)})
+        policy.must_allow_reply(message_of_task, Message(told, reply_to=message_of_task))
+        for name in names:
+            told = RecordDict({METRICS: MetricRecord({**allowed, f"global/test/{name}": [4]})})
+            with pytest.raises(UserError, match="'evaluate' without secure aggregation"):
+                policy.must_allow_reply(message_of_task, Message(told, reply_to=message_of_task))
     columns = ("count", "correct", "loss")
     told = RecordDict({METRICS: MetricRecord({f"global/test/{name}": [4] for name in columns})})
     policy.must_allow_reply(message, Message(told, reply_to=message))

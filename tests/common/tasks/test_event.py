@@ -218,6 +218,54 @@ def test_the_censoring_curve_by_hand() -> None:
     assert found == pytest.approx([7 / 9, 7 / 9 * 4 / 5, 7 / 9 * 4 / 5 * 3 / 4])
 
 
+def test_what_was_observed_is_kaplan_and_meiers_curve_where_all_times_are_ends_of_intervals() -> None:
+    outputs, targets = drawn(300, intervals=12, whole=True)
+    task = Event(tuple(float(t) for t in range(1, 13)))
+    found = task.counted([(outputs[:100], targets[:100]), (outputs[100:], targets[100:])])
+    sums = {name: np.array(own).reshape(2, 12).sum(axis=0).tolist() for name, own in found.items()}
+    (plot,) = task.plots(300, sums)
+    times, curve = kaplan_meier_estimator(targets[:, 1].numpy() == 1, targets[:, 0].numpy())
+    assert plot.x == [0, *range(1, 13)]
+    assert plot.observed == pytest.approx([100, *(100 * curve[times <= 12])])
+    mean = task.predictions(outputs).mean(dim=0).tolist()
+    assert plot.y == pytest.approx([100, *(100 * own for own in mean)])
+    assert task.plots(300, {}) == []
+
+
+def test_what_was_observed_by_hand() -> None:
+    """Who is censored before the middle of an interval is at risk up to its start. Later nobody is."""
+    targets = torch.tensor([[0.5, 1.0], [1.0, 0.0], [1.9, 0.0], [2.5, 1.0], [3.2, 0.0]])
+    found = TASK.counted([(torch.zeros(5, 3), targets)])
+    assert found["at_risk"] == [5, 2, 0]
+    assert found["happened"] == [1, 1, 0]
+    assert found["survival"] == pytest.approx([2.5, 1.25, 0.625])
+    (plot,) = TASK.plots(5, found)
+    assert plot.observed[:3] == pytest.approx([100, 80, 40])
+    assert math.isnan(plot.observed[3])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"at_risk": [5, 2, 1]}, "at_risk: 5 is no whole number from 0 to 4"),
+        ({"at_risk": [4, 4, 1]}, "samples at risk and events that 4 samples cannot have"),  # one was gone
+        ({"happened": [1, 3, 0]}, "samples at risk and events"),  # of 2
+        ({"happened": [1, 1.0, 0]}, "happened: 1.0 is no whole number"),
+        ({"survival": [4.5, 2.0, 1.0]}, "survival probabilities that 4 samples cannot have"),
+        ({"survival": [2.0, 3.0, 1.0]}, "survival probabilities"),  # it rises
+        ({"survival": [2.0, 1.0, -1.0]}, "survival probabilities"),
+        ({"survival": [2.0, NAN, 1.0]}, "survival probabilities"),
+        ({"survival": [2.0, 1.0]}, "survival has another length"),
+    ],
+)
+def test_observed_sums_that_cannot_be_are_refused(wrong: dict[str, list[float]], said: str) -> None:
+    task = Event((1.0, 3.0, 4.0), (0.9, 0.8, 0.5))
+    possible = {**POSSIBLE, "at_risk": [4, 2, 1], "happened": [1, 1, 0], "survival": [3.0, 2.0, 1.0]}
+    checked_sums(task, possible, [4])
+    with pytest.raises(ValueError, match=said):
+        checked_sums(task, {**possible, **wrong}, [4])
+
+
 def test_counts_add_up_over_clients() -> None:
     targets = drawn(90)[1]
     parts, whole = [TASK.counts(targets[i::3]) for i in range(3)], TASK.counts(targets)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from sklearn.metrics import average_precision_score, f1_score, roc_auc_score
+from sklearn.metrics import average_precision_score, f1_score, precision_recall_curve, roc_auc_score, roc_curve
 from torch import Tensor
 
 from perennial.common.measures.scores import BINS
@@ -107,6 +107,43 @@ def test_the_bins_hide_no_more_of_an_average_precision_than_they_say(seed: int) 
         assert own["average_precision"] is not None
         assert own["average_precision_error"] is not None
         assert abs(own["average_precision"] - true) <= own["average_precision_error"] + 1e-12
+
+
+def test_curves_are_those_of_scikit_learn_on_scores_in_bins() -> None:
+    logits, y = drawn(400)
+    plots = {plot.title: plot for plot in TASK.plots(400, summed(TASK, logits, y))}
+    assert len(plots) == 2 * len(NAMES)
+    for place, name in enumerate(NAMES):
+        there = ~y[:, place].isnan()
+        binned = (logits[there, place].sigmoid() * BINS).ceil().clamp(1)
+        wrong, right, _ = roc_curve(y[there, place], binned, drop_intermediate=False)
+        roc = plots[f"{name}: ROC curve"]
+        assert {(round(a, 9), round(b, 9)) for a, b in zip(roc.x, roc.y, strict=True)} == {
+            (round(100 * a, 9), round(100 * b, 9)) for a, b in zip(wrong.tolist(), right.tolist(), strict=True)
+        }
+        precision, recall, _ = precision_recall_curve(y[there, place], binned)
+        found = plots[f"{name}: precision against recall"]
+        assert {(round(a, 9), round(b, 9)) for a, b in zip(found.x, found.y, strict=True)} == {
+            (round(100 * a, 9), round(100 * b, 9))
+            for a, b in zip(recall[:-1].tolist(), precision[:-1].tolist(), strict=True)
+        }
+
+
+def test_each_label_has_measures_of_its_own() -> None:
+    logits, y = drawn(400)
+    y[:, 2] = 0
+    sums = summed(TASK, logits, y)
+    found, own = TASK.by_target(400, sums), TASK.by_label(sums)
+    for place, name in enumerate(NAMES):
+        known = y[:, place][~y[:, place].isnan()]
+        assert found[name] == {
+            "frequency": pytest.approx(known.mean().item()),
+            **{measure: own[name][measure] for measure in ("auroc", "average_precision", "f1")},
+        }
+    assert found[NAMES[2]]["auroc"] is None
+    assert {plot.title.partition(":")[0] for plot in TASK.plots(400, sums)} == {*NAMES[:2]}  # both kinds
+    nowhere = TASK.by_target(3, summed(TASK, logits[:3], y[:3] * NAN))
+    assert nowhere[NAMES[0]]["frequency"] is None
 
 
 def test_the_standard_error_is_the_bootstraps() -> None:

@@ -8,8 +8,8 @@ from sklearn.metrics import mean_absolute_error, r2_score, root_mean_squared_err
 from torch import Tensor
 
 from perennial.common.tasks import Numbers, checked_sums
-from perennial.common.tasks.base import LARGEST, must_be_targets
-from perennial.common.tasks.numbers import LARGEST_LOG, NumbersLoss
+from perennial.common.tasks.base import LARGEST, Plot, must_be_targets
+from perennial.common.tasks.numbers import CELLS, LARGEST_LOG, NumbersLoss
 from perennial.common.utils.errors import UserError
 
 KINDS: tuple[NumbersLoss, ...] = get_args(NumbersLoss)
@@ -168,7 +168,7 @@ def test_targets_within_bounds_are_taken() -> None:
     must_be_targets("site-1", task, torch.zeros(0, 2))
 
 
-POSSIBLE = {"absolute": [3.0], "squared": [4.0], "target": [2.0], "target_squared": [3.0]}
+POSSIBLE = {"absolute": [3.0], "squared": [4.0], "target": [2.0], "target_squared": [3.0], "error": [-2.0]}
 
 
 @pytest.mark.parametrize(
@@ -181,6 +181,8 @@ POSSIBLE = {"absolute": [3.0], "squared": [4.0], "target": [2.0], "target_square
         {"target_squared": [-1.0]},
         {"squared": [float("nan")]},
         {"absolute": [float("nan")]},
+        {"error": [3.5]},  # more than the sum of |e|
+        {"error": [float("nan")]},
     ],
 )
 def test_sums_that_cannot_be_are_refused(wrong: dict[str, list[float]]) -> None:
@@ -206,3 +208,86 @@ def test_what_a_diverged_model_says_is_wrong_and_finite(kind: NumbersLoss) -> No
     assert all(abs(value) * 1e5 < float32 for own in sums.values() for value in own)  # as screening asks
     assert task.loss(kept, y).isfinite()
     assert torch.equal(task.usable(outputs.expand(2, 5, 1), y.expand(2, 5, 1))[1], kept)
+
+
+# ---------------------------------------------------------------------- figures
+
+
+def test_errors_are_those_of_numpy() -> None:
+    outputs, y = drawn()
+    task = numbers(mean=(1.0, 2.0, 3.0), scale=(2.0, 1.0, 4.0))
+    sums = {name: own.tolist() for name, own in task.sums(outputs, y).items()}
+    errors = (task.predictions(outputs) - y).numpy()
+    expected = zip(NAMES, errors.mean(axis=0), errors.std(axis=0), strict=True)
+    assert task.errors(len(y), sums) == {name: pytest.approx((m, s)) for name, m, s in expected}
+
+
+def test_each_target_has_measures_of_its_own_where_there_are_several() -> None:
+    outputs, y = drawn()
+    sums = {name: own.tolist() for name, own in numbers().sums(outputs, y).items()}
+    found = numbers().by_target(len(y), sums)
+    for place, name in enumerate(NAMES):
+        assert found[name]["mean_absolute_error"] == pytest.approx(
+            mean_absolute_error(y[:, place], outputs[:, place])
+        )
+        assert found[name]["r2"] == pytest.approx(r2_score(y[:, place], outputs[:, place]))
+    alone = numbers(targets=1)
+    assert alone.by_target(len(y), {name: own[:1] for name, own in sums.items()}) == {}
+
+
+def test_cells_by_hand() -> None:
+    """Of 100 ± 10, cells are 3 wide and go from 70 to 130; what is farther is in the outermost."""
+    task = numbers(targets=2, mean=(100.0, 0.0), scale=(10.0, 1.0))
+    outputs = torch.tensor([[0.0, 0.0], [0.05, 0.0], [9.0, 0.0]])  # 100, 100.5, 190
+    y = torch.tensor([[71.0, 0.0], [72.0, 0.0], [-40.0, 5.0]])
+    found = task.counted([(outputs, y), (outputs[:0], y[:0])])["cells"]
+    assert len(found) == 2 * 2 * CELLS**2
+    cells = np.array(found).reshape(2, 2, CELLS, CELLS)
+    assert {tuple(place): cells[tuple(place)] for place in np.argwhere(cells)} == {
+        (0, 0, 0, 10): 2,
+        (0, 0, 0, 19): 1,
+        (0, 1, 10, 10): 2,
+        (0, 1, 19, 10): 1,
+    }
+    plots = task.plots(3, {"cells": found[: 2 * CELLS**2]})
+    assert plots == [
+        Plot(
+            "days: predicted against true values", ("days, true", "days, predicted"),
+            pytest.approx([71.5, 71.5]), pytest.approx([101.5, 128.5]), [2, 1], diagonal=True,
+        ),
+        Plot(
+            "pressure: predicted against true values", ("pressure, true", "pressure, predicted"),
+            pytest.approx([0.15, 2.85]), pytest.approx([0.15, 0.15]), [2, 1], diagonal=True,
+        ),
+    ]  # fmt: skip
+    assert task.plots(3, {}) == []
+
+
+def test_a_diverged_model_has_cells_too() -> None:
+    task = numbers(targets=1, mean=(3.0,), scale=(2.0,))
+    y = torch.tensor([[1.0], [2.0], [3.0]])
+    outputs = task.usable(torch.tensor([[float("nan")], [float("inf")], [-float("inf")]]), y)
+    assert sum(task.counted([(outputs, y)])["cells"]) == 3
+
+
+def test_counts_have_no_cells_since_nobody_announces_their_range() -> None:
+    outputs, y = drawn(1)
+    assert numbers("poisson", 1).scored == {}
+    assert numbers("poisson", 1).counted([(outputs, y)]) == {}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ([4] + [0] * (CELLS**2 - 2), "cells has another length"),
+        ([3] + [0] * (CELLS**2 - 1), "the cells .* have other counts than there are samples"),
+        ([4, 1] + [0] * (CELLS**2 - 2), "the cells .* have other counts than there are samples"),
+        ([5, -1] + [0] * (CELLS**2 - 2), "cells: 5 is no whole number from 0 to 4"),
+        ([2.0, 2.0] + [0] * (CELLS**2 - 2), "cells: 2.0 is no whole number"),
+    ],
+)
+def test_cells_that_cannot_be_are_refused(wrong: list[float], said: str) -> None:
+    task = numbers(targets=1)
+    assert len(checked_sums(task, {**POSSIBLE, "cells": [4] + [0] * (CELLS**2 - 1)}, [4])["cells"][0]) == CELLS**2
+    with pytest.raises(ValueError, match=said):
+        checked_sums(task, {**POSSIBLE, "cells": wrong}, [4])
