@@ -369,7 +369,7 @@ def _load(
             f"privacy.mechanism: {mechanism!r} is not possible with the task {task.name}, whose evaluations tell "
             "how many samples have which score; take 'none'"
         )
-    if config.references and not task.right_or_wrong:
+    if config.references and not task.answers:
         raise UserError(
             f"references: {config.references!r} is not possible with {task.name}, which are neither right nor "
             "wrong; leave it out"

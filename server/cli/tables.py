@@ -14,6 +14,7 @@ from perennial.server.cli.console import out, print_lines
 from perennial.server.cli.reference_lines import reference_lines
 from perennial.server.results.formatting import members, percent, size
 from perennial.server.run.folder import RunFolder, understood
+from perennial.server.selection.split_rule import counted
 from perennial.server.selection.summary import (
     AREAS,
     SPLIT,
@@ -246,7 +247,7 @@ def split_line(summary: Mapping[str, Any]) -> str:
         return f"split does not speak: {gate['reason']}"
     found = list(summary["models"].values())[-1][SPLIT][SPLIT]
     return (
-        f"split rests on {found['right']} held-out samples that the references know and {found['wrong']} that "
+        f"split rests on {found['right']} held-out {counted(gate.get('answers', [0]))} that the references know and {found['wrong']} that "
         "they do not (docs/selection.md)"
     )
 

@@ -3,7 +3,9 @@ import pytest
 import torch
 
 from perennial.common.data.examples import Examples
-from perennial.common.selection import Tally, columns, from_columns, tally
+from perennial.common.selection import Tally, columns, from_columns, must_add_up, shape
+from perennial.common.selection import tally as count_answers
+from perennial.common.tasks import Classes, Labels, Numbers
 
 CLASSES, ENVIRONMENTS = 3, 2
 
@@ -16,6 +18,12 @@ def drawn(count: int, seed: int) -> tuple[list[torch.Tensor], torch.Tensor, Exam
     known = [torch.rand(count, generator=generator) < 0.7 for _ in range(ENVIRONMENTS)]
     correct = torch.rand(count, generator=generator) < 0.4
     return known, correct, Examples(torch.zeros(count, 1), y, environment)
+
+
+def tally(known: list[torch.Tensor], correct: torch.Tensor, examples: Examples, classes: int) -> Tally:
+    """Of classes: one answer for each sample."""
+    kinds = Classes(classes).kinds(examples.y)
+    return count_answers([own[:, None] for own in known], correct[:, None], kinds, examples.environment, classes)
 
 
 def test_counts_by_hand() -> None:
@@ -44,7 +52,7 @@ def test_nothing_held_out_is_nothing_counted() -> None:
     known, correct, examples = drawn(0, 2)
     found = tally(known, correct, examples, CLASSES)
     assert found.samples.sum() == found.correct.sum() == 0
-    assert from_columns(columns(found), ENVIRONMENTS, CLASSES, 0, 0).samples.shape == found.samples.shape
+    assert from_columns(columns(found), (ENVIRONMENTS, CLASSES), 0, 0).samples.shape == found.samples.shape
 
 
 def small() -> tuple[dict[str, list[int]], Tally, int]:
@@ -55,7 +63,7 @@ def small() -> tuple[dict[str, list[int]], Tally, int]:
 
 def test_there_and_back() -> None:
     given, found, correct = small()
-    back = from_columns(given, ENVIRONMENTS, CLASSES, 40, correct)
+    back = from_columns(given, (ENVIRONMENTS, CLASSES), 40, correct)
     assert np.array_equal(back.samples, found.samples)
     assert np.array_equal(back.correct, found.correct)
     assert all(type(value) is int for values in given.values() for value in values)
@@ -78,4 +86,4 @@ def test_there_and_back() -> None:
 def test_columns_that_do_not_fit_are_refused(name: str, change, word: str) -> None:  # type: ignore[no-untyped-def]
     given, _, correct = small()
     with pytest.raises(ValueError, match=word):
-        from_columns({**given, name: change(given[name])}, ENVIRONMENTS, CLASSES, 40, correct)
+        from_columns({**given, name: change(given[name])}, (ENVIRONMENTS, CLASSES), 40, correct)
