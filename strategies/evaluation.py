@@ -154,7 +154,7 @@ class Evaluation:
         return rows, tallies
 
     def _tallies(self, counted: Mapping[str, Row], rows: Sequence[Row]) -> dict[str, Tally]:
-        """Each model's tally, of a reply's columns beside its rows. Raises `ValueError`, `KeyError` or `TypeError`."""
+        """Each model's tally, of a reply's columns beside its rows. Raises `ValueError` or `TypeError`."""
         found: dict[str, Tally] = {}
         for model, given in counted.items():
             if given.keys() != set(selection.COLUMNS):

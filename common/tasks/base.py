@@ -133,6 +133,7 @@ class PredictionTask(ABC):
     asks: ClassVar[tuple[str, ...]] = ()
     """Parameters with which a caller of a served model may say more of what to predict."""
     target_dtype: ClassVar[str] = "float32"
+
     @property
     def target_shape(self) -> tuple[int, ...]:
         """Of one sample's target."""

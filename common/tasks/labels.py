@@ -76,7 +76,9 @@ class Labels(PredictionTask):
         half = BINS // 2
         negatives, positives = zip(*self._by_score(sums).values(), strict=True)
         known = sum(int(own.sum()) for own in (*negatives, *positives))
-        return known, sum(int(own[:half].sum()) for own in negatives) + sum(int(own[half:].sum()) for own in positives)
+        return known, sum(int(own[:half].sum()) for own in negatives) + sum(
+            int(own[half:].sum()) for own in positives
+        )
 
     @property
     def columns(self) -> Mapping[str, Column]:

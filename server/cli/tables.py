@@ -245,9 +245,9 @@ def split_line(summary: Mapping[str, Any]) -> str:
         return ""
     if not gate["open"]:
         return f"split does not speak: {gate['reason']}"
-    found = list(summary["models"].values())[-1][SPLIT][SPLIT]
+    found, of = list(summary["models"].values())[-1][SPLIT][SPLIT], counted(gate.get("answers", ()))
     return (
-        f"split rests on {found['right']} held-out {counted(gate.get('answers', [0]))} that the references know and {found['wrong']} that "
+        f"split rests on {found['right']} held-out {of} that the references know and {found['wrong']} that "
         "they do not (docs/selection.md)"
     )
 

@@ -12,9 +12,9 @@ is `p a + (1 − p) d`. So split is its worst over all p, and (a + d) / 2 its av
 Which references follow a shortcut, and whether any does, is found by comparing environments two at a time
 (`compared`): of those, `followers` are where the shortcut is strongest.
 
-Of a sample with several labels, each label that is known is an answer of its own, right or wrong, and the counts are of
-answers. Those of one sample may err together. So wherever nothing else says how much they do, variances are taken as
-large as they can be: as if all of them were right or wrong at once.
+Of a sample with several labels, each one that is known is an answer of its own, right or wrong, and the counts are
+of answers. Those of one sample may err together. So wherever nothing else says how much they do, variances are
+taken as large as they can be: as if all of them were right or wrong at once.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -67,7 +67,7 @@ class Score:
     wrong: int
     """n×."""
     constant: float
-    """Score of the best constant predictor; of several answers, of one that no other value of one answer betters."""
+    """Score of the best constant predictor (`_best_constant`)."""
     mean_error: float
     """Standard error of (a + d) / 2."""
     constant_mean: float
@@ -180,7 +180,7 @@ def _best_constant(answers: Sequence[int], value: Callable[[Sequence[int]], floa
 
 def counted(answers: Sequence[int]) -> str:
     """What the counts are of, as people call it."""
-    return "samples" if len(answers) == 1 else "labels"
+    return "labels" if len(answers) > 1 else "samples"
 
 
 class Judged(Protocol):
@@ -251,8 +251,7 @@ def unusable(row: Row) -> str:
     least = min(wrong, key=lambda number: wrong[number])
     if wrong[least] < wanted:
         return (
-            f"{wrong[least]} held-out {of} are wrong for the reference of {names[least]}, and {wanted} "
-            "are needed"
+            f"{wrong[least]} held-out {of} are wrong for the reference of {names[least]}, and {wanted} are needed"
         )
     if not chosen:
         best = min(pairs, key=lambda pair: (pair.chance, -pair.t))

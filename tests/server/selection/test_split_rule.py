@@ -316,3 +316,76 @@ def test_the_gate_as_plain_data() -> None:
     assert [(pair["easier"], pair["harder"]) for pair in found["pairs"]] == [(0, 1), (1, 0)]
     assert json.loads(json.dumps(found)) == found
     assert gate(coloured(1.0, 0.0, p=(0.9,)))["pairs"] == []
+
+
+# ---------------------------------------------------------------------- several answers of a sample
+
+
+def labelled(counts: list[list[list[int]]], answers: tuple[int, ...], clients: int = 4, **changes: Any) -> Row:
+    """Two environments, whose samples [kind] = (right, wrong) are the same under both references."""
+    names = [f"p={own}" for own in P]
+    shares = [sum(right for right, _ in own) / sum(map(sum, own)) for own in counts]
+    return {
+        "environments": names, "samples": [counts, counts], "correct": [counts, counts], "answers": list(answers),
+        "clients": [clients] * 2, "accuracy": [[clients * share for share in shares]] * 2,
+        "squares": [[clients * share**2 for share in shares]] * 2, **changes,
+    }  # fmt: skip
+
+
+EASY, HARD = [[300, 10], [150, 40], [450, 0], [0, 50]], [[300, 40], [120, 40], [430, 10], [0, 60]]
+
+
+def test_a_constant_says_one_thing_for_each_answer() -> None:
+    """Against all constants: one label's yes or no with another's yes or no."""
+    row = labelled([EASY, HARD], (2, 2))
+    found = score(row)
+    assert found is not None
+    shares = {}
+    for said in product((0, 1), (2, 3)):
+        shares[said] = [
+            sum(sum(own[kind][which] for kind in said) / sum(one[which] for one in own) for own in (EASY, HARD))
+            / 2
+            for which in (0, 1)
+        ]
+    assert found.constant == pytest.approx(max(map(min, shares.values())), abs=1e-12)
+    assert found.constant_mean == pytest.approx(max(map(sum, shares.values())) / 2, abs=1e-12)
+    as_one = score({name: value for name, value in row.items() if name != "answers"})  # as if of four classes
+    assert as_one is not None
+    assert as_one.constant_mean < found.constant_mean
+
+
+def test_answers_of_a_sample_may_err_together() -> None:
+    """So the variance is that of one answer a sample, each counted as often as there are answers."""
+    counts = [[[300, 60], [150, 60]]] * 2
+    half = [[[240, 20], [120, 20]]] * 2
+    one = score({**labelled(counts, (2,)), "correct": [half, half]})
+    double = [own * 2 for own in counts]
+    both = score({**labelled(double, (2, 2)), "correct": [[own * 2 for own in half]] * 2})
+    assert one is not None
+    assert both is not None
+    assert (both.agreeing, both.misleading, both.wrong) == (one.agreeing, one.misleading, 2 * one.wrong)
+    assert both.error == pytest.approx(one.error, abs=1e-12)
+    assert both.mean_error == pytest.approx(one.mean_error, abs=1e-12)
+
+
+def test_what_is_needed_of_labels() -> None:
+    row = labelled([EASY, HARD], (2, 2))
+    assert unusable(row) == ""
+    assert gate(row)["answers"] == [2, 2]
+    assert followers(row) == [0]
+    few = [[[own[0], min(own[1], 5)] for own in counts] for counts in (EASY, HARD)]
+    assert unusable(labelled(few, (2, 2))) == (
+        "35 held-out labels are wrong for the reference of p=0.9, and 50 are needed"
+    )
+    guessed = [[[250, 60], [0, 190], [450, 0], [0, 50]], HARD]
+    assert unusable(labelled(guessed, (2, 2))) == (
+        "the reference of p=0.9 is right on 70.0 % of its own environment's held-out labels, which is not surely "
+        "more than the 76.0 % of a constant (two standard errors)"
+    )
+
+
+def test_with_one_client_in_each_environment_labels_count_as_one_answer() -> None:
+    row = labelled([EASY, HARD], (2, 2), clients=1)
+    alone = labelled([EASY, HARD], (4,), clients=1)
+    together, apart = (next(pair.t for pair in compared(own) if pair.easier == 0) for own in (row, alone))
+    assert together == pytest.approx(apart / sqrt(2), abs=1e-12)
