@@ -14,7 +14,9 @@ Which references follow a shortcut, and whether any does, is found by comparing 
 
 Of a sample with several labels, each one that is known is an answer of its own, right or wrong, and the counts are
 of answers. Those of one sample may err together. So wherever nothing else says how much they do, variances are
-taken as large as they can be: as if all of them were right or wrong at once.
+taken as large as they can be: as if all of them were right or wrong at once. Every label and value counts alike in
+a and d, as in an area under a ROC curve: else the wrong ones of a rare label are mostly its samples, whatever the
+shortcut says.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -109,7 +111,7 @@ def score(row: Row) -> Score | None:
     answers = answers_of(row)
 
     def worst(said: Sequence[int]) -> float:
-        return min(_share(own, _alone(own, said), kind)[0] for own in samples for kind in (0, 1))
+        return min(_share(own, _alone(own, said), kind, answers)[0] for own in samples for kind in (0, 1))
 
     constant = _best_constant(answers, worst)
     found = (
@@ -119,13 +121,12 @@ def score(row: Row) -> Score | None:
 
 
 def _score(samples: Counts, correct: Counts, constant: float, answers: Sequence[int]) -> Score:
-    (a, of_a), (d, of_d) = (_share(samples, correct, kind) for kind in (0, 1))
-    of_a, of_d = of_a * len(answers), of_d * len(answers)
+    (a, of_a), (d, of_d) = (_share(samples, correct, kind, answers) for kind in (0, 1))
     right, wrong = (sum(label[kind] for own in samples for label in own) for kind in (0, 1))
 
     def mean(said: Sequence[int]) -> float:
         counts = _alone(samples, said)
-        return (_share(samples, counts, 0)[0] + _share(samples, counts, 1)[0]) / 2
+        return (_share(samples, counts, 0, answers)[0] + _share(samples, counts, 1, answers)[0]) / 2
 
     return Score(
         score=min(a, d),
@@ -141,12 +142,24 @@ def _score(samples: Counts, correct: Counts, constant: float, answers: Sequence[
     )
 
 
-def _share(samples: Counts, correct: Counts, kind: int) -> tuple[float, float]:
+def _share(samples: Counts, correct: Counts, kind: int, answers: Sequence[int]) -> tuple[float, float]:
     """The share of a kind of samples that is right, as the mean over the environments that have any, and the
-    variance of that mean."""
-    sums = [[sum(label[kind] for label in own) for own in counts] for counts in (samples, correct)]
-    pairs = [(right / size, size) for size, right in zip(*sums, strict=True) if size]
-    return sum(p for p, _ in pairs) / len(pairs), sum(p * (1 - p) / n for p, n in pairs) / len(pairs) ** 2
+    variance of that mean.
+
+    Of several answers an environment's share is the mean over those labels and values that it has any of. Its
+    variance has (c + 1) / (n + 2) for the share of a few, which may all be right by chance.
+    """
+    several, shares = len(answers) > 1, []
+    for counts in zip(samples, correct, strict=True):
+        sizes, rights = ([label[kind] for label in own] for own in counts)
+        if not several:
+            sizes, rights = [sum(sizes)], [sum(rights)]
+        parts = [(right / n, (right + 1) / (n + 2), n) for n, right in zip(sizes, rights, strict=True) if n]
+        if parts:
+            spread = sum((q * (1 - q) if several else p * (1 - p)) / n for p, q, n in parts)
+            shares.append((sum(p for p, *_ in parts) / len(parts), spread / len(parts) ** 2))
+    variance = sum(own for _, own in shares) / len(shares) ** 2
+    return sum(share for share, _ in shares) / len(shares), variance * len(answers)
 
 
 def _alone(samples: Counts, said: Sequence[int]) -> Counts:

@@ -340,32 +340,30 @@ def test_a_constant_says_one_thing_for_each_answer() -> None:
     row = labelled([EASY, HARD], (2, 2))
     found = score(row)
     assert found is not None
-    shares = {}
-    for said in product((0, 1), (2, 3)):
-        shares[said] = [
-            sum(sum(own[kind][which] for kind in said) / sum(one[which] for one in own) for own in (EASY, HARD))
-            / 2
+    shares = {
+        said: [
+            np.mean([np.mean([kind in said for kind in range(4) if own[kind][which]]) for own in (EASY, HARD)])
             for which in (0, 1)
         ]
+        for said in product((0, 1), (2, 3))
+    }
     assert found.constant == pytest.approx(max(map(min, shares.values())), abs=1e-12)
     assert found.constant_mean == pytest.approx(max(map(sum, shares.values())) / 2, abs=1e-12)
-    as_one = score({name: value for name, value in row.items() if name != "answers"})  # as if of four classes
-    assert as_one is not None
-    assert as_one.constant_mean < found.constant_mean
 
 
-def test_answers_of_a_sample_may_err_together() -> None:
-    """So the variance is that of one answer a sample, each counted as often as there are answers."""
-    counts = [[[300, 60], [150, 60]]] * 2
-    half = [[[240, 20], [120, 20]]] * 2
-    one = score({**labelled(counts, (2,)), "correct": [half, half]})
-    double = [own * 2 for own in counts]
-    both = score({**labelled(double, (2, 2)), "correct": [[own * 2 for own in half]] * 2})
-    assert one is not None
-    assert both is not None
-    assert (both.agreeing, both.misleading, both.wrong) == (one.agreeing, one.misleading, 2 * one.wrong)
-    assert both.error == pytest.approx(one.error, abs=1e-12)
-    assert both.mean_error == pytest.approx(one.mean_error, abs=1e-12)
+def test_every_label_and_value_counts_alike() -> None:
+    """Of two labels with 300 and 20 samples that the reference does not know, and with few of one environment."""
+    counts = [[[90, 300], [60, 0], [80, 2], [0, 20]], [[90, 300], [60, 0], [80, 0], [0, 20]]]
+    right = [[[45, 30], [60, 0], [80, 2], [0, 10]], [[45, 30], [30, 0], [80, 0], [0, 20]]]
+    found = score({**labelled(counts, (2, 2)), "correct": [right, right]})
+    assert found is not None
+    assert found.agreeing == pytest.approx(((0.5 + 1 + 1) / 3 + (0.5 + 0.5 + 1) / 3) / 2)
+    assert found.misleading == pytest.approx(((0.1 + 1 + 0.5) / 3 + (0.1 + 1) / 2) / 2)
+    first = [(31 / 302, 300), (3 / 4, 2), (11 / 22, 20)]
+    second = [(31 / 302, 300), (21 / 22, 20)]
+    variance = sum(sum(q * (1 - q) / n for q, n in own) / len(own) ** 2 for own in (first, second)) / 4
+    assert found.score == found.misleading
+    assert found.error == pytest.approx(sqrt(2 * variance))  # as if both labels of a sample were right at once
 
 
 def test_what_is_needed_of_labels() -> None:
