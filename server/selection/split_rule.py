@@ -13,10 +13,10 @@ Which references follow a shortcut, and whether any does, is found by comparing 
 (`compared`): of those, `followers` are where the shortcut is strongest.
 
 Of a sample with several labels, each one that is known is an answer of its own, right or wrong, and the counts are
-of answers. Those of one sample may err together. So wherever nothing else says how much they do, variances are
-taken as large as they can be: as if all of them were right or wrong at once. Every label and value counts alike in
-a and d, as in an area under a ROC curve: else the wrong ones of a rare label are mostly its samples, whatever the
-shortcut says.
+of answers. Those of one sample may err together. How much they do is in the variance between clients; where every
+environment has one client, all are taken to be right or wrong at once, which is the most. Every label and value
+counts alike in a and d, as in an area under a ROC curve: else the wrong ones of a rare label are mostly its samples,
+whatever the shortcut says.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -108,20 +108,22 @@ def score(row: Row) -> Score | None:
     samples = [row["samples"][number] for number in chosen]
     if not all(any(label[kind] for by in own for label in by) for own in samples for kind in (0, 1)):
         return None
-    answers = answers_of(row)
+    answers, together = answers_of(row), _together(row)
 
     def worst(said: Sequence[int]) -> float:
         return min(_share(own, _alone(own, said), kind, answers)[0] for own in samples for kind in (0, 1))
 
     constant = _best_constant(answers, worst)
     found = (
-        _score(own, row["correct"][number], constant, answers) for number, own in zip(chosen, samples, strict=True)
+        _score(own, row["correct"][number], constant, answers, together[number])
+        for number, own in zip(chosen, samples, strict=True)
     )
     return min(found, key=lambda own: own.score)
 
 
-def _score(samples: Counts, correct: Counts, constant: float, answers: Sequence[int]) -> Score:
+def _score(samples: Counts, correct: Counts, constant: float, answers: Sequence[int], together: float) -> Score:
     (a, of_a), (d, of_d) = (_share(samples, correct, kind, answers) for kind in (0, 1))
+    of_a, of_d = of_a * together, of_d * together
     right, wrong = (sum(label[kind] for own in samples for label in own) for kind in (0, 1))
 
     def mean(said: Sequence[int]) -> float:
@@ -159,7 +161,7 @@ def _share(samples: Counts, correct: Counts, kind: int, answers: Sequence[int]) 
             spread = sum((q * (1 - q) if several else p * (1 - p)) / n for p, q, n in parts)
             shares.append((sum(p for p, *_ in parts) / len(parts), spread / len(parts) ** 2))
     variance = sum(own for _, own in shares) / len(shares) ** 2
-    return sum(share for share, _ in shares) / len(shares), variance * len(answers)
+    return sum(share for share, _ in shares) / len(shares), variance
 
 
 def _alone(samples: Counts, said: Sequence[int]) -> Counts:
@@ -356,12 +358,20 @@ def _overdispersion(row: Row) -> tuple[list[float], int]:
     return found, freedom
 
 
+def _together(row: Row) -> Sequence[float]:
+    """What the variance of a share is multiplied by, for each reference: answers of one sample may err together.
+    Clients tell how much."""
+    if len(answers_of(row)) == 1:
+        return [1.0] * len(row["environments"])
+    return _overdispersion(row)[0]
+
+
 def _learnt(row: Row) -> list[int]:
     """Environments whose reference is better at home than a constant, by `ERRORS` standard errors."""
-    found = []
+    found, together = [], _together(row)
     for number in range(len(row["environments"])):
         known, guess, total = _own(row, number)
-        if known - guess > ERRORS * sqrt(len(answers_of(row)) * guess * (1 - guess) / max(1, total)):
+        if known - guess > ERRORS * sqrt(together[number] * guess * (1 - guess) / max(1, total)):
             found.append(number)
     return found
 

@@ -355,7 +355,8 @@ def test_every_label_and_value_counts_alike() -> None:
     """Of two labels with 300 and 20 samples that the reference does not know, and with few of one environment."""
     counts = [[[90, 300], [60, 0], [80, 2], [0, 20]], [[90, 300], [60, 0], [80, 0], [0, 20]]]
     right = [[[45, 30], [60, 0], [80, 2], [0, 10]], [[45, 30], [30, 0], [80, 0], [0, 20]]]
-    found = score({**labelled(counts, (2, 2)), "correct": [right, right]})
+    alone, found = (score({**labelled(counts, (2, 2), own), "correct": [right, right]}) for own in (1, 4))
+    assert alone is not None
     assert found is not None
     assert found.agreeing == pytest.approx(((0.5 + 1 + 1) / 3 + (0.5 + 0.5 + 1) / 3) / 2)
     assert found.misleading == pytest.approx(((0.1 + 1 + 0.5) / 3 + (0.1 + 1) / 2) / 2)
@@ -363,7 +364,9 @@ def test_every_label_and_value_counts_alike() -> None:
     second = [(31 / 302, 300), (21 / 22, 20)]
     variance = sum(sum(q * (1 - q) / n for q, n in own) / len(own) ** 2 for own in (first, second)) / 4
     assert found.score == found.misleading
-    assert found.error == pytest.approx(sqrt(2 * variance))  # as if both labels of a sample were right at once
+    assert found.error == pytest.approx(sqrt(variance))  # clients that are all alike
+    assert alone.error == pytest.approx(sqrt(2 * variance))  # as if both labels of a sample were right at once
+    assert alone.mean_error == pytest.approx(sqrt(2) * found.mean_error)
 
 
 def test_what_is_needed_of_labels() -> None:
