@@ -15,8 +15,8 @@ Which references follow a shortcut, and whether any does, is found by comparing 
 Of a sample with several labels, each one that is known is an answer of its own, right or wrong, and the counts are
 of answers. Those of one sample may err together. How much they do is in the variance between clients; where every
 environment has one client, all are taken to be right or wrong at once, which is the most. Every label and value
-counts alike in a and d, as in an area under a ROC curve: else the wrong ones of a rare label are mostly its samples,
-whatever the shortcut says.
+counts alike in a and d, as in an area under a ROC curve: else the wrong ones of a rare label are mostly its
+samples, whatever the shortcut says.
 """
 
 from collections.abc import Callable, Mapping, Sequence
