@@ -30,7 +30,7 @@ from perennial.common.models.memory import must_fit, samples_must_fit
 from perennial.common.models.network import Network, network
 from perennial.common.models.torch_state import products
 from perennial.common.privacy.secure_aggregation import ACTIONS, KEYS, TERMS
-from perennial.common.selection import SUMS, split_off
+from perennial.common.selection import SUMS, place_of, split_off
 from perennial.common.selection import record as reference
 from perennial.common.utils.discovery import defined_in, names_in
 from perennial.common.utils.errors import UserError
@@ -384,8 +384,7 @@ def _terms(work: Work, reply: Reply) -> tuple[Mapping[str, Tensors], Sequence[Su
     """The records of a reply that leave as parts of sums, which these are, and the metrics beside them."""
     scenario, method = work.task.scenario, work.task.method
     if work.action == "evaluate":
-        place = len(scenario.train_environments), scenario.classes
-        own, metrics = split_off(reply.metrics, method.evaluates, *place)
+        own, metrics = split_off(reply.metrics, method.evaluates, place_of(scenario))
         return own, SUMS, metrics
     numbers = {name: float(v) for name, v in reply.metrics.items() if isinstance(v, (int, float))}
     return method.terms(reply.arrays, numbers), method.summed(), reply.metrics

@@ -321,7 +321,7 @@ class Client(Generic[H]):
         metrics: dict[str, int | float | list[int] | list[float] | Tensor] = {}
         held_out = self.data.validation
         known = [
-            right_answers(self.outputs(self.predictor(tensors), held_out.x), held_out.y)
+            self.task.right(self.outputs(self.predictor(tensors), held_out.x), held_out.y)
             for tensors in received.references
         ]
         for model, predict in (self.evaluated if len(self.data.train) else self.untrained)(received).items():
@@ -341,10 +341,10 @@ class Client(Generic[H]):
                 if batch:
                     metrics |= self.lists(place, partial(_rankings, batch=batch), answers)
                 if known and split == VALIDATION:
-                    (logits, labels), *_ = answers
-                    count = partial(_tallies, classes=logits.shape[-1])
-                    right = right_answers(logits, labels)
-                    metrics |= self.lists(f"{model}/{SPLIT}", count, known, right, held_out)
+                    (answer,) = answers
+                    counted = known, self.task.right(*answer), self.task.kinds(held_out.y), held_out.environment
+                    count = partial(_tallies, count=sum(self.task.answers))
+                    metrics |= self.lists(f"{model}/{SPLIT}", count, *counted)
         return Reply(metrics=metrics, settings={split: list(parts) for split, parts in splits.items()})
 
 
@@ -358,17 +358,14 @@ def column(sums: Sequence[Tensor]) -> list[int] | list[float] | Tensor:
     return joined if joined.dim() > 1 else found
 
 
-def right_answers(logits: Tensor, labels: Tensor) -> Tensor:
-    """Of which samples a model tells the class."""
-    return logits.argmax(dim=-1) == labels
-
-
 def _rankings(answers: Sequence[tuple[Tensor, Tensor]], batch: int) -> dict[str, list[int] | list[float]]:
     return columns([rank(logits, labels, batch) for logits, labels in answers])
 
 
-def _tallies(known: Sequence[Tensor], right: Tensor, examples: Examples, classes: int) -> dict[str, list[int]]:
-    return split_columns(tally(known, right, examples, classes))
+def _tallies(
+    known: Sequence[Tensor], right: Tensor, kinds: Tensor, environment: Tensor, count: int
+) -> dict[str, list[int]]:
+    return split_columns(tally(known, right, kinds, environment, count))
 
 
 class LocalTrainer(Client[T]):

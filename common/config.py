@@ -370,7 +370,7 @@ def _load(
             f"privacy.mechanism: {mechanism!r} is not possible with the task {task.name}, whose evaluations tell "
             "how many samples have which score; take 'none'"
         )
-    if config.references and not task.right_or_wrong:
+    if config.references and not task.answers:
         raise UserError(
             f"references: {config.references!r} is not possible with the task {task.name!r}, which has no "
             "right and wrong answers; leave it out"

@@ -1,6 +1,8 @@
 """What a client counts for the selection `split`: held-out samples told apart by whether a model that was trained
 on one environment alone knows their label, and how many of either kind a model gets right.
 
+Of a sample with several labels each one that is known is counted, as an answer of its own; a class is one answer.
+
 Such a model f_e is called the reference of environment e. Where a shortcut is more useful in one environment than
 in another, it agrees with the label mostly among the samples that f_e gets right, and mostly not among the others
 (after Bao, Chang and Barzilay 2021). The rule that reads these counts is in `server/selection/split_rule.py`.
@@ -21,7 +23,7 @@ from perennial.common.methods.base import Sum
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from perennial.common.data.examples import Examples
+    from perennial.common.data.scenario import Scenario
     from perennial.common.utils.tensors import Tensors
 
 SPLIT = "split"
@@ -49,9 +51,10 @@ def record(environment: int) -> str:
 
 @dataclass(frozen=True)
 class Tally(Summable):
-    """Counts of one model on held-out samples, one for each (reference, environment, class, knows).
+    """Counts of one model on held-out samples, one for each (reference, environment, kind, knows).
 
-    `knows` is 0 for the samples that the reference gets right (✓), 1 for the others (×). Clients' tallies add up.
+    A kind is what the right answer is (`PredictionTask.kinds`), such as the class. `knows` is 0 for the answers
+    that the reference gets right (✓), 1 for the others (×). Clients' tallies add up.
     """
 
     samples: Counts
@@ -60,21 +63,35 @@ class Tally(Summable):
     """c✓ and c×: those of them that the model gets right."""
 
 
-def shape(environments: int, classes: int) -> tuple[int, int, int, int]:
+Place = tuple[int, int]
+"""How many training environments there are, and how many kinds of answers."""
+
+
+def place_of(scenario: Scenario) -> Place:
+    """That of a run."""
+    return len(scenario.train_environments), sum(scenario.task.answers)
+
+
+def shape(environments: int, kinds: int) -> tuple[int, int, int, int]:
     """Of the counts: every environment has a reference."""
-    return environments, environments, classes, 2
+    return environments, environments, kinds, 2
 
 
-def tally(known: Sequence[Tensor], correct: Tensor, examples: Examples, classes: int) -> Tally:
-    """The counts of a model that is right where `correct` (n,) is, under references right where `known` are."""
+def tally(known: Sequence[Tensor], correct: Tensor, kinds: Tensor, environment: Tensor, count: int) -> Tally:
+    """The counts of a model that is right where `correct` is, under references right where `known` are.
+
+    All are (n, answers), as are the `kinds`, of `count` ones; of an answer whose kind is -1 nothing is counted.
+    `environment`: (n,).
+    """
     import torch
 
-    place = shape(len(known), classes)
+    place = shape(len(known), count)
+    there = kinds >= 0
     cells = []
     for right in known:
-        cell = ((examples.environment * classes + examples.y) * 2 + (~right).long()).cpu()
-        size = place[1] * classes * 2
-        cells.append([torch.bincount(own, minlength=size).numpy() for own in (cell, cell[correct.cpu()])])
+        cell = ((environment[:, None] * count + kinds) * 2 + (~right).long())[there].cpu()
+        size = place[1] * count * 2
+        cells.append([torch.bincount(own, minlength=size).numpy() for own in (cell, cell[correct[there].cpu()])])
     samples, hits = (np.stack([cell[part] for cell in cells]).reshape(place) for part in (0, 1))
     return Tally(samples, hits)
 
@@ -87,15 +104,12 @@ STEPS = 2**22
 """Of a client's accuracy: sums of whole numbers are the same in every order, and under masks."""
 
 
-def contribution(
-    tallies: Mapping[str, Tally], models: Sequence[str], environments: int, classes: int
-) -> dict[str, Counts]:
+def contribution(tallies: Mapping[str, Tally], models: Sequence[str], place: Place) -> dict[str, Counts]:
     """What a client adds to the sums over clients, by name: counts, and accuracies of the references in `STEPS`.
 
     Of its models those that have a tally; 0 for the others, and everywhere where it has held nothing out.
     """
-    place = shape(environments, classes)
-    nothing = Tally(np.zeros(place, np.int64), np.zeros(place, np.int64))
+    nothing = Tally(np.zeros(shape(*place), np.int64), np.zeros(shape(*place), np.int64))
     samples = next(iter(tallies.values()), nothing).samples  # the references do not depend on the model
     right, every = samples[..., 0].sum(axis=2), samples.sum(axis=(2, 3))
     accuracy = right / every.clip(min=1)
@@ -109,17 +123,17 @@ def contribution(
 
 
 def split_off(
-    metrics: Mapping[str, Any], models: Sequence[str], environments: int, classes: int
+    metrics: Mapping[str, Any], models: Sequence[str], place: Place
 ) -> tuple[dict[str, Tensors], dict[str, Any]]:
     """A client's own answer without the counts, and these as the record of `SUMS`."""
     import torch
 
-    place, tallies, rest = shape(environments, classes), dict[str, Tally](), dict(metrics)
+    tallies, rest = dict[str, Tally](), dict(metrics)
     for model in models:
         names = [f"{model}/{SPLIT}/{name}" for name in COLUMNS]
         if all(name in rest for name in names):
-            tallies[model] = Tally(*(np.array(rest.pop(name), np.int64).reshape(place) for name in names))
-    found = contribution(tallies, models, environments, classes)
+            tallies[model] = Tally(*(np.array(rest.pop(name), np.int64).reshape(shape(*place)) for name in names))
+    found = contribution(tallies, models, place)
     return {SPLIT: {name: torch.from_numpy(counts).double() for name, counts in found.items()}}, rest
 
 
@@ -131,14 +145,13 @@ def columns(found: Tally) -> dict[str, list[int]]:
     return {name: getattr(found, name).flatten().tolist() for name in COLUMNS}
 
 
-def from_columns(given: Mapping[str, Any], environments: int, classes: int, count: int, correct: int) -> Tally:
-    """What `columns` made, of a client with `count` held-out samples of which the model gets `correct` right.
+def from_columns(given: Mapping[str, Any], place: Place, count: int, correct: int) -> Tally:
+    """What `columns` made, of a client with `count` held-out answers of which the model gets `correct` right.
 
     Raises `ValueError` or `TypeError` where it cannot be.
     """
-    place = shape(environments, classes)
     (samples,), (hits,) = (
-        counts_in(given, [name], place, most) for name, most in zip(COLUMNS, (count, correct), strict=True)
+        counts_in(given, [name], shape(*place), most) for name, most in zip(COLUMNS, (count, correct), strict=True)
     )
     found = Tally(samples, hits)
     must_add_up(found, count, correct)
@@ -146,7 +159,7 @@ def from_columns(given: Mapping[str, Any], environments: int, classes: int, coun
 
 
 def must_add_up(found: Tally, count: int, correct: int) -> None:
-    """Raises `ValueError` unless counts can be those of `count` held-out samples, `correct` of them right."""
+    """Raises `ValueError` unless counts can be those of `count` held-out answers, `correct` of them right."""
     if (found.correct < 0).any() or (found.correct > found.samples).any():
         raise ValueError("more correct answers than samples")
     for name, counts, total in (("samples", found.samples, count), ("correct", found.correct, correct)):

@@ -1,6 +1,5 @@
 """Evaluation replies as rows of the log."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,7 +7,7 @@ from perennial.common import selection
 from perennial.common.config import RunConfig
 from perennial.common.measures import ranking, scores
 from perennial.common.selection import SPLIT, STEPS, Counts, References, Tally
-from perennial.common.tasks import checked_sums, values_of
+from perennial.common.tasks import checked_sums, sums_of, values_of
 from perennial.strategies.exchange import AcceptedReply
 from perennial.strategies.screening import LONGEST_REASON, Rejected
 
@@ -34,9 +33,8 @@ class Evaluation:
         """Take in a client's reply. Raises `Rejected`, and has taken nothing, where its columns do not fit."""
         rows, tallies = self._read(reply)
         if self._counted:
-            scenario = self._run.scenario
-            place = len(scenario.train_environments), scenario.classes
-            own = selection.contribution(tallies, self._run.method.evaluates, *place)
+            place = selection.place_of(self._run.scenario)
+            own = selection.contribution(tallies, self._run.method.evaluates, place)
             self.apart = {name: self.apart.get(name, 0) + counts for name, counts in own.items()}
         for row in rows:
             for name, found in zip(row["environment"], row.pop("rankings"), strict=False):
@@ -49,16 +47,13 @@ class Evaluation:
     def take_sums(self, sums: Mapping[str, Counts], clients: int) -> None:
         """Take in the sums over clients of their contributions. Raises `ValueError` where they cannot be.
 
-        They must fit what the clients say in the clear: how many samples they have held out, and how many of these
-        each model gets right.
+        They must fit what the clients say in the clear: how many samples they have held out, and how many of their
+        answers each model gets right.
         """
-        held_out = Counter[tuple[str, str]]()
-        for row in self.clients:
-            if row["split"] == "validation":
-                held_out += Counter({(row["model"], name): sum(row[name]) for name in ("count", "correct")})
         for model in self._run.method.evaluates:
+            held_out = [row for row in self.clients if (row["model"], row["split"]) == (model, "validation")]
             tally = Tally(sums["samples"], sums[f"{model}/correct"])
-            selection.must_add_up(tally, held_out[model, "count"], held_out[model, "correct"])
+            selection.must_add_up(tally, *self._answers(held_out))
         most = {"clients": clients, "accuracy": clients * STEPS, "squares": clients * STEPS}
         for name, limit in most.items():
             if (sums[name] < 0).any() or (sums[name] > limit).any():
@@ -92,7 +87,10 @@ class Evaluation:
         counts = {name: found.tolist() for name, found in self.apart.items()}
         environments = list(self._run.scenario.train_environments)
         names = {"environments": environments, "references": self._references.digest}
+        answers = self._run.scenario.task.answers
         sums = {**names, "samples": counts["samples"], "clients": counts["clients"]}
+        if len(answers) > 1:
+            sums["answers"] = list(answers)
         shares = {name: (self.apart[name] / STEPS).tolist() for name in ("accuracy", "squares")}
         return [
             {**about, "model": model, **sums, "correct": counts[f"{model}/correct"], **shares}
@@ -124,7 +122,8 @@ class Evaluation:
             for key, values in reply.metrics.items():
                 model, split, column = key.split("/")
                 columns.setdefault((model, split), {})[column] = values
-            tallies = self._tallies(columns) if self._counted else {}
+            models = method.evaluates if self._counted else ()
+            counted = {model: columns.pop((model, SPLIT), {}) for model in models}
             for (model, split), row in columns.items():
                 scored = task.scored if self._run.scored and split == "test" else {}
                 if model not in method.evaluates or row.keys() != {
@@ -149,21 +148,29 @@ class Evaluation:
                 named = {"kind": "evaluation", "round": self._round, "client": reply.client}
                 where = {"model": model, "split": split, "environment": names}
                 rows.append({**named, **where, **row, "rankings": rankings, "scores": scored_samples})
+            tallies = self._tallies(counted, rows)
         except (KeyError, TypeError, ValueError) as error:
             raise Rejected(f"its evaluation cannot be read ({str(error)[:LONGEST_REASON]})") from None
         return rows, tallies
 
-    def _tallies(self, columns: dict[tuple[str, str], Row]) -> dict[str, Tally]:
-        """Each model's tally, taken out of a reply's columns. Raises `ValueError`, `KeyError` or `TypeError`."""
-        scenario, most = self._run.scenario, self._run.most_examples
+    def _tallies(self, counted: Mapping[str, Row], rows: Sequence[Row]) -> dict[str, Tally]:
+        """Each model's tally, of a reply's columns beside its rows. Raises `ValueError` or `TypeError`."""
         found: dict[str, Tally] = {}
-        for model in self._run.method.evaluates:
-            if (given := columns.pop((model, SPLIT), {})).keys() != set(selection.COLUMNS):
+        for model, given in counted.items():
+            if given.keys() != set(selection.COLUMNS):
                 raise ValueError(f"{model}/{SPLIT} has other columns than {' and '.join(selection.COLUMNS)}")
-            held_out = columns[model, "validation"]
-            (count,), (correct,) = (scores.whole(held_out[name], most) for name in ("count", "correct"))
-            place = len(scenario.train_environments), scenario.classes
-            found[model] = selection.from_columns(given, *place, count, correct)
+            held_out = [row for row in rows if (row["model"], row["split"]) == (model, "validation")]
+            if not held_out:
+                raise ValueError(f"{model}/validation is not there")
+            found[model] = selection.from_columns(
+                given, selection.place_of(self._run.scenario), *self._answers(held_out)
+            )
             if (found[model].samples != next(iter(found.values())).samples).any():
                 raise ValueError("its models have other held-out samples each")
         return found
+
+    def _answers(self, rows: Sequence[Row]) -> tuple[int, int]:
+        """Of some rows how many answers are known, and how many of these are right."""
+        task = self._run.scenario.task
+        every = [task.right_of(*own) for row in rows for own in sums_of(task, row).values()]
+        return sum(known for known, _ in every), sum(right for _, right in every)

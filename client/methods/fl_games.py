@@ -13,7 +13,6 @@ from perennial.client.trainer import (
     Predictor,
     Received,
     Reply,
-    right_answers,
 )
 from perennial.common.data.examples import Examples
 from perennial.common.mathematics.adam import Adam
@@ -72,7 +71,7 @@ class FLGamesClient(LocalTrainer[FLGames]):
         if not has_accuracy(self.task):
             return risk, {"risk": risk}
         ensemble = own.detach() + _sum(current.values())
-        return risk, {"risk": risk, "accuracy": right_answers(ensemble, batch.y).float().mean()}
+        return risk, {"risk": risk, "accuracy": self.task.right(ensemble, batch.y).float().mean()}
 
     def train_gradient(self, received: Received) -> Reply:
         """RepresentationUpdate (l. 7-11): `g^k = ∇_φ R^k(w^av ∘ φ)`, without the past of equation 5; weight decay
@@ -86,7 +85,7 @@ class FLGamesClient(LocalTrainer[FLGames]):
             risk = self.task.loss(logits, batch.y, reduction="sum")
             torch._foreach_add_(total, phi.gradient(risk))
             count, loss = count + len(batch), loss + float(risk.detach())
-            correct += int(right_answers(logits, batch.y).sum()) if has_accuracy(self.task) else 0
+            correct += int(self.task.right(logits, batch.y).sum()) if has_accuracy(self.task) else 0
         torch._foreach_div_(total, count)
         total = self.with_decay(total, phi)
         metrics = {NUM_EXAMPLES: len(self.data.train), "risk": loss / count}
@@ -151,7 +150,7 @@ class FLGamesClient(LocalTrainer[FLGames]):
             order = torch.randperm(len(train), generator=torch_generator(self.seed, self.client, 0, "ending"))
             train = train[order[:count].to(train.y.device)]
         logits = self.outputs(lambda x: self._sum_of_outputs(received, self.represent(received, x), own), train.x)
-        return {"accuracy": int(right_answers(logits, train.y).sum()) / len(train)}
+        return {"accuracy": int(self.task.right(logits, train.y).sum()) / len(train)}
 
     # ------------------------------------------------------------------ the opponents
 

@@ -37,8 +37,8 @@ class References(LocalTraining):
     summary = "a FedAvg model for each training environment, for the selection split"
     source = "after Bao, Chang and Barzilay 2021"
     evaluates = ("personal",)
-    tasks = ("classes",)  # FedAvg has every task; what its models are for is to be right or wrong of a class
-    tasks_because = "references tell samples apart by whether they are right of the class"
+    tasks = ("classes", "labels")  # FedAvg has every task; what its models are for is to be right or wrong
+    tasks_because = "references tell answers apart by whether they are right"
     nearest = "fedavg"
     listed = False
     refuses: ClassVar[Mapping[str, str]] = dict.fromkeys(STEPS, "which serves the selection split alone")

@@ -151,8 +151,6 @@ class PredictionTask(ABC):
     asks: ClassVar[tuple[str, ...]] = ()
     """Parameters with which a caller of a served model may say more of what to predict."""
     target_dtype: ClassVar[str] = "float32"
-    right_or_wrong: ClassVar[bool] = False
-    """Whether each answer is one or the other, on which the selection `split` rests."""
 
     @property
     def target_shape(self) -> tuple[int, ...]:
@@ -163,6 +161,24 @@ class PredictionTask(ABC):
     @abstractmethod
     def outputs(self) -> int:
         """How many numbers a model gives for a sample."""
+
+    @property
+    def answers(self) -> tuple[int, ...]:
+        """The answers that a model gives for a sample, on which the selection `split` rests: how many values each
+        can have. Empty where an answer is neither right nor wrong."""
+        return ()
+
+    def kinds(self, targets: Tensor) -> Tensor:
+        """The right value (..., n, answers) of each answer, numbered through all `answers`; -1 where not known."""
+        raise NotImplementedError(f"{self.name} have no answers that are right or wrong")
+
+    def right(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Which answers (..., n, answers) are right; one that is not known is not."""
+        raise NotImplementedError(f"{self.name} have no answers that are right or wrong")
+
+    def right_of(self, count: int, sums: Sums) -> tuple[int, int]:
+        """Of the sums of `count` samples how many answers are known, and how many of these are right."""
+        raise NotImplementedError(f"{self.name} have no answers that are right or wrong")
 
     @property
     @abstractmethod

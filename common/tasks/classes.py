@@ -43,7 +43,6 @@ class Classes(PredictionTask):
     constant_is: ClassVar[str] = "a client's most frequent training label"
     prediction: ClassVar[Prediction] = Prediction("probabilities", "probability", "class", largest_first=True)
     target_dtype: ClassVar[str] = "int64"
-    right_or_wrong: ClassVar[bool] = True
 
     classes: int
     weights: tuple[float, ...] = ()
@@ -54,6 +53,19 @@ class Classes(PredictionTask):
     @property
     def outputs(self) -> int:
         return self.classes
+
+    @property
+    def answers(self) -> tuple[int, ...]:
+        return (self.classes,)
+
+    def kinds(self, targets: Tensor) -> Tensor:
+        return targets[..., None]
+
+    def right(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs.argmax(dim=-1) == targets)[..., None]
+
+    def right_of(self, count: int, sums: Sums) -> tuple[int, int]:
+        return count, int(sums["correct"][0])
 
     @property
     def columns(self) -> Mapping[str, Column]:

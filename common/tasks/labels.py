@@ -66,6 +66,29 @@ class Labels(PredictionTask):
         return len(self.names)
 
     @property
+    def answers(self) -> tuple[int, ...]:
+        """Each label is one."""
+        return (2,) * self.outputs
+
+    def kinds(self, targets: Tensor) -> Tensor:
+        import torch
+
+        first = 2 * torch.arange(self.outputs, device=targets.device)
+        return torch.where(targets.isnan(), -1, first + targets.nan_to_num().long())
+
+    def right(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Decided at a half, as F1 is."""
+        return ((outputs > 0) == (targets == 1)) & ~targets.isnan()
+
+    def right_of(self, count: int, sums: Sums) -> tuple[int, int]:
+        half = BINS // 2
+        negatives, positives = zip(*self._by_score(sums).values(), strict=True)
+        known = sum(int(own.sum()) for own in (*negatives, *positives))
+        return known, sum(int(own[:half].sum()) for own in negatives) + sum(
+            int(own[half:].sum()) for own in positives
+        )
+
+    @property
     def columns(self) -> Mapping[str, Column]:
         """Of each label the samples without it and those with it in each bin of the score, from the lowest."""
         each = Column(len(self.names) * BINS, whole=True, by_score=True)

@@ -14,6 +14,7 @@ from perennial.server.cli.console import out, print_lines
 from perennial.server.cli.reference_lines import reference_lines
 from perennial.server.results.formatting import members, percent, size
 from perennial.server.run.folder import RunFolder, understood
+from perennial.server.selection.split_rule import counted
 from perennial.server.selection.summary import (
     AREAS,
     SPLIT,
@@ -264,9 +265,9 @@ def split_line(summary: Mapping[str, Any]) -> str:
         return ""
     if not gate["open"]:
         return f"split does not speak: {gate['reason']}"
-    found = list(summary["models"].values())[-1][SPLIT][SPLIT]
+    found, of = list(summary["models"].values())[-1][SPLIT][SPLIT], counted(gate.get("answers", ()))
     return (
-        f"split rests on {found['right']} held-out samples that the references know and {found['wrong']} that "
+        f"split rests on {found['right']} held-out {of} that the references know and {found['wrong']} that "
         "they do not (docs/selection.md)"
     )
 

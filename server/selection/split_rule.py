@@ -11,9 +11,15 @@ is `p a + (1 − p) d`. So split is its worst over all p, and (a + d) / 2 its av
 
 Which references follow a shortcut, and whether any does, is found by comparing environments two at a time
 (`compared`): of those, `followers` are where the shortcut is strongest.
+
+Of a sample with several labels, each one that is known is an answer of its own, right or wrong, and the counts are
+of answers. Those of one sample may err together. How much they do is in the variance between clients; where every
+environment has one client, all are taken to be right or wrong at once, which is the most. Every label and value
+counts alike in a and d, as in an area under a ROC curve: else the wrong ones of a rare label are mostly its
+samples, whatever the shortcut says.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from itertools import permutations
@@ -22,7 +28,7 @@ from typing import Any, Protocol
 
 Row = dict[str, Any]
 Counts = Sequence[Sequence[Sequence[int]]]
-"""By environment, class and kind: right or wrong for one reference."""
+"""By environment, class (or label and value) and kind: right or wrong for one reference."""
 LEVEL = 0.01
 """Chance that some pair of environments is told apart where they differ by sampling and by their clients alone."""
 LEVEL_ALONE = 1e-6
@@ -63,7 +69,7 @@ class Score:
     wrong: int
     """n×."""
     constant: float
-    """Score of the best constant predictor."""
+    """Score of the best constant predictor (`_best_constant`)."""
     mean_error: float
     """Standard error of (a + d) / 2."""
     constant_mean: float
@@ -102,21 +108,28 @@ def score(row: Row) -> Score | None:
     samples = [row["samples"][number] for number in chosen]
     if not all(any(label[kind] for by in own for label in by) for own in samples for kind in (0, 1)):
         return None
-    constants = [[_alone(own, label) for own in samples] for label in range(len(samples[0][0]))]
-    constant = max(
-        min(_share(own, right, kind)[0] for own, right in zip(samples, counts, strict=True) for kind in (0, 1))
-        for counts in constants
-    )
+    answers, together = answers_of(row), _together(row)
+
+    def worst(said: Sequence[int]) -> float:
+        return min(_share(own, _alone(own, said), kind, answers)[0] for own in samples for kind in (0, 1))
+
+    constant = _best_constant(answers, worst)
     found = (
-        _score(own, row["correct"][number], constant, [counts[place] for counts in constants])
-        for place, (number, own) in enumerate(zip(chosen, samples, strict=True))
+        _score(own, row["correct"][number], constant, answers, together[number])
+        for number, own in zip(chosen, samples, strict=True)
     )
     return min(found, key=lambda own: own.score)
 
 
-def _score(samples: Counts, correct: Counts, constant: float, constants: Sequence[Counts]) -> Score:
-    (a, of_a), (d, of_d) = (_share(samples, correct, kind) for kind in (0, 1))
+def _score(samples: Counts, correct: Counts, constant: float, answers: Sequence[int], together: float) -> Score:
+    (a, of_a), (d, of_d) = (_share(samples, correct, kind, answers) for kind in (0, 1))
+    of_a, of_d = of_a * together, of_d * together
     right, wrong = (sum(label[kind] for own in samples for label in own) for kind in (0, 1))
+
+    def mean(said: Sequence[int]) -> float:
+        counts = _alone(samples, said)
+        return (_share(samples, counts, 0, answers)[0] + _share(samples, counts, 1, answers)[0]) / 2
+
     return Score(
         score=min(a, d),
         mean=(a + d) / 2,
@@ -127,21 +140,62 @@ def _score(samples: Counts, correct: Counts, constant: float, constants: Sequenc
         wrong=wrong,
         constant=constant,
         mean_error=sqrt(of_a + of_d) / 2,
-        constant_mean=max((_share(samples, own, 0)[0] + _share(samples, own, 1)[0]) / 2 for own in constants),
+        constant_mean=_best_constant(answers, mean),
     )
 
 
-def _share(samples: Counts, correct: Counts, kind: int) -> tuple[float, float]:
+def _share(samples: Counts, correct: Counts, kind: int, answers: Sequence[int]) -> tuple[float, float]:
     """The share of a kind of samples that is right, as the mean over the environments that have any, and the
-    variance of that mean."""
-    sums = [[sum(label[kind] for label in own) for own in counts] for counts in (samples, correct)]
-    pairs = [(right / size, size) for size, right in zip(*sums, strict=True) if size]
-    return sum(p for p, _ in pairs) / len(pairs), sum(p * (1 - p) / n for p, n in pairs) / len(pairs) ** 2
+    variance of that mean.
+
+    Of several answers an environment's share is the mean over those labels and values that it has any of. Its
+    variance has (c + 1) / (n + 2) for the share of a few, which may all be right by chance.
+    """
+    several, shares = len(answers) > 1, []
+    for counts in zip(samples, correct, strict=True):
+        sizes, rights = ([label[kind] for label in own] for own in counts)
+        if not several:
+            sizes, rights = [sum(sizes)], [sum(rights)]
+        parts = [(right / n, (right + 1) / (n + 2), n) for n, right in zip(sizes, rights, strict=True) if n]
+        if parts:
+            spread = sum((q * (1 - q) if several else p * (1 - p)) / n for p, q, n in parts)
+            shares.append((sum(p for p, *_ in parts) / len(parts), spread / len(parts) ** 2))
+    variance = sum(own for _, own in shares) / len(shares) ** 2
+    return sum(share for share, _ in shares) / len(shares), variance
 
 
-def _alone(samples: Counts, label: int) -> Counts:
+def _alone(samples: Counts, said: Sequence[int]) -> Counts:
     """What a constant predictor gets right."""
-    return [[kinds if own == label else (0, 0) for own, kinds in enumerate(by)] for by in samples]
+    return [[kinds if own in said else (0, 0) for own, kinds in enumerate(by)] for by in samples]
+
+
+def answers_of(row: Row) -> Sequence[int]:
+    """The answers of a sample, each as how many values it can have; where a row does not say, there is one."""
+    found: Sequence[int] = row.get("answers") or [len(row["samples"][0][0])]
+    return found
+
+
+def _best_constant(answers: Sequence[int], value: Callable[[Sequence[int]], float]) -> float:
+    """The best value of a constant predictor, that says one thing for each answer.
+
+    Of several answers one after the other takes what makes the value best, until none makes it better: this is the
+    best one where the value is a sum over answers, as the mean is.
+    """
+    firsts = [sum(answers[:place]) for place in range(len(answers))]
+    said, best, before = firsts, value(firsts), float("-inf")
+    while best > before:
+        before = best
+        for place, (first, size) in enumerate(zip(firsts, answers, strict=True)):
+            for kind in range(first, first + size):
+                other = [*said[:place], kind, *said[place + 1 :]]
+                if (own := value(other)) > best:
+                    said, best = other, own
+    return best
+
+
+def counted(answers: Sequence[int]) -> str:
+    """What the counts are of, as people call it."""
+    return "labels" if len(answers) > 1 else "samples"
 
 
 class Judged(Protocol):
@@ -190,7 +244,8 @@ def unusable(row: Row) -> str:
     Without a shortcut the wrong samples are noise, and the rule would prefer a coin to a good model. So there must
     be followers, and enough samples that they do not know.
     """
-    names: list[str] = row["environments"]
+    names, answers = row["environments"], answers_of(row)
+    of, wanted = counted(answers), LEAST_WRONG * len(answers)
     if len(names) < 2:
         return f"there is one training environment, {names[0]}, and two are needed"
     with_any = [name for name, clients in zip(names, row["clients"], strict=True) if clients]
@@ -203,16 +258,15 @@ def unusable(row: Row) -> str:
         known, guess, _ = _own(row, number)
         return (
             f"the reference of {names[number]} is right on {100 * known:.1f} % of its own environment's held-out "
-            f"samples, which is not surely more than the {100 * guess:.1f} % of a constant (two standard errors)"
+            f"{of}, which is not surely more than the {100 * guess:.1f} % of a constant (two standard errors)"
         )
     pairs = compared(row)
     chosen = _strongest(pairs)
     wrong = {number: sum(kind[1] for kind in _everywhere(row["samples"][number])) for number in chosen or learnt}
     least = min(wrong, key=lambda number: wrong[number])
-    if wrong[least] < LEAST_WRONG:
+    if wrong[least] < wanted:
         return (
-            f"{wrong[least]} held-out samples are wrong for the reference of {names[least]}, and {LEAST_WRONG} "
-            "are needed"
+            f"{wrong[least]} held-out {of} are wrong for the reference of {names[least]}, and {wanted} are needed"
         )
     if not chosen:
         best = min(pairs, key=lambda pair: (pair.chance, -pair.t))
@@ -228,7 +282,8 @@ def gate(row: Row) -> dict[str, Any]:
     """Whether the counts are used, if not why, and by which comparisons, as plain data."""
     reason, pairs = unusable(row), compared(row)
     found = [asdict(pair) for pair in pairs]
-    return {"open": not reason, "reason": reason, "followers": _strongest(pairs), "pairs": found}
+    said = {"answers": row["answers"]} if "answers" in row else {}
+    return {"open": not reason, "reason": reason, "followers": _strongest(pairs), "pairs": found, **said}
 
 
 def followers(row: Row) -> list[int]:
@@ -284,12 +339,13 @@ def _difference(known: Any, total: Any) -> float:
 
 def _overdispersion(row: Row) -> tuple[list[float], int]:
     """The variance of clients' accuracies as a multiple of a binomial's, at least 1, for each reference; and its
-    degrees of freedom, 0 where no environment has two clients.
+    degrees of freedom, 0 where no environment has two clients. Then the answers of a sample count as one.
 
     The clients of an environment count as equally large, which makes it no smaller.
     """
     clients: list[int] = row["clients"]
     freedom = sum(max(0, count - 1) for count in clients)
+    least = 1.0 if freedom else float(len(answers_of(row)))
     found = []
     for samples, sums, squares in zip(row["samples"], row["accuracy"], row["squares"], strict=True):
         terms = []
@@ -298,26 +354,36 @@ def _overdispersion(row: Row) -> tuple[list[float], int]:
             share = sum(right for right, _ in own) / max(1, size)
             if count > 1 and 0 < share < 1:
                 terms.append(max(0.0, square - sum_**2 / count) * size / count / (share * (1 - share)))
-        found.append(max(1.0, sum(terms) / max(1, freedom)))
+        found.append(max(least, sum(terms) / max(1, freedom)))
     return found, freedom
+
+
+def _together(row: Row) -> Sequence[float]:
+    """What the variance of a share is multiplied by, for each reference: answers of one sample may err together.
+    Clients tell how much."""
+    if len(answers_of(row)) == 1:
+        return [1.0] * len(row["environments"])
+    return _overdispersion(row)[0]
 
 
 def _learnt(row: Row) -> list[int]:
     """Environments whose reference is better at home than a constant, by `ERRORS` standard errors."""
-    found = []
+    found, together = [], _together(row)
     for number in range(len(row["environments"])):
         known, guess, total = _own(row, number)
-        if known - guess > ERRORS * sqrt(guess * (1 - guess) / max(1, total)):
+        if known - guess > ERRORS * sqrt(together[number] * guess * (1 - guess) / max(1, total)):
             found.append(number)
     return found
 
 
 def _own(row: Row, number: int) -> tuple[float, float, int]:
-    """Of an environment's held-out samples the share that its reference knows, that of the largest class, and how
-    many there are."""
+    """Of an environment's held-out samples the share that its reference knows, that of the largest class (of a
+    constant's answers, if there are several), and how many there are."""
     own = row["samples"][number][number]
     total = sum(map(sum, own))
-    known, largest = sum(right for right, _ in own), max(map(sum, own))
+    sizes, known, largest = iter(map(sum, own)), sum(right for right, _ in own), 0
+    for size in answers_of(row):
+        largest += max(next(sizes) for _ in range(size))
     return known / max(1, total), largest / max(1, total), total
 
 

@@ -13,7 +13,16 @@ from perennial.common.tasks.classes import ACCURACY
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.files import write_text
 from perennial.server.results.formatting import assignments, percent
-from perennial.server.selection.split_rule import UNINFORMED, Score, Select, best_of, better, score, unusable
+from perennial.server.selection.split_rule import (
+    UNINFORMED,
+    Score,
+    Select,
+    best_of,
+    better,
+    counted,
+    score,
+    unusable,
+)
 from perennial.server.study.batch import Outcome, Standing, StudyProgress, Watch, progress_of, readable, run_all
 from perennial.server.study.leave_one_out import LeftOut, leave_one_out
 from perennial.server.study.prune import run_trials
@@ -121,7 +130,7 @@ def with_references(
 def no_references(config: RunConfig) -> str:
     """Why a run can have no references; empty where it can."""
     environments, task = config.scenario.train_environments, config.scenario.task
-    if not task.right_or_wrong:
+    if not task.answers:
         return f"it counts right and wrong answers, and the task {task.name!r} has none"
     if len(environments) < 2:
         return f"there is one training environment, {environments[0]}, and two are needed"
@@ -172,9 +181,9 @@ def choose(
         )
     if informed := {number: own for number, own in scores.items() if own.informed}:
         return Verdict(best_of(informed), Select.by_split, "", scores)
-    chosen = max(scores.values(), key=lambda own: own.mean)
+    chosen, of = max(scores.values(), key=lambda own: own.mean), counted(outcomes[0].config.scenario.task.answers)
     return by_held_out(
-        f"{UNINFORMED}: the best mean over samples that a reference knows and does not know is "
+        f"{UNINFORMED}: the best mean over {of} that a reference knows and does not know is "
         f"{percent(chosen.mean)} % (standard error {percent(chosen.mean_error)}), a constant's "
         f"{percent(chosen.constant_mean)} %",
         scores,
@@ -251,7 +260,8 @@ def why_lines(outcomes: Sequence[Outcome], verdict: Verdict) -> list[str]:
         )
         return [*lines, held_out_text] if found else lines
     scores = verdict.judged
-    lines.append(_basis(chosen := scores[verdict.trial]))
+    answers = outcomes[verdict.trial].config.scenario.task.answers
+    lines.append(_basis(chosen := scores[verdict.trial], counted(answers)))
     others = {
         number: own
         for number, own in scores.items()
@@ -267,8 +277,8 @@ def why_lines(outcomes: Sequence[Outcome], verdict: Verdict) -> list[str]:
     return lines
 
 
-def _basis(own: Score | LeftOut) -> str:
-    """A score, its standard error, and how many samples it rests on."""
+def _basis(own: Score | LeftOut, of: str) -> str:
+    """A score, its standard error, and how many samples it rests on; `of` says what `split` counts."""
     measure = own.measure if isinstance(own, LeftOut) else ACCURACY
     text = f"{_score_text(own)} (standard error {measure.text(own.error)})"
     if isinstance(own, LeftOut):
@@ -276,7 +286,7 @@ def _basis(own: Score | LeftOut) -> str:
         return f"leave-one-out {text} on {own.samples} held-out samples of environments not trained on: {each}"
     below = "" if own.beats_constant else f" and is no worse: {UNINFORMED} in the worst case"
     return (
-        f"split {text}: {percent(own.agreeing)} % of {own.right} held-out samples that the references know, "
+        f"split {text}: {percent(own.agreeing)} % of {own.right} held-out {of} that the references know, "
         f"{percent(own.misleading)} % of {own.wrong} that they do not; the best constant has "
         f"{percent(own.constant)} %{below}"
     )

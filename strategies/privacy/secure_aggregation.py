@@ -41,7 +41,7 @@ from perennial.common.privacy.secure_aggregation import (
     shared_key,
     summands,
 )
-from perennial.common.selection import SPLIT, SUMS, split_off
+from perennial.common.selection import SPLIT, SUMS, place_of, split_off
 from perennial.common.utils.errors import RunStopped, some_of
 from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import NUM_EXAMPLES, Scalar
@@ -111,8 +111,7 @@ class SecureStrategy(SummingStrategy):
         clients, payload, settings = self.evaluation_request(arrays, grid)
         if not self.references:
             return self.messages(server_round, clients, "evaluate", payload, settings=settings)
-        scenario = self.run.scenario
-        record, _ = split_off({}, self.hparams.evaluates, len(scenario.train_environments), scenario.classes)
+        record, _ = split_off({}, self.hparams.evaluates, place_of(self.run.scenario))
         parts = summands(SUMS, "evaluate", record, {})
         return self.masked(
             grid, server_round, clients, "evaluate", payload, parts, lambda _: 1.0, float(STEPS), settings

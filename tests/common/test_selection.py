@@ -3,7 +3,9 @@ import pytest
 import torch
 
 from perennial.common.data.examples import Examples
-from perennial.common.selection import Tally, columns, from_columns, tally
+from perennial.common.selection import Tally, columns, from_columns, must_add_up
+from perennial.common.selection import tally as count_answers
+from perennial.common.tasks import Classes, Labels, Numbers
 
 CLASSES, ENVIRONMENTS = 3, 2
 
@@ -16,6 +18,12 @@ def drawn(count: int, seed: int) -> tuple[list[torch.Tensor], torch.Tensor, Exam
     known = [torch.rand(count, generator=generator) < 0.7 for _ in range(ENVIRONMENTS)]
     correct = torch.rand(count, generator=generator) < 0.4
     return known, correct, Examples(torch.zeros(count, 1), y, environment)
+
+
+def tally(known: list[torch.Tensor], correct: torch.Tensor, examples: Examples, classes: int) -> Tally:
+    """Of classes: one answer for each sample."""
+    kinds = Classes(classes).kinds(examples.y)
+    return count_answers([own[:, None] for own in known], correct[:, None], kinds, examples.environment, classes)
 
 
 def test_counts_by_hand() -> None:
@@ -31,6 +39,58 @@ def test_counts_by_hand() -> None:
                     assert found.correct[place] == int((these & correct).sum())
 
 
+NAN = float("nan")
+TWO = Labels(("one", "two"))
+TARGETS = torch.tensor([[0.0, 1.0], [1.0, NAN], [1.0, 0.0], [NAN, NAN], [0.0, 0.0]])
+LOGITS = torch.tensor([[-1.0, 2.0], [-1.0, 3.0], [0.5, -0.1], [1.0, -1.0], [1e-30, 0.0]])
+
+
+def test_labels_are_answers_each_and_unknown_ones_are_none() -> None:
+    assert (TWO.answers, Classes(3).answers, Numbers().answers) == ((2, 2), (3,), ())
+    assert TWO.kinds(TARGETS).tolist() == [[0, 3], [1, -1], [1, 2], [-1, -1], [0, 2]]
+    right = [[True, True], [False, False], [True, True], [False, False], [False, True]]
+    assert TWO.right(LOGITS, TARGETS).tolist() == right  # the smallest logit above 0 says yes, and 0 says no
+    found = {name: own.tolist() for name, own in TWO.sums(LOGITS, TARGETS).items()}
+    assert TWO.right_of(5, found) == (7, 5)
+    with pytest.raises(NotImplementedError, match="numbers have no answers"):
+        Numbers().right(LOGITS, TARGETS)
+
+
+def test_counts_of_labels_by_hand() -> None:
+    """A reference that says no to everything, and one that is always right."""
+    known = [(TARGETS == 0), ~TARGETS.isnan()]
+    environment = torch.tensor([0, 0, 1, 1, 0])
+    found = count_answers(known, TWO.right(LOGITS, TARGETS), TWO.kinds(TARGETS), environment, 4)
+    # By environment, and (label, value) as one-no, one-yes, two-no, two-yes: right and wrong for the reference.
+    no = [[[2, 0], [0, 1], [1, 0], [0, 1]], [[0, 0], [0, 1], [1, 0], [0, 0]]]
+    all_ = [[[2, 0], [1, 0], [1, 0], [1, 0]], [[0, 0], [1, 0], [1, 0], [0, 0]]]
+    assert found.samples.tolist() == [no, all_]
+    no = [[[1, 0], [0, 0], [1, 0], [0, 1]], [[0, 0], [0, 1], [1, 0], [0, 0]]]
+    all_ = [[[1, 0], [0, 0], [1, 0], [1, 0]], [[0, 0], [1, 0], [1, 0], [0, 0]]]
+    assert found.correct.tolist() == [no, all_]
+    must_add_up(found, 7, 5)
+    back = from_columns(columns(found), (2, 4), 7, 5)
+    assert np.array_equal(back.samples, found.samples)
+    for count, correct in ((8, 5), (7, 4)):
+        with pytest.raises(ValueError, match="add up"):
+            must_add_up(found, count, correct)
+
+
+@pytest.mark.parametrize("task", [Classes(3), TWO])
+def test_a_stack_of_clients_is_right_as_each_client_is(task: Classes | Labels) -> None:
+    generator = torch.Generator().manual_seed(5)
+    logits = torch.randn(4, 30, task.outputs, generator=generator)
+    shape_of_targets = (4, 30, *task.target_shape)
+    targets = torch.randint(2, shape_of_targets, generator=generator)
+    targets = targets.float() if task is TWO else targets
+    right, kinds = task.right(logits, targets), task.kinds(targets)
+    assert right.shape == kinds.shape == (4, 30, len(task.answers))
+    sums = task.sums(logits, targets)
+    for client in range(4):
+        own = {name: values[client].tolist() for name, values in sums.items()}
+        assert task.right_of(30, own) == (30 * len(task.answers), int(right[client].sum()))
+
+
 def test_clients_add_up() -> None:
     known, correct, examples = drawn(60, 1)
     first, rest = torch.arange(60) < 25, torch.arange(60) >= 25
@@ -44,7 +104,7 @@ def test_nothing_held_out_is_nothing_counted() -> None:
     known, correct, examples = drawn(0, 2)
     found = tally(known, correct, examples, CLASSES)
     assert found.samples.sum() == found.correct.sum() == 0
-    assert from_columns(columns(found), ENVIRONMENTS, CLASSES, 0, 0).samples.shape == found.samples.shape
+    assert from_columns(columns(found), (ENVIRONMENTS, CLASSES), 0, 0).samples.shape == found.samples.shape
 
 
 def small() -> tuple[dict[str, list[int]], Tally, int]:
@@ -55,7 +115,7 @@ def small() -> tuple[dict[str, list[int]], Tally, int]:
 
 def test_there_and_back() -> None:
     given, found, correct = small()
-    back = from_columns(given, ENVIRONMENTS, CLASSES, 40, correct)
+    back = from_columns(given, (ENVIRONMENTS, CLASSES), 40, correct)
     assert np.array_equal(back.samples, found.samples)
     assert np.array_equal(back.correct, found.correct)
     assert all(type(value) is int for values in given.values() for value in values)
@@ -78,4 +138,4 @@ def test_there_and_back() -> None:
 def test_columns_that_do_not_fit_are_refused(name: str, change, word: str) -> None:  # type: ignore[no-untyped-def]
     given, _, correct = small()
     with pytest.raises(ValueError, match=word):
-        from_columns({**given, name: change(given[name])}, ENVIRONMENTS, CLASSES, 40, correct)
+        from_columns({**given, name: change(given[name])}, (ENVIRONMENTS, CLASSES), 40, correct)

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from perennial.common.data.examples import ClientData, join
 from perennial.common.methods import METHODS
 from perennial.common.methods.fedavg import FedAvg
 from perennial.common.methods.references import FILE, References, model_of, samples_of
+from perennial.common.models.network import Network
 from perennial.common.privacy.secure_aggregation import MASKED, as_bytes
 from perennial.common.selection import record
 from perennial.common.utils.errors import RunStopped, UserError
@@ -262,6 +264,91 @@ def test_counts_that_nobody_asked_for_are_left_out(tmp_path: Path) -> None:
     here.grid = SpoilingGrid(here.grid, spoil)  # type: ignore[assignment]
     summary = here.run(RunFolder.create(tmp_path / "run", config))
     assert "not asked for" in summary["left_out"]["client-1"]["last"]
+
+
+@pytest.fixture(scope="module")
+def of_labels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return labels_run(tmp_path_factory.mktemp("of-labels") / "run", "references", rounds=4).path / FILE
+
+
+def labels_run(path: Path, method: str, *settings: str, **options: Any) -> RunFolder:
+    config = toy_config(f"{method}/labels", *settings, **options)
+    LocalRuntime(config).run(RunFolder.create(path, config))
+    return RunFolder(path)
+
+
+def test_a_run_counts_each_label_that_is_known(of_labels: Path, tmp_path: Path) -> None:
+    """Against predictions made here, label by label."""
+    folder = labels_run(tmp_path / "run", "fedavg", f"references='{of_labels}'", rounds=2)
+    (row,) = split_rows(folder)
+    config = folder.config()
+    scenario, task = config.scenario, config.scenario.task
+    net = Network(config.model, scenario.input_shape, task.outputs, torch.device("cpu"))
+    model = load_tensors(folder.path / "models" / "global.safetensors")
+    clients = range(len(scenario.client_ids))
+    held_out = join([scenario.client_data(client, 0, None).validation for client in clients])
+    right = (net.predict(model, held_out.x).sigmoid() > 0.5).float() == held_out.y
+    for reference, tensors in load_records(of_labels).items():
+        known = (net.predict(tensors, held_out.x).sigmoid() > 0.5).float() == held_out.y
+        for environment in range(2):
+            there = held_out.environment == environment
+            for label, value in product(range(3), (0, 1)):
+                these = there & (held_out.y[:, label] == value)
+                place = int(reference.rpartition("-")[2]), environment, 2 * label + value
+                for kind, told in enumerate((known, ~known)):
+                    own = these & told[:, label]
+                    assert np.array(row["samples"])[place][kind] == int(own.sum())
+                    assert np.array(row["correct"])[place][kind] == int((own & right[:, label]).sum())
+    assert row["answers"] == [2, 2, 2]
+    assert np.array(row["samples"])[0].sum() == int((~held_out.y.isnan()).sum()) < held_out.y.numel()
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        (lambda found: found, ""),
+        (lambda found: moved(found, "samples"), "samples does not add up"),
+        (lambda found: moved(found, "correct"), "add up|more correct"),
+        (lambda found: {**found, "global/split/samples": [1] * 16}, "another length"),
+        (lambda found: {**found, "global/validation/negatives": [0] * 300}, "add up|no whole number"),
+    ],
+)
+def test_counts_of_labels_that_cannot_be_are_left_out(
+    change: Callable[[dict[str, Any]], dict[str, Any]], word: str, of_labels: Path, tmp_path: Path
+) -> None:
+    def spoil(request: Message, reply: Message) -> Message:
+        if request.metadata.dst_node_id == 2 and request.metadata.message_type == "evaluate":
+            return changed_reply(request, reply, change(dict(reply.content.metric_records["metrics"])))
+        return reply
+
+    config = toy_config("fedavg/labels", f"references='{of_labels}'", rounds=1)
+    here = LocalRuntime(config)
+    here.grid = SpoilingGrid(here.grid, spoil)  # type: ignore[assignment]
+    summary = here.run(RunFolder.create(tmp_path / "run", config))
+    (row,) = split_rows(RunFolder(tmp_path / "run"))
+    if not word:
+        assert summary["left_out"] == {}
+        assert row["clients"] == [2, 2]
+        return
+    assert re.search(word, summary["left_out"]["client-1"]["last"])
+    assert row["clients"] == [2, 1]
+
+
+def moved(found: dict[str, Any], column: str) -> dict[str, Any]:
+    """One count more, of the first kind that has any."""
+    values = list(found[f"global/split/{column}"])
+    values[next(place for place, value in enumerate(values) if value)] += 1
+    return {**found, f"global/split/{column}": values}
+
+
+@pytest.mark.slow
+def test_labels_are_counted_the_same_in_another_process(of_labels: Path, tmp_path: Path) -> None:
+    config = toy_config("ditto/labels", f"references='{of_labels}'", rounds=2)
+    LocalRuntime(config).run(RunFolder.create(tmp_path / "local", config))
+    folder = RunFolder.create(tmp_path / "wire", config)
+    run_rounds(config, folder, WireGrid(config, tmp_path / "sites"), start(config))
+    assert split_rows(folder) == split_rows(RunFolder(tmp_path / "local"))
+    assert [row["model"] for row in split_rows(folder)] == ["global", "personal"]
 
 
 # ---------------------------------------------------------------------- what can be wrong

@@ -316,3 +316,77 @@ def test_the_gate_as_plain_data() -> None:
     assert [(pair["easier"], pair["harder"]) for pair in found["pairs"]] == [(0, 1), (1, 0)]
     assert json.loads(json.dumps(found)) == found
     assert gate(coloured(1.0, 0.0, p=(0.9,)))["pairs"] == []
+
+
+# ---------------------------------------------------------------------- several answers of a sample
+
+
+def labelled(counts: list[list[list[int]]], answers: tuple[int, ...], clients: int = 4, **changes: Any) -> Row:
+    """Two environments, whose samples [kind] = (right, wrong) are the same under both references."""
+    names = [f"p={own}" for own in P]
+    shares = [sum(right for right, _ in own) / sum(map(sum, own)) for own in counts]
+    return {
+        "environments": names, "samples": [counts, counts], "correct": [counts, counts], "answers": list(answers),
+        "clients": [clients] * 2, "accuracy": [[clients * share for share in shares]] * 2,
+        "squares": [[clients * share**2 for share in shares]] * 2, **changes,
+    }  # fmt: skip
+
+
+EASY, HARD = [[300, 10], [150, 40], [450, 0], [0, 50]], [[300, 40], [120, 40], [430, 10], [0, 60]]
+
+
+def test_a_constant_says_one_thing_for_each_answer() -> None:
+    """Against all constants: one label's yes or no with another's yes or no."""
+    row = labelled([EASY, HARD], (2, 2))
+    found = score(row)
+    assert found is not None
+    shares = {
+        said: [
+            np.mean([np.mean([kind in said for kind in range(4) if own[kind][which]]) for own in (EASY, HARD)])
+            for which in (0, 1)
+        ]
+        for said in product((0, 1), (2, 3))
+    }
+    assert found.constant == pytest.approx(max(map(min, shares.values())), abs=1e-12)
+    assert found.constant_mean == pytest.approx(max(map(sum, shares.values())) / 2, abs=1e-12)
+
+
+def test_every_label_and_value_counts_alike() -> None:
+    """Of two labels with 300 and 20 samples that the reference does not know, and with few of one environment."""
+    counts = [[[90, 300], [60, 0], [80, 2], [0, 20]], [[90, 300], [60, 0], [80, 0], [0, 20]]]
+    right = [[[45, 30], [60, 0], [80, 2], [0, 10]], [[45, 30], [30, 0], [80, 0], [0, 20]]]
+    alone, found = (score({**labelled(counts, (2, 2), own), "correct": [right, right]}) for own in (1, 4))
+    assert alone is not None
+    assert found is not None
+    assert found.agreeing == pytest.approx(((0.5 + 1 + 1) / 3 + (0.5 + 0.5 + 1) / 3) / 2)
+    assert found.misleading == pytest.approx(((0.1 + 1 + 0.5) / 3 + (0.1 + 1) / 2) / 2)
+    first = [(31 / 302, 300), (3 / 4, 2), (11 / 22, 20)]
+    second = [(31 / 302, 300), (21 / 22, 20)]
+    variance = sum(sum(q * (1 - q) / n for q, n in own) / len(own) ** 2 for own in (first, second)) / 4
+    assert found.score == found.misleading
+    assert found.error == pytest.approx(sqrt(variance))  # clients that are all alike
+    assert alone.error == pytest.approx(sqrt(2 * variance))  # as if both labels of a sample were right at once
+    assert alone.mean_error == pytest.approx(sqrt(2) * found.mean_error)
+
+
+def test_what_is_needed_of_labels() -> None:
+    row = labelled([EASY, HARD], (2, 2))
+    assert unusable(row) == ""
+    assert gate(row)["answers"] == [2, 2]
+    assert followers(row) == [0]
+    few = [[[own[0], min(own[1], 5)] for own in counts] for counts in (EASY, HARD)]
+    assert unusable(labelled(few, (2, 2))) == (
+        "35 held-out labels are wrong for the reference of p=0.9, and 50 are needed"
+    )
+    guessed = [[[250, 60], [0, 190], [450, 0], [0, 50]], HARD]
+    assert unusable(labelled(guessed, (2, 2))) == (
+        "the reference of p=0.9 is right on 70.0 % of its own environment's held-out labels, which is not surely "
+        "more than the 76.0 % of a constant (two standard errors)"
+    )
+
+
+def test_with_one_client_in_each_environment_labels_count_as_one_answer() -> None:
+    row = labelled([EASY, HARD], (2, 2), clients=1)
+    alone = labelled([EASY, HARD], (4,), clients=1)
+    together, apart = (next(pair.t for pair in compared(own) if pair.easier == 0) for own in (row, alone))
+    assert together == pytest.approx(apart / sqrt(2), abs=1e-12)

@@ -211,6 +211,11 @@ def test_where_there_can_be_no_references() -> None:
     many = load_config(options={"method": "fedavg", "scenario": "eicu-synthetic"})
     assert no_references(many) == "there are 20 training environments, and references for at most 12"
     assert with_references([own], Path("unused"), 1) == ([own], no_references(own))
+    sentences = {task: no_references(toy_config(f"fedavg/{task}")) for task in ("labels", "numbers")}
+    assert sentences == {
+        "labels": "",
+        "numbers": "it counts right and wrong answers, and numbers are neither",
+    }
     left_out = toy_config("fedavg", f"left_out={Toy().train_environments[0]}")
     assert (
         no_references(left_out)
