@@ -40,7 +40,9 @@ def test_the_model_runs_in_bfloat16_and_all_around_it_is_float32() -> None:
     assert {param.grad.dtype for param in params.values() if param.grad is not None} == {torch.float32}
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedpin", "fediir"])
+@pytest.mark.parametrize(
+    "method", ["fedavg", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fedpin", "fediir"))]
+)
 def test_a_run_in_bf16_trains_and_is_the_same_everywhere(method: str, tmp_path: Path) -> None:
     config = toy_config(method, "precision=bf16", "local_steps=3", rounds=4)
     folder = taken_up(config, tmp_path, after=2)

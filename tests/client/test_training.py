@@ -238,7 +238,9 @@ def test_a_scheduled_rate_over_rounds_is_pytorchs(which: str) -> None:
 ALL = ("optimizer.name=adamw", "optimizer.keep=true", "weight_decay=0.01", "learning_rate=0.01", "schedule=cosine")
 
 
-@pytest.mark.parametrize("method", ["fedavg", "apfl", "fedpin", "fedsdr"])
+@pytest.mark.parametrize(
+    "method", ["fedavg", *(pytest.param(name, marks=pytest.mark.slow) for name in ("apfl", "fedpin", "fedsdr"))]
+)
 def test_parity_and_resume_with_all_of_it(method: str, tmp_path: Path) -> None:
     """Local, over the wire, as a stack, and taken up again."""
     habits = ("schedule.warm_up=1", "local_steps=3", "clip_norm=0.5", "label_smoothing=0.1")

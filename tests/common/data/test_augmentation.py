@@ -160,7 +160,9 @@ def test_only_training_samples_are_changed_and_held_out_ones_are_not() -> None:
     )
 
 
-@pytest.mark.parametrize("method", ["fedavg", "ditto", "fedsdr"])
+@pytest.mark.parametrize(
+    "method", ["fedavg", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ditto", "fedsdr"))]
+)
 def test_runs_with_it_are_the_same_everywhere(method: str, tmp_path: Path) -> None:
     """With all habits together: over the wire, taken up again, and where stacks were asked for."""
     settings = (
