@@ -43,9 +43,9 @@ hide from `--set`, in a study for other methods, too."""
 
 
 def reserved(kind: type[Method]) -> set[str]:
-    """What no field of a method may be called; one that does without the run's optimizer may have its own."""
+    """What no field of a method may be called; one that refuses a setting of the run may have its own."""
     free = {"preset"} if issubclass(kind, PresetTraining) else set[str]()
-    return RESERVED - free - ({"optimizer"} & kind.refuses.keys())
+    return RESERVED - free - kind.refuses.keys()
 
 
 def _accepted(module: ModuleType, kinds: dict[str, Any], usual: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -263,16 +263,18 @@ def test_how_often_equal_methods_would_pass() -> None:
 # ---------------------------------------------------------------------- the file
 
 
-def test_there_is_a_claim_for_each_of_the_seven_and_its_settings_fit() -> None:
+def test_there_is_a_claim_for_each_of_the_seven_and_one_on_numbers_and_its_settings_fit() -> None:
     claims = load_claims()
-    assert sorted(METHODS[claim.method.name].__module__.rpartition(".")[2] for claim in claims) == sorted(FAMILIES)
+    methods = [METHODS[claim.method.name].__module__.rpartition(".")[2] for claim in claims]
+    assert sorted(methods) == sorted([*FAMILIES, "vrex"])
+    assert {claim.task.name for claim in claims} == {"classes", "numbers"}
     for claim in claims:
         for side in claim.sides:
             assert claim.config(side, {}).rounds == claim.rounds
         if claim.oracle:
             assert claim.config(claim.reference, {}, scenario=claim.oracle).scenario.model_dump()["oracle"]
         assert claim.reference.name in {"fedavg", "fedsgd", "ditto"}
-        assert scenarios.SCENARIOS[claim.scenario].dataset in {"digits", "generated"}
+        assert scenarios.SCENARIOS[claim.scenario].dataset in {"diabetes", "digits", "generated"}
     assert {claim.method.name for claim in claims} >= HELD
 
 

@@ -214,7 +214,7 @@ def test_where_there_can_be_no_references() -> None:
     sentences = {task: no_references(toy_config(f"fedavg/{task}")) for task in ("labels", "numbers")}
     assert sentences == {
         "labels": "",
-        "numbers": "it counts right and wrong answers, and numbers are neither",
+        "numbers": "it counts right and wrong answers, and the task 'numbers' has none",
     }
     left_out = toy_config("fedavg", f"left_out={Toy().train_environments[0]}")
     assert (
@@ -336,7 +336,7 @@ def test_leave_one_out_says_what_it_rests_on(tmp_path: Path) -> None:
     assert f"{100 * own.score:.2f}" in shown
     assert "by leave-one-out" in shown
     (toml, picture) = keep(outcomes, verdict, Select.leave_one_out, tmp_path)
-    assert "leave-one-out, %" in picture.read_text()
+    assert "leave-one-out accuracy, %" in picture.read_text()
     assert load_config(toml).left_out == ""
 
 
