@@ -18,9 +18,11 @@ CONTRACT = {
     "test_an_absent_client_does_no_harm",
     "test_a_stack_does_what_its_clients_do",
 }
-"""What `perennial.testing.methods` has that the short suite asks of every method, and of few with every task."""
+"""What `perennial.testing.methods` has that the short suite asks of every method, and of one with every task."""
 FEW = ("ditto", "fedavg", "fediir", "fedsgd")
 """For other tests that go through many: a method that keeps a model, one with two exchanges, one of gradients."""
+ONE = "ditto"
+"""For what is asked of methods with every task: it has a common model and one of each client."""
 MANY = 10
 
 
@@ -37,7 +39,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group(item.path.name))
         file, name = source(item)
         own, _, task = method(item).partition("/")
-        asked = name in CONTRACT and file == "perennial.testing.methods" and (own in FEW or not task)
+        asked = name in CONTRACT and file == "perennial.testing.methods" and (own == ONE or not task)
         if cases[file, name] > MANY and not asked and (task or own not in FEW):
             item.add_marker(pytest.mark.slow)
 

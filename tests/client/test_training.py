@@ -52,6 +52,11 @@ OPTIMIZERS: dict[str, tuple[Optimizer, dict[str, float], Any]] = {
 }
 
 
+def slow(*methods: str) -> list[Any]:
+    """Methods that the short suite leaves out."""
+    return [pytest.param(name, marks=pytest.mark.slow) for name in methods]
+
+
 def torchs(client: FedAvgClient | LocalClient, start: Tensors, optimizer: Any, rounds: int, steps: int) -> Tensors:
     """The model after steps of PyTorch's own optimizer on the client's mini-batches of some rounds."""
     params = {name: tensor.detach().clone().requires_grad_() for name, tensor in start.items()}
@@ -127,7 +132,7 @@ def test_kept_moments_are_resumed_to_the_bit(method: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("first", "word"), [("sgd", "velocity.0"), ("adam", "steps")])
-@pytest.mark.parametrize("method", ["fedavg", "fedrep", "fedpin", "fedsdr"])
+@pytest.mark.parametrize("method", ["fedavg", *slow("fedrep", "fedpin", "fedsdr")])
 def test_a_stack_keeps_what_its_clients_keep(method: str, first: str, word: str, tmp_path: Path) -> None:
     settings = [f"optimizer.name={first}", "optimizer.keep=true", "local_steps=3"]
     settings += ["momentum=0.9"] if first == "sgd" else []
@@ -238,9 +243,7 @@ def test_a_scheduled_rate_over_rounds_is_pytorchs(which: str) -> None:
 ALL = ("optimizer.name=adamw", "optimizer.keep=true", "weight_decay=0.01", "learning_rate=0.01", "schedule=cosine")
 
 
-@pytest.mark.parametrize(
-    "method", ["fedavg", *(pytest.param(name, marks=pytest.mark.slow) for name in ("apfl", "fedpin", "fedsdr"))]
-)
+@pytest.mark.parametrize("method", ["fedavg", *slow("apfl", "fedpin", "fedsdr")])
 def test_parity_and_resume_with_all_of_it(method: str, tmp_path: Path) -> None:
     """Local, over the wire, as a stack, and taken up again."""
     habits = ("schedule.warm_up=1", "local_steps=3", "clip_norm=0.5", "label_smoothing=0.1")

@@ -199,6 +199,7 @@ def test_concordance_and_brier_score_of_a_run_are_scikit_survivals(tmp_path: Pat
     assert summary["models"]["global"]["final"]["measures"]["all"] == pytest.approx(expected, abs=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_stack_of_two_such_clients_has_it_too(target: Target, tmp_path: Path, caplog: Any) -> None:
     loop, summary = trained(config(target, clients=2), tmp_path / "loop")
@@ -210,6 +211,7 @@ def test_a_stack_of_two_such_clients_has_it_too(target: Target, tmp_path: Path, 
     assert one == pytest.approx(other, abs=2e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_resumed_run_has_it_to_the_bit(target: Target, tmp_path: Path) -> None:
     folder = taken_up(config(target), tmp_path, 4)
@@ -228,6 +230,7 @@ def small(scenario: str, *settings: str) -> RunConfig:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_a_run_over_bytes_and_a_resumed_one_have_the_same_rows(scenario: str, tmp_path: Path) -> None:
     config = small(scenario)

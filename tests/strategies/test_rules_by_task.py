@@ -116,6 +116,7 @@ def test_a_run_learns_under_little_noise(task: str, mechanism: str, tmp_path: Pa
     must_have_learnt(config, summary)
 
 
+@pytest.mark.slow
 @each_task
 @pytest.mark.parametrize("rule", [rule for rule in get_args(Rule) if rule != "mean"])
 def test_a_robust_rule_learns_beside_a_client_that_sends_ten_times_its_model(

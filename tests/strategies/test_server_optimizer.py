@@ -89,7 +89,7 @@ def test_momentum_0_and_rate_1_is_the_mean(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", OURS)
-@pytest.mark.parametrize("method", ["fedavg", "fedsr"])
+@pytest.mark.parametrize("method", ["fedavg", pytest.param("fedsr", marks=pytest.mark.slow)])
 def test_a_run_is_taken_up_to_the_bit_and_is_another_than_with_the_mean(
     method: str, name: str, tmp_path: Path
 ) -> None:

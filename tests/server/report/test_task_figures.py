@@ -141,6 +141,7 @@ def test_events_have_survival_predicted_and_observed(
         assert list(observed.y) == pytest.approx([100, *(100 * constant).tolist()], rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS)
 def test_a_page_has_the_figures_of_its_task(task: str, made: Mapping[str, Path]) -> None:
     page, skipped = report([made[task]])
