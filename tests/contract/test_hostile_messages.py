@@ -25,7 +25,7 @@ from perennial.testing.tiny_federation import SpoilingGrid
 
 REPLIES, REQUESTS = 180, 50
 """Per method; of all methods together they are more than ten thousand."""
-FEW = ("fediir", *hostile_messages.SPECIAL)
+FEW = ("fediir", "fedavg+secagg")
 SUBJECT = pytest.mark.parametrize(
     "subject",
     [pytest.param(own, marks=() if own in FEW else pytest.mark.slow) for own in hostile_messages.SUBJECTS],
