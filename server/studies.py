@@ -141,8 +141,9 @@ def _problem(
         from perennial.common.config import load_config, read
 
         file = path_of(config, "config")
-        whole = load_config(file)  # which loads its plug-ins
         values = read(file)
+        # Which loads its plug-ins. Where it names no method, one that has every task.
+        whole = load_config(file, {} if "method" in values else {"method": "fedavg"})
         scenario = whole.scenario
         if "rounds" in values and "rounds" not in map(key_of, texts):
             rounds = rounds or whole.rounds

@@ -128,6 +128,39 @@ def test_what_is_described_is_trained_and_beats_a_constant(task: str, folder: Pa
     assert ours["worst_site"] == measure.worst(value for own in sites for value in own.values())
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("task", COLUMNS)
+def test_what_is_described_is_tuned_compared_and_asked_without_each_site(
+    task: str, folder: Path, tmp_path: Path
+) -> None:
+    """The file names no method, and so none that lacks the task."""
+    drop = [flag for name in dropped(task) for flag in ("--drop", name)]
+    own, of_columns = tmp_path / "own.toml", ("--task", task, "--label-column", COLUMNS[task])
+    assert call("describe", folder, *of_columns, *drop, "-o", own).exit_code == 0
+    shared = (
+        "--config",
+        own,
+        "--data-root",
+        folder,
+        "--rounds",
+        "2",
+        "--device",
+        "cpu",
+        "--out",
+        tmp_path / "pool",
+    )
+    measure = load_config(own, {"method": "fedavg"}).scenario.task.headline
+    for command in (
+        ("tune", "ditto", "--trials", "2", *shared),
+        ("compare", "--methods", "ditto", "--seeds", "1", *shared),
+        ("compare", "--leave-one-site-out", "--adapt", "12", "--methods", "ditto", "--seeds", "1", *shared),
+    ):
+        told = call(*command, "--jobs", "1")
+        assert told.exit_code == 0, told.output
+        assert measure.label in " ".join(told.stdout.split())
+        assert all(site in told.stdout for site in SITES)
+
+
 # ---------------------------------------------------------------------- what a site keeps to itself
 
 
