@@ -142,11 +142,13 @@ def sites_table(cells: Sequence[Cell], adapt: int = 0) -> Table:
     if adapt:
         samples = f"the samples but {adapt}"
         then = f"; behind an arrow, of the personal model that the site makes of these {adapt}, on the same others"
+    told = any(cell.low is not None for cell in cells)
+    interval = ", with its 95 % interval (one seed's, by the bootstrap over the samples)" if told else ""
     table = Table(
         title="trained without the site, and asked about it",
-        caption=f"{cells[0].measure.label} of the common model on {samples} of a site that did not train, with "
-        f"its 95 % interval (one seed's, by the bootstrap over the samples){then}; in brackets, of the main model "
-        "on the site's own test samples when it trains, too; means over seeds",
+        caption=f"{cells[0].measure.label} of the common model on {samples} of a site that did not train{interval}"
+        f"{then}; in brackets, of the main model on the site's own test samples when it trains, too; means over "
+        "seeds",
     )
     counts = {cell.site: str(cell.samples) for cell in cells if cell.method == CONSTANT}
     return _by_site(table, cells, _text, {"samples": counts})
