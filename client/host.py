@@ -266,9 +266,8 @@ class Host:
                 request = checked(message)
                 task = parse_task(request.task)
                 half = client_class(type(task.method))
-                alone = (
-                    task.augment and message.metadata.message_type != "evaluate"
-                )  # each picture has its own draws
+                # Each augmented picture has its own draws.
+                alone = task.augment and message.metadata.message_type != "evaluate"
                 if task.model.stacks and not alone and stackable(half, message):
                     site = self.site(request.task, task, number)
                     if site.role == "adapts":  # which trains, whatever it is asked for

@@ -4,14 +4,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from perennial.common.data.columns import AnyColumn
 from perennial.common.data.datasets import load
 from perennial.common.data.environments import standardise
-from perennial.common.data.examples import ClientData
+from perennial.common.data.examples import ClientData, Examples
 from perennial.common.data.partition import Share
 from perennial.common.data.raw_data import Raw
 from perennial.common.tasks import Classes, PredictionTask
@@ -173,6 +173,34 @@ class Spurious(Scenario, ABC):
 
     oracle: bool = knob(
         False, "remove the spurious feature, in training and test alike", source="Tang 2025 Fig 4.4"
+    )
+
+
+class Draw(Protocol):
+    """Samples of a client: causes and targets depend on the split alone, the shortcut on `key`, too."""
+
+    def __call__(self, split: str, count: int, strength: float, environment: int, /, *key: str) -> Examples: ...
+
+
+def drawn_data(
+    draw: Draw,
+    *,
+    train_samples: int,
+    validation_fraction: float,
+    test_samples: int,
+    own: tuple[float, int],
+    tests: Mapping[str, float],
+) -> ClientData:
+    """A client whose test environments are the same samples, each with the shortcut drawn anew.
+
+    `own`: strength of the shortcut in the client's training environment, and that one's number. `tests`: strength
+    of the shortcut in each test environment.
+    """
+    held_out = round(validation_fraction * train_samples)
+    return ClientData(
+        draw("train", train_samples - held_out, *own),
+        draw("validation", held_out, *own),
+        {name: draw("test", test_samples, strength, -1, name) for name, strength in tests.items()},
     )
 
 

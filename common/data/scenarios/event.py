@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from perennial.common.data.examples import ClientData, Examples
-from perennial.common.data.scenario import Agreeing, Probability, with_oracle
+from perennial.common.data.scenario import Agreeing, Probability, drawn_data, with_oracle
 from perennial.common.tasks import Event
 from perennial.common.utils.knobs import knob
 from perennial.common.utils.seeding import torch_generator
@@ -87,14 +87,13 @@ class EventAndShortcut(Agreeing):
                 x[:, SHORTCUT] = self.shortcut * c[:, None] / 2**0.5 + noise
             return Examples(x, y, torch.full((count,), environment))
 
-        held_out = round(self.validation_fraction * self.train_samples)
-        return ClientData(
-            draw("train", self.train_samples - held_out, self.train_agreement[own], own),
-            draw("validation", held_out, self.train_agreement[own], own),
-            {
-                name: draw("test", self.test_samples, p, -1, name)
-                for name, p in zip(self.test_environments, self.test_agreement, strict=True)
-            },
+        return drawn_data(
+            draw,
+            train_samples=self.train_samples,
+            validation_fraction=self.validation_fraction,
+            test_samples=self.test_samples,
+            own=(self.train_agreement[own], own),
+            tests=dict(zip(self.test_environments, self.test_agreement, strict=True)),
         )
 
 

@@ -1,5 +1,6 @@
 """Scenarios whose targets are numbers."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -7,7 +8,7 @@ from pydantic import Field
 
 from perennial.common.data.datasets import load
 from perennial.common.data.examples import ClientData, Examples
-from perennial.common.data.scenario import Spurious, with_oracle
+from perennial.common.data.scenario import Spurious, drawn_data, with_oracle
 from perennial.common.tasks import Numbers
 from perennial.common.utils.knobs import knob
 from perennial.common.utils.seeding import numpy_generator, torch_generator
@@ -196,15 +197,15 @@ class LinearSCM(Sloped):
             x[:, SHORTCUT] = 0
         distance = Examples(x, (x @ invariant)[:, None], torch.full((len(x),), -1))
         place = self.environment(client)
-        held_out = round(self.validation_fraction * self.train_samples)
-        tests = {
-            f"a={slope:g}": draw("test", self.test_samples, slope, -1, f"a={slope:g}") for slope in TEST_SLOPES
-        }
-        return ClientData(
-            draw("train", self.train_samples - held_out, self.train_slopes[place], place),
-            draw("validation", held_out, self.train_slopes[place], place),
-            {**tests, DISTANCE: distance},
+        data = drawn_data(
+            draw,
+            train_samples=self.train_samples,
+            validation_fraction=self.validation_fraction,
+            test_samples=self.test_samples,
+            own=(self.train_slopes[place], place),
+            tests=dict(zip(super().test_environments, TEST_SLOPES, strict=True)),
         )
+        return replace(data, test={**data.test, DISTANCE: distance})
 
 
 PRESETS = with_oracle({"diabetes-sites": DiabetesSites(), "linear-scm": LinearSCM()})
