@@ -152,6 +152,20 @@ class Found:
             raise UserError(f"{self.name} has column {beyond[0]!r}, which the server does not announce")
 
 
+def target_columns(own: str, asked: Sequence[str]) -> tuple[str, ...]:
+    """The columns of the targets `asked` for; `own`: what the site calls them, with commas, or empty.
+
+    Raises `UserError`.
+    """
+    names = tuple(name.strip() for name in own.split(",")) if own else tuple(asked)
+    if len(names) != len(asked):
+        raise UserError(
+            f"label column {own!r}: there must be {len(asked)} columns with commas between them, for "
+            f"{', '.join(asked)}"
+        )
+    return names
+
+
 def for_survey(path: Path, asked: Sequence[str], own: str, environment: str) -> Found:
     """A table whose targets, that are `asked` for, are among its columns; `own`: what the site calls them.
 
@@ -160,9 +174,7 @@ def for_survey(path: Path, asked: Sequence[str], own: str, environment: str) -> 
     found = read(path, (), environment)
     if not found.columns:
         return found
-    names = [name.strip() for name in own.split(",")] if own else list(asked)
-    if len(names) != len(asked):
-        raise UserError(f"label column {own!r}: there must be {len(asked)} columns, for {', '.join(asked)}")
+    names = target_columns(own, asked)
     if lacking := [name for name in names if name not in found.columns]:
         raise UserError(
             f"{found.name} has no column {lacking[0]!r} for the label; it has {', '.join(found.columns)}"

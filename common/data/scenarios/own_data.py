@@ -13,7 +13,7 @@ from perennial.common.data.columns import AnyColumn, Column, NumberColumn, width
 from perennial.common.data.datasets import resolve_root
 from perennial.common.data.examples import ClientData, Examples
 from perennial.common.data.scenario import Scenario
-from perennial.common.data.site_files import LABEL, Found, place_of, read
+from perennial.common.data.site_files import LABEL, Found, place_of, read, target_columns
 from perennial.common.tasks import Classes, Event, Labels, Numbers, PredictionTask
 from perennial.common.tasks.numbers import NumbersLoss
 from perennial.common.utils.errors import UserError
@@ -331,13 +331,7 @@ class OwnData(Sites):
         """The column of the class, or the columns of other targets; a site may call them otherwise."""
         if self.target == "classes":
             return label_column or self.label_column
-        names = tuple(name.strip() for name in label_column.split(",")) if label_column else self.labels
-        if len(names) != len(self.labels):
-            raise UserError(
-                f"label column {label_column!r}: there must be {len(self.labels)} columns with commas between "
-                f"them, for {', '.join(self.labels)}"
-            )
-        return names
+        return target_columns(label_column, self.labels)
 
     def _targets(self, found: Found) -> "Tensor":
         if self.target == "classes":
