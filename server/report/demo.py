@@ -91,7 +91,7 @@ def _section(finding: Finding, folder: Path) -> str:
     rows.append(
         ["difference", difference_text(finding), *(points(own, claim.measure) for own in finding.differences)]
     )
-    head = ["", f"{claim.measure.axis}", *(f"seed {seed}" for seed in range(claim.seeds))]
+    head = ["", claim.measure.axis, *(f"seed {seed}" for seed in range(claim.seeds))]
     numbers = Table(f"{claim.column}, after {claim.rounds} rounds", head, rows)
     page = METHODS[key].module() + ".md"
     command = shlex.join(["perennial", "demo", "--only", key])
