@@ -267,7 +267,7 @@ class Host:
                 task = parse_task(request.task)
                 half = client_class(type(task.method))
                 # Each augmented picture has its own draws.
-                alone = task.augment and message.metadata.message_type != "evaluate"
+                alone = (task.augment or task.mix) and message.metadata.message_type != "evaluate"
                 if task.model.stacks and not alone and stackable(half, message):
                     site = self.site(request.task, task, number)
                     if site.role == "adapts":  # which trains, whatever it is asked for

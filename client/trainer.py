@@ -410,8 +410,10 @@ class LocalTrainer(Client[T]):
         """Mini-batches whose samples are changed, with draws of their own for each."""
         change = self.augmentation
         for number, batch in enumerate(batches):
-            key = (self.client, round_, purpose, number)
-            yield replace(batch, x=change(batch.x, self.seed, *key)) if change else batch
+            if change:
+                x, y = change(batch.x, batch.y, self.seed, self.client, round_, purpose, number)
+                batch = replace(batch, x=x, y=y)
+            yield batch
 
     def stream(self, examples: Examples, round_: int, purpose: str) -> Iterator[Examples]:
         """Mini-batches of some of the client's samples without end, reshuffled at the end of each pass."""

@@ -93,10 +93,10 @@ class Task(Training):
 
     def augmentation(self) -> Augmentation | None:
         """What changes training samples; None where nothing does. Raises `ValueError` where it does not fit."""
-        if not self.augment:
+        if not self.augment and not self.mix:
             return None
-        scenario = self.scenario
-        return Augmentation(self.augment, scenario.input_shape, scenario.standardised, self.plugins)
+        own = self.scenario
+        return Augmentation(self.augment, own.input_shape, own.standardised, self.plugins, self.mix, own.classes)
 
     @property
     def training_clients(self) -> list[str]:
@@ -350,6 +350,8 @@ def _load(
         raise UserError(
             f"label_smoothing: {config.label_smoothing:g} is for classes and labels, and the task is {kind}"
         )
+    if config.mix and (kind := config.scenario.task.name) != "classes":
+        raise UserError(f"mix: {config.mix!r} is for classes, and the task is {kind}")
     if config.server_optimizer.name != "none" and (why := config.method.refuses.get("server_optimizer")):
         name = config.server_optimizer.name
         raise UserError(

@@ -196,6 +196,12 @@ class Training(BaseModel):
         "random changes of training samples, such as RandomHorizontalFlip(); DomainBed: those of its paper",
         max_length=20,
     )
+    mix: str = knob(
+        "",
+        "what mixes the samples of a mini-batch, and their labels: MixUp(0.2) or CutMix(1)",
+        source="Zhang et al. 2018; Yun et al. 2019",
+        max_length=200,
+    )
     precision: Literal["float32", "bf16"] = knob(
         "float32", "what clients run the model in; bf16: bfloat16, by autocast, with weights and losses in float32"
     )

@@ -237,6 +237,7 @@ HABITS = {
     "label_smoothing": ("label_smoothing=0.2",),
     "accumulate": ("accumulate=2",),
     "augment": ("augment=Noise(0.5)",),
+    "mix": ("mix=MixUp(1)",),
 }
 """By setting of `common/training.py`, with what it changes numbers within two rounds."""
 
@@ -255,6 +256,9 @@ def test_each_habit_of_training_is_taken_or_refused(method: str, tmp_path: Path)
                 brief(method, *settings)
         elif name == "label_smoothing" and task in ("numbers", "event"):
             with pytest.raises(UserError, match=f"{name}: 0.2 is for classes and labels, and the task is {task}"):
+                brief(method, *settings)
+        elif name == "mix" and task != "classes":
+            with pytest.raises(UserError, match=f"{name}: 'MixUp\\(1\\)' is for classes, and the task is {task}"):
                 brief(method, *settings)
         else:
             run(brief(method, *settings, rounds=2), tmp_path / name)

@@ -11,6 +11,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from perennial.common.data.environments import standardise
+from perennial.common.data.picture_transforms import transformed
 from perennial.common.utils.seeding import derive
 from perennial.common.utils.suggestions import unknown
 
@@ -22,6 +23,8 @@ PICTURES = (
     *("RandomAffine", "RandomPerspective", "RandomErasing", "ColorJitter", "RandomGrayscale", "GaussianBlur"),
 )
 """What may be named of torchvision: what keeps a picture a picture, and needs its pixels alone."""
+MIXES = ("MixUp", "CutMix")
+"""What mixes samples and targets of a mini-batch: torchvision's, of Zhang et al. 2018 and Yun et al. 2019."""
 DOMAINBED = "DomainBed"
 """The transforms of Gulrajani and Lopez-Paz 2021, whatever the side of the pictures."""
 
@@ -62,7 +65,7 @@ TABLES: dict[str, Callable[..., Callable[[Tensor], Tensor]]] = {"Noise": Noise, 
 
 
 class Augmentation:
-    """Transforms in their order, with draws of their own for each sample of a mini-batch."""
+    """Transforms in their order, with draws of their own for each sample of a mini-batch, and a mix of samples."""
 
     def __init__(
         self,
@@ -70,22 +73,28 @@ class Augmentation:
         input_shape: tuple[int, ...],
         standardised: tuple[tuple[float, ...], tuple[float, ...]],
         plugins: Sequence[str] = (),
+        mix: str = "",
+        classes: int = 0,
     ) -> None:
         """`named` are calls such as `RandomCrop(32, padding=4)`, read and never evaluated, or `DomainBed`.
 
         Samples have the shape `input_shape`; pictures in [0, 1] have been `standardised` by mean and deviation. A
-        name may be `MODULE:NAME` of one of the `plugins`. Raises `ValueError` for what is none, or does not fit.
+        name may be `MODULE:NAME` of one of the `plugins`. `mix` is a call such as `MixUp(0.2)`, for so many
+        `classes`. Raises `ValueError` for what is none, or does not fit.
         """
         self.standardised = standardised
+        self._mix = _mixing(mix, input_shape, classes) if mix else None
         self._transforms: list[tuple[bool, Callable[[Tensor], Tensor]]] = []
         for text in named:
             for whose in _domainbed(input_shape) if text == DOMAINBED else [text]:
                 self._transforms.append(_made(whose, input_shape, plugins))
         self._must_fit(named, input_shape)
 
-    def __call__(self, x: Tensor, seed: int, *key: str | int) -> Tensor:
-        """Changed samples (n, *input_shape). The draws depend on `seed` and `key` alone, and the global generators
-        are left as they were."""
+    def __call__(self, x: Tensor, y: Tensor, seed: int, *key: str | int) -> tuple[Tensor, Tensor]:
+        """Changed samples (n, *input_shape) and their targets; of mixed ones shares of each class (n, classes).
+
+        The draws depend on `seed` and `key` alone, and the global generators are left as they were.
+        """
         import torch
 
         devices = [x.device] if x.device.type == "cuda" else []
@@ -100,19 +109,21 @@ class Augmentation:
                 else:
                     for _, transform in group:
                         x = transform(x)
-        return x
+            if self._mix:
+                flat = x if x.dim() == 4 else x.reshape(len(x), 1, 1, -1)  # torchvision takes batches of pictures
+                mixed, y = self._mix(flat, y)
+                x = mixed.view_as(x)
+        return x, y
 
     def _pictures(self, x: Tensor, transforms: Sequence[Callable[[Tensor], Tensor]]) -> Tensor:
-        """Picture by picture, in [0, 1], where brightness has a meaning and what is added at a border is black."""
+        """In [0, 1], where brightness has a meaning and what is added at a border is black."""
         import torch
 
         mean, std = (torch.tensor(own, device=x.device).view(-1, 1, 1) for own in self.standardised)
-        changed = []
-        for picture in x * std + mean:
-            for transform in transforms:
-                picture = transform(picture)
-            changed.append(picture)
-        return standardise(torch.stack(changed), *self.standardised)
+        x = x * std + mean
+        for transform in transforms:
+            x = transformed(transform, x)
+        return standardise(x, *self.standardised)
 
     def _must_fit(self, named: Sequence[str], input_shape: tuple[int, ...]) -> None:
         import torch
@@ -121,7 +132,7 @@ class Augmentation:
             return
         shape, names = "x".join(map(str, input_shape)), ", ".join(named)
         try:
-            found = self(torch.zeros(2, *input_shape), 0)
+            found, _ = self(torch.zeros(2, *input_shape), torch.zeros(2, dtype=torch.int64), 0)
         except Exception as error:
             why = " ".join(str(error).split())[:200]
             raise ValueError(f"augment: {names} cannot take samples of shape {shape}: {why}") from None
@@ -166,14 +177,38 @@ def _made(
         kind = getattr(v2, name)
     else:
         raise ValueError(f"augment: {unknown('transform', name, (*PICTURES, *TABLES, DOMAINBED))}")
+    return name in PICTURES and not colon, _called("augment", text, kind, *args, **options)
+
+
+def _mixing(text: str, input_shape: tuple[int, ...], classes: int) -> Callable[[Tensor, Tensor], Any]:
+    from torchvision.transforms import v2
+
+    name, args, options = _read(text, text, "mix", "MixUp(0.2)")
+    if name not in MIXES:
+        raise ValueError(f"mix: {unknown('mix of samples', name, MIXES)}")
+    if name == "CutMix" and len(input_shape) != 3:
+        shape = "x".join(map(str, input_shape))
+        raise ValueError(f"mix: CutMix is for pictures, and samples have the shape {shape}; take MixUp")
+    kind = getattr(v2, name)
+
+    def made(alpha: float = 1.0) -> Any:
+        return kind(alpha=float(alpha), num_classes=classes)  # of a whole number PyTorch cannot draw
+
+    mixing: Callable[[Tensor, Tensor], Any] = _called("mix", text, made, *args, **options)
+    return mixing
+
+
+def _called(setting: str, text: str, kind: Callable[..., Any], *args: Any, **options: Any) -> Any:
     try:
         inspect.signature(kind).bind(*args, **options)
-        return name in PICTURES and not colon, kind(*args, **options)
+        return kind(*args, **options)
     except Exception as error:
-        raise ValueError(f"augment: {text!r} is not possible; {' '.join(str(error).split())[:200]}") from None
+        raise ValueError(f"{setting}: {text!r} is not possible; {' '.join(str(error).split())[:200]}") from None
 
 
-def _read(text: str, call: str) -> tuple[str, list[Any], dict[str, Any]]:
+def _read(
+    text: str, call: str, setting: str = "augment", example: str = "RandomCrop(32, padding=4)"
+) -> tuple[str, list[Any], dict[str, Any]]:
     """Name and arguments of a call, which must be numbers, texts, and lists of them."""
     try:
         found = ast.parse(call.strip(), mode="eval").body
@@ -186,4 +221,4 @@ def _read(text: str, call: str) -> tuple[str, list[Any], dict[str, Any]]:
         why = "it is no call"
     except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
         why = "it cannot be read"
-    raise ValueError(f"augment: {text[:200]!r}: {why}; write a transform such as 'RandomCrop(32, padding=4)'")
+    raise ValueError(f"{setting}: {text[:200]!r}: {why}; write a transform such as {example!r}")

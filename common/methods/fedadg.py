@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from perennial.common.methods.base import ONE_MODEL, OWN_GRADIENT, OWN_LOOP, LocalTraining
+from perennial.common.methods.base import ONE_CLASS, ONE_MODEL, OWN_GRADIENT, OWN_LOOP, LocalTraining
 from perennial.common.utils.knobs import between, choice, knob
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ class FedADG(LocalTraining):
     refuses: ClassVar[Mapping[str, str]] = {
         **OWN_LOOP,
         **OWN_GRADIENT,
+        **ONE_CLASS,
         "label_smoothing": "which has method.label_smoothing",
     }
 

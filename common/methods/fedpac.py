@@ -1,8 +1,10 @@
 """FedPAC: hyper-parameters, and the names of what its clients send."""
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 from perennial.common.data.scenario import Scenario
+from perennial.common.methods.base import ONE_CLASS
 from perennial.common.methods.fedrep import AlternatingTraining
 from perennial.common.utils.knobs import between, knob
 
@@ -22,6 +24,7 @@ class FedPAC(AlternatingTraining):
     tasks = ("classes",)
     tasks_because = "it aligns features to the centroid of each class"
     nearest = "fedrep"
+    refuses: ClassVar[Mapping[str, str]] = ONE_CLASS
 
     name: Literal["fedpac"] = "fedpac"
     alignment: float = knob(

@@ -1,8 +1,9 @@
 """FedSR: hyper-parameters, and the names of the tensors that it adds to a model."""
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
-from perennial.common.methods.base import ONE_MODEL, LocalTraining
+from perennial.common.methods.base import ONE_CLASS, ONE_MODEL, LocalTraining
 from perennial.common.utils.knobs import between, knob
 
 DISTRIBUTION_WEIGHT, DISTRIBUTION_BIAS = "distribution.weight", "distribution.bias"
@@ -23,6 +24,7 @@ class FedSR(LocalTraining):
     tasks_because = "it keeps features near one distribution r(z|y) for each class y"
     nearest = "fediir"
     sums = ONE_MODEL
+    refuses: ClassVar[Mapping[str, str]] = ONE_CLASS
 
     name: Literal["fedsr"] = "fedsr"
     norm_weight: float = knob(

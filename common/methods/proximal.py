@@ -32,7 +32,7 @@ class ProximalTraining(LocalTraining):
     refuses: ClassVar[Mapping[str, str]] = {
         name: "whose steps towards a proximal point are plain ones, or with momentum"
         for name in STEPS
-        if name != "augment"
+        if name not in ("augment", "mix")
     }
 
     evaluates = ("global", "personal")

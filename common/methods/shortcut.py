@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from perennial.common.data.scenario import Scenario
-from perennial.common.methods.base import ONE_MODEL, OWN_LOOP, LocalTraining, Sum
+from perennial.common.methods.base import ONE_CLASS, ONE_MODEL, OWN_LOOP, LocalTraining, Sum
 from perennial.common.utils.knobs import between, choice, knob
 
 SHORTCUT = "shortcut"
@@ -26,7 +26,7 @@ class ShortcutTraining(LocalTraining):
     tasks = ("classes",)
     tasks_because = "what it removes are covariances among samples of one class"
     nearest = "perinvfl"
-    refuses: ClassVar[Mapping[str, str]] = OWN_LOOP
+    refuses: ClassVar[Mapping[str, str]] = {**OWN_LOOP, **ONE_CLASS}
 
     keeps = frozenset({"personal"})
     sums = (*ONE_MODEL, Sum("train", SHORTCUT), Sum("train", ENVIRONMENT_HEAD + "*", "owner"))

@@ -89,9 +89,15 @@ class Classes(PredictionTask):
     def loss(
         self, outputs: Tensor, targets: Tensor, *, smoothing: float = 0.0, reduction: Reduction = "mean"
     ) -> Tensor:
-        """`w_y CE(z, y)`: with class weights w the mean is divided by n, and not by their sum as in PyTorch."""
+        """`w_y CE(z, y)`: with class weights w the mean is divided by n, and not by their sum as in PyTorch.
+
+        Targets may also be shares of each class (n, classes): then it is `−Σ_k w_k y_k log softmax(z)_k`.
+        """
         import torch.nn.functional as F
 
+        if targets.is_floating_point():
+            weights = like(self.weights, outputs) if self.weights else None
+            return F.cross_entropy(outputs, targets, weights, label_smoothing=smoothing, reduction=reduction)
         if not self.weights:
             return F.cross_entropy(outputs, targets, label_smoothing=smoothing, reduction=reduction)
         weights = like(self.weights, outputs)

@@ -6,6 +6,7 @@ from types import ModuleType
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torchvision.transforms import v2
 
@@ -15,6 +16,7 @@ from perennial.common.config import load_config, parse_task
 from perennial.common.data.augmentation import Augmentation
 from perennial.common.models.network import network
 from perennial.common.models.torch_state import plain_torch
+from perennial.common.tasks import Classes
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.seeding import derive
 from perennial.server.run.folder import RunFolder
@@ -27,33 +29,104 @@ PHOTOS = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 AS_THEY_ARE = (0.0,), (1.0,)
 
 
-def pictures(count: int = 4, side: int = 8) -> Tensor:
+def pictures(count: int = 4, side: int = 8, channels: int = 3) -> Tensor:
     generator = torch.Generator().manual_seed(1)
-    return torch.rand(count, 3, side, side, generator=generator)
+    return torch.rand(count, channels, side, side, generator=generator)
 
 
-def test_pictures_are_changed_as_torchvision_does_it_with_the_same_draws() -> None:
-    named = ["RandomCrop(8, padding=2)", "ColorJitter(0.3, 0.3, saturation=0.3)", "RandomHorizontalFlip()"]
-    change, x = Augmentation(named, (3, 8, 8), PHOTOS), pictures()
-    mean, std = (torch.tensor(own).view(-1, 1, 1) for own in PHOTOS)
-    found = change((x - mean) / std, 7, "north", 2, "batches", 0)
-    theirs = v2.Compose([v2.RandomCrop(8, padding=2), v2.ColorJitter(0.3, 0.3, 0.3), v2.RandomHorizontalFlip()])
+def changed(change: Augmentation, x: Tensor, seed: int, *key: str | int) -> Tensor:
+    """The samples alone."""
+    return change(x, torch.zeros(len(x), dtype=torch.int64), seed, *key)[0]
+
+
+@pytest.mark.parametrize(
+    ("named", "channels"),
+    [
+        ("RandomCrop(8, padding=2)", 3),
+        ("RandomCrop((8, 8), padding=(3, 0), padding_mode='reflect')", 1),
+        ("RandomResizedCrop(8)", 3),
+        ("RandomResizedCrop(8, scale=(0.9, 1.0), antialias=False)", 1),
+        ("RandomResizedCrop((8, 8), interpolation='nearest')", 3),
+        ("RandomHorizontalFlip()", 3),
+        ("RandomVerticalFlip(0.9)", 2),
+        ("ColorJitter(0.3, 0.3, 0.3, 0.3)", 3),
+        ("ColorJitter(hue=0.5)", 3),
+        ("ColorJitter(0.9, 0.9)", 1),
+        ("RandomGrayscale(0.5)", 3),
+        ("RandomErasing()", 3),
+        ("RandomErasing(1, value=[0.1, 0.2, 0.3])", 3),
+        ("RandomErasing(1, value='random')", 3),
+        ("RandomRotation(20)", 3),
+        ("RandomAffine(10, translate=(0.1, 0.2))", 3),
+        ("RandomPerspective()", 3),
+        ("GaussianBlur(3)", 3),
+    ],
+)
+def test_pictures_are_changed_as_torchvision_does_it_with_the_same_draws(named: str, channels: int) -> None:
+    shape = channels, 8, 8
+    about = tuple(own[:channels] for own in PHOTOS)
+    change, x = Augmentation([named], shape, about), pictures(12, channels=channels)  # type: ignore[arg-type]
+    mean, std = (torch.tensor(own).view(-1, 1, 1) for own in about)
+    found = changed(change, (x - mean) / std, 7, "north", 2, "batches", 0)
+    theirs = eval(f"v2.{named}", {"v2": v2})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(7, "augment", "north", 2, "batches", 0))
         expected = torch.stack([theirs(picture) for picture in x])
-    torch.testing.assert_close(found, (expected - mean) / std, rtol=1e-4, atol=1e-5)
+    assert not torch.equal(expected, x)
+    torch.testing.assert_close(found, (expected - mean) / std, rtol=1e-4, atol=2e-5)
+
+
+def test_several_are_done_one_after_the_other() -> None:
+    first, second = "RandomCrop(8, padding=2)", "RandomHorizontalFlip(1)"
+    x = pictures()
+    both = changed(Augmentation([first, second], (3, 8, 8), AS_THEY_ARE), x, 5)
+    assert torch.equal(both, changed(Augmentation([first], (3, 8, 8), AS_THEY_ARE), x, 5).flip(-1))
+
+
+def test_pictures_of_one_colour_keep_it_when_they_are_turned() -> None:
+    grey = pictures(channels=1).expand(-1, 3, -1, -1)
+    found = changed(Augmentation(["ColorJitter(hue=0.5)"], (3, 8, 8), AS_THEY_ARE), grey, 0)
+    torch.testing.assert_close(found, grey)
+
+
+@pytest.mark.parametrize(
+    ("mix", "shape"), [("MixUp(0.4)", (5,)), ("MixUp(0.4)", (3, 8, 8)), ("CutMix(1)", (3, 8, 8))]
+)
+def test_samples_and_labels_are_mixed_by_the_same_shares(mix: str, shape: tuple[int, ...]) -> None:
+    """Each sample is a constant, its own number: so the share of its neighbour can be read off its mean."""
+    change = Augmentation([], shape, AS_THEY_ARE, mix=mix, classes=6)
+    x = torch.arange(6.0).view(-1, *[1] * len(shape)).expand(-1, *shape)
+    y = torch.arange(6)
+    mixed, shares = change(x, y, 0, "batches", 1)
+    assert mixed.shape == x.shape
+    torch.testing.assert_close(shares.sum(1), torch.ones(6))
+    torch.testing.assert_close(mixed.flatten(1).mean(1), shares @ torch.arange(6.0), rtol=1e-4, atol=1e-4)
+    assert 0.01 < float(shares[2, 1]) < 0.99
+    assert float(shares[2, 1] + shares[2, 2]) == pytest.approx(1)
+    assert torch.equal(change(x, y, 0, "batches", 1)[0], mixed)
+    assert not torch.equal(change(x, y, 0, "batches", 4)[0], mixed)
+
+
+@pytest.mark.parametrize("weights", [(), (1.0, 2.0, 0.5)])
+def test_the_loss_of_mixed_labels_is_that_of_both_by_their_shares(weights: tuple[float, ...]) -> None:
+    """Zhang et al. 2018: λ CE(z, y) + (1 − λ) CE(z, y')."""
+    task, logits = Classes(3, weights), torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+    one, other = torch.tensor([0, 1, 2, 2]), torch.tensor([1, 1, 0, 2])
+    shares = 0.3 * F.one_hot(one, 3) + 0.7 * F.one_hot(other, 3)
+    expected = 0.3 * task.loss(logits, one) + 0.7 * task.loss(logits, other)
+    torch.testing.assert_close(task.loss(logits, shares), expected)
 
 
 def test_each_sample_and_each_step_has_draws_of_its_own_and_no_generator_moves() -> None:
     change, one = Augmentation(["RandomCrop(8, padding=4)"], (3, 8, 8), AS_THEY_ARE), pictures(1)
     before = torch.get_rng_state()
     x = one.expand(32, -1, -1, -1)
-    found = change(x, 0, "a", 1, "batches", 0)
+    found = changed(change, x, 0, "a", 1, "batches", 0)
     assert torch.equal(torch.get_rng_state(), before)
     assert len({tuple(picture.flatten().tolist()) for picture in found}) > 16
-    assert torch.equal(found, change(x, 0, "a", 1, "batches", 0))
+    assert torch.equal(found, changed(change, x, 0, "a", 1, "batches", 0))
     for key in (("b", 1, "batches", 0), ("a", 2, "batches", 0), ("a", 1, "batches", 1)):
-        assert not torch.equal(found, change(x, 0, *key))
+        assert not torch.equal(found, changed(change, x, 0, *key))
     assert torch.equal(x[3], one[0])
 
 
@@ -69,15 +142,15 @@ def test_domainbed_is_its_four_transforms() -> None:
         (3, 8, 8),
         PHOTOS,
     )
-    assert torch.equal(preset(pictures(), 3), apart(pictures(), 3))
+    assert torch.equal(changed(preset, pictures(), 3), changed(apart, pictures(), 3))
 
 
 def test_noise_and_dropout_of_features() -> None:
     x = torch.ones(10_000, 3)
-    noisy = Augmentation(["Noise(std=0.5)"], (3,), AS_THEY_ARE)(x, 0)
+    noisy = changed(Augmentation(["Noise(std=0.5)"], (3,), AS_THEY_ARE), x, 0)
     assert float(noisy.mean()) == pytest.approx(1.0, abs=0.02)
     assert float(noisy.std()) == pytest.approx(0.5, abs=0.02)
-    dropped = Augmentation(["FeatureDropout(0.25)"], (3,), AS_THEY_ARE)(x, 0)
+    dropped = changed(Augmentation(["FeatureDropout(0.25)"], (3,), AS_THEY_ARE), x, 0)
     assert dropped.unique().tolist() == [0.0, 1.0]
     assert float(dropped.mean()) == pytest.approx(0.75, abs=0.02)
 
@@ -112,6 +185,22 @@ def test_what_cannot_be_is_said_in_a_sentence(named: str, sentence: str) -> None
     assert str(error.value).startswith(sentence)
 
 
+@pytest.mark.parametrize(
+    ("mix", "sentence"),
+    [
+        ("Mixup(0.2)", "mix: unknown mix of samples 'Mixup'; did you mean 'MixUp'?"),
+        ("MixUp(-1)", "mix: 'MixUp(-1)' is not possible; "),
+        ("MixUp(0.2, 3)", "mix: 'MixUp(0.2, 3)' is not possible; "),
+        ("MixUp(", "mix: 'MixUp(': it cannot be read; write a transform such as 'MixUp(0.2)'"),
+        ("CutMix(1)", "mix: CutMix is for pictures, and samples have the shape 2; take MixUp"),
+    ],
+)
+def test_a_mix_that_cannot_be_is_said_in_a_sentence(mix: str, sentence: str) -> None:
+    with pytest.raises(UserError) as error:
+        load_config(options={"method": "fedavg", "scenario": {"name": "toy"}, "mix": mix})
+    assert str(error.value).startswith(sentence)
+
+
 def test_what_would_change_the_shape_is_refused() -> None:
     with pytest.raises(ValueError, match="augment: RandomCrop\\(4\\) makes 3x4x4 of samples of shape 3x8x8; keep"):
         Augmentation(["RandomCrop(4)"], (3, 8, 8), AS_THEY_ARE)
@@ -132,7 +221,7 @@ def test_a_plugins_own_transform(monkeypatch: pytest.MonkeyPatch) -> None:
     module.Shift, module.system = Shift, plain_torch  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "shifting", module)
     change = Augmentation(["shifting:Shift(2.5)"], (3,), AS_THEY_ARE, ["shifting"])
-    assert change(torch.zeros(1, 3), 0).tolist() == [[2.5, 2.5, 2.5]]
+    assert changed(change, torch.zeros(1, 3), 0).tolist() == [[2.5, 2.5, 2.5]]
     for named, why in {
         "shifting:system()": "'system' is not of the plug-in 'shifting' itself",
         "shifting:Shfit(1)": "the plug-in 'shifting' has no 'Shfit' to be called",
@@ -167,6 +256,7 @@ def test_runs_with_it_are_the_same_everywhere(method: str, tmp_path: Path) -> No
     """With all habits together: over the wire, taken up again, and where stacks were asked for."""
     settings = (
         "augment=Noise(0.5)",
+        *(["mix=MixUp(0.2)"] if method != "fedsdr" else []),
         "optimizer=adamw",
         "optimizer.keep=true",
         "schedule=cosine",
