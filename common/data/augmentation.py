@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from perennial.common.data.environments import standardise
 from perennial.common.data.picture_transforms import transformed
+from perennial.common.tasks.base import like
 from perennial.common.utils.seeding import derive
 from perennial.common.utils.suggestions import unknown
 
@@ -117,13 +117,11 @@ class Augmentation:
 
     def _pictures(self, x: Tensor, transforms: Sequence[Callable[[Tensor], Tensor]]) -> Tensor:
         """In [0, 1], where brightness has a meaning and what is added at a border is black."""
-        import torch
-
-        mean, std = (torch.tensor(own, device=x.device).view(-1, 1, 1) for own in self.standardised)
+        mean, std = (like(own, x).view(-1, 1, 1) for own in self.standardised)
         x = x * std + mean
         for transform in transforms:
             x = transformed(transform, x)
-        return standardise(x, *self.standardised)
+        return (x - mean) / std
 
     def _must_fit(self, named: Sequence[str], input_shape: tuple[int, ...]) -> None:
         import torch

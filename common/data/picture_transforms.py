@@ -51,13 +51,6 @@ def _changed(transform: Any, pictures: Tensor, params: Sequence[Params]) -> Tens
     return torch.stack([transform.transform(picture, own) for picture, own in pairs])
 
 
-def _column(pictures: Tensor, values: Sequence[float]) -> Tensor:
-    """A number for each picture, (n, 1, 1, 1)."""
-    import torch
-
-    return torch.tensor(values, dtype=pictures.dtype).to(pictures.device).view(-1, 1, 1, 1)
-
-
 def _numbers(pictures: Tensor, params: Sequence[Params], *names: str) -> list[Tensor]:
     """Whole numbers of each picture, (n,) for each name."""
     import torch
@@ -105,7 +98,10 @@ def _triangles(side: int, size: int, start: Tensor, length: Tensor, *, smooth: b
 
 
 def _jitter(transform: Any, pictures: Tensor, params: Sequence[Params]) -> Tensor | None:
-    """Each picture has an order of its own of the four changes, so there are four turns."""
+    """Each picture has an order of its own of the four changes, so there are four turns.
+
+    All numbers go to the device in two pieces: a GPU waits for each.
+    """
     import torch
     from torchvision.transforms.v2.functional import rgb_to_grayscale
 
@@ -122,14 +118,16 @@ def _jitter(transform: Any, pictures: Tensor, params: Sequence[Params]) -> Tenso
         ("saturation_factor", lambda x, by: torch.lerp(grey(x).expand_as(x), x, by).clamp(0, 1) if colour else x),
         ("hue_factor", lambda x, by: _turned(x, by) if colour else x),
     ]
-    orders = torch.stack([own["fn_idx"] for own in params])
-    for turn in orders.T.tolist():
-        for number, (name, change) in enumerate(changes):
-            chosen = [place for place, own in enumerate(turn) if own == number]
-            if chosen and params[0][name] is not None:
-                places = torch.tensor(chosen, device=pictures.device)
-                by = _column(pictures, [params[place][name] for place in chosen])
-                pictures = pictures.index_copy(0, places, change(pictures[places], by))
+    factors = [[own[name] or 0.0 for own in params] for name, _ in changes]
+    every = torch.tensor(factors, dtype=pictures.dtype).to(pictures.device)[..., None, None, None]
+    turns = torch.stack([own["fn_idx"] for own in params]).T
+    grouped = turns.argsort(dim=1).to(pictures.device)
+    for turn, places_by_change in zip(turns, grouped, strict=True):
+        counts: list[int] = turn.bincount(minlength=len(changes)).tolist()
+        for number, places in enumerate(places_by_change.split(counts)):
+            name, change = changes[number]
+            if len(places) and params[0][name] is not None:
+                pictures = pictures.index_copy(0, places, change(pictures[places], every[number, places]))
     return pictures
 
 
@@ -142,7 +140,7 @@ def _turned(pictures: Tensor, by: Tensor) -> Tensor:
     r, g, b = (pictures / torch.where(chroma > 0, chroma, torch.ones_like(chroma))).chunk(3, dim=1)
     red, green, _ = (pictures == value).chunk(3, dim=1)
     hue = torch.where(red, g - b, torch.where(green, 2 + b - r, 4 + r - g)) + 6 * by
-    place = (hue + torch.tensor([5.0, 3.0, 1.0]).to(pictures).view(3, 1, 1)) % 6
+    place = torch.cat([hue + 5, hue + 3, hue + 1], dim=1) % 6
     return value - chroma * torch.minimum(place, 4 - place).clamp(0, 1)
 
 
