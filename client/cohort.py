@@ -93,7 +93,7 @@ def stacks(works: Sequence[tuple[T, Work]], engine: Engine) -> Iterator[list[tup
     every repetition.
     """
     task, action = works[0][1].task, works[0][1].action
-    key = task.model, task.scenario.input_shape, task.scenario.task.outputs
+    key = task.model, task.scenario.input_shape, task.predicts.outputs
     model, activations, convolves = model_bytes(*key), *activation_bytes(*key)
     data = sum(part.x.nbytes for _, part in _samples_of(works[0][1]))
     samples = 0 if action == "evaluate" else getattr(task.method, "batch_size", PIECE)
@@ -117,7 +117,7 @@ def evenly(items: Sequence[T], most: int) -> Iterator[list[T]]:
 
 def window(task: Task) -> int:
     """How many requests may be answered before the first reply is asked for."""
-    model = model_bytes(task.model, task.scenario.input_shape, task.scenario.task.outputs)
+    model = model_bytes(task.model, task.scenario.input_shape, task.predicts.outputs)
     return max(1, min(MOST_CLIENTS, STACK_BYTES["stack"] // model))
 
 

@@ -156,7 +156,7 @@ def site_of(task: Task, client: str, data: ClientData, net: Network) -> Site:
         data,
         net,
         task.seed,
-        task=task.scenario.task,
+        task=task.predicts,
         role=role,
         training=task,
         augmentation=task.augmentation(),
@@ -187,7 +187,7 @@ class Host:
         Its data are loaded once per process, and again if `RESIDENT` others have been needed since.
         """
         if self._text != text:
-            must_fit(task.model, task.scenario.input_shape, task.scenario.task.outputs)
+            must_fit(task.model, task.scenario.input_shape, task.predicts.outputs)
             samples_must_fit(task.scenario.drawn_samples, task.scenario.input_shape)
             client_class(type(task.method))
             self._sites.clear()  # what the last run needed is let go
@@ -203,7 +203,7 @@ class Host:
     def _load(self, task: Task, number: int) -> Site:
         """A client with its data, read anew. Raises `UserError`."""
         data = site_data(task, number, self.own, self.data_root).to(self.device)
-        key = task.model, task.scenario.input_shape, task.scenario.task.outputs
+        key = task.model, task.scenario.input_shape, task.predicts.outputs
         net = network(*key, self.device, task.precision == "bf16")
         return site_of(task, task.scenario.client_ids[number], data, net)
 
@@ -365,7 +365,7 @@ class Host:
         if work.action == "evaluate" and TERMS not in work.received.arrays:
             self._vault.forget(place)  # of a round that went on without this client
         if work.action == "evaluate" and isinstance(self.states, FileStates):
-            results, client = results_of(reply, work.task.scenario.task), work.site.client
+            results, client = results_of(reply, work.task.predicts), work.site.client
             snapshot = Snapshot(
                 request.task, client, self.data_root, work.received, after, self.own, request.run, results
             )

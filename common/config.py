@@ -19,6 +19,8 @@ from perennial.common.methods.base import Method
 from perennial.common.models.settings import ModelSettings, Module, Pretrained, model_settings
 from perennial.common.presets import preset_settings
 from perennial.common.privacy.mechanisms import NoMechanism, Privacy, mechanism_class
+from perennial.common.tasks import PredictionTask
+from perennial.common.tasks.own_metric import must_work, named, with_own
 from perennial.common.training import ADAM_RATE, OF_THE_METHOD, Optimizer, Schedule, ServerOptimizer, Training
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.knobs import knob
@@ -98,6 +100,27 @@ class Task(Training):
         own = self.scenario
         return Augmentation(self.augment, own.input_shape, own.standardised, self.plugins, self.mix, own.classes)
 
+    @model_validator(mode="after")
+    def _own_functions_fit(self) -> Self:
+        task = self.predicts
+        if self.loss and self.scenario.loss_weights:
+            raise ValueError(f"loss: {self.loss!r} is not possible beside weights of classes; weigh them in it")
+        for setting in ("label_smoothing", "mix"):
+            if self.loss and getattr(self, setting):
+                value = getattr(self, setting)
+                raise ValueError(f"{setting}: {value!r} is not possible beside loss={self.loss!r}")
+        must_work(task, self.metric, self.loss)
+        return self
+
+    @property
+    def predicts(self) -> PredictionTask:
+        """What there is to predict: the scenario's task, with a metric and a loss of one's own where there are."""
+        if not self.metric and not self.loss:
+            return self.scenario.task
+        metric = named(self.metric, plugins.member("metric", self.metric, self.plugins)) if self.metric else None
+        loss = plugins.member("loss", self.loss, self.plugins) if self.loss else None
+        return with_own(self.scenario.task, metric, loss)
+
     @property
     def training_clients(self) -> list[str]:
         """Ids of the scenario's clients without `test_sites`."""
@@ -174,7 +197,7 @@ class RunConfig(Task):
         if self.scores != "auto":
             return self.scores == "on"
         own = self.scenario.dataset == "own" and self.privacy.mechanism == "none"
-        return own and bool(self.scenario.task.scored)
+        return own and bool(self.predicts.scored)
 
     @property
     def ranking_batch(self) -> int:
@@ -335,22 +358,26 @@ def _load(
     }
     values |= {name: _checked(kind, _table(values.get(name, {}), name), f"{name}.") for name, kind in own.items()}
     values = {"rounds": scenario.rounds, "participation": scenario.participation, **values}
+    named = [str(values[setting]).partition(":")[0] for setting in ("metric", "loss") if values.get(setting)]
+    for module in named:
+        plugins.plugin(module)
+    values["plugins"] = tuple(dict.fromkeys([*values.get("plugins", ()), *named]))
     config = _checked(RunConfig, values)
     if isinstance(config.model, Pretrained):
         config = config.model_copy(update={"model": _with_local_facts(config.model, config.scenario)})
     brought = plugins.of(method, scenario_type, type(config.model))
     config = config.model_copy(update={"plugins": tuple(dict.fromkeys([*config.plugins, *brought]))})
-    if lack := config.method.lacks(config.scenario.task.name):
+    if lack := config.method.lacks(config.predicts.name):
         raise UserError(f"method.name: {config.method.name!r} {lack}")
     if misfit := config.method.misfit(config.scenario):
         raise UserError(f"method.{misfit}")
     if misfit := config.misfit(config.method):
         raise UserError(misfit)
-    if config.label_smoothing and (kind := config.scenario.task.name) not in ("classes", "labels"):
+    if config.label_smoothing and (kind := config.predicts.name) not in ("classes", "labels"):
         raise UserError(
             f"label_smoothing: {config.label_smoothing:g} is for classes and labels, and the task is {kind}"
         )
-    if config.mix and (kind := config.scenario.task.name) != "classes":
+    if config.mix and (kind := config.predicts.name) != "classes":
         raise UserError(f"mix: {config.mix!r} is for classes, and the task is {kind}")
     if config.server_optimizer.name != "none" and (why := config.method.refuses.get("server_optimizer")):
         name = config.server_optimizer.name
@@ -366,7 +393,7 @@ def _load(
     training = min(config.cohort, len(config.training_clients))
     if misfit := config.aggregation.misfit(config.method, config.privacy, training):
         raise UserError(f"aggregation.{misfit}")
-    task, mechanism = config.scenario.task, config.privacy.mechanism
+    task, mechanism = config.predicts, config.privacy.mechanism
     if mechanism != "none" and any(column.by_score for column in task.columns.values()):
         raise UserError(
             f"privacy.mechanism: {mechanism!r} is not possible with the task {task.name}, whose evaluations tell "

@@ -340,10 +340,10 @@ def _contents_of(module: ModuleType) -> Plugin:
             f"plug-in {module.__name__!r} has {len(methods)} methods, {' and '.join(methods)}; a module has one, "
             "with its two halves"
         )
-    if not any(kinds.values()):
+    if not any(kinds.values()) and not _may_be_named(module):
         raise UserError(
             f"plug-in {module.__name__!r} ({module.__file__}) brings nothing: it defines no subclass of Method, "
-            'ModelSettings or Scenario with a field name: Literal["…"] = "…"'
+            'ModelSettings or Scenario with a field name: Literal["…"] = "…", and no other class or function'
         )
     usual = {group: {name: _defaults(module, kind) for name, kind in kinds[group].items()} for group in GROUPS}
     for made in (made for group in usual.values() for made in group.values()):
@@ -352,6 +352,35 @@ def _contents_of(module: ModuleType) -> Plugin:
         _must_be_free(module, group, kinds[group])
     brought = {group: REGISTRIES[group].accepted(module, kinds[group], usual[group]) for group in GROUPS}
     return Plugin(module, brought, kinds["scenarios"])
+
+
+def _may_be_named(module: ModuleType) -> bool:
+    """Whether a module has what a setting may name as `MODULE:NAME`: a network, a transform, a metric, a loss. One
+    that has a method, model or scenario without a name is more likely to have a mistake."""
+    bases = (registry.base for registry in REGISTRIES.values())
+    if any(_defined(module, base, module.__name__) for base in bases):
+        return False
+    values = vars(module).values()
+    return any(getattr(value, "__module__", "") == module.__name__ or _is_ours(type(value)) for value in values)
+
+
+def _is_ours(kind: type) -> bool:
+    """Whether what a module has is of a class of Perennial's, such as a metric."""
+    return kind.__module__.startswith("perennial.")
+
+
+def member(setting: str, text: str, of_run: Iterable[str]) -> Any:
+    """What `MODULE:NAME` is in one of the run's plug-ins, if it is the plug-in's own. Raises `ValueError`, which
+    begins with the setting."""
+    module, _, name = text.partition(":")
+    if module not in of_run:
+        raise ValueError(f"{setting}: {text!r} is of {module!r}, which is no plug-in of the run; name it as one")
+    if (found := getattr(sys.modules[module], name, None)) is None:
+        raise ValueError(f"{setting}: the plug-in {module!r} has no {name!r}")
+    own = getattr(found, "__module__", module) if callable(found) else module
+    if not f"{own}.".startswith(f"{module}."):  # what it imports is not its own
+        raise ValueError(f"{setting}: {name!r} is not of the plug-in {module!r} itself")
+    return found
 
 
 def _named(module: ModuleType, registry: Registry) -> dict[str, Any]:

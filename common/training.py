@@ -182,6 +182,14 @@ class Training(BaseModel):
         0.0, "norm to which the gradient of a step is cut, before weight decay; 0: none", ge=0, le=1e6
     )
     clip_value: float = knob(0.0, "absolute value to which each of its numbers is cut; 0: none", ge=0, le=1e6)
+    loss: str = knob(
+        "", "what is minimised in place of the task's loss: MODULE:NAME, a function of a plug-in", max_length=200
+    )
+    metric: str = knob(
+        "",
+        "by which models are judged in place of the task's measure: MODULE:NAME, a plug-in's function or Metric",
+        max_length=200,
+    )
     label_smoothing: float = knob(
         0.0,
         "share of a label that is spread over all classes in training",

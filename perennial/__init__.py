@@ -14,6 +14,7 @@ from perennial.moved import Moved
 
 if TYPE_CHECKING:
     from perennial.client.flower_app import client_app
+    from perennial.common.tasks import Metric
     from perennial.common.utils.errors import RunStopped, Stop, UserError
     from perennial.server.in_memory import InMemory, from_arrays, from_partitions
     from perennial.server.results.result import Result
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Comparison",
     "InMemory",
+    "Metric",
     "Progress",
     "Result",
     "RunStopped",
@@ -47,6 +49,7 @@ __all__ = [
 
 ROOMS = {
     "client.flower_app": ("client_app",),
+    "common.tasks": ("Metric",),
     "common.utils.errors": ("RunStopped", "Stop", "UserError"),
     "server.in_memory": ("InMemory", "from_arrays", "from_partitions"),
     "server.results.result": ("Result",),

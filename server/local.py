@@ -50,7 +50,7 @@ class LocalRuntime:
         # Each client keeps a model, and those that have been saved need not be in memory.
         kept = min(scenario.clients, max(RESIDENT, config.cohort * config.checkpoint_every))
         personal = kept if "personal" in config.method.evaluates else 0
-        must_fit(config.model, scenario.input_shape, scenario.task.outputs, COPIES + personal)
+        must_fit(config.model, scenario.input_shape, config.predicts.outputs, COPIES + personal)
         host.site(text, parse_task(text), 0)
         app = OneHandlerApp(lambda message, context: host.handle(message, number(context)))
 

@@ -369,7 +369,7 @@ def _add_constant(here: LocalRuntime, folder: RunFolder, summary: dict[str, Any]
     from perennial.server.selection.summary import worst_site
     from perennial.server.study.constant import constant_summary
 
-    found = constant_summary(here.data(), here.config.scenario.task)
+    found = constant_summary(here.data(), here.config.predicts)
     if found["worst"] is not None:  # there are test data
         constant = {
             "worst_site": worst_site(found["clients"]),

@@ -73,7 +73,7 @@ class MethodStrategy(Strategy, Generic[H]):
     @cached_property
     def network(self) -> Network:
         """The run's network."""
-        return network(self.run.model, self.run.scenario.input_shape, self.run.scenario.task.outputs)
+        return network(self.run.model, self.run.scenario.input_shape, self.run.predicts.outputs)
 
     # ------------------------------------------------------------------ what a method says about itself
 
@@ -226,7 +226,7 @@ class MethodStrategy(Strategy, Generic[H]):
 
     def evaluated(self, found: Evaluation) -> MetricRecord:
         """The task's headline measure of each model, once the rows are in `evaluation`: its mean over clients."""
-        measure = self.run.scenario.task.headline.name
+        measure = self.run.predicts.headline.name
         self.evaluation = found.rows()
         return MetricRecord({f"{name}/{measure}": value for name, value in found.test_means().items()})
 

@@ -87,7 +87,7 @@ class Evaluation:
         counts = {name: found.tolist() for name, found in self.apart.items()}
         environments = list(self._run.scenario.train_environments)
         names = {"environments": environments, "references": self._references.digest}
-        answers = self._run.scenario.task.answers
+        answers = self._run.predicts.answers
         sums = {**names, "samples": counts["samples"], "clients": counts["clients"]}
         if len(answers) > 1:
             sums["answers"] = list(answers)
@@ -103,7 +103,7 @@ class Evaluation:
         means: dict[str, list[float]] = {}
         for row in self.clients:
             if row["split"] == "test":
-                values = list(values_of(self._run.scenario.task, row).values())
+                values = list(values_of(self._run.predicts, row).values())
                 if values:
                     means.setdefault(row["model"], []).append(sum(values) / len(values))
         return {name: sum(values) / len(values) for name, values in means.items()}
@@ -111,7 +111,7 @@ class Evaluation:
     def _read(self, reply: AcceptedReply) -> tuple[list[Row], dict[str, Tally]]:
         """A reply as one row per model and split, with `rankings` and `scores` by environment if they were asked
         for, and the tallies of its models."""
-        scenario, method, task = self._run.scenario, self._run.method, self._run.scenario.task
+        scenario, method, task = self._run.scenario, self._run.method, self._run.predicts
         ranked = ranking.COLUMNS if self._run.ranking_batch else ()
         environments = {"validation": {"validation"}, "test": set(scenario.test_environments)}
         columns: dict[tuple[str, str], Row] = {}
@@ -171,6 +171,6 @@ class Evaluation:
 
     def _answers(self, rows: Sequence[Row]) -> tuple[int, int]:
         """Of some rows how many answers are known, and how many of these are right."""
-        task = self._run.scenario.task
+        task = self._run.predicts
         every = [task.right_of(*own) for row in rows for own in sums_of(task, row).values()]
         return sum(known for known, _ in every), sum(right for _, right in every)

@@ -75,7 +75,7 @@ def test_trains_and_improves(method: str, tmp_path: Path) -> None:
     summary = run(config, tmp_path / "run")
     model = config.method.evaluates[-1]
     assert summary["models"].keys() == set(config.method.evaluates)
-    task = config.scenario.task
+    task = config.predicts
     reached, least = summary["models"][model]["final"]["validation"], LEARNT[task.name]
     assert task.headline.goodness(reached) > task.headline.goodness(least)
     assert summary["left_out"] == {}
@@ -107,7 +107,7 @@ def test_the_wire_changes_nothing(method: str, tmp_path: Path) -> None:
     with plain_torch(threads=1):  # as in every process of the system
         run_rounds(config, folder, grid, start(config))
     scenario = config.scenario
-    buffers = network(config.model, scenario.input_shape, scenario.task.outputs).buffer_names
+    buffers = network(config.model, scenario.input_shape, config.predicts.outputs).buffer_names
     kept_and_sent.check(type(config.method), grid.sent, buffers)
     other = (
         "the run has other numbers where each client has a process: a half draws from a generator of its process, "
@@ -245,7 +245,7 @@ HABITS = {
 def test_each_habit_of_training_is_taken_or_refused(method: str, tmp_path: Path) -> None:
     """One that is taken changes the numbers; a method that would ignore it says that it does not take it."""
     config, usual = toy_config(method), tmp_path / "usual"
-    taken, task = type(config.method), config.scenario.task.name
+    taken, task = type(config.method), config.predicts.name
     run(brief(method, rounds=2), usual)
     for name, settings in HABITS.items():
         if name in taken.model_fields:
@@ -321,7 +321,7 @@ def close(one: Any, other: Any) -> bool:
 def test_who_fails_in_a_stack_is_named_alone(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The others do what they do one by one, to the last bit; of the stack that failed nothing is kept."""
     stacking(method)
-    if toy_config(method).scenario.task.target_shape:
+    if toy_config(method).predicts.target_shape:
         pytest.skip("no target of this task is one of which there is no loss")
     load, tried = Host._load, []
 

@@ -125,7 +125,7 @@ class Policy(BaseModel):
 @lru_cache
 def _summed(task: str) -> set[str]:
     """The columns of an evaluation that are sums over an environment's samples alone."""
-    columns = parse_task(task).scenario.task.columns
+    columns = parse_task(task).predicts.columns
     return {"count", "loss", *(name for name, column in columns.items() if not column.by_score)}
 
 

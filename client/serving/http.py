@@ -183,7 +183,7 @@ class Api:
         name, wanted = _model_and_version(request)
         served, _ = self.inference.find(name, wanted)
         document = rest.metadata(self.inference.metadata(name, wanted))
-        parameters = served.scenario.task.metadata
+        parameters = served.task.metadata
         if columns := served.scenario.column_names:
             parameters = {"columns": list(columns), **_column_kinds(served.scenario), **parameters}
         if parameters:
@@ -267,7 +267,7 @@ def described(inference: Inference) -> dict[str, Any]:
     for entry in inference.catalogue.entries:
         if not (served := entry.served):
             continue
-        scenario, task, snapshot = served.scenario, served.scenario.task, served.snapshot
+        scenario, task, snapshot = served.scenario, served.task, served.snapshot
         headline, prediction = task.headline, task.prediction
         shape = scenario.input_shape
         kind = "table" if scenario.column_names else "picture" if takes_pictures(shape) else "numbers"

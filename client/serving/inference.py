@@ -86,7 +86,7 @@ class Inference:
                 pb.ModelMetadataResponse.TensorMetadata(name=name, datatype=datatype, shape=shape)
                 for name, (datatype, shape) in tensors.items()
             ]
-            for tensors in (described, messages.outputs_of(served.scenario.task))
+            for tensors in (described, messages.outputs_of(served.task))
         )
         return pb.ModelMetadataResponse(
             name=name, versions=[served.version], platform="pytorch", inputs=inputs, outputs=outputs
@@ -157,7 +157,7 @@ class Inference:
         Raises `Refused`.
         """
         served, own = self.find(request.model_name, request.model_version)
-        scenario, task = served.scenario, served.scenario.task
+        scenario, task = served.scenario, served.task
         described = messages.outputs_of(task)
         wanted = [output.name for output in request.outputs] or list(described)
         for output in request.outputs:

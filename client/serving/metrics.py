@@ -49,6 +49,6 @@ class ServingMetrics(Metrics):
                 continue
             self.round.labels(name).set(int(served.version))
             self.written.labels(name).set(served.written)
-            gauge = self.measures[served.scenario.task.headline.name]
+            gauge = self.measures[served.task.headline.name]
             for environment, (_, value) in served.snapshot.results.get(f"{served.headline}/test", {}).items():
                 gauge.labels(name, environment).set(value)

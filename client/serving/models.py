@@ -18,6 +18,7 @@ from perennial.common.config import parse_task
 from perennial.common.data.examples import ClientData
 from perennial.common.data.scenario import Scenario
 from perennial.common.models.network import Network
+from perennial.common.tasks import PredictionTask
 from perennial.common.utils.errors import UserError
 
 NAME = "perennial"
@@ -44,6 +45,7 @@ class Served:
 
     models: Mapping[str, Predictor]
     scenario: Scenario
+    task: PredictionTask
     version: str
     """The round in which they were evaluated."""
     device: torch.device
@@ -66,7 +68,7 @@ class Served:
 
     def check(self) -> None:
         """Raises `ValueError` unless each model gives as many finite outputs as its task takes."""
-        sample, wanted = torch.zeros(1, *self.scenario.input_shape), self.scenario.task.outputs
+        sample, wanted = torch.zeros(1, *self.scenario.input_shape), self.task.outputs
         for name in self.models:
             outputs = self.outputs(name, sample)
             if outputs.shape != (1, wanted) or not outputs.isfinite().all():
@@ -176,12 +178,11 @@ def load(path: Path, data_root: Path | None, device: torch.device) -> Served:
     """
     snapshot = Snapshot.load(path, device)
     task = parse_task(snapshot.task)
-    scenario = task.scenario
-    scenario = scenario.at(snapshot.client)
+    scenario = task.scenario.at(snapshot.client)
     number, root = scenario.client_ids.index(snapshot.client), data_root or snapshot.data_root
     data = OnDemand(lambda: site_data(task, number, snapshot.own, root).to(device))
     # A network of its own: the one before goes on serving while this one may be fine-tuned.
-    net = Network(task.model, scenario.input_shape, scenario.task.outputs, device)
+    net = Network(task.model, scenario.input_shape, task.predicts.outputs, device)
     site = site_of(task, snapshot.client, data, net)
     with site.drawing(snapshot.received.round, "evaluate"):
         models = client_half(task, site, snapshot.kept).evaluated(snapshot.received)
@@ -191,6 +192,7 @@ def load(path: Path, data_root: Path | None, device: torch.device) -> Served:
     served = Served(
         models,
         scenario,
+        task.model_copy(update={"scenario": scenario}).predicts,
         str(snapshot.received.round),
         device,
         headline if headline in models else next(iter(models)),

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ast
 import inspect
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from perennial.common.data.picture_transforms import transformed
+from perennial.common.plugins import member
 from perennial.common.tasks.base import like
 from perennial.common.utils.seeding import derive
 from perennial.common.utils.suggestions import unknown
@@ -158,12 +158,7 @@ def _made(
     module, colon, call = text.partition(":") if ":" in text.partition("(")[0] else ("", "", text)
     name, args, options = _read(text, call)
     if colon:
-        if module not in plugins:
-            raise ValueError(f"augment: {text!r} is of {module!r}, which is no plug-in of the run; name it as one")
-        if not callable(kind := getattr(sys.modules[module], name, None)):
-            raise ValueError(f"augment: the plug-in {module!r} has no {name!r} to be called")
-        if not f"{getattr(kind, '__module__', '')}.".startswith(f"{module}."):  # what it imports is not its own
-            raise ValueError(f"augment: {name!r} is not of the plug-in {module!r} itself")
+        kind = member("augment", f"{module}:{name}", plugins)
     elif name in TABLES:
         kind = TABLES[name]
     elif name in PICTURES:

@@ -21,6 +21,7 @@ FIRST = "in the first reply"
 CHANGE = "how it changes, since a tensor that is sent changes alike"
 STEPS = ("optimizer", "schedule", "clip_norm", "clip_value", "accumulate", "augment", "mix")
 """Settings of `common/training.py` that say how steps on mini-batches are taken."""
+CROSS_ENTROPY = {"loss": "whose terms are those of the cross-entropy"}
 ONE_CLASS = {"mix": "which uses the one class of each sample"}
 OWN_LOOP = {"accumulate": "which takes another step on each mini-batch"}
 OWN_GRADIENT = dict.fromkeys(("clip_norm", "clip_value"), "whose steps are along more than one gradient")

@@ -4,7 +4,14 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from perennial.common.methods.base import ONE_CLASS, ONE_MODEL, OWN_GRADIENT, OWN_LOOP, LocalTraining
+from perennial.common.methods.base import (
+    CROSS_ENTROPY,
+    ONE_CLASS,
+    ONE_MODEL,
+    OWN_GRADIENT,
+    OWN_LOOP,
+    LocalTraining,
+)
 from perennial.common.utils.knobs import between, choice, knob
 
 if TYPE_CHECKING:
@@ -41,6 +48,7 @@ class FedADG(LocalTraining):
         **OWN_LOOP,
         **OWN_GRADIENT,
         **ONE_CLASS,
+        **CROSS_ENTROPY,
         "label_smoothing": "which has method.label_smoothing",
     }
 

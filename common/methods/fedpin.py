@@ -18,7 +18,7 @@ class AnchorTraining(LocalTraining):
     tasks = ("classes", "labels", "event")
     tasks_because = "its information terms take a loss that is the logarithm of a probability"
     nearest = "perinvfl"
-    refuses: ClassVar[Mapping[str, str]] = OWN_LOOP
+    refuses: ClassVar[Mapping[str, str]] = {**OWN_LOOP, "loss": "whose information is of a loss that is −log P"}
 
     fractions: ClassVar[tuple[str, ...]] = ("warm_up",)
     keeps = frozenset({"auxiliary"})

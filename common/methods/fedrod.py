@@ -4,13 +4,17 @@ from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from perennial.common.data.scenario import Scenario
-from perennial.common.methods.base import ONE_CLASS, ONE_MODEL, LocalTraining
+from perennial.common.methods.base import CROSS_ENTROPY, ONE_CLASS, ONE_MODEL, LocalTraining
 
 
 class FedRoD(LocalTraining):
     """A generic predictor that is fair to all classes, and a personal one on top of it."""
 
-    refuses: ClassVar[Mapping[str, str]] = {**ONE_CLASS, "label_smoothing": "whose risks are its own"}
+    refuses: ClassVar[Mapping[str, str]] = {
+        **ONE_CLASS,
+        **CROSS_ENTROPY,
+        "label_smoothing": "whose risks are its own",
+    }
 
     adapts = True
     keeps = frozenset({"head"})

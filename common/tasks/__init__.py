@@ -16,8 +16,12 @@ from perennial.common.tasks.classes import Classes
 from perennial.common.tasks.event import Event
 from perennial.common.tasks.labels import Labels
 from perennial.common.tasks.numbers import Numbers
+from perennial.common.tasks.own_metric import METRIC, Metric
 
-HEADLINES: dict[str, Measure] = {task.headline.name: task.headline for task in (Classes, Numbers, Labels, Event)}
+HEADLINES: dict[str, Measure] = {
+    **{task.headline.name: task.headline for task in (Classes, Numbers, Labels, Event)},
+    METRIC.name: METRIC,
+}
 """The headline measures, by what they are called in files."""
 
 __all__ = [
@@ -29,6 +33,7 @@ __all__ = [
     "Event",
     "Labels",
     "Measure",
+    "Metric",
     "Numbers",
     "Prediction",
     "PredictionTask",

@@ -26,7 +26,7 @@ def reference_lines(path: Path, config: RunConfig, summary: Mapping[str, Any]) -
     """
     lines = []
     if constant := summary.get("constant"):
-        about = f"{config.scenario.task.constant_is}; every local run has it"
+        about = f"{config.predicts.constant_is}; every local run has it"
         lines.append(f"reference: a constant prediction has {_overall(config, constant)} ({about})")
     if config.method.name == REFERENCE:
         return lines
@@ -87,11 +87,11 @@ def _command(config: RunConfig, *arguments: str) -> str:
 def _final(config: RunConfig, summary: Mapping[str, Any]) -> dict[str, Any]:
     """What FedAvg's model has after the last round."""
     final = summary["models"]["global"]["final"]
-    return {**final, "worst_site": worst_site(final["clients"], config.scenario.task.headline)}
+    return {**final, "worst_site": worst_site(final["clients"], config.predicts.headline)}
 
 
 def _overall(config: RunConfig, found: Mapping[str, Any]) -> str:
     """The rows of the run's table that hold for all."""
     names = overall(config.sites_with_data, config.scenario.test_environments)
-    numbers = overall_text(names, found, config.scenario.task.headline)
+    numbers = overall_text(names, found, config.predicts.headline)
     return f"{numbers} over all sites" if config.test_sites else numbers

@@ -215,7 +215,7 @@ def _show_model(name: str, scenario: str | None, settings: list[str], as_json: b
 
     wanted = scenario or ("pacs" if name.startswith(PICTURES) else "colored-digits")
     run = load_config(options={"method": "fedavg", "scenario": wanted}, settings=[f"model.name={name}", *settings])
-    model, shape, classes = run.model, run.scenario.input_shape, run.scenario.task.outputs
+    model, shape, classes = run.model, run.scenario.input_shape, run.predicts.outputs
     must_fit(model, shape, classes)
     net = network(model, shape, classes)
     sizes = {key: tensor.numel() for key, tensor in net.initial(run.seed).items()}

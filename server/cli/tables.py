@@ -60,9 +60,9 @@ def _print(folder: RunFolder, config: RunConfig, summary: dict[str, Any]) -> Non
             continue  # no model there
         shown = {**summary, "models": models}
         for table in (
-            headline_table(shown, config.scenario.task, part),
+            headline_table(shown, config.predicts, part),
             measures_table(shown, config),
-            target_table(shown, config.scenario.task),
+            target_table(shown, config.predicts),
             score_table(shown),
         ):
             if table:
@@ -143,7 +143,7 @@ def headline_table(summary: dict[str, Any], task: PredictionTask, part: str = ""
 def measures_table(summary: Mapping[str, Any], config: RunConfig) -> Table | None:
     """All measures of each model after the last round, all test samples together; None where accuracy is the only
     one."""
-    task = config.scenario.task
+    task = config.predicts
     if not task.others:
         return None
     own, where = ("clients", "site") if config.sites_with_data else ("environments", "environment")
@@ -292,7 +292,7 @@ def cautions(config: RunConfig, summary: Mapping[str, Any]) -> Iterator[str]:
             yield f"{client} counts {100 * share:.0f} % of all {what} samples{MAJORITIES[what]}"
     every = [found for selections in summary["models"].values() for found in selections.values()]
     if untested := sorted({client for found in every for client, own in found["clients"].items() if not own}):
-        yield f"{', '.join(untested)}: no test data, so not in any test {config.scenario.task.headline.title}"
+        yield f"{', '.join(untested)}: no test data, so not in any test {config.predicts.headline.title}"
     method = config.method
     for caution in filter(None, (method.caution(config.scenario), method.model_caution(config.model))):
         yield f"caution: {caution}"

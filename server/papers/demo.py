@@ -154,7 +154,7 @@ class Measured:
     def numbers(self, column: str) -> Numbers:
         """A measure by seed, of the model that counts after the last round; None where a run has trouble."""
         finals = [outcome.selected("final") for outcome in self.outcomes]
-        task = self.outcomes[0].config.scenario.task
+        task = self.outcomes[0].config.predicts
         return [_column(found, column, task) if found else None for found in finals]
 
 

@@ -141,7 +141,7 @@ def _run(path: Path, config: RunConfig, summary: dict[str, Any], rows: list[Row]
         }
     apart = by_part(config, {model: found[model] for model in config.method.evaluates}, rows)
     sent = list(accumulate(float(row["bytes_down"] + row["bytes_up"]) for row in trained))
-    task = config.scenario.task
+    task = config.predicts
     return Run(
         path=path,
         config=config,
@@ -149,7 +149,7 @@ def _run(path: Path, config: RunConfig, summary: dict[str, Any], rows: list[Row]
         | {name: digest[:8] for name, digest in RunFolder(path).inputs().items()},
         models={
             _named(model, part): {
-                selection: _selected(facts, config.scenario.task.headline) for selection, facts in own.items()
+                selection: _selected(facts, config.predicts.headline) for selection, facts in own.items()
             }
             for part, models in apart.items()
             for model, own in models.items()

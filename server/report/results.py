@@ -41,7 +41,7 @@ class Result:
     @property
     def task(self) -> PredictionTask:
         """What was to be predicted."""
-        return self.runs[0].config.scenario.task
+        return self.runs[0].config.predicts
 
     def value(self, selection: str, environment: str) -> Spread | None:
         """In a test environment over seeds; None where there is no number."""

@@ -60,7 +60,7 @@ class FoundModel:
     @property
     def prediction_task(self) -> PredictionTask:
         """What it predicts."""
-        return self.task.scenario.task
+        return self.task.predicts
 
     def about(self) -> dict[str, Any]:
         """What somebody needs to know who has the file alone."""

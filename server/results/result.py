@@ -55,7 +55,7 @@ class Result:
     @property
     def overall(self) -> Table:
         """A row for each model and selection: round, worst, average, pooled and held-out accuracy, or whatever is
-        the headline measure of the task (`config.scenario.task`).
+        the headline measure of the task (`config.predicts`).
 
         Of sites with own data also that of the worst one, which takes the place of `worst` where they have one
         test environment. In a run with `test_sites` these have rows of their own here and in the next two tables.
@@ -108,14 +108,14 @@ class Result:
                 {"round": number, "model": model, "split": split, "environment": name, self._measure.name: value}
                 for (number, model), rows in by_key.items()
                 for split in ("validation", "test")
-                for name, value in Evaluation(rows, self.config.scenario.task).client_mean(split).items()
+                for name, value in Evaluation(rows, self.config.predicts).client_mean(split).items()
             )
 
     def model(self, name: str | None = None, client: str | None = None) -> nn.Module:
         """A model after the last round, on the CPU and in evaluation mode.
 
         It takes samples (n, *input_shape) as they are in training: bytes divided by 255, a table's rows scaled and
-        encoded. It gives outputs of which `config.scenario.task.predictions` makes answers; for classes they are
+        encoded. It gives outputs of which `config.predicts.predictions` makes answers; for classes they are
         logits (n, classes). `predict` takes raw rows. `name` is one of `config.method.evaluates`, by default the
         last, which is the method's headline model. "personal" needs a `client`. Most are networks with weights to
         be read, trained on or saved. Where a method predicts in another way, such as by the mean of several
@@ -147,7 +147,7 @@ class Result:
         """
         from perennial.server.results.trained import predictions
 
-        task = self.config.scenario.task
+        task = self.config.predicts
         if not task.prediction.probability:
             raise UserError(f"predict_proba: a run on {task.name} has no probabilities; use predict")
         return predictions(self.model(name, client), x, self.config.scenario.at(client or ""))
@@ -163,7 +163,7 @@ class Result:
         from perennial.server.results.trained import predictions  # not by predict_proba: a warning names who calls
 
         found = predictions(self.model(name, client), x, self.config.scenario.at(client or ""))
-        return self.config.scenario.task.decided(found)
+        return self.config.predicts.decided(found)
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw the headline measure in each test environment, for each model and selection.
@@ -222,7 +222,7 @@ class Result:
 
     @property
     def _measure(self) -> Measure:
-        return self.config.scenario.task.headline
+        return self.config.predicts.headline
 
     @property
     def _names(self) -> tuple[str, ...]:

@@ -61,7 +61,7 @@ def model_of(folder: RunFolder, config: RunConfig, name: str | None, client: str
         raise UserError(unknown("model", name, names))
     if client is not None and client not in clients:
         raise UserError(unknown("client", client, clients))
-    network = Network(config.model, config.scenario.input_shape, config.scenario.task.outputs, CPU)
+    network = Network(config.model, config.scenario.input_shape, config.predicts.outputs, CPU)
     if name == PERSONAL and client is not None:
         predict = _personal(folder, config, client, network)
     else:

@@ -27,7 +27,7 @@ _imported = WeakKeyDictionary[ModuleType, str]()
 
 
 def own_digests(config: RunConfig) -> dict[str, str]:
-    """By site, of its data, where they are here; and of the sources of a module that is the model."""
+    """By site, of its data, where they are here; and of the sources of a module whose functions the run names."""
     return {name: _digest(path, tuple(files)) for name, path, files in _own(config)}
 
 
@@ -57,8 +57,10 @@ def _own(config: RunConfig) -> Iterator[tuple[str, Path, Iterator[tuple[Path, in
             with suppress(UserError):  # of a site that has no data, which the run itself will say
                 path = place_of(root, site)
                 yield site, path, _files(path)
+    named = [text.partition("(")[0] for text in (config.metric, config.loss, *config.augment)]
     if isinstance(config.model, Module) and not config.model.torchvision:
-        name = config.model.name.partition(":")[0]
+        named.append(config.model.name)
+    for name in sorted({text.partition(":")[0] for text in named if ":" in text}):
         if place := plugins.file_of(name) or plugins.importable(name):
             yield f"{MODULE}{name}", place, _sources(place)
 

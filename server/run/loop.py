@@ -43,8 +43,8 @@ def start(config: RunConfig) -> Checkpoint:
         if times > 1:
             why = f"{name!r} is there {times} times; give each a name of its own"
             raise UserError(f"scenario {scenario.name!r}: {kind}: {why}")
-    must_fit(config.model, scenario.input_shape, scenario.task.outputs)
-    net = network(config.model, scenario.input_shape, scenario.task.outputs, torch.device("cpu"))
+    must_fit(config.model, scenario.input_shape, config.predicts.outputs)
+    net = network(config.model, scenario.input_shape, config.predicts.outputs, torch.device("cpu"))
     return Checkpoint(round=0, run_id=uuid4().hex[:12], arrays=net.initial(config.seed), strategy={})
 
 
@@ -70,7 +70,7 @@ def run_rounds(
         strategy = _ready_strategy(config, folder, grid, origin, references or load_references(config))
         arrays, nothing = to_record(origin.arrays), ConfigRecord()
         begun = time.monotonic() - origin.seconds
-        clock = RoundEvents(origin.run_id, config.scenario.task)
+        clock = RoundEvents(origin.run_id, config.predicts)
         end = min(until or config.rounds, config.rounds)
         waiting, why = Patience(config, folder.rows() if config.patience else []), ""
 

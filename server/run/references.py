@@ -29,7 +29,7 @@ def load_references(config: RunConfig) -> References | None:
         raise UserError(
             f"references: {path} cannot be read ({why:.200}); make it with perennial run --method references"
         ) from None
-    net = network(config.model, scenario.input_shape, scenario.task.outputs, torch.device("cpu"))
+    net = network(config.model, scenario.input_shape, config.predicts.outputs, torch.device("cpu"))
     shapes = {name: tensor.shape for name, tensor in net.initial(config.seed).items()}
     names = [record(number) for number in range(len(scenario.train_environments))]
     found = [{key: tensor.shape for key, tensor in tensors.items()} for tensors in records.values()]

@@ -71,7 +71,7 @@ def tracking(kind: str | None, path: Path, config: RunConfig, watch: Watcher) ->
 def scalars(rows: Iterable[Row], config: RunConfig) -> Iterator[tuple[int, dict[str, float]]]:
     """What trackers draw: training, traffic and clients left out of a round; the headline measure if it was
     evaluated."""
-    sites, task = config.sites_with_data, config.scenario.task
+    sites, task = config.sites_with_data, config.predicts
     evaluations: dict[tuple[int, str], list[Row]] = {}
     for row in rows:
         if row["kind"] == "round":

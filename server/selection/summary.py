@@ -34,7 +34,7 @@ def summarise(config: RunConfig, rows: list[Row], *, seconds: float, oracle: boo
     """
     rounds = [row for row in rows if row["kind"] == "round"]
     evaluations = [row for row in rows if row["kind"] in ("evaluation", "ranking", SCORE, SPLIT)]
-    task = config.scenario.task
+    task = config.predicts
     selections = (*SELECTIONS, SPLIT, "oracle") if oracle else (*SELECTIONS, SPLIT)
     models: dict[str, Any] = {}
     for model in config.method.evaluates:
@@ -92,7 +92,7 @@ def by_part(config: RunConfig, models: Mapping[str, Any], rows: Iterable[Row]) -
         split = {SPLIT: found[SPLIT]} if SPLIT in found else {}
         return {
             "round": found["round"],
-            **_with_site(config, Evaluation(own, config.scenario.task).summary()),
+            **_with_site(config, Evaluation(own, config.predicts).summary()),
             **split,
         }
 
@@ -315,7 +315,7 @@ class Patience:
         """`rows` are those of the rounds that are done."""
         self._patience, self._task, self._model = (
             config.patience,
-            config.scenario.task,
+            config.predicts,
             config.method.evaluates[-1],
         )
         self._by_round: dict[int, Evaluation] = {}
@@ -350,7 +350,7 @@ class Patience:
 
 def _with_site(config: RunConfig, found: dict[str, Any]) -> dict[str, Any]:
     """A model's summary, of sites with own data with the worst one's."""
-    measure = config.scenario.task.headline
+    measure = config.predicts.headline
     return {**found, "worst_site": worst_site(found["clients"], measure)} if config.sites_with_data else found
 
 

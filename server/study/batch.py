@@ -153,7 +153,7 @@ class Outcome:
 
         Raises `UserError` as `rows` does.
         """
-        task = self.config.scenario.task
+        task = self.config.predicts
         if not self.summary:
             return added_sums(task, ())
         wanted = {"kind": "evaluation", "round": self.summary.rounds, "model": model, "split": split}
@@ -235,7 +235,7 @@ def standing_line(standing: Standing) -> str:
     found = latest.selected("final")
     result = "waits for the other trials" if latest.waits else latest.trouble
     if found:
-        measure = latest.config.scenario.task.headline
+        measure = latest.config.predicts.headline
         average = f"average {measure.text(found.average, 1)}{measure.unit}"
         result = "no test data" if found.average is None else average
     line += f"  {result}"

@@ -129,7 +129,7 @@ def with_references(
 
 def no_references(config: RunConfig) -> str:
     """Why a run can have no references; empty where it can."""
-    environments, task = config.scenario.train_environments, config.scenario.task
+    environments, task = config.scenario.train_environments, config.predicts
     if not task.answers:
         return f"it counts right and wrong answers, and the task {task.name!r} has none"
     if len(environments) < 2:
@@ -181,7 +181,7 @@ def choose(
         )
     if informed := {number: own for number, own in scores.items() if own.informed}:
         return Verdict(best_of(informed), Select.by_split, "", scores)
-    chosen, of = max(scores.values(), key=lambda own: own.mean), counted(outcomes[0].config.scenario.task.answers)
+    chosen, of = max(scores.values(), key=lambda own: own.mean), counted(outcomes[0].config.predicts.answers)
     return by_held_out(
         f"{UNINFORMED}: the best mean over {of} that a reference knows and does not know is "
         f"{percent(chosen.mean)} % (standard error {percent(chosen.mean_error)}), a constant's "
@@ -254,13 +254,13 @@ def why_lines(outcomes: Sequence[Outcome], verdict: Verdict) -> list[str]:
     lines.append(f"chosen: {named(outcomes, verdict.trial)}, by {verdict.by}")
     if verdict.by is Select.held_out:
         found = outcomes[verdict.trial].selected("final")
-        measure = outcomes[verdict.trial].config.scenario.task.headline
+        measure = outcomes[verdict.trial].config.predicts.headline
         held_out_text = (
             f"{measure.text(found.validation)}{measure.unit} on held-out training data" if found else ""
         )
         return [*lines, held_out_text] if found else lines
     scores = verdict.judged
-    answers = outcomes[verdict.trial].config.scenario.task.answers
+    answers = outcomes[verdict.trial].config.predicts.answers
     lines.append(_basis(chosen := scores[verdict.trial], counted(answers)))
     others = {
         number: own
@@ -333,7 +333,7 @@ def keep(outcomes: Sequence[Outcome], verdict: Verdict, select: Select, folder: 
         files.append(folder / f"{stem}.svg")
         tried = {name: [getattr(outcomes[n].config.method, name) for n in judged] for name in ranges}
         tried = {name: values for name, values in tried.items() if len(set(values)) > 1}
-        measure = ACCURACY if verdict.scores else config.scenario.task.headline
+        measure = ACCURACY if verdict.scores else config.predicts.headline
         by = f"leave-one-out {measure.title}" if verdict.left_out else f"held-out {measure.title}"
         label = f"{'split' if verdict.scores else by}{measure.unit and ', %'}"
         logs = [name for name in tried if ranges[name].kind == "log"]

@@ -300,7 +300,7 @@ def compare(plan: Plan, out: Path, jobs: int, watch: Watch = lambda _: None) -> 
     selections = (*SELECTIONS, *([SPLIT] if places else []), *(["oracle"] if plan.oracle else []))
     choices, rows = [], []
     troubles = list[str]()
-    sites, task = list(first.sites_with_data), first.scenario.task
+    sites, task = list(first.sites_with_data), first.predicts
     for entry in entries:
         label, verdict = entry.label, verdicts[entry.label]
         if verdict.trial is None:

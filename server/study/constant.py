@@ -73,7 +73,7 @@ def constant_predictor(config: RunConfig, seed: int) -> Selected:
         for number, client in enumerate(config.scenario.client_ids)
         if client in evaluated
     )
-    found = constant_summary(clients, config.scenario.task)
+    found = constant_summary(clients, config.predicts)
     if found["worst"] is None:
         raise UserError(
             f"no client of {config.scenario.name} has test samples with seed {seed}, so there is nothing to "
@@ -99,9 +99,9 @@ def constant_sums(configs: Sequence[RunConfig], adapt: int) -> dict[str, list[li
             alone = config.model_copy(update={"test_sites": (site,), "adapt": adapt})
             few = site_data(alone, number, None, config.data_folder)
             others = torch.cat([own.train.y for own in data[:number] + data[number + 1 :]])
-            unseen = _tested(scenario.task, constant_rows(site, few, scenario.task, others))
-            adapted = _tested(scenario.task, constant_rows(site, few, scenario.task) if adapt else ())
-            own = _tested(scenario.task, constant_rows(site, data[number], scenario.task))
+            unseen = _tested(config.predicts, constant_rows(site, few, config.predicts, others))
+            adapted = _tested(config.predicts, constant_rows(site, few, config.predicts) if adapt else ())
+            own = _tested(config.predicts, constant_rows(site, data[number], config.predicts))
             found.setdefault(site, []).append([unseen, adapted, own])
     return found
 

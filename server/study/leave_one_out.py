@@ -89,7 +89,7 @@ def without_each_environment(config: RunConfig) -> list[RunConfig]:
 
 def judge(outcomes: Sequence[Outcome]) -> LeftOut | None:
     """The score of one configuration from its runs; None where one of them says nothing."""
-    task = outcomes[0].config.scenario.task
+    task = outcomes[0].config.predicts
     found = {run.config.left_out: run.sums(run.config.method.evaluates[-1], "validation") for run in outcomes}
     values = {name: value for name, own in found.items() if (value := task.value(*own)) is not None}
     if len(values) < len(found):

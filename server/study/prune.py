@@ -55,7 +55,7 @@ def below_median(outcomes: Sequence[Outcome], select: Select) -> dict[int, Prune
         by, scores = Select.held_out, {n: own.held_out for n, own in found.items() if own.held_out is not None}
     if len(scores) < LEAST:
         return {}
-    measure = ACCURACY if by is Select.by_split else first.scenario.task.headline
+    measure = ACCURACY if by is Select.by_split else first.predicts.headline
     middle = median(scores.values())
     return {
         number: Pruned(round_, first.rounds, by, own, middle, measure)
@@ -122,7 +122,7 @@ def _evaluation(outcome: Outcome, round_: int) -> Evaluation:
         rows = []
     wanted = (row for row in rows if row.get("kind") in ("evaluation", SPLIT))
     own = (row for row in wanted if (row["round"], row["model"]) == here)
-    return Evaluation(own, outcome.config.scenario.task)
+    return Evaluation(own, outcome.config.predicts)
 
 
 def grouped(outcomes: Sequence[T], groups: Iterable[Sequence[RunConfig]]) -> list[list[T]]:

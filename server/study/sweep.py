@@ -91,10 +91,8 @@ def equals(outcomes: Sequence[Outcome]) -> list[int]:
     scores = held_out(outcomes)
     if not scores:
         return []
-    highest = max(map(outcomes[0].config.scenario.task.headline.goodness, scores.values()))
-    return [
-        n for n, score in scores.items() if outcomes[n].config.scenario.task.headline.goodness(score) == highest
-    ]
+    highest = max(map(outcomes[0].config.predicts.headline.goodness, scores.values()))
+    return [n for n, score in scores.items() if outcomes[n].config.predicts.headline.goodness(score) == highest]
 
 
 def held_out(outcomes: Sequence[Outcome]) -> dict[int, float]:

@@ -17,7 +17,7 @@ from perennial.server.study.sweep import equals, search_ranges, tie
 def sweep_rows(outcomes: Sequence[Outcome], verdict: Verdict) -> list[dict[str, Any]]:
     """One row per trial, as plain data: hyper-parameters, measures after the last round, folder."""
     rows: list[dict[str, Any]] = []
-    sites, measure = outcomes[0].config.sites_with_data, outcomes[0].config.scenario.task.headline
+    sites, measure = outcomes[0].config.sites_with_data, outcomes[0].config.predicts.headline
     for number, outcome in enumerate(outcomes):
         last = outcome.selected("final")
         split, left_out = verdict.scores.get(number), verdict.left_out.get(number)
@@ -48,7 +48,7 @@ def sweep_rows(outcomes: Sequence[Outcome], verdict: Verdict) -> list[dict[str, 
 def sweep_table(outcomes: Sequence[Outcome], verdict: Verdict) -> Table:
     """The trials, the chosen one in bold."""
     first, held_out = outcomes[0].config, verdict.by == "held-out"
-    measure = first.scenario.task.headline
+    measure = first.predicts.headline
     about = f"{measure.label} after the last round, mean over clients"
     tied = tie(len(equals(outcomes)), verdict.trial) if held_out else ""
     pruned = next((outcome.pruned for outcome in outcomes if outcome.pruned), None)
@@ -89,7 +89,7 @@ def sweep_tables(outcomes: Sequence[Outcome], verdict: Verdict) -> list[Table]:
     trials, sites = sweep_table(outcomes, verdict), outcomes[0].config.sites_with_data
     if not sites:
         return [trials]
-    measure = outcomes[0].config.scenario.task.headline
+    measure = outcomes[0].config.predicts.headline
     caption = f"test {measure.label} after the last round, of a site its mean over the test environments"
     table = Table(title="per site", caption=caption)
     for heading in ("trial", *sites):

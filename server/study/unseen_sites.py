@@ -85,7 +85,7 @@ def leave_one_site_out(
     from perennial.server.study.constant import constant_sums  # with PyTorch
 
     sums = constant_sums([first.model_copy(update={"seed": seed}) for seed in range(seeds)], adapt)
-    task = first.scenario.task
+    task = first.predicts
     constants = [_cell(task, site, CONSTANT, *zip(*own, strict=True)) for site, own in sums.items()]
     runs = [
         run

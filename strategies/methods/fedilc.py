@@ -169,7 +169,7 @@ class FedILCStrategy(FedSGDStrategy[FedILC]):
         names = self.network.parameter_names
         params = {name: self.sent[name].detach().clone() for name in self.sent}
         leaves = [params[name].requires_grad_() for name in names]
-        task = self.run.scenario.task
+        task = self.run.predicts
         variances = [
             variance(
                 *head_sums(self.network, task, params, self._data[client]),

@@ -26,7 +26,7 @@ class FedRepStrategy(MethodStrategy[FedRep]):
 
 def split_network(run: RunConfig) -> Network:
     """The run's network, of which a method trains both parts. Raises `UserError` if its featurizer has none."""
-    found = network(run.model, run.scenario.input_shape, run.scenario.task.outputs, torch.device("cpu"))
+    found = network(run.model, run.scenario.input_shape, run.predicts.outputs, torch.device("cpu"))
     if not found.featurizer_names:
         raise UserError(
             f"model {run.model.name!r} has no featurizer to be trained, and method {run.method.name!r} shares "

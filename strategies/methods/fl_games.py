@@ -45,7 +45,7 @@ class FLGamesStrategy(MethodStrategy[FLGames]):
         super().__init__(run, run_id)
         if self.hparams.learns:
             split_network(run)
-        self.players, self.task = run.scenario.client_ids, run.scenario.task
+        self.players, self.task = run.scenario.client_ids, run.predicts
         names = self.hparams.predictor(self.network.initial(run.seed)).keys()
         if self.hparams.space == "parameter" and names != {"classifier.weight", "classifier.bias"}:
             raise UserError(

@@ -282,7 +282,7 @@ def test_a_run_counts_each_label_that_is_known(of_labels: Path, tmp_path: Path) 
     folder = labels_run(tmp_path / "run", "fedavg", f"references='{of_labels}'", rounds=2)
     (row,) = split_rows(folder)
     config = folder.config()
-    scenario, task = config.scenario, config.scenario.task
+    scenario, task = config.scenario, config.predicts
     net = Network(config.model, scenario.input_shape, task.outputs, torch.device("cpu"))
     model = load_tensors(folder.path / "models" / "global.safetensors")
     clients = range(len(scenario.client_ids))

@@ -48,7 +48,7 @@ def counted(result: perennial.Result, site: str) -> float:
         for row in result.clients
         if (row["model"], row["selection"], row["client"]) == ("personal", "final", site)
     ]
-    value: float = found[result.config.scenario.task.headline.name]
+    value: float = found[result.config.predicts.headline.name]
     return value
 
 
@@ -61,7 +61,7 @@ def test_numbers_in_their_own_unit(tmp_path: Path) -> None:
         model = result.model(client=site)
         with torch.no_grad():
             outputs = model(torch.from_numpy(x[60:])).numpy()
-        task: Any = result.config.scenario.task
+        task: Any = result.config.predicts
         np.testing.assert_allclose(outputs * task.scale + task.mean, values, rtol=1e-4, atol=1e-3)
         assert np.abs(values - y["numbers"][60:]).mean() < np.abs(y["numbers"][60:] - task.mean).mean() / 2
     with pytest.raises(perennial.UserError, match="a run on numbers has no probabilities; use predict"):
@@ -89,7 +89,7 @@ def test_survival_and_the_time_expected_without_an_event(tmp_path: Path) -> None
     from sksurv.metrics import concordance_index_censored
 
     result = run("event", tmp_path / "run")
-    times = result.config.scenario.task.metadata["times"]
+    times = result.config.predicts.metadata["times"]
     for site in SITES:
         x, y = rows(site)
         survival, expected = result.predict_proba(x[60:], client=site), result.predict(x[60:], client=site)

@@ -33,7 +33,7 @@ def run(config: RunConfig, path: Path, spoil: Any = None) -> dict[str, Any]:
 
 
 def must_have_learnt(config: RunConfig, summary: dict[str, Any]) -> None:
-    task = config.scenario.task
+    task = config.predicts
     reached = summary["models"]["global"]["final"]["validation"]
     assert task.headline.goodness(reached) > task.headline.goodness(LEARNT[task.name])
 
@@ -89,7 +89,7 @@ def own_parts(config: RunConfig, client: int) -> Iterable[torch.Tensor]:
 
 
 def announced(config: RunConfig) -> set[str]:
-    return {"count", "loss", *config.scenario.task.columns}
+    return {"count", "loss", *config.predicts.columns}
 
 
 # ---------------------------------------------------------------------- mechanisms and rules

@@ -52,7 +52,7 @@ def answers(folder: Path) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     found: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {}
     for path in sorted(folder.iterdir()):
         run = RunFolder.open(path).config()
-        net = network(run.model, run.scenario.input_shape, run.scenario.task.outputs)
+        net = network(run.model, run.scenario.input_shape, run.predicts.outputs)
         model = load_file(path / "models" / "global.safetensors")
         for number, _ in enumerate(run.scenario.client_ids):
             for name, part in run.scenario.client_data(number, run.seed, None).test.items():

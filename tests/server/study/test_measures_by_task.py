@@ -94,7 +94,7 @@ def test_an_environment_that_is_left_out_has_a_standard_error(tmp_path: Path) ->
     assert leave_one_out([config], tmp_path, 1) == (
         [None], "leaving out one of 2 training environments leaves too few; three are needed"
     )  # fmt: skip
-    task = config.scenario.task
+    task = config.predicts
     assert isinstance(task, Numbers)
     sums = {"absolute": [6.0, 9.0], "squared": [14.0, 29.0], "target": [0.0, 0.0], "target_squared": [9.0, 9.0]}
     # |e| is 1, 2, 3 and 2, 3, 4: each with the variance 2/3.

@@ -119,7 +119,7 @@ def test_what_is_described_is_trained_and_beats_a_constant(task: str, folder: Pa
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     config = load_config(tmp_path / "run" / "config.toml")
-    measure = config.scenario.task.headline
+    measure = config.predicts.headline
     assert f"test {measure.label}" in " ".join(done.stdout.split())
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     ours, constant = summary["models"]["global"]["final"], summary["constant"]
