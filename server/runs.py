@@ -10,9 +10,9 @@ from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from perennial.common.utils.errors import UserError
+from perennial.common.utils.errors import Stop, UserError
 from perennial.common.utils.files import path_of
-from perennial.server.run.progress import QUIET, Progress, Watched, Watcher
+from perennial.server.run.progress import QUIET, Progress, RoundDone, Watched, Watcher
 
 if TYPE_CHECKING:
     from perennial.common.config import RunConfig
@@ -348,20 +348,32 @@ def _origin(folder: RunFolder, config: RunConfig, say: Callable[[str], object]) 
 def _follow(config: RunConfig, path: Path, link: Link, watch: Watcher, resume: bool = False) -> None:
     from pydantic import TypeAdapter
 
-    from perennial.server.run.folder import understood
+    from perennial.server.deployment.submission import place_of
+    from perennial.server.run.folder import RunFolder, understood
 
-    read = TypeAdapter(Progress).validate_python
+    read = TypeAdapter(RoundDone).validate_python
     with link as connected:
         assert connected  # only the local runtime has none
         if path.is_dir():
             for word in ("error.txt", "summary.json"):  # of an end before; whoever follows would take it for this
                 (path / word).unlink(missing_ok=True)
+        since: list[dict[str, Any]] = []
         for row in connected.execute(config, path, resume):
+            since.append(row)
             with understood(path):  # which another machine may have written
                 if row["kind"] != "round":
                     continue
-                progress = read({**row, "rounds": config.rounds})
-            watch(progress)
+                progress = Progress(**vars(read({**row, "rounds": config.rounds})), rows=since)
+            since = []
+            try:
+                watch(progress)
+            except Stop as stop:
+                if place_of(path) != path.resolve():
+                    raise UserError(
+                        "watch: this run is on another machine, where Stop cannot end it; "
+                        f"`perennial stop {path.name}` does, without a summary"
+                    ) from None
+                RunFolder(path).ask_to_stop(str(stop))
 
 
 def _add_constant(here: LocalRuntime, folder: RunFolder, summary: dict[str, Any]) -> None:

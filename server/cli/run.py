@@ -25,7 +25,7 @@ LAST_QUESTION = 60.0
 """Seconds for which a command that has ended waits for Prometheus, which asks every 15 to 60 seconds."""
 
 
-Tracker = Literal["tensorboard", "mlflow"]
+Tracker = Literal["tensorboard", "mlflow", "wandb"]
 
 
 @dataclass

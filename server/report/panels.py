@@ -79,6 +79,9 @@ def scenario_figures(key: str, shown: Sequence[Result], selections: Sequence[str
     ]
     label = f"{unit_name} of the training exchanges so far, both ways"
     add(f"Test {measure.title} against bytes", "b", lines, label, axis, percent=measure.percent)
+    for side, whose in (("client", "the clients'"), ("server", "the server's")):
+        lines = [line for style, result in enumerate(shown) if (line := _rate_line(style, result, side))]
+        add(f"Step size of {whose} optimizer", f"o{side}", lines, "round", "step size", percent=False)
     for selection in selections:
         lines = [_client_line(style, result.picked(selection), measure) for style, result in enumerate(shown)]
         label = "% of the clients, from the worst to the best"
@@ -163,6 +166,14 @@ def cluster_figure(key: str, result: Result, run: Run) -> Figure:
     labels = {client: [run.clusters[number].get(client) for number in rounds] for client in clients}
     caption = f"{result.method}, seed {run.config.seed}: cluster of each client in each round"
     return Figure(caption, figures.membership_figure(key, rounds, labels), curves=False)
+
+
+def _rate_line(style: int, result: Result, side: str) -> figures.Line | None:
+    """The step size in each round; None where it has no schedule."""
+    config = result.runs[0].config
+    rates = {number: config.rates(number).get(side) for number in range(1, config.rounds + 1)}
+    found = {number: rate for number, rate in rates.items() if rate is not None}
+    return figures.Line(style, [*found], [*found.values()]) if found else None
 
 
 def _line(style: int, x: Sequence[float], spreads: Sequence[Spread | None], factor: float = 100) -> figures.Line:

@@ -111,8 +111,9 @@ class Result:
                 for name, value in Evaluation(rows, self.config.predicts).client_mean(split).items()
             )
 
-    def model(self, name: str | None = None, client: str | None = None) -> nn.Module:
-        """A model after the last round, on the CPU and in evaluation mode.
+    def model(self, name: str | None = None, client: str | None = None, *, best: bool = False) -> nn.Module:
+        """A model after the last round, on the CPU and in evaluation mode; with `best` after the best round by
+        held-out data, which a run with `patience` keeps.
 
         It takes samples (n, *input_shape) as they are in training: bytes divided by 255, a table's rows scaled and
         encoded. It gives outputs of which `config.predicts.predictions` makes answers; for classes they are
@@ -132,7 +133,9 @@ class Result:
         if other := [own for own in changed if name == "personal" or own.startswith((PLUG_IN, MODULE))]:
             doubt = "since the run began, so the model may answer otherwise than in its tables"
             warnings.warn(f"{', '.join(other)} changed {doubt}", stacklevel=2)
-        return model_of(self._folder, self.config, name, client)
+        if best and "best" not in self.summary:
+            raise UserError(f"best: {self.folder} has kept no best round; a run with patience=N keeps one")
+        return model_of(self._folder, self.config, name, client, self.summary["best"]["round"] if best else None)
 
     def predict_proba(self, x: Any, name: str | None = None, client: str | None = None) -> npt.NDArray[np.float32]:
         """Probabilities (n, classes) of raw rows; `name` and `client` say by which model, as in `model`.

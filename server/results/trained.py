@@ -53,8 +53,13 @@ class Predicting(nn.Module):
 
 
 @plain_torch()
-def model_of(folder: RunFolder, config: RunConfig, name: str | None, client: str | None) -> nn.Module:
-    """A run's model by its name, the server's or a client's. Raises `UserError` as `Result.model` does."""
+def model_of(
+    folder: RunFolder, config: RunConfig, name: str | None, client: str | None, round_: int | None = None
+) -> nn.Module:
+    """A run's model by its name, the server's or a client's, after the last round or that of a checkpoint.
+
+    Raises `UserError` as `Result.model` does.
+    """
     names, clients = config.method.evaluates, config.scenario.client_ids
     name = names[-1] if name is None else name
     if name not in names:
@@ -63,10 +68,10 @@ def model_of(folder: RunFolder, config: RunConfig, name: str | None, client: str
         raise UserError(unknown("client", client, clients))
     network = Network(config.model, config.scenario.input_shape, config.predicts.outputs, CPU)
     if name == PERSONAL and client is not None:
-        predict = _personal(folder, config, client, network)
+        predict = _personal(folder, config, client, network, round_)
     else:
-        received = _saved(folder, config) if name == GLOBAL else None
-        received = received or _received(folder, config, client)
+        received = _saved(folder, config) if name == GLOBAL and round_ is None else None
+        received = received or _received(folder, config, client, round_)
         if name == PERSONAL or received is None:
             raise UserError(f"each client has a {name} model of its own; say which, such as client={clients[0]!r}")
         with torch.no_grad():
@@ -136,16 +141,20 @@ def _warn_of(name: str, texts: set[str], column: CategoryColumn) -> None:
         )
 
 
-def _personal(folder: RunFolder, config: RunConfig, client: str, network: Network) -> Predictor:
-    """A client's own model, made from what it keeps, as its last evaluation made it."""
+def _personal(
+    folder: RunFolder, config: RunConfig, client: str, network: Network, round_: int | None
+) -> Predictor:
+    """A client's own model, made from what it keeps, as its last evaluation, or that in a round, made it."""
     if config.runtime == "deployment":
         raise UserError(f"the personal model of {client} is at its site, where perennial serve answers")
     if config.runtime == "simulation":
+        if round_ is not None:
+            raise UserError(f"best: Flower's simulation has {client}'s own model of the last round alone")
         path = serving.newest(folder.path / "clients", None, client)
         if path is None:
             raise UserError(f"{folder.path / 'clients'} has no model of {client}")
         return serving.load(path, config.data_folder, CPU).models[PERSONAL]
-    received, last = _received(folder, config, client), folder.load_checkpoint()
+    received, last = _received(folder, config, client, round_), folder.load_checkpoint(round_)
     assert received
     kept = FileStates(folder.clients).get(f"{last.run_id}/{client}", [])
     versions = [version for version in valid(kept, folder.resumes()) if version.round <= last.round]
@@ -173,14 +182,15 @@ def _saved(folder: RunFolder, config: RunConfig) -> Received | None:
         raise UserError(f"{path} cannot be read ({reason(error)})") from None
 
 
-def _received(folder: RunFolder, config: RunConfig, client: str | None) -> Received | None:
-    """What a client is sent to evaluate, after the last checkpoint; for all, None where each gets another."""
+def _received(folder: RunFolder, config: RunConfig, client: str | None, round_: int | None) -> Received | None:
+    """What a client is sent to evaluate, after the last checkpoint or that of a round; for all, None where each
+    gets another."""
     if not folder.checkpoints():
         raise UserError(
             f"{folder.path} has no checkpoint to make its models from (a study deletes those of runs that have "
             f"ended); perennial run --config {shlex.quote(str(folder.path / 'config.toml'))} makes the run again"
         )
-    last = folder.load_checkpoint()
+    last = folder.load_checkpoint(round_)
     strategy = strategy_for(config, last.run_id)
     strategy.load_state_dict(last.strategy)
     payload = strategy.payload(last.arrays)

@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from perennial.common.utils.tensors import Tensors
 
 HELD_CHECKPOINTS = 2
+STOP = "stop.txt"
+"""In which a run that goes on in another process is asked to end."""
 TensorFile = Literal["arrays.safetensors", "strategy.safetensors"]
 RESUMES, RELEASES = TypeAdapter(list[NonNegativeInt]), TypeAdapter(NonNegativeInt)
 SUMMARY, DIGESTS = TypeAdapter(dict[str, Any]), TypeAdapter(dict[str, str])
@@ -356,8 +358,25 @@ class RunFolder:
         adds those that are new (`client/state.py`)."""
         return self.path / "checkpoint" / "clients"
 
-    def save_checkpoint(self, checkpoint: Checkpoint, save_clients: Callable[[Path], None] | None = None) -> None:
-        """Write a checkpoint, then let go of all but the newest `HELD_CHECKPOINTS`.
+    def ask_to_stop(self, why: str) -> None:
+        """Ask the run, wherever on this machine it goes on, to end after the round at hand."""
+        write_text(self.path / STOP, why or "by the one who watched it")
+
+    def asked_to_stop(self) -> str:
+        """Why the run was asked to end, and the request is forgotten; empty where it was not."""
+        if not (path := self.path / STOP).is_file():
+            return ""
+        why = path.read_text(encoding="utf-8", errors="replace")
+        path.unlink()
+        return why
+
+    def save_checkpoint(
+        self,
+        checkpoint: Checkpoint,
+        save_clients: Callable[[Path], None] | None = None,
+        hold: int | None = None,
+    ) -> None:
+        """Write a checkpoint, then let go of all but the newest `HELD_CHECKPOINTS` and that of the round `hold`.
 
         It is written beside its place and renamed, so a crash at any moment leaves the one before it whole.
         """
@@ -388,12 +407,13 @@ class RunFolder:
             shutil.rmtree(unfinished, ignore_errors=True)  # on a full disk, every byte counts
             raise
         sync(parent)
-        for stale in self.checkpoints()[:-HELD_CHECKPOINTS]:
+        for stale in {*self.checkpoints()[:-HELD_CHECKPOINTS]} - {hold}:
             shutil.rmtree(self.checkpoint_path(stale))
 
-    def load_checkpoint(self) -> Checkpoint:
-        """The newest checkpoint. Raises `UserError` when there is none, it is damaged, or of other code."""
-        rounds = self.checkpoints()
+    def load_checkpoint(self, round_: int | None = None) -> Checkpoint:
+        """The newest checkpoint, or that of a round. Raises `UserError` when there is none, it is damaged, or of
+        other code."""
+        rounds = [own for own in self.checkpoints() if round_ in (None, own)]
         if not rounds:
             raise UserError(
                 f"{self.path} has no checkpoint to resume from; start the run again with another --out"

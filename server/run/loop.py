@@ -5,6 +5,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -63,8 +64,8 @@ def run_rounds(
     With `until` it stops after that round with a checkpoint, and returns nothing if more are to come.
     `save_clients` writes what clients keep into a checkpoint, where they cannot do so themselves. `references` are
     the run's, where they have been read before. It ends before the last round, with a checkpoint and a summary,
-    where `patience` is over or `watch` raises `Stop`. Raises `RunStopped` when an exchange misses its quorum; the
-    last checkpoint then stands.
+    where `patience` is over, or `watch` or whoever follows it from elsewhere asks it to. Raises `RunStopped` when
+    an exchange misses its quorum; the last checkpoint then stands.
     """
     with folder.logging(), _run_events(config, origin), plugins.blaming(folder.path / NAME):
         strategy = _ready_strategy(config, folder, grid, origin, references or load_references(config))
@@ -86,7 +87,7 @@ def run_rounds(
             must_be_records(state, f"{half}: state_dict")
             seconds, length = time.monotonic() - begun, folder.log.stat().st_size
             here = Checkpoint(number, origin.run_id, from_record(arrays), state, seconds, length, config)
-            folder.save_checkpoint(here, save_clients)
+            folder.save_checkpoint(here, save_clients, hold=waiting.best)
             strategy.kept_checkpoints = folder.checkpoints()
             clock.done("checkpoint", [])
 
@@ -106,12 +107,16 @@ def run_rounds(
                 trained |= evaluate(number, rows)
             folder.append(rows)
             why = waiting.over(number, strategy.evaluation) if evaluated else ""
-            saved = bool(why) or number == end or number % config.checkpoint_every == 0
+            best = waiting.best == number
+            saved = bool(why) or best or number == end or number % config.checkpoint_every == 0
             if saved:
                 save(number)
             clock.round_done(len(strategy.roster.nodes), len(rows[0]["left_out"]))
+            models = partial(strategy.results, arrays)
             try:
-                watch(Progress(number, config.rounds, trained, rows[0]["left_out"]))
+                watch(Progress(number, config.rounds, trained, rows[0]["left_out"], rows, models))
+                if asked := folder.asked_to_stop():
+                    raise Stop(asked)
             except Stop as stop:
                 why = why or str(stop) or "by the one who watched it"
                 if not evaluated:
@@ -130,6 +135,8 @@ def run_rounds(
         summary = summarise(config, folder.rows(), seconds=time.monotonic() - begun) | {"versions": versions()}
         if why and summary["rounds"] < config.rounds:
             summary["stopped"] = {"round": summary["rounds"], "reason": why}
+        if waiting.best:
+            summary["best"] = {"round": waiting.best, "selection": waiting.selection}
         if privacy := config.privacy.report(folder.releases()):
             summary["privacy"] = privacy
         folder.write_summary(summary)

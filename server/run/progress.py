@@ -1,20 +1,41 @@
 """What somebody who watches a run is told, round by round."""
 
-from collections.abc import Callable
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from perennial.common.tasks import HEADLINES
 from perennial.common.utils.errors import printable
 
+if TYPE_CHECKING:
+    from perennial.common.utils.tensors import Tensors
+
 
 @dataclass(frozen=True)
-class Progress:
-    """What somebody who watches a run is told after each round."""
+class RoundDone:
+    """What the log says of a round that has been trained."""
 
     round: int
     rounds: int
     metrics: dict[str, float]
     left_out: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Progress(RoundDone):
+    """What somebody who watches a run is told after each round."""
+
+    rows: Sequence[dict[str, Any]] = ()
+    """Of the log, those that have come since the last time. On Flower's runtimes a round is told as soon as it has
+    been trained, and its evaluation comes with the next one."""
+    _results: Callable[[], Mapping[str, Tensors]] = dict
+
+    def models(self) -> Mapping[str, Tensors]:
+        """The server's models after this round, tensors by name; to be read only. Flower's runtimes have them in
+        their own processes, and here there are none."""
+        return self._results()
 
 
 MOST_NAMED = 20

@@ -1,4 +1,5 @@
-"""What a run logs, passed on to TensorBoard or MLflow as it goes: local, optional, imported when asked for."""
+"""What a run logs, passed on to TensorBoard, MLflow or Weights & Biases as it goes: local, optional, imported when
+asked for."""
 
 import importlib
 import logging
@@ -22,7 +23,7 @@ Write = Callable[[int, Mapping[str, float]], None]
 """Takes a round and its numbers by name."""
 
 
-TRACKERS = {"tensorboard": "torch.utils.tensorboard", "mlflow": "mlflow"}
+TRACKERS = {"tensorboard": "torch.utils.tensorboard", "mlflow": "mlflow", "wandb": "wandb"}
 """Each one's module."""
 
 
@@ -52,7 +53,7 @@ def tracking(kind: str | None, path: Path, config: RunConfig, watch: Watcher) ->
         yield watch
         return
     module = require(kind)
-    writer = _mlflow if kind == "mlflow" else _tensorboard
+    writer = {"tensorboard": _tensorboard, "mlflow": _mlflow, "wandb": _wandb}[kind]
     with ExitStack() as stack:
         try:
             write = stack.enter_context(writer(module, path, config))
@@ -147,6 +148,29 @@ def _mlflow(module: Any, path: Path, config: RunConfig) -> Iterator[Write]:
         client.set_terminated(run, "FAILED")
         raise
     client.set_terminated(run)
+
+
+@contextmanager
+def _wandb(module: Any, path: Path, config: RunConfig) -> Iterator[Write]:
+    """A run of Weights & Biases in the run folder, offline; `wandb sync` sends it, if you want that."""
+    run = module.init(
+        project=config.scenario.name,
+        name=path.name,
+        dir=str(path),
+        config=config.flat(),
+        mode="offline",
+        settings=module.Settings(silent=True),
+    )
+
+    def write(number: int, values: Mapping[str, float]) -> None:
+        run.log(dict(values), step=number)
+
+    try:
+        yield write
+    except BaseException:
+        run.finish(exit_code=1)
+        raise
+    run.finish()
 
 
 def _line(error: Exception) -> str:

@@ -319,6 +319,10 @@ class Patience:
             config.method.evaluates[-1],
         )
         self._by_round: dict[int, Evaluation] = {}
+        self.best: int | None = None
+        """The round that the selection would choose now, in a run with `patience`."""
+        self.selection = "validation"
+        """`split` where it speaks."""
         found: dict[int, list[Row]] = {}
         for row in rows:
             if row["kind"] in ("evaluation", SPLIT):
@@ -330,6 +334,8 @@ class Patience:
         """Take in a round's evaluation."""
         own = (row for row in rows if row["model"] == self._model and row["kind"] in ("evaluation", SPLIT))
         self._by_round[number] = Evaluation(own, self._task)
+        self.selection = SPLIT if select(self._by_round, SPLIT) else "validation"
+        self.best = select(self._by_round, self.selection)
 
     def over(self, number: int, rows: Iterable[Row]) -> str:
         """Take in a round's evaluation; why the run ends with it, empty where it goes on.
@@ -340,12 +346,10 @@ class Patience:
         if not self._patience:
             return ""
         self.add(number, rows)
-        selection = SPLIT if select(self._by_round, SPLIT) else "validation"
-        best = select(self._by_round, selection)
-        since = sum(other > best for other in self._by_round) if best else 0
+        since = sum(other > self.best for other in self._by_round) if self.best else 0
         if since < self._patience:
             return ""
-        return f"patience={self._patience}: no better held-out score ({selection}) since round {best}"
+        return f"patience={self._patience}: no better held-out score ({self.selection}) since round {self.best}"
 
 
 def _with_site(config: RunConfig, found: dict[str, Any]) -> dict[str, Any]:

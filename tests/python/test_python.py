@@ -551,8 +551,8 @@ def test_a_script_that_lacks_its_main_line_is_told_so(tmp_path: Path) -> None:
             "settings: ('learning_rate', 0.1) is not possible in a list; write key=value, or give a dict",
         ),
         (
-            lambda: perennial.run("fedavg", from_arrays({"a": (X, Y), "b": (X, Y)}), track="wandb"),
-            "track: unknown tracker 'wandb' (there are: mlflow, tensorboard)",
+            lambda: perennial.run("fedavg", from_arrays({"a": (X, Y), "b": (X, Y)}), track="comet"),
+            "track: unknown tracker 'comet' (there are: mlflow, tensorboard, wandb)",
         ),
         (
             lambda: perennial.run(settings={"learning_rate": None}),

@@ -1,16 +1,21 @@
 """Runs that end before their last round: by patience, and by who watches."""
 
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import perennial
 from perennial.common.utils.errors import Stop, UserError
+from perennial.common.utils.files import load_tensors
 from perennial.server.cli.tables import cautions
+from perennial.server.deployment.submission import PLACE
 from perennial.server.local import LocalRuntime
 from perennial.server.run.folder import RunFolder
-from perennial.server.runs import unfinished
+from perennial.server.runs import _follow, unfinished
 from perennial.server.selection.summary import Patience
 from perennial.server.study.batch import outcome_in
 from perennial.testing.methods import assert_same, run
@@ -51,7 +56,8 @@ def test_a_run_ends_when_its_patience_is_over(tmp_path: Path) -> None:
     assert summary["stopped"] == {"round": 6, "reason": reason}
     assert summary["models"]["global"]["validation"]["round"] == 2
     folder = RunFolder(tmp_path / "run")
-    assert folder.checkpoints() == [6]
+    assert folder.checkpoints() == [2, 6]
+    assert summary["best"] == {"round": 2, "selection": "validation"}
     assert folder.summary() == summary
     assert f"ended after round 6 of 50: {reason}" in list(cautions(config, summary))
     outcome = outcome_in(config, tmp_path / "run")
@@ -66,6 +72,84 @@ def test_a_run_that_was_broken_off_waits_no_longer(tmp_path: Path) -> None:
     LocalRuntime(config).run(folder, origin)
     assert_same(tmp_path / "whole", folder.path)
     assert folder.summary()["rounds"] == 8
+
+
+def test_the_best_round_s_models_are_kept(tmp_path: Path) -> None:
+    """They are those of a run that ends with that round."""
+    settings = "patience=2", "checkpoint_every=50"
+    summary = run(toy_config("ditto", *settings, rounds=40), tmp_path / "run")
+    best = summary["best"]["round"]
+    assert best < summary["rounds"] < 40
+    run(toy_config("ditto", *settings, rounds=best), tmp_path / "short")
+    long, short = perennial.load(tmp_path / "run"), perennial.load(tmp_path / "short")
+    for name, client in (("global", None), ("personal", "client-1")):
+        wanted, last = short.model(name, client).state_dict(), long.model(name, client).state_dict()
+        found = long.model(name, client, best=True).state_dict()
+        assert all(torch.equal(found[key], wanted[key]) for key in wanted)
+        assert not all(torch.equal(found[key], last[key]) for key in wanted)
+    run(toy_config("fedavg"), tmp_path / "plain")
+    with pytest.raises(UserError, match=r"best: .* has kept no best round; a run with patience=N keeps one"):
+        perennial.load(tmp_path / "plain").model(best=True)
+
+
+def test_who_watches_has_the_rows_and_the_models(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = []
+    last: dict[str, Any] = {}
+
+    def watch(progress: perennial.Progress) -> None:
+        rows.extend(progress.rows)
+        last.update(progress.models())
+
+    config = toy_config("fedavg", rounds=4)
+    folder = RunFolder.create(tmp_path / "run", config)
+    LocalRuntime(config).run(folder, None, watch)
+    assert rows == folder.rows()
+    saved = load_tensors(folder.path / "models" / "global.safetensors")
+    assert all(torch.equal(last["global"][name], saved[name]) for name in saved)
+
+
+def test_a_run_elsewhere_is_asked_to_stop_by_a_file(tmp_path: Path) -> None:
+    config = toy_config("fedavg", rounds=6)
+    folder = RunFolder.create(tmp_path / "run", config)
+
+    def watch(progress: perennial.Progress) -> None:
+        if progress.round == 3:
+            RunFolder(folder.path).ask_to_stop("good enough")
+
+    summary = LocalRuntime(config).run(folder, None, watch)
+    assert summary["stopped"] == {"round": 3, "reason": "good enough"}
+    assert folder.asked_to_stop() == ""
+    again = unfinished(folder.path)
+    assert LocalRuntime(config).run(again, again.load_checkpoint())["rounds"] == 6
+
+
+@pytest.mark.parametrize("here", [True, False])
+def test_who_follows_a_run_of_flower_may_raise_stop(here: bool, tmp_path: Path) -> None:
+    config, folder = toy_config("fedavg"), RunFolder.create(tmp_path / "run", toy_config("fedavg"))
+    if not here:
+        (folder.path / PLACE).write_text("/somewhere/else")
+    told: list[tuple[int, list[int]]] = []
+
+    class Flower:
+        def execute(self, config: object, out: Path, resume: bool) -> Iterator[dict[str, Any]]:
+            for number in (1, 2):
+                yield {"kind": "round", "round": number, "metrics": {}, "left_out": {}}
+                yield evaluation(number, 3)
+
+    def watch(progress: perennial.Progress) -> None:
+        told.append((progress.round, [row["round"] for row in progress.rows]))
+        raise perennial.Stop("good enough")
+
+    def follow() -> None:
+        _follow(config, folder.path, nullcontext(Flower()), watch)  # type: ignore[arg-type]
+
+    if here:
+        follow()
+        assert told == [(1, [1]), (2, [1, 2])]
+        assert folder.asked_to_stop() == "good enough"
+    else:
+        with pytest.raises(UserError, match="watch: this run is on another machine, where Stop cannot end it"):
+            follow()
 
 
 @pytest.mark.parametrize("at", [3, 4])

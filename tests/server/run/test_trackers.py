@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -89,7 +90,9 @@ def test_without_a_tracker_there_is_only_the_watcher(tmp_path: Path) -> None:
     assert require(None) is None
 
 
-@pytest.mark.parametrize(("kind", "module"), [("tensorboard", "torch.utils.tensorboard"), ("mlflow", "mlflow")])
+@pytest.mark.parametrize(
+    ("kind", "module"), [("tensorboard", "torch.utils.tensorboard"), ("mlflow", "mlflow"), ("wandb", "wandb")]
+)
 def test_a_missing_extra_is_one_sentence_and_nothing_is_written(
     kind: str, module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,3 +175,34 @@ def test_a_tracker_that_cannot_start_is_one_sentence(tmp_path: Path) -> None:
         tracking("tensorboard", tmp_path / "run", toy_config("fedavg"), lambda _: None),
     ):
         pass
+
+
+def test_wandb_holds_the_run_and_sends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What its documented interface is called with, since its own files are nobody else's to read."""
+    found: dict[tuple[str, int], float] = {}
+    asked: dict[str, Any] = {}
+
+    class Run:
+        def log(self, values: dict[str, float], step: int) -> None:
+            found.update({(name, step): value for name, value in values.items()})
+
+        def finish(self, exit_code: int = 0) -> None:
+            asked["exit_code"] = exit_code
+
+    def init(**settings: Any) -> Run:
+        asked.update(settings)
+        return Run()
+
+    module = ModuleType("wandb")
+    module.init, module.Settings = init, lambda **own: own  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    _, expected = tracked("wandb", tmp_path / "run")
+    assert found == pytest.approx({(name, number): v for number, vs in expected for name, v in vs.items()})
+    assert (asked["mode"], asked["dir"], asked["exit_code"]) == ("offline", str(tmp_path / "run"), 0)
+    assert asked["config"]["method.name"] == "ditto"
+    with (
+        pytest.raises(RuntimeError),
+        tracking("wandb", tmp_path / "run", toy_config("ditto"), lambda progress: None),
+    ):
+        raise RuntimeError
+    assert asked["exit_code"] == 1
