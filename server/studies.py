@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from inspect import Parameter, signature
@@ -185,11 +185,13 @@ def sweep(
     select: str = Select.by_split.value,
     prune: bool = False,
     seed: int = 0,
+    optimizers: Sequence[str] = (),
     **options: Unpack[StudyOptions],
 ) -> Search:
     """Random search over a method's search ranges; trial 0 is the defaults. Called again, it continues.
 
-    `select` is "split", "held-out" or "leave-one-out" (docs/selection.md). The options of all studies: `config`, a
+    `select` is "split", "held-out" or "leave-one-out" (docs/selection.md). Of `optimizers`, such as ["sgd",
+    "adamw"], each trial draws one, and a step size from this one's range. The options of all studies: `config`, a
     file in place of a scenario; `rounds`; `settings`, which are not drawn; `jobs`, how many runs go on at a time;
     `out`, the folder of the runs; `data_root`; `device`; `watch`, which is told how the study stands.
 
@@ -199,7 +201,7 @@ def sweep(
     runs, pool, jobs, watch = _problem(scenario, **options)
     base = configured(method, seed=seed, **runs)
     fixed = [key_of(setting) for setting in runs["settings"]]
-    return Search(*search(base, trials, fixed, _select(select), pool, jobs, watch, prune))
+    return Search(*search(base, trials, fixed, _select(select), pool, jobs, watch, prune, list(optimizers)))
 
 
 @_listed
@@ -211,6 +213,7 @@ def tune(
     select: str = Select.by_split.value,
     prune: bool = True,
     seed: int = 0,
+    optimizers: Sequence[str] = (),
     **options: Unpack[StudyOptions],
 ) -> Search:
     """Choose a method's settings without target data: as `sweep`, with hopeless trials stopped early.
@@ -220,7 +223,9 @@ def tune(
     """
     _counts(2, trials=trials)
     pool = path_of(options.get("out", POOL), "out")
-    found = sweep(method, scenario, trials, select=select, prune=prune, seed=seed, **options)
+    found = sweep(
+        method, scenario, trials, select=select, prune=prune, seed=seed, optimizers=optimizers, **options
+    )
     return replace(found, files=keep(found.outcomes, found.verdict, _select(select), pool))
 
 

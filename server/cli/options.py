@@ -233,6 +233,9 @@ class SearchOptions(StudyOptions):
     method: str | None = typer.Option(None, help="The same.", autocompletion=methods)
     select: Selected = Select.by_split
     seed: int = typer.Option(0, help="Keys the draws and the runs.")
+    optimizers: str = typer.Option(
+        "", metavar="NAME,NAME", help="Optimizers of which each trial draws one, such as sgd,adamw."
+    )
 
     def arguments(self) -> dict[str, Any]:
         """Those of `perennial.sweep` and `perennial.tune`. Raises `UserError` unless there is one method."""
@@ -242,4 +245,5 @@ class SearchOptions(StudyOptions):
             )
         values = {**vars(self), "method": self.name or self.method}
         del values["name"]
+        values["optimizers"] = [name.strip() for name in self.optimizers.split(",") if name.strip()]
         return values

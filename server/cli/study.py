@@ -87,7 +87,7 @@ def tune_method(
 
     arguments = search.arguments()
     if preset:
-        must_take(preset, search.scenario)
+        must_take(preset, search.scenario, arguments["optimizers"], arguments["settings"])
     with _watched(search, as_json) as watch:
         found = studies.tune(**arguments, trials=trials, prune=prune, watch=watch)
     lines = found.why

@@ -67,12 +67,13 @@ def search(
     jobs: int,
     watch: Watch = lambda _: None,
     prune: bool = False,
+    optimizers: Sequence[str] = (),
 ) -> tuple[list[Outcome], Verdict]:
     """Run the first `count` trials, and choose one. Raises as `run_all` does.
 
     With `prune` hopeless trials stop early (`server/study/prune.py`), and none of them is chosen.
     """
-    configs, why_not = trials(config, count, fixed), ""
+    configs, why_not = trials(config, count, fixed, optimizers), ""
     if select is Select.by_split:
         if config.references:
             raise UserError(f"references: {config.references!r} is not possible with split, which makes its own")

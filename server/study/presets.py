@@ -23,10 +23,12 @@ HEADER = f"""\
 """
 
 
-def must_take(file: Path, scenario: str | None) -> None:
+def must_take(file: Path, scenario: str | None, optimizers: Sequence[str], given: Sequence[str]) -> None:
     """Raises `UserError` where `add_preset` would find, after the search, that it cannot write."""
     if scenario is None:
         raise UserError("--preset-out is not possible with --config; a preset is for scenarios that have a name")
+    if optimizers or any(key_of(setting).startswith("optimizer") for setting in given):
+        raise UserError("--preset-out is not possible with another optimizer; a preset holds a method's settings")
     must_be_ours(file, (".toml",), "--preset-out")
     if file.is_file():
         read_presets(file)

@@ -7,6 +7,7 @@ from pydantic import ValidationError
 
 from perennial.common.config import RunConfig
 from perennial.common.methods.base import Method
+from perennial.common.training import Optimizer
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.knobs import Search, between
 from perennial.common.utils.seeding import numpy_generator
@@ -39,15 +40,40 @@ def _ranges(config: RunConfig) -> dict[str, Search]:
     return {name: own for name, own in ranges.items() if name != "momentum"} | dict.fromkeys(rates, ADAM_RATES)
 
 
-def trial(config: RunConfig, number: int, fixed: Collection[str] = ()) -> RunConfig:
+def with_optimizer(config: RunConfig, name: str) -> RunConfig:
+    """The run with an optimizer of this name, all else of it by default; momentum is sgd's alone.
+
+    Raises `UserError` where there is none, or the method does not take it.
+    """
+    if name == config.optimizer.name:
+        return config
+    try:
+        found = Optimizer.model_validate({"name": name, "keep": config.optimizer.keep})
+    except ValidationError as error:
+        raise UserError(f"optimizers: {sentence(error)}") from None
+    has_momentum = name != "sgd" and "momentum" in type(config.method).model_fields
+    method = config.method.model_copy(update={"momentum": 0.0} if has_momentum else {})
+    other = config.model_copy(update={"optimizer": found, "method": method})
+    if misfit := other.misfit(method):
+        raise UserError(f"optimizers: {misfit}")
+    return other
+
+
+def trial(
+    config: RunConfig, number: int, fixed: Collection[str] = (), optimizers: Sequence[str] = ()
+) -> RunConfig:
     """Trial `number` of a method: 0 is the configuration itself, later ones are drawn.
 
     A draw depends on (seed, method, number, hyper-parameter) only, so that it is the same for everybody, and a
-    `fixed` hyper-parameter does not change the others. Settings that break a rule between them, or do not fit
-    the scenario, are drawn again. Raises `UserError` for a value beyond its bounds, or if none of `REDRAWS` fits.
+    `fixed` hyper-parameter does not change the others. Of `optimizers` one is drawn, and then a step size from its
+    own range. Settings that break a rule between them, or do not fit the scenario, are drawn again. Raises
+    `UserError` for a value beyond its bounds, or if none of `REDRAWS` fits.
     """
     if number == 0:
         return config
+    if optimizers:
+        generator = numpy_generator(config.seed, config.method.name, number, "optimizer.name")
+        config = with_optimizer(config, str(generator.choice(list(optimizers))))
     method = config.method
     for attempt in range(REDRAWS):
         key = (method.name, number, attempt) if attempt else (method.name, number)
@@ -68,9 +94,18 @@ def trial(config: RunConfig, number: int, fixed: Collection[str] = ()) -> RunCon
     raise UserError(f"trial {number} of {method.name}: none of {REDRAWS} draws fits; the last: {misfit}")
 
 
-def trials(config: RunConfig, count: int, fixed: Collection[str] = ()) -> list[RunConfig]:
+def trials(
+    config: RunConfig, count: int, fixed: Collection[str] = (), optimizers: Sequence[str] = ()
+) -> list[RunConfig]:
     """The first `count` trials."""
-    return [trial(config, number, fixed) for number in range(count)]
+    for name in optimizers:
+        with_optimizer(config, name)
+    return [trial(config, number, fixed, optimizers) for number in range(count)]
+
+
+def values_of(config: RunConfig) -> dict[str, Any]:
+    """What a search may draw, by the name by which it is set: hyper-parameters and the optimizer."""
+    return {**config.method.model_dump(), "optimizer": config.optimizer.name}
 
 
 def key_of(setting: str) -> str:
@@ -113,5 +148,5 @@ def tie(trials: int, chosen: int | None) -> str:
 
 def differences(config: RunConfig, base: RunConfig) -> dict[str, Any]:
     """The hyper-parameters in which a trial differs from the trial 0 of its sweep."""
-    values, before = config.method.model_dump(), base.method.model_dump()
+    values, before = values_of(config), values_of(base)
     return {name: value for name, value in values.items() if value != before[name]}

@@ -11,7 +11,7 @@ from perennial.server.selection.split_rule import Select
 from perennial.server.selection.summary import overall, site_means
 from perennial.server.study.batch import Outcome
 from perennial.server.study.choose import Verdict
-from perennial.server.study.sweep import equals, search_ranges, tie
+from perennial.server.study.sweep import equals, search_ranges, tie, values_of
 
 
 def sweep_rows(outcomes: Sequence[Outcome], verdict: Verdict) -> list[dict[str, Any]]:
@@ -24,7 +24,7 @@ def sweep_rows(outcomes: Sequence[Outcome], verdict: Verdict) -> list[dict[str, 
         row = {
             "trial": number,
             "chosen": number == verdict.trial,
-            "settings": {name: getattr(outcome.config.method, name) for name in _searched(outcomes)},
+            "settings": {name: values_of(outcome.config)[name] for name in _searched(outcomes)},
             "model": outcome.config.method.evaluates[-1],
             "split": split.json() if split else None,
             "leave-one-out": left_out.json() if left_out else None,
@@ -102,7 +102,8 @@ def sweep_tables(outcomes: Sequence[Outcome], verdict: Verdict) -> list[Table]:
 
 
 def _searched(outcomes: Sequence[Outcome]) -> list[str]:
-    return list(search_ranges(type(outcomes[0].config.method)))
+    several = len({outcome.config.optimizer.name for outcome in outcomes}) > 1
+    return [*["optimizer"] * several, *search_ranges(type(outcomes[0].config.method))]
 
 
 def _short(value: Any) -> str:

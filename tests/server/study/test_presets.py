@@ -123,6 +123,14 @@ def test_a_file_that_cannot_take_a_preset_is_told_before_the_search(
     for rest, sentence in (
         (["none/x.toml", "--scenario", "colored-digits"], "there is no folder none"),
         (["own.toml", "--scenario", "colored-digits"], "it has 'rounds', so it is another kind of file"),
+        (
+            ["x.toml", "--scenario", "colored-digits", "--optimizers", "sgd,adam"],
+            "not possible with another optimizer",
+        ),
+        (
+            ["x.toml", "--scenario", "colored-digits", "--set", "optimizer=adam"],
+            "not possible with another optimizer",
+        ),
         (["x.toml", "--config", "own.toml"], "--preset-out is not possible with --config"),
     ):
         told = CliRunner().invoke(app, [*search, *rest])

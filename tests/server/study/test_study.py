@@ -53,7 +53,7 @@ from perennial.server.study.batch import (
 from perennial.server.study.compare import Entry, Plan, compare, entries_of, measures
 from perennial.server.study.constant import constant_predictor, constant_rows, constant_summary
 from perennial.server.study.run_names import code_version, config_digest, imported, name_without_code, run_name
-from perennial.server.study.sweep import best, search_ranges, trial, trials
+from perennial.server.study.sweep import best, differences, search_ranges, trial, trials
 from perennial.strategies.base import MethodStrategy
 from perennial.testing.tiny_federation import Toy, toy_config
 
@@ -268,6 +268,27 @@ def test_a_trial_that_everybody_draws() -> None:
 
 
 LEARNING_RATE_OF_TRIAL_1 = 0.0011532653669217678
+
+
+def test_a_trial_may_draw_its_optimizer_and_a_rate_of_its_range() -> None:
+    base = toy_config("ditto", "momentum=0.5", seed=3)
+    drawn = trials(base, 30, ["momentum"], ["sgd", "adamw"])
+    assert drawn[0] == base
+    by_name = {name: [one for one in drawn[1:] if one.optimizer.name == name] for name in ("sgd", "adamw")}
+    assert all(len(own) > 5 for own in by_name.values())
+    assert {one.method.model_dump()["momentum"] for one in by_name["adamw"]} == {0.0}
+    assert {one.method.model_dump()["momentum"] for one in by_name["sgd"]} == {0.5}
+    rates = {name: [one.method.model_dump()["learning_rate"] for one in own] for name, own in by_name.items()}
+    assert max(rates["adamw"]) <= 1e-2 < max(rates["sgd"])
+    plain = trials(base, 30, ["momentum"])
+    assert all(one in plain for one in by_name["sgd"])  # whose other draws are what they are without the choice
+    assert differences(by_name["adamw"][0], base)["optimizer"] == "adamw"
+    for method, name, words in (
+        ("fedavg", "adma", "optimizers: name: 'adma' is not possible"),
+        ("vrex", "adam", "optimizers: optimizer.name: 'adam' is not possible with method"),
+    ):
+        with pytest.raises(UserError, match=words):
+            trials(toy_config(method), 3, (), ["sgd", name])
 
 
 def test_a_fixed_hyper_parameter_leaves_the_other_draws_as_they_are() -> None:
