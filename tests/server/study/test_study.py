@@ -110,6 +110,7 @@ CHANGES = {
     "precision": st.just("bf16"),
     "tf32": st.just(True),
     "augment": st.just(["Noise(0.5)"]),
+    "mix": st.sampled_from(["MixUp(1)", "MixUp(0.2)"]),
     "accumulate": st.integers(2, 9),
     "schedule.name": st.sampled_from(["step", "exponential", "cosine"]),
     "schedule.warm_up": st.integers(1, 9),
@@ -160,6 +161,7 @@ def test_every_run_setting_is_one_or_the_other() -> None:
     parts = {"method", "scenario", "model"}
     told = {key.partition(".")[0] for key in CHANGES} & set(RunConfig.model_fields)
     told |= {"adapt", "server_schedule"}  # which are nothing without `test_sites`, and `server_optimizer`
+    told |= {"metric", "loss"}  # of a plug-in: tests/common/tasks/test_own_metric_and_loss.py
     # A table of clients, which the scenario must have; a file, of which only that there is one is told; modules,
     # whose sources are in the version of the code.
     others = {"nodes", "references", "plugins"}
