@@ -354,6 +354,19 @@ def test_every_method_equals_local(method: str, elsewhere: Elsewhere, tmp_path: 
 
 
 @pytest.mark.parity
+@pytest.mark.parametrize("method", ["fedavg", "ditto"])
+def test_habits_of_training_equal_local(method: str, elsewhere: Elsewhere, tmp_path: Path) -> None:
+    """A schedule, a kept optimizer, augmentation, mixed samples and bfloat16, all together."""
+    runtime, connection = elsewhere
+    habits = ["schedule=cosine", "optimizer=adamw", "optimizer.keep=true", "mix=MixUp(0.2)", "precision=bf16"]
+    habits += ["scenario.clients=4", 'augment=["RandomCrop(8, padding=1)", "RandomErasing()", "Noise(0.1)"]']
+    config = config_for(method, "local", *habits)
+    LocalRuntime(config).run(RunFolder.create(tmp_path / "local", config))
+    finish(connection, config_for(method, runtime, *habits), tmp_path / runtime)
+    assert_equal_runs(tmp_path / "local", tmp_path / runtime)
+
+
+@pytest.mark.parity
 @pytest.mark.parametrize("data", ["colored-digits", "own"])
 def test_split_counts_and_chooses_as_locally(data: str, elsewhere: Elsewhere, tmp_path: Path) -> None:
     """References, counts of two trials, and the choice between them."""
