@@ -16,7 +16,7 @@ from perennial.common.config import RunConfig, load_config
 from perennial.common.utils.files import write_text
 from perennial.common.utils.locks import locked_folder
 from perennial.server.results.formatting import percent
-from perennial.server.selection.split_rule import Select
+from perennial.server.selection.split_rule import VERSION, Select
 from perennial.server.study.batch import Outcome, Standing, Watch, read_lines, readable, run_all, troubles_of
 from perennial.server.study.choose import SPLIT_SILENT, choose, no_references, with_references
 from perennial.server.study.compare import mean, measures
@@ -24,8 +24,8 @@ from perennial.server.study.leave_one_out import LeftOut, leave_one_out
 from perennial.server.study.sweep import trials
 
 NAME = "selection"
-FILE = f"{NAME}.jsonl"
-"""Of the cases that are kept, one a line."""
+FILE = f"{NAME}-rule-{VERSION}.jsonl"
+"""Of the cases that are kept, one a line; `selection.jsonl` has those of the rule's first version."""
 Key = tuple[str, str, int, int, int]
 TITLE = "What the selection split loses to the test oracle, and whether it harms where there is no shortcut"
 METHODS = ("fedsdr", "fedpin", "irm", "perinvfl", "groupdro", "fediir", "drfa", "f-fl-games", "fedavg")

@@ -24,9 +24,10 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from itertools import permutations
 from math import sqrt
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 Row = dict[str, Any]
+Key = TypeVar("Key")
 Counts = Sequence[Sequence[Sequence[int]]]
 """By environment, class (or label and value) and kind: right or wrong for one reference."""
 LEVEL = 0.01
@@ -47,6 +48,8 @@ class Select(StrEnum):
     leave_one_out = "leave-one-out"
 
 
+VERSION = 2
+"""Of the rule by which scores are compared (`most_robust`); docs/selection.md has its history."""
 UNINFORMED = "nothing that was tried is better than a constant"
 
 
@@ -196,6 +199,23 @@ def _best_constant(answers: Sequence[int], value: Callable[[Sequence[int]], floa
 def counted(answers: Sequence[int]) -> str:
     """What the counts are of, as people call it."""
     return "labels" if len(answers) > 1 else "samples"
+
+
+def most_robust(scores: Mapping[Key, Score]) -> list[Key]:
+    """The best one first: of those whose mean is within one standard error of the largest the largest min(a, d),
+    the earliest of equals; then the others in the same way.
+
+    The mean says how much a model knows beside the shortcut, and rests on all samples. Those that it cannot tell
+    apart are told apart by the worst case (the one-standard-error rule: Breiman et al. 1984, §3.4.3). Where none
+    is better than a constant this is the choice that loses least.
+    """
+    left, order = dict(scores), list[Key]()
+    while left:
+        top = max(left.values(), key=lambda own: own.mean)
+        near = [key for key, own in left.items() if own.mean >= top.mean - top.mean_error]
+        order.append(max(near, key=lambda key: left[key].score))
+        del left[order[-1]]
+    return order
 
 
 class Judged(Protocol):

@@ -11,7 +11,7 @@ from perennial.common.measures.scores import SCORE, Scores, added
 from perennial.common.tasks import Measure, PredictionTask, sums_of, values_of
 from perennial.common.tasks.base import Summed, added_sums
 from perennial.common.tasks.classes import ACCURACY
-from perennial.server.selection.split_rule import Score, best_of, gate, score, unusable
+from perennial.server.selection.split_rule import Score, gate, most_robust, score, unusable
 
 Row = dict[str, Any]
 SELECTIONS = ("final", "validation")
@@ -289,8 +289,8 @@ def select(by_round: Mapping[int, Evaluation], selection: str) -> int | None:
     """The round that a selection picks; the earliest of equals. None where it cannot choose.
 
     `final`: the last one; `validation`: best client mean of the measure on held-out training-environment data;
-    `split`: best score where references are right and where they are wrong; `oracle`: best average over the test
-    environments.
+    `split`: the most robust where references are right and where they are wrong (`most_robust`); `oracle`: best
+    average over the test environments.
     """
     if not by_round:
         return None
@@ -298,7 +298,7 @@ def select(by_round: Mapping[int, Evaluation], selection: str) -> int | None:
         return max(by_round)
     if selection == SPLIT:
         found = {number: own for number, evaluation in by_round.items() if (own := evaluation.score())}
-        return best_of(found) if found else None
+        return most_robust(found)[0] if found else None
     split = {"validation": "validation", "oracle": "test"}[selection]
     scores = {
         number: evaluation.measure.goodness(_mean(means.values()))

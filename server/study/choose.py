@@ -20,6 +20,7 @@ from perennial.server.selection.split_rule import (
     best_of,
     better,
     counted,
+    most_robust,
     score,
     unusable,
 )
@@ -155,15 +156,15 @@ def choose(
 ) -> Verdict:
     """One of the trials, by the headline model after the last round; the earliest of equals.
 
-    A setting that destroys the model leaves the shortcut, too: `split` chooses among trials that are `informed`.
-    Where it does not speak, none is, or no environment can be `left` out, held-out data decide.
+    By `split` it is the `most_robust`; where no trial is better than a constant, a sentence says so. Where it does
+    not speak, or no environment can be `left` out, held-out data decide.
     """
     held_out = best(outcomes)
     if select is Select.held_out:
         return Verdict(held_out, select)
 
-    def by_held_out(reason: str, scores: Mapping[int, Score] | None = None) -> Verdict:
-        return Verdict(held_out, Select.held_out, f"{reason}; held-out data decided", dict(scores or {}))
+    def by_held_out(reason: str) -> Verdict:
+        return Verdict(held_out, Select.held_out, f"{reason}; held-out data decided")
 
     if select is Select.leave_one_out:
         judged = {number: own for number, own in enumerate(left) if own and outcomes[number].summary}
@@ -180,15 +181,15 @@ def choose(
         return by_held_out(
             f"{SPLIT_SILENT}: {why_not or next((unusable(row) for row in rows.values()), NONE_JUDGED)}"
         )
-    if informed := {number: own for number, own in scores.items() if own.informed}:
-        return Verdict(best_of(informed), Select.by_split, "", scores)
-    chosen, of = max(scores.values(), key=lambda own: own.mean), counted(outcomes[0].config.predicts.answers)
-    return by_held_out(
-        f"{UNINFORMED}: the best mean over {of} that a reference knows and does not know is "
-        f"{percent(chosen.mean)} % (standard error {percent(chosen.mean_error)}), a constant's "
-        f"{percent(chosen.constant_mean)} %",
-        scores,
-    )
+    sentence = ""
+    if not any(own.informed for own in scores.values()):
+        top, of = max(scores.values(), key=lambda own: own.mean), counted(outcomes[0].config.predicts.answers)
+        sentence = (
+            f"{UNINFORMED}: the best mean over {of} that a reference knows and does not know is "
+            f"{percent(top.mean)} % (standard error {percent(top.mean_error)}), a constant's "
+            f"{percent(top.constant_mean)} %; what loses least was taken"
+        )
+    return Verdict(most_robust(scores)[0], Select.by_split, sentence, scores)
 
 
 def last_counts(outcome: Outcome) -> dict[str, Any] | None:
@@ -203,8 +204,8 @@ def last_counts(outcome: Outcome) -> dict[str, Any] | None:
 def advice(outcomes: Mapping[str, Sequence[Outcome]]) -> str:
     """Which of several methods is first by `split` after the last round, in one sentence; by label, over seeds.
 
-    A method's score is the mean over its runs with counts; the standard error of that goes with it. Informed ones
-    come first, as where a trial is chosen.
+    A method's score is the mean over its runs with counts; the standard error of that goes with it. They are
+    compared as trials are.
     """
     checked = {label: list(map(readable, found)) for label, found in outcomes.items()}
     rows = {label: [row for own in found if (row := last_counts(own))] for label, found in checked.items()}
@@ -213,12 +214,12 @@ def advice(outcomes: Mapping[str, Sequence[Outcome]]) -> str:
         return f"{SPLIT_SILENT}: {next(filter(None, reasons), 'no run has counts')}"
     each = {label: [own for row in found if (own := score(row))] for label, found in rows.items()}
     scores = {label: average(own) for label, own in each.items() if own}
-    order = sorted(scores, key=lambda label: (not scores[label].informed, -scores[label].score))
+    order = most_robust(scores)
     seeds = {label: (len(each[label]), len(outcomes[label])) for label in order}
     named = {label: label + f" ({has} of {all_} seeds)" * (has < all_) for label, (has, all_) in seeds.items()}
     top = scores[order[0]]
     text = f"first by split: {named[order[0]]} with {percent(top.score)} % (standard error {percent(top.error)})"
-    # One that is not informed may be above, and comes after all the same.
+    # One whose mean is less may be above, and comes after all the same.
     if len(order) > 1 and (second := scores[order[1]]).score <= top.score:
         far = "more" if better(top, second) else "no more"
         points = percent(top.score - second.score)
@@ -263,18 +264,14 @@ def why_lines(outcomes: Sequence[Outcome], verdict: Verdict) -> list[str]:
     scores = verdict.judged
     answers = outcomes[verdict.trial].config.predicts.answers
     lines.append(_basis(chosen := scores[verdict.trial], counted(answers)))
-    others = {
-        number: own
-        for number, own in scores.items()
-        if number != verdict.trial and (not isinstance(own, Score) or own.informed)
-    }
+    others = {number: own for number, own in scores.items() if number != verdict.trial}
     if others:
-        second = best_of(others)
-        far = "more" if better(chosen, others[second]) else "no more"
-        lines.append(
-            f"next best: {named(outcomes, second)}, {verdict.by} {_score_text(others[second])}, "
-            f"{far} than two standard errors {_worse(others[second])}"
-        )
+        second = best_of(others) if verdict.left_out else most_robust(verdict.scores)[1]
+        far = "more" if better(chosen, own := others[second]) else "no more"
+        behind = f"{far} than two standard errors {_worse(own)}"
+        if isinstance(own, Score) and isinstance(chosen, Score) and own.score > chosen.score:
+            behind = f"with a mean of {percent(own.mean)} % in place of {percent(chosen.mean)} %"
+        lines.append(f"next best: {named(outcomes, second)}, {verdict.by} {_score_text(own)}, {behind}")
     return lines
 
 

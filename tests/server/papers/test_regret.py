@@ -95,7 +95,7 @@ def test_what_is_kept_is_not_run_again(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setitem(scenarios.SCENARIOS, "toy", Toy())
     monkeypatch.setitem(scenarios.SCENARIOS, "toy-oracle", Toy(oracle=True))
     monkeypatch.setattr(regret, "QUICK", Size(("fedavg", "ditto"), ("toy",), rounds=1, seeds=1, trials=2))
-    kept = tmp_path / "results" / "selection.jsonl"
+    kept = tmp_path / "results" / "selection-rule-2.jsonl"
 
     def reproduced(pool: str, *more: str) -> str:
         command = ["reproduce", "selection", "--quick", "--jobs", "1", "--keep", str(kept.parent)]
@@ -115,7 +115,7 @@ def test_what_is_kept_is_not_run_again(tmp_path: Path, monkeypatch: pytest.Monke
     kept.write_text('{"method": "fedavg"}\n')
     damaged = CliRunner().invoke(app, ["reproduce", "selection", "--keep", str(kept.parent)])
     assert damaged.exit_code == 2
-    assert "selection.jsonl, line 1: scenario" in " ".join(damaged.stderr.split())
+    assert "selection-rule-2.jsonl, line 1: scenario" in " ".join(damaged.stderr.split())
     other = CliRunner().invoke(app, ["reproduce", "selection", "--row", "fedsdrr"])
     assert other.exit_code == 2
     assert "unknown row 'fedsdrr'" in other.stderr
@@ -131,7 +131,7 @@ def test_damaged_references_are_no_result(tmp_path: Path, monkeypatch: pytest.Mo
     size = Size(("fedavg",), ("toy",), rounds=1, seeds=1, trials=2)
     arguments: Any = (size, tmp_path / "pool", 1, lambda _: None, None, None, tmp_path / "kept")
     whole, _ = measure(*arguments)
-    (tmp_path / "kept" / "selection.jsonl").unlink()
+    (tmp_path / "kept" / "selection-rule-2.jsonl").unlink()
     files = {file: file.read_bytes() for file in (tmp_path / "pool").glob("references-*/summary.json")}
     for file in files:
         file.write_text("{")
@@ -153,7 +153,7 @@ def test_cases_that_another_process_keeps_meanwhile_stay(tmp_path: Path, monkeyp
     mine = replace(other, method="fedavg")
 
     def judged(*_: object) -> Case:
-        (tmp_path / "selection.jsonl").write_text(f"{json.dumps(asdict(other))}\n")
+        (tmp_path / "selection-rule-2.jsonl").write_text(f"{json.dumps(asdict(other))}\n")
         return mine
 
     monkeypatch.setattr(regret, "judge", judged)
@@ -162,5 +162,5 @@ def test_cases_that_another_process_keeps_meanwhile_stay(tmp_path: Path, monkeyp
     monkeypatch.setattr(regret, "leave_one_out", lambda configs, *_: ([None] * len(configs), ""))
     size = Size(("fedavg",), ("toy",), rounds=1, seeds=1, trials=2)
     measure(size, tmp_path / "pool", 1, lambda _: None, results=tmp_path)
-    there = [json.loads(line)["method"] for line in (tmp_path / "selection.jsonl").read_text().splitlines()]
+    there = [json.loads(line)["method"] for line in (tmp_path / "selection-rule-2.jsonl").read_text().splitlines()]
     assert there == ["ditto", "fedavg"]

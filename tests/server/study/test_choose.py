@@ -23,7 +23,7 @@ from perennial.server.cli.main import app
 from perennial.server.local import LocalRuntime
 from perennial.server.results.figures import knob_figure
 from perennial.server.run.folder import RunFolder
-from perennial.server.selection.split_rule import Select
+from perennial.server.selection.split_rule import Score, Select, most_robust
 from perennial.server.study.batch import Outcome, Selected, Summary
 from perennial.server.study.choose import (
     advice,
@@ -102,15 +102,18 @@ def test_where_split_does_not_speak_held_out_data_decide_with_one_sentence(
     assert why_lines(outcomes, verdict)[0] == verdict.sentence
 
 
-def test_a_constant_is_no_success(tmp_path: Path) -> None:
+def test_where_nothing_beats_a_constant_that_is_said_and_what_loses_least_is_taken(tmp_path: Path) -> None:
+    """Held-out data would take the first one, which follows the colour most."""
     outcomes = trials(tmp_path, COLOUR, COIN, (0.8, 0.9, 0.12))
+    assert choose(outcomes, Select.held_out).trial == 0
     verdict = choose(outcomes, Select.by_split)
-    assert (verdict.trial, verdict.by) == (0, "held-out")
+    assert (verdict.trial, verdict.by) == (1, "split")
     # 1700 right and 300 wrong samples of two environments, of 900 and 100 and of 800 and 200.
     error = sqrt(0.9 * 0.1 * (1 / 900 + 1 / 800) / 4 + 0.12 * 0.88 * (1 / 100 + 1 / 200) / 4) / 2
     assert verdict.sentence == (
         "nothing that was tried is better than a constant: the best mean over samples that a reference knows and "
-        f"does not know is 51.00 % (standard error {100 * error:.2f}), a constant's 50.00 %; held-out data decided"
+        f"does not know is 51.00 % (standard error {100 * error:.2f}), a constant's 50.00 %; "
+        "what loses least was taken"
     )
 
 
@@ -475,12 +478,33 @@ def test_a_search_on_data_that_split_says_nothing_of_ends_in_held_out_selection(
     assert rest[0].startswith(f"chosen: trial {verdict.trial}")
 
 
-def test_a_constant_candidate_is_not_chosen_though_it_leaves_the_shortcut(tmp_path: Path) -> None:
+def test_held_out_data_never_decide_where_the_gate_is_open(tmp_path: Path) -> None:
     """All that is tried follows the shortcut or is a constant."""
-    outcomes = trials(tmp_path, (0.5, 0.5, 0.5), COLOUR, (0.5, 0.51, 0.49))
+    outcomes = trials(tmp_path, (0.5, 0.49, 0.49), COLOUR, (0.5, 0.5, 0.5))
     verdict = choose(outcomes, Select.by_split)
-    assert (verdict.trial, verdict.by) == (1, "held-out")
+    assert (verdict.trial, verdict.by) == (2, "split")
     assert why_lines(outcomes, verdict)[0].startswith("nothing that was tried is better than a constant: ")
+
+
+@pytest.mark.parametrize(
+    ("shares", "order"),
+    [
+        # A mean of 0.6 and one of 0.595 are not told apart: the worst case decides. 0.55 is below by more.
+        ([(0.9, 0.3), (0.7, 0.49), (0.56, 0.54)], [1, 0, 2]),
+        # The shortcut and a constant have one mean, and the constant loses least.
+        ([(1.0, 0.0), (0.5, 0.5), (0.9, 0.08)], [1, 2, 0]),
+        # Equals: the earliest.
+        ([(0.6, 0.6), (0.6, 0.6)], [0, 1]),
+        # Another fold of the data must not turn the choice to the shortcut: 0.52 is not surely above a constant.
+        ([(1.0, 0.01), (0.6, 0.44), (0.99, 0.02)], [1, 2, 0]),
+    ],
+)
+def test_the_most_robust_of_those_that_know_most(shares: list[tuple[float, float]], order: list[int]) -> None:
+    scores = {
+        number: Score(min(a, d), (a + d) / 2, a, d, 0.028, 1700, 300, 0.5, 0.015, 0.5)
+        for number, (a, d) in enumerate(shares)
+    }
+    assert most_robust(scores) == order
 
 
 def command(path: Path, *words: str, method: str = "fedavg") -> list[str]:
