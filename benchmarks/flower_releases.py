@@ -2,9 +2,9 @@
 
     python benchmarks/flower_releases.py [--releases 1.34.0,1.42.0] [--envs FOLDER] [--short]
 
-All numbers are compared with those of the first release's local run. Needs `uv`, the registry or uv's cache, and about half a
-gigabyte for each environment beyond PyTorch, which all share by links. `--envs` keeps the environments. With
-`--short` it tries the environment that it runs in and makes none: what `.ci/build` does with the newest release.
+All numbers are compared with those of the first release's local run. Needs `uv`, the registry or its cache, and
+half a gigabyte for each environment beyond PyTorch, which all share by links. `--envs` keeps the environments.
+With `--short` it tries the environment that it runs in: what `.ci/build` does with the newest release.
 """
 
 import argparse
@@ -27,7 +27,7 @@ RUN = ("run", "--method", "ditto", "--rounds", "2")
 TESTS = {
     "wire": ("tests/common/test_wire.py",),
     "strategies": ("tests/strategies/test_base.py", "tests/strategies/test_screening.py"),
-    "plain apps": ("tests/runtimes/test_own_flower_app.py",),
+    "plain apps": ("tests/runtimes/test_own_flower_app.py", "tests/runtimes/test_halves.py"),
 }
 IMPORTS = """
 import importlib, sys
@@ -36,7 +36,7 @@ from architecture import modules
 for name in modules():
     if not name.startswith("testing"):
         try:
-            importlib.import_module(f"perennial.{name}".removesuffix(".perennial"))
+            importlib.import_module(name if name.startswith("perennial") else f"perennial.{name}")
         except ImportError as error:
             print(name, error)
 """
