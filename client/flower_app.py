@@ -1,28 +1,58 @@
 """The client half of a method as the ClientApp of a plain Flower app: `perennial.client_app`."""
 
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from functools import partial
+from logging import ERROR, WARNING
 from typing import Any
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from torch import nn
 
-from perennial.client.app import OneHandlerApp
+from perennial.client.app import Handler, OneHandlerApp
 from perennial.client.host import Host, client_class, pick_device
 from perennial.client.state import Kept, Version, file_name, version_named
 from perennial.client.trainer import Site
-from perennial.common.config import Task
+from perennial.common import flower_app
+from perennial.common.config import Task, load_config, parse_task
 from perennial.common.flower.arrays import plain_record
-from perennial.common.flower_app import PlainModel, module_of, plain_data, registered
+from perennial.common.flower.names import log
+from perennial.common.flower_app import (
+    CLIPPING_NORM,
+    MANY,
+    PROXIMAL_MU,
+    SERVER_ROUND,
+    TEST,
+    PlainModel,
+    module_of,
+    plain_data,
+    registered,
+)
 from perennial.common.methods import method_class
 from perennial.common.models.network import network
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.tensors import flattened, unflattened
-from perennial.common.wire import CLIENT, CONFIG, METRICS, REFUSED, from_record, records, to_record
+from perennial.common.wire import (
+    CLIENT,
+    CONFIG,
+    KEPT,
+    METRICS,
+    MODEL,
+    NUM_EXAMPLES,
+    REFUSED,
+    RESUMED,
+    ROUND,
+    RUN,
+    TASK,
+    from_record,
+    records,
+    to_record,
+)
 
 Data = Callable[[Context], Any]
 """Flower's context to `(train, test)`, each `(x, y)` or `(x, y, environment)`, tensors or arrays."""
+Mod = Callable[[Message, Context, Handler], Message]
+"""As in `flwr.clientapp.mod`."""
 PREFIX = "perennial/"
 """What the names of our records in Flower's state begin with."""
 
@@ -72,14 +102,118 @@ def _kept(record: ArrayRecord) -> Kept:
     return unflattened(from_record(record))
 
 
+class Unfit(UserError):  # noqa: N818 - of two halves
+    """The ServerApp's strategy and this ClientApp cannot work together."""
+
+
 class PlainHost(Host):
     """A host whose clients' data an app's function gives."""
 
-    def __init__(self, method: str, data: Data, model: PlainModel, device: torch.device) -> None:
+    def __init__(
+        self,
+        method: str,
+        data: Data,
+        model: PlainModel,
+        device: torch.device,
+        own: Mapping[str, Any],
+        clips: bool = False,
+    ) -> None:
+        """`own` are the settings for a strategy that brings none: of the method, `seed` and `environments`.
+
+        `clips` says whether somebody is there to clip the updates, where a strategy leaves that to the clients.
+        """
         super().__init__({}, device=device)
         self.method, self.read, self.model = method, data, model
+        self.settings, self.clips = own, clips
         self.module = module_of(model)
         self.context: Context
+        self.warned = set[str]()
+
+    def handle(self, message: Message, number: int = 0) -> Message:
+        """Answer a strategy of ours, or one of Flower's own. Raises `UserError`, and as the base."""
+        configs = records(message.content, ConfigRecord)
+        if TASK in configs.get(CONFIG, ConfigRecord()) or message.metadata.message_type not in (
+            "train",
+            "evaluate",
+        ):
+            return super().handle(message, number)
+        kind = method_class(self.method)
+        if not flower_app.has_fedavgs_server(kind):
+            ours = f"from perennial.strategies import {kind.__name__}"
+            raise Unfit(f"method {self.method!r} needs its own server half in the ServerApp: {ours}")
+        arrays = records(message.content, ArrayRecord)
+        if len(arrays) != 1 or len(configs) != 1:
+            raise Unfit(
+                "the ServerApp's strategy must send one record of arrays and one of settings; "
+                f"this one sends {', '.join(map(repr, message.content)) or 'none'}"
+            )
+        ((name, record),) = arrays.items()
+        (config,) = configs.values()
+        return self._as_of_flower(message, number, name, record, config)
+
+    def _as_of_flower(
+        self, message: Message, number: int, name: str, record: ArrayRecord, config: ConfigRecord
+    ) -> Message:
+        """Flower's request as one of ours, and the reply as Flower's strategies read it."""
+        if CLIPPING_NORM in config and not self.clips:
+            raise Unfit(
+                "the strategy leaves clipping to the clients: perennial.client_app(…, mods=[fixedclipping_mod])"
+            )
+        ours = flower_app.names(self.module)
+        received, like = from_record(record), self.module.state_dict()
+        if {key: tensor.shape for key, tensor in received.items()} != {key: like[key].shape for key in like}:
+            raise Unfit(
+                "model: the ServerApp sends other arrays than this ClientApp's model has; give both the same"
+            )
+        # A mean of numpy's may have another type than what it is the mean of.
+        model = {ours[key]: tensor.to(like[key].dtype) for key, tensor in received.items()}
+        text = self._task(config)
+        if not isinstance(number_of_round := config.get(SERVER_ROUND), int):
+            raise Unfit(f"the ServerApp's strategy does not send {SERVER_ROUND!r}, the number of the round")
+        run = str(self.context.run_id)
+        about = ConfigRecord({TASK: text, RUN: run, ROUND: number_of_round, KEPT: [], RESUMED: []})
+        given = message.content
+        message.content = RecordDict({MODEL: to_record(model), CONFIG: about})
+        try:
+            reply = super().handle(message, number).content
+        finally:
+            message.content = given
+        metrics = records(reply, MetricRecord)[METRICS]
+        if message.metadata.message_type == "evaluate":
+            return Message(RecordDict({METRICS: _test_means(parse_task(text), metrics)}), reply_to=message)
+        trained = from_record(records(reply, ArrayRecord)[MODEL])
+        sent = plain_record(to_record({key: trained[ours[key]] for key in record}))
+        return Message(RecordDict({name: sent, METRICS: metrics}), reply_to=message)
+
+    def _task(self, config: ConfigRecord) -> str:
+        """The task at hand, as a server of ours would say it: of this app's settings and those in the request."""
+        kind = method_class(self.method)
+        told = {key: value for key, value in config.items() if key in kind.model_fields and key != "name"}
+        if self.method == "fedprox" and PROXIMAL_MU in config:
+            told["proximity"] = config[PROXIMAL_MU]
+        used = {*told, SERVER_ROUND, CLIPPING_NORM} | ({PROXIMAL_MU} if "proximity" in told else set())
+        for key in sorted(config.keys() - used - self.warned):
+            self.warned.add(key)
+            log(
+                WARNING,
+                "perennial: the ServerApp's setting %r is none of method %s, and is not used",
+                key,
+                self.method,
+            )
+        return self.task_text(told)
+
+    def task_text(self, told: Mapping[str, Any] = {}) -> str:
+        """The same of these hyper-parameters. Raises `UserError`."""
+        own = dict(self.settings)
+        clients = self.context.node_config.get("num-partitions", MANY) if hasattr(self, "context") else MANY
+        scenario = {"name": "plain", "labels": flower_app.classes_of(self.module), "clients": clients}
+        options = {
+            "seed": own.pop("seed"),
+            "scenario": {**scenario, "environments": own.pop("environments")},
+            "method": {**own, **told, "name": self.method},
+            "model": self.model.model_dump(),
+        }
+        return load_config(options={**options, "rounds": 1}).task()
 
     def site(self, text: str, task: Task, number: int) -> Site:
         """The client that Flower's context is of, its data asked for once per process. Raises `UserError`."""
@@ -99,17 +233,57 @@ class PlainHost(Host):
         return Site(scenario.client_ids[number], data, net, task.seed)
 
 
+def _test_means(task: Task, metrics: MetricRecord) -> MetricRecord:
+    """Loss and headline measure of each model on a client's test data, from its counts and sums."""
+    kind, found, count = task.scenario.task, dict[str, int | float](), 0
+    for model in task.method.evaluates:
+        sums: dict[str, Any] = {
+            name: metrics[f"{model}/{TEST}/{name}"] for name in ("count", "loss", *kind.columns)
+        }
+        ((count,), (loss,)) = sums.pop("count"), sums.pop("loss")
+        if not count:
+            raise UserError("data: there are no test samples; give some, or fraction_evaluate=0 to the strategy")
+        value = kind.value(count, sums)
+        found |= {
+            f"{model}/loss": loss / count,
+            f"{model}/{kind.headline.name}": float("nan") if value is None else value,
+        }
+    return MetricRecord({**found, NUM_EXAMPLES: count})
+
+
 def client_app(
-    method: str, data: Data, model: nn.Module | type[nn.Module], *, device: str = "auto"
+    method: str,
+    data: Data,
+    model: nn.Module | type[nn.Module],
+    *,
+    device: str = "auto",
+    mods: Sequence[Mod] = (),
+    seed: int = 0,
+    environments: int = 1,
+    **hyper_parameters: Any,
 ) -> OneHandlerApp:
     """A ClientApp that trains and evaluates by a method, for a ServerApp that has the method's strategy.
 
+    If the method's server half is FedAvg's, the ServerApp may as well have one of Flower's own strategies. Such a
+    strategy says nothing of the method: then `hyper_parameters`, `seed` and the number of training `environments`
+    count, and what its `train_config` says of hyper-parameters. A strategy of ours says all that itself.
+
     `data` is asked once per client and process, with Flower's context, whose `node_config` must have a
     `partition-id`; it gives `(train, test)`, each `(x, y)` or `(x, y, environment)`. `model` is the ServerApp's,
-    too. What a method keeps at a client lies in Flower's own state of it. Raises `UserError`.
+    too. What a method keeps at a client lies in Flower's own state of it. `mods` are Flower's, around training.
+    Raises `UserError`.
     """
-    client_class(method_class(method))
-    host = PlainHost(method, data, registered(model), pick_device(device))
+    kind = method_class(method)
+    client_class(kind)
+    own = {**hyper_parameters, "seed": seed, "environments": environments}
+    host = PlainHost(method, data, registered(model), pick_device(device), own, clips=bool(mods))
+    if flower_app.has_fedavgs_server(kind):
+        host.task_text()
+    elif hyper_parameters:
+        name = min(hyper_parameters)
+        raise UserError(
+            f"method.{name}: give it to the ServerApp's strategy, which is perennial.strategies.{kind.__name__}"
+        )
 
     def handle(message: Message, context: Context) -> Message:
         torch.set_num_threads(1)
@@ -119,10 +293,25 @@ def client_app(
             if not isinstance(number, int):
                 raise UserError("the node's configuration has no partition-id; give it a whole number from 0")
             return host.handle(message, number)
+        except Unfit as error:
+            # Of an error Flower's strategies tell, and go on without any client; of this they stop.
+            log(ERROR, "perennial: %s", error)
+            return Message(RecordDict({"unfit": MetricRecord()}), reply_to=message)
         except UserError as error:
             if message.metadata.message_type != "query":
                 raise
             who = ConfigRecord({CLIENT: "", REFUSED: str(error)})
             return Message(RecordDict({CONFIG: who, METRICS: MetricRecord()}), reply_to=message)
 
-    return OneHandlerApp(handle)
+    answer: Handler = handle
+    for mod in reversed(mods):
+        answer = _around(mod, answer)
+
+    def choose(message: Message, context: Context) -> Message:
+        return (answer if message.metadata.message_type == "train" else handle)(message, context)
+
+    return OneHandlerApp(choose)
+
+
+def _around(mod: Mod, call: Handler) -> Handler:
+    return lambda message, context: mod(message, context, call)

@@ -11,15 +11,22 @@ from typing import Any, ClassVar, Literal, NoReturn
 
 from torch import Tensor, nn
 
+from perennial.common import plugins
 from perennial.common.data.examples import ClientData
 from perennial.common.data.scenario import Scenario
+from perennial.common.methods.base import Method
 from perennial.common.models.architectures import Model, build
 from perennial.common.models.settings import UNLISTED, ModelSettings
+from perennial.common.utils.discovery import names_in
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.knobs import knob
 from perennial.common.utils.tensors import Tensors
 
 TEST = "test"
+MANY = 1000
+"""Clients that settings are checked for as long as nobody knows how many there are."""
+ARRAYS, SERVER_ROUND, PROXIMAL_MU, CLIPPING_NORM = "arrays", "server-round", "proximal-mu", "clipping_norm"
+"""Names in the messages of Flower's own strategies: of the record of arrays, and of settings in the other one."""
 
 
 class PlainModel(ModelSettings):
@@ -67,6 +74,12 @@ class Plain(Scenario):
 
     def client_data(self, client: int, seed: int, data_root: Path | None) -> NoReturn:
         raise UserError("scenario 'plain' has the data of a Flower app (perennial.client_app), and only there")
+
+
+def has_fedavgs_server(method: type[Method]) -> bool:
+    """Whether a method's server is FedAvg's, so that its clients can as well have one of Flower's own."""
+    own = names_in("perennial.strategies.methods")
+    return method.model_construct().server() == "base" and method.module() not in own and not plugins.of(method)
 
 
 def registered(model: nn.Module | type[nn.Module]) -> PlainModel:

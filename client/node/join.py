@@ -24,7 +24,7 @@ from typing import IO, Any, NoReturn
 import tomli_w
 
 from perennial.client.node.settings import Consent
-from perennial.common.flower.processes import environment, program
+from perennial.common.flower.processes import environment, must_have_grpc, program
 from perennial.common.utils.addresses import Address, Unreachable, ends_soon, must_answer, must_be_protected
 from perennial.common.utils.errors import UserError, printable
 from perennial.common.utils.events import LogFile, is_json, set_format, tell
@@ -123,6 +123,7 @@ def prepare(
     from perennial.common.data.scenarios.own_data import SITE, SITE_TEXT
     from perennial.common.data.site_files import check
 
+    must_have_grpc()
     if (data is None) == (partition is None):
         raise UserError(
             "say what this site has: --data PATH, or --partition N of a run's scenario, one of the two"

@@ -21,13 +21,12 @@ from threading import Thread
 from typing import IO, NoReturn
 
 from perennial.client.node.settings import SETTINGS, settings_in
-from perennial.common.flower.executor import SECRET
 from perennial.common.flower.names import log
-from perennial.common.flower.patches import flower_supernode, package_version, parse_config_args, patch_supernode
-from perennial.common.flower.processes import free_port
+from perennial.common.flower.patches import flower_supernode, parse_config_args, patch_supernode
+from perennial.common.flower.processes import free_port, must_have_grpc
+from perennial.common.utils.errors import UserError
 from perennial.common.utils.files import PRIVATE, private_folder, write_text
 
-FLOWER = "1.34.0"
 EXECUTOR = [sys.executable, "-P", "-m", "perennial.client.node.executor"]
 LOCK = "lock"
 """A file of an executor's folder, beside the executor's own."""
@@ -75,8 +74,12 @@ def keep_executor(address: str, folder: str) -> NoReturn:
 
 def main() -> None:
     """Run `flower-supernode`, changed as above, and its executor."""
-    if package_version != FLOWER:
-        sys.exit(f"perennial is made for Flower {FLOWER}, not {package_version}; install that release")
+    try:
+        must_have_grpc()
+    except UserError as error:
+        sys.exit(str(error))
+    from perennial.common.flower.executor import SECRET  # which needs it
+
     options = sys.argv[1:]
     config = options[options.index("--node-config") + 1] if "--node-config" in options else ""
     if "--superlink" in options:  # for the executor, too

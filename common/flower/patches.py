@@ -12,6 +12,7 @@
 import time
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from logging import INFO
 from types import ModuleType
 from typing import Any
@@ -19,13 +20,11 @@ from typing import Any
 from flwr.app import Message
 from flwr.common.config import parse_config_args as parse_config_args
 from flwr.supercore.retry import make_simple_grpc_retry_invoker
-from flwr.supercore.version import package_version as package_version
-from flwr.superlink.grid import grpc_grid
 from flwr.supernode import start_client_internal
 from flwr.supernode.cli import flower_supernode as flower_supernode
 
 from perennial.common.flower.names import ObjectPushError, log
-from perennial.common.flower.processes import LOOK_EVERY, quote_in_line
+from perennial.common.flower.processes import LOOK_EVERY, has, quote_in_line
 from perennial.common.flower.retries import persist
 
 PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0)
@@ -51,8 +50,10 @@ def patch_supernode() -> None:
 
 def patch_serverapp() -> None:
     """Have the ServerApp's Grid of this process wait less, and send again what was not stored."""
-    hasten(grpc_grid)
-    insist(grpc_grid, "push_objects")
+    name = "grpc_grid" if has("superlink.grid.grpc_grid") else "http_grid"
+    grids = import_module(f"flwr.superlink.grid.{name}")
+    hasten(grids)
+    insist(grids, "push_objects")
 
 
 def hasten(module: ModuleType) -> None:

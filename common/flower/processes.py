@@ -6,9 +6,11 @@ import logging
 import os
 import socket
 import sys
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
-from perennial.common.utils.errors import printable
+from perennial.common.utils.errors import UserError, printable
 
 LOOK_EVERY = 0.1
 """Seconds between two looks of a process that waits for another one's work; Flower waits 0.5 to 3."""
@@ -18,6 +20,26 @@ QUIET = {
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
 }
+
+
+GRPC = "1.34.0"
+"""The last release of Flower whose processes all speak gRPC."""
+
+
+def has(module: str) -> bool:
+    """Whether the installed Flower has a module, such as `superlink.grid.grpc_grid`. Imports nothing."""
+    flower = find_spec("flwr")
+    places = (flower and flower.submodule_search_locations) or ()
+    return any((Path(place) / f"{module.replace('.', '/')}.py").exists() for place in places)
+
+
+def must_have_grpc() -> None:
+    """Raises `UserError` with a Flower whose processes do not all speak gRPC, as a deployment needs."""
+    if not has("superlink.grid.grpc_grid"):
+        raise UserError(
+            f"a deployment of Perennial speaks gRPC, and Flower {version('flwr')} has HTTP in its place; "
+            f'install the last release that has gRPC: pip install "flwr[simulation]=={GRPC}"'
+        )
 
 
 def free_port() -> int:

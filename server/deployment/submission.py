@@ -237,6 +237,7 @@ def connected(superlink: str, ca: Path | None = None, insecure: bool = False) ->
 
     Raises `UserError` when it cannot be spoken to as asked.
     """
+    processes.must_have_grpc()
     if ":" not in superlink:
         if ca or insecure:
             raise UserError(f"--ca and --insecure go with --superlink HOST:PORT, and {superlink!r} is but a name")

@@ -13,7 +13,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
-from perennial.common.flower.grids import in_simulation, on_break
+from perennial.common.flower.grids import be_the_server, in_simulation, on_break
 from perennial.common.flower.names import ErrorCode, ObjectPushError, Run, log
 from perennial.common.flower.request_id import ask_again, give_name
 from perennial.common.utils.errors import UserError
@@ -160,6 +160,7 @@ class LocalGrid(Grid):
     """
 
     def __init__(self, app: ClientApp, clients: int, ahead: Ahead | None = None) -> None:
+        be_the_server()
         self.app, self.ahead = app, ahead
         self.tracebacks = Tracebacks()
         self.contexts = {

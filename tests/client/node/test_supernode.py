@@ -3,6 +3,7 @@
 import inspect
 import os
 import random
+import re
 import stat
 import sys
 import threading
@@ -29,7 +30,7 @@ from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
 from perennial.client.node import supernode
 from perennial.client.node.settings import settings_in
-from perennial.common.flower import patches
+from perennial.common.flower import patches, processes
 from perennial.common.flower.executor import SECRET
 from perennial.common.flower.patches import hasten, insist
 from perennial.common.flower.retries import persist
@@ -39,9 +40,11 @@ ROOT = Path(__file__).parents[3]
 
 def test_the_pin_has_not_moved() -> None:
     """What is replaced is used in Flower as it was when this was written."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert f"flwr[simulation]=={supernode.FLOWER}" in project["dependencies"]
-    assert flwr.__version__ == supernode.package_version == supernode.FLOWER
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    (kept,) = project["tool"]["uv"]["constraint-dependencies"]
+    assert kept.split(";")[0] == f"flwr=={processes.GRPC}"
+    assert re.findall(r"(?m)^flwr.*?==(\S+)", (ROOT / "requirements.lock").read_text()) == [processes.GRPC]
+    assert flwr.__version__ == processes.GRPC
     lines = [line.strip() for line in inspect.getsource(start_client_internal).splitlines()]
     assert "import time" in lines
     used = [line for line in lines if "time." in line and not line.startswith("#") and "total time." not in line]
@@ -55,8 +58,8 @@ def test_the_pin_has_not_moved() -> None:
 
 
 def test_it_refuses_another_flower(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supernode, "package_version", "1.39.0")
-    with pytest.raises(SystemExit, match=r"made for Flower 1.34.0, not 1.39.0; install that release"):
+    monkeypatch.setattr(processes, "has", lambda module: module != "superlink.grid.grpc_grid")
+    with pytest.raises(SystemExit, match=r'speaks gRPC, and Flower .* pip install "flwr\[simulation\]==1.34.0"'):
         supernode.main()
 
 

@@ -171,7 +171,7 @@ def test_tables_hold_the_numbers_of_the_run_folders(made: Path, page: str) -> No
     (head, *body) = Tables(page).rows["Runs"]
     assert [row[0] for row in body] == [str(made / name) for name in ("ditto-0", "fedavg-0", "fedavg-1")]
     versions = body[0][head.index("versions")]
-    assert re.fullmatch(r"python 3\S+, perennial \S+, flwr 1\.34\.0, torch \S+", versions)
+    assert re.fullmatch(r"python 3\S+, perennial \S+, flwr 1\.\S+, torch \S+", versions)
 
 
 def test_csv_has_every_number_in_full(made: Path) -> None:
