@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -78,12 +78,15 @@ def from_arrays(
     class_weights: Sequence[float] | Literal["balanced"] = (),
     targets: Sequence[str] | None = None,
     loss: NumbersLoss = "squared",
+    vocabulary: int | None = None,
     validation_fraction: float = 0.1,
     test_fraction: float | None = None,
 ) -> InMemory:
     """A scenario of arrays in memory: `{"site-a": (x, y, environment), …}`.
 
-    `x`: (n, *shape) numbers; bytes (uint8) are divided by 255, everything else becomes float32. `y`: (n,) whole
+    `x`: (n, *shape) numbers; bytes (uint8) are divided by 255, whole numbers from 0 on stay whole, as ids of
+    tokens below `vocabulary` (by default one more than the largest), and everything else becomes float32. With
+    `vocabulary=0` whole numbers become float32, too. `y`: (n,) whole
     numbers or texts are classes; (n,) or (n, k) floats are numbers to be predicted; (n, k) of 0 and 1, NaN where
     one is missing, are labels; a pair `(time, happened)` of (n,) each is the time to an event, and so is a
     structured array as scikit-survival has it. `task` says which of these it is: "classes", "numbers", "labels" or
@@ -118,6 +121,11 @@ def from_arrays(
     tests = {name: _tests(name, arrays, sites, kind) for name, arrays in by_environment.items()}
     every = [*sites.values(), *(part for parts in tests.values() for part in parts.values())]
     columns = _must_be_alike(sites, every)
+    most = _ids_below(every, vocabulary)
+    kept = "int64" if most else "float32"
+    sites = {name: part.of_type(kept) for name, part in sites.items()}
+    tests = {name: {site: part.of_type(kept) for site, part in own.items()} for name, own in tests.items()}
+    every = [*sites.values(), *(part for parts in tests.values() for part in parts.values())]
     environments = in_order(value for part in sites.values() for value in (part.environment or [ONLY]))
     if kind == "classes":
         labels = _labels(list(sites.values()), every, classes)
@@ -148,6 +156,7 @@ def from_arrays(
                 "sites": tuple(sites),
                 "inputs": columns if len(set(columns)) == len(columns) > 0 else every[0].x.shape[1:],
                 **target,
+                "vocabulary": most,
                 "environments": tuple(environments),
                 "tests": tuple(tests),
                 "parts": tuple(digests.values()),
@@ -285,6 +294,24 @@ def _must_be_alike(sites: Mapping[str, _Part], every: Sequence[_Part]) -> tuple[
     return frames[0].columns if frames else ()
 
 
+def _ids_below(every: Sequence[_Part], said: int | None) -> int:
+    """How many ids of tokens samples may have; 0 where they are no ids. Raises `UserError`."""
+    import numpy as np
+
+    if said is not None and (isinstance(said, bool) or not isinstance(said, int | np.integer) or said < 0):
+        raise UserError(f"vocabulary: {said!r:.100} is not possible; give a whole number, or 0 for none")
+    whole = {"u1", "i8"} if said else {"i8"}
+    odd = next((part for part in every if part.x.dtype.str[1:] not in whole), None)
+    if odd and said:
+        raise UserError(f"{odd.name}: x must have whole numbers from 0 to {said - 1}, since vocabulary = {said}")
+    if odd or said == 0:
+        return 0
+    found, part = max(((int(part.x.max()) + 1, part) for part in every), key=lambda pair: pair[0])
+    if said and found > said:
+        raise UserError(f"{part.name}: x has {found - 1}, and vocabulary = {said}; ids of tokens are below it")
+    return int(said or found)
+
+
 def _doubts(
     sites: Mapping[str, _Part],
     every: Sequence[_Part],
@@ -406,6 +433,13 @@ class _Part:
 
     def __len__(self) -> int:
         return len(self.x)
+
+    def of_type(self, kept: str) -> _Part:
+        """With samples of another type; pixels stay bytes unless they are ids."""
+        import numpy as np
+
+        stays = self.x.dtype == kept or (self.x.dtype == np.uint8 and kept == "float32")
+        return self if stays else replace(self, x=np.ascontiguousarray(self.x, dtype=kept))
 
     @classmethod
     def of(cls, name: str, arrays: Any, task: TaskName, most: int = 3) -> _Part:

@@ -20,6 +20,7 @@ from perennial.common.data.scenario import Scenario
 from perennial.common.models.network import Network
 from perennial.common.tasks import PredictionTask
 from perennial.common.utils.errors import UserError
+from perennial.common.utils.samples import blank
 
 NAME = "perennial"
 """The model of this name is the method's headline one; each also has its own name, e.g. "personal"."""
@@ -68,7 +69,7 @@ class Served:
 
     def check(self) -> None:
         """Raises `ValueError` unless each model gives as many finite outputs as its task takes."""
-        sample, wanted = torch.zeros(1, *self.scenario.input_shape), self.task.outputs
+        sample, wanted = blank(self.scenario.input_shape), self.task.outputs
         for name in self.models:
             outputs = self.outputs(name, sample)
             if outputs.shape != (1, wanted) or not outputs.isfinite().all():

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
-from perennial.common.models.architectures import build
+from perennial.common.models.architectures import build, model_for
 from perennial.common.models.own_module import constructed
 from perennial.common.models.settings import ModelSettings, Module
 from perennial.common.utils.errors import UserError
+from perennial.common.utils.samples import blank
 
 COPIES = 4
 """Of a model that is trained: as it came, as it is trained, its gradient, and as it is sent."""
@@ -95,17 +96,17 @@ def _module_bytes(settings: Module, input_shape: tuple[int, ...], classes: int) 
 @lru_cache(maxsize=8)
 def activation_bytes(settings: ModelSettings, input_shape: tuple[int, ...], classes: int) -> tuple[int, bool]:
     """Bytes of one sample and of all layers' outputs for it; and whether there are convolutions among them."""
-    found = [4 * prod(input_shape)]
+    found = [blank(input_shape).nbytes]
 
     def note(_: nn.Module, __: Any, output: Tensor) -> None:
         found.append(output.nbytes)
 
     with torch.device("meta"), _Measured():
-        model = build(settings, input_shape, classes).eval()
+        model = model_for(settings, input_shape, classes).eval()
         layers = [layer for layer in model.modules() if not list(layer.children())]
         for layer in layers:
             layer.register_forward_hook(note)
-        model(torch.empty(1, *input_shape))
+        model(blank(input_shape, device="meta"))
     return sum(found), any(isinstance(layer, nn.Conv2d) for layer in layers)
 
 

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from perennial.common import plugins
-from perennial.common.models.architectures import Model, build
+from perennial.common.models.architectures import Model, build, model_for
 from perennial.common.models.own_module import AUXILIARY, constructed, layout, must_be_logits, parts, run_once
 from perennial.common.models.settings import ModelSettings, Module, Pretrained, ResNet18
 from perennial.common.models.weights import load_weights
 from perennial.common.utils.errors import UserError
+from perennial.common.utils.samples import blank
 from perennial.common.utils.seeding import derive
 from perennial.common.utils.tensors import Tensors
 
@@ -202,7 +203,7 @@ class Network:
         ServerApp, it is what the classifier's first linear layer takes."""
         if not self.input_shape:
             return next(x.in_features for x in self._model.classifier.modules() if isinstance(x, nn.Linear))
-        sample = torch.zeros(1, *self.input_shape, device=self.device)
+        sample = blank(self.input_shape, device=self.device)
         drawn = {name: tensor.to(self.device) for name, tensor in self._drawn(0).items()}
         return self.features(drawn, sample).shape[1]
 
@@ -248,7 +249,7 @@ class Network:
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):
             # Not torch.manual_seed, which would seed the generators of the accelerators, too.
             torch.default_generator.manual_seed(seed)
-            return build(self.settings, self.input_shape, self.outputs)
+            return model_for(self.settings, self.input_shape, self.outputs)
 
     def _must_fit(self, model: nn.Module) -> None:
         """Raises `UserError` where what a plug-in has built is no model of such samples and classes."""
@@ -257,7 +258,7 @@ class Network:
             raise UserError(f"model {self.settings.name!r}: what builds it gives a {kind}; let it give a `Model`")
         if self.input_shape:  # which a plain Flower app need not say
             with torch.random.fork_rng(devices=[]), torch.no_grad():
-                logits = run_once(self.settings, model.eval(), torch.zeros(2, *self.input_shape))
+                logits = run_once(self.settings, model.eval(), blank(self.input_shape, 2))
             must_be_logits(self.settings, logits, self.outputs)
             model.train()
 

@@ -24,6 +24,8 @@ class ModelSettings(BaseModel, ABC):
     """The paper that the model is from."""
     stacks: ClassVar[bool] = True
     """Whether many clients' models of this kind can be run as one stack (client/cohort.py)."""
+    takes_ids: ClassVar[bool] = False
+    """Whether ids of tokens come to it as int64; otherwise as float32, as any other numbers."""
 
     name: str
 
@@ -208,6 +210,7 @@ class Module(Pretrained):
     summary = "a torch.nn.Module of your own, or a classifier of torchvision; see docs/models.md"
     source = "its package"
     stacks = False
+    takes_ids = True
 
     name: str = Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$", max_length=200)
     classifier: str = knob(

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from perennial.common.tasks import TaskName
 from perennial.common.utils.errors import UserError
+from perennial.common.utils.samples import shape_in_words, vocabulary_of
 from perennial.server.cli.completion import scenarios, shown
 from perennial.server.cli.console import out, print_lines
 from perennial.server.cli.options import SETTINGS, Json, command
@@ -192,6 +193,7 @@ def _show_scenario(scenario: Scenario, as_json: bool) -> None:
         "data set": scenario.dataset,
         "clients": scenario.clients,
         "input shape": list(scenario.input_shape),
+        **({"vocabulary": ids} if (ids := vocabulary_of(scenario.input_shape)) else {}),
         "task": scenario.task.name,
         **({"classes": scenario.classes} if scenario.classes else {"outputs": scenario.task.outputs}),
         "training environments": list(scenario.train_environments),
@@ -223,7 +225,7 @@ def _show_model(name: str, scenario: str | None, settings: list[str], as_json: b
     trained, featurizer, classifier, frozen = (f"{sum(sizes[key] for key in names):,}" for names in parts)
     facts = {
         "model": model.name,
-        "scenario": f"{wanted}: samples of {'x'.join(map(str, shape))}, {classes} classes",
+        "scenario": f"{wanted}: samples of {shape_in_words(shape)}, {classes} classes",
     }
     values = model.model_dump(mode="json")
     if isinstance(model, Module):

@@ -28,6 +28,7 @@ from perennial.common.models.network import Network
 from perennial.common.models.torch_state import CPU, plain_torch
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.files import load_tensors
+from perennial.common.utils.samples import vocabulary_of
 from perennial.common.utils.suggestions import unknown
 from perennial.common.wire import MODEL, PERSONAL
 from perennial.server.arrays import as_array, numbers, shape_text
@@ -123,11 +124,15 @@ def samples(x: Any, scenario: Scenario) -> Tensor:
                 _warn_of(name, set(text_cells(table, name, "x")), column)
         return scenario.prepare(found)
     array = as_array("predict", "x", x)
-    if array.dtype.kind not in "fiub" or array.shape[1:] != scenario.input_shape or not len(array):
+    if array.dtype.kind not in "fiub" or array.shape[1:] != tuple(scenario.input_shape) or not len(array):
         raise UserError(
             f"x must be numbers of shape n x {shape_text(scenario.input_shape)}, not {array.dtype} of shape "
             f"{shape_text(array.shape)}"
         )
+    if most := vocabulary_of(scenario.input_shape):
+        if array.dtype.kind not in "iu" or array.min() < 0 or array.max() >= most:
+            raise UserError(f"x must be whole numbers from 0 to {most - 1}, as the run's ids of tokens")
+        return torch.tensor(array.astype(np.int64))
     return scenario.prepare(unit_range(torch.tensor(numbers("x", array, names if frame else ()))))
 
 

@@ -76,6 +76,8 @@ def config_digest(config: RunConfig) -> str:
     values = config.model_dump(mode="json", exclude=NO_NUMBER | later.keys() | Training.model_fields.keys())
     if values["scenario"].get("target") == "classes":  # so are these of own data
         values["scenario"] = {key: own for key, own in values["scenario"].items() if key not in OF_OTHER_TARGETS}
+    if not values["scenario"].get("vocabulary"):
+        values["scenario"].pop("vocabulary", None)
     later |= config.chosen()
     values |= {name: value for name, value in later.items() if value}
     return sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
