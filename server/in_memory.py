@@ -34,10 +34,13 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from perennial.common.data.scenarios.arrays import Arrays
+    from perennial.common.data.scenarios.own_data import OwnData
     from perennial.common.utils.tensors import Tensors
 
 Samples = Sequence[Any]
 """`(x, y)` or `(x, y, environment)`, each of it a NumPy array, a tensor or a list."""
+FAR_APART = 1000.0
+"""Of the largest and the smallest deviation of columns."""
 ONLY = "all"
 """The environment of samples that come without one."""
 
@@ -46,7 +49,7 @@ ONLY = "all"
 class InMemory:
     """A scenario whose data are in this process until a run writes them where its clients find them."""
 
-    scenario: Arrays
+    scenario: Arrays | OwnData
     """What a run's configuration has of it: names, shapes, digests."""
     parts: Mapping[str, Mapping[str, Tensors]] = field(repr=False)
     """What each file holds, by its digest."""
@@ -100,7 +103,8 @@ def from_arrays(
 
     Warns of names that differ by capitals, blanks or a number's zeros alone: they are classes, or environments, of
     their own. Warns of bytes in one place and numbers beyond 1 in another, of pictures beyond 1, and of channels
-    that seem to be last. Raises `UserError` with one sentence for data that do not fit together.
+    that seem to be last, and of columns of numbers whose scales differ by a thousand. Raises `UserError` with one
+    sentence for data that do not fit together.
     """
     import torch
     from pydantic import ValidationError
@@ -140,7 +144,8 @@ def from_arrays(
         target = target_settings(kind, own_targets, named, targets, class_weights, loss)
     if loss != "squared" and kind != "numbers":
         raise UserError(f"loss = {loss!r} is for task='numbers', and here that is {kind!r}; leave it out")
-    for doubt in _doubts(sites, every, labels if classes is None else {}, environments):
+    unscaled = () if vocabulary else _unscaled(list(sites.values()), columns)
+    for doubt in (*_doubts(sites, every, labels if classes is None else {}, environments), *unscaled):
         warnings.warn(doubt, stacklevel=2)
     records: dict[str, dict[str, Tensors]] = {
         name: {TRAIN: part.tensors(labels, environments)} for name, part in sites.items()
@@ -248,7 +253,53 @@ def from_partitions(
     )
 
 
+def from_datasets(clients: Mapping[str, Any], test: Mapping[str, Any] | None = None, **arguments: Any) -> InMemory:
+    """A scenario of map-style data sets of torch, `{"site-a": dataset, …}`, each of whose items is `(x, y)`.
+
+    All of it is read now, once. `test` has a data set by environment, or by environment and site; all other
+    arguments are those of `from_arrays`, and so are the errors.
+    """
+
+    def arrays(name: str, given: Any) -> Any:
+        if isinstance(given, Mapping):
+            return {site: _items(f"{name} of {site}", own) for site, own in given.items()}
+        return _items(name, given)
+
+    own = _by_name("clients", clients, "site", '{"site-a": dataset}')
+    tests = {} if test is None else _by_name("test", test, "environment", '{"new": dataset}')
+    return from_arrays(
+        {name: _items(name, given) for name, given in own.items()},
+        None if test is None else {name: arrays(f"test {name!r}", given) for name, given in tests.items()},
+        **arguments,
+    )
+
+
 # ---------------------------------------------------------------------- inside
+
+
+def _items(name: str, dataset: Any) -> Samples:
+    """All items of a data set as `(x, y)`. Raises `UserError`."""
+    import numpy as np
+
+    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+        raise UserError(f"{name} must be a map-style data set of (x, y), not {type(dataset).__name__}")
+    if not len(dataset):
+        raise UserError(f"{name} has no samples")
+    xs: list[npt.NDArray[Any]] = []
+    ys: list[Any] = []
+    for place in range(len(dataset)):
+        item = dataset[place]
+        if not isinstance(item, tuple | list) or len(item) != 2:
+            raise UserError(f"{name}: sample {place} is no (x, y), but {_kind(item)}")
+        x = as_array(name, f"x of sample {place}", item[0])
+        if xs and x.shape != xs[0].shape:
+            raise UserError(
+                f"{name}: x of sample {place} has shape {shape_text(x.shape)}, and sample 0 "
+                f"{shape_text(xs[0].shape)}"
+            )
+        xs.append(x)
+        ys.append(item[1].tolist() if hasattr(item[1], "tolist") else item[1])
+    return np.stack(xs), np.array(ys)
 
 
 def _by_name(what: str, arrays: Any, kind: str, example: str) -> dict[str, Any]:
@@ -349,6 +400,27 @@ def _doubts(
     if every[0].y and isinstance(every[0].y[0], str):  # who may spell the same class otherwise
         labels = {name: all_names(map(str, part.y), ()) for name, part in sites.items()}
         yield from (f"y: {lonely}" for lonely in shared_nowhere(labels))
+
+
+def _unscaled(sites: Sequence[_Part], columns: Sequence[str]) -> Iterator[str]:
+    """A sentence where the deviations of columns of numbers differ by `FAR_APART`."""
+    import numpy as np
+
+    if sites[0].x.ndim != 2:
+        return
+    deviations = np.concatenate([part.x for part in sites], dtype=np.float64).std(axis=0)
+    if not (varying := np.flatnonzero(deviations)).size:
+        return
+    large, small = varying[deviations[varying].argmax()], varying[deviations[varying].argmin()]
+    if deviations[large] >= FAR_APART * deviations[small]:
+        (one, most), (other, least) = (
+            (repr(columns[place]) if columns else f"number {place}", f"{deviations[place]:.2g}")
+            for place in (large, small)
+        )
+        yield (
+            f"x: the deviation of {one} is {most} and of {other} {least}, and a network learns little of scales "
+            "so far apart; standardise the columns, or give frames to perennial.from_frames, which does so"
+        )
 
 
 def _weights(weights: Any, labels: Mapping[int | str, str], sites: Iterable[_Part]) -> tuple[float, ...]:

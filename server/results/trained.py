@@ -32,6 +32,7 @@ from perennial.common.utils.samples import vocabulary_of
 from perennial.common.utils.suggestions import unknown
 from perennial.common.wire import MODEL, PERSONAL
 from perennial.server.arrays import as_array, numbers, shape_text
+from perennial.server.frames import frame_table
 from perennial.server.run.folder import RunFolder, reason
 from perennial.strategies.registry import strategy_for
 
@@ -110,14 +111,9 @@ def samples(x: Any, scenario: Scenario) -> Tensor:
                 f"x must be a pandas data frame (`uv pip install pandas`) with the columns {few(names)}, not "
                 f"{type(x).__name__}"
             )
-        import pyarrow as pa
-
         from perennial.common.data.tables import text_cells
 
-        try:
-            table = pa.Table.from_pandas(x, preserve_index=False) if hasattr(x, "index") else pa.table(x)
-        except (pa.ArrowException, TypeError, ValueError) as error:  # columns of several kinds, or of one name
-            raise UserError(f"x cannot be read ({' '.join(map(str, error.args))[:200]})") from None
+        table = frame_table("x", x)
         found = Found("x", table, (), None, names).tensor(scenario.input_shape, names, scenario.cells)
         for name, column in scenario.cells.items():
             if isinstance(column, CategoryColumn):
