@@ -4,7 +4,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +189,10 @@ def load(path: Path, data_root: Path | None, device: torch.device) -> Served:
         models = client_half(task, site, snapshot.kept).evaluated(snapshot.received)
     if not models:
         raise UserError(f"{snapshot.client} only tests in this run, and has no model of its own to be served")
+    if net.adapter_names:  # merged once, in place of at each request
+        models = {
+            name: net.module(own.args[0]) if isinstance(own, partial) else own for name, own in models.items()
+        }
     headline = task.method.evaluates[-1]
     served = Served(
         models,

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from perennial.common.models.lora import add
 from perennial.common.models.own_module import constructed, ids_as_numbers, layout, parts
 from perennial.common.models.settings import (
     CnnGroupNorm,
@@ -63,8 +64,11 @@ class FeatureNorm(nn.BatchNorm1d):
 
 
 def model_for(settings: ModelSettings, input_shape: tuple[int, ...], classes: int) -> Model:
-    """`build`, for samples as they are announced: a model that takes numbers alone is given ids as numbers."""
+    """`build`, with LoRA where it is set, and for samples as they are announced: a model that takes numbers alone
+    is given ids as numbers."""
     model = build(settings, input_shape, classes)
+    if isinstance(settings, Pretrained) and settings.lora:
+        add(model.featurizer, settings.lora)
     if vocabulary_of(input_shape) and not settings.takes_ids and isinstance(model, Model):
         model.featurizer.register_forward_pre_hook(ids_as_numbers)
     return model

@@ -14,8 +14,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
 from perennial.common.models.architectures import build, model_for
+from perennial.common.models.network import network
 from perennial.common.models.own_module import constructed
-from perennial.common.models.settings import ModelSettings, Module
+from perennial.common.models.settings import ModelSettings, Module, Pretrained
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.samples import blank
 
@@ -111,12 +112,17 @@ def activation_bytes(settings: ModelSettings, input_shape: tuple[int, ...], clas
 
 
 def must_fit(settings: ModelSettings, input_shape: tuple[int, ...], classes: int, copies: int = COPIES) -> None:
-    """Raises `UserError` if so many copies of a model are more than this process can have."""
-    needed, there = copies * model_bytes(settings, input_shape, classes), available()
+    """Raises `UserError` if so many copies of what is trained of a model are more than this process can have."""
+    each, there = model_bytes(settings, input_shape, classes), available()
+    needed, what = copies * each, f"{copies} copies of {_gb(each)}"
+    if isinstance(settings, Pretrained) and (settings.lora or settings.freeze != "none") and 2 * each <= there:
+        # What is frozen is here once, and once more while it is made.
+        trained = network(settings, input_shape, classes).travelling_bytes
+        needed, what = 2 * each + copies * trained, f"2 copies of {_gb(each)}, and {copies} of {_gb(trained)}"
     if needed > there:
         raise UserError(
-            f"model: {settings.name!r} of this size takes about {_gb(needed)} of memory here ({copies} copies of "
-            f"{_gb(needed / copies)}), and {_gb(there)} are available; take a smaller one"
+            f"model: {settings.name!r} of this size takes about {_gb(needed)} of memory here ({what}), and "
+            f"{_gb(there)} are available; take a smaller one"
         )
 
 

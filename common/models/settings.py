@@ -5,7 +5,7 @@ from abc import ABC
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, field_validator, model_validator
 
 from perennial.common import plugins
 from perennial.common.utils.errors import UserError
@@ -24,6 +24,8 @@ class ModelSettings(BaseModel, ABC):
     """The paper that the model is from."""
     stacks: ClassVar[bool] = True
     """Whether many clients' models of this kind can be run as one stack (client/cohort.py)."""
+    whole_travels: ClassVar[bool] = False
+    """Whether what is frozen travels, too, since no two processes make it alike."""
     takes_ids: ClassVar[bool] = False
     """Whether ids of tokens come to it as int64; otherwise as float32, as any other numbers."""
 
@@ -149,6 +151,27 @@ class CnnGroupNorm(ModelSettings):
 Positive = Annotated[float, Field(gt=0)]
 
 
+class Lora(BaseModel):
+    """Which linear layers of the featurizer learn a matrix of low rank, and of which rank (Hu et al. 2022)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    rank: PositiveInt = 8
+    layers: str = "all"
+    """A part of their names, or a regular expression that is found in them; all: every one."""
+    alpha: Positive = 8.0
+    """What the matrix is multiplied with, over its rank."""
+
+    @field_validator("layers")
+    @classmethod
+    def _check_expression(cls, layers: str) -> str:
+        try:
+            re.compile(layers)
+        except re.error as error:
+            raise ValueError(f"{layers!r} is no regular expression ({error})") from None
+        return layers
+
+
 class Pretrained(ModelSettings):
     """Models that may start from saved weights (`common/models/weights.py`)."""
 
@@ -168,6 +191,11 @@ class Pretrained(ModelSettings):
         "unless set: with weights",
         source="FedIIR's public code",
     )  # fmt: skip
+    lora: Lora | None = knob(
+        None, "LoRA: the featurizer is frozen but for a matrix of low rank beside each chosen linear layer, such "
+        'as {rank = 8, layers = "attn"}; unless set: none',
+        source="Hu et al. 2022",
+    )  # fmt: skip
     mean: tuple[float, ...] = knob(
         (), "mean of each channel, of pixels from 0 to 1, by which the weights want pictures standardised; unless "
         "set: as torchvision says of its own, and else as the scenario has them",
@@ -178,7 +206,7 @@ class Pretrained(ModelSettings):
 
     @property
     def moving_statistics(self) -> bool:
-        return self.batch_norm and self.freeze != "featurizer"
+        return self.batch_norm and self.freeze != "featurizer" and not self.lora
 
     @property
     def named_weights(self) -> bool:
@@ -189,6 +217,12 @@ class Pretrained(ModelSettings):
     def statistics_stay(self) -> bool:
         """Whether BatchNorm's running statistics are used and left alone in training."""
         return bool(self.weights) if self.frozen_statistics is None else self.frozen_statistics
+
+    @model_validator(mode="after")
+    def _check_frozen(self) -> "Pretrained":
+        if self.lora and self.freeze != "none":
+            raise ValueError("freeze: with lora the featurizer is frozen anyway; leave it out")
+        return self
 
     @model_validator(mode="after")
     def _check_pixels(self) -> "Pretrained":

@@ -220,7 +220,7 @@ def _show_model(name: str, scenario: str | None, settings: list[str], as_json: b
     model, shape, classes = run.model, run.scenario.input_shape, run.predicts.outputs
     must_fit(model, shape, classes)
     net = network(model, shape, classes)
-    sizes = {key: tensor.numel() for key, tensor in net.initial(run.seed).items()}
+    sizes = {key: tensor.numel() for key, tensor in net.whole(net.initial(run.seed)).items()}
     parts = (net.parameter_names, net.featurizer_names, net.classifier_names, net.frozen_names)
     trained, featurizer, classifier, frozen = (f"{sum(sizes[key] for key in names):,}" for names in parts)
     facts = {

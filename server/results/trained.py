@@ -83,6 +83,8 @@ def model_of(
 
 def module_of(predict: Predictor, network: Network) -> nn.Module:
     """A prediction as a module: the network with its weights, where that is what it is."""
+    if isinstance(predict, nn.Module):  # merged already, to be served
+        return predict
     return network.module(predict.args[0]) if isinstance(predict, partial) else Predicting(predict)
 
 
