@@ -250,7 +250,7 @@ def begin(config: RunConfig, path: Path, link: Link, watch: Watched = QUIET, tra
             _follow(config, path, link, watcher)
         return
     with _here(config, watch) as here:
-        if isinstance(config.model, Pretrained) and config.model.weights:
+        if isinstance(config.model, Pretrained) and config.model.starts_from_weights:
             from perennial.server.run.loop import start
 
             start(config)  # weights that do not fit are told before anything is written

@@ -14,6 +14,7 @@ from torch.func import functional_call
 
 from perennial.common import plugins
 from perennial.common.models.architectures import Model, build, model_for
+from perennial.common.models.libraries import transformers_weights
 from perennial.common.models.lora import apart, is_adapter, merge
 from perennial.common.models.own_module import AUXILIARY, constructed, layout, must_be_logits, parts, run_once
 from perennial.common.models.settings import ModelSettings, Module, Pretrained, ResNet18
@@ -35,7 +36,11 @@ def with_weights(
     `resnet18`, which has a classifier of its own, all of the classifier. Raises `UserError` for weights that are
     not this model's.
     """
-    found, where, name = load_weights(settings), settings.weights, settings.name
+    if folder := isinstance(settings, Module) and settings.library == "transformers":
+        found = transformers_weights(settings, input_shape, classes)  # none, where the folder has none
+    else:
+        found = load_weights(settings)
+    where, name = settings.weights or settings.name, settings.name
     names = {own: own for own in drawn}
     if not any(own in found for own in drawn if own.startswith("featurizer.")):  # not saved by a run of ours
         names = _names_elsewhere(settings, input_shape, classes)
@@ -52,7 +57,8 @@ def with_weights(
         if own in output and not fits:
             continue
         if key not in found:
-            lacking += [key] if tensor.is_floating_point() else []  # old files have no counters of BatchNorm's
+            # A folder of transformers may lack a part, which is drawn; old files have no counters of BatchNorm's.
+            lacking += [key] if tensor.is_floating_point() and not folder else []
         elif found[key].shape != tensor.shape:
             raise UserError(
                 f"model.weights: {where} has {key!r} of shape {_size(found[key])}, and model {name!r} has it of "
@@ -276,7 +282,7 @@ class Network:
     def _begun(self, seed: int, head: bool = True) -> Tensors:
         """A drawn model, with the tensors of its weights in place of its own."""
         drawn = self._drawn(seed)
-        if not (isinstance(self.settings, Pretrained) and self.settings.weights):
+        if not (isinstance(self.settings, Pretrained) and self.settings.starts_from_weights):
             return drawn
         plain, adapters = apart(drawn)
         return with_weights(self.settings, self.input_shape, self.outputs, plain, head) | adapters

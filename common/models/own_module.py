@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from perennial.common import plugins
+from perennial.common.models.libraries import timm_network, transformers_network
 from perennial.common.models.settings import ModelSettings, Module
 from perennial.common.models.weights import must_be_known
 from perennial.common.utils.errors import UserError, told_with_place
@@ -54,11 +55,14 @@ class Layout:
 def constructed(settings: Module, input_shape: tuple[int, ...], classes: int) -> nn.Module:
     """The module as its own code makes it, drawn from torch's global generator. Raises `UserError`."""
     name, options = settings.name, settings.options
-    target = _torchvision(settings) if settings.torchvision else _found(name)
+    builders = {"torchvision": _torchvision, "transformers": _transformers, "timm": _timm}
+    target = builders[settings.library](settings, input_shape, classes) if settings.library else _found(name)
     known: dict[str, Any] = {"classes": classes, "num_classes": classes, "input_shape": tuple(input_shape)}
     if ids := vocabulary_of(input_shape):
         known |= {"vocabulary": ids, "vocab_size": ids, "num_embeddings": ids}
-    if settings.torchvision:
+    if settings.library in ("transformers", "timm"):
+        options = {}
+    elif settings.torchvision:
         options |= {"num_classes": classes}
         if settings.torchvision in AUXILIARY:
             options = {"aux_logits": False, "init_weights": False, **options}
@@ -79,6 +83,8 @@ def constructed(settings: Module, input_shape: tuple[int, ...], classes: int) ->
             raise UserError(f"model.{lacking[0]}: {name} needs a value for it; set it")
     try:
         made = target(**options)
+    except UserError:
+        raise
     except Exception as error:
         raise UserError(f"model {name!r} cannot be made: {told_with_place(error, __file__)}") from error
     if not isinstance(made, nn.Module):
@@ -96,7 +102,15 @@ def constructed(settings: Module, input_shape: tuple[int, ...], classes: int) ->
     return made
 
 
-def _torchvision(settings: Module) -> Callable[..., Any]:
+def _transformers(settings: Module, input_shape: tuple[int, ...], classes: int) -> Callable[..., Any]:
+    return partial(transformers_network, settings, input_shape, classes)
+
+
+def _timm(settings: Module, input_shape: tuple[int, ...], classes: int) -> Callable[..., Any]:
+    return partial(timm_network, settings, input_shape, classes)
+
+
+def _torchvision(settings: Module, *_: Any) -> Callable[..., Any]:
     from torchvision.models import get_model_builder
 
     must_be_known(settings.torchvision)
@@ -159,7 +173,7 @@ def _parameters(target: Callable[..., Any]) -> list[inspect.Parameter]:
 
 def defaults(settings: Module) -> dict[str, Any]:
     """What the arguments of a class or function of one's own are unless set, where a setting could say it."""
-    if settings.torchvision:
+    if settings.library:
         return {}
     kinds = (bool, int, float, str, list, tuple)
     return {p.name: p.default for p in _parameters(_found(settings.name)) if isinstance(p.default, kinds)}
@@ -309,7 +323,7 @@ def _classifier(settings: Module, module: nn.Module, layers: dict[str, Any]) -> 
             )
         return settings.classifier, "as model.classifier says"
     vectors = isinstance(given := layers.get("classifier"), Tensor) and given.dim() == 2
-    if not settings.torchvision and vectors:
+    if settings.library != "torchvision" and vectors:
         return "classifier", "its attribute of this name"
     if linear := [name for name in layers if isinstance(module.get_submodule(name), nn.Linear)]:
         return linear[-1], "its last linear layer"

@@ -214,6 +214,11 @@ class Pretrained(ModelSettings):
         return bool(re.fullmatch("[A-Z][A-Z0-9_]*", self.weights))
 
     @property
+    def starts_from_weights(self) -> bool:
+        """Whether there are weights to be read."""
+        return bool(self.weights)
+
+    @property
     def statistics_stay(self) -> bool:
         """Whether BatchNorm's running statistics are used and left alone in training."""
         return bool(self.weights) if self.frozen_statistics is None else self.frozen_statistics
@@ -233,6 +238,10 @@ class Pretrained(ModelSettings):
         return self
 
 
+LIBRARIES = ("torchvision", "transformers", "timm")
+"""Packages whose networks have names of their own."""
+
+
 class Module(Pretrained):
     """A `torch.nn.Module` of somebody else's: a class, or a function that makes one, by the name MODULE:NAME.
 
@@ -246,7 +255,9 @@ class Module(Pretrained):
     stacks = False
     takes_ids = True
 
-    name: str = Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$", max_length=200)
+    name: str = Field(
+        pattern=r"^((transformers|timm):[^\x00-\x1f]+|[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*)$", max_length=500
+    )
     classifier: str = knob(
         "", "where in the module its classifier is, such as fc; unless set: its attribute `classifier`, or the "
         "last linear layer",
@@ -258,10 +269,25 @@ class Module(Pretrained):
         return dict(self.model_extra or {})
 
     @property
+    def library(self) -> str:
+        """The package whose network it is by that one's name; empty for a module of one's own."""
+        package = self.name.partition(":")[0]
+        return package if package in LIBRARIES else ""
+
+    @property
+    def network(self) -> str:
+        """What stands behind the first colon."""
+        return self.name.partition(":")[2]
+
+    @property
     def torchvision(self) -> str:
         """The name of a classifier of torchvision; empty for any other module."""
-        package, _, found = self.name.partition(":")
-        return found if package == "torchvision" else ""
+        return self.network if self.library == "torchvision" else ""
+
+    @property
+    def starts_from_weights(self) -> bool:
+        # A folder may have none, which its reader sees.
+        return super().starts_from_weights or self.library == "transformers"
 
     def __hash__(self) -> int:  # an option may be a list
         return hash(self.model_dump_json())
@@ -295,6 +321,8 @@ MODELS: dict[str, type[ModelSettings]] = {
 }
 GIVEN = {
     "torchvision:NAME": "a classifier of torchvision, such as torchvision:resnet50, with or without its weights",
+    "transformers:FOLDER": "a classifier of Hugging Face's transformers, of a folder or of this machine's cache",
+    "timm:NAME": "a network of timm, such as timm:vit_tiny_patch16_224",
     "MODULE:NAME": "a torch.nn.Module of your own: its class, or a function that makes it (docs/models.md)",
 }
 """A line for each kind of model that is named by where it is."""

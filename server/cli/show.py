@@ -182,7 +182,7 @@ def _training(method: type[Method]) -> dict[str, dict[str, Any]]:
     return found
 
 
-PICTURES = ("torchvision:", "resnet18")
+PICTURES = ("torchvision:", "timm:", "resnet18")
 """Models of pictures, by how their names begin."""
 
 

@@ -64,7 +64,7 @@ def _own(config: RunConfig) -> Iterator[tuple[str, Path, Iterator[tuple[Path, in
                 path = place_of(root, site)
                 yield site, path, _files(path)
     named = [text.partition("(")[0] for text in (config.metric, config.loss, *config.augment)]
-    if isinstance(config.model, Module) and not config.model.torchvision:
+    if isinstance(config.model, Module) and not config.model.library:
         named.append(config.model.name)
     for name in sorted({text.partition(":")[0] for text in named if ":" in text}):
         if place := plugins.file_of(name) or plugins.importable(name):
