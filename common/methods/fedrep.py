@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Literal, TypeVar
 
 from perennial.common.methods.base import ONE_MODEL, LocalTraining
-from perennial.common.models.lora import is_adapter
+from perennial.common.models.settings import is_adapter
 from perennial.common.utils.knobs import choice, knob
 
 T = TypeVar("T")

@@ -9,10 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from perennial.common.models.settings import Lora
+from perennial.common.models.settings import Lora, is_adapter
 from perennial.common.utils.errors import UserError
-
-A, B = "lora_a", "lora_b"
 
 
 class LoraLinear(nn.Linear):
@@ -51,11 +49,6 @@ def add(featurizer: nn.Module, settings: Lora) -> None:
         adapted.lora_b = nn.Parameter(torch.zeros(layer.out_features, settings.rank))
         adapted.scale = settings.alpha / settings.rank
         nn.init.kaiming_uniform_(adapted.lora_a, a=math.sqrt(5))
-
-
-def is_adapter(name: str) -> bool:
-    """Whether a tensor of a state dict is one of the matrices."""
-    return name.rpartition(".")[2] in (A, B)
 
 
 @torch.no_grad()

@@ -15,9 +15,9 @@ from torch.func import functional_call
 from perennial.common import plugins
 from perennial.common.models.architectures import Model, build, model_for
 from perennial.common.models.libraries import transformers_weights
-from perennial.common.models.lora import apart, is_adapter, merge
+from perennial.common.models.lora import apart, merge
 from perennial.common.models.own_module import AUXILIARY, constructed, layout, must_be_logits, parts, run_once
-from perennial.common.models.settings import ModelSettings, Module, Pretrained, ResNet18
+from perennial.common.models.settings import ModelSettings, Module, Pretrained, ResNet18, is_adapter
 from perennial.common.models.weights import load_weights
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.samples import blank

@@ -172,6 +172,11 @@ class Lora(BaseModel):
         return layers
 
 
+def is_adapter(name: str) -> bool:
+    """Whether a tensor of a state dict is one of LoRA's two matrices."""
+    return name.rpartition(".")[2] in ("lora_a", "lora_b")
+
+
 class Pretrained(ModelSettings):
     """Models that may start from saved weights (`common/models/weights.py`)."""
 

@@ -17,9 +17,9 @@ from perennial.client.host import Host
 from perennial.common import plugins
 from perennial.common.config import RunConfig, load_config
 from perennial.common.models.architectures import model_for
-from perennial.common.models.lora import is_adapter, merge
+from perennial.common.models.lora import merge
 from perennial.common.models.network import Network, network
-from perennial.common.models.settings import model_settings
+from perennial.common.models.settings import is_adapter, model_settings
 from perennial.common.utils.errors import RunStopped, UserError
 from perennial.common.utils.samples import SampleShape, made_up
 from perennial.server.local import LocalRuntime
