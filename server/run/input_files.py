@@ -17,7 +17,6 @@ from perennial.common.config import RunConfig
 from perennial.common.data.datasets import resolve_root
 from perennial.common.data.scenarios.own_data import OwnData
 from perennial.common.data.site_files import place_of
-from perennial.common.models.network import network
 from perennial.common.models.settings import Module, Pretrained
 from perennial.common.utils.errors import UserError
 
@@ -36,6 +35,8 @@ def digests(config: RunConfig) -> dict[str, str]:
     """Those, and of the sources of each plug-in, and of the part of the model that no training changes."""
     found = own_digests(config) | plug_in_digests(config.plugins)
     if isinstance(config.model, Pretrained):
+        from perennial.common.models.network import network
+
         with suppress(UserError):  # of weights that are not here, which the run itself will say
             net = network(config.model, config.scenario.input_shape, config.scenario.task.outputs)
             found |= {FROZEN: net.frozen_digest} if net.frozen_names else {}
